@@ -38,10 +38,9 @@ STEPS = [
 STEP_OF = {folder: number for number, step in enumerate(STEPS) for folder in step}
 FILE_LINES, FUNCTION_LINES, COLUMNS = 570, 48, 100  # as the formatter lays them out
 ABOVE = {"tensor", "nn", "quant", "exchange", "models", "generate", "train"}
-ASKS = {  # what a person asks of a Target by name, and kernels that a person tunes
+ASKS = {  # what a person asks of a Target by name
     "tensor/bundle.py",
     "tensor/explain.py",
-    "tensor/kernel.py",
 }
 STANDALONE = {"targets/llvm/probe.py"}  # run by path in a child process, answers by printing
 # Words of other projects for what has a word of its own here (docs/vocabulary.md).

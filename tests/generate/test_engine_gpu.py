@@ -18,7 +18,6 @@ from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.models.decoder.rotary import Rotary
 from tilegrad.targets.ptx import driver
-from tilegrad.tensor.kernel import target_of
 
 CONFIG = DecoderConfig(
     "llama",
@@ -41,9 +40,7 @@ def small_gpu(cuda, monkeypatch, request) -> Iterator[Any]:  # noqa: F811
     if "Simulated" in request.node.name:
         pytest.skip("what a step launches is simulated elsewhere")
     monkeypatch.setattr(driver.Device, "target", replace(H200, cores=4))
-    target_of.cache_clear()
     yield cuda
-    target_of.cache_clear()
 
 
 def made(device: str) -> Decoder:

@@ -40,6 +40,7 @@ from .loader import bind
 
 if TYPE_CHECKING:
     from ..schedule.schedule import Schedule
+    from ..tile.callee import KernelCallee, Launches
 
 LOG = logging.getLogger("tilegrad.compile")
 
@@ -85,6 +86,11 @@ def version() -> str:
 def host() -> Target:
     """The Target of this machine's CPU, with the Config's number of workers."""
     return target_for(HOST)
+
+
+def launches_on(callee: KernelCallee, device: str) -> Launches:
+    """The Bodies that a kernel is launched with on a device."""
+    return callee.launches_for(target_for(device))
 
 
 def executable_for(

@@ -55,7 +55,7 @@ def lower_call(group: Region, reads: Sequence[Node], target: Target) -> Bodies:
     stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
     results = _results(node, stored)
     found: Bodies = []
-    for body, roles in callee.launches:
+    for body, roles in callee.launches_for(target):
         given: list[Any] = []
         for kind, place in roles:
             if kind == "read":

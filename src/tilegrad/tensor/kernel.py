@@ -1,47 +1,44 @@
 """`kernel`: functions in the tile language, called on Tensors.
 
-A kernel is traced once for each signature (shapes and dtypes of its array arguments, values of
-the others, Plan, Target) and stands in the Graph as one `call`; so it is lazy, jits, fuses its
-neighbours around it, and may carry derivatives. Invariant: a Kernel's settings never change;
-`schedule` and its like give another Kernel. Only `vjp` and `jvp` set a derivative, once.
+A kernel stands in the Graph as one `call`, which holds its definition, its static arguments and
+what a person stated of its Plan; so it is lazy, jits, fuses its neighbours around it, and may
+carry derivatives. Its Bodies for a machine are made in the Schedule. Invariant: a Kernel's
+settings never change; `schedule` and its like give another Kernel. Only `vjp` and `jvp` set a
+derivative, once.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..core.config import config
 from ..core.errors import DTypeError, StateError, UserError
-from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.symbol import Size, evaluate, high
 from ..ir.types import Array, Tuple
-from ..kernels.plan_table import PlanTable
 from ..runtime.buffer import HOST, Buffer
 from ..tile.batch import batched_launches
 from ..tile.build import Body
-from ..tile.callee import KernelCallee, Launches
+from ..tile.callee import KernelCallee, Launches, Source
 from ..tile.define import Definition
-from ..tile.plan import Plan, from_record
+from ..tile.instance import instance
+from ..tile.plan import Plan
+from ..tile.reach import reached, stable
 from .tensor import Tensor, lift, mode, node_of, wrap
 
 Function = Callable[..., Any]
-LOG = logging.getLogger("tilegrad.tune")
 
 
 class TensorCallee(KernelCallee):
     """A kernel with the rules that need Graph: its batch, and derivatives given on Tensors."""
 
-    def __init__(self, name: str, launches: Launches, owner: Derivatives) -> None:
-        super().__init__(name, launches, tag=owner.tag)
+    def __init__(self, name: str, source: Source, owner: Derivatives) -> None:
+        super().__init__(name, source.portable, tag=owner.tag, source=source)
         self.owner = owner
         if owner.reverse is not None:
             self.vjp = self._vjp
@@ -68,9 +65,23 @@ class TensorCallee(KernelCallee):
                 got=self.name,
                 hint="give it a grid axis of its own",
             )
-        launches = batched_launches(self.launches, flags, size)
-        callee = TensorCallee(self.name, launches, self.owner.batched(tuple(flags)))
+        assert self.source is not None
+        source = BatchSource(self.source, tuple(flags), size)
+        callee = TensorCallee(self.name, source, self.owner.batched(source.flags))
         return _outputs(ops.call(*xs, callee=callee))
+
+
+class BatchSource:
+    """What makes the Bodies of a kernel over a batch, of what makes those for one example."""
+
+    def __init__(self, source: Source, flags: tuple[bool, ...], size: Size) -> None:
+        self.source, self.flags, self.size = source, flags, size
+        self.key = f"{source.key} {flags} {size}"
+        self.portable = batched_launches(source.portable, flags, size)
+
+    def launches(self, target: Any) -> Launches:
+        """The Bodies for a Target."""
+        return batched_launches(self.source.launches(target), self.flags, self.size)
 
 
 def _outputs(node: Node) -> list[Node]:
@@ -112,15 +123,6 @@ def _checked(name: str, found: Any, like: Sequence[Node], op: str) -> list[Any]:
             )
         answer.append(build.cast(made, node.dtype))
     return answer
-
-
-def code_key(code: Any) -> str:
-    """A hash of what a function does, the same in every process: its code, names, constants."""
-    parts = [code.co_code, repr(code.co_names).encode()]
-    for constant in code.co_consts:
-        inner = hasattr(constant, "co_code")
-        parts.append((code_key(constant) if inner else repr(constant)).encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -228,21 +230,21 @@ class Kernel:
         types = {n: tensors[n].node.type if n in tensors else v for n, v in given.items()}
         if plan.sizes:
             types.update(dict(plan.sizes))
-        found = self.definition.callee(types, plan, self._target(tensors))
-        key = (found.key, self._shared["derivatives"])
+        _device(tensors)  # one for all
+        made = instance(self.definition, types, plan)
+        key = (made, self._shared["derivatives"])
         known: dict[Any, TensorCallee] = self._shared["callees"]
         if key not in known:
-            known[key] = TensorCallee(found.name, found.launches, key[1])
+            known[key] = TensorCallee(self.definition.name, made, key[1])
         return known[key]
 
-    def _target(self, tensors: Mapping[str, Tensor]) -> Target:
-        return target_of(_device(tensors), config().threads)
-
     def lower(self, *args: Any, **kwargs: Any) -> tuple[Body, ...]:
-        """The Bodies that a call would launch, as they were traced."""
+        """The Bodies that a call would launch where its arguments are."""
+        from ..compiler.compile import launches_on
+
         given, tensors = self._bind(args, kwargs)
         callee = self._callee(given, tensors, self._known_plan(given, tensors))
-        return tuple(body for body, _ in callee.launches)
+        return tuple(body for body, _ in launches_on(callee, _device(tensors)))
 
     def interpret(self, *args: Any, **kwargs: Any) -> Any:
         """The results as NumPy arrays, by the Tile interpreter: slow, and the judge."""
@@ -313,61 +315,51 @@ class Kernel:
 
     def _tuned(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
         """The best Plan known for this problem, searched for at its first call."""
-        from ..tune.search import plans_in, search
+        assert self.tuning is not None
+        device = _device(tensors)
 
-        tuning = self.tuning
-        assert tuning is not None
-        target = self._target(tensors)
-        if tuning.cache not in self._shared["tables"]:
-            self._shared["tables"][tuning.cache] = PlanTable(tuning.cache)
-        table = self._shared["tables"][tuning.cache]
-        key = self._problem(given, tensors, target)
-        entry = table.get(key, from_record)
-        if entry is None:
-            plans = plans_in(dict(tuning.space), self.plan)
-            buffers, symbols = _arguments(tensors, _device(tensors))
+        def make(plan: Plan) -> Any:
+            inputs = tuple(build.input_(t.node.shape, t.dtype) for t in tensors.values())
+            callee = self._callee(given, tensors, plan)
+            return inputs, tuple(_outputs(ops.call(*inputs, callee=callee)))
 
-            def make(plan: Plan) -> Any:
-                inputs = tuple(build.input_(t.node.shape, t.dtype) for t in tensors.values())
-                callee = self._callee(given, tensors, plan)
-                return inputs, tuple(_outputs(ops.call(*inputs, callee=callee)))
+        best, self.trials = self._plans().tuned(
+            self._problem(given, tensors),
+            dict(self.tuning.space),
+            self.plan,
+            make,
+            lambda: _arguments(tensors, device),
+            self.tuning.budget_ms,
+            device,
+        )
+        return best
 
-            entry = search(
-                plans, make, buffers, symbols, target, tuning.budget_ms, _device(tensors)
-            )
-            table.put(key, entry)
-            LOG.info(
-                "autotune %s: %s of %d Plans",
-                self.definition.name,
-                from_record(entry.plan),
-                len(plans),
-            )
-        self.trials = tuple(replace(t, plan=from_record(t.plan)) for t in entry.trials)
-        return from_record(entry.plan)
+    def _plans(self) -> Any:
+        """The table of what was tuned, in the folder that a person named."""
+        from ..tune.kernel_plans import KernelPlans
+
+        assert self.tuning is not None
+        tables: dict[Any, Any] = self._shared["tables"]
+        if self.tuning.cache not in tables:
+            tables[self.tuning.cache] = KernelPlans(self.definition.name, self.tuning.cache)
+        return tables[self.tuning.cache]
 
     def _known_plan(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
         """The Plan of a call that measures nothing: the best known, or the first of the space."""
         if self.tuning is None:
             return self.plan
-        table = self._shared["tables"].get(self.tuning.cache)
-        entry = table and table.get(
-            self._problem(given, tensors, self._target(tensors)), from_record
-        )
-        if entry:
-            return from_record(entry.plan)
+        known: Plan | None = self._plans().known(self._problem(given, tensors), _device(tensors))
+        if known is not None:
+            return known
         return self.plan.with_(**{name: values[0] for name, values in self.tuning.space})
 
-    def _problem(
-        self, given: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Target
-    ) -> str:
-        """The name of a problem: kernel, its source, types, static values, space, Target."""
-        code = code_key(self.definition.function.__code__)
+    def _problem(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+        """What a problem is, but for the machine: code, types, static values, space."""
+        code = stable(reached(self.definition.function))
         types = [
             (n, str(tensors[n].node.type) if n in tensors else repr(v)) for n, v in given.items()
         ]
-        parts = (code, types, self.tuning, self.plan, target.key)
-        made = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-        return f"{self.definition.name}-{made}"
+        return code, types, self.tuning, self.plan
 
 
 def _arguments(tensors: Mapping[str, Tensor], device: str) -> tuple[list[Buffer], dict[str, int]]:
@@ -411,14 +403,6 @@ def _device(tensors: Mapping[str, Tensor]) -> str:
             hint="move them with .to(device)",
         )
     return devices.pop() if devices else HOST
-
-
-@functools.lru_cache(maxsize=16)
-def target_of(device: str, threads: int) -> Target:
-    """The Target of a device, found once for a number of workers."""
-    from ..runtime.device import target_for
-
-    return target_for(device)
 
 
 class Decorator:

@@ -3,8 +3,10 @@
 A parameter that is *state* is an argument that the kernel writes in place; what it holds then is
 a result of the call, after those that are stored, in the order of the arguments. The Schedule lets
 it alias the argument where that is donated, and copies the argument first where it is not.
-Invariant: the key covers the text of every Body and the derivative, so equal keys compute the
-same and differentiate the same; a state is one argument and one result, with one type.
+A kernel that was written once for all machines has a Source: its `launches` are for any machine
+(the interpreter, the types of results), those for a Target are made in the Schedule.
+Invariant: the key covers the text of every Body, the Source and the derivative, so equal keys
+compute the same and differentiate the same; a state is one argument and one result, with one type.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -25,8 +27,26 @@ from ..ir.types import Array, Memory, Type
 from .build import Body
 from .text import body_text, parse_body
 
+if TYPE_CHECKING:
+    from ..core.target import Target
+
 Launches = tuple[tuple[Body, tuple[tuple[str, int], ...]], ...]
 Derivative = Callable[[list[Any], list[Any], list[Any]], list[Any]]
+
+
+class Source(Protocol):
+    """What makes the Bodies of a kernel for a Target."""
+
+    @property
+    def key(self) -> str:
+        """All that decides what the Bodies are, but the Target; the same in every process."""
+
+    @property
+    def portable(self) -> Launches:
+        """Bodies for any machine."""
+
+    def launches(self, target: Target) -> Launches:
+        """Bodies for a Target, with arguments and results as `portable` has them."""
 
 
 class KernelCallee(Callee):
@@ -42,9 +62,12 @@ class KernelCallee(Callee):
         vjp: Derivative | None = None,
         jvp: Derivative | None = None,
         tag: str = "",
+        source: Source | None = None,
+        source_key: str = "",
     ) -> None:
-        self._name, self.launches = name, launches
+        self._name, self.launches, self.source = name, launches, source
         self.vjp, self.jvp, self.tag = vjp, jvp, tag
+        self.source_key = source_key if source is None else source.key
 
     def __repr__(self) -> str:
         return f"<callee {self.name} {self.content}>"  # the same in every process
@@ -63,6 +86,10 @@ class KernelCallee(Callee):
     def name(self) -> str:
         """The kernel's name."""
         return self._name
+
+    def launches_for(self, target: Target) -> Launches:
+        """The Bodies that a Target launches."""
+        return self.launches if self.source is None else self.source.launches(target)
 
     @property
     def level(self) -> str:
@@ -100,9 +127,12 @@ class KernelCallee(Callee):
         return (*self.types("store"), *(wanted[i] for i in self.states))
 
     def to_text(self) -> str:
-        """Name, Bodies and roles as JSON."""
+        """Name, Bodies and roles as JSON, and the key of the Source."""
         parts = [{"body": body_text(body), "roles": roles} for body, roles in self.launches]
-        return json.dumps({"name": self.name, "launches": parts}, sort_keys=True)
+        record: dict[str, Any] = {"name": self.name, "launches": parts}
+        if self.source_key:
+            record["source"] = self.source_key
+        return json.dumps(record, sort_keys=True)
 
     def interpret(self, *arrays: Any) -> tuple[Any, ...]:
         """The results for NumPy arrays, by the Tile interpreter."""
@@ -134,13 +164,13 @@ def bindings(types: tuple[Array, ...], arrays: tuple[Any, ...]) -> dict[str, int
 
 
 def parse_callee(text: str) -> KernelCallee:
-    """The Callee that `to_text` wrote (without its derivative)."""
+    """The Callee that `to_text` wrote, without its derivative and its Source."""
     record = json.loads(text)
     launches = tuple(
         (parse_body(part["body"]), tuple((kind, place) for kind, place in part["roles"]))
         for part in record["launches"]
     )
-    return KernelCallee(record["name"], launches)
+    return KernelCallee(record["name"], launches, source_key=record.get("source", ""))
 
 
 ATTRIBUTE_PARSERS["kernel"] = parse_callee

@@ -1,8 +1,8 @@
 """Define kernels: a Python function, the types of a call, and a Plan give a Callee of Bodies.
 
 Invariant: a Definition traces a function once for each signature (types of arrays, values of
-the other arguments, Plan, Target); every Body it gives has been verified, and passed the checks
-before launch that need no machine.
+the other arguments, all that the function reaches, Plan, Target); every Body it gives has been
+verified, and passed the checks before launch that need no machine.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .build import Body, BodyBuilder, prune
 from .callee import KernelCallee, Launches
 from .control import Stage
 from .plan import Plan
+from .reach import reached
 from .stage import staged
 from .trace import Tracer
 from .value import state
@@ -74,7 +75,7 @@ class Definition:
         self.function = function
         self.name = function.__name__
         self.signature = inspect.signature(function)
-        self.known: dict[Any, KernelCallee] = {}
+        self.known: dict[Any, Any] = {}  # what was made, by all that it was made of
         try:
             self.annotations = inspect.get_annotations(function, eval_str=True)
         except (NameError, TypeError, AttributeError, SyntaxError):
@@ -106,34 +107,33 @@ class Definition:
         """The Callee for arguments by name: Array types, or values known now."""
         values = tuple([(n, exact(v)) for n, v in given.items()])
         guards = not target.has_threads or config().checked
-        key = (values, plan, exact(plan.sizes), self.captured(), target.key, guards)
+        key = (values, plan, exact(plan.sizes), reached(self.function), target.key, guards)
+        found: KernelCallee | None = self.recall(key, given)
+        if found is None:
+            made = self.trace(given, plan, plan.filled(target), guards)
+            found = self.known[key] = KernelCallee(self.name, made)
+        return found
+
+    def recall(self, key: Any, given: Mapping[str, Any]) -> Any:
+        """What was made for a key, if anything was."""
         try:
-            found = self.known.get(key)
+            return self.known.get(key)
         except TypeError:
             bad = [n for n, v in given.items() if getattr(v, "__hash__", None) is None]
             raise DTypeError(
                 "an argument that is no Tensor must be hashable", op=self.name, got=", ".join(bad)
             ) from None
-        if found is None:
-            found = self.known[key] = self.trace(given, plan, target, guards)
-        return found
-
-    def captured(self) -> tuple[Any, ...]:
-        """Plain values of the variables the function closes over: others are taken as fixed."""
-        found = []
-        for cell in self.function.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:
-                continue
-            plain = isinstance(value, (bool, int, float, str, DType))
-            found.append(exact(value) if plain else id(value))
-        return tuple(found)
 
     def trace(
-        self, given: Mapping[str, Any], plan: Plan, target: Target, guards: bool = True
-    ) -> KernelCallee:
-        """Run the function once and make its Bodies; see `inside` for guards."""
+        self,
+        given: Mapping[str, Any],
+        plan: Plan,
+        filled: Plan,
+        guards: bool = True,
+        values: tuple[Any, ...] | None = None,
+    ) -> Launches:
+        """Run the function once, by a Plan that is filled, and make its Bodies; see `inside` for
+        guards. `values` are those of its free variables (None: what they hold now)."""
         from .check import verify_body  # a kernel that is not traced needs no proof
         from .prove import require
         from .writes import judge
@@ -141,11 +141,11 @@ class Definition:
         arrays = [(n, v) for n, v in given.items() if isinstance(v, Array)]
         self.check_dtypes(arrays)
         parameters = [(n, Memory(v.shape, v.dtype)) for n, v in arrays]
-        chosen = fitted(plan.filled(target), plan, arrays)
+        chosen = fitted(filled, plan, arrays)
         tracer = Tracer(self.name, parameters, chosen, plan, guards)
         memories = {m.name: m for m in tracer.inputs}
         with tracer.active():
-            call = staged(self.function).bind(Stage(tracer))
+            call = staged(self.function).bind(Stage(tracer), values)
             bound = self.signature.bind_partial()
             bound.arguments.update({n: memories.get(n, v) for n, v in given.items()})
             tracer.returned(call(*bound.args, **bound.kwargs))
@@ -158,7 +158,7 @@ class Definition:
             LOG.warning("kernel %s: %s", self.name, warning)
         for name in judged.partial:
             tracer.fills[name] = 0
-        return KernelCallee(self.name, self.launches(tracer, body, len(arrays)))
+        return self.launches(tracer, body, len(arrays))
 
     def launches(self, tracer: Tracer, body: Body, arrays: int) -> Launches:
         """The Body, after one that fills each result that asks for it."""

@@ -27,6 +27,7 @@ from ..core.errors import Location, UserError
 
 STAGE = "__tilegrad_stage__"
 FACTORY = "__tilegrad_factory__"
+UNSET = object()
 Function = Callable[..., Any]
 
 
@@ -38,15 +39,21 @@ class Staged:
         self.free = function.__code__.co_freevars
         self.code = _compiled(function)
 
-    def bind(self, stage: Any) -> Function:
-        """The rewritten function over given operations, closed over today's free variables."""
-        cells = self.function.__closure__ or ()
-        values = []
-        for name, cell in zip(self.free, cells):
+    def values(self) -> tuple[Any, ...]:
+        """What the function's free variables hold now; UNSET where they hold nothing."""
+        found = []
+        for cell in self.function.__closure__ or ():
             try:
-                values.append(cell.cell_contents)
+                found.append(cell.cell_contents)
             except ValueError:
-                values.append(stage.undefined(name))
+                found.append(UNSET)
+        return tuple(found)
+
+    def bind(self, stage: Any, values: tuple[Any, ...] | None = None) -> Function:
+        """The rewritten function over given operations, closed over values of its free variables
+        (None: what they hold now)."""
+        held = self.values() if values is None else values
+        values = tuple([stage.undefined(n) if v is UNSET else v for n, v in zip(self.free, held)])
         factory = types.FunctionType(self.code, self.function.__globals__)
         made: Function = factory(stage, *values)
         made.__defaults__ = self.function.__defaults__

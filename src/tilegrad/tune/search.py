@@ -20,6 +20,7 @@ from ..core.target import Target
 from ..ir.node import Node
 from ..kernels.plan_table import Entry, Trial
 from ..runtime.buffer import HOST
+from ..runtime.device import target_for
 from ..tile.plan import Plan
 
 Graph = tuple[tuple[Node, ...], tuple[Node, ...]]  # inputs and outputs
@@ -46,11 +47,11 @@ def search(
     build: Build,
     buffers: Sequence[Any],
     symbols: Mapping[str, int],
-    target: Target,
     budget_ms: float,
     device: str = HOST,
 ) -> Entry:
-    """Measure Plans; the Entry of the fastest, with every Trial."""
+    """Measure Plans on a Device; the Entry of the fastest, with every Trial."""
+    target = target_for(device)
     trials: list[Trial] = []
     seen: dict[Any, Plan] = {}
     refused: list[tuple[Plan, UserError]] = []
