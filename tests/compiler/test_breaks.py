@@ -133,3 +133,20 @@ def test_without_breakpoints_there_is_one_trace() -> None:
     for count in (1, 40, 64):
         np.testing.assert_array_equal(run(tg.ones(count), 3).numpy(), np.full(count, 2.0))
     assert run.traces == 1 and run.bind(tg.ones(4), 9).ranges == {}
+
+
+def test_explain_takes_the_ranges_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_target(outputs: Any, device: Any) -> dict[str, tuple[int, ...]]:
+        return {"n": (8, 20)} if device is H200 else {"n": (40,)}
+
+    monkeypatch.setattr(found_breaks, "breaks_of", by_target)
+    seen: list[Any] = []
+
+    def total(x):
+        seen.append((x.shape[0].low, x.shape[0].high))
+        return x.sum()
+
+    run = tg.jit(total, dynamic={"x": {0: ("n", 1, 64)}})
+    assert "h200" in str(tg.explain(run, tg.ones(9), target="h200", level="summary"))
+    assert seen == [(1, 64), (8, 19)] and run.traces == 0
+    assert float(run(tg.ones(9))) == 9.0 and seen[2:] == [(1, 64), (1, 39)]

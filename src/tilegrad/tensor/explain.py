@@ -45,7 +45,10 @@ def explain(
     jitted: Any = function if isinstance(function, Jitted) else _jitted(function)
     if isinstance(jitted, types.MethodType):  # a Module, or a method of one
         args, jitted = (jitted.__self__, *args), jitted.__func__
-    lowered = jitted.lower(*args, **kwargs)
+    if target is None:
+        lowered = jitted.lower(*args, **kwargs)
+    else:
+        lowered = jitted._lower_for(target, args, kwargs)
     if not lowered.outputs:
         raise UserError(
             "nothing is computed: every result is an argument or a plain value",

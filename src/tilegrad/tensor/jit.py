@@ -468,6 +468,21 @@ class Jitted(Symbolic, Generic[P, R]):
         """The traced Graph for these arguments, without running it."""
         return self._traced(args, kwargs)[0]
 
+    def _lower_for(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
+        """The traced Graph for a Target of which no machine needs to be here: ranges of Symbols
+        are those of its kernels. Nothing is kept."""
+        given = self._bind(args, kwargs)
+        leaves, structure = flatten(self._without_static(given))
+        _, states, symbols = self._signature(given, leaves, structure)
+        whole = self._trace(given, leaves, structure, states, {})
+        if self.symbols:
+            from ..compiler.breaks import breaks_of
+
+            within = narrowed(breaks_of(whole.outputs, target), self.symbols, symbols or {})
+            if within:
+                return self._trace(given, leaves, structure, states, within)
+        return whole
+
     def bind(self, *args: Any, **kwargs: Any) -> Bound:
         """The function on these arguments, to be run again and again in place; see `bound`."""
         from .bound import Bound
