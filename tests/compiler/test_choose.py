@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tilegrad as tg
-from tilegrad.compiler.choose import CHOOSERS, choose_kernels
+from tilegrad.compiler.choose import CHOSEN, choose_kernels
 from tilegrad.compiler.compile import schedule_for
+from tilegrad.compiler.explain import explain_graph
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core.dtype import BY_NUMPY
 from tilegrad.core.errors import UserError
@@ -21,6 +22,7 @@ from tilegrad.ir.block import pure_block
 from tilegrad.ir.node import Node, topological
 from tilegrad.ir.rewrite import Log
 from tilegrad.ir.text import parse_block, print_block
+from tilegrad.schedule.quantised import families_of
 
 CPU = AVX2.with_cores(2)
 PLACES = {"table": (np.int32, (2, 4)), "lengths": (np.int32, (2,)), "starts": (np.int32, (3,))}
@@ -48,7 +50,7 @@ def paged(
 def names(results: list[Node], target: Target | None) -> list[str]:
     """The kernels that are called, in order."""
     found = topological(choose_kernels([], results, Log(), target))
-    assert target is None or not any(n.op in CHOOSERS for n in found)
+    assert target is None or not any(n.op in CHOSEN for n in found)
     return [n.attrs["callee"].name for n in found if n.op is ops.call]
 
 
@@ -120,7 +122,7 @@ def test_inside_of_blocks() -> None:
         loop = next(n for n in topological(found) if n.op is ops.scan)
         calls = [n for n in loop.blocks[0].nodes if n.op is ops.call]
         assert len(calls) == wanted
-        assert not any(n.op in CHOOSERS for n in loop.blocks[0].nodes)
+        assert not any(n.op in CHOSEN for n in loop.blocks[0].nodes)
 
 
 @pytest.mark.parametrize("dtype", [tg.float32, tg.bfloat16], ids=str)
@@ -212,3 +214,28 @@ def test_what_is_not_a_number_is_never_among_the_largest() -> None:
     assert interpret([result], {node: x})[0].tolist() == wanted
     chosen = choose_kernels([], [result], Log(), CPU)
     assert interpret(chosen, {node: x})[0].tolist() == wanted
+
+
+def test_explain_names_the_families_of_what_was_chosen() -> None:
+    for target, wanted in (
+        (H200, ["paged attention by a list", "paged prefill on units refuses: for 64 new tokens"]),
+        (CPU, ["paged attention on vectors, the only offer", "paged prefill on vectors refuses: "]),
+    ):
+        inputs, results = paged()
+        text = str(explain_graph(inputs, results, target=target, level="schedule"))
+        assert all(line in text for line in wanted), text
+    raw, x = build.input_((64, 36), tg.uint8), build.input_((3, 64), tg.float32)
+    weights = ops.unpack(raw, format="Q4_0", dtype=tg.float32)
+    product = build.dot(x, weights, batch=((), ()), contract=((1,), (1,)))
+    text = str(explain_graph([raw, x], [product], target=CPU, level="schedule"))
+    assert "quantised weights offers" in text and "weights unpacked first refuses" in text
+
+
+def test_the_layout_of_weights_is_their_familys() -> None:
+    raw = build.input_((64, 36), tg.uint8)
+    weights = ops.unpack(raw, format="Q4_0", dtype=tg.float32)
+    for target, kind in ((H200, "threads"), (CPU, "vectors")):
+        unpacked, reading = families_of(target)
+        assert unpacked.layout(weights, target) == reading.layout(weights, target)
+        made = reading.layout(weights, target)
+        assert (made.kind, made.form, made.rows, made.columns) == (kind, "Q4_0", (64,), 64)

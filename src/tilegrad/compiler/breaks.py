@@ -13,7 +13,6 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological
 from ..ir.symbol import Expr
-from ..ir.types import product
 from ..runtime.device import target_for
 from ..schedule.outside import OUTSIDE
 
@@ -57,28 +56,19 @@ def _from_outside(node: Node) -> list[Row]:
 
 
 def _is_quantised(node: Node) -> bool:
-    return node.op is ops.dot and any(_weight(i).op is ops.unpack for i in node.inputs)
+    if node.op is not ops.dot:
+        return False
+    from ..schedule.quantised import weight_of
 
-
-def _weight(node: Node) -> Node:
-    while node.op is ops.cast or node.op is ops.permute or node.op is ops.reshape:
-        node = node.inputs[0]
-    return node
+    return any(weight_of(i).op is ops.unpack for i in node.inputs)
 
 
 def _breaks(node: Node, target: Target) -> list[tuple[Expr, int]]:
-    if rows := _from_outside(node):
-        from ..schedule.families import family_of
+    from ..schedule.families import KINDS, family_of, rows_of
 
-        here = [family_of(row) for row in rows if row.applies(target)]
-        found = [pair for family in here for pair in family.breaks(node, target)]
-        return [(size, first) for size, first in found if isinstance(size, Expr)]
-    if node.op is ops.paged_attention:
-        from .paged_shape import breaks
-
-        return breaks(node, target)
-    from .weights_calls import unpacked_from
-
-    x = next(i for i in node.inputs if _weight(i).op is not ops.unpack)
-    tokens, many = product(x.shape[:-1]), unpacked_from(x.dtype, target)
-    return [(tokens, many)] if many and isinstance(tokens, Expr) else []
+    rows = [row for row in _from_outside(node) if row.applies(target)]
+    if not rows:
+        op = node.op.name if node.op is ops.paged_attention else "unpack"
+        rows = list(rows_of(KINDS[op], op, target))
+    found = [pair for row in rows for pair in family_of(row).breaks(node, target)]
+    return [(size, first) for size, first in found if isinstance(size, Expr)]

@@ -17,19 +17,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.config import config, invariant
-from ..core.dtype import DType, int32
+from ..core.config import config
+from ..core.dtype import int32
 from ..core.format import Format, format_of
 from ..core.target import Target
 from ..graph import build, ops
 from ..graph.unpack import unpacked
 from ..ir.node import Node, topological, users
 from ..ir.rewrite import Log, rebuild, replace
-from ..ir.symbol import Size, low
+from ..ir.symbol import Size
 from ..ir.types import Tuple
 from ..ir.types import product as product_of
-from ..kernels.quantised.prepare import Preparation, kernels_of, kind_of
+from ..kernels.quantised.prepare import kernels_of
 from ..kernels.quantised.shape import Around, QuantisedShape
+from ..schedule.quantised import UNPACK, chosen_for, families_of
 from .weights_around import Level, RowNorm, gates_of, levels_of, norm_of
 
 
@@ -56,7 +57,7 @@ class Weights:
         self, arguments: Sequence[Node], results: Sequence[Node], target: Target, log: Log
     ) -> None:
         self.target, self.log, self.results = target, log, list(results)
-        self.kernels = kernels_of(target)
+        self.unpacked, self.family = families_of(target)
         self.number = {a: i for i, a in enumerate(arguments)}
         self.order = topological(results)
         self.readers = users(self.order)
@@ -110,7 +111,7 @@ class Weights:
             return None
         if raw not in self.number or len(raw.shape) != 2 or weight.dtype is not x.dtype:
             return None
-        if self.kernels.why_not(_problem(form, raw.shape[0], x), self.target):
+        if self.family.why_not_shape(_problem(form, raw.shape[0], x), self.target):
             return None
         product = Product(node, x, raw, form)
         product.levels = levels_of(node, x.dtype, self._only_reader)
@@ -181,7 +182,7 @@ class Weights:
 
     def _takes(self, group: list[Product], around: Around) -> bool:
         shape = self._shape(group)
-        return not self.kernels.why_not_around(shape, self.target, around)
+        return not self.family.why_not_around(shape, self.target, around)
 
     def _shape(self, group: list[Product]) -> QuantisedShape:
         return _problem(group[0].form, sum(p.rows for p in group), group[0].x)
@@ -191,7 +192,7 @@ class Weights:
     def _parts(self, raws: Sequence[Node], form: Format, columns: int) -> list[Node]:
         """What kernels read of some weights."""
         rows = [raw.shape[0] for raw in raws]
-        callee = Preparation(kind_of(self.target), form.name, rows, columns)
+        callee = self.family.layout_of(rows, form.name, columns, self.target)
         return build.items(ops.call(*raws, callee=callee))
 
     def _launch(
@@ -205,6 +206,7 @@ class Weights:
             first.append(self.done[norm.weight])
         parts = self._parts([p.raw for p in group], shape.format, shape.columns)
         callee = _around_callee(shape, self.target, around)
+        _, callee.verdict = chosen_for(shape, self.target, around)
         made = ops.call(*first, *parts, *last, callee=callee)
         self._count("quantised_product")
         return [made] if len(around.results(shape)) == 1 else build.items(made)
@@ -257,16 +259,20 @@ class Weights:
         shape, x = self._shape(group), self.done[group[0].x]
         parts = self._parts([p.raw for p in group], shape.format, shape.columns)
         self._count("quantised_product")
-        many = unpacked_from(shape.dtype, self.target)
-        if many and low(shape.tokens) >= many:
+        offer, verdict = chosen_for(shape, self.target)
+        if offer.plan == UNPACK:
             one = _problem(shape.format, shape.rows, x, 1)
-            weights = ops.call(*parts, callee=_unpack_callee(one, self.target))
+            callee = _unpack_callee(one, self.target)
+            callee.verdict = verdict
+            weights = ops.call(*parts, callee=callee)
             attrs = dict(group[0].dot.attrs)
             if len(group) > 1:
                 attrs["dtype"] = x.dtype
             return ops.dot(x, weights, **attrs)
         rows = build.reshape(x, (shape.tokens, shape.columns))
-        made = ops.call(rows, *parts, callee=_callee(shape, self.target, config().determinism))
+        callee = _callee(shape, self.target, config().determinism)
+        callee.verdict = verdict
+        made = ops.call(rows, *parts, callee=callee)
         return build.items(made)[0] if isinstance(made.type, Tuple) else made  # others: scratch
 
     def _take(self, node: Node) -> Node | None:
@@ -276,7 +282,7 @@ class Weights:
         if len(node.inputs) != 2 or node.attrs["axes"] != (0,) or raw not in self.number:
             return None
         shape = _problem(form, raw.shape[0], weight, _count(index.shape))
-        if len(raw.shape) != 2 or self.kernels.why_not(shape, self.target):
+        if len(raw.shape) != 2 or self.family.why_not_shape(shape, self.target):
             return None
         ids = build.reshape(build.cast(self.done[index], int32), (shape.tokens,))
         made = self._taken(raw, ids, shape)
@@ -285,7 +291,9 @@ class Weights:
 
     def _taken(self, raw: Node, ids: Node, shape: QuantisedShape) -> Node:
         parts = self._parts([raw], shape.format, shape.columns)
-        return ops.call(ids, *parts, callee=_take_callee(shape, self.target))
+        callee = _take_callee(shape, self.target)
+        _, callee.verdict = chosen_for(shape, self.target, rows=True)
+        return ops.call(ids, *parts, callee=callee)
 
     def _scratch(self, node: Node) -> Node:
         """All values of weights that no product and no gather could take."""
@@ -294,14 +302,14 @@ class Weights:
         if len(node.shape) != 2:
             why = "they have other axes than rows and columns"
         shape = None if why else _problem(form, raw.shape[0], node, raw.shape[0])
-        why = why or self.kernels.why_not(shape, self.target)
+        why = why or self.family.why_not_shape(shape, self.target)  # type: ignore[arg-type]
         self.log.notes.append(
             f"weights {node.type} of {form} are unpacked to scratch"
             + (f" by ordinary ops: {why}" if why else ": something but a product reads them")
         )
         if shape is None or why:
             return unpacked(node)
-        if unpacked_from(node.dtype, self.target):
+        if self.unpacked.first(node.dtype, self.target):
             parts = self._parts([raw], form, shape.columns)
             one = _problem(form, shape.rows, node, 1)
             return ops.call(*parts, callee=_unpack_callee(one, self.target))
@@ -327,14 +335,6 @@ def _count(sizes: Sequence[Size]) -> Size:
     return product_of(tuple(sizes))
 
 
-def unpacked_from(dtype: DType, target: Target) -> int:
-    """Tokens from which a product unpacks its weights to scratch memory, and then is an ordinary
-    one (docs/decisions/0026). 0 for never, and so it is at the level `invariant`."""
-    if invariant():
-        return 0
-    return kernels_of(target).MANY if dtype.bits == 16 else 0
-
-
 @functools.lru_cache(maxsize=256)
 def _callee(shape: QuantisedShape, target: Target, level: str) -> Any:
     return kernels_of(target).callee(shape, target)
@@ -355,4 +355,4 @@ def _unpack_callee(shape: QuantisedShape, target: Target) -> Any:
     return kernels_of(target).unpack_callee(shape, target)
 
 
-__all__ = ["Weights", "unpacked_from"]
+__all__ = ["Weights"]

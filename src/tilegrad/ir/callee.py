@@ -17,6 +17,7 @@ class Callee(ABC):
     """A kernel as a Graph sees it."""
 
     text_name = "callee"
+    verdict: Any = None  # by whom it was chosen, for people: no part of the key
     once = False  # whether the runtime does it, once for all runs, and no step does
 
     @property

@@ -24,7 +24,7 @@ from ..tile.callee import KernelCallee
 from ..tile.check import verify_body, walk
 from ..tile.legalize import legalize
 from ..tile.prove import require
-from .family import Bodies, Family, Offer
+from .family import Bodies, Family, Offer, Verdict
 from .fuse import Region
 
 
@@ -34,6 +34,10 @@ class Calls(Family):
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies of the kernel."""
         return lower_call(region, region.inputs, target)
+
+    def verdict(self, region: Region, verdict: Verdict) -> Verdict:
+        """Who offered what where a pass has chosen the kernel."""
+        return region.values[0].attrs["callee"].verdict or verdict
 
 
 def lower_call(group: Region, reads: Sequence[Node], target: Target) -> Bodies:

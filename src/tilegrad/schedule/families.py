@@ -49,6 +49,11 @@ def threads_units(target: Target) -> bool:
     return any(unit.threads > 1 for unit in target.matrix)
 
 
+def asynchronous(target: Target) -> bool:
+    """Threads go on while matrix units run."""
+    return bool(target.asynchronous_units)
+
+
 def any_target(target: Target) -> bool:
     """No fact is asked for."""
     return True
@@ -67,6 +72,8 @@ class Row:
 
 _LOOPS, _DOTS, _ATTENTION = ("loops", "mixed", "pair"), ("dot",), ("attention",)
 _ATTEND = ("attention", "attention_backward")
+_APPEND, _PAGED, _UNPACK = ("paged_append",), ("paged_attention",), ("unpack",)
+_DRAWS = ("draw", "top_k", "add_listed")
 TABLE = [
     Row("loops on vectors", ANY, "schedule.loops:VectorLoops", vectors, _LOOPS),
     Row("loops on threads", ANY, "schedule.threads.loops:ThreadLoops", threads, _LOOPS),
@@ -118,6 +125,18 @@ TABLE = [
         threads,
         ("update",),
     ),
+    # Ops that a pass rewrites to calls before Regions are cut: at a tie the first row wins.
+    Row("append and attention", _APPEND, "schedule.paged:AppendAttend", asynchronous, _APPEND),
+    Row("append", _APPEND, "schedule.paged:Append", any_target, _APPEND),
+    Row("paged prefill on units", _PAGED, "schedule.paged:UnitPrefill", asynchronous, _PAGED),
+    Row("paged attention by a list", _PAGED, "schedule.paged:ListAttention", asynchronous, _PAGED),
+    Row("paged prefill on vectors", _PAGED, "schedule.paged:VectorPrefill", vectors, _PAGED),
+    Row("paged attention on vectors", _PAGED, "schedule.paged:VectorAttention", vectors, _PAGED),
+    Row("paged attention on threads", _PAGED, "schedule.paged:PortableAttention", threads, _PAGED),
+    Row("draws on vectors", _DRAWS, "schedule.draws:VectorDraws", vectors, ("draws",)),
+    Row("draws on threads", _DRAWS, "schedule.draws:ThreadDraws", threads, ("draws",)),
+    Row("weights unpacked first", _UNPACK, "schedule.quantised:Unpacked", any_target, _UNPACK),
+    Row("quantised weights", _UNPACK, "schedule.quantised:Quantised", any_target, _UNPACK),
     Row("calls", ("call",), "schedule.call:Calls", any_target, ("call",)),
 ]
 CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, and no Region's own

@@ -2,9 +2,10 @@
 
 A Family is asked whether a value may join one of its Regions (`grow`), what it offers for a Region
 on a Target (`offers`: Plans with seconds, or in words why it has none), and for the Bodies of what
-was selected (`lower`). The table of Families is `families.py`; a package from outside adds its own
-there. Invariant: the offer with the least seconds is taken; a fallback's only where no other Family
-offers; at a tie the one that stands first in the table.
+was selected (`lower`). It says how constants that its kernels read are laid out (`layout`), and
+where other Plans are better as a Symbol grows (`breaks`). The table of Families is `families.py`;
+a package from outside adds its own there. Invariant: the offer with the least seconds is taken; a
+fallback's only where no other Family offers; at a tie the one that stands first in the table.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class Family:
         `jit` compiles each range of a Symbol when it is first met."""
         return ()
 
+    def layout(self, constant: Node, target: Target) -> Any:
+        """The Preparation that makes what kernels read of a constant Node; None: as it is."""
+        return None
+
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """Plans for a Region with their seconds, or why there is none."""
         return [Offer(roofline(region, target))]
@@ -65,6 +70,10 @@ class Family:
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies of a Region by an offer of this Family."""
         raise InternalError("schedule.family", f"{self.name} lowers nothing: {region.values}")
+
+    def verdict(self, region: Region, verdict: Verdict) -> Verdict:
+        """What `explain` tells of a Region that this Family won."""
+        return verdict
 
 
 @dataclass(frozen=True)
@@ -89,17 +98,20 @@ def select(
     families: Sequence[Family], region: Region, target: Target
 ) -> tuple[Family, Offer, Verdict]:
     """The Family and the offer that a Region is lowered by."""
-    offered: list[tuple[Family, Offer]] = []
-    refused: list[tuple[str, str]] = []
-    for family in families:
-        found = family.offers(region, target)
-        if isinstance(found, str):
-            refused.append((family.name, found))
-        else:
-            offered += [(family, offer) for offer in found]
-    if not offered:
-        said = "; ".join(f"{name}: {why}" for name, why in refused) or "no Family has its op"
+    answers = [(family, family.offers(region, target)) for family in families]
+    if all(isinstance(found, str) for _, found in answers):
+        said = "; ".join(f"{f.name}: {why}" for f, why in answers) or "no Family has its op"
         raise InternalError("schedule.family", f"nothing computes {region.values}: {said}")
+    family, offer, verdict = judged(answers)
+    return family, offer, family.verdict(region, verdict)
+
+
+def judged(
+    answers: Sequence[tuple[Family, Sequence[Offer] | str]],
+) -> tuple[Family, Offer, Verdict]:
+    """The best of what Families answered, of which one at least offers."""
+    refused = [(family.name, found) for family, found in answers if isinstance(found, str)]
+    offered = [(f, offer) for f, found in answers if not isinstance(found, str) for offer in found]
     regular = [one for one in offered if not one[0].fallback]
     family, offer = min(regular or offered, key=lambda one: one[1].seconds)
     others = [one for one in offered if one[1] is not offer]

@@ -6,7 +6,7 @@ new tokens included. Key j of request r lies in page `table[r, j // page]` at pl
 keys (pages, key_heads, page, width) and values (pages, key_heads, page, value_width). Sizes of
 tokens and requests may be Symbols, so that one compiled step serves any batch.
 
-Invariant: which kernels compute this is the compiler's choice (`compiler/choose_paged.py`), as is
+Invariant: which kernels compute this is the compiler's choice (`schedule/paged.py`), as is
 an error where none does; nothing is copied where keys and values are state of a jitted function.
 """
 

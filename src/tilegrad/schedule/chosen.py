@@ -1,0 +1,86 @@
+"""Families of single ops, whose kernels a pass chooses before Regions are cut.
+
+A paged cache, drawing a token and quantised weights are computed by kernels alone. The pass asks
+the Families of such an op what they offer (`offers_for`), and the one that is selected writes the
+op as calls of its kernels (`calls`). Invariant: the Verdict goes with every call that is made, so
+that `explain` tells who offered what for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..core.errors import InternalError, UserError
+from ..core.target import Target
+from ..graph import build, ops
+from ..ir.node import Node, users
+from ..ir.rewrite import Log
+from ..ir.symbol import Size, high
+from ..ir.types import Tuple
+from ..tile.callee import KernelCallee
+from .cost import bytes_moved
+from .families import KINDS, family_of, rows_of
+from .family import Family, Offer, Verdict, judged
+
+
+@dataclass(eq=False)
+class Surroundings:
+    """What a pass knows around the Nodes of one Block, and the calls that it makes there."""
+
+    order: Sequence[Node]
+    results: set[Node]
+    log: Log
+    joined: dict[Node, Node] = field(default_factory=dict)  # computed with a Node before it
+    verdict: Verdict | None = None  # of the Node that is being replaced
+
+    def __post_init__(self) -> None:
+        self.readers = users(self.order)
+
+    def call(self, *inputs: Node, callee: KernelCallee) -> list[Node]:
+        """The results of a kernel; it is counted, and told by whom it was chosen."""
+        self.log.fired[callee.name] = self.log.fired.get(callee.name, 0) + 1
+        callee.verdict = self.verdict
+        made = ops.call(*inputs, callee=callee)
+        return build.items(made) if isinstance(made.type, Tuple) else [made]
+
+
+class Chosen(Family):
+    """A Family of single ops."""
+
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+        """Plans for an op with their seconds, or why there is none."""
+        return [Offer(roofline_of(node, target))]
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """What an op's results become, by an offer of this Family."""
+        raise InternalError("schedule.chosen", f"{self.name} makes no calls: {node!r}")
+
+
+def choose(node: Node, inputs: Sequence[Node], near: Surroundings, target: Target) -> list[Node]:
+    """What the results of an op become, by the Family with the best offer."""
+    if node in near.joined:
+        return [near.joined[node]]
+    rows = rows_of(KINDS[node.op.name], node.op.name, target)
+    families = [f for f in map(family_of, rows) if isinstance(f, Chosen)]
+    answers = [(family, family.offers_for(node, near, target)) for family in families]
+    if all(isinstance(found, str) for _, found in answers):
+        why = "; ".join(f"{family.name}: {found}" for family, found in answers)
+        raise UserError(
+            f"no kernel takes this: {why}",
+            op=node.op.name,
+            got=str(node.type),
+            location=node.location,
+        )
+    family, offer, near.verdict = judged(answers)
+    assert isinstance(family, Chosen)
+    return family.calls(node, inputs, offer, near, target)
+
+
+def roofline_of(node: Node, target: Target, flops: Size = 0) -> float:
+    """Seconds at the Target's peak rates, of an op that reads its inputs once."""
+    arrays = [*node.inputs, *([] if isinstance(node.type, Tuple) else [node])]
+    moved = high(bytes_moved(arrays)) / max(1.0, target.peak_bytes())
+    return max(moved, high(flops) / max(1.0, target.peak_flops(node.inputs[0].dtype)))

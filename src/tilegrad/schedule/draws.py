@@ -1,0 +1,79 @@
+"""Families of drawing tokens: how many tokens of a row a program takes at a time.
+
+A block of threads takes many and shares them out; a thread with vectors takes a few, and looks
+whether a block has any token before it counts places. Invariant: which token is drawn does not
+depend on the Target, but for how sums are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node
+from ..ir.symbol import high
+from ..kernels import draw as kernels
+from ..tile.define import Definition
+from ..tile.plan import Plan
+from .chosen import Chosen, Surroundings
+from .family import Offer
+
+NEAR = 2048  # tokens of a list that a program takes at a time
+OF_VECTORS = 64  # tokens of a row that a program takes at a time, where it is one thread
+FEWEST, MOST = 256, 4096  # the same, of a block of threads
+EACH = 256  # tokens that a warp takes
+
+
+class Draws(Chosen):
+    """Rows of many tokens: the largest, what a list adds to, and one drawn."""
+
+    skips = False  # whether blocks without a token are skipped
+
+    def block(self, columns: int) -> int:
+        """Tokens of a row that a program takes at a time."""
+        return OF_VECTORS
+
+    def plan(self, columns: int) -> Plan:
+        """The Plan of a kernel that takes rows of so many tokens."""
+        return Plan()
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """One launch, or two for a draw."""
+        columns = high(node.inputs[0].shape[1])
+
+        def call(definition: Definition, given: Sequence[Node], **static: Any) -> list[Node]:
+            plan = self.plan(columns)
+            types = [n.type for n in given]
+            bound = definition.bind(types, {"block": self.block(columns), **static}, plan)
+            return near.call(*given, callee=definition.callee(bound, plan, target))
+
+        if node.op is ops.top_k:
+            return call(kernels.largest, inputs, **node.attrs)
+        if node.op is ops.add_listed:
+            return call(kernels.biased, inputs)
+        p, floats, limits, seeds, slots, positions = inputs
+        listed = call(kernels.pick, [p, floats, limits, slots], skip=self.skips, **node.attrs)
+        given = [p, *listed, floats, seeds, slots, positions]
+        return call(kernels.draw, given, near=min(NEAR, self.block(columns)), **node.attrs)
+
+
+class VectorDraws(Draws):
+    """Programs are single threads with vectors."""
+
+    skips = True
+
+
+class ThreadDraws(Draws):
+    """Programs are blocks of threads."""
+
+    def block(self, columns: int) -> int:
+        """See `Draws`."""
+        return min(MOST, max(FEWEST, 1 << (columns - 1).bit_length()))
+
+    def plan(self, columns: int) -> Plan:
+        """See `Draws`."""
+        return Plan().with_(warps=self.block(columns) // EACH)

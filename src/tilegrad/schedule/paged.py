@@ -1,0 +1,342 @@
+"""Families of a paged cache: which kernels append, which attend, and what they share.
+
+Machines whose matrix units run beside the threads: many new tokens a request take the prefill
+kernel; else the work is first shared out evenly by a list, one Node for all layers that ask for the
+same one. Where every request has one token and none has many keys, appending and attention are one
+launch. Machines of vectors have kernels that need no list; others have the portable one. At the
+level `invariant` only kernels whose sums do not depend on other requests offer.
+Invariant: keys and values that are state stay so, since the kernels that append write them in
+place; kernels are imported where a Family offers them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..core.config import invariant
+from ..core.dtype import int32
+from ..core.target import Target
+from ..graph import build, ops
+from ..graph.paged_types import APPEND, ATTEND, named
+from ..ir.node import Node
+from ..ir.symbol import Expr, Size, high
+from ..kernels.paged.shape import (
+    PagedPlan,
+    PagedShape,
+    ShortPlan,
+    choose,
+    choose_short,
+    item_rows,
+    short_keys,
+    spread,
+    why_not,
+)
+from ..tile.callee import KernelCallee
+from .chosen import Chosen, Surroundings, roofline_of
+from .family import Offer
+
+OTHER_SUMS = "at the level invariant: its sums are not those of single tokens"
+CUT_KEYS = "at the level invariant: keys are cut by who else is there"
+
+
+def shape_of(node: Node) -> PagedShape:
+    """The sizes and options of an append or an attention."""
+    append = node.op is ops.paged_append
+    given = named(APPEND if append else ATTEND, node.inputs)
+    q, keys, values, table = (given[n] for n in ("q", "keys", "values", "table"))
+    (tokens, heads, width), (pages, key_heads, page, _) = q.shape, keys.shape
+    requests, most_pages = table.shape
+    attrs: dict[str, Any] = {"scale": 1.0, "window": 0, "softcap": 0.0} if append else node.attrs
+    return PagedShape(
+        heads,
+        key_heads,
+        width,
+        values.shape[3],
+        page,
+        tokens,
+        requests,
+        pages,
+        most_pages,
+        attrs["scale"],
+        q.dtype,
+        keys.dtype,
+        attrs["window"],
+        attrs["softcap"],
+    )
+
+
+def queries_of(node: Node) -> int:
+    """New tokens of a request: as the op says, or as its sizes tell."""
+    if node.attrs["single"]:
+        return 1
+    x = shape_of(node)
+    one = x.tokens is x.requests or x.tokens == x.requests
+    guess = 1 if one else max(1, high(x.tokens) // max(1, high(x.requests)))
+    return node.attrs["queries"] or guess
+
+
+def seconds_of(node: Node, target: Target) -> float:
+    """The roofline of attention over all pages that a request may have."""
+    x = shape_of(node)
+    keys = min(high(x.most_pages), high(x.pages)) * x.page
+    flops = 2 * high(x.tokens) * keys * x.heads * (x.width + x.value_width)
+    return roofline_of(node, target, flops)
+
+
+# ---- attention ----------------------------------------------------------------------------------
+
+
+class Attention(Chosen):
+    """Attention over a paged cache by one kernel."""
+
+    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+        """Why the kernel does not take this; '' if it does."""
+        return ""
+
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+        """The one Plan, or why there is none."""
+        why = self.refusal(node, shape_of(node), target)
+        return why or [Offer(seconds_of(node, target))]
+
+
+class UnitPrefill(Attention):
+    """Many new tokens a request, on matrix units that run beside their threads."""
+
+    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+        """See `Attention`."""
+        from ..kernels.paged import prefill
+
+        if invariant():
+            return OTHER_SUMS
+        if queries_of(node) < prefill.LEAST:
+            return f"for {prefill.LEAST} new tokens a request and more"
+        return prefill.why_not(x, target)
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """One launch."""
+        q = build.reshape(inputs[0], (1, *inputs[0].shape))
+        callee = _prefill(shape_of(node), target)
+        return [build.reshape(near.call(q, *inputs[1:], callee=callee)[0], node.shape)]
+
+
+class ListAttention(Attention):
+    """Few new tokens a request: a list shares the work out, one for all layers."""
+
+    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+        """See `Attention`."""
+        return CUT_KEYS if invariant() else why_not(x, choose(x, target, queries_of(node)))
+
+    def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
+        """Steps of single tokens and few keys are one launch a layer; with more keys the list
+        shares them out: (the Symbol of the most keys, the first number that is many)."""
+        most = node.attrs["most_keys"]
+        if not isinstance(most, Expr) or not node.attrs["single"] or invariant():
+            return ()
+        x = shape_of(node)
+        few = short_keys(x, target)
+        return [(most, few + 1)] if few and few < high(x.most_pages) * x.page else ()
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """The list and the attention that takes it."""
+        x = shape_of(node)
+        plan = choose(x, target, queries_of(node))
+        *cache, table, lengths, starts = inputs
+        shared = self._work(x, plan, lengths, starts, near)
+        return near.call(*cache, table, *shared, callee=_attention(x, plan))[:1]
+
+    def _work(
+        self, x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
+    ) -> list[Node]:
+        """The list of a step, and zeros that programs count in or pairs that were cut; the same
+        Nodes for all layers that differ in nothing that the list depends on."""
+        callee = _list(replace(x, scale=1.0, softcap=0.0), plan)
+        callee.verdict = near.verdict
+        items, last = build.items(ops.call(lengths, starts, callee=callee))
+        if plan.joined:
+            last = build.full((item_rows(x, plan), spread(x, plan)), 0, int32)
+        return [items, last]
+
+
+class VectorPrefill(Attention):
+    """Many new tokens a request, on vectors."""
+
+    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+        """See `Attention`."""
+        from ..kernels.paged import prefill_cpu
+
+        if queries_of(node) < prefill_cpu.LEAST:
+            return f"for {prefill_cpu.LEAST} new tokens a request and more"
+        return prefill_cpu.why_not(x, target) or (OTHER_SUMS if invariant() else "")
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """One launch."""
+        return near.call(*inputs, callee=_vector_prefill(shape_of(node), target))[:1]
+
+
+class VectorAttention(Attention):
+    """Any number of new tokens, on vectors."""
+
+    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+        """See `Attention`."""
+        from ..kernels.paged import attention_cpu
+
+        return attention_cpu.why_not(x, target)
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """One launch, or two where keys are cut."""
+        callee = _vector_attention(shape_of(node), target, invariant())
+        return near.call(*inputs, callee=callee)[:1]
+
+
+class PortableAttention(Attention):
+    """The kernel for any threads."""
+
+    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+        """See `Attention`."""
+        from ..kernels.paged import portable
+
+        if target.asynchronous_units and not invariant():
+            return "slower than the kernels of matrix units"
+        return portable.why_not(x)
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """One launch."""
+        return near.call(*inputs, callee=_portable(shape_of(node), target))[:1]
+
+
+# ---- append -------------------------------------------------------------------------------------
+
+
+class AppendAttend(Chosen):
+    """An append with the attention of single tokens that follows it, in one launch."""
+
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+        """The Plan for few keys, or why there is none."""
+        if invariant():
+            return CUT_KEYS
+        attention = attention_of(node, near)
+        if attention is None:
+            return "no attention of single tokens is all that reads the queries"
+        most = high(attention.attrs["most_keys"]) or None
+        plan = choose_short(shape_of(attention), target, most)
+        if plan is None:
+            return "too many keys for a cluster to each request"
+        return [Offer(roofline_of(node, target), plan)]
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """One launch; nothing reads the queries but that attention."""
+        attention = attention_of(node, near)
+        assert attention is not None
+        callee = _short(shape_of(attention), offer.plan, tuple(sorted(node.attrs.items())))
+        out, keys, values = near.call(*inputs, callee=callee)
+        near.joined[attention] = out
+        return [out, keys, values]
+
+
+class Append(Chosen):
+    """An append by itself."""
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """One launch."""
+        callee = _append(shape_of(node), tuple(sorted(node.attrs.items())))
+        return near.call(*inputs, callee=callee)
+
+
+def attention_of(node: Node, near: Surroundings) -> Node | None:
+    """The attention of single tokens that alone reads the queries of an append, and reads the
+    same cache in the same places; None if there is no such."""
+    items = {n.attrs["index"]: n for n in near.readers.get(node, [])}
+    readers = near.readers.get(items.get(0, node), [])
+    if 0 not in items or len(readers) != 1 or items[0] in near.results:
+        return None
+    found = readers[0]
+    if found.op is not ops.paged_attention or not found.attrs["single"]:
+        return None
+    appended = {
+        **named(APPEND, node.inputs),
+        **dict(zip(("q", "keys", "values"), (items.get(i) for i in range(3)))),
+    }
+    same = all(appended[n] is i for n, i in named(ATTEND, found.inputs).items())
+    return found if same else None
+
+
+# ---- kernels, built once ------------------------------------------------------------------------
+
+Options = tuple[tuple[str, object], ...]  # of Rotary
+
+
+@functools.lru_cache(maxsize=64)
+def _list(x: PagedShape, plan: PagedPlan) -> KernelCallee:
+    from ..kernels.paged.call import list_callee
+
+    return list_callee(x, plan)
+
+
+@functools.lru_cache(maxsize=64)
+def _attention(x: PagedShape, plan: PagedPlan) -> KernelCallee:
+    from ..kernels.paged.call import attention_callee
+
+    return attention_callee(x, plan)
+
+
+@functools.lru_cache(maxsize=64)
+def _prefill(x: PagedShape, target: Target) -> KernelCallee:
+    from ..kernels.paged import prefill
+
+    plan = prefill.choose(x, target)
+    assert plan is not None
+    return prefill.prefill_callee(x, plan)
+
+
+@functools.lru_cache(maxsize=64)
+def _vector_attention(x: PagedShape, target: Target, level: bool) -> KernelCallee:
+    from ..kernels.paged import attention_cpu
+
+    return attention_cpu.callee(x, target)
+
+
+@functools.lru_cache(maxsize=64)
+def _vector_prefill(x: PagedShape, target: Target) -> KernelCallee:
+    from ..kernels.paged import prefill_cpu
+
+    return prefill_cpu.callee(x, target)
+
+
+@functools.lru_cache(maxsize=64)
+def _portable(x: PagedShape, target: Target) -> KernelCallee:
+    from ..kernels.paged import portable
+
+    return portable.callee(x, target)
+
+
+@functools.lru_cache(maxsize=64)
+def _append(x: PagedShape, rotary: Options) -> KernelCallee:
+    from ..kernels.paged.append import Rotary
+    from ..kernels.paged.call import append_callee
+
+    return append_callee(x, Rotary(**dict(rotary)))  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=64)
+def _short(x: PagedShape, plan: ShortPlan, rotary: Options) -> KernelCallee:
+    from ..kernels.paged.append import Rotary
+    from ..kernels.paged.call import short_callee
+
+    return short_callee(x, plan, Rotary(**dict(rotary)))  # type: ignore[arg-type]
