@@ -147,7 +147,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         begun = time.perf_counter()
-        before = set(self.engine.running)
+        before = self._known()
         try:
             produced = self.engine.step()
             self.failures = 0
@@ -156,11 +156,15 @@ class EngineLoop:
             self.failures += 1
             if self.failures >= MOST_FAILURES:
                 raise
-            lost = before - set(self.engine.running)
+            lost = before - self._known()
             status = 400 if isinstance(error, UserError) else 500
             self.failed += [[id, status, said(error)] for id in lost]
             produced = []
         self._send(produced, time.perf_counter() - begun)
+
+    def _known(self) -> set[Any]:
+        """The ids of all requests that the engine has."""
+        return {*self.engine.running, *self.engine.waiting}
 
     def _send(self, produced: Iterable[Produced], seconds: float) -> None:
         body = step_body(produced)

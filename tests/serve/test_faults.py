@@ -1,0 +1,194 @@
+"""What goes wrong: clients that leave or do not read, requests that fail, engines that die."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+from live_server import LONG, scripted_server
+
+from tilegrad.core.errors import UserError
+from tilegrad.serve import supervise
+from tilegrad.serve.settings import Limits
+
+LETTERS = "".join(chr(97 + i % 26) for i in range(200))
+
+
+def until(found, what="it did not come"):
+    """Wait for something."""
+    end = time.monotonic() + LONG
+    while not found():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def raw(server, body):
+    """A request on a socket of its own, sent."""
+    data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}"
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    link.settimeout(LONG)
+    link.connect(("127.0.0.1", server.port))
+    link.sendall(head.encode() + b"\r\n\r\n" + data)
+    return link
+
+
+def asked(text, **more):
+    return {"messages": [{"role": "user", "content": text}], **more}
+
+
+def live(server):
+    return len(server.server.engine.live)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves(scripted, stream):
+    link = raw(scripted, asked("SLOW", stream=stream))
+    if stream:
+        assert link.recv(100)
+    until(lambda: live(scripted) == 1)
+    link.close()
+    until(lambda: live(scripted) == 0)
+    until(lambda: scripted.server.metrics.now["running"] == 0 or scripted.chat("x", max_tokens=1))
+    assert scripted.chat("SAY hi")[0] == 200
+
+
+def test_a_client_that_does_not_read(tiny_path):
+    with scripted_server(tiny_path, limits=Limits(slow=1 << 16)) as server:
+        body = asked("go", stream=True, n=40, logprobs=True, top_logprobs=20)
+        link = raw(server, body)
+        status, found = server.chat("SAY fine")
+        assert (status, found["choices"][0]["message"]["content"]) == (200, "fine")
+        until(lambda: live(server) == 0)
+        until(lambda: server.server.open == 0)
+        with pytest.raises(OSError):
+            while link.recv(1 << 20):
+                pass
+            raise ConnectionResetError  # ended without an end
+        link.close()
+        assert server.server.metrics.finished["abort"] > 0
+
+
+def test_a_request_that_fails_fails_alone(scripted):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        good = [pool.submit(scripted.chat, "SLOW", max_tokens=20) for _ in range(3)]
+        bad = [pool.submit(scripted.chat, word) for word in ("NAN", "BEYOND")]
+        for one in good:
+            status, found = one.result(LONG)
+            assert status == 200
+            assert found["choices"][0]["message"]["content"] == LETTERS[:20]
+        assert bad[0].result(LONG)[0] == 400
+        assert "not finite" in bad[0].result(LONG)[1]["error"]["message"]
+        assert bad[1].result(LONG)[0] == 500
+        assert bad[1].result(LONG)[1]["error"]["message"] == "internal error"
+
+
+def test_a_step_that_fails(scripted):
+    status, found = scripted.chat("BOOM")
+    assert status == 500 and found["error"]["message"] == "internal error"
+    assert "secret" not in json.dumps(found)
+    assert scripted.chat("SAY hi")[0] == 200
+    assert scripted.server.engine.deaths == 0
+
+
+def test_the_engine_is_killed_while_many_run(tiny_path):
+    with scripted_server(tiny_path, requests=40) as server:
+        engine = server.server.engine
+        with concurrent.futures.ThreadPoolExecutor(60) as pool:
+            lost = pool.submit(server.chat, "SLOW", max_tokens=200, presence_penalty=1.0)
+            until(lambda: any(one.made for one in list(engine.live.values())))
+            many = [
+                pool.submit(server.events, "/v1/chat/completions", asked("SLOW", max_tokens=60))
+                for _ in range(50)
+            ]
+            until(lambda: sum(bool(one.made) for one in list(engine.live.values())) >= 40)
+            os.kill(engine._process.pid, signal.SIGKILL)
+            until(lambda: engine.state != "ready")
+            assert server.ask("GET", "/health")[0] == 503
+            late = pool.submit(server.chat, "SAY late")  # comes while there is no engine
+            for one in many:
+                *chunks, last = one.result(LONG)
+                choices = [json.loads(c)["choices"][0] for c in chunks]
+                assert last == "[DONE]" and choices[-1]["finish_reason"] == "length"
+                assert "".join(c["delta"].get("content", "") for c in choices) == LETTERS[:60]
+            status, found = lost.result(LONG)
+            assert status == 500 and "engine died" in found["error"]["message"]
+            assert late.result(LONG)[0] == 200
+        assert engine.deaths == 1 and engine.live == {}
+        assert server.ask("GET", "/health")[0] == 200
+
+
+def test_a_request_that_kills_engines_is_given_up(tiny_path, monkeypatch):
+    monkeypatch.setattr(supervise, "FIRST_WAIT", 0.01)
+    with scripted_server(tiny_path) as server:
+        status, found = server.chat("DIE")
+        assert status == 500 and "engine died" in found["error"]["message"]
+        assert server.chat("SAY hi")[0] == 200
+
+
+def test_too_many_wait(tiny_path):
+    with scripted_server(tiny_path, requests=1, queue=1) as server:
+        links = [raw(server, asked("STUCK", stream=True)) for _ in range(2)]
+        until(lambda: live(server) == 2)
+        status, found, headers = server.ask("POST", "/v1/chat/completions", asked("SAY hi"))
+        assert status == 429 and headers["Retry-After"] == "1"
+        assert found["error"]["type"] == "rate_limit_error"
+        assert server.ask("POST", "/v1/chat/completions", asked("x", n=3))[0] == 429
+        for link in links:
+            link.close()
+        until(lambda: live(server) == 0)
+        assert server.chat("SAY hi")[0] == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_requests_have_a_time_limit(tiny_path, stream):
+    with scripted_server(tiny_path, timeout=0.2) as server:
+        status, found = server.chat("STUCK", stream=stream)
+        assert status == 504 and found["error"]["code"] == "timeout"
+        text = server.post("/v1/chat/completions", asked("SLOW", stream=True))[1].decode()
+        assert '"code":"timeout"' in text and text.endswith("data: [DONE]\n\n")
+        assert live(server) == 0
+
+
+def test_a_stream_that_waits_shows_signs_of_life(tiny_path):
+    with scripted_server(tiny_path, timeout=1.0, limits=Limits(ping=0.1)) as server:
+        status, text = server.post("/v1/chat/completions", asked("STUCK", stream=True))
+        assert status == 200 and text.count(b": ping\n\n") >= 3
+        assert b'"code":"timeout"' in text
+
+
+def test_while_it_loads(tiny_path):
+    with scripted_server(tiny_path, ready=False) as server:
+        assert server.ask("GET", "/health")[:2] == (503, {"status": "loading"})
+        status, _, headers = server.ask("POST", "/v1/chat/completions", asked("SAY hi"))
+        assert status == 503 and headers["Retry-After"]
+        server.call(server.server.start())
+        assert server.chat("SAY hi")[0] == 200
+
+
+def test_a_model_that_cannot_be_opened(tiny_path, monkeypatch):
+    monkeypatch.setattr(supervise, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(supervise, "MOST_STARTS", 2)
+    for wrong, words in (("fails", "cannot be opened"), ("dies", "again and again")):
+        with scripted_server(tiny_path, ready=False, opening={wrong: True}) as server:
+            with pytest.raises(UserError, match=words):
+                server.call(server.server.start())
+            assert server.ask("GET", "/health")[:2] == (503, {"status": "dead"})
+            assert server.chat("SAY hi")[0] == 503
+
+
+def test_draining(tiny_path):
+    with scripted_server(tiny_path) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(server.chat, "SLOW", max_tokens=30)
+        until(lambda: live(server) == 1)
+        drained = pool.submit(server.call, server.server.drain(LONG))
+        until(lambda: server.server.draining)
+        assert server.chat("SAY hi")[0] == 503
+        assert server.ask("GET", "/health")[:2] == (503, {"status": "draining"})
+        status, answer = slow.result(LONG)
+        assert status == 200 and drained.result(LONG) is True
+        assert answer["choices"][0]["message"]["content"] == LETTERS[:30]
