@@ -1,8 +1,8 @@
 """Requests that nobody should send, at a server that must stay up: python bench/serve_fuzz.py URL
 
-Bodies are good ones with fields taken out, doubled, given other types and extreme values, cut off or
-filled with noise. What counts: no status of 500 and above but 503, no connection that hangs, and a
-good request that is answered at the end. Writes a JSON object of the statuses.
+Bodies are good ones with fields taken out, doubled, given other types and extreme values, cut off
+or filled with noise. What counts: no status of 500 and above but 503, no connection that hangs,
+and a good request that is answered at the end. Writes a JSON object of the statuses.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def open_scripted(given: dict[str, Any], tell: Any) -> tuple[Any, dict[str, Any]
         os._exit(3)
     requests = given.get("requests", 64)
     return ScriptedEngine(requests), {
-        "context": 512,
+        "context": given.get("context", 512),
         "requests": requests,
         "vocabulary": 258,
         "defaults": {},

@@ -26,7 +26,9 @@ from tilegrad.serve.settings import Settings
 settings = Settings(
     sys.argv[1], "tiny", port=0, command=(sys.executable, sys.argv[2]), drain=float(sys.argv[3])
 )
-asyncio.run(run_server(settings, ready=lambda _, port: print(f"http://127.0.0.1:{port}", flush=True)))
+def ready(server, port):
+    print(f"http://127.0.0.1:{port}", flush=True)
+asyncio.run(run_server(settings, ready=ready))
 """
 
 

@@ -15,11 +15,11 @@ from .messages import NAME, content_of
 from .model import ServedModel
 from .openai_shapes import new_id
 from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, stops_of
+from .parts import Message, Part
 from .refused import Refused
 from .settings import Limits
 from .stream import Collected, Events, Streamed, dumps, quoted
-
-REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+from .tooling import message_tooling, take_apart
 
 
 def parse_messages(fields: Fields, model: ServedModel, limits: Limits) -> Ask:
@@ -31,6 +31,7 @@ def parse_messages(fields: Fields, model: ServedModel, limits: Limits) -> Ask:
     ask.stop = stops_of(fields, limits, "stop_sequences")
     ask.stream = fields.flag("stream")
     fit(ask, model, "messages")
+    take_apart(ask, ask.fields, model)
     return ask
 
 
@@ -45,7 +46,13 @@ def prompt_ask(fields: Fields, model: ServedModel, limits: Limits, spec: dict[st
         messages.append({"role": "system", "content": system})
     for message in fields.items("messages", limits.messages, needed=True):
         messages += chat_messages(message, limits)
-    return Ask([model.encode_chat(messages, None, limits.characters)], spec)
+    tooling = message_tooling(fields, limits)
+    thinking = fields.inner("thinking")
+    flags = {}
+    if thinking is not None and "enable_thinking" in (model.tokenizer.template_text or ""):
+        flags["enable_thinking"] = thinking.any("type") != "disabled"
+    ids = model.encode_chat(messages, tooling.shown, limits.characters, **flags)
+    return Ask([ids], spec, fields=tooling)
 
 
 def count_tokens(fields: Fields, model: ServedModel, limits: Limits) -> int:
@@ -109,11 +116,37 @@ def usage_of(one: Generation) -> dict[str, Any]:
     }
 
 
-def ending(one: Generation) -> dict[str, Any]:
+def ending(one: Generation, calls: bool) -> dict[str, Any]:
     """Why a message ended."""
+    if one.finish == "stop" and calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     if one.finish == "stop" and isinstance(one.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": one.stop_reason}
-    return {"stop_reason": REASONS.get(one.finish or "", "end_turn"), "stop_sequence": None}
+    reason = "max_tokens" if one.finish == "length" else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def blocks_of(message: Message) -> list[dict[str, Any]]:
+    """The content of a whole message."""
+    found: list[dict[str, Any]] = []
+    if message.reasoning:
+        found.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message.content or not message.calls:
+        found.append({"type": "text", "text": message.content})
+    for call in message.calls:
+        found.append(
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": loaded(call.arguments)}
+        )
+    return found
+
+
+def loaded(arguments: str) -> Any:
+    """Arguments as data; broken ones as the text that they are."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def message_body(
@@ -121,13 +154,15 @@ def message_body(
 ) -> dict[str, Any]:
     """The response in one piece."""
     (one,) = ones
+    text = found.text(0)
+    message = Message(text) if ask.parser is None else ask.parser().whole(text)
     return {
         "id": new_id("msg"),
         "type": "message",
         "role": "assistant",
         "model": model.name,
-        "content": [{"type": "text", "text": found.text(0)}],
-        **ending(one),
+        "content": blocks_of(message),
+        **ending(one, bool(message.calls)),
         "usage": usage_of(one),
     }
 
@@ -137,31 +172,73 @@ def named(kind: str, **body: Any) -> bytes:
     return f"event: {kind}\ndata: {dumps({'type': kind, **body})}\n\n".encode()
 
 
-class MessageStream(Streamed):
-    """A message's events."""
+BLOCKS: dict[str, dict[str, Any]] = {
+    "content": {"type": "text", "text": ""},
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+}
+DELTAS = {
+    "content": b'"text_delta","text":',
+    "reasoning": b'"thinking_delta","thinking":',
+    "arguments": b'"input_json_delta","partial_json":',
+}
 
-    head = (
-        b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
-        b'"delta":{"type":"text_delta","text":'
-    )
+
+class MessageStream(Streamed):
+    """A message's events: blocks one after the other, each begun, filled and ended."""
 
     def __init__(self, events: Events, ask: Ask, model: ServedModel) -> None:
         super().__init__(events, 1)
         self.model = model
         self.ones: list[Generation] = []
+        self.parser = ask.parser() if ask.parser else None
         self.begun = False
+        self.index, self.kind = -1, ""  # of the block that is open
+        self.head = b""
 
     def piece(self, one: Generation, text: str, token: int, more: Any) -> None:
-        """An event with the text of one more token."""
+        """Events with the text of one more token."""
         if not self.begun:
             self.begun = True
-            self.events.send(self.opening(one))
-        if text:
-            self.events.send(self.head + quoted(text) + b"}}\n\n")
+            self.events.send(named("message_start", message=self.opening(one)))
+        if self.parser is not None:
+            self.parts(self.parser.add(text))
+        elif text:
+            self.put("content", text)
 
-    def opening(self, one: Generation) -> bytes:
-        """What comes before all text."""
-        message: dict[str, Any] = {
+    def parts(self, parts: list[Part]) -> None:
+        """Events of what a parser gave."""
+        for part in parts:
+            if part.kind == "call":
+                block = {"type": "tool_use", "id": part.id, "name": part.text, "input": {}}
+                self.open("arguments", block)
+            else:
+                self.put(part.kind, part.text)
+
+    def put(self, kind: str, text: str) -> None:
+        """Text of a kind, in a block of that kind."""
+        if kind != self.kind:
+            self.open(kind, BLOCKS[kind])
+        self.events.send(self.head + quoted(text) + b"}}\n\n")
+
+    def open(self, kind: str, block: dict[str, Any]) -> None:
+        """Begin a block, after the one before it is ended."""
+        ended = self.end_block()
+        self.index, self.kind = self.index + 1, kind
+        self.head = (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":' % self.index + DELTAS[kind]
+        )
+        self.events.send(
+            ended + named("content_block_start", index=self.index, content_block=block)
+        )
+
+    def end_block(self) -> bytes:
+        """The event that ends the block that is open."""
+        return named("content_block_stop", index=self.index) if self.kind else b""
+
+    def opening(self, one: Generation) -> dict[str, Any]:
+        """The message before there is anything in it."""
+        return {
             "id": new_id("msg"),
             "type": "message",
             "role": "assistant",
@@ -171,16 +248,18 @@ class MessageStream(Streamed):
             "stop_sequence": None,
             "usage": {**usage_of(one), "output_tokens": 1},
         }
-        block = {"type": "text", "text": ""}
-        return named("message_start", message=message) + named(
-            "content_block_start", index=0, content_block=block
-        )
 
     def closed(self, one: Generation) -> None:
         """Why it ended, and the end."""
+        calls = False
+        if self.parser is not None:
+            self.parts(self.parser.finish())
+            calls = bool(self.parser.calls)
+        if not self.kind:
+            self.open("content", BLOCKS["content"])
         self.events.send(
-            named("content_block_stop", index=0)
-            + named("message_delta", delta=ending(one), usage=usage_of(one))
+            self.end_block()
+            + named("message_delta", delta=ending(one, calls), usage=usage_of(one))
             + named("message_stop")
         )
 

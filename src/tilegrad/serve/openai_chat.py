@@ -25,9 +25,11 @@ from .parameters import (
     stops_of,
     template_flags,
 )
+from .parts import Part
 from .refused import Refused
 from .settings import Limits
 from .stream import DONE, Collected, Events, Streamed, dumps, quoted
+from .tooling import chat_tooling, take_apart
 
 UNSUPPORTED = ("audio", "prediction", "web_search_options", "functions", "function_call")
 
@@ -39,12 +41,12 @@ def parse_chat(fields: Fields, model: ServedModel, limits: Limits) -> Ask:
     fields.refuse(*UNSUPPORTED)
     if fields.any("modalities") not in (None, ["text"]):
         raise fields.wrong("modalities", '["text"]')
-    messages = messages_of(fields, limits)
+    messages, tooling = messages_of(fields, limits), chat_tooling(fields, limits)
     flags = template_flags(fields)
     most = fields.whole("max_completion_tokens", 1, WHOLE)
     most = most or fields.whole("max_tokens", 1, WHOLE)
     ask = Ask(
-        [model.encode_chat(messages, None, limits.characters, **flags)],
+        [model.encode_chat(messages, tooling.shown, limits.characters, **flags)],
         spec_of(fields, model, limits, most),
         n=fields.whole("n", 1, limits.n) or 1,
         stop=stops_of(fields, limits),
@@ -57,6 +59,7 @@ def parse_chat(fields: Fields, model: ServedModel, limits: Limits) -> Ask:
     streaming_of(fields, ask)
     fit(ask, model, "messages")
     constrain(ask.spec, fields, model, limits)
+    take_apart(ask, tooling, model)
     return ask
 
 
@@ -91,13 +94,13 @@ def chat_body(
             tokens = found.tokens[one.index]
             content = [chat_logprob(model, t, more, ask.logprobs) for t, more in tokens]
             logprobs = {"content": content, "refusal": None}
-        message = {"role": "assistant", "content": found.text(one.index), "refusal": None}
+        message, finish = chat_message(ask, found.text(one.index), one.finish)
         choices.append(
             {
                 "index": one.index,
                 "message": message,
                 "logprobs": logprobs,
-                "finish_reason": one.finish,
+                "finish_reason": finish,
                 "stop_reason": one.stop_reason,
             }
         )
@@ -111,12 +114,49 @@ def chat_body(
     }
 
 
+def chat_message(ask: Ask, text: str, finish: str | None) -> tuple[dict[str, Any], str | None]:
+    """The message of a whole text, and why it ended."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if ask.parser is None:
+        return message, finish
+    found = ask.parser().whole(text)
+    message["content"] = found.content or (None if found.calls else "")
+    if found.reasoning:
+        message["reasoning_content"] = found.reasoning
+    if found.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in found.calls
+        ]
+        finish = "tool_calls" if finish == "stop" else finish
+    return message, finish
+
+
+def delta_of(part: Part) -> dict[str, Any]:
+    """A Part as the delta of a chunk."""
+    if part.kind == "content":
+        return {"content": part.text}
+    if part.kind == "reasoning":
+        return {"reasoning_content": part.text}
+    if part.kind == "call":
+        function = {"name": part.text, "arguments": ""}
+        call = {"index": part.index, "id": part.id, "type": "function", "function": function}
+    else:
+        call = {"index": part.index, "function": {"arguments": part.text}}
+    return {"tool_calls": [call]}
+
+
 class ChatStream(Streamed):
     """A chat's chunks; what is the same in all of them is made once."""
 
     def __init__(self, events: Events, ask: Ask, model: ServedModel) -> None:
         super().__init__(events, ask.n)
         self.ask, self.model = ask, model
+        self.parsers = [ask.parser() for _ in range(ask.n)] if ask.parser else []
         self.ones: list[Generation] = []
         start = {
             "id": new_id("chatcmpl"),
@@ -138,14 +178,23 @@ class ChatStream(Streamed):
         if not self.begun[index]:
             self.begun[index] = True
             self.put(index, {"role": "assistant", "content": ""})
-        if more is not None and self.ask.logprobs is not None:
-            shown = []
-            if token >= 0:
-                shown = [chat_logprob(self.model, token, more, self.ask.logprobs)]
-            if shown or text:
-                self.put(index, {"content": text}, {"content": shown, "refusal": None})
+        logprobs = None
+        if more is not None and token >= 0 and self.ask.logprobs is not None:
+            shown = chat_logprob(self.model, token, more, self.ask.logprobs)
+            logprobs = {"content": [shown], "refusal": None}
+        if self.parsers:
+            self.parts(index, self.parsers[index].add(text), logprobs)
+        elif logprobs is not None:
+            self.put(index, {"content": text}, logprobs)
         elif text:
             self.events.send(self.heads[index] + quoted(text) + self.tail)
+
+    def parts(self, index: int, parts: list[Part], logprobs: Any = None) -> None:
+        """Chunks of what a parser gave; logprobs go with the first."""
+        deltas = [delta_of(part) for part in parts] or ([{}] if logprobs else [])
+        for delta in deltas:
+            self.put(index, delta, logprobs)
+            logprobs = None
 
     def put(self, index: int, delta: Any, logprobs: Any = None, finish: Any = None) -> None:
         """Any other chunk of a choice."""
@@ -158,7 +207,12 @@ class ChatStream(Streamed):
 
     def closed(self, one: Generation) -> None:
         """The chunk that says why a choice ended."""
-        self.put(one.index, {}, None, one.finish)
+        finish = one.finish
+        if self.parsers:
+            parser = self.parsers[one.index]
+            self.parts(one.index, parser.finish())
+            finish = "tool_calls" if parser.calls and finish == "stop" else finish
+        self.put(one.index, {}, None, finish)
 
     def complete(self) -> None:
         """Usage, if it was asked for, and the end."""

@@ -12,13 +12,15 @@ from typing import Any
 from .constraints import format_of, put
 from .fields import Fields
 from .generation import Generation
-from .messages import NAME, content_of, message_of
+from .messages import NAME, call_of, content_of, message_of
 from .model import ServedModel
 from .openai_shapes import new_id
 from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, template_flags
+from .parts import AnswerParser, Part
 from .refused import Refused
 from .settings import Limits
 from .stream import Collected, Events, Streamed, dumps, quoted
+from .tooling import chat_tooling, take_apart
 
 UNSUPPORTED = ("previous_response_id", "background", "conversation", "prompt")
 IGNORED = ("reasoning", "item_reference")  # items that say nothing to the model
@@ -30,8 +32,9 @@ def parse_responses(fields: Fields, model: ServedModel, limits: Limits) -> Ask:
     refuse_foreign(fields)
     fields.refuse(*UNSUPPORTED)
     most = fields.whole("max_output_tokens", 1, WHOLE)
-    messages = input_of(fields, limits)
-    ids = model.encode_chat(messages, None, limits.characters, **template_flags(fields))
+    messages, tooling = input_of(fields, limits), chat_tooling(fields, limits)
+    flags = template_flags(fields)
+    ids = model.encode_chat(messages, tooling.shown, limits.characters, **flags)
     ask = Ask([ids], spec_of(fields, model, limits, most), stream=fields.flag("stream"))
     shown = fields.whole("top_logprobs", 0, limits.logprobs)
     if shown:
@@ -40,12 +43,16 @@ def parse_responses(fields: Fields, model: ServedModel, limits: Limits) -> Ask:
     text = fields.inner("text")
     for param, constraint in format_of(text, "format", limits) if text else []:
         put(ask.spec, param, constraint, model)
+    take_apart(ask, tooling, model)
     ask.fields = {
         "instructions": fields.text("instructions", None, limits.body),
         "max_output_tokens": most,
         "metadata": fields.any("metadata") if isinstance(fields.any("metadata"), dict) else {},
         "temperature": ask.spec["sampling"].get("temperature"),
         "top_p": ask.spec["sampling"].get("top_p", 1.0),
+        "parallel_tool_calls": tooling.parallel,
+        "tool_choice": fields.any("tool_choice") or "auto",
+        "tools": fields.listed("tools", limits.tools),
     }
     return ask
 
@@ -78,8 +85,6 @@ def input_of(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
 
 def call_message(fields: Fields) -> dict[str, Any]:
     """A call that the model made before, as a message."""
-    from .messages import call_of
-
     function = {"name": fields.any("name"), "arguments": fields.any("arguments")}
     call = Fields({"id": fields.any("call_id"), "function": function}, fields.path)
     return {"role": "assistant", "content": "", "tool_calls": [call_of(call)]}
@@ -88,31 +93,53 @@ def call_message(fields: Fields) -> dict[str, Any]:
 # ---- answers -----------------------------------------------------------------------------------
 
 
-class Shape:
-    """The parts of one response."""
+class Item:
+    """One item of a response's output, as it grows: a message, reasoning, or a call."""
 
-    def __init__(self, ask: Ask, model: ServedModel) -> None:
-        self.ask, self.model = ask, model
-        self.id, self.item = new_id("resp"), new_id("msg")
-        self.created = int(time.time())
+    def __init__(self, kind: str, name: str = "", call: str = "") -> None:
+        self.kind, self.name, self.call = kind, name, call
+        prefix = {"content": "msg", "reasoning": "rs", "call": "fc"}[kind]
+        self.id = new_id(prefix)
+        self.text = ""
 
-    def message(self, text: str, status: str) -> dict[str, Any]:
-        """The item that holds the text."""
-        content = [self.part(text)] if status != "in_progress" else []
+    def part(self) -> dict[str, Any]:
+        """The part of the item that is its text."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+    def body(self, status: str) -> dict[str, Any]:
+        """The item as a client sees it."""
+        content = [self.part()] if status != "in_progress" else []
+        if self.kind == "call":
+            return {
+                "id": self.id,
+                "type": "function_call",
+                "status": status,
+                "call_id": self.call,
+                "name": self.name,
+                "arguments": self.text,
+            }
+        if self.kind == "reasoning":
+            return {"id": self.id, "type": "reasoning", "summary": [], "content": content}
         return {
-            "id": self.item,
+            "id": self.id,
             "type": "message",
             "status": status,
             "role": "assistant",
             "content": content,
         }
 
-    def part(self, text: str) -> dict[str, Any]:
-        """The part of the item that is the text."""
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+class Shape:
+    """One response."""
+
+    def __init__(self, ask: Ask, model: ServedModel) -> None:
+        self.ask, self.model = ask, model
+        self.id, self.created = new_id("resp"), int(time.time())
 
     def whole(self, status: str, output: list[Any], one: Generation | None) -> dict[str, Any]:
-        """The response."""
+        """The response as a client sees it."""
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": self.id,
@@ -124,20 +151,18 @@ class Shape:
             "incomplete_details": details,
             "model": self.model.name,
             "output": output,
-            "parallel_tool_calls": True,
             "previous_response_id": None,
             "store": False,
-            "tool_choice": "auto",
-            "tools": [],
             "truncation": "disabled",
             "usage": None if one is None else usage_of(one),
             **self.ask.fields,
         }
 
-    def ended(self, one: Generation, text: str) -> dict[str, Any]:
-        """The response once it is whole."""
+    def ended(self, one: Generation, items: list[Item]) -> dict[str, Any]:
+        """The response once it is whole; only its last item may have been cut off."""
         status = "incomplete" if one.finish == "length" else "completed"
-        return self.whole(status, [self.message(text, status)], one)
+        output = [item.body("completed") for item in items[:-1]]
+        return self.whole(status, [*output, *(i.body(status) for i in items[-1:])], one)
 
 
 def usage_of(one: Generation) -> dict[str, Any]:
@@ -155,22 +180,46 @@ def response_body(
     ask: Ask, model: ServedModel, ones: list[Generation], found: Collected
 ) -> dict[str, Any]:
     """The response in one piece."""
-    return Shape(ask, model).ended(ones[0], found.text(0))
+    parser = AnswerParser() if ask.parser is None else ask.parser()
+    items: list[Item] = []
+    for part in [*parser.add(found.text(0)), *parser.finish()]:
+        take(items, part)
+    if not items:
+        items.append(Item("content"))
+    return Shape(ask, model).ended(ones[0], items)
+
+
+def take(items: list[Item], part: Part) -> bool:
+    """Put a Part where it belongs; whether that is a new item."""
+    kind = "call" if part.kind == "arguments" else part.kind
+    if part.kind == "call":
+        items.append(Item("call", part.text, part.id))
+        return True
+    new = not items or items[-1].kind != kind
+    if new:
+        items.append(Item(kind))
+    items[-1].text += part.text
+    return new
+
+
+DELTAS = {
+    "content": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "call": "response.function_call_arguments",
+}
 
 
 class ResponseStream(Streamed):
-    """A response's events."""
+    """A response's events: items one after the other, each added, filled and done."""
 
     def __init__(self, events: Events, ask: Ask, model: ServedModel) -> None:
         super().__init__(events, 1)
         self.shape = Shape(ask, model)
+        self.parser = AnswerParser() if ask.parser is None else ask.parser()
         self.ones: list[Generation] = []
         self.number = 0
-        self.texts: list[str] = []
-        place = {"item_id": self.shape.item, "output_index": 0, "content_index": 0}
-        self.place = place
-        head = dumps({"type": "response.output_text.delta", **place, "logprobs": []})
-        self.head = b"event: response.output_text.delta\ndata: " + head.encode()[:-1]
+        self.items: list[Item] = []
+        self.head = b""
 
     def named(self, kind: str, **body: Any) -> bytes:
         """One event with its name and number."""
@@ -178,39 +227,88 @@ class ResponseStream(Streamed):
         self.number += 1
         return f"event: {kind}\ndata: {dumps(body)}\n\n".encode()
 
-    def piece(self, one: Generation, text: str, token: int, more: Any) -> None:
-        """An event with the text of one more token."""
-        if not self.number:
-            self.events.send(self.opening())
-        if text:
-            self.texts.append(text)
-            number, self.number = self.number, self.number + 1
-            rest = b',"sequence_number":%d,"delta":%b}\n\n' % (number, quoted(text))
-            self.events.send(self.head + rest)
+    def place(self) -> dict[str, Any]:
+        """Where the item that is open stands."""
+        return {"item_id": self.items[-1].id, "output_index": len(self.items) - 1}
 
-    def opening(self) -> bytes:
-        """What comes before all text."""
-        shape = self.shape
-        begun = shape.whole("in_progress", [], None)
-        item = shape.message("", "in_progress")
-        return (
-            self.named("response.created", response=begun)
-            + self.named("response.in_progress", response=begun)
-            + self.named("response.output_item.added", output_index=0, item=item)
-            + self.named("response.content_part.added", **self.place, part=shape.part(""))
+    def piece(self, one: Generation, text: str, token: int, more: Any) -> None:
+        """Events with the text of one more token."""
+        if not self.number:
+            begun = self.shape.whole("in_progress", [], None)
+            self.events.send(
+                self.named("response.created", response=begun)
+                + self.named("response.in_progress", response=begun)
+            )
+        self.parts(self.parser.add(text))
+
+    def parts(self, parts: list[Part]) -> None:
+        """Events of what a parser gave."""
+        for part in parts:
+            done = self.done("completed") if part.kind == "call" or self.turns(part) else b""
+            if take(self.items, part):
+                self.events.send(done + self.added())
+            if part.kind != "call":
+                number, self.number = self.number, self.number + 1
+                rest = b',"sequence_number":%d,"delta":%b}\n\n' % (number, quoted(part.text))
+                self.events.send(self.head + rest)
+
+    def turns(self, part: Part) -> bool:
+        """Whether a Part begins another item than the one that is open."""
+        kind = "call" if part.kind == "arguments" else part.kind
+        return bool(self.items) and self.items[-1].kind != kind
+
+    def added(self) -> bytes:
+        """The events of an item that begins."""
+        item, place = self.items[-1], self.place()
+        empty = Item(item.kind, item.name, item.call)
+        empty.id = item.id
+        data = self.named(
+            "response.output_item.added",
+            output_index=place["output_index"],
+            item=empty.body("in_progress"),
+        )
+        if item.kind == "content":
+            place |= {"content_index": 0}
+            data += self.named("response.content_part.added", **place, part=empty.part())
+            place |= {"logprobs": []}
+        elif item.kind == "reasoning":
+            place |= {"content_index": 0}
+        kind = DELTAS[item.kind] + ".delta"
+        head = dumps({"type": kind, **place})
+        self.head = f"event: {kind}\ndata: {head[:-1]}".encode()
+        return data
+
+    def done(self, status: str) -> bytes:
+        """The events of an item that ends."""
+        if not self.items:
+            return b""
+        item, place = self.items[-1], self.place()
+        kind = DELTAS[item.kind] + ".done"
+        if item.kind == "call":
+            data = self.named(kind, **place, name=item.name, arguments=item.text)
+        else:
+            place |= {"content_index": 0}
+            more: dict[str, Any] = {"logprobs": []} if item.kind == "content" else {}
+            data = self.named(kind, **place, text=item.text, **more)
+        if item.kind == "content":
+            data += self.named("response.content_part.done", **place, part=item.part())
+        return data + self.named(
+            "response.output_item.done",
+            output_index=len(self.items) - 1,
+            item=item.body(status),
         )
 
     def closed(self, one: Generation) -> None:
         """What comes after all text."""
-        text = "".join(self.texts)
-        whole = self.shape.ended(one, text)
-        item, status = whole["output"][0], whole["status"]
-        self.events.send(
-            self.named("response.output_text.done", **self.place, text=text, logprobs=[])
-            + self.named("response.content_part.done", **self.place, part=self.shape.part(text))
-            + self.named("response.output_item.done", output_index=0, item=item)
-            + self.named(f"response.{status}", response=whole)
-        )
+        self.parts(self.parser.finish())
+        data = b""
+        if not self.items:
+            self.items.append(Item("content"))
+            data = self.added()
+        whole = self.shape.ended(one, self.items)
+        status = whole["status"]
+        data += self.done(status)
+        self.events.send(data + self.named(f"response.{status}", response=whole))
 
     def error(self, error: Refused) -> bytes:
         """The event of an error."""

@@ -6,11 +6,13 @@ has nothing left to refuse.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .fields import Fields
 from .model import ServedModel
+from .parts import AnswerParser
 from .refused import Refused
 from .settings import Limits
 
@@ -42,6 +44,7 @@ class Ask:
     stream: bool = False
     usage: bool = False  # at the end of a stream
     logprobs: int | None = None  # how many likeliest tokens are shown beside each; None: nothing
+    parser: Callable[[], AnswerParser] | None = None  # what takes an answer apart
     fields: Any = None  # what the route keeps for itself
 
     def specs(self) -> list[dict[str, Any]]:
