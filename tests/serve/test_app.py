@@ -54,11 +54,14 @@ def test_metrics(scripted):
         "request_time_per_output_token_seconds_count",
         "e2e_request_latency_seconds_count",
         "request_queue_time_seconds_count",
+        "request_prefill_time_seconds_count",
+        "request_inference_time_seconds_count",
         "request_prompt_tokens_sum",
         "request_generation_tokens_sum",
         "iteration_tokens_total_count",
     ):
         assert f"tilegrad:{name}{label}" in lines, name
+    assert float(lines[f"tilegrad:request_queue_time_seconds_count{label}"]) >= 1
     assert any("request_success_total" in name and 'reason="stop"' in name for name in lines)
 
 

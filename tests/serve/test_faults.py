@@ -81,7 +81,7 @@ def test_a_request_that_fails_fails_alone(scripted):
             status, found = one.result(LONG)
             assert status == 200
             assert found["choices"][0]["message"]["content"] == LETTERS[:20]
-        assert bad[0].result(LONG)[0] == 400
+        assert bad[0].result(LONG)[0] == 500
         assert "not finite" in bad[0].result(LONG)[1]["error"]["message"]
         assert bad[1].result(LONG)[0] == 500
         assert bad[1].result(LONG)[1]["error"]["message"] == "internal error"

@@ -182,7 +182,7 @@ async def live(request: web.Request) -> web.StreamResponse:
             "prompt_tokens": one.prompt,
             "made_tokens": len(one.made),
             "seconds": round(now - one.begun, 3),
-            "state": "running" if one.made else "waiting",
+            "state": "running" if one.started else "waiting",
         }
         for one in list(server.engine.live.values())[:256]
     ]

@@ -5,11 +5,12 @@ the first frame names, says `ready`, and then takes requests, runs a step while 
 sends all that a step made in one frame:
 
     {"made": [id, token, end, id, token, end, ...], "more": [[place, logprob, top], ...],
-     "failed": [[id, status, message], ...], "now": {...}}
+     "began": [id, ...], "failed": [[id, status, message], ...], "now": {...}}
 
 `end` is 0, or which of ENDS ended the request; `more` is there for tokens whose logprobs were
-asked for, by their place. Invariant: a request that cannot be served fails alone; the process ends
-when its socket does, and by nothing else but two failing steps in a row.
+asked for, by their place; `began` are requests that waited until this step. Invariant: a request
+that cannot be served fails alone; the process ends when its socket does, and by nothing else but
+two failing steps in a row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -55,6 +56,7 @@ class EngineLoop:
         self.told = 0.0
         self.failures = 0
         self.failed: list[list[Any]] = []  # requests that were refused, since the last step
+        self.known: set[Any] = set()  # ids that the engine has, as far as was told
         self.compiling: dict[int, tuple[Request, Future[Any]]] = {}  # whose grammars are not ready
         self.compiler = ThreadPoolExecutor(1, "grammars")
 
@@ -111,6 +113,7 @@ class EngineLoop:
                     for id in body:
                         self.compiling.pop(id, None)
                         self.engine.cancel(id)
+                        self.known.discard(id)
             seconds = 0
 
     def _add(self, given: dict[str, Any]) -> None:
@@ -122,7 +125,7 @@ class EngineLoop:
                 future = self.compiler.submit(grammars.matcher, request.constraint)
                 self.compiling[given["id"]] = (request, future)
             else:
-                self.engine.add(request)
+                self._give(request)
 
     def _take_compiled(self) -> None:
         for id, (request, future) in list(self.compiling.items()):
@@ -130,7 +133,11 @@ class EngineLoop:
                 del self.compiling[id]
                 with self._alone(id):
                     future.result()
-                    self.engine.add(request)
+                    self._give(request)
+
+    def _give(self, request: Request) -> None:
+        self.engine.add(request)
+        self.known.add(request.id)
 
     @contextlib.contextmanager
     def _alone(self, id: int) -> Iterator[None]:
@@ -147,7 +154,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         begun = time.perf_counter()
-        before = self._known()
+        waited = list(self.engine.waiting)
         try:
             produced = self.engine.step()
             self.failures = 0
@@ -156,33 +163,33 @@ class EngineLoop:
             self.failures += 1
             if self.failures >= MOST_FAILURES:
                 raise
-            lost = before - self._known()
-            status = 400 if isinstance(error, UserError) else 500
-            self.failed += [[id, status, said(error)] for id in lost]
+            lost = self.known - {*self.engine.running, *self.engine.waiting}
+            self.failed += [[id, 500, said(error)] for id in lost]
             produced = []
-        self._send(produced, time.perf_counter() - begun)
+        still = self.engine.waiting
+        self._send(produced, time.perf_counter() - begun, [i for i in waited if i not in still])
 
-    def _known(self) -> set[Any]:
-        """The ids of all requests that the engine has."""
-        return {*self.engine.running, *self.engine.waiting}
-
-    def _send(self, produced: Iterable[Produced], seconds: float) -> None:
+    def _send(
+        self, produced: Sequence[Produced], seconds: float, began: Sequence[Any] = ()
+    ) -> None:
         body = step_body(produced)
+        body["began"] = began
         body["failed"] += self.failed
+        self.known.difference_update(one.id for one in produced if one.finished)
+        self.known.difference_update(id for id, *_ in self.failed)
         self.failed = []
         body["now"] = state_of(self.engine, seconds)
         self.link.sendall(frame("step", body))
 
 
-def step_body(produced: Iterable[Produced]) -> dict[str, Any]:
+def step_body(produced: Sequence[Produced]) -> dict[str, Any]:
     """What a step made, as plain data."""
     made: list[int] = []
     more: list[Any] = []
     failed: list[Any] = []
     for one in produced:
         if one.error is not None:
-            status = 400 if isinstance(one.error, UserError) else 500
-            failed.append([one.id, status, said(one.error)])
+            failed.append([one.id, 500, said(one.error)])
             continue
         if one.logprob is not None:
             more.append([len(made), one.logprob, one.top])
@@ -232,9 +239,13 @@ def open_llm(
 ) -> tuple[Any, dict[str, Any]]:
     """The engine of a model and what the HTTP process needs to know of it."""
     from ..generate.llm import LLM
+    from ..runtime.device import target_for
 
     llm = LLM(given.pop("model"), progress=tell, **given)
+    target = target_for(llm.device)
     return llm.engine, {
+        # a step reads every weight once at least; a CPU's rate is not known without measuring
+        "roofline_seconds": llm.file_bytes / target.peak_bytes() if target.has_threads else None,
         "context": llm.context,
         "requests": llm.engine.requests,
         "vocabulary": llm.config.vocabulary,

@@ -46,6 +46,7 @@ class Generation:
         "listener",
         "made",
         "spec",
+        "started",
         "text",
     )
 
@@ -56,7 +57,7 @@ class Generation:
         self.spec, self.text, self.listener, self.index = spec, text, listener, index
         self.made: list[int] = []
         self.begun = time.perf_counter()
-        self.first = self.last = self.before = 0.0
+        self.started = self.first = self.last = self.before = 0.0  # 0: not yet
         self.finish: str | None = None
         self.error: Refused | None = None
         self.deaths = 0

@@ -73,6 +73,8 @@ class Metrics:
         )
         self.whole = Histogram("e2e_request_latency_seconds", "Of a whole request.", LONG)
         self.queue = Histogram("request_queue_time_seconds", "Waiting for a place.", LONG)
+        self.prefill = Histogram("request_prefill_time_seconds", "Until the first token.", LONG)
+        self.inference = Histogram("request_inference_time_seconds", "While it ran.", LONG)
         self.decode = Histogram("request_decode_time_seconds", "From first to last token.", LONG)
         self.prompt = Histogram("request_prompt_tokens", "Tokens of prompts.", COUNTS)
         self.answer = Histogram("request_generation_tokens", "Tokens of answers.", COUNTS)
@@ -104,8 +106,12 @@ class Metrics:
         self.finished[word or "abort"] += 1
         made = len(one.made)
         self.answer.observe(made)
+        if one.started:
+            self.queue.observe(max(0.0, one.started - one.begun))
         if made:
             self.whole.observe(one.last - one.begun)
+            self.prefill.observe(max(0.0, one.first - (one.started or one.begun)))
+            self.inference.observe(max(0.0, one.last - (one.started or one.begun)))
             self.decode.observe(one.last - one.first)
         if made > 1:
             self.per_token.observe((one.last - one.first) / (made - 1))

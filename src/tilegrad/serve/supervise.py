@@ -237,6 +237,9 @@ class Supervisor:
 
     def _step(self, body: dict[str, Any]) -> None:
         now, live = time.perf_counter(), self.live
+        for id in body["began"]:
+            if id in live:
+                live[id].started = live[id].started or now - body["now"]["seconds"]
         if self.stepped is not None:
             self.stepped(body, now)
         made = body["made"]
