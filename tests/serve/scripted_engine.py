@@ -3,7 +3,7 @@
 The last line of a prompt that begins with `SAY ` is what it answers, then it stops; without one it
 counts letters until the answer is as long as it may be. Words elsewhere in a prompt: `SLOW` takes
 20 ms a step, `NAN` fails after two tokens, `BOOM` breaks a step, `DIE` kills the process, `STUCK`
-never gives a token, `BEYOND` gives an id beyond the vocabulary.
+never gives a token, `HANG` never ends a step, `BEYOND` gives an id beyond the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilegrad.core.errors import UserError
 from tilegrad.generate.request import Produced
 from tilegrad.serve.engine_process import serve
 
-END = 257
+END, LONG = 257, 120.0
 MARK = b"\x00assistant\n"  # as this file reads a chat: 256 begins a message
 
 
@@ -92,6 +92,8 @@ class ScriptedEngine:
         words = set().union(*(s.words for s in self.running.values()))
         if b"DIE" in words:
             os.kill(os.getpid(), signal.SIGKILL)
+        if b"HANG" in words:
+            time.sleep(LONG)
         if b"BOOM" in words:
             self.running.clear()
             raise RuntimeError("secret of the inside")

@@ -130,6 +130,14 @@ def test_a_request_that_kills_engines_is_given_up(tiny_path, monkeypatch):
         assert server.chat("SAY hi")[0] == 200
 
 
+def test_an_engine_that_hangs_is_ended(tiny_path, monkeypatch):
+    monkeypatch.setattr(supervise, "FIRST_WAIT", 0.01)
+    with scripted_server(tiny_path, silence=0.5) as server:
+        status, found = server.chat("HANG")
+        assert status == 500 and "engine died" in found["error"]["message"]
+        assert server.chat("SAY hi")[0] == 200
+
+
 def test_too_many_wait(tiny_path):
     with scripted_server(tiny_path, requests=1, queue=1) as server:
         links = [raw(server, asked("STUCK", stream=True)) for _ in range(2)]

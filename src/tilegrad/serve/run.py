@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
+import sys
 from collections.abc import Callable
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from .model import ServedModel, read_tokenizer
 from .server import Server
 from .settings import Settings
 
+SWITCH = 0.0005  # seconds that a thread that tokenises may keep streams waiting
 CLOSING = 5.0  # seconds for connections that are still open at the end
 
 
@@ -61,6 +63,7 @@ async def run_server(
     said: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until a signal; `ready` is called once requests are served."""
+    sys.setswitchinterval(SWITCH)
     loop = asyncio.get_running_loop()
     stopping: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):

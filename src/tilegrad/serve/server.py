@@ -68,6 +68,7 @@ class Server:
             command=settings.command,
             tell=tell,
             stepped=self.metrics.stepped,
+            silence=settings.silence,
         )
         self.pool = ThreadPoolExecutor(WORKERS, "words")
         self.draining = False

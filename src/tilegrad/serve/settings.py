@@ -47,6 +47,7 @@ class Settings:
     origins: tuple[str, ...] = ()  # other sites whose pages may use the server
     queue: int = 256  # requests that may wait for a place in the batch
     timeout: float = 600.0  # seconds for one request
+    silence: float = 300.0  # seconds after which an engine with work that says nothing is ended
     drain: float = 30.0  # seconds that requests have to end in once the server is to stop
     log_prompts: bool = False
     opening: dict[str, Any] = field(default_factory=dict)  # arguments of LLM

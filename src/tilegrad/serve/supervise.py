@@ -60,7 +60,9 @@ class Supervisor:
         command: tuple[str, ...] = (),
         tell: Callable[[str, float, float], None] | None = None,
         stepped: Callable[[dict[str, Any], float], None] | None = None,
+        silence: float = 300.0,
     ) -> None:
+        """`silence`: seconds without a frame, while there is work, after which an engine hangs."""
         self.opening, self.command = opening, command or COMMAND
         self.tell, self.stepped = tell, stepped
         self.state = "loading"
@@ -76,13 +78,15 @@ class Supervisor:
         self._adds: list[dict[str, Any]] = []
         self._cancels: list[int] = []
         self._starts = 0  # in a row without a token
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._silence, self._heard = silence, time.monotonic()
 
     # ---- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to keep an engine alive."""
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._keep()), loop.create_task(self._watch())]
 
     async def ready(self) -> None:
         """Wait until the engine is ready; an error if it cannot be opened."""
@@ -98,10 +102,10 @@ class Supervisor:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), 2.0)
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+                await task
         self._kill()
         self._fail_all(Refused("the server is shutting down", status=503))
 
@@ -113,7 +117,10 @@ class Supervisor:
     async def _keep(self) -> None:
         """Start engines, one after the other."""
         while self.state != "closed":
-            await self._run_one()
+            try:
+                await self._run_one()
+            except OSError as error:  # no process or no socket could be had
+                log.error("the engine process cannot be started: %s", error.strerror)
             if self.state == "closed":
                 return
             self._starts += 1
@@ -126,6 +133,18 @@ class Supervisor:
             self._after_death()
             self._become("restarting")
             await asyncio.sleep(min(MOST_WAIT, FIRST_WAIT * 2 ** (self._starts - 1)))
+
+    async def _watch(self) -> None:
+        """End an engine that has work and says nothing: it hangs."""
+        while True:
+            await asyncio.sleep(min(1.0, self._silence / 4))
+            idle = self.state != "ready" or not self.live
+            if idle:
+                self._heard = time.monotonic()
+            elif time.monotonic() - self._heard > self._silence:
+                log.error("the engine process says nothing any more: it is ended")
+                self._heard = time.monotonic()
+                self._kill()
 
     async def _run_one(self) -> None:
         """One engine, from its start to its end."""
@@ -217,6 +236,7 @@ class Supervisor:
     # ---- frames ---------------------------------------------------------------------------------
 
     def _got(self, kind: str, body: Any) -> None:
+        self._heard = time.monotonic()
         if kind == "step":
             self._step(body)
         elif kind == "progress":
