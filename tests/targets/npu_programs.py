@@ -31,9 +31,13 @@ def small(**given: object) -> Parameters:
     return Parameters(**{**SMALL, **given})  # type: ignore[arg-type]
 
 
-def random_memory(seed: int, size: int = DRAM) -> np.ndarray:
-    """Bytes of DRAM."""
-    return np.random.default_rng(seed).integers(0, 256, size).astype(np.uint8)
+def random_memory(seed: int, size: int = DRAM, floating: bool = False) -> np.ndarray:
+    """Bytes of DRAM; for floats every second seed has bf16 near 1, else all bits."""
+    rng = np.random.default_rng(seed)
+    if floating and seed % 2:
+        values = rng.standard_normal(size // 2) * 2.0 ** rng.integers(-12, 12, size // 2)
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+    return rng.integers(0, 256, size).astype(np.uint8)
 
 
 class Writer:

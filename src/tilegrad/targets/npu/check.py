@@ -82,6 +82,8 @@ def _check_vector(p: Parameters, one: Instruction) -> None:
         raise _bad(one, "kind", f"one of {', '.join(FLOAT_KINDS)} for {p.element}", one.kind)
     if p.floating and one["shift"]:
         raise _bad(one, "shift", f"0 for {p.element}", one["shift"])
+    if one["shift"] > 46:
+        raise _bad(one, "shift", "at most 46", one["shift"])
     count = 1 if one["hold_first"] else one["count"]
     if one.kind in ("take", "load"):
         planes = 1 if one.kind == "take" else p.planes
