@@ -150,6 +150,7 @@ async def lockstep(dut: object) -> None:
     bench = Bench(dut, p)
     cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
     total = 0
+    before: Machine | None = None
     for seed in GIVEN["seeds"]:
         program = random_program(p, seed)
         memory = random_memory(seed, floating=p.floating)
@@ -157,11 +158,10 @@ async def lockstep(dut: object) -> None:
         if total == 0:
             await RisingEdge(dut.clk)
         await bench.start(program)
-        if total:  # memories keep what the last program left
-            for old, new in ((before.load.scratchpad, machine.load.scratchpad),
-                             (before.load.indices, machine.load.indices),
-                             (before.execute.sums, machine.execute.sums)):  # fmt: skip
-                new[:] = old
+        if before is not None:  # memories keep what the last program left
+            machine.load.scratchpad[:] = before.load.scratchpad
+            machine.load.indices[:] = before.load.indices
+            machine.execute.sums[:] = before.execute.sums
         while not machine.done:
             bench.drive(machine)
             await FallingEdge(dut.clk)

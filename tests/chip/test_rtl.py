@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from npu_programs import small
 from rtl_run import lockstep, why_not
 

@@ -1,0 +1,63 @@
+"""Compares the NPU's RTL with its simulator in every cycle, over many chips; prints what was equal.
+
+python bench/npu_rtl.py --seeds 20 [--simulator icarus] [--only "16x16"]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "chip"), str(ROOT / "tests" / "targets"), str(ROOT / "src")]
+from npu_programs import small  # noqa: E402
+from rtl_run import lockstep, why_not  # noqa: E402
+
+SIZES = {"4x4": (4, 4, 2), "3x5": (3, 5, 5), "8x8": (8, 8, 4), "16x16": (16, 16, 4)}
+
+
+def chips() -> dict[str, object]:
+    """Every dataflow, both elements, dense and 2:4, at each size."""
+    made = {}
+    for size, (rows, columns, lanes) in SIZES.items():
+        for flow in ("ws", "os", "is"):
+            for element, weights in (("int8", "int4"), ("bf16", "fp8")):
+                for sparse in (False, True):
+                    if sparse and rows % 2:
+                        continue
+                    name = f"{size} {flow} {element} {'2:4' if sparse else 'dense'}"
+                    made[name] = small(
+                        rows=rows, columns=columns, lanes=lanes, dataflow=flow, element=element,
+                        weights=weights, sparse=sparse, stochastic=sparse, accumulator_rows=64,
+                    )  # fmt: skip
+    return made
+
+
+def main() -> None:
+    """One line a chip; ends with 1 where one differs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--simulator", default="icarus")
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    if why_not(given.simulator):
+        sys.exit(why_not(given.simulator))
+    bad = 0
+    for name, p in chips().items():
+        if given.only not in name:
+            continue
+        start = time.time()
+        with tempfile.TemporaryDirectory() as folder:
+            found = lockstep(p, range(given.seeds), Path(folder), given.simulator)
+            log = (Path(folder) / "test.log").read_text()
+        bad += bool(found)
+        said = next((x.split("INFO")[1] for x in log.splitlines() if "are equal" in x), found)
+        print(f"{name:24} {' '.join(said.split()[1:])} ({time.time() - start:.0f} s)", flush=True)
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()
