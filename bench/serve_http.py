@@ -43,7 +43,9 @@ class PretendedEngine:
         self.running: dict[int, int] = {}
         self.most: dict[int, int] = {}
         self.waiting: dict[int, Any] = {}
-        self.pool = SimpleNamespace(pages=1024, page=16, free=list(range(1024)))
+        prefixes = SimpleNamespace(asked=0, found=0)
+        self.pool = SimpleNamespace(pages=1024, page=16, available=1024, prefixes=prefixes)
+        self.batcher = SimpleNamespace(preemptions=0)
         self.next = time.perf_counter()
 
     @property

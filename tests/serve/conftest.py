@@ -32,5 +32,5 @@ def scripted(tiny_path):
 @pytest.fixture(scope="module")
 def tiny_server(tiny_path):
     """A server with the tiny model."""
-    with LiveServer(tiny_path, opening={"requests": 4, "threads": 1}) as server:
+    with LiveServer(tiny_path, opening={"requests": 4, "threads": 1, "prepare": False}) as server:
         yield server

@@ -3,7 +3,8 @@
 The last line of a prompt that begins with `SAY ` is what it answers, then it stops; without one it
 counts letters until the answer is as long as it may be. Words elsewhere in a prompt: `SLOW` takes
 20 ms a step, `NAN` fails after two tokens, `BOOM` breaks a step, `DIE` kills the process, `STUCK`
-never gives a token, `HANG` never ends a step, `BEYOND` gives an id beyond the vocabulary.
+never gives a token, `HANG` never ends a step, `BEYOND` gives an id beyond the
+vocabulary, `CACHED` had 7 tokens of the prompt in the prefix cache.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Script:
         elif self.count >= self.request.max_tokens:
             finished = "length"
         if not self.request.sampling.logprobs:
-            return Produced(self.request.id, token, finished=finished)
+            more = {"cached": 7} if b"CACHED" in self.words else {}
+            return Produced(self.request.id, token, finished=finished, **more)
         top = tuple((token + i if token < 200 else token - i, -0.5 - i) for i in range(20))
         top = top[: self.request.sampling.logprobs]
         return Produced(self.request.id, token, -0.5, top, finished)
@@ -69,7 +71,9 @@ class ScriptedEngine:
         self.requests = requests
         self.running: dict[int, Script] = {}
         self.waiting: dict[int, Any] = {}
-        self.pool = SimpleNamespace(pages=64, page=16, free=list(range(64)))
+        prefixes = SimpleNamespace(asked=30, found=20)
+        self.pool = SimpleNamespace(pages=64, page=16, available=64, prefixes=prefixes)
+        self.batcher = SimpleNamespace(preemptions=3)
 
     @property
     def busy(self) -> bool:

@@ -62,6 +62,8 @@ def test_metrics(scripted):
     ):
         assert f"tilegrad:{name}{label}" in lines, name
     assert float(lines[f"tilegrad:request_queue_time_seconds_count{label}"]) >= 1
+    assert float(lines[f"tilegrad:prefix_cache_hits_total{label}"]) == 20
+    assert float(lines[f"tilegrad:num_preemptions_total{label}"]) == 3
     assert any("request_success_total" in name and 'reason="stop"' in name for name in lines)
 
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tilegrad.generate.request import Produced
+
 
 def chat(text, **more):
     return {"model": "tiny", "messages": [{"role": "user", "content": text}], **more}
@@ -20,6 +22,16 @@ def test_an_answer_in_one_piece(scripted):
     usage = found["usage"]
     assert usage["completion_tokens"] == len("hello world") + 1
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+@pytest.mark.skipif(
+    "cached" not in Produced.__dataclass_fields__, reason="the engine has no prefix cache"
+)
+def test_cached_tokens_are_told(scripted):
+    _, found = scripted.chat("CACHED", max_tokens=3)
+    assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 7}
+    _, found = scripted.chat("SAY hi")
+    assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 def test_a_stream_is_the_same_text(scripted):

@@ -85,7 +85,7 @@ def scripted_process(tiny_path, drain):
 def test_the_command(tiny_path):
     server = Process(
         *("-m", "tilegrad.cli.main", "serve", tiny_path, "--port", "0", "--requests", "2"),
-        *("--name", "mine", "--threads", "1"),
+        *("--name", "mine", "--threads", "1", "--no-prepare"),
     )
     status, data = server.chat("Hi", max_tokens=4, temperature=0)
     assert status == 200
@@ -158,7 +158,7 @@ def test_what_is_missing(tiny_path, tmp_path):
 def test_a_model_in_the_engine_process(tiny_path):
     """Answers over HTTP are those of `LLM`; ids beyond the vocabulary are refused."""
     llm = LLM(tiny_path, requests=1, threads=1)
-    with LiveServer(tiny_path, opening={"requests": 4, "threads": 1}) as server:
+    with LiveServer(tiny_path, opening={"requests": 4, "threads": 1, "prepare": False}) as server:
         prompts = ["abc", "hello", "x"]
         body = {"prompt": prompts, "max_tokens": 6, "temperature": 0}
         status, found = server.post("/v1/completions", body)

@@ -1,4 +1,4 @@
-"""The shipped model behind the server, with the official clients; skipped where it was not fetched."""
+"""The shipped model behind the server, with the official clients; skipped where it is absent."""
 
 import concurrent.futures
 
@@ -16,7 +16,9 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? One word
 
 @pytest.fixture(scope="module")
 def server():
-    with LiveServer(KEPT["smollm2"], opening={"requests": 4, "context": 512}) as found:
+    with LiveServer(
+        KEPT["smollm2"], opening={"requests": 4, "context": 512, "prepare": False}
+    ) as found:
         yield found
 
 

@@ -199,7 +199,7 @@ def test_answers_that_must_have_a_form(tool_path):
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    with LiveServer(tool_path, opening={"requests": 2, "threads": 1}) as server:
+    with LiveServer(tool_path, opening={"requests": 2, "threads": 1, "prepare": False}) as server:
         status, found = server.chat("Is it?", response_format=form, temperature=0, max_tokens=200)
         assert status == 200
         assert isinstance(json.loads(found["choices"][0]["message"]["content"])["yes"], bool)

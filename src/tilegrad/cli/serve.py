@@ -54,6 +54,9 @@ Drain = Annotated[
 Prompts = Annotated[
     bool, typer.Option("--log-prompts", help="Write what clients ask into the log.")
 ]
+Prepare = Annotated[
+    bool, typer.Option(help="Compile all steps before the first request, not as they are needed.")
+]
 Verbose = Annotated[bool, typer.Option("--log-requests", help="Log a line for each request.")]
 
 
@@ -70,6 +73,7 @@ def serve(
     device: options.Device = None,
     dtype: options.DType = None,
     threads: options.Threads = None,
+    prepare: Prepare = True,
     max_queue: Queue = 256,
     timeout: Timeout = 600.0,
     drain: Drain = 30.0,
@@ -98,9 +102,11 @@ def serve(
             timeout=timeout,
             drain=drain,
             log_prompts=log_prompts,
-            opening=options.given(
-                device=device, dtype=dtype, threads=threads, context=context, requests=requests
-            ),
+            opening={
+                **options.given(device=device, dtype=dtype, threads=threads, context=context),
+                "requests": requests,
+                "prepare": prepare,
+            },
             sampling=advised(model),
         )
         said = Said(settings, bars)

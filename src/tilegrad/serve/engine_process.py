@@ -5,12 +5,14 @@ the first frame names, says `ready`, and then takes requests, runs a step while 
 sends all that a step made in one frame:
 
     {"made": [id, token, end, id, token, end, ...], "more": [[place, logprob, top], ...],
-     "began": [id, ...], "failed": [[id, status, message], ...], "now": {...}}
+     "began": [id, ...], "cached": [[id, tokens], ...],
+     "failed": [[id, status, message], ...], "now": {...}}
 
 `end` is 0, or which of ENDS ended the request; `more` is there for tokens whose logprobs were
-asked for, by their place; `began` are requests that waited until this step. Invariant: a request
-that cannot be served fails alone; the process ends when its socket does, and by nothing else but
-two failing steps in a row.
+asked for, by their place; `began` are requests that waited until this step; `cached` says, with the
+first token of a request, how much of its prompt was in the prefix cache. Invariant: a request that
+cannot be served fails alone; the process ends when its socket does, and by nothing else but two
+failing steps in a row.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class EngineLoop:
         self.failures = 0
         self.failed: list[list[Any]] = []  # requests that were refused, since the last step
         self.known: set[Any] = set()  # ids that the engine has, as far as was told
+        self.fresh: set[Any] = set()  # those of them without a token
         self.compiling: dict[int, tuple[Request, Future[Any]]] = {}  # whose grammars are not ready
         self.compiler = ThreadPoolExecutor(1, "grammars")
 
@@ -114,6 +117,7 @@ class EngineLoop:
                         self.compiling.pop(id, None)
                         self.engine.cancel(id)
                         self.known.discard(id)
+                        self.fresh.discard(id)
             seconds = 0
 
     def _add(self, given: dict[str, Any]) -> None:
@@ -138,6 +142,7 @@ class EngineLoop:
     def _give(self, request: Request) -> None:
         self.engine.add(request)
         self.known.add(request.id)
+        self.fresh.add(request.id)
 
     @contextlib.contextmanager
     def _alone(self, id: int) -> Iterator[None]:
@@ -177,6 +182,12 @@ class EngineLoop:
         body["failed"] += self.failed
         self.known.difference_update(one.id for one in produced if one.finished)
         self.known.difference_update(id for id, *_ in self.failed)
+        if self.fresh:
+            first = [one for one in produced if one.id in self.fresh]
+            found = [[one.id, getattr(one, "cached", 0)] for one in first]
+            body["cached"] = [[id, count] for id, count in found if count]
+            self.fresh.difference_update(one.id for one in first)
+            self.fresh &= self.known
         self.failed = []
         body["now"] = state_of(self.engine, seconds)
         self.link.sendall(frame("step", body))
@@ -194,17 +205,22 @@ def step_body(produced: Sequence[Produced]) -> dict[str, Any]:
         if one.logprob is not None:
             more.append([len(made), one.logprob, one.top])
         made += (one.id, one.token, ENDS.index(one.finished or ""))  # type: ignore[arg-type]
-    return {"made": made, "more": more, "failed": failed}
+    return {"made": made, "more": more, "cached": [], "failed": failed}
 
 
 def state_of(engine: Any, seconds: float) -> dict[str, Any]:
     """How full an engine is, and how long its last step took."""
     pool = engine.pool
+    prefixes, batcher = getattr(pool, "prefixes", None), getattr(engine, "batcher", None)
+    free = pool.available if prefixes is not None else len(pool.free)
     return {
         "running": len(engine.running),
         "waiting": len(engine.waiting),
         "pages": pool.pages,
-        "used": pool.pages - len(pool.free),
+        "used": pool.pages - free,
+        "queried": 0 if prefixes is None else prefixes.asked,
+        "hits": 0 if prefixes is None else prefixes.found,
+        "preempted": 0 if batcher is None else batcher.preemptions,
         "seconds": seconds,
     }
 
@@ -241,7 +257,11 @@ def open_llm(
     from ..generate.llm import LLM
     from ..runtime.device import target_for
 
+    prepares = given.pop("prepare", True)
     llm = LLM(given.pop("model"), progress=tell, **given)
+    prepare = getattr(llm.engine, "prepare", None)
+    if prepares and prepare is not None:  # nothing is compiled while a client waits
+        prepare(tell)
     target = target_for(llm.device)
     return llm.engine, {
         # a step reads every weight once at least; a CPU's rate is not known without measuring

@@ -61,7 +61,7 @@ class Metrics:
         self.model = model
         self.begun = time.time()
         self.now: dict[str, Any] = {}  # what the engine last said of itself
-        self.prompt_tokens = self.made_tokens = self.cached_tokens = self.queried_tokens = 0
+        self.prompt_tokens = self.made_tokens = 0
         self.steps = 0
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.refused: dict[int, int] = {}  # by status

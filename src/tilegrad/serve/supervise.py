@@ -260,6 +260,9 @@ class Supervisor:
         for id in body["began"]:
             if id in live:
                 live[id].started = live[id].started or now - body["now"]["seconds"]
+        for id, count in body["cached"]:
+            if id in live and not live[id].made:  # not of one that was resumed
+                live[id].cached = count
         if self.stepped is not None:
             self.stepped(body, now)
         made = body["made"]
