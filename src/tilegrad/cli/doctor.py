@@ -20,6 +20,7 @@ from ..core.errors import TilegradError, UserError
 
 EXTRAS = {
     "cuda": "NVIDIA GPUs",
+    "chip": "RTL of chips: simulation and lint",
     "serve": "the server, its router and its load",
     "peers": "comparison with PyTorch",
     "test": "running the tests",
