@@ -12,6 +12,7 @@ from quantised_rows import decode_bound, prefill_bound, random_rows
 from tilegrad.compiler.compile import compile_for, host
 from tilegrad.compiler.pipeline import fitted
 from tilegrad.core import format as formats
+from tilegrad.core.config import override
 from tilegrad.core.dtype import bfloat16, float16, float32, int32
 from tilegrad.core.format import QUANTISED, Format
 from tilegrad.core.target import AVX2, AVX512, AVX512_AMX, NEON, SSE2, Target
@@ -346,3 +347,41 @@ def test_lesser_machines(target: Target, form: Format, tokens: int) -> None:
     w = form.to_float32(raw).astype(np.float64)
     error = np.abs(got - x.astype(np.float64) @ w.T)
     assert (error < np.maximum(decode_bound(x, w), prefill_bound(x, w))).all()
+
+
+# ---- any number of tokens by one kernel ---------------------------------------------------------
+
+
+def by_decode(form: Format, tokens: Any, x: np.ndarray, raw: np.ndarray) -> Any:
+    """Products of bytes with all tokens, 24 at a time, on this machine."""
+    shape = QuantisedShape(form, len(raw), x.shape[1], tokens)
+    body = decode(shape, host(), 24, whole=True)
+    names = ["x", *(n for n, _, _ in kernels.parts(shape))]
+    given = [x, *packed(shape, raw)]
+    return compiled(kernels._callee("q", [body], names), given, (len(x), len(raw)), float32)
+
+
+@pytest.mark.parametrize("form", [formats.Q4_1, formats.Q8_0, formats.Q4_K], ids=str)
+def test_any_number_of_tokens_by_products_of_bytes(form: Format) -> None:
+    """Each is within its bound, and its bits do not depend on how many there are."""
+    x, raw = tokens_of(53, 256), random_rows(form, 37, 256)
+    whole = by_decode(form, 53, x, raw)
+    w = form.to_float32(raw).astype(np.float64)
+    wide = x.astype(np.float64)
+    assert (np.abs(whole - wide @ w.T) / decode_bound(wide, w)).max() < 1.0
+    for count in (1, 2, 24, 25):
+        np.testing.assert_array_equal(by_decode(form, count, x[:count], raw), whole[:count])
+
+
+@pytest.mark.parametrize("target", [AVX512, AVX512_AMX, AVX2, NEON, SSE2], ids=lambda t: t.name)
+def test_one_kernel_for_any_number_of_tokens(target: Target) -> None:
+    """At the level `invariant`: one Body, the same for one token and for a Symbol of them."""
+    found = set()
+    with override(determinism="invariant"):
+        for tokens in (1, 7, 300, symbol("tokens", 1, 512)):
+            shape = QuantisedShape(formats.Q4_1, 64, 96, tokens)
+            assert "invariant" in kernels.why_not_around(shape, target, Around(bias=True))
+            (launch,) = kernels.callee(shape, target).launches
+            found.add(launch[0].name)
+    few = kernels.few(target) > 1
+    assert found == {"quantised_decode" if few else "quantised_prefill"}

@@ -57,6 +57,7 @@ _START = "every Schedule starts with it"
 _ORDER = "Kernels would read what is not yet written"
 _ANY_SIZE = "no Target holds tiles of any size"
 _ONE_ROW = "products of one row are added in another order"
+_JOINED = "products are joined where so many rows pay for it"
 _ORDER_OF_SUMS = "how a sum is cut depends on the number of rows"
 _ANGLES = ("asin", "acos", "atan2", "asinh", "acosh", "atanh")
 _WRITTEN_OUT = ("sign", "sigmoid", "logit", *_ANGLES, "custom")
@@ -141,7 +142,7 @@ REGIONS = [
     ),
     Pass("fuse", "schedule.fuse:fuse", needed=_START),
     Pass("leave long epilogues", "schedule.epilogue:leave_long_epilogues", threads),
-    Pass("join dots", "schedule.dot_joint:join_dots", asynchronous),
+    Pass("join dots", "schedule.dot_joint:join_dots", asynchronous, varies=_JOINED),
     # After the Regions are what they stay.
     Pass("order updates", "schedule.state:order_updates", needed=_ORDER),
     Pass("order Regions", "schedule.order:order_regions", needed=_ORDER),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import config
+from ..core.config import config, invariant
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
@@ -25,6 +25,8 @@ def why_not(node: Node, x: AttentionShape, target: Target) -> str:
     """Why no kernel takes the Node; '' where one does."""
     if not target.asynchronous_units:
         return f"{target.name} has no matrix units beside its threads"
+    if node.op is ops.attention and invariant():
+        return "invariant: its Plan depends on the number of queries"
     if node.op is ops.attention:
         return attention.why_not(x) or _no_plan(x, target)
     wanted = node.attrs["wanted"]

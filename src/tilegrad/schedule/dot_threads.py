@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import dtype as dtypes
+from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
 from ..ir.node import Node
@@ -105,7 +106,7 @@ class TiledDot:
         """Evaluate and store what the group wants of the tile."""
         _, m, _, n = self.problem.sizes
         linear = combine(multiply(combine(multiply(batch, m), row, 1), n), lane, 1)
-        rounded = self.b.cast(total, wide(self.dot.dtype))
+        rounded = self.e.settled(self.b.cast(total, wide(self.dot.dtype)), self.dot)
         for shape in {self.dot.shape: None, **{v.shape: None for v in self.stored}}:
             self.e.bind(self.dot, self.index_of(self.dot, shape, batch, row, lane, linear), rounded)
         for v in self.stored:
@@ -127,6 +128,8 @@ def tile_of(problem: Problem) -> tuple[int, int, int]:
     """Rows and columns of a tile, and warps that compute it."""
     _, m, _, n = problem.sizes
     rows, columns = (min(SIDE, max(LEAST, power_of_two(high(s)))) for s in (m, n))
+    if invariant():
+        rows = columns = SIDE
     return rows, columns, min(4, rows * columns // (LEAST * LEAST))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.config import config
+from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float16, float32, int64
 from ..core.target import Target
 from ..graph import ops
@@ -25,7 +25,7 @@ from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import Choice, ranked, turn, with_room
-from ..kernels.matmul.table import PLAIN, tuned
+from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads import ThreadMatmul, ThreadPlan
 from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
 from ..kernels.matmul.wide import Operands, WideMatmul, cut, in_ring, tile_counts
@@ -144,7 +144,9 @@ class WideDot:
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
         if self.operands is None or not choose:
             return
-        if self.asynchronous and not self.block_sums and self._streams():
+        if invariant():
+            self.choice = next(for_any_rows(self.operands, target), None)
+        elif self.asynchronous and not self.block_sums and self._streams():
             self.choice = choose_matvec(self.operands, target)
         elif self.asynchronous:
             known = tuned(self.operands, target, self._epilogue_class())
@@ -463,7 +465,8 @@ class WideDot:
         with self.e.tile(row, rows, sizes[0], column, columns, sizes[1]) as (i, j):
             at_m, at_n = (j, i) if turned else (i, j)
             near = dict(zip(self.near, pieces[len(self.dots) :]))
-            rounded = [self.b.cast(p, wide(self.dot.dtype)) for p in pieces[: len(self.dots)]]
+            kind, own_pieces = wide(self.dot.dtype), pieces[: len(self.dots)]
+            rounded = [self.e.settled(self.b.cast(p, kind), self.dot) for p in own_pieces]
             linear = combine(multiply(combine(multiply(batch, m), at_m, 1), n), at_n, 1)
             own = self.index_of(batch, at_m, at_n)
             if self.wholes and self.kernel is not None:

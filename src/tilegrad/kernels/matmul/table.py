@@ -19,11 +19,13 @@ from ...core.errors import UserError
 from ...core.target import Target
 from ...ir.symbol import high
 from ..plan_table import PlanTable, Record, plans
-from .plan import Choice, choose, in_spans, shared_bytes, tiles_of, turn
+from .plan import Choice, choose, in_spans, ranked, shared_bytes, tiles_of, turn
+from .threads_plan import ranked_threads
 from .wide import Operands, WidePlan, why_not
 
 MACHINES = ("h100", "h200")  # machines with names of their own in keys, whatever their memory
 SAME_MACHINE = {"h100": "h200"}  # whose Plans a machine takes where it has none of its own
+ONE_SIZE = 128  # rows of the problem whose Plan serves all others at the level `invariant`
 PLAIN = "plain"  # the class of an epilogue that only rounds
 
 
@@ -91,6 +93,20 @@ def tuned(
 def planned(x: Operands, target: Target, epilogue: str = PLAIN) -> Choice:
     """The Plan to run: what the table knows, else what the model expects to be fastest."""
     return tuned(x, target, epilogue) or choose(x, target)
+
+
+def for_any_rows(x: Operands, target: Target) -> Iterator[Choice]:
+    """Plans that serve any number of rows alike, the most promising for ONE_SIZE of them first:
+    whole k, nothing turned, no tables. None where a lies along m, whose size says what applies."""
+    if not x.a_along_k:
+        return
+    fixed = dataclasses.replace(x, m=ONE_SIZE)
+    if not target.asynchronous_units:
+        yield from cast("list[Choice]", ranked_threads(fixed, target))
+        return
+    for choice in ranked(fixed, target):
+        if choice.plan.split == choice.plan.cluster == 1 and not choice.turned:
+            yield choice
 
 
 def _keys(x: Operands, target: Target, epilogue: str) -> Iterator[tuple[str, int]]:

@@ -4,13 +4,15 @@
 memory is read once and written once. *Swept*: see `sweep`. *Streamed*: see `stream`. *Split*: few
 long rows are cut into parts, whose partial results a second launch combines.
 
-Invariant: a row's sums are added in an order that depends on shapes and the Target alone.
+Invariant: a row's sums are added in an order that depends on shapes and the Target alone, and at
+the level `invariant` on the length of the row alone: held by itself, or swept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...core.config import invariant
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
@@ -48,6 +50,8 @@ class ThreadRows(ThreadStream):
         assert rows is not None
         if high(columns) <= HELD:
             return self.held(rows, columns)
+        if invariant():
+            return self.swept(rows, columns)
         parts = self.row_parts(rows, columns)
         if parts > 1:
             return self.split(rows, columns, parts)
@@ -60,7 +64,7 @@ class ThreadRows(ThreadStream):
         """Rows as one tile, all stages on it."""
         self.begin(self.name)
         lanes = power_of_two(high(columns))
-        each = EACH if self.many_reads() <= 3 else EACH // 2
+        each = EACH if self.many_reads() <= 3 and not invariant() else EACH // 2
         many = self.rows_held(high(rows), lanes, each)
         self.each = each
         middle = self.middle_of(rows, many, lanes)
@@ -92,6 +96,8 @@ class ThreadRows(ThreadStream):
     def rows_held(self, rows: int, lanes: int, each: int) -> int:
         """Rows of a program: several where they are short, or where reads run across them."""
         most = power_of_two(max(1, rows))
+        if invariant():
+            return 1  # how a tile lies in threads sets the order of its sums
         if self._across() and lanes <= 1024:
             return min(most, 16 if lanes > 64 else 32)
         if lanes > WARP * each:
@@ -128,7 +134,7 @@ class ThreadRows(ThreadStream):
         totals = [(v, self.along(x, KINDS[v.op])) for v, x in filled]
         for v, total in totals:
             total = self.e.column(total) if len(total.shape) == 1 else total
-            self.e.bind(v, unravel(row, v.shape), total)
+            self.e.bind(v, unravel(row, v.shape), self.e.settled(total, v))
 
     def filled(self, node: Node, x: Node) -> Node:
         """A whole tile in which what is outside changes nothing."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ...core.config import invariant
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
@@ -115,6 +116,8 @@ class ThreadSpace(LoopSpace):
 
     def vector(self) -> int:
         """Elements one thread moves at once: a vector of the narrowest array of full size."""
+        if self.reduces and invariant():
+            return max(1, self.target.vector_bytes // 4)  # whatever else is read
         sizes = [
             n.dtype.size
             for n in [*self.reads, *self.group.stored]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...core.config import invariant
 from ...core.dtype import int64
 from ...graph import ops
 from ...ir.node import Node
@@ -146,6 +147,8 @@ class ThreadSweep(ThreadOnline):
         shared = self.target.memories.get("shared")
         if not again or shared is None or not isinstance(columns, int) or self.inner != columns:
             return Kept()
+        if invariant():
+            return Kept()  # more threads would add in another order
         self.use_threads(32)  # one program has a core for itself
         room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in again)
         size = min(room, columns) // self.lanes * self.lanes
@@ -368,7 +371,7 @@ class ThreadSweep(ThreadOnline):
             position += 1
         totals = [(v, self._all(x, KINDS[v.op])) for v, x in tops.items()]  # side by side
         for v, total in totals:
-            self.e.bind(v, unravel(walk.row, v.shape), total)
+            self.e.bind(v, unravel(walk.row, v.shape), self.e.settled(total, v))
         for o in walk.online:
             self.finish_online(o, walk.row, tops[o.largest], *values[position : position + 3])
             position += 3
