@@ -31,7 +31,9 @@ def nothing_stays(llm: LLM) -> Any:
     """Whatever a test does, slots and pages are free after it."""
     yield
     engine = llm.engine
-    assert len(engine.pool.free) == engine.pool.pages and len(engine.slots) == engine.requests
+    engine.batcher.check()
+    assert engine.pool.available == engine.pool.pages
+    assert len(engine.batcher.slots) == engine.requests
     assert not engine.busy and not llm._tasks
 
 

@@ -10,10 +10,10 @@ from decoder_families import loaded, tokens
 import tilegrad as tg
 from tilegrad.compiler import breaks
 from tilegrad.core.errors import UserError
+from tilegrad.generate.batcher import Batch
 from tilegrad.generate.engine import Engine
 from tilegrad.generate.request import Produced, Request
 from tilegrad.generate.sampling import Sampling, Variant
-from tilegrad.generate.steps import bucket_of
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import Expr
 from tilegrad.models.decoder.model import Decoder
@@ -67,9 +67,10 @@ def ids(produced: list[Produced]) -> list[int]:
 
 
 def is_idle(engine: Engine) -> bool:
-    """Whether all slots and pages are free."""
-    free = sorted(engine.pool.free) == list(range(engine.pool.pages))
-    return free and sorted(engine.slots) == list(range(engine.requests)) and not engine.busy
+    """Whether all slots and pages are free, or idle."""
+    engine.batcher.check()
+    free = sorted(engine.batcher.slots) == list(range(engine.requests)) and not engine.busy
+    return free and engine.pool.available == engine.pool.pages
 
 
 @functools.cache
@@ -115,34 +116,18 @@ def test_arrivals_and_cancelling_do_not_change_what_others_get() -> None:
     assert is_idle(engine) and engine.step() == []
 
 
-def test_requests_wait_for_pages() -> None:
-    """The pool holds nine pages of 16: the second waits for the first, the third for both."""
-    engine = shared("llama")
-    for id, length, more in (("a", 37, 27), ("b", 20, 44), ("c", 5, COUNT), ("d", 37, 27)):
-        engine.add(Request(id, prompt(length), max_tokens=more))
-    engine.step()
-    assert list(engine.running) == ["a", "b", "c"] and len(engine.pool.free) == 0
-    engine.cancel("b")
-    engine.step()
-    assert list(engine.running) == ["a", "c", "d"]
-    found = finish(engine)
-    assert ids(found["d"]) == greedy("llama", prompt(37), 27)
-    assert ids(found["c"])[-1] == greedy("llama", prompt(5))[-1]
-    assert is_idle(engine)
-
-
 def test_a_step_may_begin_before_the_last_is_read() -> None:
     """As on a GPU: what stops or is cancelled meanwhile harms nobody, and its slot is used anew."""
     engine = shared("llama")
     engine.overlaps = True
     begun: list[int] = []
-    launch = engine.steps.launch
+    launch = engine._launch
 
-    def counted(*given: Any) -> Any:
-        begun.append(len(given[0]))
-        return launch(*given)
+    def counted(batch: Batch) -> Any:
+        begun.append(len(engine._under_way))
+        return launch(batch)
 
-    engine.steps.launch = counted  # type: ignore[method-assign]
+    engine._launch = counted  # type: ignore[method-assign]
     try:
         wanted = greedy("llama", prompt(3), 20)
         stop = next(t for t in wanted[4:] if t not in wanted[:4])
@@ -157,12 +142,12 @@ def test_a_step_may_begin_before_the_last_is_read() -> None:
         engine.cancel("gone")
         finish(engine, found)
     finally:
-        engine.overlaps, engine.steps.launch = False, launch  # type: ignore[method-assign]
+        engine.overlaps, engine._launch = False, launch  # type: ignore[method-assign]
     assert ids(found["stops"]) == wanted[: wanted.index(stop) + 1]
     assert ids(found["a"]) == greedy("llama", prompt(20), 20)
     assert ids(found["late"]) == greedy("llama", prompt(5))
     assert ids(found["gone"]) == greedy("llama", prompt(12), 20)[: len(found["gone"])]
-    assert len(begun) > 10 and is_idle(engine) and engine._ahead is None
+    assert begun.count(1) > 10 and is_idle(engine) and not engine._under_way
 
 
 def test_a_stop_token_ends_a_request() -> None:
@@ -263,32 +248,18 @@ def test_steps_of_few_keys_are_steps_of_their_own(
     )
     engine.overlaps = overlaps
     seen: list[tuple[int, int | None]] = []
-    launch = engine.steps.launch
+    launch = engine.steps.decode
 
-    def noted(slots: Any, variant: Any, keys: int) -> Any:
+    def noted(slots: Any, tails: Any, variant: Any, keys: int) -> Any:
         seen.append((keys, int(engine.cache.lengths.numpy()[slots[0]])))
-        return launch(slots, variant, keys)
+        return launch(slots, tails, variant, keys)
 
-    monkeypatch.setattr(engine.steps, "launch", noted)
+    monkeypatch.setattr(engine.steps, "decode", noted)
     for _ in range(2):
         engine.add(Request("a", prompt(10), max_tokens=20))
         assert ids(finish(engine)["a"]) == greedy("llama", prompt(10), 20)
     assert all(keys > length for keys, length in seen)  # those it has, and the new one
-    bounds = [bucket.bound for bucket in engine.steps._buckets[1, Variant()]]
+    bounds = engine.steps._decoding[1, Variant()]
     assert [bound.ranges for bound in bounds] == [{"keys": (1, 16)}, {"keys": (17, 64)}]
     assert len(told) == 2 * 3  # and the step with the prompt
     assert engine.steps.bound(1) is bounds[0]
-
-
-def test_buckets() -> None:
-    assert [bucket_of(n) for n in (1, 2, 3, 4, 5, 8, 9, 200, 256)] == [
-        1,
-        2,
-        4,
-        4,
-        8,
-        8,
-        16,
-        256,
-        256,
-    ]

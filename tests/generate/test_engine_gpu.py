@@ -79,4 +79,4 @@ def test_an_engine_on_a_gpu(small_gpu) -> None:
         engine.step()
     assert small_gpu.count("cuMemcpyHtoDAsync") == settled  # a decode step uploads nothing
     engine.cancel("long")
-    assert not engine.busy and len(engine.pool.free) == engine.pool.pages
+    assert not engine.busy and engine.pool.available == engine.pool.pages

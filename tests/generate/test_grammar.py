@@ -313,7 +313,7 @@ def test_mixed_with_others_that_do_not_change(llm: LLM) -> None:
     assert [a.tokens for a in answers] == [a.tokens for a in alone]
     again = [llm.generate(prompt, **settings) for prompt, settings in rest]
     assert [a.tokens for a in again] == [a.tokens for a in alone]
-    assert not llm.engine._matchers
+    assert not llm.engine.busy
 
 
 def test_logprobs_are_those_of_the_model(llm: LLM) -> None:
@@ -363,7 +363,7 @@ def test_a_matcher_that_fails_ends_its_own_request_only(
     assert [p.finished for p in found["bad"]] == [None, None, "error"]
     assert "lost" in str(found["bad"][-1].error)
     assert tuple(p.token for p in found["good"]) == alone.tokens
-    assert len(engine.slots) == engine.requests and not engine._matchers
+    assert len(engine.batcher.slots) == engine.requests and not engine.busy
 
 
 def test_what_cannot_be_served_is_refused(llm: LLM) -> None:
@@ -373,7 +373,7 @@ def test_what_cannot_be_served_is_refused(llm: LLM) -> None:
         llm.generate("a", regex="a", json_object=True)
     with pytest.raises(UserError, match="own end"):
         llm.engine.add(Request("a", (1,), constraint=Constraint("regex", "a")))
-    assert "a" not in llm.engine and not llm.engine._matchers
+    assert "a" not in llm.engine and not llm.engine.busy
     with pytest.raises(UserError, match="tokenizer with a token that ends"):
         Grammars(Tokenizer([], [], [], Words([])), 10).matcher(Constraint("regex", "a"))
 

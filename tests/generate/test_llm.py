@@ -57,8 +57,11 @@ def greedy(llm: LLM, text: str, count: int) -> list[int]:
 
 def is_idle(llm: LLM) -> bool:
     engine = llm.engine
-    free = len(engine.pool.free) == engine.pool.pages and len(engine.slots) == engine.requests
-    return free and not engine.busy and not llm._tasks
+    engine.batcher.check()
+    free = len(engine.batcher.slots) == engine.requests
+    return (
+        free and engine.pool.available == engine.pool.pages and not engine.busy and not llm._tasks
+    )
 
 
 def test_an_answer(llm: LLM) -> None:
@@ -190,13 +193,13 @@ def test_a_stream_thrown_away_in_a_step(llm: LLM, monkeypatch: pytest.MonkeyPatc
     wanted = llm.generate("tiles", max_tokens=8).tokens
     kept = [llm.stream("a", max_tokens=60)]
     next(kept[0])
-    launch = llm.engine.steps.launch
+    launch = llm.engine.steps.decode
 
     def drops(*given: Any) -> Any:
         kept.clear()
         return launch(*given)
 
-    monkeypatch.setattr(llm.engine.steps, "launch", drops)
+    monkeypatch.setattr(llm.engine.steps, "decode", drops)
     assert llm.generate("tiles", max_tokens=8).tokens == wanted
     assert not kept and is_idle(llm)
 

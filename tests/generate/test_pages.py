@@ -1,54 +1,110 @@
-"""The pool of pages: no page has two owners, and all come back."""
+"""The page pool and the prefix cache against plain models: counts, keys, who goes first."""
+
+from __future__ import annotations
+
+import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tilegrad.core.errors import InternalError
 from tilegrad.generate.pages import PagePool
-
-DEEDS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=60)
-
-
-@given(pages=st.integers(1, 12), page=st.integers(1, 9), deeds=DEEDS)
-@settings(max_examples=200, deadline=None)
-def test_pages_have_one_owner_and_all_come_back(
-    pages: int, page: int, deeds: list[tuple[int, int]]
-) -> None:
-    pool = PagePool(pages, page)
-    owned: dict[int, list[int]] = {}
-    for owner, tokens in deeds:
-        if owner in owned:
-            pool.give_back(owner)
-            del owned[owner]
-        elif pool.fits(tokens):
-            owned[owner] = pool.take(owner, tokens)
-            assert len(owned[owner]) * page >= tokens > (len(owned[owner]) - 1) * page
-        else:
-            before = list(pool.free)
-            with pytest.raises(InternalError):
-                pool.take(owner, tokens)
-            assert pool.free == before and owner not in pool.owned
-        taken = [p for mine in owned.values() for p in mine]
-        assert sorted([*taken, *pool.free]) == list(range(pages))
-        assert pool.owned == owned
-    for owner in list(owned):
-        pool.give_back(owner)
-    assert sorted(pool.free) == list(range(pages)) and not pool.owned
+from tilegrad.generate.prefix import PrefixCache, first_key, next_key
 
 
-def test_pages_used_last_are_used_first() -> None:
-    pool = PagePool(8, 4)
-    assert pool.take("a", 9) == [0, 1, 2]
-    pool.give_back("a")
-    assert pool.take("b", 5) == [0, 1]
-    assert pool.can_ever_fit(32) and not pool.can_ever_fit(33)
-    assert pool.fits(24) and not pool.fits(25)
+def test_random_takes_shares_and_returns_lose_nothing() -> None:
+    chance, pool = random.Random(0), PagePool(24, 4, idle=9)
+    users: list[list[int]] = []
+    named = 0
+    for _ in range(3000):
+        if chance.random() < 0.5 and pool.available >= 3:
+            known = [page for page in range(24) if pool.prefixes.knows(page)]
+            shared = chance.sample(known, min(len(known), chance.randrange(3)))
+            for page in shared:
+                pool.share(page)
+            fresh = [pool.take() for _ in range(min(2, pool.available))]
+            for page in fresh:
+                if chance.random() < 0.6:
+                    named += 1
+                    pool.prefixes.add(page, next_key(b"", [named]))
+            users.append(shared + fresh)
+        elif users:
+            pages = users.pop(chance.randrange(len(users)))
+            if chance.random() < 0.1:
+                pool.forget(pages)
+            pool.give_back(pages)
+        counts: dict[int, int] = {}
+        for pages in users:
+            for page in pages:
+                counts[page] = counts.get(page, 0) + 1
+        pool.check(counts)
+        assert pool.available == 24 - len(counts) and len(pool.prefixes.idle) <= 9
+    for pages in users:
+        pool.give_back(pages)
+    pool.check({})
+    assert named > 500 and pool.available == 24
 
 
-def test_misuse_is_an_error() -> None:
-    pool = PagePool(2, 4)
-    pool.take("a", 1)
-    for wrong in (lambda: pool.take("a", 1), lambda: pool.give_back("b"), lambda: PagePool(0, 4)):
+def test_free_pages_are_taken_before_idle_ones_and_the_oldest_idle_first() -> None:
+    pool = PagePool(5, 4)
+    first, second = [pool.take(), pool.take()], [pool.take()]
+    for page in (*first, *second):
+        pool.prefixes.add(page, next_key(b"", [page]))
+    pool.give_back(first)
+    pool.give_back(second)
+    assert pool.available == 5 and list(pool.prefixes.idle) == [first[1], first[0], second[0]]
+    taken = [pool.take() for _ in range(3)]
+    assert taken[2] == first[1] and not pool.prefixes.knows(first[1])
+    assert set(taken[:2]) == {3, 4} and pool.prefixes.knows(first[0])
+    assert pool.can_ever_fit(20) and not pool.can_ever_fit(21) and pool.needed(9) == 3
+
+
+def test_what_is_wrong_is_an_error() -> None:
+    pool = PagePool(1, 4)
+    page = pool.take()
+    wrong = [
+        pool.take,
+        lambda: pool.give_back([page, page]),
+        lambda: PagePool(0, 4),
+        lambda: PagePool(2, 4).share(0),
+        lambda: PagePool(2, 4).check({1: 1}),
+    ]
+    for work in wrong:
         with pytest.raises(InternalError):
-            wrong()
+            work()
+    cache = PrefixCache()
+    cache.add(0, b"a")
+    with pytest.raises(InternalError, match="another key"):
+        cache.add(0, b"b")
+    cache.idle[7] = None
+    with pytest.raises(InternalError, match="match"):
+        cache.check()
+
+
+def test_keys_depend_on_all_before_them_and_on_the_salt() -> None:
+    def keys(salt: str, *pages: list[int]) -> list[bytes]:
+        found = [first_key(salt)]
+        for page in pages:
+            found.append(next_key(found[-1], page))
+        return found[1:]
+
+    plain = keys("", [1, 2], [3, 4])
+    assert plain == keys("", [1, 2], [3, 4]) and len(set(plain)) == 2
+    others = [
+        keys("salt", [1, 2], [3, 4]),
+        keys("", [1, 3], [3, 4]),
+        keys("", [3, 4], [1, 2]),
+        keys("", [1, 2, 3, 4]),
+        keys("", [1, 2], [], [3, 4])[1:],
+    ]
+    assert not any(plain[1] in other for other in others)
+    assert first_key("a", "b") != first_key("ab") != first_key("ab", "")
+
+
+def test_a_prefix_ends_where_a_page_is_missing() -> None:
+    cache, keys = PrefixCache(), [bytes([i]) for i in range(4)]
+    for page in (0, 1, 3):
+        cache.add(page, keys[page])
+    cache.add(9, keys[0])  # the same content again: the first page is kept
+    assert cache.find(keys) == [0, 1] and not cache.knows(9) and len(cache) == 3
+    cache.forget(0)
+    assert cache.find(keys) == [] and len(cache) == 2

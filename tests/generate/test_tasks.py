@@ -47,6 +47,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     llm.model.requires_grad_(False)
     del llm.engine.pool.free[:2]
     llm.engine.pool.pages -= 2
+    del llm.engine.pool.counts[-2:]
     return llm
 
 
@@ -55,8 +56,9 @@ def nothing_stays(llm: LLM) -> Any:
     yield
     gc.collect()
     engine = llm.engine
-    assert len(engine.pool.free) == engine.pool.pages and not engine.pool.owned
-    assert sorted(engine.slots) == [0, 1, 2] and not engine.busy and not llm._tasks
+    engine.batcher.check()
+    assert engine.pool.available == engine.pool.pages and not any(engine.pool.counts)
+    assert sorted(engine.batcher.slots) == [0, 1, 2] and not engine.busy and not llm._tasks
     assert llm.generate("tiles", max_tokens=4).tokens == llm.generate("tiles", max_tokens=4).tokens
 
 
@@ -115,7 +117,7 @@ def test_a_bad_prompt_among_several(llm: LLM) -> None:
 def test_a_request_that_cannot_begin_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = llm.generate("abc", max_tokens=6).tokens
 
-    def fails(self: Any, *given: Any) -> None:
+    def fails(self: Any, *given: Any, **named: Any) -> None:
         raise InternalError("set_row", "put in")
 
     monkeypatch.setattr(SamplingState, "set_row", fails)
@@ -145,13 +147,13 @@ def test_steps_of_others_that_fail_do_not_end_who_waits(
     streams = [llm.stream("abc", max_tokens=60) for _ in range(3)]
     for stream in streams:
         next(stream)
-    launch = llm.engine.steps.launch
+    launch = llm.engine.steps.decode
 
     def fails(*given: Any) -> Any:
-        monkeypatch.setattr(llm.engine.steps, "launch", launch)
+        monkeypatch.setattr(llm.engine.steps, "decode", launch)
         raise InternalError("launch", "put in")
 
-    monkeypatch.setattr(llm.engine.steps, "launch", fails)
+    monkeypatch.setattr(llm.engine.steps, "decode", fails)
     assert llm.generate("late", max_tokens=5).tokens == wanted
     for stream in streams:
         with pytest.raises(InternalError, match="put in"):
@@ -193,20 +195,23 @@ class Injected(Exception):
 def failing(llm: LLM, chance: random.Random, patch: pytest.MonkeyPatch) -> None:
     """Steps, texts and beginnings that fail now and then; threads that lose their turn anywhere."""
     engine, add, set_row = llm.engine, Detokenizer.add, SamplingState.set_row
-    launch, ragged = engine.steps.launch, engine.steps.ragged
+    launch, ragged = engine.steps.decode, engine.steps.ragged
 
     def maybe(odds: float, work: Callable[..., Any]) -> Callable[..., Any]:
-        def done(*given: Any) -> Any:
+        def done(*given: Any, **named: Any) -> Any:
             if chance.random() < odds:
                 raise Injected
-            return work(*given)
+            return work(*given, **named)
 
         return done
 
-    patch.setattr(engine.steps, "launch", maybe(0.02, launch))
+    patch.setattr(engine.steps, "decode", maybe(0.02, launch))
     patch.setattr(engine.steps, "ragged", maybe(0.02, ragged))
     patch.setattr(Detokenizer, "add", lambda self, token: maybe(0.005, add)(self, token))
-    patch.setattr(SamplingState, "set_row", lambda self, *given: maybe(0.05, set_row)(self, *given))
+    failing_row = maybe(0.05, set_row)
+    patch.setattr(
+        SamplingState, "set_row", lambda self, *given, **named: failing_row(self, *given, **named)
+    )
 
 
 def asks(llm: LLM, chance: random.Random, alone: dict[Any, Any], ended: list[str]) -> None:

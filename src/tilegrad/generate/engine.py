@@ -1,18 +1,18 @@
 """The engine: requests in, tokens out, several requests in one step.
 
-Requests wait in the order they came until a slot is free and pages for all they can ever need
-are; then their prompts go through the model in chunks, together with the next tokens of those
-that decode already. On a GPU a decode step is begun before the ids of the one before are read, as
-long as the requests stay the same: what it needs is on the device.
-Invariant: a request's tokens do not depend on its neighbours, nor on whether they fail; its slot
-and its pages are free again as soon as it is finished, cancelled or failed.
+The Batcher says what the next step runs, Steps run it, and the engine tells the device what it
+must know of requests that begin. On a GPU the next step is begun before the ids of the last one
+are read: how long requests are is known without them. A request that stops there leaves a token
+in pages that it has no more, which later steps write over.
+Invariant: a request's tokens do not depend on its neighbours, nor on whether they fail, nor on how
+often it was sent back to wait; its slot and its pages are free again as soon as it is finished,
+cancelled or failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,54 +26,18 @@ from ..models.decoder.model import Decoder
 from ..runtime.buffer import HOST
 from ..runtime.limits import limits_of
 from ..tensor.placement import default_device, use
+from .batcher import Batch, Batcher
+from .canary import Canary, Marks
 from .grammar import Grammars, Matcher
+from .ledger import write
+from .ongoing import Ongoing
 from .pages import PagePool
+from .refuse import not_numbers, positive, refuse_open_end, refuse_request, refuse_tokens
 from .request import Produced, Request
 from .sampling import NO_TOKEN, Sampling, Variant
-from .sampling_state import write
+from .sampling_limits import SERVED
+from .step import Rows
 from .steps import Found, Launched, Part, Steps, Tell
-
-SCORING = object()  # owns the pages of tokens that are scored
-
-
-@dataclass(slots=True)
-class Running:
-    """A request that has a slot: how much of its prompt is in, how many tokens it made."""
-
-    request: Request
-    slot: int
-    fed: int = 0
-    made: int = 0
-
-    @property
-    def left(self) -> int:
-        """Tokens of the prompt that are not in yet."""
-        return len(self.request.tokens) - self.fed
-
-
-@dataclass(slots=True)
-class Group:
-    """The requests of one step after the other, while they stay the same."""
-
-    runs: list[Running]
-    slots: list[int]
-    variant: Variant
-    decodes: bool  # all prompts are in
-
-    @property
-    def keys(self) -> int:
-        """The most keys of a request in the next step, or in the one after it."""
-        return max(run.fed + run.made for run in self.runs) + 1
-
-    @staticmethod
-    def of(runs: list[Running]) -> Group:
-        """The Group of some requests."""
-        return Group(
-            runs,
-            [run.slot for run in runs],
-            reduce(Variant.joined, (run.request.variant for run in runs)),
-            not any(run.left for run in runs),
-        )
 
 
 class Engine:
@@ -94,17 +58,20 @@ class Engine:
         words: int | None = None,
         grammars: Grammars | None = None,
         determinism: str | None = None,
+        prefix_cache: bool = True,
+        canary: bool = False,
     ) -> None:
         """`pages` is the size of the pool; all requests can have the whole context if None.
-        `determinism` is the level that steps are compiled for, the Config's if None.
 
-        `words` is how many ids the tokenizer has, if fewer than the model: no other is picked.
-        Requests with a Constraint need `grammars`.
+        `determinism` is the level that steps are compiled for, the Config's if None. A step has at
+        most `chunk` tokens. `words` is how many ids the tokenizer has, if fewer than
+        the model: no other is picked. Requests with a Constraint need `grammars`. `canary` checks
+        after every step that pages have the tokens they must.
         """
         config = model.config
         device = default_device() if device is None else use(device, "Engine")
-        self.model, self.config, self.requests = model, config, _positive("requests", requests)
-        self.context = _positive("context", context or config.context)
+        self.model, self.config, self.requests = model, config, positive("requests", requests)
+        self.context = positive("context", context or config.context)
         if self.context > config.context:
             raise UserError(
                 "the context is longer than the model's",
@@ -112,12 +79,14 @@ class Engine:
                 expected=f"at most {config.context}",
                 got=self.context,
             )
-        page = limits_of(device).page if page is None else _positive("page", page)
+        page = limits_of(device).page if page is None else positive("page", page)
         most_pages = -(-self.context // page)
-        count = most_pages * requests if pages is None else _positive("pages", pages)
-        dtype = _cache_dtype(model, cache_dtype)
+        count = most_pages * requests if pages is None else positive("pages", pages)
         self.chunk = max(requests, chunk or limits_of(device).chunk)
-        self.pool = PagePool(count, page)
+        # idle pages cost a CPU memory that it would not use otherwise
+        idle = max(most_pages, count // 4) if device == HOST else None
+        self.pool = PagePool(count, page, idle)
+        self.batcher = Batcher(requests, self.pool, self.chunk, prefix_cache)
         self.cache = nn.PagedCache(
             config.layers,
             count,
@@ -126,27 +95,38 @@ class Engine:
             config.head_width,
             requests=requests + 1,
             most_pages=most_pages,
-            dtype=dtype,
+            dtype=_cache_dtype(model, cache_dtype),
             device=device,
         )
-        self.steps = Steps(model, self.cache, self.chunk, tell or (lambda *_: None), words)
+        marks = Marks(requests + 1, count, self.cache.device) if canary else None
+        rows = Rows(requests + 1, self.cache.device, marks)
+        tell = tell or (lambda *_: None)
+        self.steps = Steps(model, self.cache, rows, self.chunk, tell, words)
         self.determinism = determinism or settings().determinism
-        self.waiting: dict[Hashable, Request] = {}  # in order
-        self.running: dict[Hashable, Running] = {}
-        self.slots = list(range(requests - 1, -1, -1))  # free; the last is taken first
         self.grammars = grammars
-        self._matchers: dict[Hashable, Matcher] = {}  # of requests with a Constraint
-        self._masked: set[int] = set()  # slots that may not get every token
+        self.overlaps = device != HOST and not canary  # a step begins before the last is read
+        self._canary = None if marks is None else Canary(marks, self.cache, count)
+        self._table = np.zeros((requests + 1, most_pages), np.int32)  # as the device has it
         self._sampled: set[int] = set()  # slots whose sampling was set, and not cleared yet
-        self._group: Group | None = None  # None: requests came or went
-        self.overlaps = device != HOST  # the next step begins before the ids of one are read
-        self._ahead: tuple[Group, Launched] | None = None  # what was begun
+        self._masked: set[int] = set()  # slots that may not get every token
+        self._under_way: deque[tuple[Batch, Launched]] = deque()
+        self._last: Batch | None = None  # that was begun
 
     def __repr__(self) -> str:
         return (
             f"<engine: {len(self.running)} of {self.requests} requests run, "
             f"{len(self.waiting)} wait, context {self.context}>"
         )
+
+    @property
+    def running(self) -> Mapping[Hashable, Ongoing]:
+        """Requests that have a slot."""
+        return self.batcher.running
+
+    @property
+    def waiting(self) -> Mapping[Hashable, Ongoing]:
+        """Requests that have none."""
+        return self.batcher.waiting
 
     @property
     def busy(self) -> bool:
@@ -156,51 +136,15 @@ class Engine:
     # ---- requests ---------------------------------------------------------------------------
 
     def __contains__(self, id: Hashable) -> bool:
-        return id in self.running or id in self.waiting
+        return self.batcher.find(id) is not None
 
     def add(self, request: Request) -> None:
         """Queue a request; what can never be served is an error at once."""
         if request.id in self:
             raise UserError("two requests have one id", op="Engine.add", got=request.id)
-        self._check(request.tokens, "a prompt")
-        if request.sampling is not None and request.sampling.logit_bias:
-            self._check(list(request.sampling.logit_bias), "logit_bias")
-        if request.most > self.context:
-            raise UserError(
-                "the prompt and its answer are longer than the context",
-                op="Engine.add",
-                expected=f"at most {self.context} tokens",
-                got=f"{len(request.tokens)} of the prompt and max_tokens={request.max_tokens}",
-            )
-        if not self.pool.can_ever_fit(request.most):
-            raise UserError(
-                "the cache can never hold this request",
-                op="Engine.add",
-                expected=f"at most {self.pool.pages * self.pool.page} tokens",
-                got=request.most,
-                hint="lower max_tokens, or give the engine more pages",
-            )
-        if request.constraint is not None:
-            self._matchers[request.id] = self._matcher(request)
-        self.waiting[request.id] = request
-
-    def cancel(self, id: Hashable) -> bool:
-        """Forget a request and free what it has; whether there was one."""
-        if id in self.running:
-            self._end(self.running[id])
-            return True
-        self._matchers.pop(id, None)
-        return self.waiting.pop(id, None) is not None
-
-    def _check(self, tokens: Sequence[int], what: str) -> None:
-        wrong = [t for t in tokens if not 0 <= t < self.config.vocabulary]
-        if wrong:
-            raise UserError(
-                f"{what} has tokens that are not in the vocabulary",
-                op="Engine",
-                expected=f"0 to {self.config.vocabulary - 1}",
-                got=wrong[:5],
-            )
+        refuse_request(request, self.config.vocabulary, self.context, self.pool)
+        matcher = None if request.constraint is None else self._matcher(request)
+        self.batcher.add(request).matcher = matcher
 
     def _matcher(self, request: Request) -> Matcher:
         assert request.constraint is not None
@@ -212,83 +156,87 @@ class Engine:
                 got=request.constraint.kind,
             )
         matcher = self.grammars.matcher(request.constraint)
-        if not matcher.ends <= request.stop_tokens:
-            raise UserError(
-                "a constrained request must end at the model's own end",
-                op="Engine.add",
-                expected=f"{sorted(matcher.ends)} in stop_tokens",
-                got=sorted(request.stop_tokens),
-            )
+        refuse_open_end(matcher, request)
         return matcher
 
-    def _comes(self) -> Request | None:
-        """The first that waits, if there is room for it."""
-        first = next(iter(self.waiting.values()), None)
-        fits = first is not None and self.slots and self.pool.fits(first.most)
-        return first if fits else None
+    def cancel(self, id: Hashable) -> bool:
+        """Forget a request and free what it has; whether there was one."""
+        work = self.batcher.find(id)
+        if work is not None:
+            self._end(work)
+        return work is not None
+
+    def _end(self, work: Ongoing, wrong: bool = False) -> None:
+        """Take back what a request has; nothing here can fail."""
+        self.batcher.end(work, wrong=wrong)
+        if not self.running:
+            self._under_way.clear()
+
+    def _fail(self, work: Ongoing, error: Exception) -> Produced:
+        self._end(work, wrong=True)
+        return Produced(work.request.id, finished="error", error=error)
+
+    # ---- what the device must know of requests that begin --------------------------------------
 
     def _admit(self) -> list[Produced]:
-        """Give slots and pages to those that wait, in order, while there are some.
+        """Seat those that wait while there is room; one that cannot begin ends in an error.
 
-        One that cannot begin ends in an error: what is given back.
+        The device is told of all of them in one copy of the table and one of the sampling.
         """
-        failed = []
-        while (request := self._comes()) is not None:
-            self._group = None
-            run = self.running[request.id] = Running(request, self.slots.pop())
-            del self.waiting[request.id]
+        failed, seated, sampled = [], [], False
+        while (work := self.batcher.admit()) is not None:
+            self._table[work.slot] = 0
+            self._table[work.slot, : len(work.pages)] = work.pages
+            seated.append(work.slot)
             try:
-                self._seat(run.slot, request.id, request.most)
-                self._set_sampling(run.slot, request)
+                sampled |= self._set_sampling(work)
+                if self._canary is not None:
+                    self._canary.seated(work)
             except Exception as error:  # of one request alone: no step has begun
-                failed.append(self._fail(run, error))
+                failed.append(self._fail(work, error))
+        if seated:
+            first = min(seated)
+            write(self.cache.table, first, self._table[first : max(seated) + 1])
+        if sampled:
+            self.steps.sampling().send()
         return failed
 
-    def _set_sampling(self, slot: int, request: Request) -> None:
-        """Tell the device how a request samples, or that it takes the likeliest token."""
+    def _set_sampling(self, work: Ongoing) -> bool:
+        """How a request samples, if not the likeliest token; whether a row has to be sent."""
+        request, slot = work.request, work.slot
+        if work.matcher is not None:
+            self._masked.add(slot)
+            self.steps.sampling().allow(slot, work.matcher.words())
+        elif slot in self._masked:
+            self.steps.sampling().allow(slot, None)
+            self._masked.discard(slot)
         if request.variant != Variant():
             self._sampled.add(slot)
             self.steps.sampling().set_row(
                 slot,
                 request.sampling or Sampling(),
                 request.tokens,
+                work.known[work.prompt :],
                 held_back=request.held_back,
-                until=len(request.tokens) + request.min_tokens,
+                until=work.prompt + request.min_tokens,
+                send=False,
             )
-        elif slot in self._sampled:
-            self.steps.sampling().clear_row(slot)
+            return True
+        if slot in self._sampled:
+            self.steps.sampling().clear_row(slot, send=False)
             self._sampled.discard(slot)
-        if request.constraint is not None:
-            self._masked.add(slot)
-            self.steps.sampling().allow(slot, self._matchers[request.id].words())
-        elif slot in self._masked:
-            self.steps.sampling().allow(slot, None)
-            self._masked.discard(slot)
-
-    def _seat(self, slot: int, owner: Hashable, tokens: int) -> None:
-        """Pages for a slot that begins anew."""
-        row = np.zeros((1, self.cache.most_pages))
-        taken = self.pool.take(owner, tokens)
-        row[0, : len(taken)] = taken
-        write(self.cache.table, slot, row)
-        write(self.cache.lengths, slot, np.zeros(1))
-
-    def _end(self, run: Running) -> None:
-        """Take back what a request has; nothing here can fail."""
-        del self.running[run.request.id]
-        self._group = None
-        self._matchers.pop(run.request.id, None)
-        if not self.running:
-            self._ahead = None
-        if run.request.id in self.pool.owned:
-            self.pool.give_back(run.request.id)
-        self.slots.append(run.slot)
-
-    def _fail(self, run: Running, error: Exception) -> Produced:
-        self._end(run)
-        return Produced(run.request.id, finished="error", error=error)
+            return True
+        return False
 
     # ---- steps ------------------------------------------------------------------------------
+
+    def prepare(self, tell: Tell | None = None, variants: Sequence[Variant] = SERVED) -> None:
+        """Compile and bind all that steps may need, so that no request waits for it later.
+
+        `tell("prepare", done, total)` hears how far it is.
+        """
+        with override(determinism=self.determinism):
+            self.steps.prepare(variants, tell or self.steps.tell)
 
     def step(self) -> list[Produced]:
         """Run one step: a token for each request that decodes, a chunk of prompts beside them.
@@ -299,86 +247,88 @@ class Engine:
         """
         try:
             with override(determinism=self.determinism):
-                failed = self._admit() if self._ahead is None else []
-                runs, found = self._step()
+                produced = self._begin()
+            if not self._under_way:
+                return produced
+            batch, launched = self._under_way.popleft()
+            found = launched.wait()
+            produced += self._checked(batch)
         except BaseException:
-            for run in list(self.running.values()):
-                self._end(run)
+            for work in list(self.running.values()):
+                self._end(work, wrong=True)
             raise
-        return failed + [
-            self._made(run, found, row)
-            for row, run in enumerate(runs)
-            if not run.left and self.running.get(run.request.id) is run
-        ]
+        for row, work in enumerate(batch.ongoing):
+            if batch.whole[row] and self.running.get(work.request.id) is work:
+                produced.append(self._made(work, found, row))
+        return produced
 
-    def _step(self) -> tuple[list[Running], Found]:
-        """The requests of a step and what it gave for each."""
-        if self._ahead is None:
-            if not self.running:
-                return [], Found(np.zeros(0, np.int32))
-            group = self._group = self._group or Group.of(list(self.running.values()))
-            if not group.decodes:
-                self._group = None
-                runs, parts = self._share(group.runs)
-                return runs, self.steps.ragged(parts, group.variant)
-            launched = self._launch(group)
-        else:
-            group, launched = self._ahead
-        steady = self.overlaps and self._is_steady(group)
-        self._ahead = (group, self._launch(group)) if steady else None
-        return group.runs, launched.wait()
-
-    def _launch(self, group: Group) -> Launched:
-        return self.steps.launch(group.slots, group.variant, group.keys)
-
-    def _is_steady(self, group: Group) -> bool:
-        """Whether the step after the one under way has the same requests, as far as is known.
-
-        One that stops meanwhile leaves a token in its own pages, which nobody reads.
-        """
-        return (
-            self._group is group
-            and not group.variant.masks  # what is allowed next depends on the token
-            and self._comes() is None
-            and all(run.made + 2 <= run.request.max_tokens for run in group.runs)
-        )
-
-    def _share(self, runs: list[Running]) -> tuple[list[Running], list[Part]]:
-        """Who has what in a ragged step: the next token of those that decode, then prompts."""
-        chosen = [run for run in runs if not run.left]
-        parts = [Part(run.slot) for run in chosen]
-        room = self.chunk - len(parts)
-        for run in (run for run in runs if run.left):
-            count = min(room, run.left)
-            if not count:
+    def _begin(self) -> list[Produced]:
+        """Begin steps: one, or where they overlap a second one."""
+        failed: list[Produced] = []
+        while len(self._under_way) < 1 + self.overlaps:
+            if self._under_way and self._under_way[0][0].constrained:
+                break  # what is allowed next depends on the id
+            failed += self._admit()
+            batch = self.batcher.batch(under_way=bool(self._under_way))
+            if batch is None:
                 break
-            tokens = run.request.tokens[run.fed : run.fed + count]
-            run.fed, room = run.fed + count, room - count
-            parts.append(Part(run.slot, tokens, whole=not run.left))
-            chosen.append(run)
-        return chosen, parts
+            self._under_way.append((batch, self._launch(batch)))
+            self.batcher.begun(batch)
+        return failed
 
-    def _made(self, run: Running, found: Found, row: int) -> Produced:
+    def _launch(self, batch: Batch) -> Launched:
+        if batch is not self._last:
+            self._last, page = batch, self.pool.page
+            columns = [(w.fed + c - 1) // page for w, c in zip(batch.ongoing, batch.counts)]
+            self._table[batch.slots, columns] = batch.tails
+            if self._canary is not None:
+                self._canary.grown(batch.ongoing)
+        if batch.decodes:
+            return self.steps.decode(batch.slots, batch.tails, batch.variant, batch.keys)
+        parts = [
+            Part(
+                work.slot,
+                tail,
+                work.fed + count,
+                None if work.decodes else work.known[work.fed : work.fed + count],
+                whole,
+            )
+            for work, count, tail, whole in zip(
+                batch.ongoing, batch.counts, batch.tails, batch.whole
+            )
+        ]
+        return self.steps.ragged(parts, batch.variant)
+
+    def _checked(self, batch: Batch) -> list[Produced]:
+        """What the canary found: requests whose pages are not theirs alone end in errors."""
+        if self._canary is None:
+            return []
+        damaged = self._canary.damaged(batch, list(self.running.values()))
+        self.pool.forget(self._canary.accept())
+        return [self._fail(self.running[id], error) for id, error in damaged.items()]
+
+    def _made(self, work: Ongoing, found: Found, row: int) -> Produced:
         """What a request got, as the row of a step says."""
-        request, token = run.request, int(found.ids[row])
+        request, token = work.request, int(found.ids[row])
         if token == NO_TOKEN:
-            return self._fail(run, not_numbers(self.config.family, run))
-        run.made += 1
+            return self._fail(work, not_numbers(self.config.family, work))
+        self.batcher.took(work, token)
         finished = None
-        if token in request.stop_tokens and run.made > request.min_tokens:
+        if token in request.stop_tokens and work.made > request.min_tokens:
             finished = "stop"
-        elif run.made >= request.max_tokens:
+        elif work.made >= request.max_tokens:
             finished = "length"
         try:
-            if not finished and request.constraint is not None:
-                self._go_on(run, token)
+            if not finished and work.matcher is not None:
+                work.matcher.take(token)
+                self.steps.sampling().allow(work.slot, work.matcher.words())
         except Exception as error:  # of its grammar alone
-            return self._fail(run, error)
+            return self._fail(work, error)
         if finished:
-            self._end(run)
+            self._end(work)
         asked = request.sampling.logprobs if request.sampling is not None else 0
         if not asked:
-            return Produced(request.id, token, finished=finished)
+            return Produced(request.id, token, finished=finished, cached=work.cached)
         top = zip(found.top_ids[row, :asked], found.top_logprobs[row, :asked])  # type: ignore[index]
         return Produced(
             request.id,
@@ -386,17 +336,12 @@ class Engine:
             float(found.logprob[row]),  # type: ignore[index]
             tuple((int(i), float(p)) for i, p in top),
             finished,
+            cached=work.cached,
         )
-
-    def _go_on(self, run: Running, token: int) -> None:
-        """Tell the device what may come after a token."""
-        matcher = self._matchers[run.request.id]
-        matcher.take(token)
-        self.steps.sampling().allow(run.slot, matcher.words())
 
     def score(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """The logprob of each token but the first, given those before it: float32."""
-        self._check(tokens, "what is scored")
+        refuse_tokens(tokens, self.config.vocabulary, "what is scored")
         if not 2 <= len(tokens) <= self.context:
             raise UserError(
                 "cannot score so many tokens",
@@ -404,39 +349,20 @@ class Engine:
                 got=len(tokens),
                 expected=f"2 to {self.context}, the context",
             )
-        if not self.slots or not self.pool.fits(len(tokens)):
+        needed = self.pool.needed(len(tokens))
+        if not self.batcher.slots or needed > self.pool.available:
             raise UserError(
                 "the engine is busy", op="score", expected="a free slot and pages", got=repr(self)
             )
-        slot = self.slots[-1]
+        slot, pages = self.batcher.slots[-1], [self.pool.take() for _ in range(needed)]
         try:
-            self._seat(slot, SCORING, len(tokens))
+            self._table[slot, :needed] = pages
+            write(self.cache.table, slot, self._table[slot : slot + 1])
+            write(self.cache.lengths, slot, np.zeros(1))
             with override(determinism=self.determinism):
                 return self.steps.score(slot, tokens)
         finally:
-            if SCORING in self.pool.owned:
-                self.pool.give_back(SCORING)
-
-
-def not_numbers(family: str, run: Running) -> UserError:
-    """The error of a request whose logits say nothing."""
-    request = run.request
-    return UserError(
-        "the logits of the next token are not finite",
-        op=f"generate ({family})",
-        expected="numbers, of which some are above -inf",
-        got=f"NaN or infinity at position {len(request.tokens) + run.made}, after "
-        f"{len(request.tokens)} tokens of the prompt and {run.made} of the answer",
-        location=request.location,
-        hint="the weights have NaN or are too large for the dtype "
-        "(dtype='float32'?), or logit_bias leaves no token",
-    )
-
-
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"bad {name}", op="Engine", expected="a whole number from 1 on", got=value)
-    return value
+            self.pool.give_back(pages)
 
 
 def _cache_dtype(model: Decoder, wanted: Any) -> DType:

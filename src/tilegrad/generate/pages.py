@@ -1,59 +1,101 @@
-"""Which pages of a cache are whose: kept by the host, told to the device as rows of a table.
+"""Which pages of a cache are used, and by how many: kept by the host.
 
-A request gets all pages that it can ever need before it begins (prompt and answer), so nothing
-is uploaded while it decodes and no two requests can wait for each other. Pages given back last
-are taken first: what was touched before is touched again, and the rest costs no memory.
-Invariant: a page has one owner or is free; a pool never gives more pages than it has.
+A page is taken when tokens need it and may be shared by requests whose prompts begin alike. One
+that nobody has any more is free, or *idle*: its tokens are known to the prefix cache, so the next
+request that begins with them has it for nothing, and until then it is the first to be given away.
+Free pages given back last are taken first: what was touched before is touched again.
+Invariant: a page is free, idle or has as many users as its count says; a pool never gives more
+pages than it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Sequence
 
 from ..core.errors import InternalError
+from .prefix import PrefixCache
 
 
 class PagePool:
-    """Free pages, and the pages of each owner in the order of its tokens."""
+    """Pages by number: free, idle or counted; `prefixes` knows the tokens of some."""
 
-    def __init__(self, pages: int, page: int) -> None:
+    def __init__(self, pages: int, page: int, idle: int | None = None) -> None:
+        """At most `idle` pages are kept for their tokens when nobody has them; None: all."""
         if pages < 1 or page < 1:
             raise InternalError("pages", f"a pool of {pages} pages of {page} tokens")
         self.pages, self.page = pages, page
+        self.most_idle = pages if idle is None else idle
         self.free = list(range(pages - 1, -1, -1))  # the last is taken first
-        self.owned: dict[Hashable, list[int]] = {}
+        self.counts = [0] * pages
+        self.prefixes = PrefixCache()
 
     def __repr__(self) -> str:
-        return f"PagePool({len(self.free)} of {self.pages} pages of {self.page} tokens free)"
+        return (
+            f"PagePool({len(self.free)} of {self.pages} pages of {self.page} tokens free, "
+            f"{len(self.prefixes.idle)} idle)"
+        )
+
+    @property
+    def available(self) -> int:
+        """Pages that can be taken now."""
+        return len(self.free) + len(self.prefixes.idle)
 
     def needed(self, tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-tokens // self.page)
 
-    def fits(self, tokens: int) -> bool:
-        """Whether so many tokens fit now."""
-        return self.needed(tokens) <= len(self.free)
-
     def can_ever_fit(self, tokens: int) -> bool:
         """Whether so many tokens fit when everything else is gone."""
         return self.needed(tokens) <= self.pages
 
-    def take(self, owner: Hashable, tokens: int) -> list[int]:
-        """Pages for so many tokens of a new owner, in order."""
-        if owner in self.owned:
-            raise InternalError("pages", f"{owner!r} has pages already")
-        if not self.fits(tokens):
-            raise InternalError("pages", f"{self.needed(tokens)} pages wanted of {self!r}")
-        count = self.needed(tokens)
-        taken = [self.free.pop() for _ in range(count)]
-        self.owned[owner] = taken
-        return list(taken)
+    def take(self) -> int:
+        """One more page: a free one, else the one that has been idle longest."""
+        if not self.free and not self.prefixes.idle:
+            raise InternalError("pages", f"no page is left of {self!r}")
+        page = self.free.pop() if self.free else self.prefixes.evict()
+        self.counts[page] = 1
+        return page
 
-    def give_back(self, owner: Hashable) -> None:
-        """Free all pages of an owner."""
-        if owner not in self.owned:
-            raise InternalError("pages", f"{owner!r} has no pages")
-        self.free += reversed(self.owned.pop(owner))
+    def share(self, page: int) -> None:
+        """One more user of a page that the prefix cache knows."""
+        if not self.counts[page] and page not in self.prefixes.idle:
+            raise InternalError("pages", f"page {page} is shared, and nobody has it")
+        self.prefixes.idle.pop(page, None)
+        self.counts[page] += 1
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """One user less of each; of a prompt's pages the last go first."""
+        for page in reversed(pages):
+            if self.counts[page] < 1:
+                raise InternalError("pages", f"page {page} is given back, and nobody has it")
+            self.counts[page] -= 1
+            if self.counts[page]:
+                continue
+            if self.prefixes.knows(page):
+                self.prefixes.idle[page] = None
+            else:
+                self.free.append(page)
+        while len(self.prefixes.idle) > self.most_idle:
+            self.free.append(self.prefixes.evict())
+
+    def forget(self, pages: Sequence[int]) -> None:
+        """Nobody else gets these pages for their tokens: those that have them may be wrong."""
+        for page in pages:
+            self.prefixes.forget(page)
+            if not self.counts[page] and page in self.prefixes.idle:
+                del self.prefixes.idle[page]
+                self.free.append(page)
+
+    def check(self, users: dict[int, int]) -> None:
+        """An InternalError unless pages have just these users, and no page is lost or twice."""
+        idle, free = set(self.prefixes.idle), set(self.free)
+        if len(free) != len(self.free) or free & idle:
+            raise InternalError("pages", "a page is free twice")
+        for page, count in enumerate(self.counts):
+            wanted = users.get(page, 0)
+            if count != wanted or (not count) != (page in free or page in idle):
+                raise InternalError("pages", f"page {page} counts {count} users of {wanted}")
+        self.prefixes.check()
 
 
 __all__ = ["PagePool"]

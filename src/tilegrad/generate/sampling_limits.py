@@ -92,6 +92,12 @@ class Variant:
 WITH_BIAS = Variant(draws=True, penalties=True, bias=True)
 
 
+SERVED = (  # a server compiles these two, and uses the first that does what is needed
+    Variant(draws=True),
+    Variant(draws=True, penalties=True, bias=True, logprobs=MOST_LOGPROBS, masks=True),
+)
+
+
 def needs(samplings: Iterable[Sampling | None]) -> Variant:
     """The Variant that serves all of them: greedy, drawing, or all there is.
 
@@ -141,4 +147,13 @@ def _check_bias(bias: Any) -> None:
             _number(f"logit_bias of {token}", value, -1e30, 1e30)
 
 
-__all__ = ["COLD", "MOST_BIASED", "MOST_LOGPROBS", "WITH_BIAS", "Sampling", "Variant", "needs"]
+__all__ = [
+    "COLD",
+    "MOST_BIASED",
+    "MOST_LOGPROBS",
+    "SERVED",
+    "WITH_BIAS",
+    "Sampling",
+    "Variant",
+    "needs",
+]

@@ -17,11 +17,10 @@ import numpy as np
 
 from ..core.dtype import DType, float32, int32, uint32
 from ..core.errors import UserError
-from ..runtime.buffer import HOST, Buffer
-from ..runtime.device import device as opened
 from ..tensor.placement import default_device, use
 from ..tensor.realize import from_buffer
 from ..tensor.tensor import Tensor, wrap
+from .ledger import Ledger, write, zeroed
 from .sampling_limits import MOST_BIASED, Sampling
 
 PROMPT = 1 << 30  # in a count: the prompt has the token
@@ -32,6 +31,12 @@ GREEDY = 1e30  # 1 / temperature where it is 0: all but the largest become 0
 class SamplingState:
     """Rows of sampling for `requests` slots over a vocabulary; an argument of a jitted step."""
 
+    floats: Tensor
+    top_k: Tensor
+    seeds: Tensor
+    biases: Tensor
+    held: Tensor
+    until: Tensor
     never_copied = ("counts",)  # jit writes these in place, or it is an error
 
     def __init__(self, requests: int, vocabulary: int, device: Any = None) -> None:
@@ -44,19 +49,28 @@ class SamplingState:
             )
         where = default_device() if device is None else use(device, "SamplingState")
         self.requests, self.vocabulary = requests, vocabulary
-        self.floats = _zeros((requests, len(FLOATS)), float32, where)
-        self.top_k = _zeros((requests,), int32, where)  # 0: all
-        self.seeds = _zeros((requests, 2), uint32, where)
+        one = ((requests,), int32)
+        self._rows = Ledger(
+            {
+                "floats": ((requests, len(FLOATS)), float32),
+                "top_k": one,  # 0: all
+                "seeds": ((requests, 2), uint32),
+                "biases": one,  # how many tokens are biased
+                "held": one,  # so many more, before position `until`
+                "until": one,
+            },
+            where,
+        )
+        for name in self._rows.host:
+            setattr(self, name, self._rows.tensor(name))
         self.counts = _zeros((requests, vocabulary), int32, where)
-        self.biases = _zeros((requests,), int32, where)  # how many tokens are biased
-        self.held = _zeros((requests,), int32, where)  # so many more, before position `until`
-        self.until = _zeros((requests,), int32, where)
         self.bias_ids = _zeros((requests, MOST_BIASED), int32, where)
         self.bias = _zeros((requests, MOST_BIASED), float32, where)
         self.allowed = _zeros((requests, -(-vocabulary // 32)), int32, where)  # a bit a token
         for slot in range(requests):
-            self.clear_row(slot)
+            self.clear_row(slot, send=False)
             self.allow(slot, None)
+        self.send()
 
     def __repr__(self) -> str:
         return f"<sampling of {self.requests} requests over {self.vocabulary} tokens>"
@@ -75,10 +89,12 @@ class SamplingState:
         output_tokens: Sequence[int] = (),
         held_back: Collection[int] = (),
         until: int = 0,
+        send: bool = True,
     ) -> None:
         """Give a slot to a request, which may have produced tokens before.
 
-        Tokens that are `held_back` are not picked before the position `until`.
+        Tokens that are `held_back` are not picked before the position `until`. Rows that are not
+        sent at once go with the next `send`.
         """
         self._check(slot, sampling)
         greedy = sampling.greedy
@@ -91,30 +107,36 @@ class SamplingState:
             sampling.presence_penalty,
             sampling.frequency_penalty,
         ]
-        write(self.floats, slot, np.array([floats]))
-        write(self.top_k, slot, np.array([1 if greedy else max(0, sampling.top_k)]))
-        write(self.seeds, slot, _words(sampling.seed)[None])
+        bias = sampling.logit_bias or {}
+        top_k = 1 if greedy else max(0, sampling.top_k)
+        values = (floats, top_k, _words(sampling.seed), len(bias), len(held_back), until)
+        for array, value in zip(self._rows.host.values(), values):
+            array[slot] = value
         if sampling.penalised:
             write(self.counts, slot, self._counted(prompt_tokens, output_tokens)[None])
-        bias = sampling.logit_bias or {}
-        for counts, count in ((self.biases, len(bias)), (self.held, len(held_back))):
-            write(counts, slot, np.array([count]))
         if bias or held_back:
-            write(self.until, slot, np.array([until]))
-            ids, values = np.zeros((2, 1, MOST_BIASED))
+            ids, added = np.zeros((2, 1, MOST_BIASED))
             count = len(bias) + len(held_back)
             ids[0, :count] = [*bias, *held_back]
-            values[0, :count] = [*bias.values(), *[-inf] * len(held_back)]
+            added[0, :count] = [*bias.values(), *[-inf] * len(held_back)]
             write(self.bias_ids, slot, ids)
-            write(self.bias, slot, values)
+            write(self.bias, slot, added)
+        if send:
+            self.send()
 
-    def clear_row(self, slot: int) -> None:
+    def send(self) -> None:
+        """Tell the device of rows that were set: one copy."""
+        self._rows.send()
+
+    def clear_row(self, slot: int, send: bool = True) -> None:
         """Take a slot from its request: it becomes greedy."""
         self._check(slot, None)
-        write(self.floats, slot, np.array([[GREEDY, 1.0, 0.0, 1.0, 0.0, 0.0]]))
-        write(self.top_k, slot, np.array([1]))
-        write(self.biases, slot, np.array([0]))
-        write(self.held, slot, np.array([0]))
+        rows = self._rows.host
+        rows["floats"][slot] = [GREEDY, 1.0, 0.0, 1.0, 0.0, 0.0]
+        rows["top_k"][slot] = 1
+        rows["biases"][slot] = rows["held"][slot] = 0
+        if send:
+            self.send()
 
     def allow(self, slot: int, words: np.ndarray[Any, Any] | None) -> None:
         """Say which tokens a slot may get: bit t % 32 of word t // 32; None: all of them."""
@@ -164,29 +186,10 @@ def _words(seed: int | None) -> np.ndarray[Any, Any]:
     return np.array([found % (1 << 32), found >> 32], np.uint32)
 
 
-def write(target: Tensor, first: int, values: np.ndarray[Any, Any]) -> None:
-    """Put rows into a Tensor from row `first` on, in place: a small copy from the host."""
-    array = np.ascontiguousarray(values, target.dtype.numpy)
-    row = array[0].nbytes
-    buffer = target.buffer()
-    part = buffer.part(first * row, array.nbytes)
-    if buffer.device == HOST:
-        part.array(array.shape, array.dtype)[...] = array
-    else:
-        opened(buffer.device).write(part, array)
-
-
 def _zeros(shape: tuple[int, ...], dtype: DType, device: str) -> Tensor:
     """Zeros with a Buffer of their own."""
     size = int(np.prod(shape)) * dtype.size
-    if device == HOST:
-        buffer = Buffer.allocate(size, "sampling")
-        buffer.array((size,), np.uint8)[...] = 0
-    else:
-        gpu: Any = opened(device)
-        buffer = gpu.allocate(size, "sampling")
-        gpu.fill(buffer)
-    return wrap(from_buffer(buffer, shape, dtype))
+    return wrap(from_buffer(zeroed(size, device, "sampling"), shape, dtype))
 
 
-__all__ = ["FLOATS", "PROMPT", "SamplingState", "write"]
+__all__ = ["FLOATS", "PROMPT", "SamplingState"]

@@ -7,7 +7,8 @@ host needs nothing from it but the ids, which are state: the last of each reques
 
 R rows of a step are requests, T tokens are theirs, one request's after the other's. A *slot* is a
 request's row of the device's state; the last slot is nobody's. A row that only pads has that slot
-and no tokens, tokens that only pad belong to no row.
+and no tokens, tokens that only pad belong to row -1. Answers grow by a page now and then: a step is
+told the page of each row's last token, and puts it into the table.
 Invariant: a step writes the pages and the state of the slots it names, and of no other.
 """
 
@@ -19,13 +20,15 @@ import numpy as np
 
 from .. import nn
 from ..core.dtype import float32, int32
+from ..graph import build
 from ..models.decoder.model import Decoder, paged
 from ..tensor.creation import arange, tensor
 from ..tensor.elementwise import maximum, where
 from ..tensor.maths import cast
 from ..tensor.reduce import logsumexp
 from ..tensor.select import gather
-from ..tensor.tensor import Tensor
+from ..tensor.tensor import Tensor, node_of, wrap
+from .canary import Marks
 from .sampling import SamplingState, Variant, greedy, possible, sample
 
 Logprobs = tuple[Tensor | None, Tensor | None, Tensor | None]  # what Sampled has but ids
@@ -34,12 +37,14 @@ Logprobs = tuple[Tensor | None, Tensor | None, Tensor | None]  # what Sampled ha
 class Rows:
     """What the device knows of each slot besides its pages: the id it got last, or NO_TOKEN."""
 
-    def __init__(self, slots: int, device: str) -> None:
+    def __init__(self, slots: int, device: str, marks: Marks | None = None) -> None:
         self.last = tensor(np.zeros(slots, np.int32), device=device)
+        self.marks = marks  # of the canary, if there is one
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state by name, for `jit`."""
-        return {"last": self.last}
+        marks = {} if self.marks is None else self.marks.tensors()
+        return {"last": self.last, **marks}
 
 
 def step(
@@ -55,6 +60,8 @@ def step(
     given: Tensor | None = None,
     most: Any = None,
     words: int | None = None,
+    tails: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Logprobs:
     """Give each row its next id, picked as its slot's sampling says; what `Sampled` has besides.
 
@@ -63,20 +70,29 @@ def step(
     Token t belongs to row owner[t] (T,) and is given[t] (T,), or the last id of its request where
     that is negative. Without these three every row has one token, the id it got last. No request
     has more keys than `most`, a number or a Symbol, if that is known. Ids from `words` on are never
-    picked.
+    picked. Where `tails` (R,) are given they are the pages of the rows' last tokens, and where
+    `lengths` (R,) are, how many keys each row has after this step: else as the device knows.
     """
     # slots count from 0: index_select, unlike [], need not look for negative ones
-    lengths = cache.lengths.index_select(0, slots) + starts[1:] - starts[:-1]  # (R,)
+    if lengths is None:
+        lengths = cache.lengths.index_select(0, slots) + starts[1:] - starts[:-1]  # (R,)
+    if tails is not None:
+        _put_tails(cache, slots, lengths, tails)
     if into is None or owner is None or given is None:
         tokens, positions, ends, into = rows.last.index_select(0, slots), lengths - 1, None, slots
     else:
-        tokens = where(given < 0, rows.last[slots[owner]], given)  # (T,)
-        positions = lengths[owner] - starts[1:][owner] + arange(given.shape[0], dtype=int32)
+        row = maximum(owner, 0)
+        tokens = where(given < 0, rows.last[slots[row]], given)  # (T,)
+        positions = lengths[row] - starts[1:][row] + arange(given.shape[0], dtype=int32)
+        positions = where(owner < 0, 0, positions)  # what pads may be past any position
         ends = maximum(starts[1:] - 1, 0)
+    table = cache.table.index_select(0, slots)
+    if rows.marks is not None:
+        rows.marks.put(cache.page, table, starts, slots, owner, positions, tokens)
     attend = paged(
         model.config,
         cache,
-        cache.table.index_select(0, slots),
+        table,
         lengths,
         starts,
         single=ends is None,
@@ -103,9 +119,20 @@ def decode(
     words: int | None,
     slots: Tensor,
     starts: Tensor,
+    tails: Tensor,
 ) -> Logprobs:
     """`step` where every row has one token at most."""
-    return step(model, cache, rows, sampling, variant, slots, starts, most=most, words=words)
+    return step(
+        model, cache, rows, sampling, variant, slots, starts, most=most, words=words, tails=tails
+    )
+
+
+def _put_tails(cache: nn.PagedCache, slots: Tensor, lengths: Tensor, tails: Tensor) -> None:
+    """Put the page (R,) of each row's last token into the table; most are there already."""
+    columns = maximum(lengths - 1, 0) // cache.page
+    at = [node_of(slots), node_of(columns)]
+    table = build.update(node_of(cache.table), node_of(tails), at, [0, 1], "set")
+    cache.table.assign(wrap(table))
 
 
 def score(

@@ -1,17 +1,16 @@
-"""The compiled steps of one decoder over one cache: decode by buckets, everything else ragged.
+"""The compiled steps of one decoder over one cache, bound to sizes that pad.
 
-A decode step of n requests runs in the bucket of the next power of two, compiled once and run
-again on the same Buffers: rows and starts are written when the requests change, and otherwise
-nothing goes to the device. The most keys of a request are a Symbol of that step, so a bucket has
-one for each range of keys that `jit` compiles. Every other step is one compiled function over
-Symbols: a chunk of 512 tokens costs the same as one compiled for just that size (measured with
-SmolLM2 on a CPU). Sizes that come twice in a row, those of a long prompt's chunks, are bound too.
-Invariant: results are those of `step`, whatever the bucket.
+A decode step (every row has one token, which is on the device) is compiled for its number of rows.
+Every other step is one compiled function over Symbols, bound to sizes of rows and tokens (`sizes`).
+What a step takes is one Ledger that all of them read: the host writes it once a step, or not at
+all where a decode step goes on as the last. Sizes are made when they are first met, or all of them
+before by `prepare`; then nothing is compiled or bound any more, whatever comes.
+The most keys of a request are a Symbol of a decode step, so a size has one for each range of keys
+that `jit` compiles. Invariant: results are those of `step`, whatever the size.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import nn
+from ..core.dtype import int32
 from ..ir.symbol import symbol
 from ..models.decoder.model import Decoder
 from ..runtime.buffer import POOL
@@ -28,22 +28,27 @@ from ..tensor.bound import Bound, Pending
 from ..tensor.creation import tensor
 from ..tensor.jit import jit
 from ..tensor.tensor import Tensor, no_grad
+from .ledger import Ledger
 from .sampling import SamplingState, Variant
+from .sizes import decode_sizes, next_power, next_size, prompt_sizes
 from .step import Rows, decode, score, step
 
-CHUNKS_BOUND = 4  # sizes of ragged steps that are kept bound
 SCORED = 128  # tokens of a step that gives logprobs of all: their logits are held at once
+ROWS = ("slots", "tails", "starts", "into", "lengths")  # of a step, an entry a row
+TOKENS = ("owner", "given")
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str, float, float], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Part:
-    """What one request has in a step: its slot, its tokens (None: the last id), if that is all."""
+    """What one request has in a step with prompts."""
 
     slot: int
-    tokens: Sequence[int] | None = None
-    whole: bool = True  # its prompt ends here, so its next id counts
+    tail: int  # the page of its last token
+    length: int  # keys that it has after the step
+    tokens: Sequence[int] | None = None  # None: the last id, which is on the device
+    whole: bool = True  # no token is left, so its next id counts
 
 
 class Found(NamedTuple):
@@ -55,7 +60,7 @@ class Found(NamedTuple):
     top_logprobs: Array | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Launched:
     """A step that was begun."""
 
@@ -71,14 +76,6 @@ class Launched:
         )
 
 
-@dataclass
-class Bucket:
-    """A decode step bound to its Buffers, and the slots that are written there."""
-
-    bound: Bound
-    slots: list[int]
-
-
 class Steps:
     """Runs steps; slots are rows of the cache's table, of which the last is nobody's."""
 
@@ -86,16 +83,20 @@ class Steps:
         self,
         model: Decoder,
         cache: nn.PagedCache,
+        rows: Rows,
         chunk: int,
         tell: Tell,
         words: int | None = None,
     ) -> None:
         """Ids from `words` on, which no tokenizer knows, are never picked."""
-        self.model, self.cache, self.chunk, self.tell = model, cache, chunk, tell
+        self.model, self.cache, self.rows = model, cache, rows
+        self.chunk, self.tell = chunk, tell
         self.words = words if words is not None and words < model.config.vocabulary else None
         self.nobody = cache.requests - 1
-        self.rows = Rows(cache.requests, cache.device)
         self._sampling: SamplingState | None = None  # made when a request needs one
+        shapes = {name: ((cache.requests + 1,), int32) for name in ROWS}
+        shapes |= {name: ((chunk,), int32) for name in TOKENS}
+        self._orders = Ledger(shapes, cache.device)
         self._ragged = _ragged_step(chunk, self.nobody)
         several = symbol("tokens", 1, SCORED)
         self._score = jit(score, dynamic={"given": {0: several}, "following": {0: several}})
@@ -104,10 +105,12 @@ class Steps:
         self._decode = jit(
             decode, name="decode", static=("variant", "words"), dynamic={"most": keys}
         )
-        self._buckets: dict[tuple[int, Variant], list[Bucket]] = {}  # a step for each range of keys
+        self._prompts = prompt_sizes(chunk, self.nobody)
+        self._decoding: dict[tuple[int, Variant], list[Bound]] = {}  # one for each range of keys
+        self._chunks: dict[tuple[int, int, Variant], Bound] = {}  # by rows and tokens
         self._compiled: set[Any] = set()
-        self._chunks: OrderedDict[Any, Bound] = OrderedDict()  # ragged steps by their sizes
-        self._last_sizes: Any = None
+        self._served: tuple[Variant, ...] = ()
+        self._written: tuple[Any, ...] = ()  # the decode step that the Ledger has
 
     def sampling(self) -> SamplingState:
         """How slots sample; they take the likeliest token until they are told otherwise."""
@@ -117,85 +120,156 @@ class Steps:
             )
         return self._sampling
 
-    def decode(self, slots: Sequence[int], variant: Variant, keys: int | None = None) -> Found:
-        """The next id of each slot, from its last one; none has more than so many keys then."""
-        return self.launch(slots, variant, keys).wait()
+    # ---- decode ---------------------------------------------------------------------------------
 
-    def launch(self, slots: Sequence[int], variant: Variant, keys: int | None = None) -> Launched:
-        """Begin what `decode` does; on a GPU nobody waits."""
-        size = bucket_of(len(slots))
+    def decode(
+        self,
+        slots: Sequence[int],
+        tails: Sequence[int],
+        variant: Variant,
+        keys: int | None = None,
+    ) -> Launched:
+        """Begin a step that gives each slot its next id, from its last one.
+
+        `tails` are the pages of those last ones; none has more than so many keys then. Lists that
+        are those of the step before are not written again. On a GPU nobody waits.
+        """
+        variant = self._serving(variant)
         most = self.most_keys if keys is None else min(keys, self.most_keys)
-        buckets = self._buckets.setdefault((size, variant), [])
-        bucket = next((b for b in buckets if b.bound.covers("keys", most)), None)
-        if bucket is None:
-            bucket = self._bind(size, variant, most)
-            buckets.append(bucket)
-        bound = bucket.bound
-        if bucket.slots != slots:
-            bucket.slots = list(slots)
-            bound.write("slots", np.array([*slots, *[self.nobody] * (size - len(slots))], np.int32))
-            bound.write("starts", np.minimum(np.arange(size + 1, dtype=np.int32), len(slots)))
+        size, bound = self._decode_bound(len(slots), variant, most)
+        if not self._written or self._written[0] is not slots or self._written[1:] != (tails, size):
+            host, count = self._orders.host, len(slots)
+            host["slots"][:size], host["tails"][:size] = self.nobody, 0
+            host["slots"][:count], host["tails"][:count] = slots, tails
+            host["starts"][: size + 1] = np.minimum(np.arange(size + 1), count)
+            self._orders.send("starts", size + 1)
+            self._written = (slots, tails, size)
         bound.run()
-        return Launched(bound.read_later("rows.last"), _read(bound, variant), bucket.slots)
+        return Launched(bound.read_later("rows.last"), _read(bound, variant), slots)
 
-    def bound(self, size: int) -> Bound | None:
+    def bound(self, rows: int) -> Bound | None:
         """The decode step of so many rows that take the likeliest token, once one has run."""
-        found = [b.bound for b in self._buckets.get((bucket_of(size), Variant()), [])]
+        sizes = [s for s, v in self._decoding if s >= rows and v == Variant()]
+        found = self._decoding[min(sizes), Variant()] if sizes else []
         return min(found, key=lambda b: b.ranges.get("keys", (0, 0)), default=None)
 
-    def _bind(self, size: int, variant: Variant, most: int) -> Bucket:
-        def make() -> Bound:
-            return self._decode.bind(
-                self.model,
-                self.cache,
-                self.rows,
-                self._sampler(variant),
-                variant,
-                most,
-                self.words,
-                self._whole([self.nobody] * size),
-                self._whole([0] * (size + 1)),
-            )
+    def _decode_bound(self, rows: int, variant: Variant, most: int) -> tuple[int, Bound]:
+        """The smallest decode step there is, or a new one of the next power of two."""
+        size = next_power(rows)
+        made = [s for s, v in self._decoding if v == variant and rows <= s <= size]
+        size = min(made, default=size)
+        several = self._decoding.setdefault((size, variant), [])
+        found = next((b for b in several if b.covers("keys", most)), None)
+        if found is None:
+            found = self._bind_decode(size, variant, most)
+            several.append(found)
+        return size, found
 
-        key = ("decode", size, variant, len(self._buckets[size, variant]))
-        return Bucket(self._first(lambda: key, make), [])
-
-    def ragged(self, parts: Sequence[Part], variant: Variant) -> Found:
-        """The next id of each part; that of one whose prompt goes on means nothing."""
-        arrays = _arrays(parts, self.nobody)
-        sizes = (len(parts), len(arrays["given"]), variant)
-        bound = self._chunks.get(sizes)
-        if bound is None and sizes == self._last_sizes:  # a long prompt: it comes again
-            bound = self._chunks[sizes] = self._ragged.bind(
-                *self._ragged_arguments(sizes, arrays), words=self.words
-            )
-            if len(self._chunks) > CHUNKS_BOUND:
-                self._chunks.popitem(last=False)
-        self._last_sizes = sizes
-        if bound is not None:
-            for name, array in arrays.items():
-                bound.write(name, array)
-            bound.run()
-            last, found = bound.read("rows.last"), [p.wait() for p in _read(bound, variant)]
-        else:
-            made = self._first(
-                lambda: ("ragged", variant, self._ragged.range_of("tokens", sizes[1])),
-                lambda: self._ragged(*self._ragged_arguments(sizes, arrays), words=self.words),
-            )
-            last = self.rows.last.numpy()
-            found = [np.array(f.numpy()) for f in made if f is not None]
-        return Found(last[[part.slot for part in parts]], *found)
-
-    def _ragged_arguments(self, sizes: Any, arrays: dict[str, Array]) -> list[Any]:
-        variant = sizes[-1]
-        return [
+    def _bind_decode(self, size: int, variant: Variant, most: int) -> Bound:
+        key = ("decode", size, variant, len(self._decoding.get((size, variant), ())))
+        orders = self._orders
+        given = (orders.tensor("slots", size), orders.tensor("starts", size + 1))
+        made = partial(
+            self._decode.bind,
             self.model,
             self.cache,
             self.rows,
             self._sampler(variant),
             variant,
-            *(self._whole(a) for a in arrays.values()),
+            most,
+            self.words,
+            *given,
+            orders.tensor("tails", size),
+        )
+        found: Bound = self._first(lambda: key, made)
+        return found
+
+    # ---- prompts --------------------------------------------------------------------------------
+
+    def ragged(self, parts: Sequence[Part], variant: Variant) -> Launched:
+        """Begin a step over any tokens of requests; one that is not whole has no id."""
+        variant = self._serving(variant)
+        counts = [1 if p.tokens is None else len(p.tokens) for p in parts]
+        bound, rows, tokens = self._ragged_bound(len(parts), sum(counts), variant)
+        self._put(parts, counts, rows, tokens)
+        bound.run()
+        slots = [p.slot for p in parts]
+        return Launched(bound.read_later("rows.last"), _read(bound, variant), slots)
+
+    def _put(self, parts: Sequence[Part], counts: list[int], rows: int, tokens: int) -> None:
+        """Write what a step with prompts takes; what is left of its size pads."""
+        host, used, total = self._orders.host, len(parts), sum(counts)
+        for name, padding in (("slots", self.nobody), ("into", self.nobody), ("tails", 0)):
+            host[name][used:rows] = padding
+        host["lengths"][used:rows], host["starts"][used + 1 : rows + 1] = 0, total
+        host["slots"][:used] = [p.slot for p in parts]
+        host["tails"][:used] = [p.tail for p in parts]
+        host["into"][:used] = [p.slot if p.whole else self.nobody for p in parts]
+        host["lengths"][:used] = [p.length for p in parts]
+        host["starts"][: used + 1] = np.cumsum([0, *counts])
+        host["owner"][:total] = np.repeat(np.arange(used), counts)
+        host["owner"][total:tokens], host["given"][total:tokens] = -1, 0
+        ids = [(-1,) if p.tokens is None else p.tokens for p in parts]
+        host["given"][:total] = np.concatenate([np.asarray(i, np.int32) for i in ids])
+        self._orders.send("given", tokens)
+        self._written = ()
+
+    def _ragged_bound(self, rows: int, tokens: int, variant: Variant) -> tuple[Bound, int, int]:
+        """The step of the next larger size."""
+        row = next_size(sorted({r for r, _ in self._prompts}), rows)
+        size = next_size([t for r, t in self._prompts if r == row], tokens)
+        bound = self._chunks.get((row, size, variant))
+        if bound is None:
+            bound = self._chunks[row, size, variant] = self._bind_ragged(row, size, variant)
+        return bound, row, size
+
+    def _bind_ragged(self, rows: int, tokens: int, variant: Variant) -> Bound:
+        sizes = {name: rows + (name == "starts") for name in ROWS}
+        sizes |= dict.fromkeys(TOKENS, tokens)
+        given = {name: self._orders.tensor(name, size) for name, size in sizes.items()}
+        state = (self.model, self.cache, self.rows, self._sampler(variant), variant)
+        found: Bound = self._first(
+            lambda: ("ragged", variant, self._ragged.range_of("tokens", tokens)),
+            partial(self._ragged.bind, *state, **given, words=self.words),
+        )
+        return found
+
+    # ---- before the first request ---------------------------------------------------------------
+
+    def prepare(self, variants: Sequence[Variant], tell: Tell) -> None:
+        """Make all sizes for these Variants, the only ones from now on."""
+        self._served = tuple(variants)
+        work: list[tuple[Any, ...]] = [
+            (self._make_decode, size, variant)
+            for variant in variants
+            for size in reversed(decode_sizes(self.nobody))
         ]
+        work += [
+            (self._ragged_bound, rows, tokens, variant)
+            for variant in variants
+            for rows, tokens in reversed(self._prompts)
+        ]
+        for number, (make, *sizes) in enumerate(work):
+            tell("prepare", number, len(work))
+            make(*sizes)
+        tell("prepare", len(work), len(work))
+
+    def _make_decode(self, size: int, variant: Variant) -> None:
+        """The decode steps of one size, for all ranges of keys."""
+        several = self._decoding.setdefault((size, variant), [])
+        most = 1
+        while most <= self.most_keys:
+            found = next((b for b in several if b.covers("keys", most)), None)
+            if found is None:
+                found = self._bind_decode(size, variant, most)
+                several.append(found)
+            most = found.ranges.get("keys", (1, self.most_keys))[1] + 1
+
+    def _serving(self, wanted: Variant) -> Variant:
+        """The Variant that does what is wanted: that one, or the first served that does."""
+        return next((v for v in self._served if v.joined(wanted) == v), wanted)
+
+    # ---- scores ---------------------------------------------------------------------------------
 
     def score(self, slot: int, tokens: Sequence[int]) -> Array:
         """The logprob of each token but the first; the slot has no tokens yet."""
@@ -233,37 +307,9 @@ class Steps:
 def _ragged_step(most: int, nobody: int) -> Any:
     """The jitted step over so many tokens."""
     tokens, requests = symbol("tokens", 1, most), symbol("requests", 1, max(2, nobody))
-    return jit(
-        step,
-        name="step",
-        static=("variant", "words"),
-        dynamic={
-            "slots": {0: requests},
-            "into": {0: requests},
-            "starts": {0: requests + 1},
-            "owner": {0: tokens},
-            "given": {0: tokens},
-        },
-    )
-
-
-def _arrays(parts: Sequence[Part], nobody: int) -> dict[str, Array]:
-    """What a ragged step takes, by the names of its arguments."""
-    counts = [1 if p.tokens is None else len(p.tokens) for p in parts]
-    given = [np.asarray((-1,) if p.tokens is None else p.tokens, np.int32) for p in parts]
-    made = {
-        "slots": [p.slot for p in parts],
-        "starts": np.cumsum([0, *counts]),
-        "into": [p.slot if p.whole else nobody for p in parts],
-        "owner": np.repeat(np.arange(len(parts)), counts),
-        "given": np.concatenate(given),
-    }
-    return {name: np.asarray(values, np.int32) for name, values in made.items()}
-
-
-def bucket_of(count: int) -> int:
-    """The rows of the decode step for so many requests."""
-    return 1 << (count - 1).bit_length()
+    rows = {name: {0: requests} for name in ROWS} | {"starts": {0: requests + 1}}
+    dynamic = {**rows, **{name: {0: tokens} for name in TOKENS}}
+    return jit(step, name="step", static=("variant", "words"), dynamic=dynamic)
 
 
 def _read(bound: Bound, variant: Variant) -> list[Pending]:
@@ -271,4 +317,4 @@ def _read(bound: Bound, variant: Variant) -> list[Pending]:
     return [bound.read_later(i) for i in range(3 if variant.logprobs else 0)]
 
 
-__all__ = ["Found", "Launched", "Part", "Steps", "bucket_of"]
+__all__ = ["Found", "Launched", "Part", "Steps", "Tell"]

@@ -1,0 +1,54 @@
+"""Sizes of steps that are compiled and bound: a step runs in the next larger one, the rest pads.
+
+Few requests are told apart one by one, many by tens, so that little is computed in vain and few
+sizes are made. What pads is not free (docs/decisions/0037 has what it costs).
+Invariant: the sizes rise, and the last is the most.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+DECODE = ((8, 1), (64, 8), (256, 16))  # up to so many rows, in such steps; then LARGE
+PROMPTS = ((8, 1), (128, 8), (512, 32))  # the same for tokens of a step with prompts
+LARGE = 64
+ROWS = (1, 8, 64)  # of a step with prompts: rows cost less there, their logits alone
+
+
+def sizes_up_to(most: int, parts: Sequence[tuple[int, int]]) -> list[int]:
+    """Sizes from 1 to the most."""
+    found = [0]
+    for end, by in (*parts, (most, LARGE)):
+        while found[-1] < min(end, most):
+            found.append(min(found[-1] + by, end, most))
+    return found[1:]
+
+
+def decode_sizes(requests: int) -> list[int]:
+    """Rows of decode steps."""
+    return sizes_up_to(requests, DECODE)
+
+
+def prompt_sizes(chunk: int, requests: int) -> list[tuple[int, int]]:
+    """(rows, tokens) of steps with prompts; one has no more rows than tokens."""
+    rows = [r for r in ROWS if r < requests] + [requests]
+    return [
+        (row, tokens)
+        for i, row in enumerate(rows)
+        for tokens in sizes_up_to(chunk, PROMPTS)
+        if not i or tokens > rows[i - 1]
+    ]
+
+
+def next_size(sizes: Sequence[int], wanted: int) -> int:
+    """The smallest of sizes that holds what is wanted."""
+    return sizes[bisect_left(sizes, wanted)]
+
+
+def next_power(count: int) -> int:
+    """The next power of two."""
+    return 1 << (count - 1).bit_length()
+
+
+__all__ = ["decode_sizes", "next_power", "next_size", "prompt_sizes", "sizes_up_to"]
