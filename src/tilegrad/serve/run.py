@@ -27,10 +27,14 @@ CLOSING = 5.0  # seconds for connections that are still open at the end
 
 async def listen(server: Server) -> tuple[web.AppRunner, int]:
     """Begin to listen; the port."""
-    settings = server.settings
+    return await listen_with(make_app(server), server.settings)
+
+
+async def listen_with(app: web.Application, settings: Settings) -> tuple[web.AppRunner, int]:
+    """Begin to listen for an application; the port."""
     limits = settings.limits
     runner = web.AppRunner(
-        make_app(server),
+        app,
         handler_cancellation=True,
         access_log=None,
         keepalive_timeout=75,
@@ -113,4 +117,4 @@ async def _drain(
     over.cancel()
 
 
-__all__ = ["listen", "run_server"]
+__all__ = ["listen", "listen_with", "run_server"]
