@@ -363,6 +363,19 @@ def test_sums() -> None:
     assert summed_live([])["state"] == "dead"
 
 
+def test_replicas_share_out_threads_and_devices() -> None:
+    from tilegrad.cli.replicas import shared_out
+    from tilegrad.core.config import override
+
+    settings = Settings("m", "m", opening={"device": "cuda:0, cuda:1", "requests": 4})
+    with override(threads=8):
+        found = [one.opening for one in shared_out(settings, 3, here=True)]
+    assert [one["device"] for one in found] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [one["threads"] for one in found] == [2, 2, 2]
+    plain = shared_out(Settings("m", "m", opening={"threads": 3}), 1, here=False)
+    assert plain[0].opening == {"threads": 3}
+
+
 # ---- real processes -----------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ EXTRAS = {
     "cuda": "NVIDIA GPUs",
     "chip": "RTL of chips: simulation and lint",
     "serve": "the server, its router and its load",
+    "ray": "replicas of a server on several machines",
     "peers": "comparison with PyTorch",
     "test": "running the tests",
 }

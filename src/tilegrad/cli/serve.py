@@ -17,6 +17,7 @@ from ..core.config import config
 from ..core.errors import UserError
 from . import options
 from .progress import Bars
+from .replicas import serve_replicas
 from .terminal import put, status
 
 Host = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is all of them.")]
@@ -57,6 +58,15 @@ Prompts = Annotated[
 Prepare = Annotated[
     bool, typer.Option(help="Compile all steps before the first request, not as they are needed.")
 ]
+Replicas = Annotated[
+    int,
+    typer.Option(min=1, help="Servers behind one address; --device may name several, with commas."),
+]
+Ray = Annotated[bool, typer.Option("--ray", help="Have Ray place and keep the replicas.")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(help="Ray's head; without it, a Ray of this machine.", show_default=False),
+]
 Verbose = Annotated[bool, typer.Option("--log-requests", help="Log a line for each request.")]
 
 
@@ -77,6 +87,9 @@ def serve(
     max_queue: Queue = 256,
     timeout: Timeout = 600.0,
     drain: Drain = 30.0,
+    replicas: Replicas = 1,
+    ray: Ray = False,
+    ray_address: RayAddress = None,
     log_requests: Verbose = False,
     log_prompts: Prompts = False,
 ) -> None:
@@ -110,6 +123,10 @@ def serve(
             sampling=advised(model),
         )
         said = Said(settings, bars)
+        if replicas > 1 or ray:
+            said.listens(port)
+            bars.close()
+            return serve_replicas(settings, replicas, ray, ray_address)
         asyncio.run(
             run_server(
                 settings, tell=bars.stage, listening=said.listens, ready=said.ready, said=status

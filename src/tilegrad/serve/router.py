@@ -125,7 +125,8 @@ class Router:
             up = False
         if one.url == url:
             if one.up != up:
-                log.warning("replica %s is %s", one.name, "up" if up else "down")
+                level = logging.INFO if up else logging.WARNING
+                log.log(level, "replica %s is %s", one.name, "up" if up else "down")
             one.up = up
 
     def lost(self, one: Replica) -> None:

@@ -1,0 +1,54 @@
+"""`tilegrad serve --replicas N`: several servers of one model behind one address.
+
+Invariant: what is not given is shared out: threads over the replicas of this machine, devices (with
+commas between) round and round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from ..core.config import config
+from .progress import Bars
+from .terminal import put, status
+
+
+def serve_replicas(settings: Any, count: int, ray: bool, ray_address: str | None) -> None:
+    """Run replicas and the router before them until a signal."""
+    with Bars() as bars:
+        bars.stage("starting replicas", 0, count)
+        asyncio.run(routed(settings, count, ray, ray_address, bars))
+    status("the server has ended")
+
+
+async def routed(settings: Any, count: int, ray: bool, ray_address: str | None, bars: Bars) -> None:
+    """A router, with its replicas in processes or placed by Ray."""
+    from ..serve.ray_replicas import RayReplicas
+    from ..serve.replicas import Processes
+    from ..serve.run_router import run_router
+
+    def ready(router: Any, port: int) -> None:
+        bars.close()
+        put(f"http://{settings.host}:{port}")
+        up = sum(one.up for one in router.replicas)
+        status(f"{settings.name}: {up} of {count} replicas serve; Ctrl-C ends all of them")
+
+    own = shared_out(settings, count, here=not ray)
+    places: Any = RayReplicas(own, address=ray_address) if ray else Processes(own)
+    await run_router(settings, places, ready=ready, said=status)
+
+
+def shared_out(settings: Any, count: int, here: bool) -> list[Any]:
+    """The Settings of each replica."""
+    devices = [one.strip() for one in str(settings.opening.get("device", "")).split(",")]
+    found = []
+    for number in range(count):
+        opening = dict(settings.opening)
+        if devices[number % len(devices)]:
+            opening["device"] = devices[number % len(devices)]
+        if here and "threads" not in opening:
+            opening["threads"] = max(1, config().threads // count)
+        found.append(replace(settings, opening=opening))
+    return found
