@@ -65,7 +65,7 @@ FOREIGN_WORDS = {
 }
 MACHINE = re.compile(r"(cpu|gpu|npu|cuda|wgmma|mma|tdp|amx|sm_\d+a?|[ah][12]00|ptx|llvm)\b(?!-)")
 # The machine that a PlanTable was measured on, and that a tuner measures on, has a name.
-NAMED = {"core/target.py", "tune/matmul_search.py"}
+NAMED = {"core/target.py"}
 HOMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 LONG_SAYS_WHY = re.compile(r"long because|why (?:the file|it) is long")
 # Methods that are rows of a table, one op each: the docstring of their class speaks for all.
@@ -192,10 +192,9 @@ def machine_tests(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            if not any(ast.unparse(side).endswith(".device.type") for side in sides):  # torch's
-                for side in sides:
-                    if isinstance(side, ast.Constant | ast.Tuple | ast.List | ast.Set):
-                        yield named(side), node.lineno
+            for side in sides:
+                if isinstance(side, ast.Constant | ast.Tuple | ast.List | ast.Set):
+                    yield named(side), node.lineno
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr in ("startswith", "endswith"):
                 yield named(node), node.lineno

@@ -11,25 +11,14 @@ from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from without_compiler import WITHOUT_COMPILER
 
 from tilegrad.cli.main import app
 from tilegrad.compiler.loader import leave_bundle, opened_bundles
 from tilegrad.targets.ptx.assemble import find_ptxas
 
 RUNNER = CliRunner()
-BLOCKED = """
-import sys
-
-class Blocked:
-    folders = ("schedule", "kernels", "tile", "targets.llvm.emit", "targets.ptx", "tune")
-
-    def find_spec(self, name, path=None, target=None):
-        compiler = name.startswith("tilegrad.compiler.") and name != "tilegrad.compiler.loader"
-        ours = tuple(f"tilegrad.{folder}" for folder in self.folders)
-        if compiler or name.split(".")[0] == "llvmlite" or name.startswith(ours):
-            raise ImportError(f"{name} is blocked")
-
-sys.meta_path.insert(0, Blocked())
+BLOCKED = f"""{WITHOUT_COMPILER}
 from tilegrad.cli.main import main
 sys.argv = ["tilegrad", *sys.argv[1:]]
 main()

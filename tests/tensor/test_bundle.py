@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from without_compiler import WITHOUT_COMPILER
 
 import tilegrad as tg
 from tilegrad import nn
@@ -18,29 +19,13 @@ from tilegrad.core.errors import UserError
 from tilegrad.runtime.bundle import Bundle
 from tilegrad.targets.ptx.assemble import find_ptxas
 
-# A process in which what compiles cannot be imported, nor what compiles need.
-WITHOUT_COMPILER = """
-import sys
-
-class Blocked:
-    folders = ("schedule", "kernels", "tile", "targets.llvm.emit", "targets.ptx", "tune")
-
-    def find_spec(self, name, path=None, target=None):
-        compiler = name.startswith("tilegrad.compiler.") and name != "tilegrad.compiler.loader"
-        ours = tuple(f"tilegrad.{folder}" for folder in self.folders)
-        if compiler or name.split(".")[0] == "llvmlite" or name.startswith(ours):
-            raise ImportError(f"{name} is blocked")
-
-sys.meta_path.insert(0, Blocked())
-import numpy as np
-import tilegrad as tg
-"""
+START = WITHOUT_COMPILER + "import numpy as np\nimport tilegrad as tg\n"
 
 
 def run(code: str, **environment: str) -> str:
     """What a process without the compiler prints."""
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_COMPILER + code],
+        [sys.executable, "-c", START + code],
         capture_output=True,
         text=True,
         timeout=120,

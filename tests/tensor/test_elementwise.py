@@ -372,3 +372,13 @@ def test_numpy_operands():
     assert (np.array([1.0, 2.0], np.float32) + x).tolist() == [2.0, 4.0]
     assert (np.float64(2) * x).dtype is tg.float32
     assert isinstance(np.ones(2, np.float32) * x, tg.Tensor)
+
+
+def test_bytes_as_bools_and_back():
+    given = np.array([0, 1, 2, 255, 128], np.uint8)
+    for name in ("uint8", "int8"):
+        x = tg.tensor(given.view(name))
+        assert x.view(tg.bool).tolist() == [False, True, True, True, True]
+        truth = tg.tensor(given > 1)
+        assert truth.view(getattr(tg, name)).tolist() == [0, 0, 1, 1, 1]
+        assert truth.view(getattr(tg, name)).view(tg.bool).tolist() == (given > 1).tolist()

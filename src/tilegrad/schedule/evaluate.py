@@ -201,7 +201,7 @@ class Evaluator:
     def _bitcast(self, node: Node, index: Index) -> Node:
         source = node.inputs[0]
         x = self.body.cast(self.value(source, index), source.dtype)
-        bits = self.body.add(tile_ops.bitcast(x, dtype=node.dtype))
+        bits = self.body.bitcast(x, node.dtype)
         return self.body.cast(bits, wide(node.dtype))
 
     def _stop_gradient(self, node: Node, index: Index) -> Node:

@@ -64,7 +64,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
 
 
 def _on_gpu(data: Any) -> bool:
-    return type(data).__module__ == "torch" and data.device.type == "cuda"
+    return type(data).__module__ == "torch" and data.is_cuda
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:

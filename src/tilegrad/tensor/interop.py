@@ -109,8 +109,7 @@ def from_dlpack(source: Any) -> Tensor:
 def torch_array(source: Any) -> np.ndarray[Any, Any]:
     """A NumPy array over a torch tensor's memory."""
     source = source.detach()
-    if source.device.type != "cpu":
-        source = source.cpu()
+    source = source.cpu()  # itself, where it is there
     carried = CARRIED.get(str(source.dtype).removeprefix("torch."))
     if carried is None:
         return source.numpy()
@@ -137,7 +136,7 @@ def from_torch(source: Any) -> Tensor:
             expected="torch.Tensor",
             got=type(source).__name__,
         )
-    if source.device.type == "cuda":
+    if source.is_cuda:
         return wrap(_shared(source.detach().contiguous()))
     return wrap(from_array(torch_array(source), adapts=False))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.dtype import DType, bool_, float32, float64, int64
+from ..core.dtype import DType, bool_, float32, float64, int64, uint8
 from ..core.errors import InternalError, Location
 from ..ir.block import Block, Builder, argument
 from ..ir.node import Node
@@ -217,6 +217,17 @@ class BodyBuilder:
         if x.op is ops.cast and x.inputs[0].dtype is dtype and widens(dtype, x.dtype):
             return x.inputs[0]  # there and back again
         return self.add(ops.cast(x, dtype=dtype))
+
+    def bitcast(self, x: Node, dtype: DType) -> Node:
+        """The bits of x as another dtype of the same width. A bool is a byte in memory alone: it
+        is true for any byte but 0, and 1 as a byte where it is true."""
+        if x.dtype is dtype:
+            return x
+        if bool_ not in (x.dtype, dtype):
+            return self.add(ops.bitcast(x, dtype=dtype))
+        if x.dtype is bool_:
+            return self.bitcast(self.cast(x, uint8), dtype)
+        return self.cast(self.bitcast(x, uint8), bool_)
 
     def logical_and(self, a: Node | None, b: Node | None) -> Node | None:
         """Both masks; None is true."""

@@ -353,7 +353,7 @@ def bitcast(x: Any, dtype: Any) -> TileValue:
         raise DTypeError(
             "dtypes of different widths", op="tile.bitcast", expected=value.dtype, got=chosen
         )
-    node = tracer("bitcast").builder.add(ops.bitcast(value.node, dtype=chosen))
+    node = tracer("bitcast").builder.bitcast(value.node, chosen)
     return TileValue(node, value.edges)
 
 

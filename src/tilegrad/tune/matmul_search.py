@@ -29,6 +29,7 @@ from ..kernels.matmul.wide import Operands, wide_matmul
 from ..kernels.plan_table import Entry, PlanTable, Trial
 from ..runtime.store import content_key
 from ..targets.ptx.assemble import assemble, find_ptxas
+from ..targets.ptx.device import number_of
 from ..targets.ptx.driver import devices
 from ..targets.ptx.emit import emit
 from ..targets.ptx.target import target_of
@@ -160,7 +161,7 @@ def product_of(shape: Shape, dtype: Any, layout: str = "kk") -> Product:
 def machine_of(device: str) -> Machine:
     """The GPU called `device`, not opened; UserError where there is none."""
     found = devices()
-    number = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
+    number = number_of(device)
     if not 0 <= number < len(found):
         raise UserError(
             "no such GPU" if found else "there is no GPU here",
