@@ -184,9 +184,8 @@ class UpdateLowering(OrderedUpdate):
                     return [x, b.apply("bit_and", carried[1], b.apply("bit_not", sooner))]
 
             start = [b.broadcast(old, (lanes,)), owns]
-            total, owns = b.loop("j", 0, self.count, 1, step, start)
-            e.only = owns
-            e.store(memory, total, where)
+            found, e.only = b.loop("j", 0, self.count, 1, step, start)
+            e.store(memory, found, where)
             e.only = None
         return self.end(1, max(1, min(8, lanes // (4 * WARP))))
 
