@@ -52,7 +52,7 @@ def cost(
 ) -> Cost:
     """The Cost of each of some Mappings."""
     counts = count(problem, accelerator, many, conventions)
-    parts = {"mac": np.full(many.size, problem.macs * accelerator.mac)}
+    parts = {"mac": np.full(many.size, problem.density * problem.macs * accelerator.mac)}
     bounds = {"compute": counts.cycles / accelerator.macs_a_cycle}
     network, leak = np.zeros(many.size), np.zeros(many.size)
     for number, level in enumerate(accelerator.levels):

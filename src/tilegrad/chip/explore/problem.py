@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...core.errors import UserError
 
@@ -44,6 +44,7 @@ class Problem:
     operands: tuple[Operand, ...]
     count: int = 1  # how often a network has it
     facts: dict[str, int] = field(default_factory=dict)  # stride and the like, for people
+    density: float = 1.0  # of the multiplications, those that are not by a pruned zero
 
     def __post_init__(self) -> None:
         for loop, size in self.sizes.items():
@@ -162,6 +163,26 @@ def gemm(
     return convolution(P=M, M=N, C=K, Q=1, G=B, bits=bits, name=name, count=count)
 
 
+def pruned(problem: Problem) -> Problem:
+    """The same with weights pruned to two of four: half of them, each with a 2-bit index.
+
+    A 2:4 unit (`macs_a_cycle = 2`) needs half the cycles; without it only the bytes are fewer.
+    """
+    weights = problem.operand("weights")
+    depth = problem.sizes.get("C", 1)
+    if depth % 4 or weights.bits % 2:
+        raise UserError(
+            f"{problem.name} cannot be pruned to two of four",
+            op="Problem",
+            expected="C a multiple of 4, and weights of an even number of bits",
+            got=f"C = {depth}, {weights.bits} bits",
+            hint=f"C = {4 * math.ceil(depth / 4)} would fit",
+        )
+    half = replace(weights, bits=weights.bits // 2 + 1)
+    operands = tuple(half if o is weights else o for o in problem.operands)
+    return replace(problem, operands=operands, density=problem.density / 2)
+
+
 def _bits(bits: int | Sequence[int]) -> tuple[int, int, int]:
     found = (bits,) * 3 if isinstance(bits, int) else tuple(bits)
     if len(found) != 3 or not all(isinstance(b, int) and 1 <= b <= 64 for b in found):
@@ -169,4 +190,4 @@ def _bits(bits: int | Sequence[int]) -> tuple[int, int, int]:
     return found
 
 
-__all__ = ["Operand", "Problem", "Term", "convolution", "gemm", "summed"]
+__all__ = ["Operand", "Problem", "Term", "convolution", "gemm", "pruned", "summed"]
