@@ -31,7 +31,7 @@ LINKS = {
     "ucie-s": LinkKind(16, (4.0, 32.0), 224.0, (0.5, 0.6)),
     "ucie-a": LinkKind(64, (4.0, 32.0), 1317.0, (0.25, 0.3)),
 }
-PAYLOAD = 236 / 256  # bytes of a flit that are not header and check: an assumption
+USEFUL = 236 / 256  # bytes of a flit that are not header and check: an assumption
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Link:
     @property
     def bandwidth(self) -> float:
         """Bytes/s one way, without headers."""
-        return LINKS[self.kind].lanes * self.modules * self.rate * 1e9 / 8 * PAYLOAD
+        return LINKS[self.kind].lanes * self.modules * self.rate * 1e9 / 8 * USEFUL
 
     @property
     def edge(self) -> float:
