@@ -87,7 +87,13 @@ def test_a_planted_fault_is_seen(fault: str, tmp_path: Path) -> None:
     assert "seed 0 cycle" in lockstep(small(), [0], tmp_path, change=change)
 
 
-@pytest.mark.parametrize("proof", PROOFS, ids=lambda p: p.top)
+QUICK = ("npu_queue", "npu_token")  # the others take minutes
+PROOF_CASES = [
+    pytest.param(p, id=p.top, marks=() if p.top in QUICK else pytest.mark.slow) for p in PROOFS
+]
+
+
+@pytest.mark.parametrize("proof", PROOF_CASES)
 def test_proofs(proof: Proof, tmp_path: Path) -> None:
     for tool in PROVERS:
         needs(tool)
