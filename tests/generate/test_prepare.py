@@ -89,6 +89,9 @@ def test_writes_of_a_step(prepared: Engine, monkeypatch: pytest.MonkeyPatch) -> 
     """A step that begins a request: what it takes, the table, and sampling if it has some; one
     that goes on as before: nothing; one in which an answer grows by a page: what it takes."""
     engine, writes = prepared, [0]
+    for number in range(engine.requests):  # no slot remembers how it sampled before
+        engine.add(Request(number, prompt(2), max_tokens=2))
+    finish(engine)
     put = ledger.put
 
     def counted(*given: Any) -> None:
