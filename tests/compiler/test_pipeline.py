@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "schedule"))
 from interpreted import run_interpreted
 
 import tilegrad as tg
-from tilegrad.compiler.choose import CHOOSERS
+from tilegrad.compiler.choose import CHOSEN
 from tilegrad.compiler.compile import compile_for, host
 from tilegrad.compiler.pipeline import GRAPH, KERNELS, PAGE, REGIONS, TILES
 from tilegrad.compiler.row_dots import ROWS, SHORT_ROWS
@@ -104,7 +104,7 @@ def test_what_a_pass_does_nothing_without() -> None:
     for name, found in rules.items():
         roots = {op.name for op in found.roots} - {"get"}  # of what gives several results
         assert roots <= on[name], name
-    assert {op.name for op in CHOOSERS} <= on["choose kernels"]
+    assert {op.name for op in CHOSEN} <= on["choose kernels"]
 
 
 @pytest.mark.parametrize("name,target", CASES)
