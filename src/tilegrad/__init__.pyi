@@ -12,6 +12,7 @@ from . import linalg
 from . import models
 from . import nn
 from . import optim
+from . import serve
 from . import tile
 from . import train
 from . import tune
@@ -793,6 +794,7 @@ __all__ = [
     "select",
     "select_scatter",
     "selu",
+    "serve",
     "set_default_device",
     "set_default_dtype",
     "set_rng_state",
