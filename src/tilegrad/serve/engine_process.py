@@ -184,8 +184,7 @@ class EngineLoop:
         self.known.difference_update(id for id, *_ in self.failed)
         if self.fresh:
             first = [one for one in produced if one.id in self.fresh]
-            found = [[one.id, getattr(one, "cached", 0)] for one in first]
-            body["cached"] = [[id, count] for id, count in found if count]
+            body["cached"] = [[one.id, one.cached] for one in first if one.cached]
             self.fresh.difference_update(one.id for one in first)
             self.fresh &= self.known
         self.failed = []
@@ -211,16 +210,14 @@ def step_body(produced: Sequence[Produced]) -> dict[str, Any]:
 def state_of(engine: Any, seconds: float) -> dict[str, Any]:
     """How full an engine is, and how long its last step took."""
     pool = engine.pool
-    prefixes, batcher = getattr(pool, "prefixes", None), getattr(engine, "batcher", None)
-    free = pool.available if prefixes is not None else len(pool.free)
     return {
         "running": len(engine.running),
         "waiting": len(engine.waiting),
         "pages": pool.pages,
-        "used": pool.pages - free,
-        "queried": 0 if prefixes is None else prefixes.asked,
-        "hits": 0 if prefixes is None else prefixes.found,
-        "preempted": 0 if batcher is None else batcher.preemptions,
+        "used": pool.pages - pool.available,
+        "queried": pool.prefixes.asked,
+        "hits": pool.prefixes.found,
+        "preempted": engine.batcher.preemptions,
         "seconds": seconds,
     }
 
@@ -259,9 +256,8 @@ def open_llm(
 
     prepares = given.pop("prepare", True)
     llm = LLM(given.pop("model"), progress=tell, **given)
-    prepare = getattr(llm.engine, "prepare", None)
-    if prepares and prepare is not None:  # nothing is compiled while a client waits
-        prepare(tell)
+    if prepares:  # nothing is compiled while a client waits
+        llm.engine.prepare(tell)
     target = target_for(llm.device)
     return llm.engine, {
         # a step reads every weight once at least; a CPU's rate is not known without measuring
