@@ -6,8 +6,8 @@
 
 Random bf16 weights made on the device. The script is that of nano-vllm and mini-sglang: 256
 requests at once, prompts and answers of 100 to 1024 tokens, temperature 0.6, no stop token. Told
-are output tokens a second of several runs of one process (the prefix cache is off: no prompt may be known),
-what `prepare` took, what was compiled or bound after it (nothing may be), and by events on the
+are output tokens a second of several runs of one process (without a prefix cache, since no prompt
+may be known), what `prepare` took, what was compiled or bound after it (nothing may be), and by events on the
 stream how long the GPU had nothing to do between two steps: while the same requests go on, and
 where one came or went. Run it twice: the second process finds its programs in the cache.
 """
@@ -96,7 +96,7 @@ class Idle:
             self.kinds.append(self.kind)
             return found
 
-        Bound.run = marked  # type: ignore[method-assign]
+        Bound.run = marked  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
