@@ -7,9 +7,9 @@
 Random bf16 weights made on the device. The script is that of nano-vllm and mini-sglang: 256
 requests at once, prompts and answers of 100 to 1024 tokens, temperature 0.6, no stop token. Told
 are output tokens a second of several runs of one process (without a prefix cache, since no prompt
-may be known), what `prepare` took, what was compiled or bound after it (nothing may be), and by events on the
-stream how long the GPU had nothing to do between two steps: while the same requests go on, and
-where one came or went. Run it twice: the second process finds its programs in the cache.
+may be known), what `prepare` took, what was compiled or bound after it (nothing may be), and by
+events on the stream how long the GPU had nothing to do between two steps: while the same requests
+go on, and where one came or went. Run it twice: the second process finds its programs in the cache.
 """
 
 from __future__ import annotations
@@ -181,6 +181,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--layers", type=int, default=0, help="fewer layers than the shape has")
     parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--chunk", type=int, default=8192, help="tokens of a step, at most")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--few", type=int, default=0, help="only so many requests of the script")
     parser.add_argument("--first-tokens", action="store_true", help="prompts of new lengths alone")
@@ -200,9 +201,16 @@ def prepared(model: Decoder, options: argparse.Namespace, calls: list[Call]) -> 
         requests=options.requests,
         context=CONTEXT,
         pages=-(-tokens // 32),
+        chunk=options.chunk,
         prefix_cache=False,
     )
-    engine.prepare()
+    profile = cProfile.Profile()
+    if options.profile:
+        profile.runcall(engine.prepare)
+        pstats.Stats(profile).sort_stats("cumtime").print_stats(90)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+    else:
+        engine.prepare()
     torch.cuda.synchronize()
     took = {"prepare_s": time.perf_counter() - began, "made": made_so_far(engine)}
     print(f"ready after {took['prepare_s']:.1f} s; compiled, decode, prompts {took['made']}")
@@ -219,7 +227,13 @@ def main() -> None:
     kept = weights(model)
     calls = mini_sglang()[: options.few or None]
     engine, took = prepared(model, options, calls)
-    result: dict[str, Any] = {**bench.about(), "shape": options.shape, **took, "runs": []}
+    result: dict[str, Any] = {
+        **bench.about(),
+        "shape": options.shape,
+        "chunk": options.chunk,
+        **took,
+        "runs": [],
+    }
     if options.first_tokens:
         result["first_ms"] = {}
         for length, bar in FIRST_BARS.items():

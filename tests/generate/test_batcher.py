@@ -18,7 +18,14 @@ from tilegrad.generate.batcher import Batch, Batcher
 from tilegrad.generate.ongoing import PATIENCE, Ongoing
 from tilegrad.generate.pages import PagePool
 from tilegrad.generate.request import Request
-from tilegrad.generate.sizes import decode_sizes, next_size, prompt_sizes, sizes_up_to
+from tilegrad.generate.sizes import (
+    decode_sizes,
+    next_size,
+    powers_up_to,
+    prompt_sizes,
+    rare_prompt_sizes,
+    sizes_up_to,
+)
 
 PAGE, PAGES, SLOTS, BUDGET = 4, 10, 3, 9
 
@@ -322,11 +329,16 @@ def test_what_failed_is_found_by_nobody() -> None:
 def test_sizes() -> None:
     assert decode_sizes(5) == [1, 2, 3, 4, 5]
     assert decode_sizes(20) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]
-    assert decode_sizes(400)[-4:] == [256, 320, 384, 400] and len(decode_sizes(256)) == 27
+    assert decode_sizes(400)[-4:] == [256, 320, 384, 400] and len(decode_sizes(256)) == 23
     assert sizes_up_to(1, ((8, 1),)) == [1]
     pairs = prompt_sizes(512, 64)
-    assert {r for r, _ in pairs} == {1, 8, 64} and max(t for _, t in pairs) == 512
-    assert all(tokens >= rows or rows in (8, 64) for rows, tokens in pairs)
+    assert {r for r, _ in pairs} == {8, 64} and max(t for _, t in pairs) == 512
+    assert all(tokens > 8 for rows, tokens in pairs if rows == 64)
+    rare = rare_prompt_sizes(512, 64)
+    assert rare == [(64, 8), (64, 16), (64, 32), (64, 64), (64, 128), (64, 256), (64, 512)]
+    assert rare_prompt_sizes(4, 2) == [(2, 4)] and powers_up_to(5) == [1, 2, 4, 5]
+    assert powers_up_to(1) == [1] and powers_up_to(8) == [1, 2, 4, 8]
     for rows, tokens in ((1, 1), (2, 2), (9, 9), (64, 64), (64, 512)):
-        row = next_size(sorted({r for r, _ in pairs}), rows)
-        assert next_size([t for r, t in pairs if r == row], tokens) >= tokens
+        for sizes in (pairs, rare):
+            row = next_size(sorted({r for r, _ in sizes}), rows)
+            assert next_size([t for r, t in sizes if r == row], tokens) >= tokens

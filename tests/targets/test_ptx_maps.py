@@ -31,11 +31,10 @@ def test_an_entry_survives_its_text() -> None:
 
 
 def test_numbers_are_innermost_first() -> None:
-    record = maps.record_of(PLAIN, 1024)
-    assert record == (9, 2, 1024, (512, 128), (1024,), (64, 64), 3, 2)
-    assert maps.record_of(SYMBOLIC, 0, {"rows": 7})[3:5] == ((64, 7), (256,))
+    assert maps.shape_of(PLAIN) == (9, 2, (512, 128), (1024,), (64, 64), 3, 2)
+    assert maps.shape_of(SYMBOLIC, {"rows": 7})[2:4] == ((64, 7), (256,))
     line = TensorMap(0, dtypes.uint8, (4096,), (1,), (256,))
-    assert maps.record_of(line, 16, promotion=0) == (0, 1, 16, (4096,), (), (256,), 0, 0)
+    assert maps.shape_of(line, promotion=0) == (0, 1, (4096,), (), (256,), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +54,14 @@ def test_numbers_are_innermost_first() -> None:
 )
 def test_what_the_hardware_refuses(change, match) -> None:
     with pytest.raises(UserError, match=match):
-        maps.record_of(replace(PLAIN, **change), 1024)
+        maps.shape_of(replace(PLAIN, **change))
 
 
 def test_an_address_must_be_aligned() -> None:
     with pytest.raises(UserError, match="multiple of 16"):
-        maps.record_of(PLAIN, 1032)
+        maps.encode(PLAIN, 1032)
     with pytest.raises(UserError, match="promotion"):
-        maps.record_of(PLAIN, 1024, promotion=100)
+        maps.encode(PLAIN, 1024, promotion=100)
 
 
 def test_encoding_calls_the_driver_with_aligned_memory() -> None:
@@ -88,10 +87,10 @@ def test_encoding_calls_the_driver_with_aligned_memory() -> None:
     function = maps._TYPE(encoder)
     fake = FakeCuda()
     fake.addresses = {b"cuTensorMapEncodeTiled": ctypes.cast(function, ctypes.c_void_p).value}
-    maps._encoded.cache_clear()
+    maps.encoded.cache_clear()
     with cuda_api.substitute(fake):
         assert maps.encode(PLAIN, 4096) == b"\xab" * 128
         assert maps.encode(PLAIN, 4096) == b"\xab" * 128
     assert seen == [(0, 9, 2, 4096, [512, 128], 1024, [64, 64], [1, 1], (0, 3, 2, 0))]
-    maps._encoded.cache_clear()
+    maps.encoded.cache_clear()
     maps._functions.clear()

@@ -10,16 +10,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-DECODE = ((8, 1), (64, 8), (256, 16))  # up to so many rows, in such steps; then LARGE
-PROMPTS = ((8, 1), (128, 8), (512, 32))  # the same for tokens of a step with prompts
-LARGE = 64
-ROWS = (1, 8, 64)  # of a step with prompts: rows cost less there, their logits alone
+END = 1 << 62
+DECODE = ((8, 1), (64, 8), (128, 16), (256, 32), (END, 64))  # up to so many rows, in such steps
+PROMPTS = ((8, 1), (128, 8), (512, 32), (2048, 64), (END, 512))  # tokens of a step with prompts
+ROWS = (8, 64)  # of a step with prompts: rows cost less there, their logits alone
 
 
 def sizes_up_to(most: int, parts: Sequence[tuple[int, int]]) -> list[int]:
     """Sizes from 1 to the most."""
     found = [0]
-    for end, by in (*parts, (most, LARGE)):
+    for end, by in parts:
         while found[-1] < min(end, most):
             found.append(min(found[-1] + by, end, most))
     return found[1:]
@@ -41,6 +41,16 @@ def prompt_sizes(chunk: int, requests: int) -> list[tuple[int, int]]:
     ]
 
 
+def powers_up_to(most: int) -> list[int]:
+    """Powers of two below the most, and the most: for steps that are rarely needed."""
+    return [1 << i for i in range((most - 1).bit_length())] + [most]
+
+
+def rare_prompt_sizes(chunk: int, requests: int) -> list[tuple[int, int]]:
+    """The same for steps with prompts: of all rows."""
+    return [(requests, tokens) for tokens in powers_up_to(chunk) if tokens >= min(8, chunk)]
+
+
 def next_size(sizes: Sequence[int], wanted: int) -> int:
     """The smallest of sizes that holds what is wanted."""
     return sizes[bisect_left(sizes, wanted)]
@@ -51,4 +61,12 @@ def next_power(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-__all__ = ["decode_sizes", "next_power", "next_size", "prompt_sizes", "sizes_up_to"]
+__all__ = [
+    "decode_sizes",
+    "next_power",
+    "next_size",
+    "powers_up_to",
+    "prompt_sizes",
+    "rare_prompt_sizes",
+    "sizes_up_to",
+]

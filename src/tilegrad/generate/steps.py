@@ -19,7 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import nn
+from ..core.collector import no_collection
 from ..core.dtype import int32
+from ..core.errors import user_location
+from ..ir.node import located
 from ..ir.symbol import symbol
 from ..models.decoder.model import Decoder
 from ..runtime.buffer import POOL
@@ -30,7 +33,14 @@ from ..tensor.jit import jit
 from ..tensor.tensor import Tensor, no_grad
 from .ledger import Ledger
 from .sampling import SamplingState, Variant
-from .sizes import decode_sizes, next_power, next_size, prompt_sizes
+from .sizes import (
+    decode_sizes,
+    next_power,
+    next_size,
+    powers_up_to,
+    prompt_sizes,
+    rare_prompt_sizes,
+)
 from .step import Rows, decode, score, step
 
 SCORED = 128  # tokens of a step that gives logprobs of all: their logits are held at once
@@ -106,6 +116,7 @@ class Steps:
             decode, name="decode", static=("variant", "words"), dynamic={"most": keys}
         )
         self._prompts = prompt_sizes(chunk, self.nobody)
+        self._rare_prompts = rare_prompt_sizes(chunk, self.nobody)
         self._decoding: dict[tuple[int, Variant], list[Bound]] = {}  # one for each range of keys
         self._chunks: dict[tuple[int, int, Variant], Bound] = {}  # by rows and tokens
         self._compiled: set[Any] = set()
@@ -216,12 +227,16 @@ class Steps:
 
     def _ragged_bound(self, rows: int, tokens: int, variant: Variant) -> tuple[Bound, int, int]:
         """The step of the next larger size."""
-        row = next_size(sorted({r for r, _ in self._prompts}), rows)
-        size = next_size([t for r, t in self._prompts if r == row], tokens)
+        sizes = self._prompt_sizes(variant)
+        row = next_size(sorted({r for r, _ in sizes}), rows)
+        size = next_size([t for r, t in sizes if r == row], tokens)
         bound = self._chunks.get((row, size, variant))
         if bound is None:
             bound = self._chunks[row, size, variant] = self._bind_ragged(row, size, variant)
         return bound, row, size
+
+    def _prompt_sizes(self, variant: Variant) -> list[tuple[int, int]]:
+        return self._rare_prompts if variant in self._served[1:] else self._prompts
 
     def _bind_ragged(self, rows: int, tokens: int, variant: Variant) -> Bound:
         sizes = {name: rows + (name == "starts") for name in ROWS}
@@ -237,21 +252,20 @@ class Steps:
     # ---- before the first request ---------------------------------------------------------------
 
     def prepare(self, variants: Sequence[Variant], tell: Tell) -> None:
-        """Make all sizes for these Variants, the only ones from now on."""
+        """Make all sizes for these Variants, the only ones from now on; those but the first are
+        rarely needed, so they have few sizes."""
         self._served = tuple(variants)
-        work: list[tuple[Any, ...]] = [
-            (self._make_decode, size, variant)
-            for variant in variants
-            for size in reversed(decode_sizes(self.nobody))
-        ]
-        work += [
-            (self._ragged_bound, rows, tokens, variant)
-            for variant in variants
-            for rows, tokens in reversed(self._prompts)
-        ]
-        for number, (make, *sizes) in enumerate(work):
-            tell("prepare", number, len(work))
-            make(*sizes)
+        work: list[tuple[Any, ...]] = []
+        for variant in variants:
+            rare = variant in variants[1:]
+            decoding = powers_up_to(self.nobody) if rare else decode_sizes(self.nobody)
+            work += [(self._make_decode, size, variant) for size in reversed(decoding)]
+            prompts = reversed(self._prompt_sizes(variant))
+            work += [(self._ragged_bound, rows, tokens, variant) for rows, tokens in prompts]
+        with no_collection():
+            for number, (make, *sizes) in enumerate(work):
+                tell("prepare", number, len(work))
+                make(*sizes)
         tell("prepare", len(work), len(work))
 
     def _make_decode(self, size: int, variant: Variant) -> None:
@@ -289,7 +303,7 @@ class Steps:
 
     def _first(self, key: Callable[[], Any], work: Callable[[], Any]) -> Any:
         """Do something; the first time of each kind it compiles, which is told."""
-        with no_grad():
+        with no_grad(), located(user_location()):
             if key() in self._compiled:
                 return work()
             self.tell("compile", 0, 1)

@@ -9,11 +9,10 @@ in its replacement.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..core.collector import no_collection
 from ..core.errors import InternalError
 from .block import Block, argument_op, pure_block
 from .node import Node, needs, topological
@@ -80,26 +79,14 @@ def _rebuild_block(block: Block, done: Mapping[Node, Node]) -> Block:
 def rewrite(roots: Sequence[Node], rules: RuleSet, log: Log | None = None) -> list[Node]:
     """The roots with every Rule applied to a fixed point."""
     sweep = _Sweep(rules, Log() if log is None else log)
-    with _no_collection():
+    with no_collection():
         return [sweep.settle(r) for r in roots]
 
 
 def rewrite_block(block: Block, rules: RuleSet, log: Log | None = None) -> Block:
     """A Block with every Rule applied to a fixed point."""
-    with _no_collection():
+    with no_collection():
         return _Sweep(rules, Log() if log is None else log).block(block)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nodes hold no cycles, so looking for some while many are made is wasted (a tenth)."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class _Sweep:

@@ -50,14 +50,15 @@ class SlotCopy:
 
 
 class Steps:
-    """What the steps of a Recipe are for one choice of Symbols: launches but for pointers."""
+    """What the steps of a Recipe are for one choice of Symbols: launches but for pointers, of
+    which steps with the same Program share one."""
 
     def __init__(self, launcher: Launcher, symbols: Mapping[str, int]) -> None:
         steps = launcher.recipe.steps
         self.symbols = symbols
-        self.launches: list[Any] = [
-            launcher.prepare(s, symbols) if s.kind == "kernel" else None for s in steps
-        ]
+        kernels = {s.program: s for s in steps if s.kind == "kernel"}
+        made = {number: launcher.prepare(s, symbols) for number, s in kernels.items()}
+        self.launches: list[Any] = [made[s.program] if s.kind == "kernel" else None for s in steps]
         self.grids = [int(evaluate(s.grid, symbols)) for s in steps]
         self.numbers = [[int(evaluate(n, symbols)) for n in s.numbers] for s in steps]
 

@@ -48,9 +48,14 @@ class LaunchGraph:
     overlap."""
 
     def __init__(
-        self, device: Device, operations: Sequence[Operation], timed: bool = False
+        self,
+        device: Device,
+        operations: Sequence[Operation],
+        timed: bool = False,
+        patched: bool = True,
     ) -> None:
-        self.device = device
+        """`patched`: `patch` may be asked for; else it says no, and no node is looked up."""
+        self.device, self.patched = device, patched
         self.operations = list(operations)
         count = len(self.operations) + 2 if timed else 0  # two first: what an event itself takes
         self.events = [Event(device) for _ in range(count)]
@@ -77,7 +82,8 @@ class LaunchGraph:
             after_kernel = False  # the first one waits for all that came before the graph
             for number, operation in enumerate(self.operations):
                 capture(device, operation, after_kernel and not self.events)
-                self.nodes.append(self._last_node())
+                if self.patched:
+                    self.nodes.append(self._last_node())
                 after_kernel = operation.prepared is not None
                 if self.events:
                     self.events[number + 2].record_within(stream)
@@ -96,7 +102,7 @@ class LaunchGraph:
 
     def patch(self, operations: Sequence[Operation]) -> bool:
         """Run these from now on; False if they differ in more than pointers of kernels."""
-        if len(operations) != len(self.operations):
+        if not self.patched or len(operations) != len(self.operations):
             return False
         changed = []
         for number, (new, old) in enumerate(zip(operations, self.operations)):

@@ -159,7 +159,7 @@ class CudaCaptured(Captured):
     ) -> None:
         super().__init__(launcher, steps, slots, copies)
         self.device.activate()
-        self.graph = LaunchGraph(self.device, self.operations)
+        self.graph = LaunchGraph(self.device, self.operations, patched=False)  # most never are
 
     def point(self, slots: Sequence[int]) -> None:
         """Use these addresses from now on; the Device's lock is held."""

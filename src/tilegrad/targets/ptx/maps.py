@@ -44,7 +44,8 @@ PROMOTION = 128  # bytes that L2 fetches for a miss: with 256 an H200 streams 8%
 RANK_LIMIT, BOX_LIMIT = 5, 256
 SIZE_LIMIT, STRIDE_LIMIT = 1 << 32, 1 << 40
 
-Record = tuple[int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int]
+Sizes = tuple[int, ...]
+Shape = tuple[int, int, Sizes, Sizes, Sizes, int, int]  # see `shape_of`
 
 
 def encode(
@@ -54,17 +55,14 @@ def encode(
     promotion: int = PROMOTION,
 ) -> bytes:
     """The 128 bytes of a tensor map for one pointer."""
-    return _encoded(record_of(map_, pointer, symbols, promotion))
+    return encoded(shape_of(map_, symbols, promotion), pointer)
 
 
-def record_of(
-    map_: TensorMap,
-    pointer: int,
-    symbols: Mapping[str, int] | None = None,
-    promotion: int = PROMOTION,
-) -> Record:
-    """Checked numbers of a map: (data type, item bytes, pointer, sizes, byte strides of all axes
-    but the innermost, box, swizzle, promotion), innermost first."""
+def shape_of(
+    map_: TensorMap, symbols: Mapping[str, int] | None = None, promotion: int = PROMOTION
+) -> Shape:
+    """Checked numbers of a map but for its address: (data type, item bytes, sizes, byte strides of
+    all axes but the innermost, box, swizzle, promotion), innermost first."""
     known = symbols or {}
     sizes = tuple(int(evaluate(s, known)) for s in reversed(map_.sizes))
     strides = tuple(int(evaluate(s, known)) for s in reversed(map_.strides))
@@ -73,14 +71,11 @@ def record_of(
     _check_shape(map_, sizes, strides, box, item)
     bytes = tuple(s * item for s in strides[1:])
     _check_strides(map_, sizes, bytes)
-    if pointer % 16:
-        raise _refusal(map_, "an address that is a multiple of 16", hex(pointer))
     if promotion not in PROMOTIONS:
         raise _refusal(map_, f"an L2 promotion of {tuple(PROMOTIONS)} bytes", promotion)
     return (
         DATA_TYPES[map_.dtype.name],
         item,
-        pointer,
         sizes,
         bytes,
         box,
@@ -179,9 +174,17 @@ def aligned(bytes: int, alignment: int = ALIGNMENT) -> tuple[Any, int]:
     return memory, at + -at % alignment
 
 
-@lru_cache(maxsize=4096)
-def _encoded(record: Record) -> bytes:
-    data_type, _, pointer, sizes, strides, box, swizzle, promotion = record
+@lru_cache(maxsize=16384)
+def encoded(shape: Shape, pointer: int) -> bytes:
+    """The 128 bytes of a map at an address."""
+    data_type, _, sizes, strides, box, swizzle, promotion = shape
+    if pointer % 16:
+        raise UserError(
+            "a tensor map cannot begin at this address",
+            op="tensor map",
+            expected="a multiple of 16",
+            got=hex(pointer),
+        )
     rank = len(sizes)
     memory, at = aligned(MAP_BYTES)
     steps = (ctypes.c_uint64 * max(1, rank - 1))(*strides)
@@ -200,7 +203,7 @@ def _encoded(record: Record) -> bytes:
         0,
     )
     if status:
-        fail("cuTensorMapEncodeTiled", api().CUresult(status), f"map {record}")
+        fail("cuTensorMapEncodeTiled", api().CUresult(status), f"map {shape} at {pointer:#x}")
     result = ctypes.string_at(at, MAP_BYTES)
     del memory
     return result

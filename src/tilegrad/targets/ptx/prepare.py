@@ -16,7 +16,7 @@ from ...core.errors import InternalError
 from ...ir.symbol import evaluate
 from .cuda_api import Recent, api
 from .driver import Function, launch_config, parameter_memory, start
-from .maps import MAP_BYTES, encode
+from .maps import MAP_BYTES, Shape, encoded, shape_of
 from .program import Entry
 
 
@@ -36,7 +36,7 @@ class Prepared:
         sizes = [MAP_BYTES if kind == "map" else 8 for kind, _ in entry.arguments]
         self._memory, self._table = parameter_memory(sizes)
         self._pointers: list[tuple[Any, int]] = []  # (place, number of the parameter)
-        self._maps: list[tuple[int, Any]] = []
+        self._maps: list[tuple[int, int, Shape]] = []  # (place, parameter, all but the address)
         for (kind, value), at in zip(entry.arguments, self._table):
             self._argument(kind, value, at)
         function.allow(entry.shared_bytes, entry.cluster)
@@ -58,7 +58,8 @@ class Prepared:
                 raise InternalError("ptx launch", f"{self.entry.name}: no value of Symbol {value}")
             ctypes.c_int64.from_address(at).value = self.symbols[value]
         elif kind == "map":
-            self._maps.append((at, value))
+            if not self.empty:
+                self._maps.append((at, value.parameter, shape_of(value, self.symbols)))
         else:
             raise InternalError("ptx launch", f"{self.entry.name}: argument of kind {kind!r}")
 
@@ -66,8 +67,8 @@ class Prepared:
         """Set the pointers of all Memory parameters, by number."""
         for place, number in self._pointers:
             place.value = pointers[number]
-        for at, map_ in self._maps:
-            ctypes.memmove(at, encode(map_, pointers[map_.parameter], self.symbols), MAP_BYTES)
+        for at, number, shape in self._maps:
+            ctypes.memmove(at, encoded(shape, pointers[number]), MAP_BYTES)
 
     def start(self, dependent: bool = False) -> None:
         """Launch with the pointers set; `dependent` where the one before is a kernel."""
