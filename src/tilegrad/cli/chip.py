@@ -217,3 +217,28 @@ def _show_mapped(found: Mapped) -> None:
     )
     if found.accelerator.area():
         console.print(f"area: {_number(found.accelerator.area())} mm2")
+
+
+# ---- the page -------------------------------------------------------------------------------
+
+
+@app.command("serve")
+def serve_page(
+    chip: Annotated[
+        str, typer.Option(help="Where to begin: edge, 16x16, ... or a file (.toml, .json).")
+    ] = "16x16",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8420,
+) -> None:
+    """Open a page at 127.0.0.1: sliders for an NPU, and what it makes of a network."""
+    from ..chip.page import serve
+    from ..targets.npu.parameters import Parameters, preset
+
+    file = chip.endswith((".toml", ".json"))
+    server = serve(port, Parameters.load(chip) if file else preset(chip))
+    put(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends it)")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
