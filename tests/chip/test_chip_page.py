@@ -286,7 +286,8 @@ def test_it_fits_small_and_large_windows(page: Any, tmp_path: Path) -> None:
         over = page.run(
             "[...document.querySelectorAll('figure svg')].filter(s => "
             "[...s.querySelectorAll('text')].some(t => "
-            "t.getBBox().x + t.getBBox().width > s.viewBox.baseVal.width + 1 || t.getBBox().x < -1)).map(s => s.id)"
+            "t.getBBox().x + t.getBBox().width > s.viewBox.baseVal.width + 1 || "
+            "t.getBBox().x < -1)).map(s => s.id)"
         )
         assert over == [], f"words beyond the edge at {width}: {over}"
         page.picture(tmp_path / f"{width}.png")
