@@ -76,7 +76,7 @@ class PretendedEngine:
 
 def engine_process(descriptor: int) -> int:
     """The engine's side of the socket."""
-    from tilegrad.serve.engine_process import serve
+    from tilegrad.serve.engine.process import serve
 
     def opened(given: dict[str, Any], tell: Any) -> tuple[Any, dict[str, Any]]:
         facts = {"context": CONTEXT, "requests": given["requests"], "vocabulary": 258}

@@ -19,7 +19,7 @@ from typing import Any
 
 from tilegrad.core.errors import UserError
 from tilegrad.generate.request import Produced
-from tilegrad.serve.engine_process import serve
+from tilegrad.serve.engine.process import serve
 
 END, LONG = 257, 120.0
 MARK = b"\x00assistant\n"  # as this file reads a chat: 256 begins a message

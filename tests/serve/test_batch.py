@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from tilegrad.cli import main
 from tilegrad.core.errors import UserError
-from tilegrad.serve.batch import Counts, run_batch
-from tilegrad.serve.batch_file import Answered, check_ids, read_lines
+from tilegrad.serve.batch.file import Answered, check_ids, read_lines
+from tilegrad.serve.batch.run import Counts, run_batch
 from tilegrad.serve.settings import Settings
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ import pytest
 from live_server import LONG, scripted_server
 
 from tilegrad.core.errors import UserError
-from tilegrad.serve import supervise
+from tilegrad.serve.engine import supervise
 from tilegrad.serve.settings import Limits
 
 LETTERS = "".join(chr(97 + i % 26) for i in range(200))

@@ -13,8 +13,8 @@ ray = pytest.importorskip("ray", reason="ray is missing: pip install 'tilegrad[r
 import aiohttp  # noqa: E402
 from live_server import LONG  # noqa: E402
 
-from tilegrad.serve.ray_replicas import RayReplicas  # noqa: E402
-from tilegrad.serve.router import Router, make_router_app  # noqa: E402
+from tilegrad.serve.router.ray_replicas import RayReplicas  # noqa: E402
+from tilegrad.serve.router.router import Router, make_router_app  # noqa: E402
 from tilegrad.serve.run import listen_with  # noqa: E402
 from tilegrad.serve.settings import Settings  # noqa: E402
 

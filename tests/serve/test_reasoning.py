@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from tilegrad.models.tokens.tokenizer import Tokenizer
-from tilegrad.serve.parts import AnswerParser, Message
-from tilegrad.serve.reasoning import ReasoningParser, is_opened, reasons
+from tilegrad.serve.answer.parts import AnswerParser, Message
+from tilegrad.serve.answer.reasoning import ReasoningParser, is_opened, reasons
 
 
 @pytest.mark.parametrize(

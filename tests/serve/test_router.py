@@ -16,15 +16,15 @@ import pytest
 from aiohttp import web
 from live_server import LONG
 
-from tilegrad.serve import replicas as processes
-from tilegrad.serve.balance import Balance, Replica
-from tilegrad.serve.prefixes import CHUNK, Prefixes, chain, prompt_bytes
-from tilegrad.serve.replica_process import settings_of, settings_text
-from tilegrad.serve.replicas import Processes
-from tilegrad.serve.router import Router, make_router_app
+from tilegrad.serve.router import replicas as processes
+from tilegrad.serve.router.balance import Balance, Replica
+from tilegrad.serve.router.prefixes import CHUNK, Prefixes, chain, prompt_bytes
+from tilegrad.serve.router.replica_process import settings_of, settings_text
+from tilegrad.serve.router.replicas import Processes
+from tilegrad.serve.router.router import Router, make_router_app
+from tilegrad.serve.router.summed import summed_live, summed_metrics
 from tilegrad.serve.run import listen_with
 from tilegrad.serve.settings import Settings
-from tilegrad.serve.summed import summed_live, summed_metrics
 
 HERE = Path(__file__).parent
 

@@ -14,9 +14,9 @@ from tilegrad.core.errors import UserError
 from tilegrad.generate.grammar import Grammars
 from tilegrad.generate.llm import LLM
 from tilegrad.models.tokens.tokenizer import Tokenizer
-from tilegrad.serve.parts import AnswerParser, Message
-from tilegrad.serve.reasoning import ReasoningParser
-from tilegrad.serve.tools import (
+from tilegrad.serve.answer.parts import AnswerParser, Message
+from tilegrad.serve.answer.reasoning import ReasoningParser
+from tilegrad.serve.answer.tools import (
     HERMES,
     LLAMA,
     ToolFormat,

@@ -54,8 +54,8 @@ def batch(
 ) -> None:
     """Answer a file of requests: tilegrad batch in.jsonl out.jsonl --model smollm2"""
     need_packages()
-    from ..serve.batch import Counts, run_batch
-    from ..serve.batch_file import Answered
+    from ..serve.batch.file import Answered
+    from ..serve.batch.run import Counts, run_batch
     from ..serve.settings import Settings
 
     counts, begun = Counts(), time.perf_counter()

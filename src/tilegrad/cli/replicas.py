@@ -25,9 +25,9 @@ def serve_replicas(settings: Any, count: int, ray: bool, ray_address: str | None
 
 async def routed(settings: Any, count: int, ray: bool, ray_address: str | None, bars: Bars) -> None:
     """A router, with its replicas in processes or placed by Ray."""
-    from ..serve.ray_replicas import RayReplicas
-    from ..serve.replicas import Processes
-    from ..serve.run_router import run_router
+    from ..serve.router.ray_replicas import RayReplicas
+    from ..serve.router.replicas import Processes
+    from ..serve.router.run import run_router
 
     def ready(router: Any, port: int) -> None:
         bars.close()

@@ -16,20 +16,20 @@ from aiohttp import web
 
 from .. import __version__
 from .access import ID, Access
-from .anthropic import MessageStream, count_tokens, message_body, parse_messages
-from .fields import Fields
-from .openai_chat import ChatStream, chat_body, parse_chat
-from .openai_completions import (
+from .api.anthropic import MessageStream, count_tokens, message_body, parse_messages
+from .api.fields import Fields
+from .api.openai_chat import ChatStream, chat_body, parse_chat
+from .api.openai_completions import (
     CompletionStream,
     completion_body,
     parse_completions,
 )
-from .openai_responses import ResponseStream, parse_responses, response_body
-from .parameters import Ask
+from .api.openai_responses import ResponseStream, parse_responses, response_body
+from .api.parameters import Ask
+from .api.words import detokenize, tokenize
 from .refused import Refused
 from .server import SERVER, Server
 from .static import add_page
-from .words import detokenize, tokenize
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

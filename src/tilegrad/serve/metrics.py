@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from .generation import Generation
+from .engine.generation import Generation
 
 PREFIX = "tilegrad:"
 FIRST = (

@@ -15,15 +15,15 @@ from typing import Any
 from aiohttp import web
 
 from .access import ID, SALT
-from .fields import Fields, parsed
-from .generation import Generation
+from .api.fields import Fields, parsed
+from .api.parameters import Ask
+from .engine.generation import Generation
+from .engine.supervise import Supervisor
 from .metrics import Metrics
 from .model import ServedModel
-from .parameters import Ask
 from .refused import Refused
 from .settings import Settings
 from .stream import Collected, Events, Streamed
-from .supervise import Supervisor
 
 LARGE = 1 << 15  # bytes of a body that is parsed off the event loop
 WORKERS = 4

@@ -1,7 +1,7 @@
 """Streamed responses: server-sent events, written as a step's tokens come, without a task each.
 
-A step's frame is taken in one call (`supervise.Wire`), and every stream writes its event straight
-to its connection from there; the task of a request wakes for its first event and for its end.
+A step's frame is taken in one call (`engine/supervise.py`), and every stream writes its event
+straight to its connection from there; the task of a request wakes for its first event and its end.
 Invariant: nothing is written before the first token, so that what is refused until then has its own
 status; a client that does not read is cut off once it leaves more than `limits.slow` bytes.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import HttpVersion11, web
 
-from .generation import Generation
+from .engine.generation import Generation
 from .refused import Refused
 from .settings import Limits
 

@@ -1,6 +1,6 @@
 """The process that owns the model: frames in, steps, frames out.
 
-`python -m tilegrad.serve.engine_process FD` has one end of a socket pair. It opens the model that
+`python -m tilegrad.serve.engine.process FD` has one end of a socket pair. It opens the model that
 the first frame names, says `ready`, and then takes requests, runs a step while there is work and
 sends all that a step made in one frame:
 
@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from ..core.errors import TilegradError, UserError
-from ..generate.constraint import Constraint
-from ..generate.request import Produced, Request
-from ..generate.sampling_limits import Sampling
+from ...core.errors import TilegradError, UserError
+from ...generate.constraint import Constraint
+from ...generate.request import Produced, Request
+from ...generate.sampling_limits import Sampling
+from ..refused import said
 from .protocol import Frames, frame
-from .refused import said
 
 ENDS = ("", "stop", "length")
 MOST_FAILURES = 2  # steps in a row
@@ -251,8 +251,8 @@ def open_llm(
     given: dict[str, Any], tell: Callable[[str, float, float], None]
 ) -> tuple[Any, dict[str, Any]]:
     """The engine of a model and what the HTTP process needs to know of it."""
-    from ..generate.llm import LLM
-    from ..runtime.device import target_for
+    from ...generate.llm import LLM
+    from ...runtime.device import target_for
 
     prepares = given.pop("prepare", True)
     llm = LLM(given.pop("model"), progress=tell, **given)

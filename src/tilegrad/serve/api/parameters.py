@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..answer.parts import AnswerParser
+from ..model import ServedModel
+from ..refused import Refused
+from ..settings import Limits
 from .fields import Fields
-from .model import ServedModel
-from .parts import AnswerParser
-from .refused import Refused
-from .settings import Limits
 
 WHOLE = (1 << 31) - 1
 SEED = (1 << 63) - 1

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..core.errors import UserError
-from ..generate.constraint import Constraint
+from ...core.errors import UserError
+from ...generate.constraint import Constraint
+from ..model import ServedModel
+from ..refused import Refused, refused_by
+from ..settings import Limits
 from .fields import Fields, deeper
-from .model import ServedModel
-from .refused import Refused, refused_by
-from .settings import Limits
 
 GUIDED = {  # vLLM's older names, and those within `structured_outputs`
     "guided_json": "json",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..models.tokens.tokenizer import Tokenizer
+from ...models.tokens.tokenizer import Tokenizer
 from .parts import BLANKS, Part, PartList, TagFinder
 
 OPEN, CLOSE = "<think>", "</think>"

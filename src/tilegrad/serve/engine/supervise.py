@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import UserError
-from .engine_process import ENDS
+from ...core.errors import UserError
+from ..refused import Refused
 from .generation import Generation
+from .process import ENDS
 from .protocol import Frames, frame
-from .refused import Refused
 
-COMMAND = (sys.executable, "-m", "tilegrad.serve.engine_process")
+COMMAND = (sys.executable, "-m", "tilegrad.serve.engine.process")
 FIRST_WAIT, MOST_WAIT = 0.1, 30.0  # seconds between two starts
 MOST_STARTS = 8  # in a row that did not come to a token
 log = logging.getLogger("tilegrad.serve")

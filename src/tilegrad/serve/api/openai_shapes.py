@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from .generation import Generation
-from .model import ServedModel
+from ..engine.generation import Generation
+from ..model import ServedModel
 
 LEAST = -9999.0
 

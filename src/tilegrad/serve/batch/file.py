@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..core.errors import UserError
-from .refused import Refused
+from ...core.errors import UserError
+from ..refused import Refused
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..answer.parts import AnswerParser, Part
+from ..engine.generation import Generation
+from ..model import ServedModel
+from ..refused import Refused
+from ..settings import Limits
+from ..stream import Collected, Events, Streamed, dumps, quoted
 from .constraints import format_of, put
 from .fields import Fields
-from .generation import Generation
 from .messages import NAME, call_of, content_of, message_of
-from .model import ServedModel
 from .openai_shapes import new_id
 from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, template_flags
-from .parts import AnswerParser, Part
-from .refused import Refused
-from .settings import Limits
-from .stream import Collected, Events, Streamed, dumps, quoted
 from .tooling import chat_tooling, take_apart
 
 UNSUPPORTED = ("previous_response_id", "background", "conversation", "prompt")

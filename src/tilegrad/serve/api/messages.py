@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..refused import Refused
+from ..settings import Limits
 from .fields import Fields
-from .refused import Refused
-from .settings import Limits
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TEXTS = ("text", "input_text", "output_text")

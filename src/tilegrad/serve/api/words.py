@@ -9,13 +9,13 @@ from typing import Any
 
 from aiohttp import web
 
+from ..model import ServedModel
+from ..server import SERVER
+from ..settings import Limits
 from .fields import Fields
 from .messages import messages_of
-from .model import ServedModel
 from .openai_completions import checked_ids
 from .parameters import check_model, refuse_foreign, template_flags
-from .server import SERVER
-from .settings import Limits
 
 
 async def tokenize(request: web.Request) -> web.StreamResponse:

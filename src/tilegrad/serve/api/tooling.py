@@ -12,16 +12,16 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.errors import UserError
+from ...core.errors import UserError
+from ..answer.parts import AnswerParser
+from ..answer.reasoning import CLOSE, ReasoningParser, is_opened, reasons
+from ..answer.tools import HERMES, ToolParser, constraint_of, format_of, names_of
+from ..model import ServedModel
+from ..refused import Refused, refused_by
+from ..settings import Limits
 from .constraints import put
 from .fields import Fields, deeper
-from .model import ServedModel
 from .parameters import Ask
-from .parts import AnswerParser
-from .reasoning import CLOSE, ReasoningParser, is_opened, reasons
-from .refused import Refused, refused_by
-from .settings import Limits
-from .tools import HERMES, ToolParser, constraint_of, format_of, names_of
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 CHOICES = ("none", "auto", "required")

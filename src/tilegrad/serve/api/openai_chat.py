@@ -9,11 +9,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..answer.parts import Part
+from ..engine.generation import Generation
+from ..model import ServedModel
+from ..refused import Refused
+from ..settings import Limits
+from ..stream import DONE, Collected, Events, Streamed, dumps, quoted
 from .constraints import constrain
 from .fields import Fields
-from .generation import Generation
 from .messages import messages_of
-from .model import ServedModel
 from .openai_shapes import chat_logprob, new_id, usage_of
 from .parameters import (
     WHOLE,
@@ -25,10 +29,6 @@ from .parameters import (
     stops_of,
     template_flags,
 )
-from .parts import Part
-from .refused import Refused
-from .settings import Limits
-from .stream import DONE, Collected, Events, Streamed, dumps, quoted
 from .tooling import chat_tooling, take_apart
 
 UNSUPPORTED = ("audio", "prediction", "web_search_options", "functions", "function_call")

@@ -8,16 +8,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ..engine.generation import Generation
+from ..model import ServedModel
+from ..refused import Refused
+from ..settings import Limits
+from ..stream import DONE, Collected, Events, Streamed, dumps, quoted
 from .constraints import constrain
 from .fields import Fields
-from .generation import Generation
-from .model import ServedModel
 from .openai_chat import streaming_of
 from .openai_shapes import CompletionLogprobs, new_id, usage_of
 from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, stops_of
-from .refused import Refused
-from .settings import Limits
-from .stream import DONE, Collected, Events, Streamed, dumps, quoted
 
 MAX_TOKENS = 16  # where the client does not say
 

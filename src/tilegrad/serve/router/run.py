@@ -10,11 +10,11 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import UserError
+from ...core.errors import UserError
+from ..run import listen_with
+from ..settings import Settings
 from .balance import LIMIT
 from .router import Router, make_router_app
-from .run import listen_with
-from .settings import Settings
 
 FIRST_LOOKS = 0.1  # seconds between two looks until a replica serves
 

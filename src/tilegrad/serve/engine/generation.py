@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..models.tokens.detokenize import Detokenizer
-from .refused import Refused
+from ...models.tokens.detokenize import Detokenizer
+from ..refused import Refused
 
 MOST_DEATHS = 3  # of the engine, while it has this request
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..answer.parts import Message, Part
+from ..engine.generation import Generation
+from ..model import ServedModel
+from ..refused import Refused
+from ..settings import Limits
+from ..stream import Collected, Events, Streamed, dumps, quoted
 from .fields import Fields
-from .generation import Generation
 from .messages import NAME, content_of
-from .model import ServedModel
 from .openai_shapes import new_id
 from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, stops_of
-from .parts import Message, Part
-from .refused import Refused
-from .settings import Limits
-from .stream import Collected, Events, Streamed, dumps, quoted
 from .tooling import message_tooling, take_apart
 
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.errors import UserError
+from ...core.errors import UserError
+from ..settings import LOOPBACK, Settings
 from .balance import Replica
-from .settings import LOOPBACK, Settings
 
 EVERY = 1.0  # seconds between two looks at an actor
 
@@ -31,9 +31,9 @@ class Served:
 
     async def address(self) -> str:
         """Where it listens, once it serves; an engine that is gone ends the actor."""
-        from .model import ServedModel, read_tokenizer
-        from .run import listen
-        from .server import Server
+        from ..model import ServedModel, read_tokenizer
+        from ..run import listen
+        from ..server import Server
 
         if self.server is None:
             host = own_address()

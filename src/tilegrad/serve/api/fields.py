@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from .refused import Refused
+from ..refused import Refused
 
 _NONE = object()
 

@@ -21,13 +21,13 @@ import aiohttp
 import yarl
 from aiohttp import web
 
-from ..core.errors import TilegradError
-from .access import Access, key_of
+from ...core.errors import TilegradError
+from ..access import Access, key_of
+from ..refused import Refused
+from ..settings import Settings
+from ..stream import DONE, event
 from .balance import LIMIT, Balance, Replica
 from .prefixes import chain, prompt_bytes
-from .refused import Refused
-from .settings import Settings
-from .stream import DONE, event
 from .summed import summed_live, summed_metrics
 
 EVERY = 2.0  # seconds between two looks at a replica

@@ -8,7 +8,7 @@
 | progress | engine | stage, done, total                                                         |
 | ready    | engine | facts of the model: context, requests, vocabulary, ...                     |
 | failed   | engine | why the model cannot be opened                                             |
-| step     | engine | all that one step made; see `engine_process`                               |
+| step     | engine | all that one step made; see `process`                                      |
 
 Invariant: a frame is plain data, checked by its reader; nothing in it is ever run.
 """
@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from ..core.errors import InternalError
+from ...core.errors import InternalError
 
 MOST_BYTES = 256 << 20  # of a frame
 _LENGTH = struct.Struct(">I")

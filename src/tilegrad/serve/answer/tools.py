@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import UserError
-from ..generate.constraint import Constraint
-from ..generate.grammar import WHITESPACE
-from ..models.tokens.tokenizer import Tokenizer
+from ...core.errors import UserError
+from ...generate.constraint import Constraint
+from ...generate.grammar import WHITESPACE
+from ...models.tokens.tokenizer import Tokenizer
 from .parts import BLANKS, Part, PartList, TagFinder
 
 ARGUMENTS = ("arguments", "parameters")

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .batch_file import CHAT, COMPLETIONS, Answered, Line, check_ids, is_good, read_lines
-from .fields import Fields, deeper
-from .generation import Generation
-from .model import ServedModel, read_tokenizer
-from .openai_chat import chat_body, parse_chat
-from .openai_completions import completion_body, parse_completions
-from .openai_shapes import new_id
-from .refused import Refused, said
-from .server import Server
-from .settings import Settings
-from .stream import Collected
+from ..api.fields import Fields, deeper
+from ..api.openai_chat import chat_body, parse_chat
+from ..api.openai_completions import completion_body, parse_completions
+from ..api.openai_shapes import new_id
+from ..engine.generation import Generation
+from ..model import ServedModel, read_tokenizer
+from ..refused import Refused, said
+from ..server import Server
+from ..settings import Settings
+from ..stream import Collected
+from .file import CHAT, COMPLETIONS, Answered, Line, check_ids, is_good, read_lines
 
 AHEAD = 2  # requests that are parsed and wait, for each that runs
 PARSERS: dict[str, Any] = {CHAT: parse_chat, COMPLETIONS: parse_completions}

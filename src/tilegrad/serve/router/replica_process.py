@@ -1,6 +1,6 @@
 """One replica as a process of its own: settings on stdin, its address on stdout, until stdin ends.
 
-`python -m tilegrad.serve.replica_process` reads one line of JSON, so keys are in no list of
+`python -m tilegrad.serve.router.replica_process` reads one line of JSON, so keys are in no list of
 processes and in no file. Invariant: when whoever started it is gone, its stdin ends, and it does.
 """
 
@@ -15,9 +15,9 @@ import threading
 from dataclasses import asdict
 from typing import Any
 
-from ..core.errors import TilegradError
-from .run import run_server
-from .settings import Limits, Settings
+from ...core.errors import TilegradError
+from ..run import run_server
+from ..settings import Limits, Settings
 
 
 def settings_text(settings: Settings) -> str:

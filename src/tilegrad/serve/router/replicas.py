@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..settings import LOOPBACK, Settings
 from .balance import Replica
 from .replica_process import settings_text
-from .settings import LOOPBACK, Settings
 
-COMMAND = (sys.executable, "-m", "tilegrad.serve.replica_process")
+COMMAND = (sys.executable, "-m", "tilegrad.serve.router.replica_process")
 FIRST_WAIT, MOST_WAIT = 0.5, 30.0  # seconds between two starts
 MOST_STARTS = 5  # of one replica in a row that did not come to serve
 CLOSING = 5.0  # seconds that a process has after its drain

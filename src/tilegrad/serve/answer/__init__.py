@@ -1,0 +1,1 @@
+"""The text of an answer taken apart: reasoning, content, calls of tools."""

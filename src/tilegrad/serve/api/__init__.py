@@ -1,0 +1,1 @@
+"""What clients send and get: OpenAI's and Anthropic's bodies, read, checked and written."""

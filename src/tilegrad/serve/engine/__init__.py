@@ -1,0 +1,1 @@
+"""The engine process, the frames to and from it, and what keeps it alive."""

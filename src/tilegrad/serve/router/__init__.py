@@ -1,0 +1,1 @@
+"""Several replicas behind one address: where they run, and which one answers."""
