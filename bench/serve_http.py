@@ -81,7 +81,7 @@ def engine_process(descriptor: int) -> int:
     def opened(given: dict[str, Any], tell: Any) -> tuple[Any, dict[str, Any]]:
         facts = {"context": CONTEXT, "requests": given["requests"], "vocabulary": 258}
         facts |= {"defaults": {}, "device": "none", "dtype": "none", "family": "none"}
-        facts |= {"page": 16, "pages": 1024, "bytes": 0}
+        facts |= {"page": 16, "pages": 1024, "bytes": 0, "determinism": "none"}
         return PretendedEngine(given["requests"], given["pace"]), facts
 
     return serve(descriptor, opened)

@@ -74,6 +74,7 @@ class ScriptedEngine:
         prefixes = SimpleNamespace(asked=30, found=20)
         self.pool = SimpleNamespace(pages=64, page=16, available=64, prefixes=prefixes)
         self.batcher = SimpleNamespace(preemptions=3)
+        self.grammars = None
 
     @property
     def busy(self) -> bool:
@@ -125,6 +126,7 @@ def open_scripted(given: dict[str, Any], tell: Any) -> tuple[Any, dict[str, Any]
         "defaults": {},
         "device": "cpu",
         "dtype": "float32",
+        "determinism": "reproducible",
         "family": "llama",
         "page": 16,
         "pages": 64,

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from tilegrad.cli import main
 from tilegrad.core.errors import UserError
+from tilegrad.generate.llm import LLM
 from tilegrad.serve.batch.file import Answered, check_ids, read_lines
 from tilegrad.serve.batch.run import Counts, run_batch
 from tilegrad.serve.settings import Settings
@@ -171,6 +172,27 @@ def test_the_command(tiny_path: Path, tmp_path: Path) -> None:
     assert "6 of 6 answered" in result.stderr and len(answers(out)) == 6
     assert "6 by an earlier run" in RUNNER.invoke(main.app, words).stderr
     assert RUNNER.invoke(main.app, ["batch", str(source), str(out)]).exit_code == 2
+
+
+def test_the_level_of_determinism(tiny_path: Path, tmp_path: Path) -> None:
+    """At `invariant`, answers made beside one another have the logprobs of each alone."""
+    more = {"max_tokens": 5, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+    lines = [{"custom_id": text, "prompt": text, **more} for text in ("a", "bcd" * 20, "ef" * 9)]
+    source, out = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    words = ["batch", str(source), str(out), "--model", str(tiny_path), "--threads", "1"]
+    words += ["--requests", "3", "--determinism"]
+    assert RUNNER.invoke(main.app, [*words, "most"]).exit_code == 2
+    result = RUNNER.invoke(main.app, [*words, "invariant"])
+    assert result.exit_code == 0, result.output
+    llm = LLM(tiny_path, requests=1, threads=1, determinism="invariant")
+    found = answers(out)
+    assert len(found) == 3
+    given = {"max_tokens": 5, "temperature": 0, "logprobs": 2, "ignore_end": True}
+    for text, record in found.items():
+        alone = llm.generate(text, **given)
+        choice = record["response"]["body"]["choices"][0]
+        assert choice["text"] == alone.text
+        assert choice["logprobs"]["token_logprobs"] == list(alone.logprobs)
 
 
 def test_ctrl_c(tiny_path: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def scripted_process(tiny_path, drain):
 def test_the_command(tiny_path):
     server = Process(
         *("-m", "tilegrad.cli.main", "serve", tiny_path, "--port", "0", "--requests", "2"),
-        *("--name", "mine", "--threads", "1", "--no-prepare"),
+        *("--name", "mine", "--threads", "1", "--no-prepare", "--determinism", "invariant"),
     )
     status, data = server.chat("Hi", max_tokens=4, temperature=0)
     assert status == 200
@@ -93,9 +93,11 @@ def test_the_command(tiny_path):
     assert answer["model"] == "mine"
     code, out, errors = server.end(signal.SIGINT)
     assert code == 0 and out == ""
-    assert "2 requests at once" in errors and "curl http://127.0.0.1" in errors
+    assert "2 requests at once" in errors and "context, invariant;" in errors
+    assert "curl http://127.0.0.1" in errors
     assert "the server has ended" in errors and "Traceback" not in errors
-    solo = LLM(tiny_path, requests=1, threads=1).chat("Hi", max_tokens=4, temperature=0)
+    llm = LLM(tiny_path, requests=1, threads=1, determinism="invariant")
+    solo = llm.chat("Hi", max_tokens=4, temperature=0)
     assert answer["choices"][0]["message"]["content"] == solo.text
 
 

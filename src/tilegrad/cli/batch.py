@@ -51,6 +51,7 @@ def batch(
     device: options.Device = None,
     dtype: options.DType = None,
     threads: options.Threads = None,
+    determinism: options.Determinism = None,
 ) -> None:
     """Answer a file of requests: tilegrad batch in.jsonl out.jsonl --model smollm2"""
     need_packages()
@@ -64,7 +65,13 @@ def batch(
         if answered.torn:
             bars.line(f"{out}: its last line was torn, and is asked for again")
         opening = options.given(
-            device=device, dtype=dtype, threads=threads, context=context, requests=requests
+            device=device,
+            dtype=dtype,
+            threads=threads,
+            context=context,
+            requests=requests,
+            determinism=determinism,
+            prepare=False,  # nobody waits for a single answer
         )
         path = found(model, bars)
         settings = Settings(path, model, opening=opening, sampling=advised(model))

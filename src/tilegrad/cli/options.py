@@ -7,7 +7,7 @@ where it is used.
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -34,6 +34,14 @@ Threads = Annotated[
 Context = Annotated[
     int | None,
     typer.Option(min=1, help="Most tokens of prompt and answer together.", show_default=False),
+]
+Determinism = Annotated[
+    Literal["fast", "reproducible", "invariant"] | None,
+    typer.Option(
+        help="What the bits of an answer may depend on: anything; the machine and its other "
+        "requests (the default); its own request alone.",
+        show_default=False,
+    ),
 ]
 
 # ---- what it writes

@@ -83,6 +83,7 @@ def serve(
     device: options.Device = None,
     dtype: options.DType = None,
     threads: options.Threads = None,
+    determinism: options.Determinism = None,
     prepare: Prepare = True,
     max_queue: Queue = 256,
     timeout: Timeout = 600.0,
@@ -117,6 +118,7 @@ def serve(
             log_prompts=log_prompts,
             opening={
                 **options.given(device=device, dtype=dtype, threads=threads, context=context),
+                **options.given(determinism=determinism),
                 "requests": requests,
                 "prepare": prepare,
             },
@@ -156,7 +158,7 @@ class Said:
         facts = server.model.facts
         status(
             f"{server.model.name} on {facts['device']}, {facts['requests']} requests at once, "
-            f"{facts['context']} tokens of context; Ctrl-C ends it\n"
+            f"{facts['context']} tokens of context, {facts['determinism']}; Ctrl-C ends it\n"
             + curl(address, server.model.name, bool(self.settings.keys))
         )
 

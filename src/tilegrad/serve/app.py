@@ -192,6 +192,7 @@ async def live(request: web.Request) -> web.StreamResponse:
             "model": server.model.name,
             "device": facts.get("device"),
             "dtype": facts.get("dtype"),
+            "determinism": facts.get("determinism"),
             "context": server.model.context,
             "seconds": time.time() - server.metrics.begun,
             "running": counts.get("running", 0),

@@ -124,9 +124,8 @@ class EngineLoop:
         """Take a request; one whose grammar must be compiled waits, and others go on."""
         with self._alone(given["id"]):
             request = request_of(given)
-            grammars = getattr(self.engine, "grammars", None)
-            if request.constraint is not None and grammars is not None:
-                future = self.compiler.submit(grammars.matcher, request.constraint)
+            if request.constraint is not None and self.engine.grammars is not None:
+                future = self.compiler.submit(self.engine.grammars.matcher, request.constraint)
                 self.compiling[given["id"]] = (request, future)
             else:
                 self._give(request)
@@ -268,6 +267,7 @@ def open_llm(
         "defaults": llm.defaults,
         "device": str(llm.device),
         "dtype": str(llm.dtype),
+        "determinism": llm.engine.determinism,
         "family": llm.config.family,
         "page": llm.engine.pool.page,
         "pages": llm.engine.pool.pages,

@@ -65,7 +65,7 @@ export class Live {
     }
     this.rows(live.requests || []);
     const restarts = live.restarts ? `, the engine was started anew ${live.restarts} times` : "";
-    note.textContent = `${live.model} on ${live.device || "an unknown device"}, ${live.dtype || ""}, context ${count(live.context)} tokens; up for ${duration(live.seconds)}${restarts}. ${count(live.prompt_tokens)} prompt tokens read.`;
+    note.textContent = `${live.model} on ${live.device || "an unknown device"}, ${live.dtype || ""}, ${live.determinism || ""}, context ${count(live.context)} tokens; up for ${duration(live.seconds)}${restarts}. ${count(live.prompt_tokens)} prompt tokens read.`;
   }
 
   rows(requests) {
