@@ -36,6 +36,7 @@ from .refuse import not_numbers, positive, refuse_open_end, refuse_request, refu
 from .request import Produced, Request
 from .sampling import NO_TOKEN, Sampling, Variant
 from .sampling_limits import SERVED
+from .scoring import Scoring
 from .step import Rows
 from .steps import Found, Launched, Part, Steps, Tell
 
@@ -349,20 +350,26 @@ class Engine:
                 got=len(tokens),
                 expected=f"2 to {self.context}, the context",
             )
-        needed = self.pool.needed(len(tokens))
-        if not self.batcher.slots or needed > self.pool.available:
+        scoring = self.scoring(tokens)
+        if scoring is None:
             raise UserError(
                 "the engine is busy", op="score", expected="a free slot and pages", got=repr(self)
             )
-        slot, pages = self.batcher.slots[-1], [self.pool.take() for _ in range(needed)]
-        try:
-            self._table[slot, :needed] = pages
-            write(self.cache.table, slot, self._table[slot : slot + 1])
-            write(self.cache.lengths, slot, np.zeros(1))
-            with override(determinism=self.determinism):
-                return self.steps.score(slot, tokens)
-        finally:
-            self.pool.give_back(pages)
+        with scoring:
+            while not scoring.step():
+                pass
+        return scoring.logprobs
+
+    def scoring(self, tokens: Sequence[int], shown: int = 0) -> Scoring | None:
+        """What scores tokens a part at a time, so that steps can come between; None while no slot
+        or too few pages are free."""
+        needed = self.pool.needed(len(tokens))
+        if not self.batcher.slots or needed > self.pool.available:
+            return None
+        slot, pages = self.batcher.slots.pop(), [self.pool.take() for _ in range(needed)]
+        self._table[slot, :needed] = pages
+        write(self.cache.table, slot, self._table[slot : slot + 1])
+        return Scoring(self, tokens, shown, slot, pages)
 
 
 def _cache_dtype(model: Decoder, wanted: Any) -> DType:

@@ -161,11 +161,15 @@ def _with_logprobs(ids: Tensor, highest: Tensor, raw: Tensor, variant: Variant) 
     checked = _checked(ids, highest)
     if not variant.logprobs:
         return Sampled(checked)
-    count = min(variant.logprobs, raw.shape[1])
     total = logsumexp(raw, -1, keepdim=True)
-    places = wrap(ops.top_k(node_of(raw), count=count), raw)
     chosen = gather(raw, 1, ids[:, None]) - total
-    return Sampled(checked, chosen[:, 0], places, gather(raw, 1, places) - total)
+    return Sampled(checked, chosen[:, 0], *likeliest(raw, variant.logprobs, total))
+
+
+def likeliest(raw: Tensor, count: int, total: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids of the highest logits (R, V) and their logprobs; `total` (R, 1): logsumexp."""
+    places = wrap(ops.top_k(node_of(raw), count=min(count, raw.shape[1])), raw)
+    return places, gather(raw, 1, places) - total
 
 
 __all__ = [
@@ -175,6 +179,7 @@ __all__ = [
     "SamplingState",
     "Variant",
     "greedy",
+    "likeliest",
     "needs",
     "possible",
     "sample",

@@ -29,7 +29,7 @@ from ..tensor.reduce import logsumexp
 from ..tensor.select import gather
 from ..tensor.tensor import Tensor, node_of, wrap
 from .canary import Marks
-from .sampling import SamplingState, Variant, greedy, possible, sample
+from .sampling import SamplingState, Variant, greedy, likeliest, possible, sample
 
 Logprobs = tuple[Tensor | None, Tensor | None, Tensor | None]  # what Sampled has but ids
 
@@ -142,15 +142,22 @@ def score(
     starts: Tensor,
     given: Tensor,
     following: Tensor,
-) -> Tensor:
-    """The logprob (T,) of the token `following` each given one (T,) of a single request."""
+    shown: int = 0,
+) -> tuple[Tensor, ...]:
+    """The logprob (T,) of the token `following` each given one (T,) of a single request, and where
+    some are to be shown the likeliest ids and their logprobs (T, shown)."""
     lengths = cache.lengths[slots] + starts[1:] - starts[:-1]
     positions = lengths - starts[1:] + arange(given.shape[0], dtype=int32)
     attend = paged(model.config, cache, cache.table[slots], lengths, starts)
     logits = model.step(given, maximum(positions, 0), attend, turned=False)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
     raw = cast(logits, float32)  # as `sample` has it: the bits are the same
-    return (gather(raw, -1, following[:, None]) - logsumexp(raw, -1, keepdim=True))[:, 0]
+    total = logsumexp(raw, -1, keepdim=True)
+    chosen = (gather(raw, -1, following[:, None]) - total)[:, 0]
+    if not shown:
+        return (chosen,)
+    ids, top = likeliest(raw, shown, total)
+    return chosen, ids, top
 
 
 __all__ = ["Rows", "decode", "score", "step"]

@@ -109,7 +109,8 @@ class Steps:
         self._orders = Ledger(shapes, cache.device)
         self._ragged = _ragged_step(chunk, self.nobody)
         several = symbol("tokens", 1, SCORED)
-        self._score = jit(score, dynamic={"given": {0: several}, "following": {0: several}})
+        dynamic = {"given": {0: several}, "following": {0: several}}
+        self._score = jit(score, static=("shown",), dynamic=dynamic)
         self.most_keys = cache.most_pages * cache.page
         keys = symbol("keys", 1, self.most_keys)
         self._decode = jit(
@@ -285,18 +286,14 @@ class Steps:
 
     # ---- scores ---------------------------------------------------------------------------------
 
-    def score(self, slot: int, tokens: Sequence[int]) -> Array:
-        """The logprob of each token but the first; the slot has no tokens yet."""
-        found = []
-        for first in range(0, len(tokens) - 1, SCORED):
-            given = tokens[first : min(first + SCORED, len(tokens) - 1)]
-            following = tokens[first + 1 : first + 1 + len(given)]
-            arguments = [self._whole(a) for a in ([slot], [0, len(given)], given, following)]
-            made = self._first(
-                lambda: "score", partial(self._score, self.model, self.cache, *arguments)
-            )
-            found.append(np.array(made.numpy()))
-        return np.concatenate(found)
+    def score(
+        self, slot: int, given: Sequence[int], following: Sequence[int], shown: int = 0
+    ) -> list[Array]:
+        """What `step.score` gives for the next tokens of a slot, SCORED at most."""
+        where = (self._whole([slot]), self._whole([0, len(given)]))
+        tokens = (self._whole(given), self._whole(following))
+        work = partial(self._score, self.model, self.cache, *where, *tokens, shown)
+        return [np.array(one.numpy()) for one in self._first(lambda: ("score", shown), work)]
 
     def _sampler(self, variant: Variant) -> SamplingState | None:
         return None if variant == Variant() else self.sampling()
@@ -331,4 +328,4 @@ def _read(bound: Bound, variant: Variant) -> list[Pending]:
     return [bound.read_later(i) for i in range(3 if variant.logprobs else 0)]
 
 
-__all__ = ["Found", "Launched", "Part", "Steps", "Tell"]
+__all__ = ["SCORED", "Found", "Launched", "Part", "Steps", "Tell"]

@@ -6,11 +6,11 @@ Invariant: choices stand in the order of their prompts, `n` for each.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from ..engine.generation import Generation
 from ..model import ServedModel
-from ..refused import Refused
 from ..settings import Limits
 from ..stream import DONE, Collected, Events, Streamed, dumps, quoted
 from .constraints import constrain
@@ -20,6 +20,14 @@ from .openai_shapes import CompletionLogprobs, new_id, usage_of
 from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, stops_of
 
 MAX_TOKENS = 16  # where the client does not say
+
+
+@dataclass(frozen=True)
+class Echo:
+    """Prompts that stand before their answers; `alone`: the answer is one token, and not shown."""
+
+    prompts: list[str]
+    alone: bool
 
 
 def parse_completions(fields: Fields, model: ServedModel, limits: Limits) -> Ask:
@@ -34,11 +42,13 @@ def parse_completions(fields: Fields, model: ServedModel, limits: Limits) -> Ask
         raise fields.wrong("best_of", "equal to 'n'")
     if len(prompts) * n > limits.choices:
         raise fields.wrong("n", f"at most {limits.choices} over the number of prompts")
-    most = fields.whole("max_tokens", 1, WHOLE) or MAX_TOKENS
+    echo = fields.flag("echo")
+    most = fields.whole("max_tokens", 0 if echo else 1, WHOLE)
+    most = MAX_TOKENS if most is None else most
     shown = fields.whole("logprobs", 0, limits.logprobs)
     ask = Ask(
         prompts,
-        spec_of(fields, model, limits, most),
+        spec_of(fields, model, limits, most or 1),
         n=n,
         stop=stops_of(fields, limits),
         include_stop=fields.flag("include_stop_str_in_output"),
@@ -47,13 +57,14 @@ def parse_completions(fields: Fields, model: ServedModel, limits: Limits) -> Ask
     )
     if shown is not None:
         ask.spec["sampling"]["logprobs"] = max(1, shown)
-    if fields.flag("echo"):
-        if shown is not None:
-            raise Refused("'echo' has no logprobs of the prompt here", param="echo")
-        ask.fields = [
+    if echo:
+        said = [
             text if text is not None else model.tokenizer.decode(prompt, show_special=True)
             for text, prompt in zip(texts, prompts, strict=True)
         ]
+        ask.fields = Echo(said, alone=most == 0)
+        if shown is not None:
+            ask.spec["scores"] = max(1, shown)
     streaming_of(fields, ask)
     fit(ask, model, "prompt")
     constrain(ask.spec, fields, model, limits)
@@ -102,19 +113,23 @@ def completion_body(
 ) -> dict[str, Any]:
     """The response in one piece."""
     choices = []
+    echo: Echo | None = ask.fields
+    alone = echo is not None and echo.alone
     for one in ones:
-        echo = ask.fields[one.index // ask.n] if ask.fields else ""
+        text, tokens = found.text(one.index), found.tokens[one.index]
+        if alone:
+            text, tokens = "", []
         logprobs = None
         if ask.logprobs is not None:
-            tokens = found.tokens[one.index]
-            logprobs = CompletionLogprobs(model, ask.logprobs, 0).of(tokens)
+            shape = CompletionLogprobs(model, ask.logprobs, 0)
+            logprobs = shape.of([*shape.of_prompt(one), *tokens] if echo else tokens)
         choices.append(
             {
                 "index": one.index,
-                "text": echo + found.text(one.index),
+                "text": echo.prompts[one.index // ask.n] + text if echo else text,
                 "logprobs": logprobs,
-                "finish_reason": one.finish,
-                "stop_reason": one.stop_reason,
+                "finish_reason": "length" if alone else one.finish,
+                "stop_reason": None if alone else one.stop_reason,
             }
         )
     return {
@@ -123,8 +138,16 @@ def completion_body(
         "created": int(time.time()),
         "model": model.name,
         "choices": choices,
-        "usage": usage_of(ones, ask.n),
+        "usage": counted(ask, ones),
     }
+
+
+def counted(ask: Ask, ones: list[Generation]) -> dict[str, Any]:
+    """Usage; a token that is not shown is not counted."""
+    usage = usage_of(ones, ask.n)
+    if ask.fields is not None and ask.fields.alone:
+        usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+    return usage
 
 
 class CompletionStream(Streamed):
@@ -146,14 +169,17 @@ class CompletionStream(Streamed):
         self.heads = [self.start + b',"choices":[{"index":%d,"text":' % i for i in range(count)]
         self.tail = b',"logprobs":null,"finish_reason":null}]' + self.usage + b"}\n\n"
         self.logprobs = [CompletionLogprobs(model, ask.logprobs or 0, 0) for _ in range(count)]
-        self.echo = [True] * count if ask.fields else []
+        self.echo: Echo | None = ask.fields
+        self.alone = ask.fields is not None and ask.fields.alone
+        self.echoed = [ask.fields is None] * count
 
     def piece(self, one: Generation, text: str, token: int, more: Any) -> None:
         """A chunk with the text of one more token."""
         index = one.index
-        if self.echo and self.echo[index]:
-            self.echo[index] = False
-            text = self.ask.fields[index // self.ask.n] + text
+        if not self.echoed[index]:
+            self.put_prompt(one)
+        if self.alone:
+            return
         if more is not None and self.ask.logprobs is not None:
             tokens = [(token, more)] if token >= 0 else []
             if tokens or text:
@@ -161,23 +187,33 @@ class CompletionStream(Streamed):
         elif text:
             self.events.send(self.heads[index] + quoted(text) + self.tail)
 
+    def put_prompt(self, one: Generation) -> None:
+        """The chunk with the prompt, before those of its answer."""
+        index, self.echoed[one.index] = one.index, True
+        logprobs = None
+        if self.ask.logprobs is not None:
+            shape = self.logprobs[index]
+            logprobs = shape.of(shape.of_prompt(one))
+        assert self.echo is not None
+        self.put(index, self.echo.prompts[index // self.ask.n], logprobs, None)
+
     def put(self, index: int, text: str, logprobs: Any, finish: Any) -> None:
         """Any other chunk of a choice."""
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
         if finish is not None:
-            choice["stop_reason"] = self.ones[index].stop_reason
+            choice["stop_reason"] = None if self.alone else self.ones[index].stop_reason
         body = b',"choices":[' + dumps(choice).encode() + b"]" + self.usage + b"}\n\n"
         self.events.send(self.start + body)
 
     def closed(self, one: Generation) -> None:
         """The chunk that says why a choice ended."""
-        self.put(one.index, "", None, one.finish)
+        self.put(one.index, "", None, "length" if self.alone else one.finish)
 
     def complete(self) -> None:
         """Usage, if it was asked for, and the end."""
         data = b""
         if self.ask.usage:
-            usage = dumps(usage_of(self.ones, self.ask.n)).encode()
+            usage = dumps(counted(self.ask, self.ones)).encode()
             data = self.start + b',"choices":[],"usage":' + usage + b"}\n\n"
         self.events.send(data + DONE)
 

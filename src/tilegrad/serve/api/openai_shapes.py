@@ -53,7 +53,10 @@ def chat_logprob(model: ServedModel, token: int, more: Any, shown: int) -> dict[
 
 
 class CompletionLogprobs:
-    """The logprobs of a completion: lists beside each other, with where each token's text is."""
+    """The logprobs of a completion: lists beside each other, with where each token's text is.
+
+    A token without one (the first of a prompt) has null.
+    """
 
     def __init__(self, model: ServedModel, shown: int, offset: int) -> None:
         self.model, self.shown, self.offset = model, shown, offset
@@ -67,13 +70,17 @@ class CompletionLogprobs:
             self.offset += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [finite(more[0]) for _, more in tokens],
-            "top_logprobs": [
-                {self.model.token_text(id): finite(value) for id, value in more[1][: self.shown]}
-                for _, more in tokens
-            ],
+            "token_logprobs": [None if more is None else finite(more[0]) for _, more in tokens],
+            "top_logprobs": [None if more is None else self._top(more[1]) for _, more in tokens],
             "text_offset": offsets,
         }
+
+    def _top(self, top: Any) -> dict[str, float]:
+        return {self.model.token_text(id): finite(value) for id, value in top[: self.shown]}
+
+    def of_prompt(self, one: Generation) -> list[tuple[int, Any]]:
+        """The tokens of a prompt that was scored; the first has no logprob."""
+        return list(zip(one.spec["tokens"], [None, *(one.scores or ())], strict=True))
 
 
 __all__ = ["CompletionLogprobs", "chat_logprob", "new_id", "usage_of"]

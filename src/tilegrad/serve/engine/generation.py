@@ -45,6 +45,7 @@ class Generation:
         "leave",
         "listener",
         "made",
+        "scores",
         "spec",
         "started",
         "text",
@@ -61,6 +62,7 @@ class Generation:
         self.finish: str | None = None
         self.error: Refused | None = None
         self.deaths = 0
+        self.scores: list[Any] | None = None  # logprobs of the prompt, where they were asked for
         self.cached = 0  # tokens of the prompt that were in the prefix cache
         self.leave: Callable[[Generation], None] | None = None  # tells the engine to forget it
 
@@ -127,6 +129,7 @@ class Generation:
         spec = self.spec
         return {
             **spec,
+            "scores": spec.get("scores", 0) if self.scores is None else 0,
             "id": self.id,
             "tokens": [*spec["tokens"], *self.made],
             "max_tokens": spec["max_tokens"] - made,

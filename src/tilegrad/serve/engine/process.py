@@ -6,13 +6,15 @@ sends all that a step made in one frame:
 
     {"made": [id, token, end, id, token, end, ...], "more": [[place, logprob, top], ...],
      "began": [id, ...], "cached": [[id, tokens], ...],
+     "scored": [[id, [[logprob, top], ...]], ...],
      "failed": [[id, status, message], ...], "now": {...}}
 
 `end` is 0, or which of ENDS ended the request; `more` is there for tokens whose logprobs were
 asked for, by their place; `began` are requests that waited until this step; `cached` says, with the
-first token of a request, how much of its prompt was in the prefix cache. Invariant: a request that
-cannot be served fails alone; the process ends when its socket does, and by nothing else but two
-failing steps in a row.
+first token of a request, how much of its prompt was in the prefix cache; `scored` has the logprobs
+of prompts, but for their first tokens, and comes before all tokens of a request. Invariant: a
+request that cannot be served fails alone; the process ends when its socket does, and by nothing
+else but two failing steps in a row.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from ...generate.request import Produced, Request
 from ...generate.sampling_limits import Sampling
 from ..refused import said
 from .protocol import Frames, frame
+from .scores import Scores
 
 ENDS = ("", "stop", "length")
 MOST_FAILURES = 2  # steps in a row
@@ -55,12 +58,15 @@ class EngineLoop:
         self.link, self.opener = link, opener
         self.frames = Frames()
         self.engine: Any = None
+        self.scores = Scores(None)
         self.told = 0.0
         self.failures = 0
         self.failed: list[list[Any]] = []  # requests that were refused, since the last step
+        self.scored: list[list[Any]] = []  # prompts that were scored since then
         self.known: set[Any] = set()  # ids that the engine has, as far as was told
         self.fresh: set[Any] = set()  # those of them without a token
-        self.compiling: dict[int, tuple[Request, Future[Any]]] = {}  # whose grammars are not ready
+        # whose grammars are not ready
+        self.compiling: dict[int, tuple[dict[str, Any], Request, Future[Any]]] = {}
         self.compiler = ThreadPoolExecutor(1, "grammars")
 
     def run(self) -> None:
@@ -73,14 +79,17 @@ class EngineLoop:
         except UserError as error:
             self.link.sendall(frame("failed", str(error)))
             return
+        self.scores.engine = self.engine
         self.link.sendall(frame("ready", facts))
         while True:
-            self._read(None if not self.engine.busy else 0)
+            self._read(0 if self.engine.busy or self.scores.waiting else None)
             if self.compiling:
                 self._take_compiled()
+            if self.scores.waiting:
+                self._score()
             if self.engine.busy:
                 self._step()
-            elif self.failed:
+            elif self.failed or self.scored:
                 self._send([], 0.0)
 
     def tell(self, stage: str, done: float, total: float) -> None:
@@ -115,6 +124,7 @@ class EngineLoop:
                 elif kind == "cancel":
                     for id in body:
                         self.compiling.pop(id, None)
+                        self.scores.cancel(id)
                         self.engine.cancel(id)
                         self.known.discard(id)
                         self.fresh.discard(id)
@@ -126,17 +136,38 @@ class EngineLoop:
             request = request_of(given)
             if request.constraint is not None and self.engine.grammars is not None:
                 future = self.compiler.submit(self.engine.grammars.matcher, request.constraint)
-                self.compiling[given["id"]] = (request, future)
+                self.compiling[given["id"]] = (given, request, future)
             else:
-                self._give(request)
+                self._begin(given, request)
 
     def _take_compiled(self) -> None:
-        for id, (request, future) in list(self.compiling.items()):
+        for id, (given, request, future) in list(self.compiling.items()):
             if future.done():
                 del self.compiling[id]
                 with self._alone(id):
                     future.result()
-                    self._give(request)
+                    self._begin(given, request)
+
+    def _begin(self, given: dict[str, Any], request: Request) -> None:
+        """Score the prompt of a request that asks for it, else give it to the engine."""
+        if given.get("scores"):
+            self.scores.add(given["id"], request, given["scores"])
+        else:
+            self._give(request)
+
+    def _score(self) -> None:
+        """Score a part of a prompt; a request whose prompt is done begins."""
+        id = self.scores.first
+        with self._alone(id):
+            try:
+                found = self.scores.step()
+            except Exception:
+                self.scores.drop()
+                raise
+            if found is not None:
+                request, scores = found
+                self._give(request)
+                self.scored.append([id, scores])
 
     def _give(self, request: Request) -> None:
         self.engine.add(request)
@@ -179,6 +210,7 @@ class EngineLoop:
         body = step_body(produced)
         body["began"] = began
         body["failed"] += self.failed
+        body["scored"], self.scored = self.scored, []
         self.known.difference_update(one.id for one in produced if one.finished)
         self.known.difference_update(id for id, *_ in self.failed)
         if self.fresh:

@@ -263,6 +263,9 @@ class Supervisor:
         for id, count in body["cached"]:
             if id in live and not live[id].made:  # not of one that was resumed
                 live[id].cached = count
+        for id, scores in body["scored"]:
+            if id in live:
+                live[id].scores = scores
         if self.stepped is not None:
             self.stepped(body, now)
         made = body["made"]
