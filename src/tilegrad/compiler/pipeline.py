@@ -70,6 +70,8 @@ GRAPH = [
     Pass("choose kernels", "compiler.choose:choose_kernels", needed=_NO_TARGET, on=_CHOSEN),
     # A derivative may hold copies of what it derives.
     Pass("separate loops", "compiler.share:share_loops", on=(BLOCKS,)),
+    # Rows with weights of their own: read one by one, or in one product.
+    Pass("picked weights", "compiler.picked:choose_picked", needed=_NO_TARGET, on=("picked_dot",)),
     # Derivatives are done: stop_gradient is identity now.
     Pass("strip", "compiler.rules:strip", needed=_NO_TARGET, on=("stop_gradient",)),
     # Custom functions and ops no target has.

@@ -63,7 +63,7 @@ def read_config(
     folder: Path,
 ) -> tuple[dict[str, Any], dict[str, Any], str | None, dict[str, Any], str | None]:
     """config, generation, path of tokenizer.json, tokenizer_config and chat template."""
-    config = _table(folder / "config.json")
+    config = read_table(folder / "config.json")
     _refuse_diffusers(folder, config)
     if config is None:
         raise UserError(
@@ -76,14 +76,14 @@ def read_config(
     tokenizer = str(path) if path.is_file() else None
     if tokenizer is not None:
         _small(path, TOKENIZER_BYTES)
-    generation = _table(folder / "generation_config.json") or {}
-    words = _table(folder / "tokenizer_config.json") or {}
+    generation = read_table(folder / "generation_config.json") or {}
+    words = read_table(folder / "tokenizer_config.json") or {}
     return config, generation, tokenizer, words, _template(folder, words)
 
 
 def _refuse_diffusers(folder: Path, config: dict[str, Any] | None) -> None:
     """Call a pipeline of diffusers, or a part of one, what it is."""
-    index = _table(folder / "model_index.json")
+    index = read_table(folder / "model_index.json")
     table, what = (
         (index, "a diffusers pipeline")
         if index is not None
@@ -121,7 +121,8 @@ def _bytes(path: Path, limit: int) -> bytes | None:
         raise UserError(f"{path}: cannot be read: {error.strerror}", op="folder") from None
 
 
-def _table(path: Path) -> dict[str, Any] | None:
+def read_table(path: Path) -> dict[str, Any] | None:
+    """A JSON table of a file; None where there is no such file."""
     data = _bytes(path, JSON_BYTES)
     return None if data is None else parse_json(data, str(path))
 
@@ -162,7 +163,7 @@ def _listing(folder: Path) -> str:
 
 
 def _weights(folder: Path) -> dict[str, Stored]:
-    index = _table(folder / INDEX)
+    index = read_table(folder / INDEX)
     if index is not None:
         return _sharded(folder, index)
     single = folder / SINGLE

@@ -38,8 +38,17 @@ class Bundled:
     pages: int
     limits: Limits
 
-    def refuse(self, device: str, dtype: Any, context: int | None, requests: int) -> None:
+    def refuse(
+        self, device: str, dtype: Any, context: int | None, requests: int, adapters: Any = None
+    ) -> None:
         """An error where something else is asked for."""
+        if adapters:
+            raise UserError(
+                "this bundle was made without adapters",
+                op="LLM",
+                got=f"adapters: {', '.join(map(str, adapters))}",
+                hint="open the model itself",
+            )
         if device.split(":")[0] != self.device:
             raise self._other("device", self.device, device)
         if dtype is not None and str(dtype) != self.dtype:

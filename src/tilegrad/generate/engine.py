@@ -26,6 +26,7 @@ from ..models.decoder.model import Decoder
 from ..runtime.buffer import HOST
 from ..runtime.limits import limits_of
 from ..tensor.placement import default_device, use
+from .adapters import Adapters, no_adapter
 from .batcher import Batch, Batcher
 from .canary import Canary, Marks
 from .grammar import Grammars, Matcher
@@ -61,13 +62,15 @@ class Engine:
         determinism: str | None = None,
         prefix_cache: bool = True,
         canary: bool = False,
+        adapters: Adapters | None = None,
     ) -> None:
         """`pages` is the size of the pool; all requests can have the whole context if None.
 
         `determinism` is the level that steps are compiled for, the Config's if None. A step has at
         most `chunk` tokens. `words` is how many ids the tokenizer has, if fewer than
         the model: no other is picked. Requests with a Constraint need `grammars`. `canary` checks
-        after every step that pages have the tokens they must.
+        after every step that pages have the tokens they must. `adapters` are made for this model
+        and one slot more than there are requests.
         """
         config = model.config
         device = default_device() if device is None else use(device, "Engine")
@@ -100,9 +103,11 @@ class Engine:
             device=device,
         )
         marks = Marks(requests + 1, count, self.cache.device) if canary else None
-        rows = Rows(requests + 1, self.cache.device, marks)
+        rows = Rows(requests + 1, self.cache.device, marks, adapters)
         tell = tell or (lambda *_: None)
-        self.steps = Steps(model, self.cache, rows, self.chunk, tell, words)
+        stepped = model if adapters is None else adapters.model
+        self.steps = Steps(stepped, self.cache, rows, self.chunk, tell, words)
+        self.adapters = adapters
         self.determinism = determinism or settings().determinism
         self.grammars = grammars
         self.overlaps = device != HOST and not canary  # a step begins before the last is read
@@ -144,8 +149,15 @@ class Engine:
         if request.id in self:
             raise UserError("two requests have one id", op="Engine.add", got=request.id)
         refuse_request(request, self.config.vocabulary, self.context, self.pool)
+        self._refuse_adapter(request.adapter)
         matcher = None if request.constraint is None else self._matcher(request)
         self.batcher.add(request).matcher = matcher
+
+    def _refuse_adapter(self, name: str) -> None:
+        if self.adapters is not None:
+            self.adapters.refuse(name)
+        elif name:
+            raise no_adapter(name, ())
 
     def _matcher(self, request: Request) -> Matcher:
         assert request.constraint is not None
@@ -189,6 +201,8 @@ class Engine:
             self._table[work.slot] = 0
             self._table[work.slot, : len(work.pages)] = work.pages
             seated.append(work.slot)
+            if self.adapters is not None:
+                self.adapters.seat(work.slot, work.request.adapter)
             try:
                 sampled |= self._set_sampling(work)
                 if self._canary is not None:
@@ -200,6 +214,8 @@ class Engine:
             write(self.cache.table, first, self._table[first : max(seated) + 1])
         if sampled:
             self.steps.sampling().send()
+        if self.adapters is not None:
+            self.adapters.send()
         return failed
 
     def _set_sampling(self, work: Ongoing) -> bool:
@@ -340,9 +356,10 @@ class Engine:
             cached=work.cached,
         )
 
-    def score(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    def score(self, tokens: Sequence[int], adapter: str = "") -> np.ndarray[Any, Any]:
         """The logprob of each token but the first, given those before it: float32."""
         refuse_tokens(tokens, self.config.vocabulary, "what is scored")
+        self._refuse_adapter(adapter)
         if not 2 <= len(tokens) <= self.context:
             raise UserError(
                 "cannot score so many tokens",
@@ -350,7 +367,7 @@ class Engine:
                 got=len(tokens),
                 expected=f"2 to {self.context}, the context",
             )
-        scoring = self.scoring(tokens)
+        scoring = self.scoring(tokens, adapter=adapter)
         if scoring is None:
             raise UserError(
                 "the engine is busy", op="score", expected="a free slot and pages", got=repr(self)
@@ -360,7 +377,7 @@ class Engine:
                 pass
         return scoring.logprobs
 
-    def scoring(self, tokens: Sequence[int], shown: int = 0) -> Scoring | None:
+    def scoring(self, tokens: Sequence[int], shown: int = 0, adapter: str = "") -> Scoring | None:
         """What scores tokens a part at a time, so that steps can come between; None while no slot
         or too few pages are free."""
         needed = self.pool.needed(len(tokens))
@@ -369,6 +386,9 @@ class Engine:
         slot, pages = self.batcher.slots.pop(), [self.pool.take() for _ in range(needed)]
         self._table[slot, :needed] = pages
         write(self.cache.table, slot, self._table[slot : slot + 1])
+        if self.adapters is not None:
+            self.adapters.seat(slot, adapter)
+            self.adapters.send()
         return Scoring(self, tokens, shown, slot, pages)
 
 

@@ -21,6 +21,7 @@ from ..core.errors import UserError
 from ..models.decoder.config import DecoderConfig
 from ..runtime.limits import limits_of
 from ..tensor.placement import default_device, use
+from .adapters import Adapters, Folders
 from .answer import Answer, Piece
 from .bundle import open_bundled
 from .constraint import SETTINGS as CONSTRAINTS
@@ -44,6 +45,7 @@ SETTINGS = (
     "ignore_end",
     "priority",
     "salt",
+    "adapter",
     *CONSTRAINTS,
 )  # besides those of Sampling
 
@@ -62,12 +64,14 @@ class LLM:
         requests: int = 8,
         progress: Tell | None = None,
         determinism: str | None = None,
+        adapters: Folders | None = None,
     ) -> None:
         """`progress(stage, done, total)` is told of downloads, loading and compiling.
 
         The context is the model's, or what memory can hold, or less if less is asked for;
         `requests` run at once at most. At the level of determinism "invariant" an answer does not
         depend on who else is there, to the bit (docs/determinism.md); None is the Config's.
+        `adapters` are folders of LoRA adapters by name, of which each request may have one.
         """
         if threads is not None:
             set_threads(threads)
@@ -75,7 +79,7 @@ class LLM:
         place = default_device() if device is None else use(device, "LLM")
         made = open_bundled(name_or_path)
         if made is not None:
-            made.refuse(place, dtype, context, requests)
+            made.refuse(place, dtype, context, requests, adapters)
             dtype, context, requests = made.dtype, made.context, made.requests
         loaded = load_model(
             name_or_path if made is None else made.model, place, dtype, tell, context
@@ -84,6 +88,9 @@ class LLM:
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.defaults, self.file_bytes = loaded.defaults, loaded.file_bytes
         self.dtype = cache = self.model.norm.weight.dtype
+        self.adapters = (
+            Adapters(self.model, adapters, requests + 1, place) if adapters else None
+        )  # before pages are counted: they take memory
         limits = limits_of(place) if made is None else made.limits
         self.context, pages = room_for(self.model, place, cache, requests, context, limits.page)
         if made is not None:
@@ -103,6 +110,7 @@ class LLM:
             words=len(self.tokenizer) or None,
             grammars=self.grammars,
             determinism=determinism,
+            adapters=self.adapters,
         )
         self._tasks = Tasks(self.engine)
         self._numbers = itertools.count()
@@ -121,8 +129,8 @@ class LLM:
         """An Answer to a prompt (text, or ids), or a list of Answers to several, made together.
 
         `settings` are `max_tokens`, `stop` (strings), `stop_tokens`, `ignore_end` (go on after
-        the model's own end), `min_tokens`, `priority`, `salt` (as for a Request), and the fields of
-        `Sampling`: temperature, top_k, seed and so on.
+        the model's own end), `min_tokens`, `priority`, `salt`, `adapter` (as for a Request), and
+        the fields of `Sampling`: temperature, top_k, seed and so on.
         One of `json_schema` (a dict or text), `json_object=True`, `regex`, `choices` (strings)
         and `ebnf` (text) says what every answer must look like.
         """
@@ -147,10 +155,10 @@ class LLM:
         """The answer to a chat piece by piece."""
         return self._tasks.pieces(self._task(self.chat_ids(messages, system), **settings))
 
-    def score(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    def score(self, tokens: Sequence[int], adapter: str = "") -> np.ndarray[Any, Any]:
         """The logprob of each token but the first, given those before it, as float32."""
         with self._tasks.turns.taken():
-            return self.engine.score([int(t) for t in tokens])
+            return self.engine.score([int(t) for t in tokens], adapter)
 
     def cancel(self) -> None:
         """End all answers that are on their way."""
@@ -185,6 +193,7 @@ class LLM:
         min_tokens: int = 0,
         priority: int = 0,
         salt: str = "",
+        adapter: str = "",
         **sampling: Any,
     ) -> Task:
         """A Task for a prompt that fits; it waits for its first step."""
@@ -219,6 +228,7 @@ class LLM:
             salt,
             min_tokens,
             constraint,
+            adapter,
         )
         return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop or ())
 

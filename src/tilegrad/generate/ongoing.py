@@ -72,7 +72,7 @@ class Ongoing:
         """Keys of its first pages, whose tokens are known."""
         keys = self._keys
         while len(keys) < count:
-            before = keys[-1] if keys else first_key(self.request.salt)
+            before = keys[-1] if keys else first_key(self.request.salt, self.request.adapter)
             at = len(keys) * page
             keys.append(next_key(before, self.known[at : at + page]))
         return keys[:count]

@@ -28,6 +28,7 @@ class Request:
     salt: str = ""  # only requests with the same salt share pages of a prefix
     min_tokens: int = 0  # stop tokens are not picked before so many tokens
     constraint: Constraint | None = None  # what the answer has to look like
+    adapter: str = ""  # of the engine's, by name; none
     location: Location | None = field(default_factory=user_location, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -44,8 +45,12 @@ class Request:
         _whole("max_tokens", self.max_tokens, 1, None)
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
         _whole("priority", self.priority, None, None)
-        if not isinstance(self.salt, str):
-            raise UserError("bad salt", op="Request", expected="text", got=type(self.salt).__name__)
+        for name in ("salt", "adapter"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise UserError(
+                    f"bad {name}", op="Request", expected="text", got=type(value).__name__
+                )
         if self.constraint is not None and self.min_tokens:
             raise UserError(
                 "a constrained answer ends where its grammar does",

@@ -28,6 +28,7 @@ from ..tensor.maths import cast
 from ..tensor.reduce import logsumexp
 from ..tensor.select import gather
 from ..tensor.tensor import Tensor, node_of, wrap
+from .adapters import Adapters, picking
 from .canary import Marks
 from .sampling import SamplingState, Variant, greedy, likeliest, possible, sample
 
@@ -37,14 +38,21 @@ Logprobs = tuple[Tensor | None, Tensor | None, Tensor | None]  # what Sampled ha
 class Rows:
     """What the device knows of each slot besides its pages: the id it got last, or NO_TOKEN."""
 
-    def __init__(self, slots: int, device: str, marks: Marks | None = None) -> None:
+    def __init__(
+        self,
+        slots: int,
+        device: str,
+        marks: Marks | None = None,
+        adapters: Adapters | None = None,
+    ) -> None:
         self.last = tensor(np.zeros(slots, np.int32), device=device)
         self.marks = marks  # of the canary, if there is one
+        self.adapters = adapters  # if the engine has some
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state by name, for `jit`."""
-        marks = {} if self.marks is None else self.marks.tensors()
-        return {"last": self.last, **marks}
+        parts = [part.tensors() for part in (self.marks, self.adapters) if part is not None]
+        return {"last": self.last, **{n: t for part in parts for n, t in part.items()}}
 
 
 def step(
@@ -80,6 +88,7 @@ def step(
         _put_tails(cache, slots, lengths, tails)
     if into is None or owner is None or given is None:
         tokens, positions, ends, into = rows.last.index_select(0, slots), lengths - 1, None, slots
+        row = None
     else:
         row = maximum(owner, 0)
         tokens = where(given < 0, rows.last[slots[row]], given)  # (T,)
@@ -99,9 +108,10 @@ def step(
         most=most,
     )
     # NO_TOKEN is read as 0: a step begun before its request ended has that row still
-    logits = model.step(
-        maximum(tokens, 0), maximum(positions, 0), attend, ends, turned=False
-    )  # (R, V)
+    with picking(rows.adapters, slots, row):
+        logits = model.step(
+            maximum(tokens, 0), maximum(positions, 0), attend, ends, turned=False
+        )  # (R, V)
     logits = logits if words is None else possible(logits, words)
     found = greedy(logits) if sampling is None else sample(logits, sampling, into, lengths, variant)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
@@ -138,6 +148,7 @@ def _put_tails(cache: nn.PagedCache, slots: Tensor, lengths: Tensor, tails: Tens
 def score(
     model: Decoder,
     cache: nn.PagedCache,
+    adapters: Adapters | None,
     slots: Tensor,
     starts: Tensor,
     given: Tensor,
@@ -149,7 +160,8 @@ def score(
     lengths = cache.lengths[slots] + starts[1:] - starts[:-1]
     positions = lengths - starts[1:] + arange(given.shape[0], dtype=int32)
     attend = paged(model.config, cache, cache.table[slots], lengths, starts)
-    logits = model.step(given, maximum(positions, 0), attend, turned=False)
+    with picking(adapters, slots, given * 0):  # all tokens are of row 0
+        logits = model.step(given, maximum(positions, 0), attend, turned=False)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
     raw = cast(logits, float32)  # as `sample` has it: the bits are the same
     total = logsumexp(raw, -1, keepdim=True)

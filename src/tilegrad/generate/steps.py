@@ -292,7 +292,8 @@ class Steps:
         """What `step.score` gives for the next tokens of a slot, SCORED at most."""
         where = (self._whole([slot]), self._whole([0, len(given)]))
         tokens = (self._whole(given), self._whole(following))
-        work = partial(self._score, self.model, self.cache, *where, *tokens, shown)
+        state = (self.model, self.cache, self.rows.adapters)
+        work = partial(self._score, *state, *where, *tokens, shown)
         return [np.array(one.numpy()) for one in self._first(lambda: ("score", shown), work)]
 
     def _sampler(self, variant: Variant) -> SamplingState | None:

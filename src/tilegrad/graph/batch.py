@@ -423,6 +423,7 @@ BATCH: dict[Op, Rule] = {
     ops.draw: _each,
     ops.top_k: _each,
     ops.add_listed: _each,
+    ops.picked_dot: _each,
     ops.gather: _gather,
     ops.update: _update,
     ops.unpack: _unpack,

@@ -321,6 +321,7 @@ JVP: dict[Op, Rule] = {
     ops.paged_append: refused,
     ops.paged_attention: refused,
     ops.add_listed: refused,
+    ops.picked_dot: refused,
     ops.gather: _linear,
     ops.update: _update,
     ops.get: lambda node, t: t[0][node.attrs["index"]],

@@ -337,6 +337,7 @@ VJP: dict[Op, Rule] = {
     ops.paged_append: refused,
     ops.paged_attention: refused,
     ops.add_listed: refused,
+    ops.picked_dot: refused,
     ops.gather: transpose.gather,
     ops.update: transpose.update,
     ops.get: _get,

@@ -273,6 +273,17 @@ def _dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     return narrow(np.matmul(left, right).reshape((*lead, *rows, *columns)), dtype.numpy)
 
 
+def _picked_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
+    x, weights, ids = inputs
+    wide = _dot_dtype(BY_NUMPY[x.dtype], BY_NUMPY[x.dtype], BY_NUMPY[x.dtype])
+    found = np.zeros((len(x), weights.shape[3 - attrs["axis"]]), wide)
+    for row, number in enumerate(ids.tolist()):
+        if number >= 0:
+            own = weights[number].astype(wide)
+            found[row] = x[row].astype(wide) @ (own if attrs["axis"] == 1 else own.T)
+    return narrow(found, x.dtype)
+
+
 def _dot_dtype(a: DType, b: DType, result: DType) -> Any:
     if not (a.is_float or b.is_float):
         return np.int64
@@ -473,6 +484,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.cumulative: _cumulative,
     ops.sort: _sort,
     ops.dot: _dot,
+    ops.picked_dot: _picked_dot,
     ops.attention: lambda inputs, attrs: attention_reference.attention(inputs, attrs, _random_bits),
     ops.attention_backward: lambda inputs, attrs: attention_reference.attention_backward(
         inputs, attrs, _random_bits

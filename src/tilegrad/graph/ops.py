@@ -488,6 +488,27 @@ dot = Op(
     "accumulates in >= float32, gives dtype",
 )
 
+
+def _picked_dot(x: Node, weights: Node, ids: Node, *, axis: int) -> Type:
+    if len(x.shape) != 2 or len(weights.shape) != 3 or axis not in (1, 2):
+        raise _fail("picked_dot", f"{x.type} and axis {axis} of {weights.type}")
+    if x.shape[1] != weights.shape[axis] or x.dtype is not weights.dtype or not x.dtype.is_float:
+        raise _fail("picked_dot", f"{x.type} meets axis {axis} of {weights.type}")
+    if ids.shape != x.shape[:1] or not ids.dtype.is_integer:
+        raise _fail("picked_dot", f"{ids.type} picks for {x.type}")
+    return Array((x.shape[0], weights.shape[3 - axis]), x.dtype)
+
+
+picked_dot = Op(
+    graph,
+    "picked_dot",
+    _picked_dot,
+    attrs=("axis",),
+    group="dot",
+    meaning="(x, weights, ids): row t is x[t] times weights[ids[t]], summed over `axis` of the "
+    "weights (1 or 2); zeros where ids[t] is negative. ids are below the number of weights",
+)
+
 # ---- attention ------------------------------------------------------------------------------
 
 attention = Op(

@@ -12,7 +12,7 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError
-from ..graph import build
+from ..graph import build, ops
 from ..ir.node import Node
 from .maths import cast
 from .operands import beside
@@ -235,6 +235,26 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
     matched("linear", tensor, bias)
     result = _wide_matmul(tensor, turned)
     return cast(result + cast(lift(bias), result.dtype), tensor.dtype)
+
+
+def picked_dot(x: Any, weights: Any, ids: Any, axis: int = 1) -> Tensor:
+    """(T, K), (S, K, N), (T,) -> (T, N): each row times the weights that its id picks.
+
+    With axis=2 weights are (S, N, K). Rows whose id is negative are zeros; no id is S or above.
+    Inference alone: it has no derivative.
+    """
+    rows, cube = matched("picked_dot", x, weights)
+    picks = lift(ids)
+    _ranked("picked_dot", (2, 3), rows, cube)
+    fits = axis in (1, 2) and rows.shape[1] == cube.shape[axis] and rows.dtype.is_float
+    if not fits or picks.shape != rows.shape[:1] or not picks.dtype.is_integer:
+        raise ShapeError(
+            "the sizes do not fit",
+            op="picked_dot",
+            expected="floats (T, K), (S, K, N), and integers (T,); with axis=2 (S, N, K)",
+            got=f"{rows.node.type}, {cube.node.type}, {picks.node.type}, axis={axis}",
+        )
+    return wrap(ops.picked_dot(node_of(rows), node_of(cube), node_of(picks), axis=axis), rows, cube)
 
 
 def bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> Tensor:

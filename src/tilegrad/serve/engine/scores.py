@@ -39,7 +39,9 @@ class Scores:
             self.drop()
             return request, []
         if self.current is None:
-            self.current = self.engine.scoring(request.tokens, MOST_LOGPROBS)  # compiled once
+            self.current = self.engine.scoring(
+                request.tokens, MOST_LOGPROBS, request.adapter
+            )  # compiled once
         if self.current is None or not self.current.step():
             return None
         found = zip(self.current.logprobs.tolist(), self.current.top, strict=True)
