@@ -359,7 +359,6 @@ class Engine:
     def score(self, tokens: Sequence[int], adapter: str = "") -> np.ndarray[Any, Any]:
         """The logprob of each token but the first, given those before it: float32."""
         refuse_tokens(tokens, self.config.vocabulary, "what is scored")
-        self._refuse_adapter(adapter)
         if not 2 <= len(tokens) <= self.context:
             raise UserError(
                 "cannot score so many tokens",
@@ -380,6 +379,7 @@ class Engine:
     def scoring(self, tokens: Sequence[int], shown: int = 0, adapter: str = "") -> Scoring | None:
         """What scores tokens a part at a time, so that steps can come between; None while no slot
         or too few pages are free."""
+        self._refuse_adapter(adapter)
         needed = self.pool.needed(len(tokens))
         if not self.batcher.slots or needed > self.pool.available:
             return None
