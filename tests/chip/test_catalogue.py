@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from tilegrad.chip.catalogue import (
     CHIPS,
     FIELDS,
+    PHASES,
     Assumptions,
     Chip,
+    Cut,
     Figure,
     Sizes,
     chip,
@@ -19,6 +24,8 @@ from tilegrad.chip.catalogue import (
     predict,
     roofline,
 )
+from tilegrad.chip.catalogue.cut import bubble, cuts, linked_bytes
+from tilegrad.chip.catalogue.picture import page, plotted
 from tilegrad.chip.networks import resnet_50
 from tilegrad.core.errors import UserError
 
@@ -79,7 +86,69 @@ def test_models_that_do_not_fit_are_cut_over_chips() -> None:
     assert "at most 14.4 GB" in str(raised.value) and "2 chips would fit" in str(raised.value)
     more = predict("llama-3-8b", v5e, "decode", chips=4)
     assert found.tokens_per_second < more.tokens_per_second < 2 * found.tokens_per_second
-    assert predict("llama-3-8b", chip("trainium2"), "training").link_seconds is None
+    assert predict("llama-3-8b", chip("mi325x"), "training", chips=4).link_seconds is None
+
+
+def test_the_best_way_to_share_is_found() -> None:
+    h200 = chip("h200")
+    sizes = Sizes(batch=8)
+    ways = {str(c) for c in cuts("llama-3-8b", "training", 8, 8)}
+    assert {"tensor 8", "pipeline 8", "data 8", "tensor 2 x pipeline 2 x data 2"} <= ways
+    assert {str(c) for c in cuts("llama-3-8b", "decode", 4, 6)} == {"tensor 4", "tensor 2 x data 2"}
+    assert all(c.chips == 8 for c in cuts("llama-3-8b", "training", 8, 8))
+    prefill = predict("llama-3-8b", h200, "prefill", sizes, chips=8)
+    assert prefill.cut == Cut(data=8) and prefill.link_seconds == 0.0
+    one = predict("llama-3-8b", h200, "prefill", Sizes(batch=1))
+    assert prefill.seconds == pytest.approx(one.seconds)
+    decode = predict("llama-3-8b", h200, "decode", sizes, chips=8)
+    assert decode.cut.tensor > 1  # weights are read by all at once
+    step = predict("llama-3-8b", h200, "training", sizes, chips=8)
+    alone = predict("llama-3-8b", h200, "training", sizes, chips=2)
+    assert alone.tokens_per_second < step.tokens_per_second < 4 * alone.tokens_per_second
+    pictures = predict("resnet-50", h200, "training", Sizes(batch=64), chips=8)
+    assert pictures.cut == Cut(data=8) and pictures.link_seconds is not None
+
+
+def test_bytes_of_links() -> None:
+    inside, gradients, sums = linked_bytes("llama-3-8b", "decode", Cut(tensor=2), 8, 8e9) or ()
+    assert inside == 2 * 32 * 8 * 4096 * 2 and gradients == 0 and sums == 64
+    found = linked_bytes("llama-3-8b", "training", Cut(data=4), 8, 8e9)
+    assert found == (0.0, 2 * 3 / 4 * 16e9, 0.0)
+    assert bubble(Cut(pipeline=4), 8) == 1 + 3 / 8
+    assert linked_bytes("resnet-50", "prefill", Cut(tensor=2), 8, 1e6) is None
+
+
+def test_an_npus_parameters_are_a_chip(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"preset": "16x16", "dram_bandwidth": 8}))
+    own = chip(str(path))
+    assert own.get("int8") == 2 * 256 * 1e9 and own.get("bandwidth") == 8e9
+    found = predict("smollm2-135m", own, "decode", Sizes(batch=1, dtype="int8"))
+    assert found.bound == "memory" and not found.bounded and found.chips == 1
+    with pytest.raises(UserError, match="mine has no figure for bf16"):
+        predict("smollm2-135m", own, "decode", Sizes(batch=1))
+
+
+def test_pictures_and_pages_are_whole() -> None:
+    sizes = Sizes(batch=2)
+    odd = replace(chip("h200"), name="<b>&", title="</script>")
+    found = [
+        (one, [predict("smollm2-135m", one, phase, sizes) for phase in PHASES])
+        for one in (odd, chip("tpu-v5e"), chip("wse-3"))
+    ]
+    root = ElementTree.fromstring(plotted("smollm2-135m", sizes, found))
+    said = " ".join(root.itertext())
+    assert "<b>&" in said and "tokens a second" in said and "sparse values alone" in said
+    bars = [e for e in root.iter() if e.get("class") == "bar"]
+    assert len(bars) == 9 and all(float(bar.get("width", "0")) > 0 for bar in bars)
+    roofs = [e for e in root.iter() if e.tag.endswith("polyline")]
+    assert len(roofs) == 3
+    text = page("smollm2-135m", sizes, found)
+    assert "&lt;b&gt;&amp;" in text and "</script>" not in text and "<script" not in text
+    assert set(re.findall(r"(?:https?:)//[\w./]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "rooflinenotes.dev" in text and "jax-ml" not in text.split("Numbers")[0]
+    for word in ("optimizer bytes", "sum seconds", "TFLOP/s", "dense"):
+        assert word in text
 
 
 def test_eight_bits_halve_the_weights() -> None:
@@ -110,7 +179,7 @@ def test_cost_and_energy_follow_from_price_and_power() -> None:
     rate = found.tokens_per_second
     assert found.dollars_per_million == pytest.approx(1e6 * 2.0 / 3600 / rate)
     assert found.joules_per_token == pytest.approx(300.0 / rate)
-    assert predict("llama-3-8b", chip("mi300x"), "decode").dollars_per_million is None
+    assert predict("llama-3-8b", chip("mi325x"), "decode").dollars_per_million is None
     assert predict("resnet-50", chip("wse-3"), "prefill").sparse
 
 

@@ -40,6 +40,21 @@ def test_json_has_the_figures_and_null_for_what_is_not_known() -> None:
     assert v5e["decode"]["dollars_per_million"] is None and "rows" not in v5e["decode"]
 
 
+def test_a_plot_and_a_page_are_written(tmp_path: Path) -> None:
+    plot, page = tmp_path / "a.svg", tmp_path / "a.html"
+    words = ["smollm2-135m", "--chips", "h200, tpu-v5e", "--price", "tpu-v5e=1.2"]
+    code, text = compare(*words, "--plot", str(plot), "--page", str(page))
+    assert code == 0, text
+    row = next(
+        line for line in text.splitlines() if line.startswith("tpu-v5e") and "decode" in line
+    )
+    assert " - " not in row.rsplit("decode", 1)[1].rsplit(maxsplit=1)[0]  # it has a cost now
+    assert plot.read_text().startswith("<svg") and page.read_text().startswith("<!doctype html>")
+    assert compare(*words, "--plot", str(tmp_path / "none" / "a.svg"))[0] == 1
+    assert compare("smollm2-135m", "--price", "h200")[0] == 1
+    assert compare("smollm2-135m", "--price", "tpu-v9=3")[0] == 1
+
+
 def test_pictures_have_no_decoding() -> None:
     code, text = compare("resnet-50", "--chips", "h200,wse-3")
     assert code == 0 and "decode" not in text and "forward" in text and "inputs/s" in text

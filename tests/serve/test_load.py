@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 
 from tilegrad.cli import main
 from tilegrad.core.errors import UserError
+from tilegrad.core.svg import nice
 from tilegrad.serve.load.client import Client, Endpoint, new_session
 from tilegrad.serve.load.events import Events
-from tilegrad.serve.load.plot import nice, plotted
+from tilegrad.serve.load.plot import plotted
 from tilegrad.serve.load.reply import Reply
 from tilegrad.serve.load.run import Load, Result, model_of, run_load
 from tilegrad.serve.load.script import (

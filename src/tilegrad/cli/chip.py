@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.errors import UserError
 from . import options
 from .flags import App
+from .progress import Bars
 from .terminal import put
 
 if TYPE_CHECKING:
@@ -41,15 +44,36 @@ def compare(
     dtype: Annotated[
         str, typer.Option(help="bf16, fp8, int8, fp4: of weights and inputs.")
     ] = "bf16",
-    count: Annotated[int | None, typer.Option(help="Chips; else as few as hold it.", min=1)] = None,
+    count: Annotated[
+        int | None, typer.Option(help="Chips; else the power of two that holds it.", min=1)
+    ] = None,
+    price: Annotated[
+        list[str] | None, typer.Option(help="NAME=DOLLARS an hour, instead of the table's.")
+    ] = None,
     ops: Annotated[bool, typer.Option("--ops", help="Also the roofline of each product.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot as SVG.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write a page, one HTML file.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Predict tokens a second and their cost for prefill, decode and training on chips."""
     from ..chip.catalogue import Sizes, chip
+    from ..chip.catalogue.picture import page as paged
+    from ..chip.catalogue.picture import plotted
 
     sizes = Sizes(batch, tokens, context, dtype)
-    found = [(c, _phases(model, c, sizes, count)) for c in map(chip, chips.split(","))]
+    names = [name.strip() for name in chips.split(",") if name.strip()]
+    given = _prices(price or [], names)
+    found = []
+    with Bars() as bars:
+        for done, name in enumerate(names):
+            bars.stage(f"predicting {model}", done, len(names), name)
+            one = chip(name)
+            one = one.priced(given[name]) if name in given else one
+            found.append((one, _phases(model, one, sizes, count)))
+    if plot is not None:
+        save(plot, plotted(model, sizes, found))
+    if page is not None:
+        save(page, paged(model, sizes, found))
     if as_json:
         put(json.dumps(_record(model, sizes, found, ops)))
         return
@@ -82,35 +106,54 @@ def _show(model: str, sizes: Sizes, found: list[Any], ops: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ..chip.catalogue.picture import cells, columns, notes, titled
+
     console = Console(highlight=False)
-    pictures = len(found[0][1]) == 2
-    unit = "inputs" if pictures else "tokens"
-    title = f"{model}, {sizes.dtype}, batch {sizes.batch}: predicted"
-    if not pictures:
-        title += f"; prompts of {sizes.tokens}, decoding at {sizes.context} keys"
+    title = titled(model, sizes, found)
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for column in ("chip", "phase", "bound", "chips", f"{unit}/s", f"$/M {unit}", "J each"):
-        left = column in ("chip", "phase", "bound")
-        table.add_column(column, justify="left" if left else "right", no_wrap=True)
-    for chip, predictions in found:
-        for p in predictions:
-            marks = ("*" if p.link_seconds is None else "") + ("^" if p.sparse else "")
-            phase = "forward" if pictures and p.phase == "prefill" else p.phase
-            numbers = (p.tokens_per_second, p.dollars_per_million, p.joules_per_token)
-            cells = (chip.name, phase, p.bound + marks, str(p.chips))
-            table.add_row(*cells, *map(_number, numbers))
+    for number, column in enumerate(columns(found)):
+        table.add_column(column, justify="left" if number < 4 else "right", no_wrap=True)
+    for row in cells(found):
+        table.add_row(*row)
     console.print(table)
-    every = [p for _, predictions in found for p in predictions]
-    if any(p.link_seconds is None for p in every):
-        console.print("* without the time of links between chips: no figure is known")
-    if any(p.sparse for p in every):
-        console.print("^ at a peak that is published for sparse values alone")
+    for note in notes(found):
+        console.print(note)
     if ops:
         _show_ops(console, found)
 
 
+def _prices(given: list[str], names: list[str]) -> dict[str, float]:
+    """NAME=DOLLARS of the command line."""
+    found = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            found[name.strip()] = float(value)
+        except ValueError:
+            raise UserError(
+                f"bad --price {text}", op="chip", expected="NAME=DOLLARS an hour", got=text
+            ) from None
+        if name.strip() not in names:
+            raise UserError(
+                f"--price for {name.strip()}, which is not compared",
+                op="chip",
+                expected=f"one of {', '.join(names)}",
+            )
+    return found
+
+
+def save(path: Path, text: str) -> None:
+    """Write a file."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}", op="chip") from None
+
+
 def _show_ops(console: Any, found: list[Any]) -> None:
     from rich.table import Table
+
+    from ..chip.catalogue.picture import number
 
     for chip, predictions in found:
         for p in predictions:
@@ -120,17 +163,10 @@ def _show_ops(console: Any, found: list[Any]) -> None:
             for row in sorted(p.rows, key=lambda row: -row.seconds):
                 each = 1e6 * row.seconds / row.count
                 share = 100 * row.seconds / p.seconds
-                intensity = _number(row.flops / row.moved)
+                intensity = number(row.flops / row.moved)
                 cells = (row.name, str(row.count), intensity, row.bound)
-                table.add_row(*cells, _number(each), f"{share:.1f}")
+                table.add_row(*cells, number(each), f"{share:.1f}")
             console.print(table)
-
-
-def _number(value: float | None) -> str:
-    """Three digits that matter; a dash for what is not known."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 # ---- an array under design ------------------------------------------------------------------
@@ -197,6 +233,8 @@ def _show_mapped(found: Mapped) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ..chip.catalogue.picture import number
+
     console = Console(highlight=False)
     title = f"{found.workload.name} on {found.accelerator.name}: predicted"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
@@ -205,18 +243,18 @@ def _show_mapped(found: Mapped) -> None:
         table.add_column(column, justify="left" if left else "right", overflow="fold")
     for f in found.found:
         sizes = " ".join(f"{loop}{size}" for loop, size in f.problem.sizes.items() if size > 1)
-        numbers = (_number(f.energy / 1e6), _number(f.cycles), f"{100 * f.utilisation:.0f}%")
+        numbers = (number(f.energy / 1e6), number(f.cycles), f"{100 * f.utilisation:.0f}%")
         cells = (sizes, str(f.problem.count), *numbers, f.cost.bound_by(), str(f.mapping))
         table.add_row(*cells)
     console.print(table)
-    parts = ", ".join(f"{k} {_number(v / 1e6)}" for k, v in found.parts().items() if v)
-    console.print(f"energy: {_number(found.energy / 1e6)} uJ ({parts})")
+    parts = ", ".join(f"{k} {number(v / 1e6)}" for k, v in found.parts().items() if v)
+    console.print(f"energy: {number(found.energy / 1e6)} uJ ({parts})")
     console.print(
-        f"time: {_number(found.cycles)} cycles, {_number(1e3 * found.seconds)} ms, "
+        f"time: {number(found.cycles)} cycles, {number(1e3 * found.seconds)} ms, "
         f"{100 * found.utilisation:.0f}% busy; {found.seen:,} Mappings seen"
     )
     if found.accelerator.area():
-        console.print(f"area: {_number(found.accelerator.area())} mm2")
+        console.print(f"area: {number(found.accelerator.area())} mm2")
 
 
 # ---- the page -------------------------------------------------------------------------------

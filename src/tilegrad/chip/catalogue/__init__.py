@@ -1,6 +1,7 @@
 """Chips as data, and what each makes of a model."""
 
 from .chips import CHIPS, chip
+from .cut import Cut
 from .figure import FIELDS, Chip, Figure, load_chip
 from .predict import PHASES, Assumptions, Prediction, Sizes, predict, roofline
 
@@ -10,6 +11,7 @@ __all__ = [
     "PHASES",
     "Assumptions",
     "Chip",
+    "Cut",
     "Figure",
     "Prediction",
     "Sizes",

@@ -7,12 +7,14 @@ its field, or a UserError names the field, the bound and what would fit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.errors import UserError
 from ...core.parameter_file import read_parameters
+from ...targets.npu.parameters import Parameters
+from ..estimate import areas, bandwidth, dense_peak, prunes
 
 
 class Field(NamedTuple):
@@ -39,6 +41,7 @@ FIELDS = {
     "bf16_measured": Field("TFLOP/s", 1e12, 1e-6, 1e7, "the most a large product reached"),
     "bandwidth_measured": Field("TB/s", 1e12, 1e-6, 1e6, "the most that reading reached"),
 }
+NPU = {"preset", "rows", "columns", "dataflow"}  # fields that say so
 KINDS = ("dense", "sparse", "")  # sparse: the figure holds for 2:4 or other zeros alone
 
 
@@ -69,6 +72,11 @@ class Chip:
         """A figure in base units (FLOP/s, bytes, bytes/s, W, $/h); None where it is not known."""
         figure = self.figures.get(field)
         return None if figure is None else figure.value * FIELDS[field].scale
+
+    def priced(self, dollars: float) -> Chip:
+        """The same at another price an hour."""
+        figure = Figure(dollars, "given", "")
+        return replace(self, figures={**self.figures, "price": figure})
 
     def need(self, field: str) -> float:
         """The same, where a prediction cannot do without."""
@@ -114,8 +122,11 @@ def load_chip(path: str | Path) -> Chip:
     """A chip of a file: numbers by field, or tables with value, source, date, kind and note.
 
     `bf16 = 100` or `[bf16]` with `value = 100`, `source = "..."`. A number's source is the file.
+    A file with the parameters of an NPU is a chip too: its peak and bandwidth follow.
     """
     given = read_parameters(path)
+    if NPU & set(given):
+        return npu_chip(Parameters.of(given, Path(path).stem), str(path))
     name = str(given.pop("name", Path(path).stem))
     title = str(given.pop("title", name))
     figures = {}
@@ -131,6 +142,18 @@ def load_chip(path: str | Path) -> Chip:
                 got=f"fields {', '.join(figures) or 'none'}",
             )
     return Chip(name, title, figures)
+
+
+def npu_chip(p: Parameters, source: str) -> Chip:
+    """An NPU under design as a chip: what its record says; how large its DRAM is, it does not."""
+    peak = 2e6 * p.clock * dense_peak(p) / FIELDS[p.element].scale
+    kind, note = ("sparse", "a 2:4 unit") if prunes(p) else ("dense", "")
+    figures = {
+        p.element: Figure(peak, source, "", kind, note),
+        "bandwidth": Figure(bandwidth(p) / FIELDS["bandwidth"].scale, source, ""),
+        "area": Figure(sum(areas(p).values()), source, "", note="estimated, 45 nm"),
+    }
+    return Chip(p.name, f"{p.name}: {p.rows} x {p.columns} {p.element}", figures)
 
 
 def _figure(name: str, field: str, value: Any, path: str) -> Figure:

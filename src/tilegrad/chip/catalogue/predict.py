@@ -3,21 +3,21 @@
 A product takes the longer of its operations at the peak and its bytes at the bandwidth; what lies
 between products takes its bytes. A chip whose product and read rates were measured is judged by
 those, another by a share of its peaks that is said. A model that does not fit one chip is cut over
-several (each matrix in parts, two sums over all chips a layer). Invariant: every assumption is a
-field of Assumptions or a figure of the Chip; launches, waiting and queues are not in it, so a
-prediction is a bound from above that good software comes near.
+several: each matrix in parts, layers in stages, requests in groups (`cut.py`). Invariant: every
+assumption is a field of Assumptions or a figure of the Chip; launches, waiting and queues are not
+in it, so a prediction is a bound from above that good software comes near.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from ...core.errors import UserError
 from ..networks import DECODERS, network
 from ..workload import Work, Workload
+from .cut import Cut, bubble, cuts, linked_bytes
 from .figure import Chip
 
 PHASES = ("prefill", "decode", "training")
@@ -32,6 +32,7 @@ class Assumptions:
     compute: float = 0.8  # of the peak, in large products
     bandwidth: float = 0.9  # of the peak, reading
     link: float = 0.8  # of the links, in a sum over chips
+    sum_seconds: float = 5e-6  # of such a sum, however few its bytes
     room: float = 0.9  # of the memory, for weights, cache and state
     training_bytes: float = 16.0  # of a parameter: weight, gradient, two moments, master copy;
     # activations are taken to be computed again
@@ -68,6 +69,7 @@ class Prediction:
     chip: str
     phase: str
     chips: int  # how many hold the model
+    cut: Cut  # how they share it
     seconds: float  # of a step
     tokens_per_second: float  # of all chips
     bound: str
@@ -75,6 +77,7 @@ class Prediction:
     dollars_per_million: float | None  # tokens; None: no price is known
     joules_per_token: float | None  # at design power
     sparse: bool  # the peak is of sparse values: no dense one is published
+    bounded: bool  # whether the chip's memory is known, and the model fits
     rows: tuple[Row, ...]
 
 
@@ -133,93 +136,129 @@ def predict(
     chips: int | None = None,
     assumed: Assumptions = Assumptions(),
 ) -> Prediction:
-    """How fast a chip runs a phase of a model; `chips` are as few as hold it, if not given.
+    """How fast a chip runs a phase of a model; `chips` are the power of two that holds it, if
+    not given.
 
-    Tokens of a network that has none (pictures) are its inputs.
+    Of all ways to share it over them the fastest is taken whose links are known. Tokens of a
+    network that has none (pictures) are its inputs.
     """
     if phase not in PHASES:
         raise UserError("unknown phase", op="chip", expected=", ".join(PHASES), got=phase)
-    compute, bandwidth = rates(chip, sizes.dtype, assumed)
-    work = _traced(model, phase, sizes)
-    training = phase == "training"
-    parameters = work.held_weights / (BITS[sizes.dtype] / 8)
-    held = work.held
-    if training:
-        held += parameters * assumed.training_bytes - work.held_weights
-    memory = assumed.room * chip.need("memory")
-    least = max(1, math.ceil(held / memory))
-    if chips is not None and chips < least:
+    step = _Step(model, chip, phase, sizes, assumed)
+    held = step.held(1)
+    memory = chip.get("memory")
+    room = math.inf if memory is None else assumed.room * memory
+    least = 1 << (max(1, math.ceil(held / room)) - 1).bit_length()  # shared evenly
+    count = least if chips is None else chips
+    if held > room * count:
         raise UserError(
-            f"{model} does not fit {chips} of {chip.name}",
+            f"{model} does not fit {count} of {chip.name}",
             op="chip",
-            expected=f"at most {memory * chips / 1e9:.4g} GB",
+            expected=f"at most {room * count / 1e9:.4g} GB",
             got=f"{held / 1e9:.4g} GB for {phase}",
             hint=f"{least} chips would fit",
         )
-    count = least if chips is None else chips
-    times = 1 + assumed.backward if training else 1.0
-    rows = roofline(work, compute, bandwidth, count, times)
-    between = times * work.between / bandwidth / count
-    if training:
-        between += parameters * assumed.optimizer_bytes / bandwidth / count
-    linked = _links(model, chip, phase, sizes, count, assumed, times)
-    seconds = sum(row.seconds for row in rows) + between + (linked or 0.0)
-    tokens = sizes.batch * (sizes.tokens if phase != "decode" and model in DECODERS else 1)
-    sparse = chip.figures[sizes.dtype].kind == "sparse"
-    return _prediction(chip, phase, count, seconds, tokens / seconds, linked, between, rows, sparse)
+    found = [
+        step.shared(cut)
+        for cut in cuts(model, phase, count, sizes.batch)
+        if step.held(cut.data) <= room * cut.tensor * cut.pipeline
+    ]
+    return min(found, key=lambda p: (p.link_seconds is None, p.seconds))
 
 
-def _prediction(
-    chip: Chip,
-    phase: str,
-    count: int,
-    seconds: float,
-    rate: float,
-    linked: float | None,
-    between: float,
-    rows: list[Row],
-    sparse: bool,
-) -> Prediction:
-    parts = {"compute": 0.0, "memory": between, "links": linked or 0.0}
-    for row in rows:
-        parts[row.bound] += row.seconds
-    price, power = chip.get("price"), chip.get("power")
-    return Prediction(
-        chip=chip.name,
-        phase=phase,
-        chips=count,
-        seconds=seconds,
-        tokens_per_second=rate,
-        bound=max(parts, key=lambda key: parts[key]),
-        link_seconds=linked,
-        dollars_per_million=None if price is None else 1e6 * price * count / 3600 / rate,
-        joules_per_token=None if power is None else power * count / rate,
-        sparse=sparse,
-        rows=tuple(rows),
-    )
+class _Step:
+    """One step of a phase, however it is shared."""
 
+    def __init__(
+        self, model: str, chip: Chip, phase: str, sizes: Sizes, assumed: Assumptions
+    ) -> None:
+        self.model, self.chip, self.phase, self.sizes, self.assumed = (
+            model,
+            chip,
+            phase,
+            sizes,
+            assumed,
+        )
+        self.compute, self.bandwidth = rates(chip, sizes.dtype, assumed)
+        self.training = phase == "training"
 
-def _links(
-    model: str,
-    chip: Chip,
-    phase: str,
-    sizes: Sizes,
-    count: int,
-    assumed: Assumptions,
-    times: float,
-) -> float | None:
-    """Seconds of the sums over chips: two of each layer's features, in each pass."""
-    if count == 1:
-        return 0.0
-    link = chip.get("link")
-    if link is None or model not in DECODERS:
-        return None
-    config: Any = DECODERS[model]
-    tokens = sizes.batch * (1 if phase == "decode" else sizes.tokens)
-    layers, width = int(config["num_hidden_layers"]), int(config["hidden_size"])
-    each = 2 * (count - 1) / count * tokens * width * 2  # bytes: scatter the sum, gather it
-    passes = 2.0 if times > 1 else 1.0
-    return passes * 2 * layers * each / (assumed.link * link)
+    def work(self, data: int) -> Workload:
+        """What each of some data parts computes."""
+        return _traced(self.model, self.phase, replace(self.sizes, batch=self.sizes.batch // data))
+
+    def parameters(self) -> float:
+        """Weights of the model."""
+        return self.work(1).held_weights / (BITS[self.sizes.dtype] / 8)
+
+    def held(self, data: int) -> float:
+        """Bytes that a data part holds, of all its chips."""
+        work = self.work(data)
+        if not self.training:
+            return work.held
+        return work.held - work.held_weights + self.parameters() * self.assumed.training_bytes
+
+    def shared(self, cut: Cut) -> Prediction:
+        """The step, shared so."""
+        work, assumed = self.work(cut.data), self.assumed
+        share = cut.tensor * cut.pipeline
+        times = 1 + assumed.backward if self.training else 1.0
+        rows = roofline(work, self.compute, self.bandwidth, share, times)
+        between = times * work.between / self.bandwidth / share
+        longer = bubble(cut, self.sizes.batch)
+        update = 0.0
+        if self.training:
+            update = self.parameters() * assumed.optimizer_bytes / self.bandwidth / share
+        linked = self._links(cut, longer)
+        busy = longer * (sum(row.seconds for row in rows) + between) + update
+        seconds = busy + (linked or 0.0)
+        parts = {"compute": 0.0, "memory": between + update, "links": linked or 0.0}
+        for row in rows:
+            parts[row.bound] += row.seconds
+        tokens = self.sizes.batch * self._tokens()
+        return self._prediction(cut, seconds, tokens / seconds, linked, parts, tuple(rows))
+
+    def _tokens(self) -> int:
+        """Of one request."""
+        return self.sizes.tokens if self.phase != "decode" and self.model in DECODERS else 1
+
+    def _links(self, cut: Cut, longer: float) -> float | None:
+        """Seconds of the links."""
+        if cut.chips == 1 or (cut.data == cut.chips and not self.training):
+            return 0.0
+        link = self.chip.get("link")
+        tokens = self.sizes.batch // cut.data * self._tokens()
+        carried = linked_bytes(self.model, self.phase, cut, tokens, self.parameters())
+        if link is None or carried is None:
+            return None
+        inside, gradients, sums = carried
+        waits = longer * sums * self.assumed.sum_seconds
+        return (longer * inside + gradients) / (self.assumed.link * link) + waits
+
+    def _prediction(
+        self,
+        cut: Cut,
+        seconds: float,
+        rate: float,
+        linked: float | None,
+        parts: dict[str, float],
+        rows: tuple[Row, ...],
+    ) -> Prediction:
+        price, power = self.chip.get("price"), self.chip.get("power")
+        return Prediction(
+            chip=self.chip.name,
+            phase=self.phase,
+            chips=cut.chips,
+            cut=cut,
+            seconds=seconds,
+            tokens_per_second=rate,
+            bound=max(parts, key=lambda key: parts[key]),
+            link_seconds=linked,
+            dollars_per_million=None if price is None else 1e6 * price * cut.chips / 3600 / rate,
+            joules_per_token=None if power is None else power * cut.chips / rate,
+            sparse=self.chip.figures[self.sizes.dtype].kind == "sparse",
+            bounded=self.chip.get("memory") is not None,
+            rows=rows,
+        )
 
 
 __all__ = [

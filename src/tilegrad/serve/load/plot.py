@@ -6,13 +6,13 @@ setting. Invariant: all text that comes from outside is escaped.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from ...core.svg import nice, path, short, words
 from .reply import Reply
 from .run import Result
 from .summary import LATENCIES, latencies
@@ -154,36 +154,6 @@ def grid(
         text = short(across[1] * i / 4) + (f" {unit}" if unit and i == 4 else "")
         found.append(words(place, y + height + 16, text, "soft", "middle" if i < 4 else "end"))
     return found
-
-
-# ---- pieces -------------------------------------------------------------------------------------
-
-
-def words(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    """A line of text."""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>'
-    )
-
-
-def path(points: Sequence[tuple[float, float]]) -> str:
-    """Points as SVG writes them."""
-    return " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-
-
-def nice(most: float) -> float:
-    """A round number not below `most`, for the end of an axis."""
-    if not most > 0:
-        return 1.0
-    step = 10.0 ** math.floor(math.log10(most))
-    return next(n * step for n in (1, 2, 4, 6, 8, 10) if n * step >= most)
-
-
-def short(value: float) -> str:
-    """A number in few letters."""
-    if value >= 10_000:
-        return f"{value / 1000:,.3g}k"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 __all__ = ["plotted"]
