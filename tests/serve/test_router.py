@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
-from live_server import LONG
+from live_server import LONG, scripted_server
 
+from tilegrad.serve.resumed import HEADER, Passed
 from tilegrad.serve.router import replicas as processes
 from tilegrad.serve.router.balance import Balance, Replica
 from tilegrad.serve.router.prefixes import CHUNK, Prefixes, chain, prompt_bytes
@@ -166,14 +169,15 @@ class Fake:
 class Routed:
     """A router before some fakes, and a client of it."""
 
-    def __init__(self, *fakes: Fake, **settings: Any) -> None:
-        self.fakes = fakes
+    def __init__(self, *fakes: Fake, urls: Sequence[str] = (), **settings: Any) -> None:
+        self.fakes, self.urls = fakes, urls
         self.settings = Settings("m", "m", port=0, **settings)
 
     async def __aenter__(self) -> Routed:
         self.stack = contextlib.AsyncExitStack()
         urls = [await self.stack.enter_async_context(f.running()) for f in self.fakes]
         group = [Replica(f.name, url, True) for f, url in zip(self.fakes, urls, strict=True)]
+        group += [Replica(url, url, True) for url in self.urls]
         self.router = Router(self.settings, group)
         await self.router.start()
         self.stack.push_async_callback(self.router.close)
@@ -259,6 +263,143 @@ def test_a_replica_that_dies_in_the_middle_is_an_error_in_the_stream() -> None:
         assert not inside.router.replicas[0].up
 
     routed(bad)(work)
+
+
+def blocks(events: bytes) -> list[str]:
+    """The events of a stream, without signs of life."""
+    *found, last = events.decode().split("\n\n")
+    assert last == ""
+    return [block for block in found if not block.startswith(":")]
+
+
+def test_marks_say_what_may_be_passed_on() -> None:
+    """However a stream is cut, what comes out is what stands before the last mark."""
+    stream = b"data: a\n\ndata: : made 9 9\n\n: made 0 5\n\n: made 1 7\n\n: ping\n\n"
+    stream += b"data: b\n\n: made 0 6\n\ndata: c\n\ndata: d"
+    for size in (1, 2, 7, 1000):
+        passed = Passed()
+        out = b"".join(passed.feed(stream[i : i + size]) for i in range(0, len(stream), size))
+        assert out == b"data: a\n\ndata: : made 9 9\n\n: ping\n\ndata: b\n\n"
+        assert passed.made == {0: [5, 6], 1: [7]} and passed.held == b"data: c\n\ndata: d"
+        assert passed.body({"n": 3})["tilegrad_made"] == [[5, 6], [7], []]
+        assert passed.finish() == b"" and passed.feed(b": ping\n\n") == b": ping\n\n"
+    body = {"prompt": ["a", "b"], "n": 2}
+    assert Passed().body(body) == {**body, "tilegrad_made": [[], [], [], []]}
+
+
+STREAMS = {
+    "/v1/chat/completions": chat("SLOW SAY one two three four", n=2),
+    "/v1/responses": {"input": "SLOW SAY one two three four"},
+    "/v1/messages": chat("SLOW SAY one two three four", max_tokens=90),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_path: Path) -> Iterator[tuple[Any, Any]]:
+    """Two replicas that do what prompts say."""
+    with scripted_server(tiny_path) as one, scripted_server(tiny_path) as two:
+        yield one, two
+
+
+@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize("kept", [0, 3, 8])
+def test_a_stream_goes_on_in_another_replica(pair: Any, path: str, kept: int) -> None:
+    """A replica breaks off after some marks: the client sees the stream of one that did not."""
+    body = {**STREAMS[path], "stream": True}
+    if path == "/v1/chat/completions":
+        body["stream_options"] = {"include_usage": True}
+
+    async def work(inside: Routed) -> None:
+        async with inside.post(body, path) as answer:
+            wanted = blocks(await answer.read())
+            assert HEADER not in answer.headers
+        with cutting(inside.router, kept):
+            async with inside.post(body, path) as answer:
+                found = blocks(await answer.read())
+        assert inside.router.resumed == 1 and len(wanted) > 8
+        assert alike(found) == alike(wanted)
+        assert all(replica.load == 0 for replica in inside.router.replicas)
+
+    routed(urls=[one.url for one in pair])(work)
+
+
+@contextlib.contextmanager
+def cutting(router: Router, marks: int) -> Iterator[None]:
+    """The next stream breaks off after so many marks, in the middle of what follows."""
+    copy, first = router._copy, [True]
+
+    class Cut:
+        def __init__(self, content: Any) -> None:
+            self.content, self.seen = content, b""
+
+        async def readany(self) -> bytes:
+            data: bytes = await self.content.readany()
+            self.seen += data
+            parts = self.seen.split(b": made ")
+            if len(parts) > marks + 1:
+                raise aiohttp.ClientPayloadError("cut")
+            return data
+
+    async def _copy(asked: Any, one: Any, answer: Any, data: bytes, response: Any) -> bool:
+        if first.pop() if first else False:
+            cut = Cut(answer.content)
+            cut.seen = data
+            answer = SimpleNamespace(content=cut)
+        return await copy(asked, one, answer, data, response)
+
+    router._copy = _copy  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        router._copy = copy  # type: ignore[method-assign]
+
+
+def alike(stream: list[str]) -> list[list[str]]:
+    """The events of each choice, in order, without what is each answer's own."""
+    found: dict[str, list[str]] = {}
+    for block in stream:
+        choice = re.search(r'"choices":\[\{"index":(\d+)', block)
+        found.setdefault(choice[1] if choice else "", []).append(own(block))
+    return [found[choice] for choice in sorted(found)]
+
+
+def own(block: str) -> str:
+    """An event without its ids and its time."""
+    block = re.sub(r'"(chatcmpl|cmpl|resp|msg|rs|fc)-[0-9a-f]{32}"', '"ID"', block)
+    return re.sub(r'"created(_at)?":\d+', '"created"', block)
+
+
+@pytest.mark.parametrize(
+    ("count", "path", "more"),
+    [
+        (2, "/v1/chat/completions", {"presence_penalty": 0.5}),  # counts an answer by itself
+        (1, "/v1/chat/completions", {}),  # nobody is left
+        (1, "/v1/messages", {}),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_an_error(
+    pair: Any, count: int, path: str, more: dict[str, Any]
+) -> None:
+    async def work(inside: Routed) -> None:
+        with cutting(inside.router, 3):
+            body = chat("SLOW", stream=True, max_tokens=30, **more)
+            async with inside.post(body, path) as answer:
+                text = "".join(blocks(await answer.read()))
+        assert text.count("the replica that answered is gone") == 1
+        assert inside.router.resumed == 0
+        assert ("event: error" in text) == (path == "/v1/messages")
+
+    routed(urls=[one.url for one in pair[:count]])(work)
+
+
+def test_tokens_that_cannot_have_been_made_are_refused(pair: Any) -> None:
+    path, headers = "/v1/chat/completions", {HEADER: Passed().name}
+    for made in ([["a"]], [[True]], [[-1]], [[258]], [[97], [97]], [97], {}):
+        body = chat("x", stream=True, tilegrad_made=made)
+        status, found, _ = pair[0].ask("POST", path, body, headers)
+        assert status == 400 and found["error"]["param"] == "tilegrad_made", made
+    whole = chat("x", stream=True, max_tokens=1, tilegrad_made=[[97]])
+    assert pair[0].ask("POST", path, whole, headers)[0] == 409
 
 
 def test_all_full_and_none_up() -> None:
@@ -420,6 +561,43 @@ def test_processes_are_started_anew(tiny_path: Path, quick: None) -> None:
             await group.close()
             await runner.cleanup()
         assert all(child.returncode is not None for child in group.children.values())
+
+    run(work())
+
+
+def test_a_killed_replica_s_stream_goes_on(tiny_path: Path) -> None:
+    """Real models: a stream that draws with a seed is the one that was not interrupted."""
+    opening = {"requests": 2, "threads": 1, "prepare": False, "determinism": "invariant"}
+    settings = Settings(str(tiny_path), "tiny", port=0, drain=1.0, opening=opening)
+    body = {"prompt": ["a stone", "sea"], "max_tokens": 300, "temperature": 1, "seed": 5}
+    body |= {"ignore_eos": True, "stream": True, "logprobs": 1, "echo": True}
+
+    async def work() -> None:
+        group = Processes([settings, settings])
+        router = Router(settings, group.replicas)
+        await router.start()
+        await group.start()
+        runner, port = await listen_with(make_router_app(router), settings)
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        try:
+            await both_up(router)
+            async with aiohttp.ClientSession() as client:
+                async with client.post(url, json=body) as answer:
+                    wanted = blocks(await answer.read())
+                for first in group.replicas:  # both have it compiled then
+                    async with client.post(first.url + "/v1/completions", json=body) as answer:
+                        assert len(blocks(await answer.read())) == len(wanted)
+                async with client.post(url, json=body) as answer:
+                    found = await answer.content.readany()
+                    (busy,) = [one for one in group.replicas if one.load]
+                    group.children[busy].kill()
+                    found += await answer.read()
+        finally:
+            await router.close()
+            await group.close()
+            await runner.cleanup()
+        assert router.resumed == 1
+        assert alike(blocks(found)) == alike(wanted)
 
     run(work())
 

@@ -28,6 +28,7 @@ from .api.openai_responses import ResponseStream, parse_responses, response_body
 from .api.parameters import Ask
 from .api.words import detokenize, tokenize
 from .refused import Refused
+from .resumed import read_name
 from .server import SERVER, Server
 from .static import add_page
 
@@ -221,6 +222,7 @@ async def parse(
     server.admit()
     fields = await server.body(request)
     ask = await server.off_loop(read, fields, server.model, server.settings.limits)
+    read_name(request, fields, ask, server.model)
     if server.settings.log_prompts:
         log.info("%s asks %r", request[ID], fields.body)
     return server, ask

@@ -22,8 +22,9 @@ from .engine.supervise import Supervisor
 from .metrics import Metrics
 from .model import ServedModel
 from .refused import Refused
+from .resumed import HEADER, mark
 from .settings import Settings
-from .stream import Collected, Events, Streamed
+from .stream import Collected, Events
 
 LARGE = 1 << 15  # bytes of a body that is parsed off the event loop
 WORKERS = 4
@@ -35,10 +36,10 @@ Shape = Callable[[Events], Any]
 
 
 class Watched:
-    """A Listener before another one: it times and counts."""
+    """A Listener before another one: it times and counts, and marks tokens for a router."""
 
-    def __init__(self, listener: Any, metrics: Metrics) -> None:
-        self.listener, self.metrics = listener, metrics
+    def __init__(self, listener: Any, metrics: Metrics, marks: bool) -> None:
+        self.listener, self.metrics, self.marks = listener, metrics, marks
 
     def piece(self, one: Generation, text: str, token: int, more: Any) -> None:
         """Note when a token came, and pass it on."""
@@ -50,11 +51,15 @@ class Watched:
             self.metrics.first.observe(now - one.begun)
         one.before = now
         self.listener.piece(one, text, token, more)
+        if self.marks and one.finish is None:
+            self.listener.events.send(mark(one.index, one.made[-1]))
 
     def ended(self, one: Generation) -> None:
         """Count an end, and pass it on."""
         self.metrics.ended(one)
         self.listener.ended(one)
+        if self.marks and self.listener.left and one.error is None:
+            self.listener.events.send(mark(one.index, one.made[-1]))
 
 
 class Server:
@@ -141,7 +146,8 @@ class Server:
             if ask.stream:
                 events = Events(request, self.settings.limits)
                 listener: Any = shape(events)
-                return await self._run(ask, salt, listener, events.run, request)
+                ones = self.begin(ask, salt, listener)
+                return await self._finish(ones, events.run, request, ask.name)
             listener = Collected(len(ask.prompts) * ask.n)
 
             async def whole(headers: dict[str, str]) -> web.StreamResponse:
@@ -155,15 +161,9 @@ class Server:
             if not self.open:
                 self._idle.set()
 
-    async def _run(
-        self, ask: Ask, salt: str, listener: Streamed, run: Any, request: web.Request
-    ) -> web.StreamResponse:
-        ones = self.begin(ask, salt, listener)
-        return await self._finish(ones, run, request)
-
     def begin(self, ask: Ask, salt: str, listener: Any) -> list[Generation]:
         """Give the engine all that is asked for."""
-        watched = Watched(listener, self.metrics)
+        watched = Watched(listener, self.metrics, bool(ask.name))
         ones = []
         for index, spec in enumerate(ask.specs()):
             if salt:
@@ -171,15 +171,19 @@ class Server:
             text = self.model.detokenizer(
                 ask.stop, ask.include_stop, ask.show_special, spec["min_tokens"]
             )
-            ones.append(Generation(spec, text, watched, index))
+            ones.append(Generation(spec, text, listener, index))
         listener.ones = ones
+        if ask.made is not None:
+            replay(ones, ask.made, listener)
         for one in ones:
-            self.engine.add(one)
-            self.metrics.began(one)
+            one.listener = watched
+            if one.finish is None:
+                self.engine.add(one)
+                self.metrics.began(one)
         return ones
 
     async def _finish(
-        self, ones: list[Generation], run: Any, request: web.Request
+        self, ones: list[Generation], run: Any, request: web.Request, name: str = ""
     ) -> web.StreamResponse:
         """See an answer to its end, or to its time limit, or to its client's leaving."""
 
@@ -192,7 +196,7 @@ class Server:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self.settings.timeout, expire)
         try:
-            return await run({"X-Request-Id": request[ID]})
+            return await run({"X-Request-Id": request[ID], **({HEADER: name} if name else {})})
         finally:
             timer.cancel()
             for one in ones:
@@ -200,6 +204,16 @@ class Server:
                     self.engine.cancel(one)
                     one.finish = "abort"
                     self.metrics.ended(one)
+
+
+def replay(ones: list[Generation], made: list[list[int]], listener: Any) -> None:
+    """Bring answers to where another replica left them, without a word to their client."""
+    listener.events.muted = True
+    for one, tokens in zip(ones, made, strict=True):
+        one.replay(tokens)
+    listener.events.muted = False
+    if not listener.left or not all(one.finish or one.resumes for one in ones):
+        raise Refused("this answer cannot be gone on with", status=409)
 
 
 SERVER: web.AppKey[Server] = web.AppKey("server", Server)

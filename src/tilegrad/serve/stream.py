@@ -53,11 +53,13 @@ class Events:
         self.error: Refused | None = None
         self.unsent = b""  # the event of an error that came before all others
         self.transport: Any = None
-        self.cut = False
+        self.cut = self.muted = False
         self.last = time.monotonic()
 
     def send(self, data: bytes) -> None:
-        """Write some events, at once."""
+        """Write some events, at once; a client that has them from another replica gets none."""
+        if self.muted:
+            return
         if self.held is not None:
             self.held.append(data)
             if not self.first.done():

@@ -17,7 +17,6 @@ from ..settings import Limits
 from ..stream import Collected, Events, Streamed, dumps, quoted
 from .fields import Fields
 from .messages import NAME, content_of
-from .openai_shapes import new_id
 from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, stops_of
 from .tooling import message_tooling, take_apart
 
@@ -157,7 +156,7 @@ def message_body(
     text = found.text(0)
     message = Message(text) if ask.parser is None else ask.parser().whole(text)
     return {
-        "id": new_id("msg"),
+        "id": ask.ids.new("msg-"),
         "type": "message",
         "role": "assistant",
         "model": model.name,
@@ -188,7 +187,7 @@ class MessageStream(Streamed):
 
     def __init__(self, events: Events, ask: Ask, model: ServedModel) -> None:
         super().__init__(events, 1)
-        self.model = model
+        self.model, self.ids = model, ask.ids
         self.ones: list[Generation] = []
         self.parser = ask.parser() if ask.parser else None
         self.begun = False
@@ -239,7 +238,7 @@ class MessageStream(Streamed):
     def opening(self, one: Generation) -> dict[str, Any]:
         """The message before there is anything in it."""
         return {
-            "id": new_id("msg"),
+            "id": self.ids.new("msg-"),
             "type": "message",
             "role": "assistant",
             "model": self.model.name,

@@ -6,7 +6,6 @@ without streaming.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from ..answer.parts import Part
@@ -18,7 +17,7 @@ from ..stream import DONE, Collected, Events, Streamed, dumps, quoted
 from .constraints import constrain
 from .fields import Fields
 from .messages import messages_of
-from .openai_shapes import chat_logprob, new_id, usage_of
+from .openai_shapes import chat_logprob, usage_of
 from .parameters import (
     WHOLE,
     Ask,
@@ -105,9 +104,9 @@ def chat_body(
             }
         )
     return {
-        "id": new_id("chatcmpl"),
+        "id": ask.ids.new("chatcmpl-"),
         "object": "chat.completion",
-        "created": int(time.time()),
+        "created": ask.created,
         "model": model.name,
         "choices": choices,
         "usage": usage_of(ones, ask.n),
@@ -159,9 +158,9 @@ class ChatStream(Streamed):
         self.parsers = [ask.parser() for _ in range(ask.n)] if ask.parser else []
         self.ones: list[Generation] = []
         start = {
-            "id": new_id("chatcmpl"),
+            "id": ask.ids.new("chatcmpl-"),
             "object": "chat.completion.chunk",
-            "created": int(time.time()),
+            "created": ask.created,
             "model": model.name,
         }
         self.start = b"data: " + dumps(start).encode()[:-1]

@@ -5,7 +5,6 @@ Invariant: choices stand in the order of their prompts, `n` for each.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..stream import DONE, Collected, Events, Streamed, dumps, quoted
 from .constraints import constrain
 from .fields import Fields
 from .openai_chat import streaming_of
-from .openai_shapes import CompletionLogprobs, new_id, usage_of
+from .openai_shapes import CompletionLogprobs, usage_of
 from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, stops_of
 
 MAX_TOKENS = 16  # where the client does not say
@@ -133,9 +132,9 @@ def completion_body(
             }
         )
     return {
-        "id": new_id("cmpl"),
+        "id": ask.ids.new("cmpl-"),
         "object": "text_completion",
-        "created": int(time.time()),
+        "created": ask.created,
         "model": model.name,
         "choices": choices,
         "usage": counted(ask, ones),
@@ -159,9 +158,9 @@ class CompletionStream(Streamed):
         self.ask = ask
         self.ones: list[Generation] = []
         start = {
-            "id": new_id("cmpl"),
+            "id": ask.ids.new("cmpl-"),
             "object": "text_completion",
-            "created": int(time.time()),
+            "created": ask.created,
             "model": model.name,
         }
         self.start = b"data: " + dumps(start).encode()[:-1]

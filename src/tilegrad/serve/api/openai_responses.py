@@ -6,7 +6,7 @@ a stream, put together, are the output of the response that ends it.
 
 from __future__ import annotations
 
-import time
+import copy
 from typing import Any
 
 from ..answer.parts import AnswerParser, Part
@@ -17,8 +17,8 @@ from ..settings import Limits
 from ..stream import Collected, Events, Streamed, dumps, quoted
 from .constraints import format_of, put
 from .fields import Fields
+from .ids import Ids
 from .messages import NAME, call_of, content_of, message_of
-from .openai_shapes import new_id
 from .parameters import WHOLE, Ask, check_model, fit, refuse_foreign, spec_of, template_flags
 from .tooling import chat_tooling, take_apart
 
@@ -96,10 +96,9 @@ def call_message(fields: Fields) -> dict[str, Any]:
 class Item:
     """One item of a response's output, as it grows: a message, reasoning, or a call."""
 
-    def __init__(self, kind: str, name: str = "", call: str = "") -> None:
+    def __init__(self, kind: str, ids: Ids, name: str = "", call: str = "") -> None:
         self.kind, self.name, self.call = kind, name, call
-        prefix = {"content": "msg", "reasoning": "rs", "call": "fc"}[kind]
-        self.id = new_id(prefix)
+        self.id = ids.new({"content": "msg-", "reasoning": "rs-", "call": "fc-"}[kind])
         self.text = ""
 
     def part(self) -> dict[str, Any]:
@@ -136,7 +135,7 @@ class Shape:
 
     def __init__(self, ask: Ask, model: ServedModel) -> None:
         self.ask, self.model = ask, model
-        self.id, self.created = new_id("resp"), int(time.time())
+        self.id, self.created = ask.ids.new("resp-"), ask.created
 
     def whole(self, status: str, output: list[Any], one: Generation | None) -> dict[str, Any]:
         """The response as a client sees it."""
@@ -183,21 +182,21 @@ def response_body(
     parser = AnswerParser() if ask.parser is None else ask.parser()
     items: list[Item] = []
     for part in [*parser.add(found.text(0)), *parser.finish()]:
-        take(items, part)
+        take(items, part, ask.ids)
     if not items:
-        items.append(Item("content"))
+        items.append(Item("content", ask.ids))
     return Shape(ask, model).ended(ones[0], items)
 
 
-def take(items: list[Item], part: Part) -> bool:
+def take(items: list[Item], part: Part, ids: Ids) -> bool:
     """Put a Part where it belongs; whether that is a new item."""
     kind = "call" if part.kind == "arguments" else part.kind
     if part.kind == "call":
-        items.append(Item("call", part.text, part.id))
+        items.append(Item("call", ids, part.text, part.id))
         return True
     new = not items or items[-1].kind != kind
     if new:
-        items.append(Item(kind))
+        items.append(Item(kind, ids))
     items[-1].text += part.text
     return new
 
@@ -214,7 +213,7 @@ class ResponseStream(Streamed):
 
     def __init__(self, events: Events, ask: Ask, model: ServedModel) -> None:
         super().__init__(events, 1)
-        self.shape = Shape(ask, model)
+        self.shape, self.ids = Shape(ask, model), ask.ids
         self.parser = AnswerParser() if ask.parser is None else ask.parser()
         self.ones: list[Generation] = []
         self.number = 0
@@ -245,7 +244,7 @@ class ResponseStream(Streamed):
         """Events of what a parser gave."""
         for part in parts:
             done = self.done("completed") if part.kind == "call" or self.turns(part) else b""
-            if take(self.items, part):
+            if take(self.items, part, self.ids):
                 self.events.send(done + self.added())
             if part.kind != "call":
                 number, self.number = self.number, self.number + 1
@@ -260,8 +259,8 @@ class ResponseStream(Streamed):
     def added(self) -> bytes:
         """The events of an item that begins."""
         item, place = self.items[-1], self.place()
-        empty = Item(item.kind, item.name, item.call)
-        empty.id = item.id
+        empty = copy.copy(item)
+        empty.text = ""
         data = self.named(
             "response.output_item.added",
             output_index=place["output_index"],
@@ -303,7 +302,7 @@ class ResponseStream(Streamed):
         self.parts(self.parser.finish())
         data = b""
         if not self.items:
-            self.items.append(Item("content"))
+            self.items.append(Item("content", self.ids))
             data = self.added()
         whole = self.shape.ended(one, self.items)
         status = whole["status"]

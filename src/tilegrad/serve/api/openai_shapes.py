@@ -1,11 +1,10 @@
-"""What OpenAI's routes share in their answers: ids, usage, logprobs, reasons to end.
+"""What OpenAI's routes share in their answers: usage, logprobs, reasons to end.
 
 Invariant: numbers in an answer are finite; a logprob of minus infinity is written as -9999.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +12,6 @@ from ..engine.generation import Generation
 from ..model import ServedModel
 
 LEAST = -9999.0
-
-
-def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
-    return f"{prefix}-{secrets.token_hex(16)}"
 
 
 def finite(value: float) -> float:
@@ -79,8 +73,11 @@ class CompletionLogprobs:
         return {self.model.token_text(id): finite(value) for id, value in top[: self.shown]}
 
     def of_prompt(self, one: Generation) -> list[tuple[int, Any]]:
-        """The tokens of a prompt that was scored; the first has no logprob."""
-        return list(zip(one.spec["tokens"], [None, *(one.scores or ())], strict=True))
+        """The tokens of a prompt that was scored; the first has no logprob. Those of an answer
+        that another replica began are not known any more, and were sent."""
+        tokens = one.spec["tokens"]
+        scores = [None] * (len(tokens) - 1) if one.scores is None else one.scores
+        return list(zip(tokens, [None, *scores], strict=True))
 
 
-__all__ = ["CompletionLogprobs", "chat_logprob", "new_id", "usage_of"]
+__all__ = ["CompletionLogprobs", "chat_logprob", "usage_of"]

@@ -6,8 +6,9 @@ has nothing left to refuse.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..answer.parts import AnswerParser
@@ -15,6 +16,7 @@ from ..model import ServedModel
 from ..refused import Refused
 from ..settings import Limits
 from .fields import Fields
+from .ids import Ids
 
 WHOLE = (1 << 31) - 1
 SEED = (1 << 63) - 1
@@ -46,6 +48,10 @@ class Ask:
     logprobs: int | None = None  # how many likeliest tokens are shown beside each; None: nothing
     parser: Callable[[], AnswerParser] | None = None  # what takes an answer apart
     fields: Any = None  # what the route keeps for itself
+    ids: Ids = field(default_factory=Ids)
+    created: int = field(default_factory=lambda: int(time.time()))
+    name: str = ""  # by a router, which is told of every token
+    made: list[list[int]] | None = None  # ids of each choice, by another replica
 
     def specs(self) -> list[dict[str, Any]]:
         """One spec for each choice of each prompt."""

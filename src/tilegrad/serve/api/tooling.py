@@ -7,6 +7,7 @@ its limits.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass, field
@@ -126,10 +127,13 @@ def take_apart(ask: Ask, tooling: Tooling, model: ServedModel) -> None:
     opened = thinks and is_opened(model.tokenizer, ask.prompts[0])
     names = names_of(tooling.tools)
 
+    numbers = itertools.count()
+
     def parser() -> AnswerParser:
+        ids = ask.ids.part(next(numbers))
         return AnswerParser(
             ReasoningParser(opened) if thinks else None,
-            ToolParser(form, names) if form is not None else None,
+            ToolParser(form, names, lambda: ids.new("call_", 24)) if form is not None else None,
         )
 
     ask.parser = parser

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..api.fields import Fields, deeper
+from ..api.ids import Ids
 from ..api.openai_chat import chat_body, parse_chat
 from ..api.openai_completions import completion_body, parse_completions
-from ..api.openai_shapes import new_id
 from ..engine.generation import Generation
 from ..model import ServedModel, read_tokenizer
 from ..refused import Refused, said
@@ -116,7 +116,7 @@ async def _all(
 
 async def answer(server: Server, line: Line) -> dict[str, Any]:
     """The line of the output for a line of the input."""
-    record: dict[str, Any] = {"id": new_id("batch_req"), "custom_id": line.id}
+    record: dict[str, Any] = {"id": Ids().new("batch_req-"), "custom_id": line.id}
     if line.error is not None:
         error = {"code": line.error.code, "message": line.error.message}
         return {**record, "response": None, "error": error}

@@ -102,13 +102,24 @@ class Generation:
         if end:
             self.listener.ended(self)
 
+    def replay(self, tokens: list[int]) -> None:
+        """Take tokens that another replica made."""
+        more = (0.0, ()) if self.spec["sampling"].get("logprobs") else None
+        for token in tokens:
+            made, end = len(self.made) + 1, ""
+            if token in self.spec["stop_tokens"] and made > self.spec["min_tokens"]:
+                end = "stop"
+            elif made >= self.spec["max_tokens"]:
+                end = "length"
+            self.take(token, end, more, self.begun)
+
     def fail(self, error: Refused) -> None:
         """End it in an error."""
         if self.finish is None:
             self.finish, self.error = "error", error
             self.listener.ended(self)
 
-    # ---- an engine that died --------------------------------------------------------------------
+    # ---- an engine or a replica that died -------------------------------------------------------
 
     @property
     def resumes(self) -> bool:

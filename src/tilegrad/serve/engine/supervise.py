@@ -205,7 +205,7 @@ class Supervisor:
         one.leave = self.cancel
         self.live[one.id] = one
         if self.state == "ready":
-            self._adds.append({**one.spec, "id": one.id})
+            self._adds.append(one.rest())
             self._soon()
 
     def cancel(self, one: Generation) -> None:

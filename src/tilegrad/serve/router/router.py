@@ -1,10 +1,11 @@
 """Several replicas behind one address: requests go to one, answers come back as they are made.
 
 A request goes to the replica that `Balance` chooses. If that one cannot be reached, dies before the
-first byte of its answer, or says that it is full, the next one is asked; what the client sent is
-kept until then. Invariant: a client that goes away takes its request with it; an answer that has
-begun is never begun again; a replica gets the path of a request and nothing else to say where it
-goes.
+first byte of its answer, or says that it is full, the next one is asked. A stream whose replica
+dies later goes on in another one, after the tokens that its client has (`resumed.py`); where that
+cannot be, it ends in an error event. Invariant: a client that goes away takes its request with it;
+what it has of an answer never changes; a replica gets the path of a request and nothing else to say
+where it goes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -24,6 +26,7 @@ from aiohttp import web
 from ...core.errors import TilegradError
 from ..access import Access, key_of
 from ..refused import Refused
+from ..resumed import HEADER, Passed
 from ..settings import Settings
 from ..stream import DONE, event
 from .balance import LIMIT, Balance, Replica
@@ -48,6 +51,7 @@ HOP = frozenset(  # of one connection, not of the request
         "content-length",
         "origin",
         "expect",
+        HEADER.lower(),
     ]
 )
 GONE = (aiohttp.ClientError, ConnectionError, asyncio.TimeoutError)
@@ -67,7 +71,7 @@ class Router:
         """`inner_key` is what replicas ask for where clients need no key."""
         self.settings, self.inner_key = settings, inner_key
         self.balance = Balance(list(replicas), limit)
-        self.retries = self.open = 0
+        self.retries = self.resumed = self.open = 0
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -141,58 +145,69 @@ class Router:
         """The answer of some replica."""
         if self.draining:
             raise Refused("the server is shutting down", status=503, retry_after=5)
-        body = await request.read()
-        hashes = await self.hashes(request, body)
+        data = await request.read()
+        body = await self.parsed(request, data)
+        asked = Asked(request, data, body, self.hashes(request, body))
         self.open += 1
         self._idle.clear()
         try:
-            return await self._try_all(request, body, hashes)
+            return await self._try_all(asked)
         finally:
             self.open -= 1
             if not self.open:
                 self._idle.set()
 
-    async def hashes(self, request: web.Request, body: bytes) -> list[bytes]:
-        """The chunks of a prompt; whoever has another key shares none of them."""
-        if request.method != "POST" or not body:
-            return []
+    async def parsed(self, request: web.Request, data: bytes) -> Any:
+        """The body of a request as data; None where it is none."""
+        if request.method != "POST" or not data:
+            return None
 
-        def work() -> list[bytes]:
+        def work() -> Any:
             try:
-                prompt = prompt_bytes(json.loads(body))
+                return json.loads(data)
             except (ValueError, RecursionError):
-                return []
-            return chain(prompt, hashlib.sha256(key_of(request).encode()).digest())
+                return None
 
-        return work() if len(body) < LARGE else await asyncio.to_thread(work)
+        return work() if len(data) < LARGE else await asyncio.to_thread(work)
 
-    async def _try_all(
-        self, request: web.Request, body: bytes, hashes: list[bytes]
-    ) -> web.StreamResponse:
-        tried: list[Replica] = []
+    def hashes(self, request: web.Request, body: Any) -> list[bytes]:
+        """The chunks of a prompt; whoever has another key shares none of them."""
+        if body is None:
+            return []
+        return chain(prompt_bytes(body), hashlib.sha256(key_of(request).encode()).digest())
+
+    async def _try_all(self, asked: Asked) -> web.StreamResponse:
         refused: web.Response | None = None
-        while (one := self.balance.choose(hashes, tried)) is not None:
-            self.retries += bool(tried)
-            tried.append(one)
+        async with contextlib.aclosing(self._each(asked, asked.data)) as each:
+            async for one, answer, first in each:
+                if answer.status not in FULL:
+                    one.prefixes.add(asked.hashes)
+                    return await self._pass(asked, one, answer, first)
+                refused = web.Response(
+                    body=first + await answer.read(),
+                    status=answer.status,
+                    headers=kept(answer.headers),
+                )
+        if refused is not None:
+            return refused
+        raise Refused("no replica is ready", status=503, retry_after=2)
+
+    async def _each(
+        self, asked: Asked, data: bytes
+    ) -> AsyncGenerator[tuple[Replica, aiohttp.ClientResponse, bytes]]:
+        """Replicas that were not tried yet, best first, each with the begin of its answer."""
+        while (one := self.balance.choose(asked.hashes, asked.tried)) is not None:
+            self.retries += bool(asked.tried)
+            asked.tried.append(one)
             one.load += 1
             one.sent += 1
             try:
-                async with self._begun(request, one, body) as (answer, first):
-                    if answer.status not in FULL:
-                        one.prefixes.add(hashes)
-                        return await self._pass(request, one, answer, first)
-                    refused = web.Response(
-                        body=first + await answer.read(),
-                        status=answer.status,
-                        headers=kept(answer.headers),
-                    )
+                async with self._begun(asked, one, data) as (answer, first):
+                    yield one, answer, first
             except NotBegun:
                 self.lost(one)
             finally:
                 one.load -= 1
-        if refused is not None:
-            return refused
-        raise Refused("no replica is ready", status=503, retry_after=2)
 
     def headers(self, request: web.Request) -> list[tuple[str, str]]:
         """The headers that a replica gets."""
@@ -204,16 +219,19 @@ class Router:
 
     @contextlib.asynccontextmanager
     async def _begun(
-        self, request: web.Request, one: Replica, body: bytes
+        self, asked: Asked, one: Replica, data: bytes
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, bytes]]:
         """A replica's answer and its first bytes; NotBegun if it came to none."""
+        request = asked.request
         url = yarl.URL(one.url + request.rel_url.raw_path_qs, encoded=True)
         headers = self.headers(request)
+        if asked.passed is not None:
+            headers.append((HEADER, asked.passed.name))
         answer = None
         try:
             try:
                 answer = await self.session.request(
-                    request.method, url, data=body or None, headers=headers, allow_redirects=False
+                    request.method, url, data=data or None, headers=headers, allow_redirects=False
                 )
                 first = await answer.content.readany()
             except GONE as error:
@@ -224,27 +242,62 @@ class Router:
                 answer.close()
 
     async def _pass(
-        self, request: web.Request, one: Replica, answer: aiohttp.ClientResponse, first: bytes
+        self, asked: Asked, one: Replica, answer: aiohttp.ClientResponse, first: bytes
     ) -> web.StreamResponse:
         """Write an answer as it comes."""
         response = web.StreamResponse(status=answer.status, headers=kept(answer.headers))
         if answer.headers.get("Content-Length"):
             response.content_length = int(answer.headers["Content-Length"])
-        await response.prepare(request)
-        await response.write(first)
-        try:
-            async for data in answer.content.iter_any():
-                await response.write(data)
-        except aiohttp.ClientError:
-            self.lost(one)
+        await response.prepare(asked.request)
+        if HEADER not in answer.headers:
+            asked.passed = None
+        if not await self._copy(asked, one, answer, first, response):
             if answer.content_type != "text/event-stream":
-                if request.transport is not None:
-                    request.transport.abort()  # an answer that is cut off must not look whole
+                if asked.request.transport is not None:
+                    asked.request.transport.abort()  # what is cut off must not look whole
                 return response
-            error = Refused("the replica that answered is gone", status=502)
-            await response.write(event(error.openai()) + DONE)
+            if not await self._go_on(asked, response):
+                await response.write(gone(asked.request))
         await response.write_eof()
         return response
+
+    async def _copy(
+        self,
+        asked: Asked,
+        one: Replica,
+        answer: aiohttp.ClientResponse,
+        data: bytes,
+        response: web.StreamResponse,
+    ) -> bool:
+        """Pass on what a replica writes; whether it came to its end."""
+        passed = asked.passed
+        while data:
+            await response.write(data if passed is None else passed.feed(data))
+            try:
+                data = await answer.content.readany()
+            except GONE:
+                self.lost(one)
+                return False
+        if passed is not None:
+            await response.write(passed.finish())
+        return True
+
+    async def _go_on(self, asked: Asked, response: web.StreamResponse) -> bool:
+        """Have another replica go on with a stream; whether one came to its end."""
+        lost = True
+        while asked.passed is not None and lost:
+            data, lost = json.dumps(asked.passed.body(asked.body)).encode(), False
+            async with contextlib.aclosing(self._each(asked, data)) as each:
+                async for one, answer, first in each:
+                    if answer.status == 200:
+                        self.resumed += 1
+                        if await self._copy(asked, one, answer, first, response):
+                            return True
+                        lost = True  # again, by those that are left
+                        break
+                    if answer.status not in FULL:
+                        break
+        return False
 
     # ---- all replicas ---------------------------------------------------------------------------
 
@@ -263,6 +316,30 @@ class Router:
 
         found = await asyncio.gather(*[one(r) for r in self.replicas if r.up])
         return [body for body in found if body is not None]
+
+
+@dataclass
+class Asked:
+    """A request that is passed on."""
+
+    request: web.Request
+    data: bytes
+    body: Any  # as data, if it is any
+    hashes: list[bytes]
+    tried: list[Replica] = field(default_factory=list)
+    passed: Passed | None = None  # of a stream
+
+    def __post_init__(self) -> None:
+        if isinstance(self.body, dict) and self.body.get("stream") is True:
+            self.passed = Passed()
+
+
+def gone(request: web.Request) -> bytes:
+    """The end of a stream whose replica is gone, as clients of its route know it."""
+    error = Refused("the replica that answered is gone", status=502)
+    if request.path.startswith("/v1/messages"):
+        return f"event: error\ndata: {json.dumps(error.anthropic())}\n\n".encode()
+    return event(error.openai()) + DONE
 
 
 class NotBegun(TilegradError):
@@ -348,6 +425,8 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         ],
         "# TYPE tilegrad:router_retries_total counter",
         f"tilegrad:router_retries_total {router.retries}",
+        "# TYPE tilegrad:router_resumed_total counter",
+        f"tilegrad:router_resumed_total {router.resumed}",
     ]
     text = summed_metrics(texts) + "\n".join(lines) + "\n"
     return web.Response(body=text.encode(), headers={"Content-Type": "text/plain; version=0.0.4"})
