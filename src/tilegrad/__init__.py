@@ -426,7 +426,8 @@ LAZY: dict[str, str] = {
     "cosine_similarity": "tensor.loss", "pairwise_distance": "tensor.loss",
     "pixel_shuffle": "tensor.resize", "pixel_unshuffle": "tensor.resize",
     "set_default_device": "tensor.placement", "get_default_device": "tensor.placement",
-    "synchronize": "tensor.placement", "explain": "tensor.explain", "kernel": "tensor.kernel",
+    "synchronize": "tensor.placement", "explain": "tensor.explain",
+    "placement": "tensor.explain", "kernel": "tensor.kernel",
     "LLM": "generate.llm", "record": "tensor.bundle", "save_bundle": "tensor.bundle",
     "load_bundle": "tensor.bundle",
 }  # fmt: skip

@@ -201,6 +201,7 @@ from .tensor.elementwise import sub
 from .tensor.elementwise import sub as subtract
 from .tensor.elementwise import where
 from .tensor.explain import explain
+from .tensor.explain import placement
 from .tensor.files import load
 from .tensor.files import load_metadata
 from .tensor.files import save
@@ -752,6 +753,7 @@ __all__ = [
     "permute_dims",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "placement",
     "positive",
     "pow",
     "prelu",

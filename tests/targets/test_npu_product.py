@@ -8,9 +8,13 @@ from npu_programs import small
 
 from tilegrad.core.errors import UserError
 from tilegrad.targets.npu.arithmetic import requantise
+from tilegrad.targets.npu.count import Counts
+from tilegrad.targets.npu.functional import Functional
 from tilegrad.targets.npu.instructions import Instruction
+from tilegrad.targets.npu.machine import Machine
 from tilegrad.targets.npu.parameters import Parameters
-from tilegrad.targets.npu.product import Narrow, Product
+from tilegrad.targets.npu.product import Beside, Narrow, Product, Stored
+from tilegrad.tile.array import VectorStep
 
 SIZES = [(5, 7, 9), (40, 9, 20), (1, 13, 70), (33, 4, 4)]
 
@@ -64,3 +68,78 @@ def test_work_overlaps() -> None:
     """A layer of ResNet-50 keeps a 16 x 16 mesh busy for more than half of the time."""
     macs = 196 * 256 * 2304
     assert 1 < Product(Parameters(), 196, 256, 2304).cycles() / (macs / 256) < 2
+
+
+STEPS = (
+    VectorStep("add", 0, 1),  # a row for all
+    VectorStep("mul", 4, 2, shift=9),
+    VectorStep("sub", 5, 3),  # int8, each its own
+    VectorStep("max", 6, -90, True),
+    VectorStep("min", 4, 6),
+)
+BESIDE = (Beside(True, True), Beside(True, True), Beside(False, False))
+
+
+def by_hand(sums: np.ndarray, bias: np.ndarray, scales: np.ndarray, other: np.ndarray) -> list:
+    biased = (sums + bias).astype(np.int32)
+    scaled = ((biased.astype(np.int64) * scales + 256) >> 9).astype(np.int32)
+    less = scaled - other
+    return [np.maximum(less, -90), np.minimum(biased, less)]
+
+
+@pytest.mark.parametrize("dataflow", ["ws", "os", "is"])
+@pytest.mark.parametrize("sizes", [(11, 10, 13), (19, 5, 70)], ids=str)
+def test_vector_steps_follow(dataflow: str, sizes: tuple[int, int, int]) -> None:
+    """Registers, words and NumPy give the same values; closed forms count what registers do."""
+    p = small(dataflow=dataflow, columns=6, lanes=3, accumulator_rows=64, bank_rows=64)
+    m, n, k = sizes
+    rng = np.random.default_rng(k)
+    left, right = operands(*sizes)
+    bias = rng.integers(-5000, 5000, (1, n)).astype(np.int32)
+    scales = rng.integers(1, 90, (1, n)).astype(np.int32)
+    other = rng.integers(-128, 128, (m, n)).astype(np.int8)
+    stored = (Stored(7, Narrow()), Stored(8), Stored(8, Narrow(3, 4, True)))
+    made = Product(p, m, n, k, beside=BESIDE, steps=STEPS, stored=stored)
+    memory = made.pack(left, right, bias, scales, other)
+    again, total = memory.copy(), Counts()
+    for words in made.program():
+        machine = Machine(p, words, memory)
+        machine.run()
+        total = total.plus(machine.counts())
+        Functional(p, again).run(words)
+    np.testing.assert_array_equal(memory, again)
+    assert total == made.counts
+    sums = (left.astype(np.int64) @ right).astype(np.int32)
+    high, low = by_hand(sums, bias, scales, other)
+    np.testing.assert_array_equal(made.unpack(memory, 0), np.clip(high, -128, 127))
+    np.testing.assert_array_equal(made.unpack(memory, 1), low)
+    np.testing.assert_array_equal(made.unpack(memory, 2), requantise(low, 3, 4, True, None))
+
+
+def test_vector_steps_alone() -> None:
+    p = small()
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-(2**31), 2**31, (2, 9, 7)).astype(np.int32)
+    steps = (VectorStep("add", 0, 1), VectorStep("max", 2, 0, True))
+    made = Product(p, 9, 7, 0, beside=(Beside(False, True),) * 2, steps=steps, stored=(Stored(3),))
+    memory, cycles = made.pack(None, None, a, b), 0
+    for words in made.program():
+        cycles += Machine(p, words, memory).run()
+    np.testing.assert_array_equal(made.unpack(memory), np.maximum(a + b, 0))
+    assert cycles == made.cycles()
+
+
+@pytest.mark.parametrize("dataflow", ["ws", "os"])
+def test_bf16_by_words(dataflow: str) -> None:
+    """The same sums in the same order, word by word."""
+    p = small(element="bf16", dataflow=dataflow)
+    rng = np.random.default_rng(3)
+    values = [rng.standard_normal(s).astype(np.float32) for s in ((9, 21), (21, 5))]
+    bits = [(v.view(np.uint32) >> 16).astype(np.uint16) for v in values]
+    made = Product(p, 9, 5, 21, stored=(Stored(0), Stored(0, Narrow(relu=True))))
+    memory = made.pack(*bits)
+    again = memory.copy()
+    for words in made.program():
+        Machine(p, words, memory).run()
+        Functional(p, again).run(words)
+    np.testing.assert_array_equal(memory, again)

@@ -32,6 +32,7 @@ from ..tile.text import body_text
 from .compile import cut, host
 from .flatten import program_text
 from .pipeline import schedule_graph
+from .placement import Placement, placement_of
 
 # What each level shows; `all` is every section in this order.
 SECTIONS = (
@@ -42,6 +43,7 @@ SECTIONS = (
     "schedule",
     "kernels",
     "families",
+    "placement",
     "tile",
     "llvm",
     "optimized",
@@ -51,7 +53,7 @@ SECTIONS = (
 LEVELS: dict[str, tuple[str, ...]] = {
     "summary": ("summary", "passes", "kernels"),
     "graph": ("summary", "graph", "passes", "final graph"),
-    "schedule": ("summary", "schedule", "kernels", "families"),
+    "schedule": ("summary", "schedule", "kernels", "families", "placement"),
     "tile": ("summary", "kernels", "tile"),
     "llvm": ("summary", "kernels", "llvm", "optimized"),
     "ptx": ("summary", "kernels", "ptx"),
@@ -193,7 +195,7 @@ class Explanation:
         known = dict.fromkeys((*SECTIONS, *language_of(self.target).listings))
         if name not in known:
             raise UserError("no such section", op="explain", expected=", ".join(known), got=name)
-        if name not in SECTIONS[:7]:
+        if name not in SECTIONS[: SECTIONS.index("tile")]:
             mark = {"tile": "#", "assembly": "//", "ptx": "//"}.get(name, ";")
             shown = [(p, p.tile if name == "tile" else p.listing(name)) for p in self.programs]
             return "\n".join(
@@ -209,6 +211,7 @@ class Explanation:
             "schedule": lambda: self.schedule,
             "kernels": self._kernel_table,
             "families": self._families_text,
+            "placement": lambda: str(self.placement) if self.target.array else "",
         }
         return texts[name]()
 
@@ -344,6 +347,11 @@ class Explanation:
             f"memory: peak {self.peak_bytes} bytes = inputs {self.input_bytes} + outputs "
             f"{self.output_bytes} + arena {self.schedule_ir.arena_bytes}"
         )
+
+    @cached_property
+    def placement(self) -> Placement:
+        """What runs on the array beside the CPU, what on the host and why, and what it costs."""
+        return placement_of(self.schedule_ir, self.target)
 
     def _families_text(self) -> str:
         """Who offered what for each Region, who refused and why, and why the winner won."""

@@ -52,6 +52,11 @@ def asynchronous(target: Target | None) -> bool:
     return target is not None and bool(target.asynchronous_units)
 
 
+def beside_array(target: Target | None) -> bool:
+    """An array with queues of its own is beside the CPU."""
+    return target is not None and target.array is not None
+
+
 _NO_TARGET = "no Target has the ops that it writes out"
 _START = "every Schedule starts with it"
 _ORDER = "Kernels would read what is not yet written"
@@ -104,6 +109,8 @@ GRAPH = [
         on=("dot",),
         varies="norms are moved behind products of few rows",
     ),
+    # What an array multiplies, before products of a row are written as sums.
+    Pass("narrow products", "compiler.narrow:narrow_products", beside_array, on=("dot",)),
     # After recognition, which would undo them.
     Pass("dots of a row", "compiler.row_dots:dots_of_a_row", vectors, on=("dot",), varies=_ONE_ROW),
     Pass(

@@ -80,8 +80,15 @@ SHORT_ROWS = RuleSet("dots of a short row", [Rule("dot_of_a_short_row", ops.dot,
 def dots_of_a_row(
     arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None
 ) -> list[Node]:
-    """The pass."""
-    return rewrite(results, ROWS, log)
+    """The pass; a product that an array takes stays one, whatever its rows."""
+    if target is None or target.array is None:
+        return rewrite(results, ROWS, log)
+    from ..schedule.array_steps import takes_product
+
+    def beside(m: Match) -> Node | None:
+        return _as_sum(m) if takes_product(m.root, target) else None
+
+    return rewrite(results, RuleSet(ROWS.name, [Rule("dot_of_a_row", ops.dot, beside)]), log)
 
 
 def dots_of_a_short_row(

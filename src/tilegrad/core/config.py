@@ -7,6 +7,7 @@
 | TILEGRAD_CACHE_MB  | most MiB that folder may hold                     | 2048                 |
 | TILEGRAD_KEEP      | most compiled Graphs kept in memory, of each kind | 256                  |
 | TILEGRAD_DEVICE    | device new tensors live on                        | cpu                  |
+| TILEGRAD_CHIP      | chip of the device npu:0: a preset or a file      | 16x16                |
 | TILEGRAD_LOG       | debug, info, warning or error                     | warning              |
 | TILEGRAD_VERIFY    | run the IR verifiers after every pass (0 or 1)    | 1 under pytest       |
 | TILEGRAD_EAGER     | run op by op with NaN guards, for debugging       | 0                    |
@@ -48,6 +49,7 @@ class Config:
     cache_bytes: int = 2048 << 20
     keep: int = 256  # compiled Graphs in memory, and as many of each jitted function
     device: str = "cpu"
+    chip: str = "16x16"
     log_level: str = "warning"
     verify: bool = False
     eager_debug: bool = False
@@ -89,6 +91,7 @@ def read_environment(environment: Mapping[str, str]) -> Config:
         cache_bytes=_whole(environment, "TILEGRAD_CACHE_MB", 2048) << 20,
         keep=_whole(environment, "TILEGRAD_KEEP", 256, least=1),
         device=environment.get("TILEGRAD_DEVICE", "cpu"),
+        chip=environment.get("TILEGRAD_CHIP", "16x16"),
         log_level=level,
         verify=_flag(environment, "TILEGRAD_VERIFY", "PYTEST_VERSION" in environment),
         eager_debug=_flag(environment, "TILEGRAD_EAGER", False),

@@ -57,7 +57,7 @@ class MatrixUnit:
     accumulator: DType
     scope: str  # where the accumulator lies
     operands: tuple[str, str] = ("register", "register")  # the Scopes of left and right
-    threads: int = 1  # that run it together
+    threads: int = 1  # that run it together; 0: it has queues of its own, beside the CPU
     asynchronous: bool = False  # it runs while its threads go on, and is waited for
 
 
@@ -77,6 +77,7 @@ class Target:
     matrix: tuple[MatrixUnit, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
     flops: Mapping[str, float] = field(default_factory=dict)  # per core, by dtype name
+    chip: str = ""  # of a chip under design: its parameters, as its target folder writes them
 
     def __post_init__(self) -> None:
         for name in ("memories", "limits", "flops"):
@@ -110,6 +111,11 @@ class Target:
     def asynchronous_units(self) -> tuple[MatrixUnit, ...]:
         """The matrix units that run while their threads go on."""
         return tuple(unit for unit in self.matrix if unit.asynchronous)
+
+    @cached_property
+    def array(self) -> MatrixUnit | None:
+        """The matrix unit beside the CPU, in the same memory, that takes instructions itself."""
+        return next((unit for unit in self.matrix if unit.threads == 0), None)
 
     @cached_property
     def feature_set(self) -> frozenset[str]:

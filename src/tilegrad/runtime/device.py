@@ -260,7 +260,11 @@ def copy_host(target: int, source: int, bytes: int) -> None:
 KINDS: Registry[DeviceKind] = Registry(
     "device",
     "tilegrad.devices",
-    {HOST: "tilegrad.targets.llvm.device:KIND", "cuda": "tilegrad.targets.ptx.device:KIND"},
+    {
+        HOST: "tilegrad.targets.llvm.device:KIND",
+        "cuda": "tilegrad.targets.ptx.device:KIND",
+        "npu": "tilegrad.targets.npu.device:KIND",
+    },
 )
 NAME = re.compile(r"([A-Za-z_][\w-]*)(?::(\d+))?\Z")
 

@@ -34,6 +34,16 @@ def vectors(target: Target) -> bool:
     return not target.has_threads
 
 
+def array(target: Target) -> bool:
+    """An array with queues of its own is beside the CPU."""
+    return target.array is not None
+
+
+def vectors_alone(target: Target) -> bool:
+    """Programs are single threads with vectors, and nothing is beside them."""
+    return vectors(target) and not array(target)
+
+
 def threads(target: Target) -> bool:
     """Programs are blocks of threads that share memory."""
     return target.has_threads
@@ -75,10 +85,14 @@ _ATTEND = ("attention", "attention_backward")
 _APPEND, _PAGED, _UNPACK = ("paged_append",), ("paged_attention",), ("unpack",)
 _DRAWS = ("draw", "top_k", "add_listed")
 TABLE = [
-    Row("loops on vectors", ANY, "schedule.loops:VectorLoops", vectors, _LOOPS),
+    Row("loops on the array", ANY, "schedule.array:ArrayLoops", array, _LOOPS),
+    Row("loops on the host", ANY, "schedule.array:HostLoops", array, _LOOPS),
+    Row("loops on vectors", ANY, "schedule.loops:VectorLoops", vectors_alone, _LOOPS),
     Row("loops on threads", ANY, "schedule.threads.loops:ThreadLoops", threads, _LOOPS),
+    Row("products on the array", ("dot",), "schedule.array:ArrayProducts", array, _DOTS),
+    Row("products on the host", ("dot",), "schedule.array:HostProducts", array, _DOTS),
     Row("products on tiles", ("dot",), "schedule.matrix:TileProducts", own_tiles, _DOTS),
-    Row("products on vectors", ("dot",), "schedule.dot:VectorProducts", vectors, _DOTS),
+    Row("products on vectors", ("dot",), "schedule.dot:VectorProducts", vectors_alone, _DOTS),
     Row(
         "products of the library",
         ("dot",),

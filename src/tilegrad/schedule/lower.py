@@ -16,6 +16,7 @@ from ..ir.node import Node, topological
 from ..ir.passes import Pass, Stage
 from ..ir.symbol import high
 from ..ir.types import Tuple, product
+from ..runtime.buffer import HOST
 from .cost import bytes_moved, work_of
 from .families import families_of
 from .family import Bodies, Verdict, select
@@ -236,6 +237,8 @@ class Lowering:
         kernel.key = "" if region.kind == "update" else name
         held = self.count_work(kernel, region, bodies)
         kernel.notes["group"], kernel.notes["verdict"] = region, verdict
+        if self.target.array is not None and not any("array" in b.notes for b, _ in bodies):
+            kernel.beside = HOST
         scratch: dict[Any, int] = {}
         for body, roles in bodies:
             slots = []

@@ -13,6 +13,7 @@ from ..core.errors import DTypeError, UserError
 from ..graph import build, ops
 from ..ir.node import Node
 from ..runtime.buffer import HOST
+from ..runtime.device import KINDS
 from .maths import cast
 from .placement import default_device, device_name, elsewhere, moved, settled, use
 from .tensor import (
@@ -337,8 +338,17 @@ def inference_mode(mode: bool = True) -> _GeneratorContextManager[None]:
     return grad_mode(not mode)
 
 
-def device(name: Any, index: int | None = None) -> str:
-    """The full name of a device: "cpu", "cuda:0"; nothing is opened."""
+def device(
+    name: Any, index: int | None = None, *, chip: Any = None, level: str = "compiled"
+) -> str:
+    """The full name of a device: "cpu", "cuda:0"; nothing is opened. With a `chip` (a preset, a
+    file, or a record of parameters) a device of that chip is opened: `device("npu", chip=...)`;
+    `level` says by what its array is simulated: compiled, words or registers."""
+    if chip is not None:
+        kind = KINDS.get(str(name))
+        if not hasattr(kind, "open_chip"):
+            raise UserError(f"{name!r} has no chips", op="device", expected='"npu"', got=name)
+        return str(kind.open_chip(chip, level))
     return device_name(name if index is None else f"{name}:{index}", "device")
 
 

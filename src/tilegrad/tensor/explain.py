@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..compiler.explain import Explanation, explain_graph
+from ..compiler.placement import Placement
 from ..core.errors import DTypeError, UserError
 from ..core.target import Target, target_named
 from ..ir.node import topological
-from ..runtime.device import target_for
+from ..runtime.device import device_name, target_for
 from .container import flatten
 from .jit import Jitted, jit
 from .tensor import Tensor, values
@@ -68,6 +69,15 @@ def explain(
         device=lowered.device,
         homes=lowered.homes,
     )
+
+
+def placement(
+    function: Callable[..., Any], *args: Any, device: str = "npu", **kwargs: Any
+) -> Placement:
+    """What of function(*args, **kwargs) runs on the array of a device, what on its host and why,
+    with shares of FLOPs, and cycles and energy by closed forms; nothing is computed."""
+    target = target_for(device_name(device, "placement"))
+    return explain(function, *args, target=target, **kwargs).placement
 
 
 def _jitted(function: Callable[..., Any]) -> Any:

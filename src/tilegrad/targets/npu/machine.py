@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from ...core.errors import UserError
 from .arithmetic import float_bits, seeded
 from .check import check
+from .count import Counters, Counts, counters_of
 from .dma import Load, Store
 from .dram import Dram
 from .execute import Execute
@@ -24,23 +24,6 @@ from .front import HALT, Front, Queue, Tokens
 from .instructions import QUEUES, Instruction
 from .parameters import Parameters
 from .unit import IDLE
-
-
-@dataclass(frozen=True)
-class Counters:
-    """What a run did: cycles of each unit by cause, bytes of each memory, energy in pJ by part."""
-
-    cycles: int
-    causes: dict[str, dict[str, int]]
-    bytes: dict[str, int]
-    macs: int  # of the whole mesh, padding too
-    peak_macs: int  # a cycle
-    energy: dict[str, float]
-
-    @property
-    def utilisation(self) -> float:
-        """Multiplications over those that fit into the cycles."""
-        return self.macs / (self.peak_macs * self.cycles)
 
 
 class Machine:
@@ -167,31 +150,16 @@ class Machine:
             return float_bits(values).astype(np.int64) >> 16
         return values.astype(np.int64) & 0xFF
 
+    def counts(self) -> Counts:
+        """The events of the run so far."""
+        x, d = self.execute, self.dram
+        memories = (x.scratchpad_reads, x.accumulator_reads, x.accumulator_writes)
+        return Counts(self.cycle, x.macs, *memories, x.lane_beats, d.read_bytes, d.written_bytes)
+
     def counters(self) -> Counters:
         """What the run did so far."""
-        p, x, e = self.p, self.execute, self.p.energy
-        row = p.slots * p.slot_bits // 8
-        sums = p.columns * 4
-        made = {
-            "dram_read": self.dram.read_bytes,
-            "dram_written": self.dram.written_bytes,
-            "scratchpad_read": x.scratchpad_reads * row,
-            "scratchpad_written": self.dram.read_bytes,
-            "accumulator_read": x.accumulator_reads * sums,
-            "accumulator_written": x.accumulator_writes * sums,
-        }
-        energy = {
-            "mac": x.macs * e.mac,
-            "scratchpad": (made["scratchpad_read"] + made["scratchpad_written"])
-            * e.scratchpad_byte,
-            "accumulator": (made["accumulator_read"] + made["accumulator_written"])
-            * e.accumulator_byte,
-            "vector": x.lane_beats * e.vector,
-            "dram": (made["dram_read"] + made["dram_written"]) * e.dram_byte,
-            "idle": self.cycle * e.idle_cycle,
-        }
         causes = {QUEUES[n]: dict(c) for n, c in enumerate(self.causes)}
-        return Counters(self.cycle, causes, made, x.macs, p.peak_macs, energy)
+        return counters_of(self.p, self.counts(), causes)
 
 
 def run(p: Parameters, program: Sequence[Instruction], memory: np.ndarray) -> Machine:

@@ -1,27 +1,36 @@
-"""Products of matrices as programs: tiles, operands laid out for the DMA, queues that overlap.
+"""Products of matrices, and what the vector unit makes of them, as programs with data laid out.
 
-The (M, K) by (K, N) product is cut into steps that load two operands and run one `matmul`; two
-places for each operand and two for results let load, execute and store work at once. With weights
-in place a step is `rows` of K by `columns` of N for many rows of M; with inputs in place the same
-with the operands exchanged; with sums in place a part of K for one tile of results. Invariant: the
-values are those of integer NumPy, the times those of `timeline`; each program fits the chip's
-program memory and starts with no tokens.
+The (M, K) by (K, N) product is cut into results (some rows by `columns`), each into steps that load
+parts of two operands and run a few `matmul`; two places for each operand and two for results let
+load, execute and store work at once. With weights in place a step is some tiles of `rows` of K by
+`columns` of N for many rows of M; with inputs in place the same with the operands exchanged; with
+sums in place a part of K for one tile of results. Vector steps follow on the rows of a result
+before they are stored; with K = 0 they are all there is. Invariant: the values are those of the
+machine's arithmetic in this order, the times those of `timeline`; each program fits the chip's
+program memory and starts with no tokens; addresses of DRAM do not change times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from ...core.errors import UserError
+from ...tile.array import VectorStep
+from .count import Counters, Counts, counters_of, counts_of
 from .instructions import Instruction, instruction
 from .machine import Machine
 from .parameters import Parameters
+from .result import Result
+from .rows import Rows, place_rows
 from .timing import timeline
 
 HALT = instruction("halt")
+MOST_TILES = 16  # of K that a step loads at once: more hide no more latency
 
 
 def _up(size: int, step: int) -> int:
@@ -30,7 +39,8 @@ def _up(size: int, step: int) -> int:
 
 @dataclass(frozen=True)
 class Narrow:
-    """How int32 sums become int8: times `scale`, over 2**`shift`, at least 0 with `relu`."""
+    """How int32 sums become int8: times `scale`, over 2**`shift`, at least 0 with `relu`; with
+    floats, how fp32 becomes bf16."""
 
     scale: int = 1
     shift: int = 0
@@ -38,87 +48,163 @@ class Narrow:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One `matmul` with what it loads: tiles by number, and how long it streams."""
+class Beside:
+    """An operand of the vector unit: one row for all rows (`held`), or each its own."""
 
-    outer: int  # which rows of the left operand (ws: rows of M; os: tile of M)
-    column: int  # which tile of the right operand's columns
-    depth: int  # which part of K
-    first: bool
-    last: bool
+    held: bool
+    wide: bool  # 32 bits
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A value that is stored, whole or narrow."""
+
+    value: int
+    narrow: Narrow | None = None
+
+
+Group = tuple[int, int]  # a result: which rows, which tile of columns
 
 
 @dataclass
 class Product:
-    """A product on a chip; `narrow` makes int8 of the sums, else they are stored whole."""
+    """A product on a chip; `narrow` makes int8 of the sums, else they are stored whole. Values are
+    numbered: the product (if K > 0), then `beside`, then `steps`."""
 
     p: Parameters
     M: int
     N: int
     K: int
     narrow: Narrow | None = None
-    stream: int = field(init=False)  # rows of one step that move through the mesh
+    beside: tuple[Beside, ...] = ()
+    steps: tuple[VectorStep, ...] = ()
+    stored: tuple[Stored, ...] = ()
+    tall: int = field(init=False)  # rows of a result
 
     def __post_init__(self) -> None:
         p = self.p
-        for name in ("M", "N", "K"):
-            if getattr(self, name) < 1:
+        for name, least in (("M", 1), ("N", 1), ("K", 0)):
+            if getattr(self, name) < least:
                 raise UserError(
-                    f"bad {name}", op="npu", expected="at least 1", got=getattr(self, name)
+                    f"bad {name}", op="npu", expected=f"at least {least}", got=getattr(self, name)
                 )
-        if self.narrow is not None and p.floating:
-            raise UserError("sums of floats are not made int8", op="npu", hint="narrow=None")
-        self.exchanged = p.dataflow == "is"
+        self.stored = self.stored or (Stored(0, self.narrow),)
+        for one in self.stored:
+            if p.floating and one.narrow and (one.narrow.scale, one.narrow.shift) != (1, 0):
+                raise UserError("sums of floats are not made int8", op="npu", hint="narrow=None")
+        self.exchanged = p.dataflow == "is" and self.K > 0
         self.m, self.n = (self.N, self.M) if self.exchanged else (self.M, self.N)
-        if p.dataflow == "os":
-            self.stream = min(self.K, p.bank_rows // 2)
-            if p.accumulator_rows < 2 * p.rows:
-                raise _small("accumulator_rows", 2 * p.rows, p.accumulator_rows)
-        else:
-            spare = p.scratchpad_rows - 2 * p.rows
-            self.stream = min(self.m, p.accumulator_rows // 2, spare // 2)
-            if self.stream < 1:
-                raise _small("bank_rows", 2 * p.rows // p.banks + 1, p.bank_rows)
+        # A row for all rows of M stands for all columns where operands are exchanged.
+        self.held = [b.held and not self.exchanged for b in self.beside]
+        self.rows_of: Rows = place_rows(bool(self.K), self.held, self.steps, self.stored)
         self.size = p.element_bits // 8
         self.row = _up(p.rows * self.size, p.dma_bytes)  # bytes of a row of the left operand
-        self.column = _up(p.columns * self.size, p.dma_bytes)  # of the right
-        out = 4 if self.narrow is None else self.size
-        self.out = _up(p.columns * out, p.dma_bytes)
+        self.column = _up(p.columns * self.size, p.dma_bytes)  # of the right, and of those beside
         self.columns = -(-self.n // p.columns)
-        self.right = self._left_bytes()
-        self.result = self.right + self._right_bytes()
-        self.bytes = self.result + self.columns * self._result_rows() * self.out
+        self._choose_sizes()
+        self._place()
+
+    def planes(self, number: int) -> int:
+        """Rows of the scratchpad for a row of an operand of the vector unit."""
+        return self.p.planes if self.beside[number].wide else 1
+
+    def _choose_sizes(self) -> None:
+        """Rows of a result, tiles or rows of K of a step, so that two of each fit."""
+        p = self.p
+        planes = [self.planes(i) for i in range(len(self.beside))]
+        once = sum(n for n, held in zip(planes, self.held) if held)
+        each = sum(n for n, held in zip(planes, self.held) if not held)
+        blocks = max(1, self.rows_of.blocks)
+        half = p.accumulator_rows // 2
+        most = (half - self.rows_of.helds) // blocks
+        self.tiles = 1
+        if self.K and p.dataflow == "os":
+            self.tall = p.rows
+            extra = once + each * p.rows
+            room = p.bank_rows if p.banks > 2 else p.bank_rows - 2 * extra
+            self.deep = min(self.K, room // 2)
+            self.extras = 2 * p.bank_rows if p.banks > 2 else p.bank_rows + 2 * self.deep
+            if most < p.rows:
+                least = 2 * (p.rows * blocks + self.rows_of.helds)
+                raise _small("accumulator_rows", least, p.accumulator_rows)
+            if self.deep < 1 or self.extras + 2 * extra > p.scratchpad_rows:
+                raise _small("bank_rows", extra + 1, p.bank_rows)
+        elif self.K:
+            spare = p.scratchpad_rows - 2 * p.rows - 2 * once
+            self.tall = min(self.m, most, spare // (2 * (1 + each)))
+            if self.tall < 1:
+                raise _small("bank_rows", (2 * p.rows + 2 * once) // p.banks + 1, p.bank_rows)
+            spare = p.scratchpad_rows - 2 * once - 2 * each * self.tall
+            fits = spare // (2 * (self.tall + p.rows))
+            self.deep = p.rows  # of K, a tile
+            self.tiles = max(1, min(-(-self.K // p.rows), fits, MOST_TILES))
+            self.extras = 2 * self.tiles * (self.tall + p.rows)
+        else:
+            self.deep, self.extras = 0, 0
+            fits = (p.scratchpad_rows - 2 * once) // (2 * each) if each else self.m
+            self.tall = min(self.m, most, fits)
+        if self.tall < 1:
+            least = 2 * (blocks + self.rows_of.helds)
+            raise _small("accumulator_rows", least, p.accumulator_rows)
+        self.extra_rows = once + each * self.tall
+        self.outers = -(-self.m // self.tall)
+        self.depths = -(-self.K // self.deep) if self.K else 0
 
     # ---- memory ----
 
-    def _left_bytes(self) -> int:
-        """The left operand: tiles of `rows` (of K, or of M with sums in place), each row by row."""
-        along = self.m if self.p.dataflow == "os" else self.K
-        other = self.K if self.p.dataflow == "os" else self.m
-        return -(-along // self.p.rows) * other * self.row
+    def _place(self) -> None:
+        """Addresses of operands and results in DRAM."""
+        p = self.p
+        self.padded = self.K if p.dataflow == "os" else self.depths * p.rows  # of K
+        left = self.outers * self.K * self.row if p.dataflow == "os" else 0
+        if self.K and p.dataflow != "os":
+            left = self.m * self.depths * self.row
+        self.right = left
+        at = left + self.columns * self.padded * self.column
+        self.places = []
+        for i, held in enumerate(self.held):
+            self.places.append(at)
+            at += self.columns * self.planes(i) * (1 if held else self.m) * self.column
+        self.results, self.strides = [], []
+        for one in self.stored:
+            bytes = p.columns * (self.size if one.narrow is not None else 4)
+            stride = max(p.dma_bytes, 1 << (bytes - 1).bit_length())  # no burst is cut
+            at = _up(at, stride)
+            self.results.append(at)
+            self.strides.append(stride)
+            at += self.columns * self.m * stride
+        self.bytes = _up(at, p.dma_bytes)
 
-    def _right_bytes(self) -> int:
-        return self.columns * self._depth() * self.column
-
-    def _depth(self) -> int:
-        """Rows of the right operand, padded to whole tiles where they stay in the mesh."""
-        return self.K if self.p.dataflow == "os" else _up(self.K, self.p.rows)
-
-    def _result_rows(self) -> int:
-        return _up(self.m, self.p.rows) if self.p.dataflow == "os" else self.m
-
-    def pack(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """DRAM with both operands, (M, K) and (K, N)."""
+    def pack(
+        self, left: np.ndarray | None, right: np.ndarray | None, *beside: np.ndarray
+    ) -> np.ndarray:
+        """DRAM with the operands: (M, K), (K, N), and (M or 1, N) of the vector unit."""
         memory = np.zeros(self.bytes, np.uint8)
+        if left is not None and right is not None:
+            self._pack_product(memory, left, right)
+        for i, (array, held) in enumerate(zip(beside, self.held)):
+            if not held:
+                array = np.broadcast_to(array, (self.M, self.N))
+            self._pack_beside(memory, i, array.T if self.exchanged else array)
+        return memory
+
+    def _pack_product(self, memory: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
         p = self.p
         if self.exchanged:
             left, right = right.T, left.T
-        rows = left if p.dataflow == "os" else left.T  # (what tiles count, the other)
-        self._panels(memory[: self.right], rows, p.rows, self.row)
-        depth = np.zeros((self._depth(), right.shape[1]), right.dtype)
+        if p.dataflow == "os":
+            self._panels(memory[: self.right], left, p.rows, self.row)
+        else:
+            at = 0
+            for start in range(0, self.m, self.tall):
+                part = left[start : start + self.tall]
+                end = at + len(part) * self.depths * self.row
+                self._panels(memory[at:end], part.T, p.rows, self.row)
+                at = end
+        depth = np.zeros((self.padded, right.shape[1]), right.dtype)
         depth[: len(right)] = right
-        self._panels(memory[self.right : self.result], depth.T, p.columns, self.column)
-        return memory
+        end = self.right + self.columns * self.padded * self.column
+        self._panels(memory[self.right : end], depth.T, p.columns, self.column)
 
     def _panels(self, memory: np.ndarray, array: np.ndarray, side: int, stride: int) -> None:
         """Tiles of `side` of the first axis; in each, a row for every place of the second."""
@@ -129,140 +215,90 @@ class Product:
         raw = tiles.view(np.uint8).reshape(count * length, side * self.size)
         memory.reshape(count * length, stride)[:, : side * self.size] = raw
 
-    def unpack(self, memory: np.ndarray) -> np.ndarray:
-        """The (M, N) result of DRAM."""
-        kind = np.dtype(np.int8 if self.narrow is not None else np.int32)
-        if self.p.floating:
-            kind = np.dtype(np.float32)
-        raw = memory[self.result : self.bytes].reshape(self.columns, self._result_rows(), self.out)
-        used = np.ascontiguousarray(raw[:, : self.m, : self.p.columns * kind.itemsize]).view(kind)
+    def _pack_beside(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
+        """Tiles of columns; in each, the planes of every row, low bits first."""
+        planes, start = self.planes(number), self.places[number]
+        if planes > 1:
+            whole = np.ascontiguousarray(array, np.uint32 if array.dtype.kind != "f" else None)
+            parts = whole.view(np.uint8).reshape(*array.shape, planes, self.size)
+            kind = np.uint8 if self.size == 1 else np.uint16
+            parts = np.ascontiguousarray(parts).view(kind)[..., 0]
+            array = parts.transpose(0, 2, 1).reshape(-1, array.shape[1])  # (row and plane, column)
+        end = start + self.columns * len(array) * self.column
+        self._panels(memory[start:end], np.ascontiguousarray(array.T), self.p.columns, self.column)
+
+    def unpack(self, memory: np.ndarray, number: int = 0) -> np.ndarray:
+        """An (M, N) result of DRAM."""
+        p, one = self.p, self.stored[number]
+        kind = np.dtype(np.int8 if one.narrow is not None else np.int32)
+        if p.floating:
+            kind = np.dtype(np.uint16 if one.narrow is not None else np.float32)
+        stride, start = self.strides[number], self.results[number]
+        whole = memory[start : start + self.columns * self.m * stride]
+        raw = whole.reshape(self.columns, self.m, stride)
+        used = np.ascontiguousarray(raw[:, :, : p.columns * kind.itemsize]).view(kind)
         found = used.transpose(1, 0, 2).reshape(self.m, -1)[:, : self.n]
         return found.T if self.exchanged else found
 
     # ---- instructions ----
 
-    def steps(self) -> Iterator[Step]:
-        """All steps, results one after the other."""
-        if self.p.dataflow == "os":
-            outers, depths = -(-self.m // self.p.rows), -(-self.K // self.stream)
-        else:
-            outers, depths = -(-self.m // self.stream), -(-self.K // self.p.rows)
-        for outer in range(outers):
+    def groups(self) -> Iterator[list[Group]]:
+        """The results of each program, one after the other."""
+        one = Result(self, 0, 0, 2, 2)
+        each = len(one.words(one.loads(0)))
+        room = (self.p.program_words - 1) // each
+        if room < 1:
+            raise _small("program_words", 1 << each.bit_length(), self.p.program_words)
+        found: list[Group] = []
+        for outer in range(self.outers):
             for column in range(self.columns):
-                for depth in range(depths):
-                    yield Step(outer, column, depth, depth == 0, depth == depths - 1)
+                found.append((outer, column))
+                if len(found) == room:
+                    yield found
+                    found = []
+        if found:
+            yield found
+
+    def words(self, groups: Sequence[Group]) -> list[Instruction]:
+        """The program of some results: the loads of a step stand before the work of the one before
+        it, so that a queue that is full does not hold them back."""
+        per = max(1, len(self.parts()))
+        results = [
+            Result(self, outer, column, i * per, i) for i, (outer, column) in enumerate(groups)
+        ]
+        made = results[0].loads(0)
+        for i, one in enumerate(results):
+            made += one.words(results[i + 1].loads(0) if i + 1 < len(results) else [])
+        return [*made, HALT]
 
     def program(self) -> Iterator[list[Instruction]]:
         """Programs that the chip runs one after the other."""
-        words: list[Instruction] = []
-        step_of, result_of = 0, 0
-        group: list[Instruction] = []
-        for step in self.steps():
-            group += self._step(step, step_of, result_of)
-            step_of += 1
-            if not step.last:
-                continue
-            group.append(self._store(step, result_of))
-            result_of += 1
-            if len(group) >= self.p.program_words:
-                raise _small("program_words", 1 << len(group).bit_length(), self.p.program_words)
-            if len(words) + len(group) + 1 > self.p.program_words and words:
-                yield [*words, HALT]
-                # the group again, as the first of its program
-                words, step_of, result_of = [], 0, 0
-                group = self._again(step)
-                step_of, result_of = self._depths(step), 1
-            words += group
-            group = []
-        if words:
-            yield [*words, HALT]
+        for groups in self.groups():
+            yield self.words(groups)
 
-    def _depths(self, last: Step) -> int:
-        return last.depth + 1
-
-    def _again(self, last: Step) -> list[Instruction]:
-        """The steps of one result, when nothing ran before."""
-        made: list[Instruction] = []
-        count = self._depths(last)
-        for depth in range(count):
-            step = Step(last.outer, last.column, depth, depth == 0, depth == count - 1)
-            made += self._step(step, depth, 0)
-        return [*made, self._store(last, 0)]
-
-    def _step(self, step: Step, number: int, result: int) -> list[Instruction]:
-        """Loads and the matmul; from the third on, a place must be free before it is loaded."""
-        free = "wait_next" if number >= 2 else ""
-        waits = "wait_next" if step.first and result >= 2 else ""
-        posts = "post_prev post_next" if step.last else "post_prev"
+    def parts(self) -> list[tuple[int, int]]:
+        """The steps of a result: the first tile (row with sums in place) of K, and how many."""
         if self.p.dataflow == "os":
-            return self._step_output(step, number % 2, result % 2, free, waits, posts)
-        return self._step_stationary(step, number % 2, result % 2, free, waits, posts)
+            step, whole = self.deep, self.K
+        else:
+            step, whole = self.tiles, self.depths
+        return [(at, min(step, whole - at)) for at in range(0, whole, max(step, 1))]
 
-    def _step_stationary(
-        self, step: Step, slot: int, half: int, free: str, waits: str, posts: str
-    ) -> list[Instruction]:
-        p, m = self.p, self.stream
-        count = min(m, self.m - step.outer * m)
-        inputs, weights = slot * m, 2 * m + slot * p.rows
-        source = (step.depth * self.m + step.outer * m) * self.row
-        rows = (step.column * self._depth() + step.depth * p.rows) * self.column + self.right
-        return [
-            _move(free, inputs, count, p.rows, self.row, source),
-            _move("post_next", weights, p.rows, p.columns, self.column, rows),
-            instruction("preload", f"wait_prev {waits}", local=weights, rows=p.rows),
-            instruction(
-                "matmul",
-                posts,
-                local=inputs,
-                result=half * m,
-                count=count,
-                accumulate=int(not step.first),
-            ),
-        ]
+    def count(self, outer: int) -> int:
+        """Rows of a result: fewer of the last."""
+        return min(self.tall, self.m - outer * self.tall)
 
-    def _step_output(
-        self, step: Step, slot: int, half: int, free: str, waits: str, posts: str
-    ) -> list[Instruction]:
-        p, deep = self.p, self.stream
-        count = min(deep, self.K - step.depth * deep)
-        local, second = slot * deep, p.bank_rows + slot * deep
-        left = (step.outer * self.K + step.depth * deep) * self.row
-        right = (step.column * self.K + step.depth * deep) * self.column + self.right
-        rows = min(p.rows, self.m - step.outer * p.rows)
-        return [
-            _move(free, local, count, p.rows, self.row, left),
-            _move("post_next", second, count, p.columns, self.column, right),
-            instruction(
-                "matmul",
-                f"wait_prev {waits} {posts}",
-                local=local,
-                second=second,
-                result=half * p.rows,
-                count=count,
-                rows=rows if step.last else 0,
-                keep=int(not step.first),
-                drain=int(step.last),
-            ),
-        ]
+    def at(self, result: int, block: int) -> int:
+        """The first row of a block of sums of a result."""
+        return result % 2 * (self.p.accumulator_rows // 2) + block * self.tall
 
-    def _store(self, step: Step, result: int) -> Instruction:
-        p = self.p
-        tall = p.rows if p.dataflow == "os" else self.stream
-        row = step.outer * tall
-        narrow = self.narrow
-        return instruction(
-            "move_out",
-            "wait_prev post_prev",
-            local=result % 2 * tall,
-            rows=min(tall, self.m - row),
-            columns=min(p.columns, self.n - step.column * p.columns),
-            stride=self.out,
-            dram=self.result + (step.column * self._result_rows() + row) * self.out,
-            raw=int(narrow is None),
-            scale=narrow.scale if narrow else 0,
-            shift=narrow.shift if narrow else 0,
-            relu=int(bool(narrow and narrow.relu)),
-        )
+    def row_of(self, result: int, value: int) -> tuple[int, bool]:
+        """The first row of a value, and whether it is one for all."""
+        place = self.rows_of.places[value]
+        if place < 0:
+            blocks = max(1, self.rows_of.blocks)
+            return self.at(result, blocks) + (-1 - place), True
+        return self.at(result, place), False
 
     # ---- running ----
 
@@ -273,18 +309,60 @@ class Product:
             cycles += Machine(self.p, words, memory).run()
         return self.unpack(memory), cycles
 
+    @cached_property
+    def _times(self) -> Counter[tuple[tuple[bool, bool], ...]]:
+        """How often there is a program with these results: whether of the last rows, columns."""
+        last = (self.outers - 1, self.columns - 1)
+        return Counter(
+            tuple((o == last[0], c == last[1]) for o, c in groups) for groups in self.groups()
+        )
+
+    def over_programs(self, measure: Callable[[list[Instruction]], Counts]) -> Counts:
+        """The sum of a measure of all programs; equal ones are measured once."""
+        total = Counts()
+        last = (self.outers - 1, self.columns - 1)
+        for kinds, times in self._times.items():
+            groups = [(last[0] if o else 0, last[1] if c else 0) for o, c in kinds]
+            total = total.plus(measure(self.words(groups)), times)
+        return total
+
+    def about(self) -> float:
+        """About how many cycles, in one step: the longest of what the three units do."""
+        p = self.p
+        results, steps = self.outers * self.columns, len(self.parts())
+        rows, beats = self.m * self.columns, p.columns // p.lanes
+        planes = [self.planes(i) for i in range(len(self.beside))]
+        wide = sum(n for n, held in zip(planes, self.held) if not held)
+        vector = rows * (len(self.steps) * (beats + 4) + wide + 2 * self.held.count(False))
+        if p.dataflow == "os":
+            mesh = results * (self.K + 2 * p.rows + p.columns)
+            loads = 2 * results * self.K
+        else:
+            tiles = self.depths * self.columns
+            mesh = tiles * (self.m + self.outers * (2 * p.rows + p.columns + 4))
+            loads = tiles * (self.m + self.outers * p.rows)
+        loads += rows * wide + results * (steps * 2 + len(self.beside)) * p.dram_latency
+        stores = rows * sum(2 + beats + s // p.dma_bytes + 1 for s in self.strides)
+        return float(max(mesh + vector, loads * p.gap, stores))
+
+    @cached_property
+    def counts(self) -> Counts:
+        """Cycles and events by closed forms."""
+        return self.over_programs(
+            lambda words: counts_of(self.p, words, timeline(self.p, words).cycles)
+        )
+
     def cycles(self) -> int:
         """The cycles by closed forms."""
-        return sum(timeline(self.p, words).cycles for words in self.program())
+        return self.counts.cycles
+
+    def counters(self) -> Counters:
+        """Cycles, bytes and energy by closed forms."""
+        return counters_of(self.p, self.counts)
 
 
 def _small(name: str, least: int, got: int) -> UserError:
     return UserError(f"{name} is too small for a product", op="npu", expected=least, got=got)
 
 
-def _move(tokens: str, local: int, rows: int, columns: int, stride: int, dram: int) -> Instruction:
-    given = {"local": local, "rows": rows, "columns": columns, "stride": stride, "dram": dram}
-    return instruction("move_in", tokens, **given)
-
-
-__all__ = ["Narrow", "Product", "Step"]
+__all__ = ["Beside", "Narrow", "Product", "Stored"]

@@ -1,0 +1,144 @@
+"""Families of an array beside the CPU: products of integers and what its vector unit does to them.
+
+The array takes a product with the ops that follow it, or ops alone, where its vector unit has them;
+everything else is the host's, in the same memory and the same Schedule. A Body of the array has an
+ArrayWork in its notes; the Body itself computes the same values on the CPU, to the bit. Invariant:
+what is refused is refused in words, and the host takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node, topological
+from ..runtime.language import language_of
+from ..tile.array import ArrayWork
+from .array_steps import VECTOR, Reader, Refused, takes_product
+from .array_work import work_of_region
+from .dot import VectorProducts
+from .family import Bodies, Offer
+from .fuse import Fuser, Region, leaves_of
+from .loops import VectorLoops
+
+
+def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], fuser: Fuser) -> str:
+    """Why the vector unit does not compute a value of a Region; '' if it does."""
+    inside = list(region.values) if region is not None else []
+    dot = inside[0] if inside and inside[0].op is ops.dot else None
+    own = set(inside)
+    outside = {x for x in leaves if x not in own}
+    for v in inside:  # what values before it read
+        outside |= {n for n in topological([v]) if n in fuser.values and n not in own}
+    try:
+        Reader([*inside, node], outside, fuser.target, dot).value(node)
+    except Refused as why:
+        return str(why)
+    return ""
+
+
+class ArrayFamily:
+    """What both Families of an array share."""
+
+    def offered(self, region: Region, target: Target) -> Sequence[Offer] | str:
+        """The array's own rate, where it has all that the Region needs."""
+        try:
+            works = work_of_region(region, target)
+        except Refused as why:
+            return f"the array {why}"
+        seconds = language_of(target).seconds
+        if seconds is None:
+            return f"nobody counts the time of an array in {target.language}"
+        made = [(seconds(work.to_text(), target), work) for work in works]
+        offers = [Offer(s, work, "closed form") for s, work in made if not isinstance(s, str)]
+        return offers or str(made[0][0])
+
+
+class ArrayProducts(ArrayFamily, VectorProducts):
+    """Products on the array, with what its vector unit does to sums."""
+
+    def why_not(self, node: Node, target: Target) -> str:
+        """By the dtypes of the multipliers."""
+        return takes_product(node, target)
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """Whether the vector unit can go on with the sums."""
+        if takes_product(region.anchor, fuser.target):
+            return False
+        if not fuser.follows(node, region, leaves):
+            return False
+        return not refuses_value(node, region, leaves, fuser)
+
+    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+        """Where it takes all of it."""
+        return self.offered(region, target)
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """The host's Body, with the array's work beside it."""
+        return marked(super().lower(region, offer, target, f"array_{name}"), offer.plan)
+
+
+class ArrayLoops(ArrayFamily, VectorLoops):
+    """Elements through the vector unit of the array."""
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """Whether all of it is the vector unit's."""
+        if region.rows is not None or not fuser.fits_loops(node, region, leaves):
+            return False
+        if refuses_first(region, fuser):
+            return False
+        return not refuses_value(node, region, leaves, fuser)
+
+    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+        """Where it takes all of it."""
+        if region.kind != "loops" or region.rows is not None:
+            return "the array has no sums along an axis"
+        return self.offered(region, target)
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """The host's Body, with the array's work beside it."""
+        return marked(super().lower(region, offer, target, f"array_{name}"), offer.plan)
+
+
+def refuses_first(region: Region, fuser: Fuser) -> str:
+    """Why the vector unit does not compute the value that a Region of loops began with."""
+    first = region.values[0]
+    return refuses_value(first, None, leaves_of(first, fuser.values), fuser)
+
+
+class HostProducts(VectorProducts):
+    """Products that the array has not, on the CPU beside it."""
+
+    fallback = True
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """As without an array, unless the product is the array's."""
+        if not takes_product(region.anchor, fuser.target):
+            return False
+        return super().grow(region, node, leaves, fuser)
+
+
+class HostLoops(VectorLoops):
+    """Loops that the array has not, on the CPU beside it."""
+
+    fallback = True
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+        """As without an array; what the array takes is left to it."""
+        if not super().grow(region, node, leaves, fuser):
+            return False
+        if node.op in VECTOR or node.op is ops.cast:
+            if not refuses_value(node, None, leaves, fuser):
+                return False
+        return region.rows is not None or bool(refuses_first(region, fuser))
+
+
+def marked(bodies: Bodies, work: ArrayWork) -> Bodies:
+    """Bodies with the work of the array in their notes."""
+    for body, _ in bodies:
+        body.notes["array"] = work.to_text()
+    return bodies
+
+
+__all__ = ["ArrayLoops", "ArrayProducts", "HostLoops", "HostProducts"]

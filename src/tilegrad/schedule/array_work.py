@@ -1,0 +1,168 @@
+"""A Region as the work of an array: operands with their views, steps, what is stored.
+
+Invariant: a work has the Region's values; views are movement alone, from what is stored in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace as replaced
+from typing import Any
+
+import numpy as np
+
+from ..core.target import Target
+from ..graph import build, ops
+from ..graph.interpret import interpret
+from ..ir.block import argument, pure_block
+from ..ir.node import Node
+from ..ir.rewrite import replace
+from ..ir.symbol import high
+from ..ir.text import parse_block, print_block
+from ..ir.types import Array, product
+from ..tile.array import FULL, HELD, LEFT, RIGHT, ArrayWork, Operand, Output, VectorStep
+from .array_steps import Reader, Refused, takes_product
+from .fuse import Region
+from .problem import Problem
+
+SATURATES = (("max", -128), ("max", 0), ("min", 127))  # what storing int8 does itself
+Sizes = tuple[int, int, int, int]  # batch, M, N, K
+
+
+def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
+    """A Region in the terms of the array, both ways round; raises Refused where it has none."""
+    dot = region.anchor if region.anchor.op is ops.dot else None
+    reads, stored = list(region.inputs), region.arrays
+    if not all(isinstance(s, int) for n in (*reads, *stored) for s in n.shape):
+        raise Refused("knows no size that changes")
+    sizes, operands = _elements(stored), []
+    if dot is not None:
+        why = takes_product(dot, target)
+        if why:
+            raise Refused(why)
+        sizes, operands = _factors(dot, reads)
+    reader = Reader(region.values, set(reads), target, dot)
+    values = [reader.value(v)[0] for v in stored]
+    if (dot is None and not reader.steps) or any(v[0] == "#" for v in values):
+        raise Refused("has nothing to compute here")
+    batch, m, n, k = sizes
+    beside: list[tuple[Operand, bool, bool]] = []  # whether it is the same for all rows, columns
+    for node in reader.operands:
+        one = _operand(FULL, node, reads, (batch, m, n))
+        places = _places(one)
+        rows, columns = (bool((places == places.take([0], axis)).all()) for axis in (1, 2))
+        beside.append((one, m > 1 and rows, n > 1 and columns))
+    numbers = _numbers(reader, dot is not None)
+    steps = tuple(_step(numbers, *one) for one in reader.steps)
+    outputs = tuple(
+        Output(numbers[value], len(reads) + i, v.dtype.name, tuple(v.shape))
+        for i, (v, value) in enumerate(zip(stored, values))
+    )
+    made = []
+    for turned in (False, True):
+        held = [replaced(o, role=HELD) if (c if turned else r) else o for o, r, c in beside]
+        given = (batch, m, n, k, (*operands, *held), steps, outputs, turned)
+        made.append(saturating(ArrayWork(*given)))
+    return made
+
+
+def _elements(stored: list[Node]) -> Sizes:
+    """Sizes of elements alone: rows along the last axis."""
+    shape = max((v.shape for v in stored), key=len)
+    n = int(shape[-1]) if shape else 1
+    return 1, int(product(stored[0].shape)) // max(n, 1), n, 0
+
+
+def _factors(dot: Node, reads: list[Node]) -> tuple[Sizes, list[Operand]]:
+    """Sizes and operands of a product."""
+    found = Problem(dot)
+    batch, m, k, n = (int(high(s)) for s in found.sizes)
+    a, b = dot.inputs
+    left = [*found.batch[0], *found.free_a, *found.contract[0]]
+    right = [*found.batch[1], *found.contract[1], *found.free_b]
+    return (batch, m, n, k), [
+        _operand(LEFT, build.permute(a, left), reads, (batch, m, k)),
+        _operand(RIGHT, build.permute(b, right), reads, (batch, k, n)),
+    ]
+
+
+def _numbers(reader: Reader, has_product: bool) -> dict[Any, int]:
+    """The number of each value: the product, operands, steps."""
+    order: list[Any] = [("product",)] if has_product else []
+    order += [("operand", node) for node in reader.operands]
+    order += [("step", i) for i in range(len(reader.steps))]
+    return {value: i for i, value in enumerate(order)}
+
+
+def _step(numbers: dict[Any, int], kind: str, a: Any, b: Any, shift: int) -> VectorStep:
+    number = b[0] == "#"
+    return VectorStep(kind, numbers[a], b[1] if number else numbers[b], number, shift)
+
+
+def _operand(role: str, node: Node, reads: list[Node], shape: tuple[int, ...]) -> Operand:
+    base = node
+    while base not in reads:
+        base = base.inputs[0]
+    kind = base.type
+    assert isinstance(kind, Array)
+    given = argument("x", kind)
+    moved = replace([build.reshape(node, shape)], {base: given})[0]
+    view = print_block(pure_block("view", (given,), (moved,)), "graph")
+    sizes = tuple(int(high(s)) for s in kind.shape)
+    return Operand(reads.index(base), role, kind.dtype.name, sizes, view)
+
+
+def _places(one: Operand) -> np.ndarray[Any, Any]:
+    """For every place of an Operand the element of the parameter that it reads."""
+    block = parse_block(one.view.replace(f": {one.dtype}[", ": int32["))
+    numbers = np.arange(1, int(np.prod(one.shape)) + 1, dtype=np.int32).reshape(one.shape)
+    return interpret(list(block.results), {block.arguments[0]: numbers})[0]
+
+
+def saturating(work: ArrayWork) -> ArrayWork:
+    """Steps that storing does itself are left out: the bounds of int8, and a scale before them."""
+    first = len(work.beside) + bool(work.K)
+    steps = dict(enumerate(work.steps, first))
+    uses = dict.fromkeys(range(first + len(steps)), 0)
+    for s in work.steps:
+        for at in (s.first,) if s.number else (s.first, s.second):
+            uses[at] += 1
+    for o in work.outputs:
+        uses[o.value] += 1
+    gone: set[int] = set()
+    outputs = [_saturated(o, steps, uses, gone) for o in work.outputs]
+    kept = [at for at in steps if at not in gone]
+    places = {**{i: i for i in range(first)}, **{at: first + i for i, at in enumerate(kept)}}
+    left = []
+    for s in (steps[at] for at in kept):
+        second = s.second if s.number else places[s.second]
+        left.append(replaced(s, first=places[s.first], second=second))
+    stored = tuple(replaced(o, value=places[o.value]) for o in outputs)
+    return replaced(work, steps=tuple(left), outputs=stored)
+
+
+def _saturated(
+    o: Output, steps: dict[int, VectorStep], uses: dict[int, int], gone: set[int]
+) -> Output:
+    """An Output before the steps that storing it does; those are added to `gone`."""
+    at, chain = o.value, []
+    clipped: dict[str, int] = {}
+    while o.dtype == "int8" and at in steps and uses[at] == 1:
+        s = steps[at]
+        if not s.number or s.kind in clipped or (s.kind, s.second) not in SATURATES:
+            break
+        clipped[s.kind] = s.second
+        chain.append(at)
+        at = s.first
+    if len(clipped) < 2:  # stored whole, or within int8 without it
+        return o
+    gone.update(chain)
+    scale, shift = 1, 0
+    if at in steps and uses[at] == 1:
+        s = steps[at]
+        if s.kind == "mul" and s.number and 0 <= s.second < 1 << 15 <= 1 << s.shift:
+            gone.add(at)
+            scale, shift, at = s.second, s.shift, s.first
+    return replaced(o, value=at, relu=clipped["max"] == 0, scale=scale, shift=shift)
+
+
+__all__ = ["work_of_region"]

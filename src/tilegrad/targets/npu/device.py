@@ -1,0 +1,372 @@
+"""The NPU as a Device, simulated: an array beside this computer's CPU, in its memory.
+
+Its level says who computes what the array does: `compiled`, the CPU by kernels of the same values;
+`words`, the chip's instructions one by one; `registers`, the chip's every register in every cycle.
+What was launched is counted, and `account` tells cycles and energy by closed forms. "npu:0" has the
+chip of the Config; `open_chip` gives a Device of its own to another chip. Invariant: values do not
+depend on the level.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.config import config
+from ...core.dtype import dtype_of
+from ...core.errors import UserError
+from ...core.target import Target
+from ...runtime.buffer import HOST, Buffer
+from ...runtime.device import Device, device
+from ...runtime.launcher import Launcher, SlotCopy, Steps
+from ...runtime.recipe import Recipe, Step
+from .count import Counters, Counts, counters_of
+from .kernel import LEVELS, ArrayKernel, kernel_of
+from .parameters import PRESETS, Parameters, preset
+from .target import npu_target
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the array did since its Device was cleared, by closed forms."""
+
+    counters: Counters
+    macs: int  # of the work itself, without padding
+    launches: int
+    simulated: int  # cycles that the register level took
+    clock: float  # MHz
+
+    @property
+    def seconds(self) -> float:
+        """At the chip's clock."""
+        return self.counters.cycles / (self.clock * 1e6)
+
+    @property
+    def energy(self) -> float:
+        """Joules."""
+        return sum(self.counters.energy.values()) * 1e-12
+
+    @property
+    def utilisation(self) -> float:
+        """Multiplications of the work over those that fit into the cycles."""
+        return self.macs / max(1, self.counters.peak_macs * self.counters.cycles)
+
+
+class NpuDevice(Device):
+    """One chip beside this computer's CPU."""
+
+    def __init__(self, name: str, parameters: Parameters, level: str = "compiled") -> None:
+        super().__init__(name)
+        self.parameters = parameters
+        self.host = device(HOST)
+        self.alignment = self.host.alignment
+        self.level = level
+        self.clear()
+
+    @property
+    def target(self) -> Target:
+        """The chip's facts beside those of this CPU."""
+        return npu_target(self.parameters, self.host.target)
+
+    @property
+    def level(self) -> str:
+        """Who computes what the array does."""
+        return self._level
+
+    @level.setter
+    def level(self, level: str) -> None:
+        if level not in LEVELS:
+            raise UserError("no such level", op="npu", expected=", ".join(LEVELS), got=repr(level))
+        self._level = level
+
+    # ---- memory and code are the host's ----
+
+    def allocate(self, bytes: int, label: str = "") -> Buffer:
+        """Memory of this computer."""
+        found = self.host.allocate(bytes, label)
+        return Buffer(found.pointer, bytes, found, self.name, label=label)
+
+    def put(self, pointer: int, source: int, bytes: int) -> None:
+        """Copy host memory to an address here."""
+        self.host.put(pointer, source, bytes)
+
+    def get(self, target: int, pointer: int, bytes: int) -> None:
+        """Copy bytes at an address here to host memory."""
+        self.host.get(target, pointer, bytes)
+
+    def copy_bytes(self, target: int, source: int, bytes: int) -> None:
+        """Copy between addresses."""
+        self.host.copy_bytes(target, source, bytes)
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of this computer."""
+        return self.host.memory_info()
+
+    def trim(self) -> None:
+        """Give memory that nothing holds back to the system."""
+        self.host.trim()
+
+    def loaded(self, key: str) -> Any:
+        """Code of the CPU that is loaded."""
+        return self.host.loaded(key)
+
+    def keep(self, key: str, code: bytes) -> Any:
+        """Object code for the CPU, loaded."""
+        return self.host.keep(key, code)
+
+    def launcher(self, recipe: Recipe, code: Mapping[str, Any]) -> NpuLauncher:
+        """The host's walk, or one step by step where the array is simulated."""
+        return NpuLauncher(recipe, code, self)
+
+    # ---- the account ----
+
+    def clear(self) -> None:
+        """Forget what was launched."""
+        self.launched: Counter[ArrayKernel] = Counter()
+        self.simulated = 0
+
+    def account(self) -> Account:
+        """What the array did since it was cleared."""
+        total, macs = Counts(), 0
+        for kernel, times in self.launched.items():
+            total = total.plus(kernel.counts, times)
+            macs += kernel.work.macs * times
+        found = counters_of(self.parameters, total)
+        count = sum(self.launched.values())
+        return Account(found, macs, count, self.simulated, self.parameters.clock)
+
+
+class NpuLauncher(Launcher):
+    """Runs a Recipe: by the host's Launcher at the level `compiled`, else step after step."""
+
+    device: NpuDevice
+
+    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: NpuDevice) -> None:
+        self.recipe, self.device = recipe, device
+        self.native = device.host.launcher(recipe, code)
+        self.lock, self.slots = self.native.lock, self.native.slots
+        self.decided, self.symbolic = self.native.decided, self.native.symbolic
+        entries, chip = recipe.entries, device.target.chip
+        self.kernels = [
+            kernel_of(chip, entries[s.program])
+            if s.kind == "kernel" and entries and entries[s.program]
+            else None
+            for s in recipe.steps
+        ]
+        straight = all(s.kind in ("kernel", "copy") for s in recipe.steps)
+        self.counted = straight or not any(self.kernels)  # it is known how often each step runs
+        self.walked = Walked(recipe, code, device, self.kernels)
+
+    def bind(self, symbols: Mapping[str, int]) -> Any:
+        """What depends on the Symbols alone, of the host's Launcher."""
+        return symbols, self.native.bind(symbols)
+
+    def keeps_results(self) -> bool:
+        """As the host does."""
+        return self.native.keeps_results()
+
+    def launch(self, steps: Any) -> None:
+        """Run once."""
+        symbols, native = steps
+        self.run(lambda: self.native.launch(native), symbols, self.slots)
+
+    def run(
+        self, native: Callable[[], None], symbols: Mapping[str, int], slots: Sequence[int]
+    ) -> None:
+        """Run once at the Device's level: natively, or step by step over these addresses."""
+        if self.device.level != "compiled" or not self.counted:
+            self.walked.run(symbols, list(slots))
+            return
+        native()
+        for kernel in self.kernels:
+            if kernel is not None:
+                self.device.launched[kernel] += 1
+
+    def capture(self, steps: Any, slots: Sequence[int], copies: Sequence[SlotCopy]) -> NpuCaptured:
+        """The same over addresses that stay."""
+        return NpuCaptured(self, steps, slots, copies)
+
+
+class NpuCaptured:
+    """What the host captured, or steps and copies one after the other."""
+
+    def __init__(
+        self, launcher: NpuLauncher, steps: Any, slots: Sequence[int], copies: Sequence[SlotCopy]
+    ) -> None:
+        self.launcher, self.copies = launcher, list(copies)
+        self.symbols, native = steps
+        self.native = launcher.native.capture(native, slots, copies)
+        self.slots = list(slots)
+
+    @property
+    def launches(self) -> int:
+        """Kernels and copies."""
+        return int(self.native.launches)
+
+    def point(self, slots: Sequence[int]) -> None:
+        """Use these addresses from now on."""
+        self.native.point(slots)
+        self.slots = list(slots)
+
+    def launch(self) -> None:
+        """Run once more."""
+        launcher = self.launcher
+        natively = launcher.device.level == "compiled" and launcher.counted
+        launcher.run(self.native.launch, self.symbols, self.slots)
+        if not natively:
+            for copy in self.copies:
+                pair = self.slots[copy.target], self.slots[copy.source]
+                launcher.device.copy_bytes(*pair, copy.bytes)
+
+    def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Any:
+        """Times on this computer, not on the chip."""
+        return self.native.profile(name, runs, restore)
+
+
+class Walked(Launcher):
+    """Steps one by one: those of the array simulated or counted, the host's natively."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        code: Mapping[str, Any],
+        device: NpuDevice,
+        kernels: Sequence[ArrayKernel | None],
+    ) -> None:
+        super().__init__(recipe, code, device)
+        self.npu, self.by_key, self.kernels = device, code, kernels
+        self.hosts: dict[int, Launcher] = {}
+        self.bound: dict[Any, Steps] = {}
+
+    def prepare(self, step: Step, symbols: Mapping[str, int]) -> Any:
+        """A launch of the array, or of the host."""
+        number = next(i for i, one in enumerate(self.recipe.steps) if one is step)
+        if number not in self.hosts:
+            part = self.recipe.part(number, number + 1)
+            self.hosts[number] = self.npu.host.launcher(part, self.by_key)
+        host = OnHost(self.hosts[number], step, symbols)
+        kernel = self.kernels[number]
+        return host if kernel is None else OnArray(self.npu, kernel, host)
+
+    def run(self, symbols: Mapping[str, int], slots: Sequence[int]) -> None:
+        """All steps, over these addresses; fault words are its own."""
+        key = tuple(sorted(symbols.items()))
+        if key not in self.bound:
+            self.bound[key] = Steps(self, symbols)
+        places = list(slots)
+        for number, slot in enumerate(self.recipe.slots):
+            if slot.kind == "fault":
+                places[number] = self.slots[number]
+        for operation in self.walk(self.bound[key], places):
+            self.start(operation)
+        self.npu.faults.check()
+
+
+class OnHost:
+    """A step that the CPU runs."""
+
+    empty = False
+
+    def __init__(self, launcher: Launcher, step: Step, symbols: Mapping[str, int]) -> None:
+        self.launcher, self.step = launcher, step
+        self.steps = launcher.bind(symbols)
+
+    def launch(self, pointers: Sequence[int]) -> None:
+        """Run it."""
+        for number, pointer in zip(self.step.slots, pointers):
+            self.launcher.slots[number] = pointer
+        self.launcher.launch(self.steps)
+
+
+class OnArray:
+    """A step that the array runs: by the CPU with the same values, or simulated."""
+
+    empty = False
+
+    def __init__(self, device: NpuDevice, kernel: ArrayKernel, host: OnHost) -> None:
+        self.device, self.kernel, self.host = device, kernel, host
+
+    def launch(self, pointers: Sequence[int]) -> None:
+        """Run it at the Device's level."""
+        device, work = self.device, self.kernel.work
+        device.launched[self.kernel] += 1
+        if device.level == "compiled":
+            self.host.launch(pointers)
+            return
+        given: dict[int, np.ndarray[Any, Any]] = {}
+        for o in work.operands:
+            given[o.parameter] = _array(pointers[o.parameter], o.dtype, o.shape)
+        arrays = [given.get(i, np.empty(0)) for i in range(max(given, default=-1) + 1)]
+        results, cycles = self.kernel.run(arrays, device.level)
+        device.simulated += cycles
+        for out, found in zip(work.outputs, results):
+            _array(pointers[out.parameter], out.dtype, out.shape)[...] = found
+
+
+def _array(pointer: int, dtype: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """An array at an address of this computer's memory."""
+    kind = dtype_of(dtype).numpy
+    count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    raw = (ctypes.c_uint8 * count).from_address(pointer)
+    return np.frombuffer(raw, np.uint8).view(kind).reshape(shape)
+
+
+class Kind:
+    """Chips by number: the first is the Config's, others are opened by `open_chip`."""
+
+    def __init__(self) -> None:
+        self.devices: dict[int, NpuDevice] = {}
+        self.numbers: dict[tuple[str, str], int] = {}
+
+    def count(self) -> int:
+        """Those that were opened, and the Config's."""
+        return max(1, len(self.devices))
+
+    def open(self, number: int) -> NpuDevice:
+        """A chip that was opened."""
+        if number == 0 and 0 not in self.devices:
+            self.devices[0] = NpuDevice("npu:0", chip_of(config().chip))
+        if number not in self.devices:
+            raise UserError(
+                "no such chip",
+                op="device",
+                expected=", ".join(f"npu:{n}" for n in sorted({0, *self.devices})),
+                got=f"npu:{number}",
+                hint='tg.device("npu", chip="edge.toml") opens another',
+            )
+        return self.devices[number]
+
+    def open_chip(self, chip: str | Parameters, level: str = "compiled") -> str:
+        """The name of the Device of a chip (a preset, a file or a record) at a level."""
+        parameters = chip if isinstance(chip, Parameters) else chip_of(chip)
+        key = (repr(parameters), level)
+        if key not in self.numbers:
+            number = max({0, *self.devices}) + 1
+            self.devices[number] = NpuDevice(f"npu:{number}", parameters, level)
+            self.numbers[key] = number
+        return f"npu:{self.numbers[key]}"
+
+
+def chip_of(name: str) -> Parameters:
+    """The parameters of a preset, or of a file."""
+    if name in PRESETS:
+        return preset(name)
+    if not Path(name).is_file():
+        raise UserError(
+            "no such chip",
+            op="npu",
+            expected=f"a file, or a preset: {', '.join(PRESETS)}",
+            got=repr(name),
+        )
+    return Parameters.load(name)
+
+
+KIND = Kind()
+
+__all__ = ["KIND", "Account", "NpuDevice", "chip_of"]

@@ -1,0 +1,251 @@
+"""Programs run word by word, without cycles: the values of the register-level simulator, quickly.
+
+Each queue runs its words in order and waits for tokens; which queue goes first does not matter to a
+program without races. Invariant: DRAM at the end is what the register-level simulator leaves, to
+the bit; a word that needs a 2:4 unit is refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import UserError
+from . import arithmetic
+from .check import check
+from .dma import unpack
+from .front import CHANNELS, Walk, posts, waits
+from .instructions import QUEUES, Instruction, text
+from .parameters import BITS, Parameters
+from .timing import row_bytes
+
+Array = np.ndarray
+
+
+class Functional:
+    """The memories of a chip, and what each word does to them."""
+
+    def __init__(self, p: Parameters, memory: Array) -> None:
+        if p.sparse:
+            raise UserError("2:4 programs run at the register level alone", op="npu")
+        self.p, self.memory = p, memory
+        kind: Any = np.float32 if p.floating else np.int32
+        self.scratchpad = np.zeros((p.scratchpad_rows, p.slots), np.uint16)
+        self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
+        self.still = np.zeros((p.rows, p.columns), kind)
+        self.mesh = np.zeros((p.rows, p.columns), kind)  # sums in place
+        self.random = arithmetic.seeded(1, p.lanes)
+
+    def run(self, program: Sequence[Instruction]) -> None:
+        """A whole program."""
+        check(self.p, program)
+        queues: list[deque[Instruction]] = [deque(), deque(), deque()]
+        walk = Walk(program)
+        while program[walk.pc].op != "halt":
+            one = program[walk.pc]
+            if one.queue is None:
+                walk.control()
+                if walk.seed is not None:
+                    self.random = arithmetic.seeded(walk.seed, self.p.lanes)
+            else:
+                queues[one.queue].append(walk.send())
+                walk.pc += 1
+        tokens = [0] * len(CHANNELS)
+        moving = True
+        with np.errstate(all="ignore"):
+            while moving:
+                moving = False
+                for number, queue in enumerate(queues):
+                    while queue and self._step(number, queue, tokens):
+                        moving = True
+        if any(queues):
+            stuck = "; ".join(f"{QUEUES[n]}: {text(q[0])}" for n, q in enumerate(queues) if q)
+            raise UserError("the queues wait for each other", op="npu", got=stuck)
+
+    def _step(self, number: int, queue: deque[Instruction], tokens: list[int]) -> bool:
+        needs = waits(number, queue[0]["tokens"])
+        if any(tokens[c] == 0 for c in needs):
+            return False
+        one = queue.popleft()
+        for c in needs:
+            tokens[c] -= 1
+        if one.op != "sync":
+            getattr(self, one.op)(one)
+        for c in posts(number, one["tokens"]):
+            tokens[c] += 1
+        return True
+
+    # ---- load and store ----
+
+    def _rows(self, one: Instruction) -> Array:
+        """The bytes of the rows of a move, which may be written."""
+        starts = one["dram"] + np.arange(one["rows"]) * one["stride"]
+        places = starts[:, None] + np.arange(row_bytes(self.p, one))
+        if places.max() >= len(self.memory):
+            raise UserError(
+                "an address outside of DRAM", op="npu", expected=len(self.memory), got=text(one)
+            )
+        return places
+
+    def move_in(self, one: Instruction) -> None:
+        """Rows of DRAM into the scratchpad."""
+        p, columns = self.p, one["columns"]
+        data = np.ascontiguousarray(self.memory[self._rows(one)])
+        at = slice(one["local"], one["local"] + one["rows"])
+        self.scratchpad[at] = 0
+        width = BITS[p.weights] if one["narrow"] else p.element_bits
+        if width == p.element_bits == 8:
+            self.scratchpad[at, :columns] = data
+        elif width == 16:
+            self.scratchpad[at, :columns] = data.view("<u2")
+        else:
+            for i, row in enumerate(data):
+                self.scratchpad[one["local"] + i] = unpack(p, one, row.tobytes())[0]
+
+    def move_out(self, one: Instruction) -> None:
+        """Rows of sums to DRAM, as they are or narrow."""
+        p, columns = self.p, one["columns"]
+        sums = self.sums[one["local"] : one["local"] + one["rows"]]
+        relu = bool(one["relu"])
+        if one["stochastic"] and p.stochastic:
+            extra = self._chances(one["rows"])
+        else:
+            extra = None
+        if one["raw"]:
+            made = arithmetic.float_bits(sums) if p.floating else sums.view(np.uint32)
+        elif p.floating:
+            made = arithmetic.to_bf16(sums, relu, extra)
+        else:
+            scale = one["scale"] - (one["scale"] >> 15 << 16)
+            made = arithmetic.requantise(sums, scale, one["shift"], relu, extra)
+        made = np.ascontiguousarray(made[:, :columns])
+        self.memory[self._rows(one)] = made.view(np.uint8)
+
+    def _chances(self, rows: int) -> Array:
+        p = self.p
+        found = np.zeros((rows, p.columns), np.uint32)
+        for row in range(rows):
+            for lane in range(0, p.columns, p.lanes):
+                found[row, lane : lane + p.lanes] = self.random
+                self.random = arithmetic.xorshift(self.random)
+        return found
+
+    # ---- the mesh ----
+
+    def values(self, bits: Array) -> Array:
+        """Numbers of slots, as the multipliers take them."""
+        if self.p.floating:
+            return arithmetic.from_bits(bits.astype(np.uint32) << np.uint32(16))
+        return bits.astype(np.uint8).view(np.int8).astype(np.int32)
+
+    def preload(self, one: Instruction) -> None:
+        """What stays in the mesh."""
+        rows = one["rows"]
+        self.still[:] = 0
+        found = self.scratchpad[one["local"] : one["local"] + rows, : self.p.columns]
+        self.still[:rows] = self.values(found)
+
+    def matmul(self, one: Instruction) -> None:
+        """A product, in the order of the mesh."""
+        p, count = self.p, one["count"]
+        first = self.values(self.scratchpad[one["local"] : one["local"] + count, : p.rows])
+        if p.dataflow != "os":
+            found = self._through(np.zeros((count, p.columns), self.sums.dtype), first, self.still)
+            self._sum(one, slice(one["result"], one["result"] + count), found)
+            return
+        second = self.scratchpad[one["second"] : one["second"] + count, : p.columns]
+        start = self.mesh if one["keep"] else np.zeros_like(self.mesh)
+        self.mesh = self._through(start, first.T, self.values(second))
+        if one["drain"]:
+            rows = one["rows"]
+            self._sum(one, slice(one["result"], one["result"] + rows), self.mesh[:rows])
+            self.mesh = np.zeros_like(self.mesh)
+
+    def _through(self, sums: Array, left: Array, right: Array) -> Array:
+        """Sums along k one after the other; those of integers have no order."""
+        if not self.p.floating:
+            found = left.astype(np.float64) @ right.astype(np.float64)  # exact below 2**53
+            return sums + arithmetic.wrapped(found)
+        for k in range(left.shape[1]):
+            products = arithmetic.flush(left[:, k : k + 1] * right[k])
+            sums = arithmetic.flush(sums + products)
+        return sums
+
+    def _sum(self, one: Instruction, at: slice, found: Array) -> None:
+        if one["accumulate"]:
+            found = self.sums[at] + found
+            found = arithmetic.flush(found) if self.p.floating else found
+        self.sums[at] = found
+
+    # ---- the vector unit ----
+
+    def vector(self, one: Instruction) -> None:
+        """Rows of sums, or of the scratchpad."""
+        p = self.p
+        if one.kind in ("take", "load"):
+            self._take(one)
+            return
+        local, second, result = one["local"], one["second"], one["result"]
+        for row in self._runs(one):  # rows that read no row written in the same run
+            n = row.stop - row.start
+            a = self.sums[local : local + 1] if one["hold_first"] else self.sums[_at(local, row)]
+            if one["immediate"]:
+                bits = np.full((1, p.columns), one["value"], np.uint32)
+                b = arithmetic.from_bits(bits) if p.floating else bits.view(np.int32)
+            elif one["hold_second"]:
+                b = self.sums[second : second + 1]
+            else:
+                b = self.sums[_at(second, row)]
+            a, b = np.broadcast_arrays(a, b)
+            made = arithmetic.vector(one.kind, a, b, one["shift"], p.floating)
+            self.sums[_at(result, row)] = np.broadcast_to(made, (n, p.columns))
+
+    def _runs(self, one: Instruction) -> list[slice]:
+        """Rows in runs: all at once, or one by one where a row reads what one before it wrote."""
+        count, result = one["count"], one["result"]
+        reads = [(one["local"], one["hold_first"])]
+        if not one["immediate"]:
+            reads.append((one["second"], one["hold_second"]))
+        for start, hold in reads:
+            stop = start + (1 if hold else count)
+            meets = start < result + count and result < stop
+            if meets and (hold or start < result):
+                return [slice(i, i + 1) for i in range(count)]
+        return [slice(0, count)]
+
+    def _take(self, one: Instruction) -> None:
+        p, count = self.p, one["count"]
+        planes = 1 if one.kind == "take" else p.planes
+        rows = 1 if one["hold_first"] else count
+        found = self.scratchpad[one["local"] : one["local"] + rows * planes, : p.columns]
+        if planes == 1:
+            made = self.values(found)
+        else:
+            parts = found.reshape(rows, planes, p.columns).astype(np.uint32)
+            shifts = (np.arange(planes, dtype=np.uint32) * p.element_bits)[None, :, None]
+            bits = np.bitwise_or.reduce(parts << shifts, 1)
+            made = arithmetic.from_bits(bits) if p.floating else bits.view(np.int32)
+        at = slice(one["result"], one["result"] + count)
+        self.sums[at] = np.broadcast_to(made, (count, p.columns))
+
+    def reduce(self, one: Instruction) -> None:
+        """Each row to one number in all columns."""
+        kind = "add" if one.kind == "sum" else "max"
+        for i in range(one["count"]):
+            row = self.sums[one["local"] + i]
+            start = 0 if kind == "add" else (-np.inf if self.p.floating else -(2**31))
+            found = np.full(1, start, self.sums.dtype)
+            for column in range(one["columns"]):
+                part = row[column : column + 1]
+                found = arithmetic.vector(kind, found, part, 0, self.p.floating)
+            self.sums[one["result"] + i] = found[0]
+
+
+def _at(start: int, rows: slice) -> slice:
+    return slice(start + rows.start, start + rows.stop)
+
+
+__all__ = ["Functional"]

@@ -1,0 +1,140 @@
+"""A Kernel of the array: an ArrayWork on a chip, with its programs, costs and values.
+
+The host lays operands out for the DMA (a convolution's windows become rows here) and takes results
+back; cycles and energy are the chip's alone. Invariant: `run` at either level gives the values of
+the Body that the work belongs to, and `counts` what the register level counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...core.dtype import dtype_of
+from ...core.errors import InternalError
+from ...graph.interpret import interpret
+from ...ir.text import parse_block
+from ...tile.array import FULL, HELD, ArrayWork, Operand
+from .count import Counters, Counts, counters_of
+from .functional import Functional
+from .instructions import Instruction, disassemble
+from .machine import Machine
+from .parameters import Parameters
+from .product import Beside, Narrow, Product, Stored
+from .target import parameters_of
+
+LEVELS = ("compiled", "words", "registers")
+SHOWN = 120  # words of a listing
+
+
+class ArrayKernel:
+    """One launch of the array."""
+
+    def __init__(self, p: Parameters, work: ArrayWork) -> None:
+        self.p, self.work = p, work
+        self.stored = tuple(
+            Stored(
+                o.value,
+                Narrow(o.scale, o.shift, o.relu) if o.dtype in ("int8", "bfloat16") else None,
+            )
+            for o in work.outputs
+        )
+        beside = tuple(Beside(o.role == HELD, o.dtype in ("int32", "float32")) for o in work.beside)
+        sides = (work.N, work.M) if work.turned else (work.M, work.N)
+        self.product = Product(
+            p,
+            *sides,
+            work.K,
+            beside=beside,
+            steps=work.steps,
+            stored=self.stored,
+        )
+
+    @cached_property
+    def counts(self) -> Counts:
+        """Cycles and events by closed forms; parts of a batch run one after the other."""
+        return Counts().plus(self.product.counts, self.work.batch)
+
+    @property
+    def counters(self) -> Counters:
+        """Cycles, bytes and energy by closed forms."""
+        return counters_of(self.p, self.counts)
+
+    def programs(self) -> Iterator[list[Instruction]]:
+        """The programs of one part of the batch."""
+        return self.product.program()
+
+    def run(self, arrays: Sequence[np.ndarray[Any, Any]], level: str) -> tuple[list[Any], int]:
+        """What is stored, in order, for the arrays of the parameters; and the cycles that the
+        register level took, 0 at the level of words."""
+        turned = self.work.turned
+        views = [_moved(o, arrays[o.parameter], turned) for o in self.work.operands]
+        if turned and self.work.K:
+            views[:2] = views[1::-1]
+        found: list[list[np.ndarray[Any, Any]]] = [[] for _ in self.work.outputs]
+        cycles = 0
+        for b in range(self.work.batch):
+            parts = [v[b] for v in views]
+            first = [None, None] if not self.work.K else parts[:2]
+            memory = self.product.pack(*first, *parts[2 if self.work.K else 0 :])
+            for words in self.programs():
+                if level == "registers":
+                    cycles += Machine(self.p, words, memory).run(1 << 40)
+                else:
+                    Functional(self.p, memory).run(words)
+            for i, one in enumerate(found):
+                found_here = self.product.unpack(memory, i)
+                one.append(found_here.T if turned else found_here)
+        results = []
+        for o, parts in zip(self.work.outputs, found):
+            kind = dtype_of(o.dtype).numpy
+            whole = np.ascontiguousarray(np.stack(parts))
+            results.append((whole if whole.dtype == kind else whole.view(kind)).reshape(o.shape))
+        return results, cycles
+
+    def listing(self) -> str:
+        """The words of the first program, and how many there are."""
+        programs = list(self.product.groups())
+        words = self.product.words(programs[0])
+        w = self.work
+        lines = disassemble(words).splitlines()
+        rest = [f"... {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+        head = (
+            f"; ({w.M}, {w.K}) by ({w.K}, {w.N}), {w.batch} times, {len(w.steps)} vector steps: "
+            f"{len(programs)} programs, the first of {len(words)} words, "
+            f"{self.counts.cycles} cycles"
+        )
+        return "\n".join([head, *lines[:SHOWN], *rest]) + "\n"
+
+
+def _moved(o: Operand, array: np.ndarray[Any, Any], turned: bool) -> np.ndarray[Any, Any]:
+    """An Operand as (batch, rows, columns), in the bits that the chip takes."""
+    block = _view(o.view)
+    found = interpret(list(block.results), {block.arguments[0]: array.reshape(o.shape)})[0]
+    if turned:
+        found = found.transpose(0, 2, 1)
+    if o.role == HELD:
+        found = found[:, :1]
+    if found.dtype.itemsize == 2:
+        found = np.ascontiguousarray(found).view(np.uint16)
+    if o.role in (HELD, FULL) and found.dtype == np.bool_:
+        raise InternalError("npu kernel", f"bools for {o.role}")
+    return found
+
+
+@functools.lru_cache(maxsize=512)
+def _view(text: str) -> Any:
+    return parse_block(text)
+
+
+@functools.lru_cache(maxsize=512)
+def kernel_of(chip: str, work: str) -> ArrayKernel:
+    """The Kernel of a work, as text, on a chip, as text."""
+    return ArrayKernel(parameters_of(chip), ArrayWork.of_text(work))
+
+
+__all__ = ["LEVELS", "ArrayKernel", "kernel_of"]

@@ -1,0 +1,74 @@
+"""The NPU's Language: LLVM IR of every Body, and before those of the array its work as a comment.
+
+The CPU beside the array runs the LLVM IR: of what the array has not, and of what it has, since the
+values are the same to the bit. Instruction words follow from the work and the parameters, and are
+made where they are shown, counted or simulated. Invariant: a text tells all there is to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...core.errors import UserError
+from ...core.target import Target
+from ...runtime.language import LANGUAGES, Language, ProgramText
+from ...tile.build import Body
+from .kernel import kernel_of
+
+MARK = "; npu "
+LLVM = LANGUAGES.get("llvm")  # of the CPU beside the array
+
+
+def emit(body: Body, name: str, target: Target) -> ProgramText:
+    """LLVM IR, and the work of the array."""
+    made = LLVM.emit(body, name, target)
+    work = body.notes.get("array", "")
+    if not work:
+        return made
+    return ProgramText(f"{MARK}{work}\n{made.text}", made.scratch, work)
+
+
+def words(text: str, target: Target) -> str:
+    """What `explain` shows of the array's instructions."""
+    first, _, _ = text.partition("\n")
+    if not first.startswith(MARK):
+        return ""
+    return kernel_of(target.chip, first.removeprefix(MARK)).listing()
+
+
+def costs(body: Body, target: Target) -> Mapping[str, float]:
+    """Cycles, multiplications, seconds and energy of a launch, by closed forms."""
+    work = body.notes.get("array", "")
+    if not work:
+        return {}
+    kernel = kernel_of(target.chip, work)
+    found = kernel.counters
+    return {
+        "cycles": found.cycles,
+        "macs": kernel.work.macs,
+        "seconds": found.cycles / (kernel.p.clock * 1e6),
+        "energy": sum(found.energy.values()) * 1e-12,
+        "utilisation": kernel.work.macs / (found.peak_macs * max(found.cycles, 1)),
+    }
+
+
+def seconds(work: str, target: Target) -> float | str:
+    """About how long a work takes, or why a chip's memories cannot hold it."""
+    try:
+        kernel = kernel_of(target.chip, work)
+        next(iter(kernel.product.groups()))
+    except UserError as error:
+        return str(error).splitlines()[0]
+    return kernel.work.batch * kernel.product.about() / (kernel.p.clock * 1e6)
+
+
+LANGUAGE = Language(
+    emit,
+    LLVM.symbols,
+    LLVM.compile,
+    {"npu": words, **LLVM.listings},
+    costs=costs,
+    seconds=seconds,
+)
+
+__all__ = ["LANGUAGE"]

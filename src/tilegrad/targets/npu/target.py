@@ -1,0 +1,49 @@
+"""The Target of an NPU: a CPU with an array beside it, in one memory.
+
+Vectors, caches and cores are those of this computer's CPU, which runs what the array has not; the
+array is a matrix unit with queues of its own, a scratchpad and accumulators. Invariant: the whole
+parameter record is in the Target, so a changed parameter is another Target.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+
+from ...core.dtype import bfloat16, float32, int8, int32
+from ...core.target import MatrixUnit, MemorySpace, Target
+from .parameters import Parameters
+
+ARRAY = "array"  # the name of the unit, and of its rate
+
+
+def npu_target(p: Parameters, host: Target) -> Target:
+    """The facts of a chip with these parameters beside a CPU."""
+    element, wide = (bfloat16, float32) if p.floating else (int8, int32)
+    places = ("accumulator", ("scratchpad", "scratchpad"))
+    unit = MatrixUnit(ARRAY, p.rows, p.columns, p.rows, (element, element), wide, *places, 0)
+    moved = p.dma_bytes * p.clock * 1e6 / p.gap
+    memories = {
+        **host.memories,
+        "scratchpad": MemorySpace(p.scratchpad_bytes, p.slots, ("move_in",), moved, shared=True),
+        "accumulator": MemorySpace(p.accumulator_bytes, 4 * p.columns, ("load", "take"), 0.0, True),
+    }
+    return replace(
+        host,
+        name=f"npu-{p.name}",
+        language="npu",
+        memories=memories,
+        matrix=(unit,),
+        flops={**host.flops, ARRAY: 2 * p.peak_macs * p.clock * 1e6},
+        chip=json.dumps(p.to_table(), sort_keys=True),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def parameters_of(chip: str) -> Parameters:
+    """The parameters in a Target."""
+    return Parameters.of(json.loads(chip))
+
+
+__all__ = ["npu_target", "parameters_of"]

@@ -1,0 +1,100 @@
+"""ArrayWork: what a Body computes, in the terms of an array of multipliers with a vector unit.
+
+A product of (M, K) by (K, N) matrices, or none, then steps of the vector unit over rows of sums,
+then what is stored. A Body that an array takes has one in its notes: its target folder makes
+instructions of it, and the Body itself says the same values in Tile IR. Invariant: plain data;
+`ArrayWork.of_text(work.to_text()) == work`. Views are Graphs as text, from a parameter to a
+(batch, rows, columns) array.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LEFT, RIGHT = "left", "right"  # of the product
+HELD, FULL = "held", "full"  # a row for all rows as it is computed; an element for each
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A parameter of the Body as the array reads it."""
+
+    parameter: int
+    role: str  # left, right, held or full
+    dtype: str
+    shape: tuple[int, ...]  # of the parameter
+    view: str  # the Graph that gives its (batch, rows, columns)
+
+
+@dataclass(frozen=True)
+class VectorStep:
+    """value = kind(first, second), shifted right to the nearest; the second may be a number."""
+
+    kind: str
+    first: int
+    second: int
+    number: bool = False
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class Output:
+    """A value that is stored: 32 bits as they are, or narrow: times scale over 2**shift."""
+
+    value: int
+    parameter: int
+    dtype: str
+    shape: tuple[int, ...]
+    relu: bool = False
+    scale: int = 1
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class ArrayWork:
+    """Values are numbered: the product (if K > 0), then held and full Operands, then steps."""
+
+    batch: int
+    M: int
+    N: int
+    K: int
+    operands: tuple[Operand, ...]
+    steps: tuple[VectorStep, ...]
+    outputs: tuple[Output, ...]
+    turned: bool = False  # computed as the (N, M) result of the operands exchanged
+
+    @property
+    def macs(self) -> int:
+        """Multiplications of the product."""
+        return self.batch * self.M * self.N * self.K
+
+    @property
+    def beside(self) -> tuple[Operand, ...]:
+        """The Operands of the vector unit."""
+        return tuple(o for o in self.operands if o.role in (HELD, FULL))
+
+    def to_text(self) -> str:
+        """JSON."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def of_text(text: str) -> ArrayWork:
+        """The ArrayWork that `to_text` wrote."""
+        record: dict[str, Any] = json.loads(text)
+        shaped = [{**o, "shape": tuple(o["shape"])} for o in record["operands"]]
+        stored = [{**o, "shape": tuple(o["shape"])} for o in record["outputs"]]
+        return ArrayWork(
+            record["batch"],
+            record["M"],
+            record["N"],
+            record["K"],
+            tuple(Operand(**o) for o in shaped),
+            tuple(VectorStep(**s) for s in record["steps"]),
+            tuple(Output(**o) for o in stored),
+            record["turned"],
+        )
+
+
+__all__ = ["FULL", "HELD", "LEFT", "RIGHT", "ArrayWork", "Operand", "Output", "VectorStep"]

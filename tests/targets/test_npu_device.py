@@ -1,0 +1,173 @@
+"""Jitted functions on a chip: what its array takes, at every level, and what is the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from npu_programs import small
+
+import tilegrad as tg
+from tilegrad.core.dtype import int8, int32, int64
+from tilegrad.core.errors import UserError
+from tilegrad.nn import functional as F
+from tilegrad.runtime.device import device, target_for
+from tilegrad.targets.npu.device import NpuDevice
+from tilegrad.targets.npu.kernel import LEVELS
+
+RNG = np.random.default_rng(0)
+CHIPS = {
+    "ws": small(columns=6, lanes=3, bank_rows=64, accumulator_rows=64),
+    "os": small(dataflow="os", bank_rows=64, accumulator_rows=64),
+    "is": small(dataflow="is", bank_rows=64, accumulator_rows=64),
+}
+
+
+def numbers(*shape: int, most: int = 128, kind: type = np.int8) -> np.ndarray:
+    return RNG.integers(-most, most, shape).astype(kind)
+
+
+def scaled(sums: tg.Tensor, scales: tg.Tensor | int, shift: int) -> tg.Tensor:
+    """Sums over 2**shift to the nearest, within int8."""
+    factor = scales if isinstance(scales, int) else scales.to(int64)
+    found = ((sums.to(int64) * factor + (1 << (shift - 1))) >> shift).to(int32)
+    return tg.clip(found, -128, 127).to(int8)
+
+
+def dense(x: tg.Tensor, w: tg.Tensor, b: tg.Tensor, scales: tg.Tensor) -> tg.Tensor:
+    return tg.relu(scaled(x.to(int32) @ w.to(int32) + b, scales, 12))
+
+
+def one_scale(x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+    return scaled(x.to(int32) @ w.to(int32), 77, 15)
+
+
+def both(x: tg.Tensor, w: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+    sums = x.to(int32) @ w.to(int32)
+    return sums, scaled(sums, 3, 9)
+
+
+def heads(q: tg.Tensor, k: tg.Tensor) -> tg.Tensor:
+    return q.to(int32) @ k.to(int32).mT
+
+
+def convolved(x: tg.Tensor, w: tg.Tensor, b: tg.Tensor) -> tg.Tensor:
+    sums = F.conv2d(x.to(int32), w.to(int32), stride=2, padding=1) + b.reshape(1, -1, 1, 1)
+    return tg.clip(scaled(sums, 100, 16).to(int32), 0, 127).to(int8)
+
+
+def grouped(x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+    return F.conv2d(x.to(int32), w.to(int32), groups=4)
+
+
+def residual(x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+    return scaled(x.to(int32) * 90 + y.to(int32) * 37, 5, 9)
+
+
+CASES: dict[str, tuple[Callable, list[np.ndarray]]] = {
+    "dense": (
+        dense,
+        [numbers(9, 14), numbers(14, 7), numbers(7, most=900, kind=np.int32),
+         numbers(7, most=99, kind=np.int32)],
+    ),
+    "a row": (dense, [numbers(1, 30), numbers(30, 9), numbers(9, kind=np.int32),
+                      numbers(9, kind=np.int32)]),
+    "one scale": (one_scale, [numbers(5, 9), numbers(9, 6)]),
+    "sums and int8": (both, [numbers(7, 9), numbers(9, 6)]),
+    "heads": (heads, [numbers(2, 3, 5, 8), numbers(2, 3, 6, 8)]),
+    "convolution": (
+        convolved, [numbers(1, 3, 7, 7), numbers(6, 3, 3, 3), numbers(6, kind=np.int32)]
+    ),
+    "groups": (grouped, [numbers(1, 4, 5, 5), numbers(8, 1, 3, 3)]),
+    "residual": (residual, [numbers(5, 11), numbers(5, 11)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_cycles(case: str, chip: str) -> None:
+    """All levels give the CPU's values to the bit; registers take the cycles of closed forms."""
+    function, arrays = CASES[case]
+    expected = tg.jit(function)(*map(tg.tensor, arrays))
+    expected = [e.numpy() for e in (expected if isinstance(expected, tuple) else (expected,))]
+    for level in LEVELS:
+        name = tg.device("npu", chip=CHIPS[chip], level=level)
+        machine = device(name)
+        assert isinstance(machine, NpuDevice)
+        machine.clear()
+        found = tg.jit(function)(*(tg.tensor(a, device=name) for a in arrays))
+        for want, got in zip(expected, found if isinstance(found, tuple) else (found,)):
+            assert got.device == name
+            np.testing.assert_array_equal(got.numpy(), want)
+        account = machine.account()
+        assert account.launches == 1
+        if level == "registers":
+            assert account.simulated == account.counters.cycles
+
+
+def test_everything_else_is_the_hosts() -> None:
+    def f(x: tg.Tensor, w: tg.Tensor, v: tg.Tensor) -> tg.Tensor:
+        sums = x.to(int32) @ w.to(int32)
+        return tg.softmax(sums * 0.01, -1) @ v
+
+    arrays = [numbers(6, 20), numbers(20, 8), RNG.standard_normal((8, 5)).astype(np.float32)]
+    name = tg.device("npu", chip=CHIPS["ws"], level="registers")
+    given = [tg.tensor(a, device=name) for a in arrays]
+    np.testing.assert_allclose(
+        tg.jit(f)(*given).numpy(), f(*map(tg.tensor, arrays)).numpy(), rtol=1e-6
+    )
+    found = tg.placement(f, *map(tg.tensor, arrays), device=name)
+    assert [k.device for k in found.kernels] == ["npu-npu", "cpu", "cpu"]
+    assert 0.2 < found.host_share < 0.4
+    assert any("multiplies int8 by int8, not float32" in why for why in found.reasons())
+    explained = tg.explain(f, *given)
+    assert "of FLOPs on the array" in explained.section("placement")
+    assert " on cpu: flops" in explained.section("schedule")
+    assert "preload" in explained.section("npu")
+
+
+def test_loops_and_branches() -> None:
+    """Kernels of the array inside a loop are simulated as often as it turns."""
+
+    def f(x: tg.Tensor, w: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+        def turn(carry: tg.Tensor, _: None) -> tuple[tg.Tensor, tg.Tensor]:
+            return scaled(carry.to(int32) @ w.to(int32), 9, 12), carry
+
+        return tg.scan(turn, x, None, length=40)
+
+    arrays = numbers(3, 6), numbers(6, 6)
+    expected = tg.jit(f)(*map(tg.tensor, arrays))
+    for level in ("compiled", "words"):
+        name = tg.device("npu", chip=CHIPS["ws"], level=level)
+        device(name).clear()  # type: ignore[attr-defined]
+        found = tg.jit(f)(*(tg.tensor(a, device=name) for a in arrays))
+        for want, got in zip(expected, found):
+            np.testing.assert_array_equal(got.numpy(), want.numpy())
+        assert device(name).account().launches == 40  # type: ignore[attr-defined]
+
+
+def test_chips_by_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "edge"\nrows = 4\n')
+    name = tg.device("npu", chip=str(file))
+    assert target_for(name).name == "npu-mine"
+    assert tg.device("npu", chip=str(file)) == name
+    assert target_for("npu:0").array.m == 16  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="no such chip"):
+        tg.device("npu", chip="nothing.toml")
+    with pytest.raises(UserError, match="no such level"):
+        tg.device("npu", chip="edge", level="gates")
+    with pytest.raises(UserError, match="no such chip"):
+        target_for("npu:99")
+
+
+def test_what_does_not_fit_is_told() -> None:
+    """A chip whose program memory holds no result of a long product leaves it to the host."""
+    tiny = small(program_words=16)
+    name = tg.device("npu", chip=tiny)
+    found = tg.placement(heads, tg.zeros((9, 64), dtype=int8), tg.zeros((9, 64), dtype=int8),
+                         device=name)  # fmt: skip
+    assert found.host_share == 1.0
+    assert "program_words is too small" in next(iter(found.reasons()))
