@@ -22,7 +22,7 @@ def test_cycles_are_those_of_the_programs(name: str, dataflow: str) -> None:
     p = replace(preset(name), dataflow=dataflow)
     for sizes in SIZES:
         made = Product(p, *sizes, Narrow()).cycles()
-        assert product(p, *sizes).cycles == pytest.approx(made, rel=0.03), sizes
+        assert product(p, *sizes).cycles == pytest.approx(made, rel=0.04), sizes
 
 
 @pytest.mark.parametrize("dataflow", DATAFLOWS)

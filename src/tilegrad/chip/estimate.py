@@ -201,25 +201,29 @@ def _steps(p: Parameters, M: int, N: int, K: int) -> Iterator[Step]:
 
 
 def _weights_in_place(p: Parameters, made: Product, wide: int) -> Iterator[Step]:
-    """Steps of `stream` rows or of what is left; `wide` inputs of K in each."""
+    """Steps of `tall` rows or of what is left, of some tiles of `wide` inputs of K each."""
     depths = -(-made.K // wide)
-    for times, count in _parts(made.m, made.stream):
-        moves = [
-            _move(p, count, wide, weights=made.exchanged),
-            _move(p, p.rows, p.columns, weights=not made.exchanged),
-            instruction("preload", rows=p.rows),
-        ]
+    preload = instruction("preload", rows=p.rows)
+    for times, count in _parts(made.m, made.tall):
         begin = instruction("matmul", count=count)
         more = instruction("matmul", count=count, accumulate=1)
-        yield times * made.columns, [*moves, begin]
-        if depths > 1:
-            yield times * made.columns * (depths - 1), [*moves, more]
+        for number, (steps, tiles) in enumerate(_parts(depths, min(made.tiles, depths))):
+            moves = [
+                _move(p, tiles * count, wide, weights=made.exchanged),
+                _move(p, tiles * p.rows, p.columns, weights=not made.exchanged),
+            ]
+            rest = [preload, more] * (tiles - 1)
+            first = number == 0
+            if first:
+                yield times * made.columns, [*moves, preload, begin, *rest]
+            if steps > first:
+                yield times * made.columns * (steps - first), [*moves, preload, more, *rest]
         for tiles, columns in _parts(made.n, p.columns):
             yield times * tiles, [_store(p, count, columns)]
 
 
 def _sums_in_place(p: Parameters, made: Product, wide: int, deep: int) -> Iterator[Step]:
-    """Steps of `stream` of K or of what is left; the last of a result drains it."""
+    """Steps of some rows of K or of what is left; the last of a result drains it."""
     parts = list(_parts(deep, min(deep, p.bank_rows // 2)))
     for tall, rows in _parts(made.m, p.rows):
         for tiles, columns in _parts(made.n, p.columns):

@@ -34,7 +34,8 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
     reads, stored = list(region.inputs), region.arrays
     if not all(isinstance(s, int) for n in (*reads, *stored) for s in n.shape):
         raise Refused("knows no size that changes")
-    sizes, operands = _elements(stored), []
+    sizes = _elements(stored)
+    operands: list[Operand] = []
     if dot is not None:
         why = takes_product(dot, target)
         if why:

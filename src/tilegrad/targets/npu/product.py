@@ -137,7 +137,9 @@ class Product:
             spare = p.scratchpad_rows - 2 * once - 2 * each * self.tall
             fits = spare // (2 * (self.tall + p.rows))
             self.deep = p.rows  # of K, a tile
-            self.tiles = max(1, min(-(-self.K // p.rows), fits, MOST_TILES))
+            deep = -(-self.K // p.rows)
+            steps = -(-deep // max(1, min(fits, MOST_TILES)))
+            self.tiles = -(-deep // steps)  # steps of one length hide each other best
             self.extras = 2 * self.tiles * (self.tall + p.rows)
         else:
             self.deep, self.extras = 0, 0
@@ -219,10 +221,9 @@ class Product:
         """Tiles of columns; in each, the planes of every row, low bits first."""
         planes, start = self.planes(number), self.places[number]
         if planes > 1:
-            whole = np.ascontiguousarray(array, np.uint32 if array.dtype.kind != "f" else None)
-            parts = whole.view(np.uint8).reshape(*array.shape, planes, self.size)
             kind = np.uint8 if self.size == 1 else np.uint16
-            parts = np.ascontiguousarray(parts).view(kind)[..., 0]
+            whole = np.ascontiguousarray(array)  # 32 bits each
+            parts = whole.view(kind).reshape(*array.shape, planes)
             array = parts.transpose(0, 2, 1).reshape(-1, array.shape[1])  # (row and plane, column)
         end = start + self.columns * len(array) * self.column
         self._panels(memory[start:end], np.ascontiguousarray(array.T), self.p.columns, self.column)
