@@ -35,8 +35,8 @@ def uniform(seed: Ndarray, position: int, tokens: Ndarray) -> Ndarray:
     first = _mixed((_mixed((low + number * golden) & WORD) + high) & WORD)
     second = _mixed(_mixed((high + number * silver + golden) & WORD) ^ ((low + silver) & WORD))
     drawn = _mixed(_mixed((tokens.astype(np.uint64) * golden + first) & WORD) ^ second)
-    unit = (drawn.astype(np.uint32).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    return np.minimum(unit, np.float32(1.0 - 2.0**-24))
+    unit = drawn.astype(np.uint32).astype(np.float32) * np.float32(2.0**-32)
+    return np.minimum(unit + np.float32(2.0**-33), np.float32(1.0 - 2.0**-24))
 
 
 def kept(p: Ndarray, k: int, top_p: float, min_p: float) -> Ndarray:

@@ -32,6 +32,8 @@ GOLDEN, SILVER = 0x9E3779B9, 0xB5297A4D
 FIRST_KEYS = (0x37000000, 0x39800000, 0x3C000000)  # 2**-17, 2**-12, 2**-7
 WALKS = 18  # a range of 2**30 keys is narrowed to one by 15, from the second on
 MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's last step: every bit reaches every other
+# -log2(1 - t) / t by powers of t, up to 1/2: within 1e-6 (fitted at Chebyshev points)
+LOGARITHM = (1.4426965, 0.7210807, 0.48900133, 0.27007574, 0.7559917, -0.92356813, 1.4312626)
 
 
 def word(value: int) -> Any:
@@ -266,27 +268,51 @@ def words_of(seeds: Any, slot: Any, position: Any) -> Any:
 
 
 @tile.function
-def arrivals(x: Any, token: Any, first: Any, second: Any) -> Any:
-    """How early each token arrives: probabilities over exponential times."""
+def times(token: Any, first: Any, second: Any) -> Any:
+    """An exponential time of each token: -log2(1 - u) of its uniform number u.
+
+    1 - u is 2**-k w, and -log2(w) a polynomial of 1 - w that is 0 at 0; up to 1/2 that is u
+    itself, so the smallest times are as exact as any. The same bits on every Target.
+    """
     drawn = mixed(mixed(tile.cast(token, uint32) * word(GOLDEN) + first) ^ second)
-    unit = (tile.cast(drawn, float32) + 0.5) * 2.0**-32
-    return x / -tile.log1p(-tile.minimum(unit, 1.0 - 2.0**-24))
+    unit = tile.cast(drawn, float32) * 2.0**-32 + 2.0**-33
+    bits = tile.bitcast(1.0 - unit, int32)
+    w = tile.bitcast((bits & whole(0x7FFFFF)) | whole(0x3F000000), float32)  # within [1/2, 1)
+    k = tile.maximum(whole(126) - (bits >> whole(23)), whole(0))
+    t = tile.where(unit < 0.5, unit, 1.0 - w)
+    sum = tile.full(t.shape, LOGARITHM[-1], float32)
+    for factor in LOGARITHM[-2::-1]:
+        sum = tile.multiply_add(sum, t, tile.full(t.shape, factor, float32))
+    return tile.multiply_add(sum, t, tile.cast(k, float32))
 
 
 @tile.function
-def raced(x: Any, token: Any, key: Any, place: Any, best: Any, winner: Any, words: Any) -> Any:
-    """(best, winner) of each lane after a block's tokens."""
-    found = tile.bitcast(x, int32)
-    keep = (found > key) | ((found == key) & (token <= place))
-    early = tile.where(keep, arrivals(x, token, *words), -1.0)
-    return tile.maximum(early, best), tile.where(early > best, token, winner)
+def raced(x: Any, token: Any, key: Any, place: Any, before: Any, words: Any) -> Any:
+    """(probability, time, token) of the first to arrive in each lane, after a block's tokens.
+
+    Those at the key take part up to a place, or all. A time over a probability is less than
+    another if x * other > its x * time: no division."""
+    best, time, winner = before
+    found, here = tile.bitcast(x, int32), times(token, *words)
+    keep = found >= key if place is None else (found > key) | ((found == key) & (token <= place))
+    sooner = keep & (x * time > best * here)
+    chosen = ((x, best), (here, time), (token, winner))
+    return tuple(tile.where(sooner, new, old) for new, old in chosen)
 
 
 @tile.function
-def first_of(best: Any, winner: Any) -> Any:
+def nobody(lanes: int) -> Any:
+    """What `raced` begins with: anybody is sooner."""
+    none = tile.full((lanes,), -1.0, float32), tile.full((lanes,), 1.0, float32)
+    return (*none, tile.full((lanes,), 0, int32))
+
+
+@tile.function
+def first_of(best: Any, time: Any, winner: Any) -> Any:
     """(how early, which token) the first of all lanes is."""
-    top = tile.max(best)
-    return top, tile.min(tile.where(best == top, winner, whole(LAST)))
+    early = best / time
+    top = tile.max(early)
+    return top, tile.min(tile.where(early == top, winner, whole(LAST)))
 
 
 @Definition
@@ -320,17 +346,17 @@ def draw(
     listed, every = tile.maximum(size, whole(0)), tile.where(size < 0, whole(columns), whole(0))
     floor, total = least(floats, slot, min_p), tile.load(sums, (row,), ())
     key, place = cut(p, tokens, row, listed, k, share, total, floor, near)
-    best, winner = tile.full((near,), -1.0, float32), tile.full((near,), 0, int32)
+    best, time, winner = nobody(near)
     for start in tile.range(0, listed, near):
         x, token = walked(p, tokens, row, start, listed, near)
-        best, winner = raced(x, token, key, place, best, winner, words)
-    top, found = first_of(best, winner)
-    best, winner = tile.full((block,), -1.0, float32), tile.full((block,), 0, int32)
+        best, time, winner = raced(x, token, key, place, (best, time, winner), words)
+    top, found = first_of(best, time, winner)
+    best, time, winner = nobody(block)
     for start in tile.range(0, every, block):
         x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
         token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
-        best, winner = raced(x, token, floor, whole(columns), best, winner, words)
-    other, token = first_of(best, winner)
+        best, time, winner = raced(x, token, floor, None, (best, time, winner), words)
+    other, token = first_of(best, time, winner)
     token = tile.where(other > top, token, found)
     tile.store(out, (row,), tile.where(token < columns, token, whole(0)))  # p was not a number
 

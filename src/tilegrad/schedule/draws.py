@@ -24,6 +24,7 @@ NEAR = 2048  # tokens of a list that a program takes at a time
 OF_VECTORS = 64  # tokens of a row that a program takes at a time, where it is one thread
 FEWEST, MOST = 256, 4096  # the same, of a block of threads
 EACH = 256  # tokens that a warp takes
+RACING = 2  # a race takes so many times fewer of both: a core has registers for two programs then
 
 
 class Draws(Chosen):
@@ -31,11 +32,11 @@ class Draws(Chosen):
 
     skips = False  # whether blocks without a token are skipped
 
-    def block(self, columns: int) -> int:
+    def block(self, definition: Definition, columns: int) -> int:
         """Tokens of a row that a program takes at a time."""
         return OF_VECTORS
 
-    def plan(self, columns: int) -> Plan:
+    def plan(self, definition: Definition, columns: int) -> Plan:
         """The Plan of a kernel that takes rows of so many tokens."""
         return Plan()
 
@@ -46,9 +47,10 @@ class Draws(Chosen):
         columns = high(node.inputs[0].shape[1])
 
         def call(definition: Definition, given: Sequence[Node], **static: Any) -> list[Node]:
-            plan = self.plan(columns)
+            plan = self.plan(definition, columns)
             types = [n.type for n in given]
-            bound = definition.bind(types, {"block": self.block(columns), **static}, plan)
+            block = self.block(definition, columns)
+            bound = definition.bind(types, {"block": block, **static}, plan)
             return near.call(*given, callee=definition.callee(bound, plan, target))
 
         if node.op is ops.top_k:
@@ -58,7 +60,8 @@ class Draws(Chosen):
         p, floats, limits, seeds, slots, positions = inputs
         listed = call(kernels.pick, [p, floats, limits, slots], skip=self.skips, **node.attrs)
         given = [p, *listed, floats, seeds, slots, positions]
-        return call(kernels.draw, given, near=min(NEAR, self.block(columns)), **node.attrs)
+        walked = min(NEAR, self.block(kernels.draw, columns))
+        return call(kernels.draw, given, near=walked, **node.attrs)
 
 
 class VectorDraws(Draws):
@@ -70,10 +73,12 @@ class VectorDraws(Draws):
 class ThreadDraws(Draws):
     """Programs are blocks of threads."""
 
-    def block(self, columns: int) -> int:
+    def block(self, definition: Definition, columns: int) -> int:
         """See `Draws`."""
-        return min(MOST, max(FEWEST, 1 << (columns - 1).bit_length()))
+        found = min(MOST, max(FEWEST, 1 << (columns - 1).bit_length()))
+        return found // (RACING if definition is kernels.draw else 1)
 
-    def plan(self, columns: int) -> Plan:
+    def plan(self, definition: Definition, columns: int) -> Plan:
         """See `Draws`."""
-        return Plan().with_(warps=self.block(columns) // EACH)
+        each = EACH // (RACING if definition is kernels.draw else 1)
+        return Plan().with_(warps=self.block(definition, columns) // each)
