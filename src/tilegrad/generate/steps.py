@@ -11,6 +11,7 @@ that `jit` compiles. Invariant: results are those of `step`, whatever the size.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -267,6 +268,7 @@ class Steps:
             for number, (make, *sizes) in enumerate(work):
                 tell("prepare", number, len(work))
                 make(*sizes)
+            gc.freeze()  # all of it stays: no collection looks at it again
         tell("prepare", len(work), len(work))
 
     def _make_decode(self, size: int, variant: Variant) -> None:
