@@ -16,15 +16,15 @@ from tilegrad.chip.catalogue import (
     PHASES,
     Assumptions,
     Chip,
-    Cut,
     Figure,
+    Parallelism,
     Sizes,
     chip,
     load_chip,
     predict,
     roofline,
 )
-from tilegrad.chip.catalogue.cut import bubble, cuts, linked_bytes
+from tilegrad.chip.catalogue.parallelism import bubble, linked_bytes, ways
 from tilegrad.chip.catalogue.picture import page, plotted
 from tilegrad.chip.networks import resnet_50
 from tilegrad.core.errors import UserError
@@ -92,30 +92,32 @@ def test_models_that_do_not_fit_are_cut_over_chips() -> None:
 def test_the_best_way_to_share_is_found() -> None:
     h200 = chip("h200")
     sizes = Sizes(batch=8)
-    ways = {str(c) for c in cuts("llama-3-8b", "training", 8, 8)}
-    assert {"tensor 8", "pipeline 8", "data 8", "tensor 2 x pipeline 2 x data 2"} <= ways
-    assert {str(c) for c in cuts("llama-3-8b", "decode", 4, 6)} == {"tensor 4", "tensor 2 x data 2"}
-    assert all(c.chips == 8 for c in cuts("llama-3-8b", "training", 8, 8))
+    known = {str(c) for c in ways("llama-3-8b", "training", 8, 8)}
+    assert {"tensor 8", "pipeline 8", "data 8", "tensor 2 x pipeline 2 x data 2"} <= known
+    assert {str(c) for c in ways("llama-3-8b", "decode", 4, 6)} == {"tensor 4", "tensor 2 x data 2"}
+    assert all(c.chips == 8 for c in ways("llama-3-8b", "training", 8, 8))
     prefill = predict("llama-3-8b", h200, "prefill", sizes, chips=8)
-    assert prefill.cut == Cut(data=8) and prefill.link_seconds == 0.0
+    assert prefill.parallelism == Parallelism(data=8) and prefill.link_seconds == 0.0
     one = predict("llama-3-8b", h200, "prefill", Sizes(batch=1))
     assert prefill.seconds == pytest.approx(one.seconds)
     decode = predict("llama-3-8b", h200, "decode", sizes, chips=8)
-    assert decode.cut.tensor > 1  # weights are read by all at once
+    assert decode.parallelism.tensor > 1  # weights are read by all at once
     step = predict("llama-3-8b", h200, "training", sizes, chips=8)
     alone = predict("llama-3-8b", h200, "training", sizes, chips=2)
     assert alone.tokens_per_second < step.tokens_per_second < 4 * alone.tokens_per_second
     pictures = predict("resnet-50", h200, "training", Sizes(batch=64), chips=8)
-    assert pictures.cut == Cut(data=8) and pictures.link_seconds is not None
+    assert pictures.parallelism == Parallelism(data=8) and pictures.link_seconds is not None
 
 
 def test_bytes_of_links() -> None:
-    inside, gradients, sums = linked_bytes("llama-3-8b", "decode", Cut(tensor=2), 8, 8e9) or ()
+    inside, gradients, sums = (
+        linked_bytes("llama-3-8b", "decode", Parallelism(tensor=2), 8, 8e9) or ()
+    )
     assert inside == 2 * 32 * 8 * 4096 * 2 and gradients == 0 and sums == 64
-    found = linked_bytes("llama-3-8b", "training", Cut(data=4), 8, 8e9)
+    found = linked_bytes("llama-3-8b", "training", Parallelism(data=4), 8, 8e9)
     assert found == (0.0, 2 * 3 / 4 * 16e9, 0.0)
-    assert bubble(Cut(pipeline=4), 8) == 1 + 3 / 8
-    assert linked_bytes("resnet-50", "prefill", Cut(tensor=2), 8, 1e6) is None
+    assert bubble(Parallelism(pipeline=4), 8) == 1 + 3 / 8
+    assert linked_bytes("resnet-50", "prefill", Parallelism(tensor=2), 8, 1e6) is None
 
 
 def test_an_npus_parameters_are_a_chip(tmp_path: Path) -> None:

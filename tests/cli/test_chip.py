@@ -93,3 +93,18 @@ def test_map_a_model_onto_an_array(tmp_path: Path) -> None:
     array.write_text(json.dumps({"level": levels}))
     result = RUNNER.invoke(main.app, words)
     assert result.exit_code == 1
+
+
+def test_explore_designs(tmp_path: Path) -> None:
+    plot = tmp_path / "p.svg"
+    words = ["chip", "explore", "mobilenet-v1", "--vary", "rows=8,16", "--vary", "lanes=4,3"]
+    result = RUNNER.invoke(main.app, [*words, "--plot", str(plot)])
+    assert result.exit_code == 0, result.output
+    assert "of 2 designs are beaten by none" in result.output
+    assert "left out: rows 8, lanes 3: npu: bad lanes" in result.output
+    assert plot.read_text().startswith("<svg")
+    record = json.loads(RUNNER.invoke(main.app, [*words, "--json"]).output)
+    assert len(record["points"]) == 2 and record["front"] and record["predicted"]
+    assert "yes" in RUNNER.invoke(main.app, [*words, "--all"]).output
+    for bad in (["--vary", "rows"], ["--vary", "rows=0"], ["--vary", "speed=3"], ["--chip", "x"]):
+        assert RUNNER.invoke(main.app, [*words[:3], *bad]).exit_code == 1

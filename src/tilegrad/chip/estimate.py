@@ -18,6 +18,7 @@ from ..targets.npu.parameters import BITS, Parameters
 from ..targets.npu.product import Narrow, Product
 from ..targets.npu.timing import row_beats, row_bytes, run_cycles
 from .explore.problem import Problem
+from .mapped import named
 from .workload import Workload
 
 # mm2 at 45 nm, from CACTI and Aladdin: an int8 multiplier with its sum, a byte of SRAM
@@ -150,8 +151,7 @@ def _problem(p: Parameters, problem: Problem) -> Estimated:
     sizes = problem.sizes
     groups = sizes.get("G", 1)
     places, depth = sizes["N"] * sizes["P"] * sizes["Q"], sizes["C"] * sizes["R"] * sizes["S"]
-    name = " ".join(f"{loop}{size}" for loop, size in sizes.items() if size > 1)
-    return product(p, places, sizes["M"], depth, groups, problem.count, name)
+    return product(p, places, sizes["M"], depth, groups, problem.count, named(problem))
 
 
 def product(

@@ -6,11 +6,13 @@ seed gives the same Mappings.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .explore.accelerator import Accelerator
 from .explore.count import EXACT, Conventions
 from .explore.dataflow import Dataflow
+from .explore.problem import Problem
 from .explore.search import Found, search
 from .workload import Workload
 
@@ -68,22 +70,37 @@ def map_network(
     seed: int = 0,
     rounds: int = 8,
     samples: int = 2048,
+    report: Callable[[int, int, str], None] | None = None,
 ) -> Mapped:
-    """The best Mapping found for every Problem of a Workload."""
-    found = tuple(
-        search(
-            problem,
-            accelerator,
-            dataflow,
-            objective=objective,
-            conventions=conventions,
-            seed=seed,
-            rounds=rounds,
-            samples=samples,
+    """The best Mapping found for every Problem of a Workload.
+
+    `report` is told how many are done, of how many, and which comes.
+    """
+    found = []
+    problems = workload.problems
+    for done, problem in enumerate(problems):
+        if report is not None:
+            report(done, len(problems), named(problem))
+        found.append(
+            search(
+                problem,
+                accelerator,
+                dataflow,
+                objective=objective,
+                conventions=conventions,
+                seed=seed,
+                rounds=rounds,
+                samples=samples,
+            )
         )
-        for problem in workload.problems
-    )
-    return Mapped(workload, accelerator, found)
+    if report is not None:
+        report(len(problems), len(problems), "")
+    return Mapped(workload, accelerator, tuple(found))
 
 
-__all__ = ["Mapped", "map_network"]
+def named(problem: Problem) -> str:
+    """A Problem by its loops that turn."""
+    return " ".join(f"{loop}{size}" for loop, size in problem.sizes.items() if size > 1)
+
+
+__all__ = ["Mapped", "map_network", "named"]

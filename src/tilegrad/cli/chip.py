@@ -7,6 +7,7 @@ shows a dash there, and the JSON has null.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,13 +18,15 @@ from ..core.errors import UserError
 from . import options
 from .flags import App
 from .progress import Bars
-from .terminal import put
+from .terminal import is_terminal, put
 
 if TYPE_CHECKING:
     from ..chip.catalogue import Chip, Prediction, Sizes
     from ..chip.mapped import Mapped
+    from ..chip.pareto import Explored
 
 app = App(help="What chips, and arrays under design, make of a model.", no_args_is_help=True)
+WIDE = 240  # columns where no terminal says
 DEFAULT = "a100,h100,h200,b200,mi300x,tpu-v5e,tpu-v5p,tpu-v6e,trainium2"
 
 
@@ -103,12 +106,11 @@ def _record(model: str, sizes: Sizes, found: list[Any], ops: bool) -> dict[str, 
 
 
 def _show(model: str, sizes: Sizes, found: list[Any], ops: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from ..chip.catalogue.picture import cells, columns, notes, titled
 
-    console = Console(highlight=False)
+    console = _console()
     title = titled(model, sizes, found)
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for number, column in enumerate(columns(found)):
@@ -120,6 +122,13 @@ def _show(model: str, sizes: Sizes, found: list[Any], ops: bool) -> None:
         console.print(note)
     if ops:
         _show_ops(console, found)
+
+
+def _console() -> Any:
+    """Where tables go; a file or a pipe has room for their whole rows."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if is_terminal(sys.stdout) else WIDE)
 
 
 def _prices(given: list[str], names: list[str]) -> dict[str, float]:
@@ -192,7 +201,15 @@ def map_model(
 
     accelerator = load(array)
     work = network(model, batch=batch).with_bits(bits)
-    found = map_network(work, accelerator, dataflow, objective=objective, seed=seed)
+    with Bars() as bars:
+        found = map_network(
+            work,
+            accelerator,
+            dataflow,
+            objective=objective,
+            seed=seed,
+            report=lambda done, total, note: bars.stage("mapping", done, total, note),
+        )
     if as_json:
         put(json.dumps(_mapped(found)))
     else:
@@ -230,21 +247,26 @@ def _mapped(found: Mapped) -> dict[str, Any]:
 
 
 def _show_mapped(found: Mapped) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from ..chip.catalogue.picture import number
+    from ..chip.mapped import named
 
-    console = Console(highlight=False)
+    console = _console()
     title = f"{found.workload.name} on {found.accelerator.name}: predicted"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in ("product", "times", "uJ", "cycles", "busy", "bound", "Mapping"):
         left = column in ("product", "bound", "Mapping")
         table.add_column(column, justify="left" if left else "right", overflow="fold")
     for f in found.found:
-        sizes = " ".join(f"{loop}{size}" for loop, size in f.problem.sizes.items() if size > 1)
         numbers = (number(f.energy / 1e6), number(f.cycles), f"{100 * f.utilisation:.0f}%")
-        cells = (sizes, str(f.problem.count), *numbers, f.cost.bound_by(), str(f.mapping))
+        cells = (
+            named(f.problem),
+            str(f.problem.count),
+            *numbers,
+            f.cost.bound_by(),
+            str(f.mapping),
+        )
         table.add_row(*cells)
     console.print(table)
     parts = ", ".join(f"{k} {number(v / 1e6)}" for k, v in found.parts().items() if v)
@@ -255,6 +277,101 @@ def _show_mapped(found: Mapped) -> None:
     )
     if found.accelerator.area():
         console.print(f"area: {number(found.accelerator.area())} mm2")
+
+
+# ---- many designs ---------------------------------------------------------------------------
+
+VARY = ("rows=8,16,32,64", "columns=8,16,32,64", "dataflow=ws,os,is")
+
+
+@app.command("explore")
+def explore(
+    model: Annotated[str, typer.Argument(help="resnet-50, mobilenet-v1, bert-base ...")],
+    chip: Annotated[
+        str, typer.Option(help="The NPU to begin with: edge, 16x16, ... or a file.")
+    ] = "16x16",
+    array: Annotated[
+        str | None,
+        typer.Option(help="An array of Levels instead (.toml, .json), by a search of Mappings."),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="FIELD=VALUE,VALUE...; of a Level of an array, LEVEL.FIELD."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Inputs or requests of a run.", min=1)] = 1,
+    every: Annotated[bool, typer.Option("--all", help="Show all designs.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot as SVG.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Try many designs: which are best by energy, time and area (a Pareto front)."""
+    from ..chip.networks import network
+    from ..chip.pareto import explore_array, explore_npu, plotted
+    from ..core.parameter_file import read_parameters
+    from ..targets.npu.parameters import Parameters, preset
+
+    default = ["dataflow=ws,os,is"] if array else list(VARY)
+    fields = dict(_varied(text) for text in vary or default)
+    work = network(model, batch=batch)
+    with Bars() as bars:
+
+        def report(done: int, total: int, note: str) -> None:
+            bars.stage("exploring", done, total, note)
+
+        if array is not None:
+            table, name = read_parameters(array), Path(array).stem
+            given = {"rounds": 2, "samples": 512}
+            found = explore_array(table, name, work.with_bits(8), fields, report, **given)
+        else:
+            name = chip
+            file = chip.endswith((".toml", ".json"))
+            base = Parameters.load(chip) if file else preset(chip)
+            found = explore_npu(base, work, fields, report)
+    title = f"{model} on designs from {name}: predicted"
+    if plot is not None:
+        save(plot, plotted(found, title))
+    if as_json:
+        record = asdict(found) | {"front": [asdict(p) for p in found.front()], "predicted": True}
+        put(json.dumps({"model": model, **record}))
+        return
+    _show_front(found, title, every)
+
+
+def _varied(text: str) -> tuple[str, list[Any]]:
+    """FIELD=VALUE,VALUE... of the command line: numbers where they are, else words."""
+    field, _, values = text.partition("=")
+    if not field or not values:
+        raise UserError(f"bad --vary {text}", op="chip", expected="FIELD=VALUE,VALUE ...", got=text)
+    found: list[Any] = []
+    for value in values.split(","):
+        try:
+            found.append(json.loads(value))
+        except ValueError:
+            found.append(value.strip())
+    return field.strip(), found
+
+
+def _show_front(found: Explored, title: str, every: bool) -> None:
+    from rich.table import Table
+
+    from ..chip.catalogue.picture import number
+
+    console = _console()
+    best = found.front()
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    names = list(found.points[0].choice)
+    for column in (*names, "ms", "mJ", "mm2", *(["best"] if every else [])):
+        table.add_column(column, justify="right", no_wrap=True)
+    shown = sorted(found.points, key=lambda p: p.seconds) if every else best
+    for p in shown:
+        values = [number(v) for v in (1e3 * p.seconds, 1e3 * p.energy, p.area)]
+        last = ["yes" if p in best else ""] if every else []
+        table.add_row(*(str(p.choice[n]) for n in names), *values, *last)
+    console.print(table)
+    console.print(f"{len(best)} of {len(found.points)} designs are beaten by none in all three")
+    for choice, why in found.refused[:3]:
+        console.print(f"left out: {', '.join(f'{k} {v}' for k, v in choice.items())}: {why}")
+    if len(found.refused) > 3:
+        console.print(f"... {len(found.refused)} left out in all")
 
 
 # ---- the page -------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Chips as data, and what each makes of a model."""
 
 from .chips import CHIPS, chip
-from .cut import Cut
 from .figure import FIELDS, Chip, Figure, load_chip
+from .parallelism import Parallelism
 from .predict import PHASES, Assumptions, Prediction, Sizes, predict, roofline
 
 __all__ = [
@@ -11,8 +11,8 @@ __all__ = [
     "PHASES",
     "Assumptions",
     "Chip",
-    "Cut",
     "Figure",
+    "Parallelism",
     "Prediction",
     "Sizes",
     "chip",

@@ -118,7 +118,7 @@ def _bars(rows: Sequence[tuple[Chip, Prediction]], title: str, y: float) -> list
         top = y + 10 + ROW * place
         long = max(BARS * p.tokens_per_second / most, 1.5)
         cost = "" if p.dollars_per_million is None else f", {number(p.dollars_per_million)} $/M"
-        several = "" if p.chips == 1 else f", {p.chips} chips ({p.cut})"
+        several = "" if p.chips == 1 else f", {p.chips} chips ({p.parallelism})"
         told = f"{number(p.tokens_per_second)}{cost}{several}{marks(p)}"
         parts.append(words(LEFT - 8, top + 14, chip.name[:14], "", "end"))
         parts.append(box(LEFT, top + 2, long, ROW - 7, "bar", f"{chip.title}: {told}"))
@@ -224,7 +224,7 @@ def cells(found: Found) -> list[list[str]]:
         for p in some:
             values = (p.tokens_per_second, p.dollars_per_million, p.joules_per_token)
             name = phase_name(p.phase, found)
-            rows.append([chip.name, name, p.bound + marks(p), str(p.cut), str(p.chips),
+            rows.append([chip.name, name, p.bound + marks(p), str(p.parallelism), str(p.chips),
                          *map(number, values)])  # fmt: skip
     return rows
 

@@ -3,9 +3,9 @@
 A product takes the longer of its operations at the peak and its bytes at the bandwidth; what lies
 between products takes its bytes. A chip whose product and read rates were measured is judged by
 those, another by a share of its peaks that is said. A model that does not fit one chip is cut over
-several: each matrix in parts, layers in stages, requests in groups (`cut.py`). Invariant: every
-assumption is a field of Assumptions or a figure of the Chip; launches, waiting and queues are not
-in it, so a prediction is a bound from above that good software comes near.
+several: each matrix in parts, layers in stages, requests in groups (`parallelism.py`). Invariant:
+every assumption is a field of Assumptions or a figure of the Chip; launches, waiting and queues are
+not in it, so a prediction is a bound from above that good software comes near.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from functools import lru_cache
 from ...core.errors import UserError
 from ..networks import DECODERS, network
 from ..workload import Work, Workload
-from .cut import Cut, bubble, cuts, linked_bytes
 from .figure import Chip
+from .parallelism import Parallelism, bubble, linked_bytes, ways
 
 PHASES = ("prefill", "decode", "training")
 PEAK_OF = {"bf16": "bf16", "fp8": "fp8", "int8": "int8", "fp4": "fp4"}
@@ -69,7 +69,7 @@ class Prediction:
     chip: str
     phase: str
     chips: int  # how many hold the model
-    cut: Cut  # how they share it
+    parallelism: Parallelism
     seconds: float  # of a step
     tokens_per_second: float  # of all chips
     bound: str
@@ -159,9 +159,9 @@ def predict(
             hint=f"{least} chips would fit",
         )
     found = [
-        step.shared(cut)
-        for cut in cuts(model, phase, count, sizes.batch)
-        if step.held(cut.data) <= room * cut.tensor * cut.pipeline
+        step.shared(how)
+        for how in ways(model, phase, count, sizes.batch)
+        if step.held(how.data) <= room * how.tensor * how.pipeline
     ]
     return min(found, key=lambda p: (p.link_seconds is None, p.seconds))
 
@@ -197,37 +197,37 @@ class _Step:
             return work.held
         return work.held - work.held_weights + self.parameters() * self.assumed.training_bytes
 
-    def shared(self, cut: Cut) -> Prediction:
+    def shared(self, how: Parallelism) -> Prediction:
         """The step, shared so."""
-        work, assumed = self.work(cut.data), self.assumed
-        share = cut.tensor * cut.pipeline
+        work, assumed = self.work(how.data), self.assumed
+        share = how.tensor * how.pipeline
         times = 1 + assumed.backward if self.training else 1.0
         rows = roofline(work, self.compute, self.bandwidth, share, times)
         between = times * work.between / self.bandwidth / share
-        longer = bubble(cut, self.sizes.batch)
+        longer = bubble(how, self.sizes.batch)
         update = 0.0
         if self.training:
             update = self.parameters() * assumed.optimizer_bytes / self.bandwidth / share
-        linked = self._links(cut, longer)
+        linked = self._links(how, longer)
         busy = longer * (sum(row.seconds for row in rows) + between) + update
         seconds = busy + (linked or 0.0)
         parts = {"compute": 0.0, "memory": between + update, "links": linked or 0.0}
         for row in rows:
             parts[row.bound] += row.seconds
         tokens = self.sizes.batch * self._tokens()
-        return self._prediction(cut, seconds, tokens / seconds, linked, parts, tuple(rows))
+        return self._prediction(how, seconds, tokens / seconds, linked, parts, tuple(rows))
 
     def _tokens(self) -> int:
         """Of one request."""
         return self.sizes.tokens if self.phase != "decode" and self.model in DECODERS else 1
 
-    def _links(self, cut: Cut, longer: float) -> float | None:
+    def _links(self, how: Parallelism, longer: float) -> float | None:
         """Seconds of the links."""
-        if cut.chips == 1 or (cut.data == cut.chips and not self.training):
+        if how.chips == 1 or (how.data == how.chips and not self.training):
             return 0.0
         link = self.chip.get("link")
-        tokens = self.sizes.batch // cut.data * self._tokens()
-        carried = linked_bytes(self.model, self.phase, cut, tokens, self.parameters())
+        tokens = self.sizes.batch // how.data * self._tokens()
+        carried = linked_bytes(self.model, self.phase, how, tokens, self.parameters())
         if link is None or carried is None:
             return None
         inside, gradients, sums = carried
@@ -236,7 +236,7 @@ class _Step:
 
     def _prediction(
         self,
-        cut: Cut,
+        how: Parallelism,
         seconds: float,
         rate: float,
         linked: float | None,
@@ -247,14 +247,14 @@ class _Step:
         return Prediction(
             chip=self.chip.name,
             phase=self.phase,
-            chips=cut.chips,
-            cut=cut,
+            chips=how.chips,
+            parallelism=how,
             seconds=seconds,
             tokens_per_second=rate,
             bound=max(parts, key=lambda key: parts[key]),
             link_seconds=linked,
-            dollars_per_million=None if price is None else 1e6 * price * cut.chips / 3600 / rate,
-            joules_per_token=None if power is None else power * cut.chips / rate,
+            dollars_per_million=None if price is None else 1e6 * price * how.chips / 3600 / rate,
+            joules_per_token=None if power is None else power * how.chips / rate,
             sparse=self.chip.figures[self.sizes.dtype].kind == "sparse",
             bounded=self.chip.get("memory") is not None,
             rows=rows,

@@ -79,11 +79,13 @@ class Accelerator:
     mac_leak: float = 0.0  # pJ a cycle
     clock: float = 1e9  # Hz
     macs_a_cycle: float = 1.0  # of one multiplier: 2 for a 2:4 unit on pruned weights
+    inside: tuple[str, ...] = ()  # Operands that layers run together keep: the first Level that
+    # keeps one has its place apart, and no Level above it
 
     def __post_init__(self) -> None:
         if not self.levels:
             raise _bad(self.name, "levels", "at least one", "none")
-        missing = set(NAMES) - set(self.levels[0].keeps)
+        missing = set(NAMES) - set(self.levels[0].keeps) - set(self.inside)
         if missing or self.levels[0].bytes is not None:
             raise _bad(
                 f"{self.name}.{self.levels[0].name}",
@@ -117,7 +119,7 @@ class Accelerator:
     @classmethod
     def of(cls, given: Mapping[str, Any], name: str = "accelerator") -> Accelerator:
         """From the tables of a parameter file: fields of Accelerator, and `level` a list."""
-        own = {f.name for f in fields(cls)} - {"levels", "name"}
+        own = {f.name for f in fields(cls)} - {"levels", "name", "inside"}
         _known(given, own | {"level", "name"}, name)
         levels = given.get("level", [])
         if not isinstance(levels, list) or not all(isinstance(v, Mapping) for v in levels):

@@ -211,12 +211,15 @@ def _check_sizes(problem: Problem, accelerator: Accelerator, mapping: Mapping) -
 def held_bytes(problem: Problem, accelerator: Accelerator, many: Mappings) -> list[Vector]:
     """Bytes that each Level holds: the tiles it keeps, twice where the next one is held too."""
     found = []
+    apart = set(accelerator.inside)
     for level, extents in zip(accelerator.levels, many.extents(problem)):
         total = np.zeros(many.size)
         if level.streams:
             extents = {**extents, **{loop: np.ones(many.size) for loop in level.streams}}
         for operand in problem.operands:
-            if operand.name in level.keeps:
+            if operand.name in level.keeps and operand.name in apart:
+                apart.remove(operand.name)
+            elif operand.name in level.keeps:
                 total += box(operand.axes, extents) * (operand.bits / 8)
         found.append(total * (2 if level.double else 1))
     return found

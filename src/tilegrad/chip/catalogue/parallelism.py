@@ -1,7 +1,7 @@
 """How several chips share a model: matrices, layers, requests.
 
-Invariant: the parts of a Cut multiply to its chips; the bytes that links carry are counted for each
-part as ring algorithms move them (a sum over n chips is 2 (n - 1) / n of the bytes).
+Invariant: the parts of a Parallelism multiply to its chips; the bytes that links carry are counted
+for each part as ring algorithms move them (a sum over n chips is 2 (n - 1) / n of the bytes).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..networks import DECODERS
 
 
 @dataclass(frozen=True)
-class Cut:
+class Parallelism:
     """Each matrix over `tensor` chips, layers over `pipeline`, requests over `data`."""
 
     tensor: int = 1
@@ -31,7 +31,7 @@ class Cut:
         return " x ".join(f"{name} {n}" for name, n in parts.items() if n > 1) or "whole"
 
 
-def cuts(model: str, phase: str, chips: int, batch: int) -> Iterator[Cut]:
+def ways(model: str, phase: str, chips: int, batch: int) -> Iterator[Parallelism]:
     """All ways to share: requests evenly; layers only in training, where stages fill."""
     layers = _config(model)["num_hidden_layers"] if model in DECODERS else 1
     for data in _divisors(chips):
@@ -39,7 +39,7 @@ def cuts(model: str, phase: str, chips: int, batch: int) -> Iterator[Cut]:
             continue
         for pipeline in _divisors(chips // data):
             if pipeline == 1 or (phase == "training" and layers % pipeline == 0):
-                yield Cut(chips // data // pipeline, pipeline, data)
+                yield Parallelism(chips // data // pipeline, pipeline, data)
 
 
 def _divisors(number: int) -> list[int]:
@@ -50,13 +50,13 @@ def _config(model: str) -> Any:
     return DECODERS[model]
 
 
-def bubble(cut: Cut, batch: int) -> float:
+def bubble(how: Parallelism, batch: int) -> float:
     """Times that a pipeline takes longer, filling and draining: each request is one part."""
-    return 1.0 + (cut.pipeline - 1) / (batch // cut.data)
+    return 1.0 + (how.pipeline - 1) / (batch // how.data)
 
 
 def linked_bytes(
-    model: str, phase: str, cut: Cut, tokens: int, parameters: float
+    model: str, phase: str, how: Parallelism, tokens: int, parameters: float
 ) -> tuple[float, float, float] | None:
     """A chip's links in a step: bytes within layers, and of gradients, and how many sums; None:
     not known.
@@ -66,20 +66,20 @@ def linked_bytes(
     """
     passes = 2.0 if phase == "training" else 1.0
     inside = sums = 0.0
-    if cut.tensor > 1 or cut.pipeline > 1:
+    if how.tensor > 1 or how.pipeline > 1:
         if model not in DECODERS:
             return None
         config = _config(model)
         features = 2.0 * tokens * int(config["hidden_size"])
-        layers = int(config["num_hidden_layers"]) / cut.pipeline
-        inside = passes * 2 * layers * 2 * (cut.tensor - 1) / cut.tensor * features
-        inside += passes * features / cut.tensor * (cut.pipeline > 1)
-        sums = passes * 2 * layers * (cut.tensor > 1)
+        layers = int(config["num_hidden_layers"]) / how.pipeline
+        inside = passes * 2 * layers * 2 * (how.tensor - 1) / how.tensor * features
+        inside += passes * features / how.tensor * (how.pipeline > 1)
+        sums = passes * 2 * layers * (how.tensor > 1)
     gradients = 0.0
-    if phase == "training" and cut.data > 1:
-        held = 2.0 * parameters / cut.tensor / cut.pipeline
-        gradients = 2 * (cut.data - 1) / cut.data * held
+    if phase == "training" and how.data > 1:
+        held = 2.0 * parameters / how.tensor / how.pipeline
+        gradients = 2 * (how.data - 1) / how.data * held
     return inside, gradients, sums
 
 
-__all__ = ["Cut", "bubble", "cuts", "linked_bytes"]
+__all__ = ["Parallelism", "bubble", "linked_bytes", "ways"]
