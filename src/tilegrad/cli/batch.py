@@ -6,7 +6,6 @@ many, and ends with status 1 only if none ended well.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +54,8 @@ def batch(
 ) -> None:
     """Answer a file of requests: tilegrad batch in.jsonl out.jsonl --model smollm2"""
     need_packages()
+    import asyncio
+
     from ..serve.batch.file import Answered
     from ..serve.batch.run import Counts, run_batch
     from ..serve.settings import Settings

@@ -6,7 +6,6 @@ ended well.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,6 +116,8 @@ def bench_serve(
     as_json: options.Json = False,
 ) -> None:
     """Put a load on an OpenAI endpoint and measure its latencies and rates."""
+    import asyncio
+
     load = loading()
     if not rate > 0:
         raise typer.BadParameter("--rate is a number above 0, or inf")
@@ -168,6 +169,8 @@ def loaded(
     where: Any, calls: Sequence[Any], concurrency: int | None, warm_up: int, prompts: str
 ) -> Any:
     """The Result of a load, with a bar meanwhile."""
+    import asyncio
+
     from ..serve.load import run_load
 
     with Bars() as bars:

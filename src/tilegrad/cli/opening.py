@@ -6,6 +6,9 @@ not loaded by then is no cost of a usage error.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .progress import Bars
@@ -17,10 +20,25 @@ def open_llm(model: str, bars: Bars, **choices: Any) -> Any:
     from ..runtime.bundle import is_bundle
 
     path = model if is_bundle(model) else find_model(model, bars.report)
-    llm = llm_class()(path, progress=bars.stage, **choices)
+    with few_collections():
+        llm = llm_class()(path, progress=bars.stage, **choices)
     if llm.context < choices.get("context", 0):
         bars.line(f"the context is {llm.context} tokens: the model has no more")
     return llm
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Within the block no garbage is looked for, and later not in what the block made: a model and
+    the modules it needs stay, and each search among them would take tens of milliseconds."""
+    searching = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if searching:
+            gc.freeze()
+            gc.enable()
 
 
 def llm_class() -> Any:

@@ -6,7 +6,6 @@ commas between) round and round.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,8 @@ from .terminal import put, status
 
 def serve_replicas(settings: Any, count: int, ray: bool, ray_address: str | None) -> None:
     """Run replicas and the router before them until a signal."""
+    import asyncio
+
     with Bars() as bars:
         bars.stage("starting replicas", 0, count)
         asyncio.run(routed(settings, count, ray, ray_address, bars))

@@ -6,7 +6,6 @@ go to stderr, so that both work piped and into files.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Annotated, Any
@@ -96,6 +95,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI's and Anthropic's clients expect it."""
     need_packages()
+    import asyncio
+
     from ..serve.run import run_server
     from ..serve.settings import Settings
 

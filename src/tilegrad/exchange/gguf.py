@@ -295,24 +295,24 @@ class _Reader:
         if self.strings > STRINGS:
             self.fail(what, "too many strings", f"at most {STRINGS} in all", self.strings)
         result: list[str] = []
-        data, position, size, length_at = self.buffer, self.position, self.size, SCALARS[10][1]
-        unpack = length_at.unpack_from
-        for i in range(count):
-            if size - position < 8:
-                self.fail(
-                    f"length of {what}[{i}]", "the file is cut off", "8 bytes", size - position
-                )
-            length = unpack(data, position)[0]
-            position += 8
-            if length > size - position or length > STRING_BYTES:
-                most = min(STRING_BYTES, size - position)
-                self.fail(f"{what}[{i}]", "the string does not fit", f"at most {most}", length)
-            try:
-                result.append(str(data[position : position + length], "utf-8"))
-            except UnicodeDecodeError as error:
-                self.fail(f"{what}[{i}]", "not UTF-8", got=f"byte {error.start}: {error.reason}")
-            position += length
-        self.position = position
+        data, end, size, unpack = self.buffer, self.position, self.size, SCALARS[10][1].unpack_from
+        i = 0
+        try:
+            for i in range(count):
+                start = end + 8
+                if start > size:
+                    self.fail(
+                        f"length of {what}[{i}]", "the file is cut off", "8 bytes", size - end
+                    )
+                length = unpack(data, end)[0]
+                end = start + length
+                if end > size or length > STRING_BYTES:
+                    most = min(STRING_BYTES, size - start)
+                    self.fail(f"{what}[{i}]", "the string does not fit", f"at most {most}", length)
+                result.append(str(data[start:end], "utf-8"))
+        except UnicodeDecodeError as error:
+            self.fail(f"{what}[{i}]", "not UTF-8", got=f"byte {error.start}: {error.reason}")
+        self.position = end
         return result
 
     def read_metadata(self, count: int) -> tuple[dict[str, Any], dict[str, Kind]]:

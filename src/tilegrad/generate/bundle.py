@@ -17,6 +17,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..core.target import target_named
+from ..runtime.buffer import HOST
 from ..runtime.bundle import MODEL, is_bundle
 from ..runtime.limits import Limits, limits_of
 from ..tensor.bundle import load_bundle, record, save_bundle
@@ -80,6 +81,8 @@ def open_bundled(path: str | os.PathLike[str]) -> Bundled | None:
     found = bundle.manifest.get("llm")
     if found is None or bundle.model is None:
         raise UserError("this bundle is of no language model", op="LLM", got=str(path))
+    if bundle.device == HOST:
+        bundle.read_ahead()
     limits = Limits(found["page"], found["chunk"])
     sizes = (found["context"], found["requests"], found["pages"])
     return Bundled(str(path), bundle.model, bundle.device, found["dtype"], *sizes, limits)

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import platform
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ class Bundle:
         self._weights: dict[str, list[tuple[int, int]]] = {
             k: [(a, b) for a, b in rows] for k, rows in self.manifest["weights"].items()
         }
+        self._ahead: ReadAhead | None = None
+        self._not_taken: set[str] = set()
         size = self.manifest["files"].get(WEIGHTS, [0, ""])[0]
         if size and (self.folder / WEIGHTS).stat().st_size != size:
             raise self._refused("its weights are cut short", f"{WEIGHTS} of {size} bytes")
@@ -106,15 +109,30 @@ class Bundle:
     def read_part(self, layout: str, sources: Sequence[str], part: int, room: Buffer) -> None:
         """Read one part of some weights into memory of the host."""
         start, size = self._weights[weights_key(layout, sources)][part]
-        view = room.array((size,), np.uint8)
-        with open(self.folder / WEIGHTS, "rb", buffering=0) as file:
-            file.seek(start)
-            done = 0
-            while done < size:
-                got = file.readinto(view.data[done:])
-                if not got:
-                    raise self._refused("its weights are cut short", f"{start + size} bytes")
-                done += got
+        room.array((size,), np.uint8)[:] = self._weights_file[start : start + size]
+
+    def read_ahead(self) -> None:
+        """Begin to read all weights into memory of the host, in a thread: a model is set up
+        meanwhile."""
+        if self._weights and self._ahead is None:
+            self._ahead = ReadAhead(self.folder / WEIGHTS)
+            self._not_taken = set(self._weights)
+
+    def take_parts(self, layout: str, sources: Sequence[str]) -> list[Buffer] | None:
+        """The parts of some weights in the memory that they were read ahead to; None where they
+        were not, or were taken before. The Bundle lets go of the memory with the last of them."""
+        key = weights_key(layout, sources)
+        if self._ahead is None or key not in self._not_taken:
+            return None
+        found = self._ahead.wait()
+        self._not_taken.remove(key)
+        if not self._not_taken:
+            self._ahead = None
+        return [found.part(start, size) for start, size in self._weights[key]]
+
+    @functools.cached_property
+    def _weights_file(self) -> np.ndarray[Any, Any]:
+        return np.memmap(self.folder / WEIGHTS, np.uint8, "r")
 
     # ---- what is refused --------------------------------------------------------------------
 
@@ -168,6 +186,35 @@ class Bundle:
             got=str(self.folder) if got is None else got,
             hint="make it anew: tilegrad compile",
         )
+
+
+class ReadAhead:
+    """A file that a thread reads into memory of the host, in one piece."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.buffer = Buffer.allocate(path.stat().st_size, "prepared weights")
+        self.done = 0
+        self.thread = threading.Thread(target=self._read, name="read weights", daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        view = self.buffer.array((self.buffer.bytes,), np.uint8).data
+        with open(self.path, "rb", buffering=0) as file:
+            while got := file.readinto(view[self.done : self.done + CHUNK]):
+                self.done += got
+
+    def wait(self) -> Buffer:
+        """The bytes, once all are there."""
+        self.thread.join()
+        if self.done < self.buffer.bytes:
+            raise UserError(
+                "the weights of a bundle could not be read",
+                op="load_bundle",
+                expected=f"{self.path} of {self.buffer.bytes} bytes",
+                got=f"{self.done} bytes",
+            )
+        return self.buffer
 
 
 # ---- names and hashes ---------------------------------------------------------------------------

@@ -12,6 +12,8 @@ Invariant: bytes of a source never change; beside the parts, preparing needs mem
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -168,7 +170,7 @@ def prepared(wanted: Wanted, device: Device) -> list[list[Buffer]]:
     with _lock:
         missing = {}
         for sources, layout in wanted:
-            if find(sources, layout, device.name) is None:
+            if find(sources, layout, device.name) is None and not _taken(sources, layout, device):
                 missing[tuple(map(id, sources)), layout.key] = (sources, layout)
         if missing:
             _make(list(missing.values()), device)
@@ -193,8 +195,18 @@ def _key(sources: Sequence[Buffer], layout: Layout, device: str) -> Any:
 
 def _places(layout: Layout) -> list[int]:
     """Where each part begins; the last is the end."""
-    sizes = [int(np.prod(s)) * d.size for _, s, d in layout.parts()]
-    return np.cumsum([0, *(-(-size // ALIGNED) * ALIGNED for size in sizes)]).tolist()
+    sizes = [math.prod(s) * d.size for _, s, d in layout.parts()]
+    return list(itertools.accumulate((-(-z // ALIGNED) * ALIGNED for z in sizes), initial=0))
+
+
+def _taken(sources: Sequence[Buffer], layout: Layout, device: Device) -> bool:
+    """Whether a Bundle has them in memory already; then they are noted."""
+    if device.name != HOST or not isinstance(layout, Ready):
+        return False
+    buffers = layout.bundle.take_parts(layout.key, layout.sources)
+    if buffers is not None:
+        _note(sources, layout, device.name, buffers)
+    return buffers is not None
 
 
 def _make(missing: Wanted, device: Device) -> None:
@@ -214,7 +226,7 @@ def _pack(sources: Sequence[Buffer], layout: Layout, device: Device, room: Buffe
     """Make the parts of some weights in a piece of memory, and note them."""
     starts, parts = _places(layout), layout.parts()
     buffers = [
-        room.part(start, int(np.prod(shape)) * dtype.size)
+        room.part(start, math.prod(shape) * dtype.size)
         for start, (_, shape, dtype) in zip(starts, parts)
     ]
     if isinstance(layout, Ready):
@@ -251,7 +263,7 @@ def _note_members(
         own, views = layout.alone(member), []
         for buffer, (_, shape, dtype) in zip(buffers, own.parts()):
             padded = -(-own.rows[0] // layout.step) * layout.step
-            size = int(np.prod(shape)) * dtype.size
+            size = math.prod(shape) * dtype.size
             views.append(buffer.part(first * (size // padded), size))
         _note([source], own, device, views)
         first += own.rows[0]

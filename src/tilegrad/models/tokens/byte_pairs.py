@@ -10,6 +10,8 @@ one of them here.
 
 from __future__ import annotations
 
+import itertools
+import operator
 from typing import Any
 
 from ...core.errors import UserError
@@ -128,15 +130,15 @@ def build(vocabulary: Vocabulary) -> tuple[Any, bool]:
         )
     patterns, whole_words = KINDS[vocabulary.pre]
     ids = {text: i for i, text in enumerate(vocabulary.texts)}
-    for hidden in vocabulary.of_kind(CONTROL, UNKNOWN):
-        del ids[vocabulary.texts[hidden]]
+    hidden = {vocabulary.texts[i] for i in vocabulary.of_kind(CONTROL, UNKNOWN)}
+    for text in hidden:
+        del ids[text]
     missing = [letter for letter in BYTES if letter not in ids]
     ids |= {letter: len(vocabulary.texts) + i for i, letter in enumerate(missing)}
-    merges = [
-        (left, right)
-        for left, right in vocabulary.merges
-        if left in ids and right in ids and left + right in ids
-    ]
+    merges = vocabulary.merges
+    left, right = map(operator.itemgetter(0), merges), map(operator.itemgetter(1), merges)
+    if not hidden.isdisjoint(itertools.chain(left, right, map("".join, merges))):
+        merges = [(a, b) for a, b in merges if hidden.isdisjoint((a, b, a + b))]
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=whole_words))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -96,7 +96,7 @@ def values_of(metadata: Mapping[str, Any], key: str, kind: type, count: int | No
         raise wrong(key, "an array", found)
     if count is not None and len(found) < count:
         raise wrong(key, f"{count} items, one for each token", f"{len(found)} items")
-    if kind is str and set(map(type, found)) == {str}:
+    if set(map(type, found)) <= {kind}:
         return list(found[:count])
     items = [x.decode("utf-8", "replace") if isinstance(x, bytes) else x for x in found[:count]]
     accepted = (int, float) if kind is float else kind
@@ -136,23 +136,20 @@ def token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
     return found
 
 
-def merges_of(
-    metadata: Mapping[str, Any], texts: list[str], ids: Mapping[str, int]
-) -> list[tuple[str, str]]:
-    """The merges, each once, in the order of their rank; their strings are those of `texts`."""
+def merges_of(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The merges, each once, in the order of their rank."""
     key = "tokenizer.ggml.merges"
     lines = values_of(metadata, key, str, None)
     if lines is None:
         raise wrong(key, "merges, which byte-pair encoding needs", None)
-    merges: dict[tuple[str, str], None] = {}
-    for line in lines:
+    merges: list[tuple[str, str]] = []
+    for line in lines:  # a tight loop, since there are hundreds of thousands
         gap = line.find(" ", 1)
         left, right = line[:gap], line[gap + 1 :]
-        first, second = ids.get(left), ids.get(right)
-        if gap < 0 or first is None or second is None or left + right not in ids:
+        if gap < 0 or left not in ids or right not in ids or left + right not in ids:
             raise wrong(key, "two tokens that join to a third", line)
-        merges[texts[first], texts[second]] = None
-    return list(merges)
+        merges.append((left, right))
+    return merges if len(set(lines)) == len(lines) else list(dict.fromkeys(merges))
 
 
 def texts_of(metadata: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
@@ -213,7 +210,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         texts,
         kinds or [NORMAL] * count,
         scores or [0.0] * count,
-        [] if pieces else merges_of(metadata, texts, ids),
+        [] if pieces else merges_of(metadata, ids),
         **named,
         add_bos=flag(
             metadata,
