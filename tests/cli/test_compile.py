@@ -75,8 +75,6 @@ def test_what_is_refused(tiny: Path, tmp_path: Path) -> None:
     found = RUNNER.invoke(app, ["compile", str(tiny)])
     assert found.exit_code == 2 and "--out" in found.output
     out = ["--out", str(tmp_path / "b")]
-    found = RUNNER.invoke(app, ["compile", str(tiny), *out, "--target", "h200"])
-    assert found.exit_code == 1 and "CPUs alone" in found.output
     found = RUNNER.invoke(app, ["compile", str(tiny), *out, "--target", "z80"])
     assert found.exit_code == 1 and "unknown Target" in found.output
     (tmp_path / "b").mkdir(exist_ok=True)

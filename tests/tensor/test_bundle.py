@@ -15,9 +15,12 @@ from without_compiler import WITHOUT_COMPILER
 
 import tilegrad as tg
 from tilegrad import nn
+from tilegrad.compiler import breaks as compiler_breaks
 from tilegrad.core.errors import UserError
+from tilegrad.core.target import H200, Target
 from tilegrad.runtime.bundle import Bundle
 from tilegrad.targets.ptx.assemble import find_ptxas
+from tilegrad.tensor.bundle import Recorder
 
 START = WITHOUT_COMPILER + "import numpy as np\nimport tilegrad as tg\n"
 
@@ -219,3 +222,25 @@ def test_for_a_gpu_that_is_not_here(tmp_path: Path, target: str) -> None:
     recipe = json.loads(bundle.recipes[record["recipe"]])
     for _, key in recipe["programs"]:
         assert bundle.code(key)[:4] == b"\x7fELF"
+
+
+def test_ranges_of_symbols_are_those_of_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(outputs: object, where: object) -> dict[str, tuple[int, ...]]:
+        return {"n": (4,)} if isinstance(where, Target) and where.name == H200.name else {}
+
+    def traced(target: str | None) -> Recorder:
+        doubled = tg.jit(lambda x: x * 2, name="doubled", dynamic={"x": {0: ("n", 1, 16)}})
+        with tg.record(target) as recorder:
+            for rows in (2, 3, 9):
+                assert doubled(numbers(rows, 3)).shape == (rows, 3)
+        return recorder
+
+    monkeypatch.setattr(compiler_breaks, "breaks_of", breaks)
+    assert [t[2].ranges for t in traced("h200").traces] == [{}, {"n": (1, 3)}, {"n": (4, 16)}]
+    here = traced(None)
+    assert [t[2].ranges for t in here.traces] == [{}]
+    with pytest.raises(UserError, match="ranges of Symbols") as caught:
+        tg.save_bundle(tmp_path / "a", here, target="h200")
+    assert "tg.record(target)" in str(caught.value)

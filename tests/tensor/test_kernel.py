@@ -9,11 +9,15 @@ import pytest
 
 import tilegrad as tg
 from tilegrad import kernel, tile
+from tilegrad.core.target import A100, H200
 from tilegrad.graph import build
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.text import parse_block, print_block
+from tilegrad.kernels.plan_table import Entry
+from tilegrad.tensor.tensor import traced_for
 from tilegrad.tile import INF, KTile, f16, f32
+from tilegrad.tune import kernel_plans
 
 RANDOM = np.random.default_rng(11)
 
@@ -516,3 +520,22 @@ def test_a_mistake_in_a_tuned_kernel_is_told_once():
         several(normal(4))
     text = str(found.value)
     assert text.count("got: float32") == 1 and "1 of 3" in text and "2 of 3" in text
+
+
+def test_autotune_for_a_machine_that_is_not_here(tmp_path, monkeypatch):
+    """Nothing is measured: the best Plan known for that Target, else the first of the space."""
+    product, a, b = tuned(tmp_path), normal(32, 48), normal(48, 16)
+    monkeypatch.setattr(kernel_plans, "search", lambda *_: pytest.fail("something was measured"))
+    first = product.schedule(block=(16, 16), k=16).warps(4)
+
+    def callee(of, target):
+        with traced_for(target):
+            return of(a, b).node.attrs["callee"].key
+
+    assert callee(product, H200) == callee(first, H200)
+    tg.explain(lambda a, b: product(a, b), a, b, target="h200", level="schedule")
+    given, tensors = product._bind((a, b), {})
+    plans, problem = product._plans(), product._problem(given, tensors)
+    plans.table.put(plans._key(problem, H200), Entry({"m": 8, "n": 8, "k": 8}))
+    assert callee(product, H200) == callee(product.schedule(block=(8, 8), k=8), H200)
+    assert callee(product, A100) == callee(first, A100)

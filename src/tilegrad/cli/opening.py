@@ -7,10 +7,9 @@ not loaded by then is no cost of a usage error.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+from ..core.collector import no_collection
 from .progress import Bars
 
 
@@ -20,25 +19,12 @@ def open_llm(model: str, bars: Bars, **choices: Any) -> Any:
     from ..runtime.bundle import is_bundle
 
     path = model if is_bundle(model) else find_model(model, bars.report)
-    with few_collections():
+    with no_collection():
         llm = llm_class()(path, progress=bars.stage, **choices)
+        gc.freeze()  # a model stays: no collection need look at it
     if llm.context < choices.get("context", 0):
         bars.line(f"the context is {llm.context} tokens: the model has no more")
     return llm
-
-
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Within the block no garbage is looked for, and later not in what the block made: a model and
-    the modules it needs stay, and each search among them would take tens of milliseconds."""
-    searching = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if searching:
-            gc.freeze()
-            gc.enable()
 
 
 def llm_class() -> Any:

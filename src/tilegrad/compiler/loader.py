@@ -87,6 +87,8 @@ class Opened:
                 recipe.requirements = list(requirements)
                 recipe.move(places)
                 machine = device(where)
+                if self.bundle.device != HOST:
+                    self.bundle.refuse_other(machine.target)
                 code = {}
                 for _, key in recipe.programs:
                     code[key] = machine.loaded(key) or machine.keep(key, self.bundle.code(key))

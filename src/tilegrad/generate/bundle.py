@@ -1,9 +1,9 @@
 """Language models compiled ahead of time: a Bundle with the model's files, its steps and weights.
 
-`save_llm` runs a model as it will be used, with each number of requests, taking the likeliest token
-and sampling, and keeps what was compiled. `LLM(folder)` opens one: its context, requests and pages
-are those that it was made for. Invariant: an LLM from a Bundle gives the answers of the LLM that it
-was made from, and compiles nothing for what was recorded.
+`save_llm` makes every step that an LLM can run, for each number of requests and each way to pick a
+token, and keeps what was compiled. `LLM(folder)` opens one: its context, requests and pages are
+those that it was made for. Invariant: an LLM from a Bundle gives the answers of the LLM that it was
+made from, and compiles nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..core.target import target_named
+from ..exchange.fetch import open_model
 from ..runtime.buffer import HOST
 from ..runtime.bundle import MODEL, is_bundle
 from ..runtime.limits import Limits, limits_of
 from ..tensor.bundle import load_bundle, record, save_bundle
+from .load import dtype_for
+from .sampling_limits import SERVED, Variant
+from .steps import SCORED
 
 Tell = Callable[[str, float, float], None]
 PROMPT = "The sea was calm, and"
+VARIANTS = (Variant(), *SERVED)  # all that requests can ask for: see `sampling_limits.needs`
 
 
 @dataclass(frozen=True)
@@ -98,26 +103,26 @@ def save_llm(
     target: str | None = None,
     progress: Tell | None = None,
 ) -> str:
-    """Make a Bundle of a model for this machine's CPU, or for another CPU; its path."""
+    """Make a Bundle of a model for this machine's CPU, or for a Target; its path.
+
+    Steps are traced on this machine's CPU, with the Target's pages, chunks, ranges of Symbols and
+    dtype, and compiled for the Target.
+    """
     from .llm import LLM
 
     wanted = None if target is None else target_named(target)
-    if wanted is not None and wanted.has_threads:
-        raise UserError(
-            "models are bundled for CPUs alone; functions for any Target",
-            op="compile",
-            got=target,
-            expected="x86-64-v3, x86-64-v4, aarch64, or none for this machine",
-        )
-    with record() as recorder:
-        llm = LLM(name, context=context, requests=requests, dtype=dtype, progress=progress)
-        prompt = llm._ids(PROMPT) if len(llm.tokenizer) else [1, 2, 3]
-        for settings in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 1}):
-            count = 1
-            while count <= requests:
-                llm.generate([prompt] * count, max_tokens=3, ignore_end=True, **settings)
-                count *= 2
-    limits = limits_of(llm.device)
+    if dtype is None and wanted is not None and wanted.has_threads:
+        dtype = dtype_for(open_model(name, lambda _: None).tensors, wanted.name)
+    settings: dict[str, Any] = {"context": context, "requests": requests, "dtype": dtype}
+    with record(wanted) as recorder:
+        llm = LLM(name, device=HOST, progress=progress, **settings)
+        llm.engine.prepare(progress, VARIANTS)
+        llm.generate(llm._ids(PROMPT) if len(llm.tokenizer) else [1, 2, 3], max_tokens=3)
+        count = 1
+        while count <= SCORED:  # one in each range of how many tokens are scored
+            llm.score([1] * (count + 1))
+            count = llm.engine.steps.scored_alike(count)[1] + 1
+    limits = limits_of(wanted or llm.device)
     facts = {
         "context": llm.context,
         "requests": requests,

@@ -74,9 +74,9 @@ def zeroed(size: int, device: str, label: str) -> Buffer:
         buffer = Buffer.allocate(size, label)
         buffer.array((size,), np.uint8)[...] = 0
         return buffer
-    gpu: Any = opened(device)
-    made: Buffer = gpu.allocate(size, label)
-    gpu.fill(made)
+    there = opened(device)
+    made = there.allocate(size, label)
+    there.fill(made)
     return made
 
 

@@ -21,9 +21,10 @@ from ..core.errors import UserError
 from ..models.decoder.config import DecoderConfig
 from ..runtime.limits import limits_of
 from ..tensor.placement import default_device, use
+from ..tensor.tensor import mode
 from .adapters import Adapters, Folders
 from .answer import Answer, Piece
-from .bundle import open_bundled
+from .bundle import VARIANTS, open_bundled
 from .constraint import SETTINGS as CONSTRAINTS
 from .constraint import of_settings
 from .engine import Engine
@@ -76,8 +77,10 @@ class LLM:
         if threads is not None:
             set_threads(threads)
         tell = progress or (lambda *_: None)
-        place = default_device() if device is None else use(device, "LLM")
         made = open_bundled(name_or_path)
+        if made is not None and device is None:
+            device = made.device
+        place = default_device() if device is None else use(device, "LLM")
         if made is not None:
             made.refuse(place, dtype, context, requests, adapters)
             dtype, context, requests = made.dtype, made.context, made.requests
@@ -91,7 +94,7 @@ class LLM:
         self.adapters = (
             Adapters(self.model, adapters, requests + 1, place) if adapters else None
         )  # before pages are counted: they take memory
-        limits = limits_of(place) if made is None else made.limits
+        limits = limits_of(mode.target or place) if made is None else made.limits
         self.context, pages = room_for(self.model, place, cache, requests, context, limits.page)
         if made is not None:
             made.check(self.context, pages)
@@ -112,6 +115,8 @@ class LLM:
             determinism=determinism,
             adapters=self.adapters,
         )
+        if made is not None:
+            self.engine.steps.serve(VARIANTS)
         self._tasks = Tasks(self.engine)
         self._numbers = itertools.count()
 

@@ -167,16 +167,24 @@ class Steps:
         return min(found, key=lambda b: b.ranges.get("keys", (0, 0)), default=None)
 
     def _decode_bound(self, rows: int, variant: Variant, most: int) -> tuple[int, Bound]:
-        """The smallest decode step there is, or a new one of the next power of two."""
-        size = next_power(rows)
-        made = [s for s, v in self._decoding if v == variant and rows <= s <= size]
-        size = min(made, default=size)
+        """The smallest decode step there is, or a new one: of a size that is served, else of the
+        next power of two."""
+        if variant in self._served:
+            size = next_size(self._decode_sizes(variant), rows)
+        else:
+            size = next_power(rows)
+            made = [s for s, v in self._decoding if v == variant and rows <= s <= size]
+            size = min(made, default=size)
         several = self._decoding.setdefault((size, variant), [])
         found = next((b for b in several if b.covers("keys", most)), None)
         if found is None:
             found = self._bind_decode(size, variant, most)
             several.append(found)
         return size, found
+
+    def _decode_sizes(self, variant: Variant) -> list[int]:
+        rare = variant in self._served[1:]
+        return powers_up_to(self.nobody) if rare else decode_sizes(self.nobody)
 
     def _bind_decode(self, size: int, variant: Variant, most: int) -> Bound:
         key = ("decode", size, variant, len(self._decoding.get((size, variant), ())))
@@ -256,12 +264,11 @@ class Steps:
     def prepare(self, variants: Sequence[Variant], tell: Tell) -> None:
         """Make all sizes for these Variants, the only ones from now on; those but the first are
         rarely needed, so they have few sizes."""
-        self._served = tuple(variants)
+        self.serve(variants)
         work: list[tuple[Any, ...]] = []
         for variant in variants:
-            rare = variant in variants[1:]
-            decoding = powers_up_to(self.nobody) if rare else decode_sizes(self.nobody)
-            work += [(self._make_decode, size, variant) for size in reversed(decoding)]
+            decoding = reversed(self._decode_sizes(variant))
+            work += [(self._make_decode, size, variant) for size in decoding]
             prompts = reversed(self._prompt_sizes(variant))
             work += [(self._ragged_bound, rows, tokens, variant) for rows, tokens in prompts]
         with no_collection():
@@ -282,6 +289,10 @@ class Steps:
                 several.append(found)
             most = found.ranges.get("keys", (1, self.most_keys))[1] + 1
 
+    def serve(self, variants: Sequence[Variant]) -> None:
+        """Use these Variants alone from now on; they are made when a request first needs them."""
+        self._served = tuple(variants)
+
     def _serving(self, wanted: Variant) -> Variant:
         """The Variant that does what is wanted: that one, or the first served that does."""
         return next((v for v in self._served if v.joined(wanted) == v), wanted)
@@ -297,6 +308,11 @@ class Steps:
         state = (self.model, self.cache, self.rows.adapters)
         work = partial(self._score, *state, *where, *tokens, shown)
         return [np.array(one.numpy()) for one in self._first(lambda: ("score", shown), work)]
+
+    def scored_alike(self, count: int) -> tuple[int, int]:
+        """The least and most tokens that are scored by the same step as so many."""
+        found: tuple[int, int] = self._score.range_of("tokens", count)
+        return found
 
     def _sampler(self, variant: Variant) -> SamplingState | None:
         return None if variant == Variant() else self.sampling()

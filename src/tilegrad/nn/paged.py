@@ -194,9 +194,9 @@ def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
     if device == HOST:
         buffer = _untouched(size)
     else:
-        gpu: Any = opened(device)
-        buffer = gpu.allocate(size, "paged cache")
-        gpu.fill(buffer)
+        there = opened(device)
+        buffer = there.allocate(size, "paged cache")
+        there.fill(buffer)
     return wrap(from_buffer(buffer, tuple(shape), dtype))
 
 

@@ -171,6 +171,13 @@ class Bundle:
                 "this CPU lacks instructions that it uses", ", ".join(sorted(missing)), "none"
             )
 
+    def refuse_other(self, here: Target) -> None:
+        """An error where it was made for another GPU than the one that is to run it."""
+        made = self.target
+        if made.cpu != here.cpu or made.cores > here.cores:
+            shown = [f"{t.name} ({t.cpu}, {t.cores} multiprocessors)" for t in (here, made)]
+            raise self._refused("it is for another machine", *shown)
+
     def _check(self, *names: str) -> None:
         for name in names:
             size, digest = self.manifest["files"].get(name, [-1, ""])

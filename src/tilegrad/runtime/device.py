@@ -135,6 +135,10 @@ class Device:
         if array.nbytes:
             self.put(buffer.pointer, array.ctypes.data, array.nbytes)
 
+    def fill(self, buffer: Buffer, byte: int = 0) -> None:
+        """Set every byte of a Buffer."""
+        self.write(buffer, np.full(buffer.bytes, byte, np.uint8))
+
     def upload(self, array: np.ndarray[Any, Any], label: str = "") -> Buffer:
         """A Buffer with a copy of an array's bytes in row-major order."""
         array = np.ascontiguousarray(array)

@@ -2,7 +2,7 @@
 
     with tg.record() as recorder:
         step(w, x)                              # a jitted function, called as it will be
-    tg.save_bundle("step.bundle", recorder)     # for this machine; or target="h200"
+    tg.save_bundle("step.bundle", recorder)     # for this machine; or tg.record("h200")
 
     bundle = tg.load_bundle("step.bundle")      # in another process
     bundle["step"](w, x)                        # or call `step` itself: it is not traced
@@ -26,13 +26,14 @@ from ..runtime.bundle import Bundle
 from .bundled import from_record, recorders, to_record
 from .container import flatten
 from .lowered import Lowered, States
-from .tensor import Tensor, values
+from .tensor import Tensor, traced_for, values
 
 
 class Recorder:
-    """What was traced and asked for while it listened."""
+    """What was traced and asked for while it listened, for a Target or for this machine's CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = target
         self.graphs: list[Wanted] = []
         self.traces: list[tuple[str, str, Lowered, list[Buffer]]] = []
 
@@ -56,13 +57,15 @@ class Recorder:
 
 
 @contextmanager
-def record() -> Iterator[Recorder]:
+def record(target: Target | str | None = None) -> Iterator[Recorder]:
     """Within the block, note every function that is traced and every Graph that is run, for
-    `save_bundle`. Functions that were traced before are not: use fresh ones."""
-    recorder = Recorder()
+    `save_bundle`. Functions that were traced before are not: use fresh ones. Those that are traced
+    here have the ranges of Symbols that the Target's kernels ask for: a machine that is not here
+    ("h200", "sm_80", "x86-64-v3", "aarch64"), or this machine's CPU."""
+    recorder = Recorder(target_named(target) if isinstance(target, str) else target)
     recorders.append(recorder)
     try:
-        with listening(recorder.asked):
+        with traced_for(recorder.target), listening(recorder.asked):
             yield recorder
     finally:
         recorders.remove(recorder)
@@ -76,12 +79,15 @@ def save_bundle(
     files: Callable[[Path], str] | None = None,
     **more: Any,
 ) -> str:
-    """Compile what was recorded into a Bundle, for this machine's CPU or for another Target
-    ("h200", "sm_80", "x86-64-v3", "aarch64"); its path. `files` puts a model's files into the
-    folder and gives its name; `more` goes into the manifest."""
+    """Compile what was recorded into a Bundle, for the Target that it was recorded for, or for
+    another one where nothing recorded has Symbols with ranges; its path. `files` puts a model's
+    files into the folder and gives its name; `more` goes into the manifest."""
     from ..compiler.bundle import Maker
 
-    maker = Maker(path, target_named(target) if isinstance(target, str) else target)
+    wanted = target_named(target) if isinstance(target, str) else target
+    if wanted is not None and wanted != recorder.target:
+        _refuse_other_ranges(recorder, wanted)
+    maker = Maker(path, wanted or recorder.target)
     writer = maker.writer
     for name, key, lowered, held in recorder.traces:
         if not lowered.outputs:
@@ -97,6 +103,21 @@ def save_bundle(
     if files is not None:
         writer.model = files(writer.folder)
     return str(maker.finish(**more))
+
+
+def _refuse_other_ranges(recorder: Recorder, wanted: Target) -> None:
+    """An error where a Target would have other ranges of Symbols than were traced."""
+    from ..compiler.breaks import breaks_of
+
+    for name, _, lowered, _ in recorder.traces:
+        if not lowered.ranges and breaks_of(lowered.outputs, wanted) != lowered.breaks:
+            raise UserError(
+                f"{name} was traced for ranges of Symbols that suit another machine",
+                op="save_bundle",
+                expected=wanted.name,
+                got="this CPU" if recorder.target is None else recorder.target.name,
+                hint="name the Target before tracing: with tg.record(target) as recorder",
+            )
 
 
 class LoadedBundle:

@@ -32,7 +32,7 @@ from .last_call import LastCall, buffers_of, remembered
 from .lowered import Lowered, trace_function
 from .placement import state, tag
 from .ranges import Symbolic, inside_of, narrowed
-from .tensor import Tensor, from_data, mode, wrap
+from .tensor import Tensor, from_data, mode, traced_for, wrap
 
 if TYPE_CHECKING:
     from .bound import Bound
@@ -296,7 +296,7 @@ class Jitted(Symbolic, Generic[P, R]):
         if self.symbols and within is None:
             from ..compiler.breaks import breaks_of
 
-            fresh.breaks = breaks_of(fresh.outputs, fresh.device)
+            fresh.breaks = breaks_of(fresh.outputs, mode.target or fresh.device)
         if not fresh.breaks:  # else it is looked at, not run
             self._log(given, leaves, structure, states, fresh.ranges)
             self.traces += 1
@@ -474,13 +474,14 @@ class Jitted(Symbolic, Generic[P, R]):
         given = self._bind(args, kwargs)
         leaves, structure = flatten(self._without_static(given))
         _, states, symbols = self._signature(given, leaves, structure)
-        whole = self._trace(given, leaves, structure, states, {})
-        if self.symbols:
-            from ..compiler.breaks import breaks_of
+        with traced_for(target):
+            whole = self._trace(given, leaves, structure, states, {})
+            if self.symbols:
+                from ..compiler.breaks import breaks_of
 
-            within = narrowed(breaks_of(whole.outputs, target), self.symbols, symbols or {})
-            if within:
-                return self._trace(given, leaves, structure, states, within)
+                within = narrowed(breaks_of(whole.outputs, target), self.symbols, symbols or {})
+                if within:
+                    return self._trace(given, leaves, structure, states, within)
         return whole
 
     def bind(self, *args: Any, **kwargs: Any) -> Bound:

@@ -314,8 +314,11 @@ class Kernel:
         return "\n".join(str(t) for t in self.trials) or "nothing was tried"
 
     def _tuned(self, given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
-        """The best Plan known for this problem, searched for at its first call."""
+        """The best Plan known for this problem, searched for at its first call; for a machine
+        that is not here nothing can be measured."""
         assert self.tuning is not None
+        if mode.target is not None:
+            return self._known_plan(given, tensors)
         device = _device(tensors)
 
         def make(plan: Plan) -> Any:
@@ -348,7 +351,8 @@ class Kernel:
         """The Plan of a call that measures nothing: the best known, or the first of the space."""
         if self.tuning is None:
             return self.plan
-        known: Plan | None = self._plans().known(self._problem(given, tensors), _device(tensors))
+        where = mode.target or _device(tensors)
+        known: Plan | None = self._plans().known(self._problem(given, tensors), where)
         if known is not None:
             return known
         return self.plan.with_(**{name: values[0] for name, values in self.tuning.space})

@@ -1,8 +1,8 @@
 """KernelPlans: the best Plans of one kernel of a person, by problem and machine.
 
 A problem is what a person calls the kernel for; the machine is the Device that its arguments are
-on. Invariant: a problem is searched once for a Device's Target, and what was found is kept in the
-folder that the person named.
+on, or the Target that is traced for. Invariant: a problem is searched once for a Device's Target,
+and what was found is kept in the folder that the person named.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..core.target import Target
 from ..kernels.plan_table import Entry, PlanTable, Trial
 from ..runtime.device import target_for
 from ..tile.plan import Plan, from_record
@@ -28,8 +29,8 @@ class KernelPlans:
     def __init__(self, name: str, folder: str | None) -> None:
         self.name, self.table = name, PlanTable(folder)
 
-    def known(self, problem: tuple[Any, ...], device: str) -> Plan | None:
-        """The best Plan, if a search found one."""
+    def known(self, problem: tuple[Any, ...], device: str | Target) -> Plan | None:
+        """The best Plan for a Device, or for a machine that is not here, if a search found one."""
         entry = self._entry(self._key(problem, device))
         return None if entry is None else from_record(entry.plan)
 
@@ -58,6 +59,7 @@ class KernelPlans:
     def _entry(self, key: str) -> Entry | None:
         return self.table.get(key, from_record)
 
-    def _key(self, problem: tuple[Any, ...], device: str) -> str:
-        made = hashlib.sha256(repr((*problem, target_for(device).key)).encode()).hexdigest()[:24]
+    def _key(self, problem: tuple[Any, ...], device: str | Target) -> str:
+        target = device if isinstance(device, Target) else target_for(device)
+        made = hashlib.sha256(repr((*problem, target.key)).encode()).hexdigest()[:24]
         return f"{self.name}-{made}"
