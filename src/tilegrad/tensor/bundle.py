@@ -84,10 +84,10 @@ def save_bundle(
     files into the folder and gives its name; `more` goes into the manifest."""
     from ..compiler.bundle import Maker
 
-    wanted = target_named(target) if isinstance(target, str) else target
-    if wanted is not None and wanted != recorder.target:
-        _refuse_other_ranges(recorder, wanted)
-    maker = Maker(path, wanted or recorder.target)
+    other = target_named(target) if isinstance(target, str) else target
+    if other is not None and other != recorder.target:
+        _refuse_other_ranges(recorder, other)
+    maker = Maker(path, other or recorder.target)
     writer = maker.writer
     for name, key, lowered, held in recorder.traces:
         if not lowered.outputs:
