@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError
 from ..core.target import target_named
@@ -23,8 +23,11 @@ from ..runtime.bundle import MODEL, is_bundle
 from ..runtime.limits import Limits, limits_of
 from ..tensor.bundle import load_bundle, record, save_bundle
 from .load import dtype_for
-from .sampling_limits import SERVED, Variant
+from .sampling_limits import MOST_LOGPROBS, SERVED, Variant
 from .steps import SCORED
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 Tell = Callable[[str, float, float], None]
 PROMPT = "The sea was calm, and"
@@ -118,10 +121,7 @@ def save_llm(
         llm = LLM(name, device=HOST, progress=progress, **settings)
         llm.engine.prepare(progress, VARIANTS)
         llm.generate(llm._ids(PROMPT) if len(llm.tokenizer) else [1, 2, 3], max_tokens=3)
-        count = 1
-        while count <= SCORED:  # one in each range of how many tokens are scored
-            llm.score([1] * (count + 1))
-            count = llm.engine.steps.scored_alike(count)[1] + 1
+        _score(llm.engine)
     limits = limits_of(wanted or llm.device)
     facts = {
         "context": llm.context,
@@ -133,6 +133,18 @@ def save_llm(
     }
     copy = _copier(Path(llm.path))
     return save_bundle(path, recorder, target=wanted, files=copy, llm=facts)
+
+
+def _score(engine: Engine) -> None:
+    """Score prompts with each of the steps that do it: with and without the likeliest tokens, one
+    of each range of lengths."""
+    for shown in (0, MOST_LOGPROBS):
+        count = 1
+        while count <= min(SCORED, engine.context - 1):
+            scoring = engine.scoring([1] * (count + 1), shown)
+            while scoring is not None and not scoring.step():
+                pass
+            count = engine.steps.scored_alike(count)[1] + 1
 
 
 def _copier(source: Path) -> Callable[[Path], str]:

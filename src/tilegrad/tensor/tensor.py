@@ -20,7 +20,6 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
 from ..core.errors import DTypeError, ShapeError, StateError
-from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node, next_serial
 from ..ir.symbol import Expr, Size
@@ -75,7 +74,7 @@ class Mode(threading.local):
     grad_enabled: bool = True
     trace: Any = None  # the jit.Trace in progress, if any
     depth: int = 0  # transforms in progress: jitted functions inline inside of them
-    target: Target | None = None  # that is traced for, where it is none of a Device here
+    target: Any = None  # the Target that is traced for, where it is none of a Device here
     salt: Any = None  # a uint32 Node that tells apart the steps of a loop for random numbers
 
 
@@ -83,8 +82,9 @@ mode = Mode()
 
 
 @contextmanager
-def traced_for(target: Target | None) -> Iterator[None]:
-    """Within the block, trace for a machine that is not here; None: for the Devices here."""
+def traced_for(target: Any) -> Iterator[None]:
+    """Within the block, trace for the Target of a machine that is not here; None: for the Devices
+    here."""
     before, mode.target = mode.target, target
     try:
         yield
