@@ -15,7 +15,7 @@ from tilegrad.graph.interpret import interpret
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.text import parse_block, print_block
 from tilegrad.kernels.plan_table import Entry
-from tilegrad.tensor.tensor import traced_for
+from tilegrad.tensor.trace import traced_for
 from tilegrad.tile import INF, KTile, f16, f32
 from tilegrad.tune import kernel_plans
 

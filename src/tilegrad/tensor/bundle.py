@@ -26,7 +26,8 @@ from ..runtime.bundle import Bundle
 from .bundled import from_record, recorders, to_record
 from .container import flatten
 from .lowered import Lowered, States
-from .tensor import Tensor, traced_for, values
+from .tensor import Tensor, values
+from .trace import traced_for
 
 
 class Recorder:

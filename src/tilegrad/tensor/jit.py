@@ -32,7 +32,8 @@ from .last_call import LastCall, buffers_of, remembered
 from .lowered import Lowered, trace_function
 from .placement import state, tag
 from .ranges import Symbolic, inside_of, narrowed
-from .tensor import Tensor, from_data, mode, traced_for, wrap
+from .tensor import Tensor, from_data, mode, wrap
+from .trace import traced_for
 
 if TYPE_CHECKING:
     from .bound import Bound

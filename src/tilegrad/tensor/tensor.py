@@ -81,17 +81,6 @@ class Mode(threading.local):
 mode = Mode()
 
 
-@contextmanager
-def traced_for(target: Any) -> Iterator[None]:
-    """Within the block, trace for the Target of a machine that is not here; None: for the Devices
-    here."""
-    before, mode.target = mode.target, target
-    try:
-        yield
-    finally:
-        mode.target = before
-
-
 class Tensor(Methods):
     """An n-dimensional array, lazy: its Node says how to compute it."""
 

@@ -8,7 +8,8 @@ says where its Buffer comes from at each call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from typing import Any
@@ -22,6 +23,17 @@ from ..ir.rewrite import replace
 from ..runtime.buffer import HOST
 from .placement import check_device, elsewhere, is_stored, settled
 from .tensor import Tensor, leaves, mode, stand_ins, unknown_value, values, wrap
+
+
+@contextmanager
+def traced_for(target: Any) -> Iterator[None]:
+    """Within the block, trace for the Target of a machine that is not here; None: for the Devices
+    here."""
+    before, mode.target = mode.target, target
+    try:
+        yield
+    finally:
+        mode.target = before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
