@@ -107,3 +107,18 @@ def test_demo() -> None:
     assert set(made.sample) <= set(read_text())
     with pytest.raises(UserError, match="nothing to do"):
         run_demo(steps=0)
+
+
+def test_adapters_of_a_server_are_names_and_folders() -> None:
+    import os
+
+    import typer
+
+    from tilegrad.cli import options
+
+    assert options.adapters(None) == {}
+    found = options.adapters(["a=x", "b=y=z"])["adapters"]
+    assert found == {"a": os.path.abspath("x"), "b": os.path.abspath("y=z")}
+    for wrong in (["a"], ["=x"], ["a="], ["a=x", "a=y"]):
+        with pytest.raises(typer.BadParameter):
+            options.adapters(wrong)

@@ -266,3 +266,9 @@ def test_a_length_is_told_at_a_terminal(fake: Any, monkeypatch: pytest.MonkeyPat
     answer.take(run.Bars())
     answer.finish(False, 4)
     assert "--max-tokens" in screen.getvalue()
+
+
+def test_an_adapter_reaches_the_model(fake: Any) -> None:
+    assert invoke("m.gguf", "Hi", "--lora", "some/folder").exit_code == 0
+    assert fake.opened[0]["adapters"] == {"lora": "some/folder"}
+    assert fake.asked[0][-1] == {"adapter": "lora"}

@@ -74,6 +74,7 @@ class ScriptedEngine:
         prefixes = SimpleNamespace(asked=30, found=20)
         self.pool = SimpleNamespace(pages=64, page=16, available=64, prefixes=prefixes)
         self.batcher = SimpleNamespace(preemptions=3)
+        self.adapters = None
         self.grammars = None
 
     @property
@@ -131,6 +132,7 @@ def open_scripted(given: dict[str, Any], tell: Any) -> tuple[Any, dict[str, Any]
         "page": 16,
         "pages": 64,
         "bytes": 1000,
+        "adapters": [],
     }
 
 

@@ -51,6 +51,7 @@ def batch(
     dtype: options.DType = None,
     threads: options.Threads = None,
     determinism: options.Determinism = None,
+    lora: options.Loras = None,
 ) -> None:
     """Answer a file of requests: tilegrad batch in.jsonl out.jsonl --model smollm2"""
     need_packages()
@@ -74,6 +75,7 @@ def batch(
             determinism=determinism,
             prepare=False,  # nobody waits for a single answer
         )
+        opening |= options.adapters(lora)
         path = found(model, bars)
         settings = Settings(path, model, opening=opening, sampling=advised(model))
         told = Progress(bars).tell

@@ -54,6 +54,7 @@ def chat(
     dtype: options.DType = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    lora: options.Lora = None,
 ) -> None:
     """Talk with a model; /help says what may be typed."""
     sampling = options.given(
@@ -68,14 +69,15 @@ def chat(
     )
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
-        llm = open_llm(model, bars, requests=1, **chosen)
+        adapters, asked = options.with_lora(lora)
+        llm = open_llm(model, bars, requests=1, **chosen, **adapters)
     if not has_template(llm):
         raise UserError(
             "this model has no chat template",
             op="chat",
             hint="tilegrad run --raw goes on from a prompt",
         )
-    sampling = advised(model, llm) | sampling if temperature is None else sampling
+    sampling = asked | (advised(model, llm) | sampling if temperature is None else sampling)
     talk = Chat(llm, sampling, system and options.words(system), answers())
     if is_terminal(sys.stdin):
         status(f"{model}, {context_of(llm)} tokens of context; /help, Ctrl-D leaves")

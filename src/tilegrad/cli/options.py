@@ -44,6 +44,20 @@ Determinism = Annotated[
     ),
 ]
 
+Lora = Annotated[
+    str | None,
+    typer.Option(help="A folder with a LoRA adapter, as PEFT saves it.", show_default=False),
+]
+Loras = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter, which clients ask for as a model of that name; may be repeated.",
+        show_default=False,
+    ),
+]
+
 # ---- what it writes
 System = Annotated[str | None, typer.Option(help="A system message.", show_default=False)]
 MaxTokens = Annotated[
@@ -105,3 +119,21 @@ def words(text: str) -> str:
 def given(**values: Any) -> dict[str, Any]:
     """The options that were given, by name."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def adapters(folders: list[str] | None) -> dict[str, Any]:
+    """`adapters` of an LLM from NAME=FOLDER; nothing where there are none."""
+    found: dict[str, str] = {}
+    for one in folders or ():
+        name, sign, folder = one.partition("=")
+        if not (name.strip() and sign and folder) or name in found:
+            raise typer.BadParameter(f"--lora {one}: expected NAME=FOLDER, each name once")
+        found[name] = os.path.abspath(folder)
+    return {"adapters": found} if found else {}
+
+
+def with_lora(folder: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What opens a model with one adapter, and what asks for it."""
+    if folder is None:
+        return {}, {}
+    return {"adapters": {"lora": folder}}, {"adapter": "lora"}

@@ -52,6 +52,7 @@ def run(
     dtype: options.DType = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    lora: options.Lora = None,
     as_json: options.Json = False,
     stats: Stats = False,
 ) -> None:
@@ -71,9 +72,10 @@ def run(
     )
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
-        llm = open_llm(model, bars, requests=1, **chosen)
+        adapters, asked = options.with_lora(lora)
+        llm = open_llm(model, bars, requests=1, **chosen, **adapters)
         ids = prompt_ids(llm, text, system and options.words(system), raw)
-        pieces = llm.stream(ids, **sampling)
+        pieces = llm.stream(ids, **sampling, **asked)
         answer = Answer(model, pieces, None if as_json else Answers(), llm.tokenizer.ends)
         answer.take(bars)
     answer.finish(stats, len(ids))

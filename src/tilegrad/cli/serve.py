@@ -83,6 +83,7 @@ def serve(
     dtype: options.DType = None,
     threads: options.Threads = None,
     determinism: options.Determinism = None,
+    lora: options.Loras = None,
     prepare: Prepare = True,
     max_queue: Queue = 256,
     timeout: Timeout = 600.0,
@@ -120,6 +121,7 @@ def serve(
             opening={
                 **options.given(device=device, dtype=dtype, threads=threads, context=context),
                 **options.given(determinism=determinism),
+                **options.adapters(lora),
                 "requests": requests,
                 "prepare": prepare,
             },

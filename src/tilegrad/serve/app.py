@@ -150,8 +150,8 @@ def model_card(server: Server, name: str) -> dict[str, Any]:
         "object": "model",
         "created": int(server.metrics.begun),
         "owned_by": "tilegrad",
-        "root": server.model.name,
-        "parent": None,
+        "root": name,
+        "parent": server.model.name if name in server.model.adapters else None,
         "max_model_len": server.model.context,
     }
 

@@ -144,6 +144,8 @@ class Metrics:
             counter = CounterMetricFamily(PREFIX + name, words, labels=label)
             counter.add_metric(value, number)
             yield counter
+        if "adapters" in self.now:
+            yield self._adapters(GaugeMetricFamily)
         done = CounterMetricFamily(
             PREFIX + "request_success",
             "Requests that ended, by why.",
@@ -165,6 +167,14 @@ class Metrics:
                 )
                 family.add_metric(value, list(histogram.buckets()), histogram.sum)
                 yield family
+
+    def _adapters(self, family: Any) -> Any:
+        """Which adapters requests have, as labels; the value is when that was so."""
+        count, *names = self.now["adapters"]
+        labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+        gauge = family(PREFIX + "lora_requests_info", "Adapters of requests.", labels=labels)
+        gauge.add_metric([str(count), *(",".join(some) for some in names)], time.time())
+        return gauge
 
     def _gauges(self) -> list[tuple[str, str, float]]:
         now = self.now

@@ -39,7 +39,8 @@ class ServedModel:
     """The model of a server."""
 
     def __init__(self, name: str, tokenizer: Tokenizer, sampling: dict[str, Any]) -> None:
-        self.name, self.names = name, (name,)
+        self.name = name
+        self.adapters: tuple[str, ...] = ()  # as the engine has them
         self.tokenizer, self.pieces = tokenizer, CachedPieces(tokenizer)
         self.sampling = sampling  # where neither the client nor the model's files say
         self.context = self.vocabulary = self.requests = 1
@@ -47,11 +48,16 @@ class ServedModel:
         self.facts: dict[str, Any] = {}
         self.grammars = Grammars(tokenizer, len(tokenizer))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that clients may call the model: its own name, and those of its adapters."""
+        return (self.name, *self.adapters)
+
     def learn(self, facts: dict[str, Any]) -> None:
         """Take what the engine says of itself when it is ready."""
         self.facts = facts
         self.context, self.vocabulary = facts["context"], facts["vocabulary"]
-        self.requests = facts["requests"]
+        self.requests, self.adapters = facts["requests"], tuple(facts["adapters"])
         self.grammars = Grammars(self.tokenizer, self.vocabulary)
         said = facts["defaults"]
         self.defaults = dict(said) if "temperature" in said else {**self.sampling, **said}

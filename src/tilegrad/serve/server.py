@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from ..core.errors import UserError
 from .access import ID, SALT
 from .api.fields import Fields, parsed
 from .api.parameters import Ask
@@ -66,6 +67,10 @@ class Server:
     """What the routes work with."""
 
     def __init__(self, settings: Settings, model: ServedModel, tell: Any = None) -> None:
+        if model.name in settings.opening.get("adapters", {}):
+            raise UserError(
+                "an adapter has the name of the model", op="serve", got=model.name, hint="--name"
+            )
         self.settings, self.model = settings, model
         self.metrics = Metrics(model.name)
         self.engine = Supervisor(

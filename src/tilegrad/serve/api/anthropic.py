@@ -159,7 +159,7 @@ def message_body(
         "id": ask.ids.new("msg-"),
         "type": "message",
         "role": "assistant",
-        "model": model.name,
+        "model": ask.named(model),
         "content": blocks_of(message),
         **ending(one, bool(message.calls)),
         "usage": usage_of(one),
@@ -187,7 +187,7 @@ class MessageStream(Streamed):
 
     def __init__(self, events: Events, ask: Ask, model: ServedModel) -> None:
         super().__init__(events, 1)
-        self.model, self.ids = model, ask.ids
+        self.name, self.ids = ask.named(model), ask.ids
         self.ones: list[Generation] = []
         self.parser = ask.parser() if ask.parser else None
         self.begun = False
@@ -241,7 +241,7 @@ class MessageStream(Streamed):
             "id": self.ids.new("msg-"),
             "type": "message",
             "role": "assistant",
-            "model": self.model.name,
+            "model": self.name,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

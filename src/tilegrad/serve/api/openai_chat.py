@@ -107,7 +107,7 @@ def chat_body(
         "id": ask.ids.new("chatcmpl-"),
         "object": "chat.completion",
         "created": ask.created,
-        "model": model.name,
+        "model": ask.named(model),
         "choices": choices,
         "usage": usage_of(ones, ask.n),
     }
@@ -161,7 +161,7 @@ class ChatStream(Streamed):
             "id": ask.ids.new("chatcmpl-"),
             "object": "chat.completion.chunk",
             "created": ask.created,
-            "model": model.name,
+            "model": ask.named(model),
         }
         self.start = b"data: " + dumps(start).encode()[:-1]
         self.usage = b',"usage":null' if ask.usage else b""

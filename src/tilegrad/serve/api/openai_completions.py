@@ -135,7 +135,7 @@ def completion_body(
         "id": ask.ids.new("cmpl-"),
         "object": "text_completion",
         "created": ask.created,
-        "model": model.name,
+        "model": ask.named(model),
         "choices": choices,
         "usage": counted(ask, ones),
     }
@@ -161,7 +161,7 @@ class CompletionStream(Streamed):
             "id": ask.ids.new("cmpl-"),
             "object": "text_completion",
             "created": ask.created,
-            "model": model.name,
+            "model": ask.named(model),
         }
         self.start = b"data: " + dumps(start).encode()[:-1]
         self.usage = b',"usage":null' if ask.usage else b""

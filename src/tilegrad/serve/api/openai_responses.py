@@ -148,7 +148,7 @@ class Shape:
             "background": False,
             "error": None,
             "incomplete_details": details,
-            "model": self.model.name,
+            "model": self.ask.named(self.model),
             "output": output,
             "previous_response_id": None,
             "store": False,

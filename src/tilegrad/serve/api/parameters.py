@@ -53,6 +53,10 @@ class Ask:
     name: str = ""  # by a router, which is told of every token
     made: list[list[int]] | None = None  # ids of each choice, by another replica
 
+    def named(self, model: ServedModel) -> str:
+        """What the client calls the model: an adapter has a name of its own."""
+        return self.spec.get("adapter") or model.name
+
     def specs(self) -> list[dict[str, Any]]:
         """One spec for each choice of each prompt."""
         found = []
@@ -164,7 +168,9 @@ def spec_of(fields: Fields, model: ServedModel, limits: Limits, most: int | None
     least = fields.whole("min_tokens", 0, WHOLE) or 0
     if most is not None and least > most:
         raise fields.wrong("min_tokens", "at most as many as the answer may have")
+    name = fields.text("model", None, 512)
     return {
+        **({"adapter": name} if name in model.adapters else {}),
         "sampling": sampling_of(fields, model, limits),
         "stop_tokens": sorted({*asked, *ends}),
         "asked_stops": asked,
@@ -206,7 +212,7 @@ def check_model(fields: Fields, model: ServedModel) -> None:
     asked = fields.text("model", None, 512)
     if asked is not None and asked not in model.names:
         raise Refused(
-            f"the model '{asked[:100]}' does not exist; this server has {model.name}",
+            f"the model '{asked[:100]}' does not exist; this server has {', '.join(model.names)}",
             status=404,
             param="model",
             code="model_not_found",

@@ -241,7 +241,9 @@ def step_body(produced: Sequence[Produced]) -> dict[str, Any]:
 def state_of(engine: Any, seconds: float) -> dict[str, Any]:
     """How full an engine is, and how long its last step took."""
     pool = engine.pool
+    adapters = {} if engine.adapters is None else {"adapters": adapters_of(engine)}
     return {
+        **adapters,
         "running": len(engine.running),
         "waiting": len(engine.waiting),
         "pages": pool.pages,
@@ -251,6 +253,12 @@ def state_of(engine: Any, seconds: float) -> dict[str, Any]:
         "preempted": engine.batcher.preemptions,
         "seconds": seconds,
     }
+
+
+def adapters_of(engine: Any) -> list[Any]:
+    """How many adapters there are, and which ones requests have that run, and that wait."""
+    used = [{w.request.adapter for w in part.values()} for part in (engine.running, engine.waiting)]
+    return [len(engine.adapters.names), *(sorted(names - {""}) for names in used)]
 
 
 def request_of(given: dict[str, Any]) -> Request:
@@ -268,6 +276,7 @@ def request_of(given: dict[str, Any]) -> Request:
         given.get("salt", ""),
         given["min_tokens"],
         constraint_of(given),
+        given.get("adapter", ""),
         location=None,
     )
 
@@ -304,6 +313,7 @@ def open_llm(
         "page": llm.engine.pool.page,
         "pages": llm.engine.pool.pages,
         "bytes": llm.file_bytes,
+        "adapters": [] if llm.adapters is None else llm.adapters.names,
     }
 
 

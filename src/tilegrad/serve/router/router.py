@@ -171,10 +171,12 @@ class Router:
         return work() if len(data) < LARGE else await asyncio.to_thread(work)
 
     def hashes(self, request: web.Request, body: Any) -> list[bytes]:
-        """The chunks of a prompt; whoever has another key shares none of them."""
+        """The chunks of a prompt; who has another key, or asks another model, shares none."""
         if body is None:
             return []
-        return chain(prompt_bytes(body), hashlib.sha256(key_of(request).encode()).digest())
+        model = body.get("model") if isinstance(body, dict) else None
+        apart = f"{key_of(request)}\n{model}"  # an adapter's pages are its own
+        return chain(prompt_bytes(body), hashlib.sha256(apart.encode("utf-8", "replace")).digest())
 
     async def _try_all(self, asked: Asked) -> web.StreamResponse:
         refused: web.Response | None = None
