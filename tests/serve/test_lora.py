@@ -88,7 +88,7 @@ def test_every_route_says_whose_answer_it_is(server):
 
 
 def test_pages_are_not_shared_between_adapters(server):
-    prompt = "The same words for everybody, and enough of them to fill pages. " * 4
+    prompt = "The same words for everybody, and enough of them to fill pages. " * 2
 
     def cached(model):
         body = {"model": model, "prompt": prompt, "max_tokens": 1}
