@@ -76,9 +76,9 @@ def test_the_picture_is_whole() -> None:
     found = explore_npu(preset("16x16"), mobilenet_v1(), vary)
     root = ElementTree.fromstring(plotted(found, "<a> & b"))
     dots = [e for e in root.iter() if e.tag.endswith("circle")]
-    assert len(dots) == 2 * 6 + 2  # two panels, and two colours are named
+    assert len(dots) == 3 * 6 + 2  # three panels, and two colours are named
     assert "rows 8, dataflow ws" in " ".join(root.itertext())
     lines = [e for e in root.iter() if e.get("class") == "front"]
-    assert len(lines) == 2
+    assert len(lines) == 3
     for circle in dots:
-        assert 0 < float(circle.get("cx", "0")) < 960 and 0 < float(circle.get("cy", "0")) < 440
+        assert 0 < float(circle.get("cx", "0")) < 1140 and 0 < float(circle.get("cy", "0")) < 400

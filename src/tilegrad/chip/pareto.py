@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.svg import decades, dot, line, path, picture, short, words
+from ..core.svg import dot, line, path, picture, short, ticks, words
 from ..targets.npu.parameters import Parameters
 from .estimate import MULTIPLIER, SRAM, areas, estimate
 from .explore.accelerator import Accelerator
@@ -161,7 +161,9 @@ def _explore(
 
 # ---- the picture --------------------------------------------------------------------------------
 
-WIDTH, HEIGHT, COLOURS = 960, 440, 6
+WIDTH, HEIGHT, COLOURS = 1140, 400, 6
+UNITS = {"energy": (1e3, "mJ"), "seconds": (1e3, "ms"), "area": (1.0, "mm2")}
+PANELS = (("energy", "seconds"), ("energy", "area"), ("seconds", "area"))  # up, across
 STYLE = """
 svg{font:12px system-ui,sans-serif;background:#fff}text{fill:#1b1f24}.soft{fill:#667079}
 .head{font-size:16px;font-weight:600}.sub{font-size:13px;font-weight:600}.grid{stroke:#e3e6e9}
@@ -175,7 +177,7 @@ svg{font:12px system-ui,sans-serif;background:#fff}text{fill:#1b1f24}.soft{fill:
 
 
 def plotted(explored: Explored, title: str, colour: str = "dataflow") -> str:
-    """Energy by time and energy by area; designs on a front are full, and joined."""
+    """Energy by time, energy by area, time by area; designs on a front are full, and joined."""
     values = list(dict.fromkeys(str(p.choice.get(colour, "")) for p in explored.points))
     kinds = {value: f"d{number % COLOURS}" for number, value in enumerate(values)}
     parts = [words(20, 28, title, "head")]
@@ -183,28 +185,27 @@ def plotted(explored: Explored, title: str, colour: str = "dataflow") -> str:
     for value, kind in kinds.items() if len(kinds) > 1 else ():
         parts += [dot(x + 5, 46, 5, kind), words(x + 14, 50, value, "soft")]
         x += 30 + 7 * len(value)
-    half = WIDTH / 2
-    for number, (field, name) in enumerate((("seconds", "ms"), ("area", "mm2"))):
-        left = half * number + 62
-        parts += _panel(explored.points, field, name, kinds, colour, left, half - 84)
+    third = WIDTH / len(PANELS)
+    for number, (up, across) in enumerate(PANELS):
+        place = (third * number + 54, third - 74)
+        parts += _panel(explored.points, up, across, kinds, colour, *place)
     return picture(WIDTH, HEIGHT, title, STYLE, parts)
 
 
 def _panel(
     points: Sequence[Point],
-    field: str,
-    unit: str,
+    up: str,
+    across: str,
     kinds: Mapping[str, str],
     colour: str,
     left: float,
     width: float,
 ) -> Iterator[str]:
-    """Energy against one field, logarithms both."""
-    top, bottom = 84.0, HEIGHT - 46.0
-    scale = 1e3 if field == "seconds" else 1.0
-    across = [scale * getattr(p, field) for p in points]
-    up = [1e3 * p.energy for p in points]
-    xs, ys = decades(min(across), max(across)), decades(min(up), max(up))
+    """One field against another, logarithms both."""
+    top, bottom = 88.0, HEIGHT - 46.0
+    rights = [UNITS[across][0] * getattr(p, across) for p in points]
+    heights = [UNITS[up][0] * getattr(p, up) for p in points]
+    xs, ys = ticks(min(rights), max(rights)), ticks(min(heights), max(heights))
 
     def x(value: float) -> float:
         return left + width * math.log10(value / xs[0]) / math.log10(xs[-1] / xs[0])
@@ -212,18 +213,18 @@ def _panel(
     def y(value: float) -> float:
         return bottom - (bottom - top) * math.log10(value / ys[0]) / math.log10(ys[-1] / ys[0])
 
-    yield words(left, top - 12, f"energy of a run, mJ, by {unit}", "sub")
+    yield words(left, top - 12, f"{UNITS[up][1]} of a run by {UNITS[across][1]}", "sub")
     for value in xs:
         yield line(x(value), top, x(value), bottom)
         yield words(x(value), bottom + 17, short(value), "soft", "middle")
     for value in ys:
         yield line(left, y(value), left + width, y(value))
         yield words(left - 6, y(value) + 4, short(value), "soft", "end")
-    yield words(left + width / 2, bottom + 34, unit, "soft", "middle")
-    best = front(points, ("energy", field))
-    joined = [(x(scale * getattr(p, field)), y(1e3 * p.energy)) for p in best]
-    yield f'<polyline class="front" points="{path(joined)}"/>'
-    for p, a, b in zip(points, across, up):
+    yield words(left + width / 2, bottom + 34, UNITS[across][1], "soft", "middle")
+    best = front(points, (up, across))
+    joined = [(UNITS[across][0] * getattr(p, across), UNITS[up][0] * getattr(p, up)) for p in best]
+    yield f'<polyline class="front" points="{path([(x(a), y(b)) for a, b in joined])}"/>'
+    for p, a, b in sorted(zip(points, rights, heights), key=lambda one: one[0] in best):
         kind = kinds[str(p.choice.get(colour, ""))]
         hint = f"{p.name}: {1e3 * p.seconds:.4g} ms, {1e3 * p.energy:.4g} mJ, {p.area:.4g} mm2"
         on = p in best

@@ -66,11 +66,11 @@ def compare(
     sizes = Sizes(batch, tokens, context, dtype)
     names = [name.strip() for name in chips.split(",") if name.strip()]
     given = _prices(price or [], names)
+    known = {name: chip(name) for name in names}
     found = []
     with Bars() as bars:
-        for done, name in enumerate(names):
+        for done, (name, one) in enumerate(known.items()):
             bars.stage(f"predicting {model}", done, len(names), name)
-            one = chip(name)
             one = one.priced(given[name]) if name in given else one
             found.append((one, _phases(model, one, sizes, count)))
     if plot is not None:

@@ -54,6 +54,15 @@ def decades(low: float, high: float) -> list[float]:
     return [10.0**e for e in range(first, max(last, first + 1) + 1)]
 
 
+def ticks(low: float, high: float) -> list[float]:
+    """Ones, twos and fives around two numbers, for a short axis of logarithms."""
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    every = [n * 10.0**e for e in powers for n in (1, 2, 5)]
+    first = max(n for n, v in enumerate(every) if v <= low * (1 + 1e-9))
+    last = min(n for n, v in enumerate(every) if v >= high * (1 - 1e-9))
+    return every[first : max(last, first + 1) + 1]
+
+
 def short(value: float) -> str:
     """A number in few letters."""
     for scale, mark in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -72,4 +81,4 @@ def picture(width: float, height: float, title: str, style: str, parts: Sequence
     return f"{head}\n<title>{escape(title)}</title><style>{style}</style>\n{body}\n</svg>\n"
 
 
-__all__ = ["box", "decades", "dot", "line", "nice", "path", "picture", "short", "words"]
+__all__ = ["box", "decades", "dot", "line", "nice", "path", "picture", "short", "ticks", "words"]
