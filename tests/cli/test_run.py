@@ -61,6 +61,10 @@ def test_options_reach_the_model(fake: Any) -> None:
         "2",
         "--context",
         "99",
+        "--speculate",
+        "ngram",
+        "--guesses",
+        "5",
     )
     assert result.exit_code == 0, result.output
     assert fake.opened == [
@@ -71,6 +75,8 @@ def test_options_reach_the_model(fake: Any) -> None:
             "dtype": "float32",
             "threads": 2,
             "context": 99,
+            "speculate": "ngram",
+            "guesses": 5,
         }
     ]
     _, messages, sampling = fake.asked[0]

@@ -76,6 +76,7 @@ class ScriptedEngine:
         self.batcher = SimpleNamespace(preemptions=3)
         self.adapters = None
         self.grammars = None
+        self.speculation = SimpleNamespace(asked=5, guessed=9, true=4)
 
     @property
     def busy(self) -> bool:

@@ -32,6 +32,9 @@ def test_control_tokens_never_come_out_of_a_message(scripted):
     assert found["tokens"].count(257) == 1  # the template's own
 
 
+GUESSES = ("drafts", "draft_tokens", "accepted_tokens")
+
+
 def test_metrics(scripted):
     scripted.chat("SAY hello")
     status, text, _ = scripted.ask("GET", "/metrics")
@@ -64,6 +67,8 @@ def test_metrics(scripted):
     assert float(lines[f"tilegrad:request_queue_time_seconds_count{label}"]) >= 1
     assert float(lines[f"tilegrad:prefix_cache_hits_total{label}"]) == 20
     assert float(lines[f"tilegrad:num_preemptions_total{label}"]) == 3
+    guesses = [f"tilegrad:spec_decode_num_{what}_total{label}" for what in GUESSES]
+    assert [float(lines[name]) for name in guesses] == [5, 9, 4]
     assert any("request_success_total" in name and 'reason="stop"' in name for name in lines)
 
 

@@ -55,6 +55,8 @@ def chat(
     threads: options.Threads = None,
     context: options.Context = None,
     lora: options.Lora = None,
+    speculate: options.Speculate = None,
+    guesses: options.Guesses = None,
 ) -> None:
     """Talk with a model; /help says what may be typed."""
     sampling = options.given(
@@ -70,6 +72,7 @@ def chat(
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
         adapters, asked = options.with_lora(lora)
+        adapters |= options.speculation(speculate, guesses)
         llm = open_llm(model, bars, requests=1, **chosen, **adapters)
     if not has_template(llm):
         raise UserError(

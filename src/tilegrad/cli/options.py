@@ -43,6 +43,20 @@ Determinism = Annotated[
         show_default=False,
     ),
 ]
+Speculate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ngram|MODEL",
+        help="Guess the next tokens: from the text so far, or by a smaller model.",
+        show_default=False,
+    ),
+]
+Guesses = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Tokens guessed at once at most, with --speculate.", show_default=False
+    ),
+]
 
 Lora = Annotated[
     str | None,
@@ -114,6 +128,13 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of t
 def words(text: str) -> str:
     """An argument as UTF-8, whatever the locale took it for."""
     return os.fsencode(text).decode("utf-8", "replace")
+
+
+def speculation(speculate: str | None, guesses: int | None) -> dict[str, Any]:
+    """Choices of `LLM` about guesses."""
+    if guesses is not None and speculate is None:
+        raise typer.BadParameter("--guesses is for --speculate")
+    return given(speculate=speculate, guesses=guesses)
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Batch:
     decodes: bool  # each has one token, which is on the device
     variant: Variant
     room: int  # how often it can be run as it is: before a page is full or somebody is done
+    guesses: list[list[int]] | None = None  # tokens after the next of each, to be verified
 
     @property
     def keys(self) -> int:
@@ -195,7 +196,7 @@ class Batcher:
             [work.left == count for work, count in chosen],
             decodes,
             reduce(Variant.joined, (work.request.variant for work, _ in chosen)),
-            min(min(len(w.pages) * page - w.fed, w.owed) for w, _ in chosen) if decodes else 0,
+            min(min(page - w.fed % page, w.owed) for w, _ in chosen) if decodes else 0,
         )
         if decodes:
             self._again = batch
@@ -238,6 +239,22 @@ class Batcher:
     def took(self, work: Ongoing, token: int) -> None:
         """Take note of an id that was read."""
         work.known.append(token)
+        self._name(work)
+
+    def stretch(self, work: Ongoing, more: int) -> int:
+        """Pages for so many tokens after its next one, if nobody needs them; how many fit."""
+        pool = self.pool
+        spare = pool.available - len(self.running)
+        while len(work.pages) * pool.page < work.total + more and spare > 0:
+            work.pages.append(pool.take())
+            spare -= 1
+        return max(0, min(more, len(work.pages) * pool.page - work.total))
+
+    def came_true(self, work: Ongoing, count: int) -> None:
+        """Take note of guesses that a step has fed."""
+        work.fed += count
+        work.total += count
+        self._again = None
         self._name(work)
 
     def _name(self, work: Ongoing) -> None:

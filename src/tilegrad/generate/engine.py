@@ -38,6 +38,7 @@ from .request import Produced, Request
 from .sampling import NO_TOKEN, Sampling, Variant
 from .sampling_limits import SERVED
 from .scoring import Scoring
+from .speculative import Proposer, Speculation, orders_of
 from .step import Rows
 from .steps import Found, Launched, Part, Steps, Tell
 
@@ -63,6 +64,8 @@ class Engine:
         prefix_cache: bool = True,
         canary: bool = False,
         adapters: Adapters | None = None,
+        proposer: Proposer | None = None,
+        guesses: int = 3,
     ) -> None:
         """`pages` is the size of the pool; all requests can have the whole context if None.
 
@@ -70,7 +73,8 @@ class Engine:
         most `chunk` tokens. `words` is how many ids the tokenizer has, if fewer than
         the model: no other is picked. Requests with a Constraint need `grammars`. `canary` checks
         after every step that pages have the tokens they must. `adapters` are made for this model
-        and one slot more than there are requests.
+        and one slot more than there are requests. A `proposer` guesses so many tokens of a request
+        at most, which steps then verify.
         """
         config = model.config
         device = default_device() if device is None else use(device, "Engine")
@@ -106,11 +110,14 @@ class Engine:
         rows = Rows(requests + 1, self.cache.device, marks, adapters)
         tell = tell or (lambda *_: None)
         stepped = model if adapters is None else adapters.model
-        self.steps = Steps(stepped, self.cache, rows, self.chunk, tell, words)
+        self.speculation = _speculation(proposer, guesses, requests, canary)
+        more = 0 if self.speculation is None else self.speculation.room
+        self.steps = Steps(stepped, self.cache, rows, self.chunk, tell, words, more)
         self.adapters = adapters
         self.determinism = determinism or settings().determinism
         self.grammars = grammars
-        self.overlaps = device != HOST and not canary  # a step begins before the last is read
+        # a step begins before the last is read
+        self.overlaps = device != HOST and not canary and proposer is None
         self._canary = None if marks is None else Canary(marks, self.cache, count)
         self._table = np.zeros((requests + 1, most_pages), np.int32)  # as the device has it
         self._sampled: set[int] = set()  # slots whose sampling was set, and not cleared yet
@@ -150,6 +157,8 @@ class Engine:
             raise UserError("two requests have one id", op="Engine.add", got=request.id)
         refuse_request(request, self.config.vocabulary, self.context, self.pool)
         self._refuse_adapter(request.adapter)
+        if self.speculation is not None:
+            request = self.speculation.seeded(request)
         matcher = None if request.constraint is None else self._matcher(request)
         self.batcher.add(request).matcher = matcher
 
@@ -182,6 +191,8 @@ class Engine:
     def _end(self, work: Ongoing, wrong: bool = False) -> None:
         """Take back what a request has; nothing here can fail."""
         self.batcher.end(work, wrong=wrong)
+        if self.speculation is not None:
+            self.speculation.forget(work)
         if not self.running:
             self._under_way.clear()
 
@@ -254,6 +265,8 @@ class Engine:
         """
         with override(determinism=self.determinism):
             self.steps.prepare(variants, tell or self.steps.tell)
+        if self.speculation is not None:
+            self.speculation.proposer.prepare(tell or self.steps.tell, variants)
 
     def step(self) -> list[Produced]:
         """Run one step: a token for each request that decodes, a chunk of prompts beside them.
@@ -274,6 +287,8 @@ class Engine:
             for work in list(self.running.values()):
                 self._end(work, wrong=True)
             raise
+        if batch.guesses is not None:
+            return produced + self._verified(batch, found)
         for row, work in enumerate(batch.ongoing):
             if batch.whole[row] and self.running.get(work.request.id) is work:
                 produced.append(self._made(work, found, row))
@@ -289,6 +304,8 @@ class Engine:
             batch = self.batcher.batch(under_way=bool(self._under_way))
             if batch is None:
                 break
+            if self.speculation is not None:
+                batch.guesses = self.speculation.guess(batch, self.batcher)
             self._under_way.append((batch, self._launch(batch)))
             self.batcher.begun(batch)
         return failed
@@ -300,6 +317,11 @@ class Engine:
             self._table[batch.slots, columns] = batch.tails
             if self._canary is not None:
                 self._canary.grown(batch.ongoing)
+        if batch.guesses is not None:
+            orders = orders_of(batch.ongoing, batch.guesses, self.pool.page)
+            columns = [(length - 1) // self.pool.page for length in orders["lengths"]]
+            self._table[orders["slots"], columns] = orders["tails"]
+            return self.steps.verify(orders, batch.variant, max(orders["lengths"]) + 1)
         if batch.decodes:
             return self.steps.decode(batch.slots, batch.tails, batch.variant, batch.keys)
         parts = [
@@ -315,6 +337,21 @@ class Engine:
             )
         ]
         return self.steps.ragged(parts, batch.variant)
+
+    def _verified(self, batch: Batch, found: Found) -> list[Produced]:
+        """What requests got whose next tokens were guessed: those up to the first wrong guess."""
+        assert self.speculation is not None
+        produced: list[Produced] = []
+        for work, rows in self.speculation.true_rows(batch, found.ids.tolist()):
+            for row in rows:
+                if self.running.get(work.request.id) is work:
+                    produced.append(self._made(work, found, row))
+            if self.running.get(work.request.id) is work:
+                self.batcher.came_true(work, len(rows) - 1)
+                # several rows wrote these
+                write(self.cache.lengths, work.slot, np.array([work.fed]))
+                write(self.steps.rows.last, work.slot, np.array(work.known[-1:]))
+        return produced
 
     def _checked(self, batch: Batch) -> list[Produced]:
         """What the canary found: requests whose pages are not theirs alone end in errors."""
@@ -390,6 +427,18 @@ class Engine:
             self.adapters.seat(slot, adapter)
             self.adapters.send()
         return Scoring(self, tokens, shown, slot, pages)
+
+
+def _speculation(
+    proposer: Proposer | None, guesses: int, requests: int, canary: bool
+) -> Speculation | None:
+    if proposer is None:
+        return None
+    if canary:
+        raise UserError(
+            "the canary knows no guesses", op="Engine", expected="canary or proposer, not both"
+        )
+    return Speculation(proposer, positive("guesses", guesses), requests)
 
 
 def _cache_dtype(model: Decoder, wanted: Any) -> DType:

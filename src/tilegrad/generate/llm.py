@@ -27,6 +27,7 @@ from .answer import Answer, Piece
 from .bundle import VARIANTS, open_bundled
 from .constraint import SETTINGS as CONSTRAINTS
 from .constraint import of_settings
+from .draft import open_draft, proposer_of
 from .engine import Engine
 from .grammar import Grammars
 from .load import load_model, room_for
@@ -66,6 +67,8 @@ class LLM:
         progress: Tell | None = None,
         determinism: str | None = None,
         adapters: Folders | None = None,
+        speculate: Any = None,
+        guesses: int = 3,
     ) -> None:
         """`progress(stage, done, total)` is told of downloads, loading and compiling.
 
@@ -73,6 +76,9 @@ class LLM:
         `requests` run at once at most. At the level of determinism "invariant" an answer does not
         depend on who else is there, to the bit (docs/determinism.md); None is the Config's.
         `adapters` are folders of LoRA adapters by name, of which each request may have one.
+        With `speculate` so many next tokens of an answer are guessed at most, and verified in one
+        step: "ngram" looks them up in the text so far, an LLM, a name or a path is a smaller model
+        with the same words. Answers are drawn as without (docs/llm.md).
         """
         if threads is not None:
             set_threads(threads)
@@ -95,25 +101,26 @@ class LLM:
             Adapters(self.model, adapters, requests + 1, place) if adapters else None
         )  # before pages are counted: they take memory
         limits = limits_of(mode.target or place) if made is None else made.limits
-        self.context, pages = room_for(self.model, place, cache, requests, context, limits.page)
+        draft = open_draft(speculate, self.tokenizer, place, tell)
+        self.context, pages = room_for(
+            self.model, place, cache, requests, context, limits.page, draft
+        )
         if made is not None:
             made.check(self.context, pages)
             pages = made.pages
         self.grammars = Grammars(self.tokenizer, self.config.vocabulary)
+        sizes: dict[str, Any] = {"device": place, "requests": requests, "pages": pages}
+        sizes |= {"page": limits.page, "chunk": limits.chunk, "determinism": determinism}
+        sizes |= {"tell": tell, "words": len(self.tokenizer) or self.config.vocabulary}
         self.engine = Engine(
             self.model,
-            device=place,
-            requests=requests,
             context=self.context,
-            page=limits.page,
-            pages=pages,
-            chunk=limits.chunk,
             cache_dtype=cache,
-            tell=tell,
-            words=len(self.tokenizer) or None,
             grammars=self.grammars,
-            determinism=determinism,
             adapters=self.adapters,
+            proposer=None if speculate is None else proposer_of(draft, self.context, **sizes),
+            guesses=guesses,
+            **sizes,
         )
         if made is not None:
             self.engine.steps.serve(VARIANTS)

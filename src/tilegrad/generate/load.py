@@ -220,19 +220,30 @@ def ends_of(files: GgufFile | ModelFolder, config: DecoderConfig) -> list[int]:
 
 
 def room_for(
-    model: Decoder, device: str, cache: DType, requests: int, context: int | None, page: int
+    model: Decoder,
+    device: str,
+    cache: DType,
+    requests: int,
+    context: int | None,
+    page: int,
+    draft: Decoder | None = None,
 ) -> tuple[int, int]:
     """The context, and how many pages memory has for it: whole contexts of all requests at most.
 
-    Keys and values of a CPU cost memory only where they are touched.
+    Keys and values of a CPU cost memory only where they are touched. A draft has as many pages of
+    its own.
     """
-    config = model.config
-    token = 2 * config.layers * config.key_heads * config.head_width * cache.size
+    config, models = model.config, [model] if draft is None else [model, draft]
+    token = sum(2 * c.layers * c.key_heads * c.head_width for c in (m.config for m in models))
+    token *= cache.size
     memory = (
         CPU_SHARE * _physical()
         if device == HOST
         else GPU_SHARE
-        * (opened(device).memory_info()[0] - bytes_to_prepare(model.parameters(), device))
+        * (
+            opened(device).memory_info()[0]
+            - sum(bytes_to_prepare(m.parameters(), device) for m in models)
+        )
     )
     fitting = int(memory // (token * page))
     wanted = min(context, config.context) if context else config.context

@@ -30,6 +30,14 @@ def decode_sizes(requests: int) -> list[int]:
     return sizes_up_to(requests, DECODE)
 
 
+def verify_sizes(requests: int, guesses: int) -> list[int]:
+    """Rows of steps that verify guesses: of two requests or of one with a guess, to all."""
+    most, found = requests + guesses, [2]
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
+    return found
+
+
 def prompt_sizes(chunk: int, requests: int) -> list[tuple[int, int]]:
     """(rows, tokens) of steps with prompts; one has no more rows than tokens."""
     rows = [r for r in ROWS if r < requests] + [requests]
@@ -69,4 +77,5 @@ __all__ = [
     "prompt_sizes",
     "rare_prompt_sizes",
     "sizes_up_to",
+    "verify_sizes",
 ]

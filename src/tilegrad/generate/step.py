@@ -22,6 +22,7 @@ from .. import nn
 from ..core.dtype import float32, int32
 from ..graph import build
 from ..models.decoder.model import Decoder, paged
+from ..runtime.buffer import HOST
 from ..tensor.creation import arange, tensor
 from ..tensor.elementwise import maximum, where
 from ..tensor.maths import cast
@@ -32,7 +33,7 @@ from .adapters import Adapters, picking
 from .canary import Marks
 from .sampling import SamplingState, Variant, greedy, likeliest, possible, sample
 
-Logprobs = tuple[Tensor | None, Tensor | None, Tensor | None]  # what Sampled has but ids
+Results = tuple[Tensor | None, ...]  # what Sampled has, without ids but where rows have theirs
 
 
 class Rows:
@@ -70,16 +71,19 @@ def step(
     words: int | None = None,
     tails: Tensor | None = None,
     lengths: Tensor | None = None,
-) -> Logprobs:
+    by_row: bool = False,
+) -> Results:
     """Give each row its next id, picked as its slot's sampling says; what `Sampled` has besides.
 
     Row r has the request of slots[r] (R,) and the tokens starts[r] to starts[r + 1] (R + 1,); its
     next id goes to slot into[r] (R,), the slot that is nobody's if its prompt is not whole yet.
     Token t belongs to row owner[t] (T,) and is given[t] (T,), or the last id of its request where
-    that is negative. Without these three every row has one token, the id it got last. No request
+    that is negative. Without `into` and `owner` every row has one token: given[r], or the id it got
+    last; rows may then share a slot, one token of it after the other. No request
     has more keys than `most`, a number or a Symbol, if that is known. Ids from `words` on are never
     picked. Where `tails` (R,) are given they are the pages of the rows' last tokens, and where
     `lengths` (R,) are, how many keys each row has after this step: else as the device knows.
+    `by_row` gives the ids of rows too: a slot has the last of its rows' alone.
     """
     # slots count from 0: index_select, unlike [], need not look for negative ones
     if lengths is None:
@@ -87,8 +91,9 @@ def step(
     if tails is not None:
         _put_tails(cache, slots, lengths, tails)
     if into is None or owner is None or given is None:
-        tokens, positions, ends, into = rows.last.index_select(0, slots), lengths - 1, None, slots
-        row = None
+        last = rows.last.index_select(0, slots)
+        tokens = last if given is None else given  # (R,)
+        positions, ends, into, row = lengths - 1, None, slots, None
     else:
         row = maximum(owner, 0)
         tokens = where(given < 0, rows.last[slots[row]], given)  # (T,)
@@ -98,13 +103,15 @@ def step(
     table = cache.table.index_select(0, slots)
     if rows.marks is not None:
         rows.marks.put(cache.page, table, starts, slots, owner, positions, tokens)
+    # a GPU's kernel for single tokens appends and attends in one go: no row sees another's token
+    alone = ends is None and (given is None or cache.device == HOST)
     attend = paged(
         model.config,
         cache,
         table,
         lengths,
         starts,
-        single=ends is None,
+        single=alone,
         most=most,
     )
     # NO_TOKEN is read as 0: a step begun before its request ended has that row still
@@ -116,7 +123,7 @@ def step(
     found = greedy(logits) if sampling is None else sample(logits, sampling, into, lengths, variant)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
     rows.last.assign(rows.last.index_copy(0, into, found.ids))
-    return found[1:]
+    return found if by_row else found[1:]
 
 
 def decode(
@@ -130,10 +137,45 @@ def decode(
     slots: Tensor,
     starts: Tensor,
     tails: Tensor,
-) -> Logprobs:
-    """`step` where every row has one token at most."""
+) -> Results:
+    """`step` where every row has one token at most, the id it got last."""
     return step(
         model, cache, rows, sampling, variant, slots, starts, most=most, words=words, tails=tails
+    )
+
+
+def verify(
+    model: Decoder,
+    cache: nn.PagedCache,
+    rows: Rows,
+    sampling: SamplingState | None,
+    variant: Variant,
+    most: Any,
+    words: int | None,
+    slots: Tensor,
+    starts: Tensor,
+    tails: Tensor,
+    given: Tensor,
+    lengths: Tensor,
+) -> Results:
+    """`step` where every row has one token, which is given; rows of a slot follow each other.
+
+    The last id and the length of a slot with several rows mean nothing afterwards.
+    """
+    return step(
+        model,
+        cache,
+        rows,
+        sampling,
+        variant,
+        slots,
+        starts,
+        given=given,
+        most=most,
+        words=words,
+        tails=tails,
+        lengths=lengths,
+        by_row=True,
     )
 
 
@@ -172,4 +214,4 @@ def score(
     return chosen, ids, top
 
 
-__all__ = ["Rows", "decode", "score", "step"]
+__all__ = ["Rows", "decode", "score", "step", "verify"]

@@ -12,7 +12,7 @@ that `jit` compiles. Invariant: results are those of `step`, whatever the size.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,8 +41,9 @@ from .sizes import (
     powers_up_to,
     prompt_sizes,
     rare_prompt_sizes,
+    verify_sizes,
 )
-from .step import Rows, decode, score, step
+from .step import Rows, decode, score, step, verify
 
 SCORED = 128  # tokens of a step that gives logprobs of all: their logits are held at once
 ROWS = ("slots", "tails", "starts", "into", "lengths")  # of a step, an entry a row
@@ -75,16 +76,16 @@ class Found(NamedTuple):
 class Launched:
     """A step that was begun."""
 
-    last: Pending  # of all slots
+    ids: Pending  # of all slots, or of the rows
     results: list[Pending]
     slots: Sequence[int]
+    by_row: bool = False
 
     def wait(self) -> Found:
         """What it gave."""
-        rows = len(self.slots)
-        return Found(
-            self.last.wait()[list(self.slots)], *(result.wait()[:rows] for result in self.results)
-        )
+        rows, ids = len(self.slots), self.ids.wait()
+        ids = ids[:rows] if self.by_row else ids[list(self.slots)]
+        return Found(ids, *(result.wait()[:rows] for result in self.results))
 
 
 class Steps:
@@ -98,15 +99,19 @@ class Steps:
         chunk: int,
         tell: Tell,
         words: int | None = None,
+        guesses: int = 0,
     ) -> None:
-        """Ids from `words` on, which no tokenizer knows, are never picked."""
+        """Ids from `words` on, which no tokenizer knows, are never picked.
+
+        `verify` has at most so many `guesses` more than there are requests.
+        """
         self.model, self.cache, self.rows = model, cache, rows
         self.chunk, self.tell = chunk, tell
         self.words = words if words is not None and words < model.config.vocabulary else None
         self.nobody = cache.requests - 1
         self._sampling: SamplingState | None = None  # made when a request needs one
-        shapes = {name: ((cache.requests + 1,), int32) for name in ROWS}
-        shapes |= {name: ((chunk,), int32) for name in TOKENS}
+        shapes = {name: ((cache.requests + 1 + guesses,), int32) for name in ROWS}
+        shapes |= {name: ((chunk + guesses,), int32) for name in TOKENS}
         self._orders = Ledger(shapes, cache.device)
         self._ragged = _ragged_step(chunk, self.nobody)
         several = symbol("tokens", 1, SCORED)
@@ -119,7 +124,12 @@ class Steps:
         )
         self._prompts = prompt_sizes(chunk, self.nobody)
         self._rare_prompts = rare_prompt_sizes(chunk, self.nobody)
+        self._verify = jit(
+            verify, name="verify", static=("variant", "words"), dynamic={"most": keys}
+        )
+        self._guessed = verify_sizes(self.nobody, guesses) if guesses else []
         self._decoding: dict[tuple[int, Variant], list[Bound]] = {}  # one for each range of keys
+        self._verifying: dict[tuple[int, Variant], list[Bound]] = {}
         self._chunks: dict[tuple[int, int, Variant], Bound] = {}  # by rows and tokens
         self._compiled: set[Any] = set()
         self._served: tuple[Variant, ...] = ()
@@ -205,6 +215,45 @@ class Steps:
         found: Bound = self._first(lambda: key, made)
         return found
 
+    # ---- guesses --------------------------------------------------------------------------------
+
+    def verify(
+        self, orders: Mapping[str, Sequence[int]], variant: Variant, keys: int | None = None
+    ) -> Launched:
+        """Begin a step whose rows have one given token each; rows of a slot follow each other.
+
+        `orders` has `slots`, `tails`, `given` and `lengths`, as `step` takes them.
+        """
+        variant, count = self._serving(variant), len(orders["slots"])
+        most = self.most_keys if keys is None else min(keys, self.most_keys)
+        size, host = next_size(self._guessed, count), self._orders.host
+        bound = self._verify_bound(size, variant, most)
+        for name, padding in (("slots", self.nobody), ("tails", 0), ("given", 0), ("lengths", 0)):
+            host[name][:count], host[name][count:size] = orders[name], padding
+        host["starts"][: size + 1] = np.minimum(np.arange(size + 1), count)
+        self._orders.send("given", size)
+        self._written = ()
+        bound.run()
+        results = _read(bound, variant, 1)
+        return Launched(bound.read_later(0), results, orders["slots"], by_row=True)
+
+    def _verify_bound(self, size: int, variant: Variant, most: int) -> Bound:
+        several = self._verifying.setdefault((size, variant), [])
+        found = next((b for b in several if b.covers("keys", most)), None)
+        if found is None:
+            found = self._bind_verify(size, variant, most)
+            several.append(found)
+        return found
+
+    def _bind_verify(self, size: int, variant: Variant, most: int) -> Bound:
+        key = ("verify", size, variant, len(self._verifying.get((size, variant), ())))
+        state = (self.model, self.cache, self.rows, self._sampler(variant), variant)
+        names = {"slots": 0, "starts": 1, "tails": 0, "given": 0, "lengths": 0}
+        given = {name: self._orders.tensor(name, size + more) for name, more in names.items()}
+        work = partial(self._verify.bind, *state, most, self.words, **given)
+        found: Bound = self._first(lambda: key, work)
+        return found
+
     # ---- prompts --------------------------------------------------------------------------------
 
     def ragged(self, parts: Sequence[Part], variant: Variant) -> Launched:
@@ -271,6 +320,7 @@ class Steps:
             work += [(self._make_decode, size, variant) for size in decoding]
             prompts = reversed(self._prompt_sizes(variant))
             work += [(self._ragged_bound, rows, tokens, variant) for rows, tokens in prompts]
+            work += [(self._make_verify, size, variant) for size in reversed(self._guessed)]
         with no_collection():
             for number, (make, *sizes) in enumerate(work):
                 tell("prepare", number, len(work))
@@ -281,11 +331,19 @@ class Steps:
     def _make_decode(self, size: int, variant: Variant) -> None:
         """The decode steps of one size, for all ranges of keys."""
         several = self._decoding.setdefault((size, variant), [])
+        self._make_ranges(several, partial(self._bind_decode, size, variant))
+
+    def _make_verify(self, size: int, variant: Variant) -> None:
+        """The same of steps that verify guesses."""
+        several = self._verifying.setdefault((size, variant), [])
+        self._make_ranges(several, partial(self._bind_verify, size, variant))
+
+    def _make_ranges(self, several: list[Bound], bind: Callable[[int], Bound]) -> None:
         most = 1
         while most <= self.most_keys:
             found = next((b for b in several if b.covers("keys", most)), None)
             if found is None:
-                found = self._bind_decode(size, variant, most)
+                found = bind(most)
                 several.append(found)
             most = found.ranges.get("keys", (1, self.most_keys))[1] + 1
 
@@ -342,9 +400,9 @@ def _ragged_step(most: int, nobody: int) -> Any:
     return jit(step, name="step", static=("variant", "words"), dynamic=dynamic)
 
 
-def _read(bound: Bound, variant: Variant) -> list[Pending]:
-    """What a step gives besides ids."""
-    return [bound.read_later(i) for i in range(3 if variant.logprobs else 0)]
+def _read(bound: Bound, variant: Variant, first: int = 0) -> list[Pending]:
+    """What a step gives besides ids, from its first result of that kind on."""
+    return [bound.read_later(first + i) for i in range(3 if variant.logprobs else 0)]
 
 
 __all__ = ["SCORED", "Found", "Launched", "Part", "Steps", "Tell"]

@@ -187,7 +187,7 @@ class Metrics:
         ]
 
     def _counters(self) -> list[tuple[str, str, float]]:
-        return [
+        found: list[tuple[str, str, float]] = [
             ("prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
             ("generation_tokens", "Tokens made.", self.made_tokens),
             ("prefix_cache_queries", "Tokens looked up.", self.now.get("queried", 0)),
@@ -195,6 +195,13 @@ class Metrics:
             ("num_preemptions", "Requests set back.", self.now.get("preempted", 0)),
             ("steps", "Steps of the engine.", self.steps),
         ]
+        if "drafts" in self.now:
+            found += [
+                ("spec_decode_num_drafts", "Times that tokens were guessed.", self.now["drafts"]),
+                ("spec_decode_num_draft_tokens", "Tokens guessed.", self.now["guessed"]),
+                ("spec_decode_num_accepted_tokens", "Guesses that came true.", self.now["true"]),
+            ]
+        return found
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text."""

@@ -251,6 +251,7 @@ def state_of(engine: Any, seconds: float) -> dict[str, Any]:
         "queried": pool.prefixes.asked,
         "hits": pool.prefixes.found,
         "preempted": engine.batcher.preemptions,
+        **guesses_of(engine),
         "seconds": seconds,
     }
 
@@ -259,6 +260,14 @@ def adapters_of(engine: Any) -> list[Any]:
     """How many adapters there are, and which ones requests have that run, and that wait."""
     used = [{w.request.adapter for w in part.values()} for part in (engine.running, engine.waiting)]
     return [len(engine.adapters.names), *(sorted(names - {""}) for names in used)]
+
+
+def guesses_of(engine: Any) -> dict[str, int]:
+    """How often tokens were guessed, how many, and how many came true; nothing where none are."""
+    found = engine.speculation
+    if found is None:
+        return {}
+    return {"drafts": found.asked, "guessed": found.guessed, "true": found.true}
 
 
 def request_of(given: dict[str, Any]) -> Request:
