@@ -12,6 +12,7 @@ from . import linalg
 from . import models
 from . import nn
 from . import optim
+from . import quant
 from . import serve
 from . import tile
 from . import train
@@ -760,6 +761,7 @@ __all__ = [
     "prod",
     "promote_types",
     "put",
+    "quant",
     "quantile",
     "rad2deg",
     "rand",

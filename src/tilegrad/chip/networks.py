@@ -13,6 +13,7 @@ from .. import nn
 from ..core import dtype as dtypes
 from ..core.errors import UserError
 from ..models import Decoder, DecoderConfig
+from ..models.resnet import resnet
 from ..nn.functional import attention
 from ..tensor.creation import zeros
 from ..tensor.movement import cat
@@ -58,44 +59,10 @@ DECODERS = {
 }
 
 
-class Bottleneck(nn.Module):
-    """Three convolutions, 1 x 1, 3 x 3 and 1 x 1, added to their input."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = 4 * width
-        self.down = nn.Conv2d(inputs, width, 1, bias=False)
-        self.across = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.up = nn.Conv2d(width, outputs, 1, bias=False)
-        self.plain = inputs == outputs and stride == 1
-        if not self.plain:
-            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, 4 width, H / stride, W / stride)."""
-        y = self.up(self.across(self.down(x).relu()).relu())
-        return (y + (x if self.plain else self.shortcut(x))).relu()
-
-
 def resnet_50(batch: int = 1) -> Workload:
     """ResNet-50 on images of 224 x 224: 53 convolutions and a linear layer."""
-    blocks: list[nn.Module] = []
-    inputs = 64
-    for stage, count in enumerate((3, 4, 6, 3)):
-        for number in range(count):
-            stride = 2 if number == 0 and stage > 0 else 1
-            blocks.append(Bottleneck(inputs, 64 << stage, stride))
-            inputs = 4 * (64 << stage)
-    model = nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-        *blocks,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(2048, 1000),
-    )
-    return _traced(model, zeros((batch, 3, 224, 224)), "resnet-50")
+    pictures = zeros((batch, 3, 224, 224))
+    return _traced(resnet(50, bias=False), pictures, "resnet-50")
 
 
 def mobilenet_v1(batch: int = 1) -> Workload:

@@ -1,0 +1,16 @@
+"""Quantisers: models in int8, symmetric, with a scale for each channel of the weights."""
+
+from .calibrate import calibrate, quantise
+from .layers import Int8Conv, Int8Linear
+from .numbers import Requantised, requantise, scale_of, to_int8
+
+__all__ = [
+    "Int8Conv",
+    "Int8Linear",
+    "Requantised",
+    "calibrate",
+    "quantise",
+    "requantise",
+    "scale_of",
+    "to_int8",
+]

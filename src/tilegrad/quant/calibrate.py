@@ -1,0 +1,99 @@
+"""Calibration: how large the inputs of each layer become, and a model with its layers in int8.
+
+The model runs on samples, op by op, with an observer before every linear layer and convolution.
+Invariant: `calibrate` leaves the model as it was; `quantise` replaces layers in place, and those
+whose input was never seen, or that `skip` names, stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UserError
+from ..nn.convolution import Conv1d, Conv2d, Conv3d
+from ..nn.linear import Linear
+from ..nn.module import Module
+from ..tensor.tensor import lift, no_grad
+from .layers import Int8Conv, Int8Linear
+from .numbers import scale_of
+
+KINDS = (Linear, Conv1d, Conv2d, Conv3d)
+
+
+class Observer(Module):
+    """A layer, and the largest absolute value that came in."""
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__()
+        self.layer, self.most = layer, 0.0
+
+    def forward(self, x: Any) -> Any:
+        """What the layer gives."""
+        array = np.abs(lift(x).numpy().astype(np.float32))
+        self.most = max(self.most, float(array.max(initial=0.0)))
+        return self.layer(x)
+
+
+def layers_of(model: Module) -> dict[str, Module]:
+    """The layers that can be quantised, by name."""
+    return {
+        name: one
+        for name, one in model.named_modules()
+        if type(one) in KINDS and getattr(one, "padding_mode", "zeros") == "zeros"
+    }
+
+
+def put(model: Module, name: str, layer: Module) -> None:
+    """Put a layer in the place of another."""
+    where, _, last = name.rpartition(".")
+    setattr(model.get_submodule(where) if where else model, last, layer)
+
+
+def calibrate(
+    model: Module, samples: Iterable[Any], run: Callable[[Any], Any] | None = None
+) -> dict[str, float]:
+    """The absmax of the input of every layer, over samples; `run(sample)` runs the model, by
+    default `model(sample)`, or `model(*sample)` of a tuple."""
+    layers = layers_of(model)
+    if not layers:
+        raise UserError("nothing to quantise", op="quant", expected="Linear or Conv1d to Conv3d")
+    seen = {name: Observer(layer) for name, layer in layers.items()}
+    try:
+        for name, one in seen.items():
+            put(model, name, one)
+        with no_grad():
+            for sample in samples:
+                if run is not None:
+                    run(sample)
+                else:
+                    model(*sample) if isinstance(sample, tuple) else model(sample)
+    finally:
+        for name, layer in layers.items():
+            put(model, name, layer)
+    return {name: one.most for name, one in seen.items()}
+
+
+def quantise(
+    model: Module, absmax: Mapping[str, float], skip: Callable[[str], bool] | None = None
+) -> Module:
+    """The model with its layers in int8, inputs scaled by their absmax; changed in place."""
+    layers = layers_of(model)
+    unknown = set(absmax) - set(layers)
+    if unknown:
+        raise UserError("no such layer", op="quant", expected=list(layers), got=sorted(unknown))
+    for name, layer in layers.items():
+        if not absmax.get(name) or (skip is not None and skip(name)):
+            continue
+        scale = float(scale_of(absmax[name]))
+        if isinstance(layer, Linear):
+            put(model, name, Int8Linear.of(layer, scale))
+        else:
+            assert isinstance(layer, (Conv1d, Conv2d, Conv3d))
+            put(model, name, Int8Conv.of(layer, scale))
+    return model
+
+
+__all__ = ["calibrate", "quantise"]

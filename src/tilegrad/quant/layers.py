@@ -1,0 +1,128 @@
+"""Layers in int8: weights with a scale for each output channel, inputs with one for all.
+
+Sums are int32 with the bias in them. With an output scale they become int8 (and may be cut at 0 on
+the way), else float32. What comes in as int8 is taken as it is. Invariant: everything between the
+integers in and the integers out is integer arithmetic, so every device gives the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core.dtype import float32, int8, int32
+from ..nn.convolution import _Straight
+from ..nn.linear import Linear
+from ..nn.module import Module
+from ..tensor.convolution import conv1d, conv2d, conv3d
+from ..tensor.creation import tensor
+from ..tensor.tensor import Tensor, lift
+from .numbers import Requantised, channels, requantise, to_int8
+
+CONVOLUTIONS = {3: conv1d, 4: conv2d, 5: conv3d}  # by axes of the weights
+
+
+class _Int8(Module):
+    """What layers in int8 share: integers, scales, and how sums leave."""
+
+    def __init__(
+        self,
+        weight: np.ndarray[Any, Any],
+        bias: np.ndarray[Any, Any] | None,
+        input_scale: float,
+        output_scale: float | None = None,
+        relu: bool = False,
+    ) -> None:
+        super().__init__()
+        integers, scales = channels(weight)
+        sums = scales.astype(np.float64) * np.float64(np.float32(input_scale))  # of a unit
+        self.input_scale, self.output_scale = float(input_scale), output_scale
+        self.relu = relu
+        self.register_buffer("weight", tensor(integers))
+        wide = None if bias is None else np.round(bias.astype(np.float64) / sums)
+        kept = None if wide is None else np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
+        self.register_buffer("bias", None if kept is None else tensor(kept))
+        if output_scale is None:
+            self.shift = 0
+            self.register_buffer("factors", tensor(sums.astype(np.float32)))
+        else:
+            made = Requantised.of(sums / np.float64(np.float32(output_scale)))
+            self.shift = made.shift
+            self.register_buffer("factors", tensor(made.factors))
+
+    def integers(self, x: Any) -> Tensor:
+        """What comes in, as int8."""
+        given = lift(x)
+        return given if given.dtype is int8 else to_int8(given, self.input_scale)
+
+    def leave(self, sums: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """int32 sums as they go on; `shape` puts channels where they are."""
+        if self.bias is not None:
+            sums = sums + self.bias.reshape(shape)
+        factors = self.factors.reshape(shape)
+        if self.output_scale is not None:
+            return requantise(sums, factors, self.shift, self.relu)
+        found = sums.to(float32) * factors
+        return found.relu() if self.relu else found
+
+
+class Int8Linear(_Int8):
+    """A Linear in int8."""
+
+    @staticmethod
+    def of(
+        layer: Linear, input_scale: float, output_scale: float | None = None, relu: bool = False
+    ) -> Int8Linear:
+        """Of a layer in floats."""
+        bias = None if layer.bias is None else layer.bias.to(float32).numpy()
+        weight = layer.weight.to(float32).numpy()
+        return Int8Linear(weight, bias, input_scale, output_scale, relu)
+
+    def forward(self, x: Any) -> Tensor:
+        """(..., in) -> (..., out)."""
+        given = self.integers(x)
+        sums = given.to(int32) @ self.weight.to(int32).mT
+        return self.leave(sums, (-1,))
+
+    def extra_repr(self) -> str:
+        """Sizes and scales."""
+        return f"{tuple(self.weight.shape)}, scale={self.input_scale:.3g}, relu={self.relu}"
+
+
+class Int8Conv(_Int8):
+    """A convolution in int8, of one to three axes."""
+
+    def __init__(
+        self,
+        weight: np.ndarray[Any, Any],
+        bias: np.ndarray[Any, Any] | None,
+        input_scale: float,
+        output_scale: float | None = None,
+        relu: bool = False,
+        **places: Any,
+    ) -> None:
+        super().__init__(weight, bias, input_scale, output_scale, relu)
+        self.places = places  # stride, padding, dilation, groups
+
+    @staticmethod
+    def of(
+        layer: _Straight, input_scale: float, output_scale: float | None = None, relu: bool = False
+    ) -> Int8Conv:
+        """Of a layer in floats."""
+        bias = None if layer.bias is None else layer.bias.to(float32).numpy()
+        weight = layer.weight.to(float32).numpy()
+        names = ("stride", "padding", "dilation", "groups")
+        places = {name: getattr(layer, name) for name in names}
+        return Int8Conv(weight, bias, input_scale, output_scale, relu, **places)
+
+    def forward(self, x: Any) -> Tensor:
+        """(batch, in, ...) -> (batch, out, ...)."""
+        given = self.integers(x)
+        weight = self.weight
+        function: Any = CONVOLUTIONS[weight.ndim]
+        sums = function(given.to(int32), weight.to(int32), **self.places)
+        return self.leave(sums, (1, -1, *(1,) * (weight.ndim - 2)))
+
+
+__all__ = ["Int8Conv", "Int8Linear"]
