@@ -52,7 +52,11 @@ class Bottleneck(nn.Module):
         return (y + (x if self.plain else self.shortcut(x))).relu()
 
 
-SHAPES = {18: (Basic, (2, 2, 2, 2)), 34: (Basic, (3, 4, 6, 3)), 50: (Bottleneck, (3, 4, 6, 3))}
+SHAPES: dict[int, tuple[type[Basic] | type[Bottleneck], tuple[int, ...]]] = {
+    18: (Basic, (2, 2, 2, 2)),
+    34: (Basic, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+}
 
 
 def resnet(depth: int = 50, width: int = 64, bias: bool = True) -> nn.Sequential:
