@@ -30,9 +30,16 @@ def chips() -> dict[str, object]:
                         continue
                     name = f"{size} {flow} {element} {'2:4' if sparse else 'dense'}"
                     made[name] = small(
-                        rows=rows, columns=columns, lanes=lanes, dataflow=flow, element=element,
-                        weights=weights, sparse=sparse, stochastic=sparse, accumulator_rows=64,
-                    )  # fmt: skip
+                        rows=rows,
+                        columns=columns,
+                        lanes=lanes,
+                        dataflow=flow,
+                        element=element,
+                        weights=weights,
+                        sparse=sparse,
+                        stochastic=sparse,
+                        accumulator_rows=64,
+                    )
     return made
 
 

@@ -53,8 +53,30 @@ SCRIPTS = [
     (0x20000, 0x2A6DF), (0xE0000, 0xE007F), (0xF0000, 0xF00FF), (0x10FF00, 0x10FFFF),
 ]  # fmt: skip
 BLANKS = " \t\n\r\v\f\u0085\u00a0\u1680\u2000\u2003\u2028\u2029\u202f\u205f\u3000\u200b\ufeff\u180e"
-CONTRACTIONS = ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'S", "'T", "'RE", "'Ve", "'lL", "'D",
-                "'\u017f", "\u2019s", "''s", "'sx", " 's", "'r", "'v", "'l", "'"]  # fmt: skip
+CONTRACTIONS = [
+    "'s",
+    "'t",
+    "'re",
+    "'ve",
+    "'m",
+    "'ll",
+    "'d",
+    "'S",
+    "'T",
+    "'RE",
+    "'Ve",
+    "'lL",
+    "'D",
+    "'\u017f",
+    "\u2019s",
+    "''s",
+    "'sx",
+    " 's",
+    "'r",
+    "'v",
+    "'l",
+    "'",
+]
 LOOKALIKES = [
     "<|im_start|>",
     "<|im_end|>",

@@ -35,14 +35,21 @@ for flow in ("ws", "os", "is", "any"):
 
 # 3. A whole network, from the function that computes it. No weights are needed.
 model = nn.Sequential(
-    nn.Conv2d(3, 16, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2),
-    nn.Conv2d(16, 32, 3, 1, 1), nn.ReLU(), nn.MaxPool2d(2),
-    nn.Flatten(), nn.Linear(32 * 8 * 8, 10),
-)  # fmt: skip
+    nn.Conv2d(3, 16, 3, 1, 1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Conv2d(16, 32, 3, 1, 1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(32 * 8 * 8, 10),
+)
 work = workload(lambda x: model(x), tg.zeros((1, 3, 32, 32))).with_bits(8)
 mapped = map_network(work, array, objective="energy", rounds=2, samples=512)
-print(f"\nCNN: {work.macs / 1e6:.2f} M multiplications, {mapped.energy / 1e6:.2f} uJ, "
-      f"{1e6 * mapped.seconds:.0f} us at 1 GHz")  # fmt: skip
+print(
+    f"\nCNN: {work.macs / 1e6:.2f} M multiplications, {mapped.energy / 1e6:.2f} uJ, "
+    f"{1e6 * mapped.seconds:.0f} us at 1 GHz"
+)
 for name, energy in mapped.parts().items():
     if energy:
         print(
@@ -52,6 +59,7 @@ for name, energy in mapped.parts().items():
 # 4. Is a larger buffer worth its area?
 for size in (4e3, 16e3, 64e3):
     levels = (array.levels[0], replace(array.levels[1], bytes=size), array.levels[2])
-    other = map_network(work, replace(array, levels=levels), objective="energy", rounds=2,
-                        samples=512)  # fmt: skip
+    other = map_network(
+        work, replace(array, levels=levels), objective="energy", rounds=2, samples=512
+    )
     print(f"buffer {size / 1e3:3.0f} kB: {other.energy / 1e6:6.2f} uJ")

@@ -89,11 +89,21 @@ class Bench:
         machine.step()
         events = machine.events()
         for name, write, row, data, bits in (
-            ("scratchpad", self.dut.scratch_write, self.dut.scratch_row, self.dut.scratch_d,
-             self.p.slot_bits),
-            ("accumulator", self.dut.sum_write, self.dut.sum_write_row,
-             self.dut.accumulator.data, 32),
-        ):  # fmt: skip
+            (
+                "scratchpad",
+                self.dut.scratch_write,
+                self.dut.scratch_row,
+                self.dut.scratch_d,
+                self.p.slot_bits,
+            ),
+            (
+                "accumulator",
+                self.dut.sum_write,
+                self.dut.sum_write_row,
+                self.dut.accumulator.data,
+                32,
+            ),
+        ):
             where = f"seed {seed} cycle {machine.cycle - 1} {name}"
             event = events[name]
             assert number(write) == (event is not None), f"{where}: written {number(write)}"

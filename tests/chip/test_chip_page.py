@@ -193,8 +193,10 @@ def test_sliders_move_everything(page: Any) -> None:
     assert page.run("document.querySelectorAll('#cycles rect').length") == 24 + 3
     last = page.run("document.getElementById('s-rows').max")
     put(page, "s-rows", last)
-    page.until(f"document.querySelector('#p-rows').value === '256' && '{before}' !== "
-               "document.querySelectorAll('.total b')[2].textContent")  # fmt: skip
+    page.until(
+        f"document.querySelector('#p-rows').value === '256' && '{before}' !== "
+        "document.querySelectorAll('.total b')[2].textContent"
+    )
     expected = estimate(Parameters(rows=256), resnet_50())
     digits = float(total(page, "cycles").split()[0])
     assert digits == pytest.approx(expected.cycles / 1e6, rel=0.005)

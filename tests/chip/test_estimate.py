@@ -39,8 +39,12 @@ def test_energy_is_that_of_the_simulator(dataflow: str) -> None:
         for part, value in machine.counters().energy.items():
             total[part] = total.get(part, 0.0) + value
     found = product(p, 21, 13, 37).energy
-    names = {"multipliers": "mac", "scratchpad": "scratchpad", "accumulators": "accumulator",
-             "DRAM": "dram"}  # fmt: skip
+    names = {
+        "multipliers": "mac",
+        "scratchpad": "scratchpad",
+        "accumulators": "accumulator",
+        "DRAM": "dram",
+    }
     for name, counted in names.items():
         assert found[name] == pytest.approx(total[counted]), name
     assert total["vector"] == total["idle"] == 0

@@ -59,8 +59,11 @@ def plain(piece: Piece) -> Mapping:
 def needed_rows(first: Problem, second: Problem, rows: Sequence[int]) -> set[int]:
     """Rows of the first that results in some rows of the second read, by every index there is."""
     stride, dilation = second.facts["stride"], second.facts["dilation"]
-    whole = {stride * p + dilation * r for p in range(second.sizes["P"])
-             for r in range(second.sizes["R"])}  # fmt: skip
+    whole = {
+        stride * p + dilation * r
+        for p in range(second.sizes["P"])
+        for r in range(second.sizes["R"])
+    }
     above = max(max(whole) + 1 - first.sizes["P"], 0) // 2
     touched = {stride * p + dilation * r - above for p in rows for r in range(second.sizes["R"])}
     return {row for row in touched if 0 <= row < first.sizes["P"]}

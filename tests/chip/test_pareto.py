@@ -18,16 +18,26 @@ SMALL = Workload("small", tuple(Work(gemm(M=64, N=64, K=64, bits=8), "product") 
 
 
 def test_a_front_has_what_none_beats() -> None:
-    points = [Point({"n": n}, *values) for n, values in enumerate(
-        [(1, 9, 5), (2, 8, 5), (2, 9, 5), (9, 1, 5), (9, 1, 5), (3, 8, 1), (9, 9, 9)])]  # fmt: skip
+    points = [
+        Point({"n": n}, *values)
+        for n, values in enumerate(
+            [(1, 9, 5), (2, 8, 5), (2, 9, 5), (9, 1, 5), (9, 1, 5), (3, 8, 1), (9, 9, 9)]
+        )
+    ]
     by_three = front(points, ("energy", "seconds", "area"))
     assert [p.choice["n"] for p in by_three] == [3, 4, 1, 5, 0]
     for kept in by_three:
         for other in points:
-            better = (other.energy <= kept.energy, other.seconds <= kept.seconds,
-                      other.area <= kept.area)  # fmt: skip
+            better = (
+                other.energy <= kept.energy,
+                other.seconds <= kept.seconds,
+                other.area <= kept.area,
+            )
             same = (other.energy, other.seconds, other.area) == (
-                kept.energy, kept.seconds, kept.area)  # fmt: skip
+                kept.energy,
+                kept.seconds,
+                kept.area,
+            )
             assert not all(better) or same
     assert [p.choice["n"] for p in front(points, ("energy", "area"))] == [5, 0]
 
@@ -53,10 +63,17 @@ def test_arrays_are_searched() -> None:
         "mac": 0.2,
         "level": [
             {"name": "DRAM", "read": 64.0, "write": 64.0, "word_bits": 8},
-            {"name": "buffer", "bytes": 8192, "read": 2.0, "write": 2.0, "word_bits": 8,
-             "rows": 4, "columns": 4},
+            {
+                "name": "buffer",
+                "bytes": 8192,
+                "read": 2.0,
+                "write": 2.0,
+                "word_bits": 8,
+                "rows": 4,
+                "columns": 4,
+            },
         ],
-    }  # fmt: skip
+    }
     vary = {"buffer.bytes": [1024, 16384], "dataflow": ["ws", "os"]}
     found = explore_array(table, "edge", SMALL, vary, rounds=2, samples=128)
     small, large = (

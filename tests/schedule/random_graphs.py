@@ -363,9 +363,32 @@ class Maker:
         return found[1]
 
 
-STEPS = ("unary", "binary", "binary", "binary", "where", "permute", "reshape", "pad", "slice",
-         "flip", "expand", "windows", "concatenate", "reduce", "reduce", "reduce", "argmax",
-         "cumulative", "softmax", "dot", "dot", "gather", "update", "cast")  # fmt: skip
+STEPS = (
+    "unary",
+    "binary",
+    "binary",
+    "binary",
+    "where",
+    "permute",
+    "reshape",
+    "pad",
+    "slice",
+    "flip",
+    "expand",
+    "windows",
+    "concatenate",
+    "reduce",
+    "reduce",
+    "reduce",
+    "argmax",
+    "cumulative",
+    "softmax",
+    "dot",
+    "dot",
+    "gather",
+    "update",
+    "cast",
+)
 CONTROL = (*STEPS, *("scan", "cond", "while", "sort") * 3)
 
 

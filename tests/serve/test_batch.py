@@ -77,8 +77,11 @@ def test_all_shapes_of_lines(tiny_path: Path, tmp_path: Path) -> None:
     found = answers(out)
     assert (counts.good, counts.failed, counts.total) == (5, 0, 5)
     assert [text_of(found[n]) for n in ("a", "b", "line-3", "line-4")] == [
-        "one", "two", "thr", "four"
-    ]  # fmt: skip
+        "one",
+        "two",
+        "thr",
+        "four",
+    ]
     body = found["many"]["response"]["body"]
     assert [choice["text"] for choice in body["choices"]] == ["x", "y"]
     assert found["a"]["response"]["status_code"] == 200 and found["a"]["error"] is None

@@ -43,8 +43,15 @@ def test_nothing_comes_from_elsewhere() -> None:
 
 def test_no_html_is_made_of_words() -> None:
     scripts = "".join(path.read_text() for path in FOLDER.glob("*.js"))
-    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
-                 "new Function", "DOMParser"):  # fmt: skip
+    for word in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+        "DOMParser",
+    ):
         assert word not in scripts
     page = (FOLDER / "index.html").read_text()
     assert not re.search(r"\son\w+=|<style|style=|<script>|javascript:", page)
@@ -285,8 +292,10 @@ def test_a_phone_and_the_keyboard(page: Chromium) -> None:
 
 
 def test_export_and_deletion(page: Chromium) -> None:
-    page.run("window.saved = []; HTMLAnchorElement.prototype.click = function () {"
-             " fetch; window.saved.push(this.download); }")  # fmt: skip
+    page.run(
+        "window.saved = []; HTMLAnchorElement.prototype.click = function () {"
+        " fetch; window.saved.push(this.download); }"
+    )
     say(page, "SAY x")
     page.run("document.getElementById('export').click()")
     assert page.run("window.saved") == ["SAY x.md", "SAY x.json"]

@@ -529,8 +529,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_processes_are_started_anew(tiny_path: Path, quick: None) -> None:
     command = (sys.executable, str(HERE / "scripted_engine.py"))
-    settings = Settings(str(tiny_path), "tiny", port=0, command=command, drain=1.0,
-                        keys=("k1", "k2"), opening={"requests": 4})  # fmt: skip
+    settings = Settings(
+        str(tiny_path),
+        "tiny",
+        port=0,
+        command=command,
+        drain=1.0,
+        keys=("k1", "k2"),
+        opening={"requests": 4},
+    )
     assert settings_of(settings_text(settings)) == settings
 
     async def work() -> None:

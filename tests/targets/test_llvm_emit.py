@@ -138,10 +138,30 @@ def apply(name: str) -> Callable[..., Node]:
     return lambda b, *inputs: b.apply(name, *inputs)
 
 
-ULPS = {"exp": 2, "quick_exp": 2, "exp2": 2, "quick_exp2": 2, "log": 2, "log2": 3, "log10": 3,
-        "expm1": 3, "sinh": 3, "cosh": 3, "erfc": 3,
-        "log1p": 3, "sin": 2, "cos": 2, "tan": 4, "asin": 3, "acos": 3, "atan": 3, "tanh": 4,
-        "erf": 4, "erf_inverse": 6, "power": 3}  # fmt: skip
+ULPS = {
+    "exp": 2,
+    "quick_exp": 2,
+    "exp2": 2,
+    "quick_exp2": 2,
+    "log": 2,
+    "log2": 3,
+    "log10": 3,
+    "expm1": 3,
+    "sinh": 3,
+    "cosh": 3,
+    "erfc": 3,
+    "log1p": 3,
+    "sin": 2,
+    "cos": 2,
+    "tan": 4,
+    "asin": 3,
+    "acos": 3,
+    "atan": 3,
+    "tanh": 4,
+    "erf": 4,
+    "erf_inverse": 6,
+    "power": 3,
+}
 FLOAT_ONLY = {"square_root", "reciprocal", "quick_reciprocal", *(set(ULPS) - {"power"})}
 INTEGER_ONLY = {
     "shift_left",

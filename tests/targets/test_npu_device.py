@@ -167,7 +167,8 @@ def test_what_does_not_fit_is_told() -> None:
     """A chip whose program memory holds no result of a long product leaves it to the host."""
     tiny = small(program_words=16)
     name = tg.device("npu", chip=tiny)
-    found = tg.placement(heads, tg.zeros((9, 64), dtype=int8), tg.zeros((9, 64), dtype=int8),
-                         device=name)  # fmt: skip
+    found = tg.placement(
+        heads, tg.zeros((9, 64), dtype=int8), tg.zeros((9, 64), dtype=int8), device=name
+    )
     assert found.host_share == 1.0
     assert "program_words is too small" in next(iter(found.reasons()))

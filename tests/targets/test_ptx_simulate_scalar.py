@@ -439,9 +439,38 @@ def test_comparisons(relation: str) -> None:
     np.testing.assert_array_equal(unsigned, table[relation](x.view(np.uint32), y.view(np.uint32)))
 
 
-ODD = np.array([0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 127.5, 128.0, -129.0, 255.9, 256.0, 65535.7,
-                2.0**31, -(2.0**31), 2.0**32, 2.0**63, -(2.0**63), 2.0**64, 1e30, -1e30, np.inf,
-                -np.inf, np.nan, 1e-40, 3.99, -3.99], np.float32)  # fmt: skip
+ODD = np.array(
+    [
+        0,
+        -0.0,
+        0.5,
+        1.5,
+        2.5,
+        -0.5,
+        -1.5,
+        127.5,
+        128.0,
+        -129.0,
+        255.9,
+        256.0,
+        65535.7,
+        2.0**31,
+        -(2.0**31),
+        2.0**32,
+        2.0**63,
+        -(2.0**63),
+        2.0**64,
+        1e30,
+        -1e30,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-40,
+        3.99,
+        -3.99,
+    ],
+    np.float32,
+)
 
 
 @pytest.mark.parametrize("into", ["u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"])

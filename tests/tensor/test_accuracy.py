@@ -87,8 +87,33 @@ def test_isclose_of_integers_and_bools() -> None:
 # ---- derivatives ------------------------------------------------------------------------------
 
 INFINITY, NAN = math.inf, math.nan
-POINTS = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 6.0, -6.0, INFINITY, -INFINITY,
-          NAN, 1e30, -1e30, 1e-30, -1e-30, 20.0, -20.0, 100.0, -100.0, 0.1, 1.57)  # fmt: skip
+POINTS = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    2.0,
+    -2.0,
+    3.0,
+    -3.0,
+    6.0,
+    -6.0,
+    INFINITY,
+    -INFINITY,
+    NAN,
+    1e30,
+    -1e30,
+    1e-30,
+    -1e-30,
+    20.0,
+    -20.0,
+    100.0,
+    -100.0,
+    0.1,
+    1.57,
+)
 PAIRS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.0, INFINITY, -INFINITY, NAN, 1e30, 1e-30, 7.0)
 # Ours are the finite limits where torch has nan: of logaddexp at equal infinities, and of copysign
 # at an infinity. Of two operands that are no numbers no derivative is asked for, nor of nan that is

@@ -142,8 +142,15 @@ def main(folder: Path) -> dict[str, Any]:
     q, r = tg.linalg.qr(answer[0].T)
     parts = [counts.sum(), probabilities[..., None].sum(), (q * 1).sum() - r[0, 0]]
     text = tg.explain(energy, w, x[0]).graph
-    return {"losses": losses, "chosen": chosen, "array": array, "parts": parts, "text": text,
-            "places": places, "gradient": w.grad.norm().item()}  # fmt: skip
+    return {
+        "losses": losses,
+        "chosen": chosen,
+        "array": array,
+        "parts": parts,
+        "text": text,
+        "places": places,
+        "gradient": w.grad.norm().item(),
+    }
 
 
 def mistakes(x: Tensor, model: Block) -> None:

@@ -148,8 +148,14 @@ def split(die: Die, parts: int, link: Link) -> Package:
         raise _bad("parts", "at least 1", parts, 1)
     side = math.sqrt(die.area / parts)
     extra = 0.0 if parts == 1 else 2 * min(link.edge, side) * 1.0  # a link is about 1 mm deep
-    part = Die(f"{die.name}/{parts}", die.area / parts + extra, die.count * parts, die.defects,
-               die.clusters, die.wafer)  # fmt: skip
+    part = Die(
+        f"{die.name}/{parts}",
+        die.area / parts + extra,
+        die.count * parts,
+        die.defects,
+        die.clusters,
+        die.wafer,
+    )
     return Package((part,))
 
 

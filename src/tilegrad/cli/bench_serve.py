@@ -141,11 +141,20 @@ def bench_serve(
     where = load.Endpoint(url, model, api_key, chat, ignore_eos, **named)
     result = loaded(where, calls, concurrency, warm_up, prompts)
     summary = {
-        "model": model, "url": url, "endpoint": endpoint, "script": script or "",
-        "dataset": str(dataset or ""), "rate": str(rate), "arrivals": arrivals,
-        "concurrency": concurrency, "temperature": temperature, "ignore_eos": ignore_eos,
-        "warm_up": warm_up, "seed": seed, **load.summed_up(result, limits),
-    }  # fmt: skip
+        "model": model,
+        "url": url,
+        "endpoint": endpoint,
+        "script": script or "",
+        "dataset": str(dataset or ""),
+        "rate": str(rate),
+        "arrivals": arrivals,
+        "concurrency": concurrency,
+        "temperature": temperature,
+        "ignore_eos": ignore_eos,
+        "warm_up": warm_up,
+        "seed": seed,
+        **load.summed_up(result, limits),
+    }
     title = f"{model} at {url}"
     if plot is not None:
         save(plot, load.plotted(result, summary, title))
@@ -228,8 +237,13 @@ def table(summary: dict[str, Any]) -> str:
     if "goodput" in s:
         good = s["goodput"]
         kept = ", ".join(f"{n} {v:g} ms" for n, v in good["limits_ms"].items())
-        lines.append(("goodput", f"{good['requests_per_second']:.2f} requests/s, "
-                                 f"{100 * good['share']:.1f}% within {kept}"))  # fmt: skip
+        lines.append(
+            (
+                "goodput",
+                f"{good['requests_per_second']:.2f} requests/s, "
+                f"{100 * good['share']:.1f}% within {kept}",
+            )
+        )
     lines += [("failed", f"{row['count']} times {row['error']}") for row in s["errors"]]
     lines += [("note", note) for note in s["notes"]]
     heads = ["mean", *[f"p{p}" for p in PERCENTILES]]

@@ -34,10 +34,32 @@ if TYPE_CHECKING:
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
 ALONE = {ops.graph.ops[op]: kind for op, kind in KINDS.items() if kind != "dot"}
-COSTLY = {ops.exp, ops.exp2, ops.log, ops.log2, ops.log10, ops.expm1, ops.log1p, ops.sin, ops.cos,
-          ops.tan, ops.asin, ops.acos, ops.atan, ops.sinh, ops.cosh, ops.tanh, ops.erf, ops.erfc,
-          ops.erf_inverse, ops.power, ops.random_bits, ops.floor_divide_, ops.remainder,
-          ops.fmod}  # fmt: skip
+COSTLY = {
+    ops.exp,
+    ops.exp2,
+    ops.log,
+    ops.log2,
+    ops.log10,
+    ops.expm1,
+    ops.log1p,
+    ops.sin,
+    ops.cos,
+    ops.tan,
+    ops.asin,
+    ops.acos,
+    ops.atan,
+    ops.sinh,
+    ops.cosh,
+    ops.tanh,
+    ops.erf,
+    ops.erfc,
+    ops.erf_inverse,
+    ops.power,
+    ops.random_bits,
+    ops.floor_divide_,
+    ops.remainder,
+    ops.fmod,
+}
 INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT} | {
     ops.where,
     ops.cast,

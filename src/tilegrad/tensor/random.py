@@ -482,8 +482,28 @@ def gumbel_softmax(
     return picked - soft.detach() + soft
 
 
-__all__ = ["Generator", "bernoulli", "bits", "default_generator", "dropout",
-           "exponential", "get_rng_state", "gumbel_softmax", "manual_seed", "multinomial",
-           "next_key_and_offset", "normal", "rand", "rand_like", "randint", "randint_like",
-           "randn", "randn_like", "randperm", "set_rng_state", "step_salt", "truncated_normal",
-           "uniform"]  # fmt: skip
+__all__ = [
+    "Generator",
+    "bernoulli",
+    "bits",
+    "default_generator",
+    "dropout",
+    "exponential",
+    "get_rng_state",
+    "gumbel_softmax",
+    "manual_seed",
+    "multinomial",
+    "next_key_and_offset",
+    "normal",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+    "set_rng_state",
+    "step_salt",
+    "truncated_normal",
+    "uniform",
+]

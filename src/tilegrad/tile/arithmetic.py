@@ -93,9 +93,30 @@ def join_edges(op: str, values: Sequence[TileValue]) -> Edges:
     return tuple(result)
 
 
-FLOAT_RESULT = {"divide", "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "sin", "cos",
-                "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf", "erfc",
-                "erf_inverse", "square_root", "reciprocal"}  # fmt: skip
+FLOAT_RESULT = {
+    "divide",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "log10",
+    "expm1",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "erf",
+    "erfc",
+    "erf_inverse",
+    "square_root",
+    "reciprocal",
+}
 BITS = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right"}
 
 

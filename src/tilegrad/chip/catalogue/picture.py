@@ -158,8 +158,11 @@ def _roofs(found: Found, sizes: Sizes, top: float) -> list[str]:
         parts.append(
             f'<polyline class="roof {kind}" points="{path([*roof, (right, y(compute))])}"/>'
         )
-        parts.append(line(right + 14, top + 30 + 18 * place, right + 36, top + 30 + 18 * place,
-                          f"roof {kind}"))  # fmt: skip
+        parts.append(
+            line(
+                right + 14, top + 30 + 18 * place, right + 36, top + 30 + 18 * place, f"roof {kind}"
+            )
+        )
         parts.append(words(right + 42, top + 34 + 18 * place, chip.name[:18]))
     return parts
 
@@ -224,8 +227,16 @@ def cells(found: Found) -> list[list[str]]:
         for p in some:
             values = (p.tokens_per_second, p.dollars_per_million, p.joules_per_token)
             name = phase_name(p.phase, found)
-            rows.append([chip.name, name, p.bound + marks(p), str(p.parallelism), str(p.chips),
-                         *map(number, values)])  # fmt: skip
+            rows.append(
+                [
+                    chip.name,
+                    name,
+                    p.bound + marks(p),
+                    str(p.parallelism),
+                    str(p.chips),
+                    *map(number, values),
+                ]
+            )
     return rows
 
 
@@ -235,10 +246,17 @@ def _numbers(found: Found) -> str:
 
 def _figures(chip: Chip) -> str:
     rows = [
-        [field, number(figure.value), FIELDS[field].unit, figure.kind, figure.source, figure.date,
-         figure.note]
+        [
+            field,
+            number(figure.value),
+            FIELDS[field].unit,
+            figure.kind,
+            figure.source,
+            figure.date,
+            figure.note,
+        ]
         for field, figure in chip.figures.items()
-    ]  # fmt: skip
+    ]
     head = ["field", "value", "unit", "kind", "source", "date", "note"]
     made = _table(head, rows, 0).replace("<td>", '<td class="l">').replace("<th>", '<th class="l">')
     return f"<details><summary>{escape(chip.title)}</summary>{made}</details>"

@@ -113,8 +113,10 @@ def check_chain(chain: Sequence[Problem]) -> None:
     """Raise unless each layer's inputs are the results of the one before."""
     for number, (first, second) in enumerate(pairwise(chain)):
         made = {"features": first.sizes["M"] * first.sizes.get("G", 1), "batch": first.sizes["N"]}
-        taken = {"features": second.sizes["C"] * second.sizes.get("G", 1),
-                 "batch": second.sizes["N"]}  # fmt: skip
+        taken = {
+            "features": second.sizes["C"] * second.sizes.get("G", 1),
+            "batch": second.sizes["N"],
+        }
         for name in made:
             if made[name] != taken[name]:
                 raise UserError(
