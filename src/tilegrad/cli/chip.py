@@ -1,4 +1,5 @@
-"""The command `tilegrad chip`: compare chips by what they make of a model; map one onto an array.
+"""The command `tilegrad chip`: compare chips by what they make of a model; map one onto an array;
+synthesise one (`synth.py`).
 
 Invariant: every number shown is predicted and says so; a chip without a figure that a column needs
 shows a dash there, and the JSON has null.
@@ -18,6 +19,7 @@ from ..core.errors import UserError
 from . import options
 from .flags import App
 from .progress import Bars
+from .synth import synth
 from .terminal import is_terminal, put
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ..chip.pareto import Explored
 
 app = App(help="What chips, and arrays under design, make of a model.", no_args_is_help=True)
+app.command("synth")(synth)
 WIDE = 240  # columns where no terminal says
 DEFAULT = "a100,h100,h200,b200,mi300x,tpu-v5e,tpu-v5p,tpu-v6e,trainium2"
 

@@ -1,0 +1,1 @@
+"""Synthesis of an NPU's SystemVerilog: area, timing and power on open cells, pictures, a report."""
