@@ -15,8 +15,9 @@ import pytest
 import tilegrad as tg
 from tilegrad.compiler.breaks import breaks_of
 from tilegrad.compiler.compile import compile_for, host, schedule_for
+from tilegrad.core.config import override
 from tilegrad.core.errors import InternalError, UserError
-from tilegrad.core.target import STATIC, Target
+from tilegrad.core.target import A100, H200, STATIC, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
@@ -135,6 +136,20 @@ def test_its_breakpoints_are_ranges(halving: Row, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Halving, "breaks", lambda self, node, target: [(node.shape[0], 100)])
     assert breaks_of([build.add(x, x)], host()) == {"N": (100,)}
     assert breaks_of([build.multiply(x, x)], host()) == {}
+
+
+def test_few_rows_of_a_product_are_a_range() -> None:
+    """On matrix units that are fed by copies, where there may be many more."""
+    w = build.input_((64, 32), tg.bfloat16)
+
+    def found(most: int, target: Target) -> dict[str, tuple[int, ...]]:
+        x = build.input_((symbol("N", 1, most), 64), tg.bfloat16)
+        return breaks_of([build.dot(x, w, ((), ()), ((1,), (0,)))], target)
+
+    assert found(2048, H200) == {"N": (129,)} and found(256, H200) == {}
+    assert found(2048, A100) == found(2048, host()) == {}
+    with override(determinism="invariant"):
+        assert found(2048, H200) == {}
 
 
 PACKAGE = """

@@ -44,7 +44,7 @@ def _nodes(outputs: Sequence[Node]) -> list[Node]:
 
 def _asks(node: Node) -> bool:
     """Whether kernels for a Node differ by sizes."""
-    return node.op is ops.paged_attention or _is_quantised(node) or bool(_from_outside(node))
+    return node.op is ops.paged_attention or node.op is ops.dot or bool(_from_outside(node))
 
 
 def _from_outside(node: Node) -> list[Row]:
@@ -56,6 +56,7 @@ def _from_outside(node: Node) -> list[Row]:
 
 
 def _is_quantised(node: Node) -> bool:
+    """Whether it is a product of quantised weights."""
     if node.op is not ops.dot:
         return False
     from ..schedule.quantised import weight_of
@@ -68,7 +69,7 @@ def _breaks(node: Node, target: Target) -> list[tuple[Expr, int]]:
 
     rows = [row for row in _from_outside(node) if row.applies(target)]
     if not rows:
-        op = node.op.name if node.op is ops.paged_attention else "unpack"
+        op = "unpack" if _is_quantised(node) else node.op.name
         rows = list(rows_of(KINDS[op], op, target))
     found = [pair for row in rows for pair in family_of(row).breaks(node, target)]
     return [(size, first) for size, first in found if isinstance(size, Expr)]

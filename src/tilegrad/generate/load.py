@@ -246,6 +246,8 @@ def room_for(
         )
     )
     fitting = int(memory // (token * page))
+    if device != HOST:  # what is free changes a little all the time, and kernels know the number
+        fitting -= fitting % (1 << max(0, fitting.bit_length() - 6))
     wanted = min(context, config.context) if context else config.context
     if context and -(-wanted // page) > fitting:
         raise UserError(

@@ -538,6 +538,13 @@ class LibraryProducts(Family):
             return bool(units) and takes_parts(node, region, fuser, fuser.target)
         return fuser.follows(node, region, leaves)
 
+    def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
+        """Few rows are one tile, and weights are all that is read: (the rows, the first number that
+        is many), where there may be far more than few."""
+        rows = node.shape[-2] if len(node.shape) > 1 else 1
+        few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW
+        return () if few else [(rows, FEW + 1)]
+
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The Plan that its model of time, or a table of measured ones, puts first."""
         given = (region.inputs, target, region.constants)

@@ -143,11 +143,14 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
 
 
 def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
-    """Few tokens as rows, and tiles of the weights so wide that each core has one."""
+    """Few tokens as rows, and tiles of the weights so wide that each core has as many as others:
+    one, or where that is too wide two or three."""
     size, tm = x.dtype.size, 64 if high(x.m) <= 64 else 128
-    for split in (1, 2, 3, 4):
+    several = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated) > 256 * target.cores
+    once = tuple((split, 1) for split in (1, 2, 3, 4))
+    for split, rounds in (*once, (1, 2), (1, 3)) if several else once:
         unit = 8 * split * (2 * len(x.weights) if x.gated else 1)
-        limit = CLUSTERS[split] if split > 1 else target.cores
+        limit = CLUSTERS[split] if split > 1 else rounds * target.cores
         least = high(x.batch) * high(x.n) // limit // unit * unit
         wide = (
             tn
@@ -160,8 +163,9 @@ def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]
             staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
             staged = max(32, staged * 2 // x.result.size) if columns % 32 == 0 else staged
             tiles = tiles_of(x, WidePlan((tm, tn, depth)), False)
+            programs = -(-tiles // rounds) * split
             plan = WidePlan(
-                (tm, tn, depth), 0, tiles * split, group_of(x), staged, split=split, dependent=True
+                (tm, tn, depth), 0, programs, group_of(x), staged, split=split, dependent=True
             )
             stages = most_stages(x, plan, target, 24)
             if stages >= 3:
