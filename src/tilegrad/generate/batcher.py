@@ -195,7 +195,7 @@ class Batcher:
             [work.pages[(work.fed + count - 1) // page] for work, count in chosen],
             [work.left == count for work, count in chosen],
             decodes,
-            reduce(Variant.joined, (work.request.variant for work, _ in chosen)),
+            reduce(Variant.joined, {work.variant for work, _ in chosen}),
             min(min(page - w.fed % page, w.owed) for w, _ in chosen) if decodes else 0,
         )
         if decodes:

@@ -21,6 +21,8 @@ class Ongoing:
 
     def __init__(self, request: Request, number: int) -> None:
         self.request, self.number = request, number  # of its arrival
+        self.variant = request.variant
+        self.prompt = len(request.tokens)  # how many it has
         self.known = list(request.tokens)  # and the ids that it made
         self.total = len(self.known)  # with ids that are being made
         self.fed = 0  # tokens whose keys are in pages, once all steps that were begun are over
@@ -36,11 +38,6 @@ class Ongoing:
     def __repr__(self) -> str:
         where = f"slot {self.slot}" if self.slot >= 0 else "waits"
         return f"<{self.request.id!r}: {self.fed} of {self.total} tokens in, {where}>"
-
-    @property
-    def prompt(self) -> int:
-        """Tokens of its prompt."""
-        return len(self.request.tokens)
 
     @property
     def made(self) -> int:
