@@ -9,6 +9,7 @@ Ours is the engine's decode step (paged cache, pages in random order), one graph
 plain torch decoder, each block compiled, over a contiguous cache, captured as one CUDA graph. A
 round times several steps of one side, then of the other; medians of the rounds are told, beside
 the limit of the bytes at the read rate of this run. Logits of both sides are compared first.
+Long because both sides stand on one page: what is not the same can be seen.
 """
 
 from __future__ import annotations

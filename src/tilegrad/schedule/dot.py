@@ -7,6 +7,9 @@ row to the epilogue. a is read where it lies if its k axis is contiguous, else i
 too. Small m takes the streaming form in `fuse` (a dot of one row is a reduction).
 
 Invariant: the order of a sum over k depends on the Plan alone, never on workers or batch.
+
+Long because packing, the micro-kernel and the epilogue of one Body share what `DotLowering` knows
+of it.
 """
 
 from __future__ import annotations

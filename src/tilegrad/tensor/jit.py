@@ -17,36 +17,34 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-import numpy as np
-
 from ..core.config import config
 from ..core.errors import DTypeError, UserError, user_location
 from ..core.lock import new_rlock
 from ..core.recent import SecondChance
-from ..graph.ops import unpack
 from ..ir.symbol import Size, atoms, high, low
 from .annotation import VALUE, annotations_of, check_call, dynamic_axes, parameters_of
 from .bundled import describe_leaf, find, opened_bundles, recorders, tell
 from .container import Default, Structure, differences, flatten, is_stateful
 from .last_call import LastCall, buffers_of, remembered
-from .lowered import Lowered, trace_function
+from .lowered import Lowered
 from .placement import state, tag
-from .ranges import Symbolic, inside_of, narrowed
-from .tensor import Tensor, from_data, mode, wrap
+from .ranges import inside_of, narrowed
+from .signature import Signatures
+from .tensor import Tensor, mode
 from .trace import traced_for
+from .trace_function import trace_function
 
 if TYPE_CHECKING:
     from .bound import Bound
 
 LOG = logging.getLogger("tilegrad.jit")
-NUMBERS = (int, float)
 DESCRIBED = 63  # traces that a new one is compared with, for the log
 Names = Sequence["int | str"] | int | str
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Jitted(Symbolic, Generic[P, R]):
+class Jitted(Signatures, Generic[P, R]):
     """A function that `jit` made; call it as the function it wraps."""
 
     def __init__(
@@ -144,101 +142,6 @@ class Jitted(Symbolic, Generic[P, R]):
         if self.annotations:
             check_call(self.name, self._named(self._bind(args, kwargs)), self.annotations, {})
         return self.function(*args, **kwargs)
-
-    # ---- signatures -----------------------------------------------------------------------
-
-    def _signature(
-        self, given: tuple[Any, ...], leaves: list[Any], structure: Structure
-    ) -> tuple[tuple[Any, ...], dict[int, dict[str, Tensor]], dict[str, int] | None]:
-        """The key of a call, the state its objects hold, and the values of Symbols."""
-        axes = self._axes_of(structure)
-        states: dict[int, dict[str, Tensor]] = {}
-        symbols: dict[str, int] | None = {} if axes else None
-        key: list[Any] = [structure.alike, mode.grad_enabled, config().determinism]
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor):
-                type_: Any = leaf._node.type
-                shape = type_.shape
-                if symbols is not None and axes is not None and axes[i]:
-                    shape = self._bind_symbols(i, shape, axes, symbols, structure)
-                key += (shape, type_.dtype, leaf._requires_grad)
-                if state.active and (device := tag(leaf._node)):
-                    key.append(device)
-            elif leaf.__class__ in NUMBERS:
-                size = axes[i].get(VALUE) if axes else None
-                if size is not None:
-                    self._bind_number(i, leaf, size, symbols, structure)
-                key.append(leaf.__class__ if size is None else size)
-            elif is_stateful(leaf):
-                states[i] = leaf.tensors()
-                key.append(self._state_key(leaf, states[i]))
-            elif _is_array(leaf):
-                leaves[i] = wrap(from_data(leaf))
-                key += (leaves[i].shape, leaves[i].dtype, False)
-            else:
-                key.append((leaf.__class__, self._hashable(leaf, i, structure)))
-        for position in self._static:
-            value = given[position]
-            key.append((value.__class__, self._hashable_static(value, position)))
-        return tuple(key), states, symbols
-
-    def _state_key(self, value: Any, tensors: dict[str, Tensor]) -> tuple[Any, ...]:
-        """What a trace depends on of an object: itself, its Tensors and its settings."""
-        if id(value) not in self._objects:
-            try:
-                self._objects[id(value)] = weakref.ref(value, self._forget(id(value)))
-            except TypeError:
-                self._objects[id(value)] = lambda: value  # type: ignore[assignment]
-        parts: list[Any] = ["state", id(value)]
-        for name, tensor in tensors.items():
-            type_: Any = tensor._node.type
-            parts += (name, id(tensor), type_.shape, type_.dtype, tensor._requires_grad)
-            if tensor._node.op is unpack:
-                parts.append(tensor._node.attrs["format"])  # weights of a file
-            if state.active:
-                parts.append(tag(tensor._node))
-        settings = getattr(value, "settings", None)
-        if callable(settings):
-            parts.append(settings())
-        return tuple(parts)
-
-    def _forget(self, identity: int) -> Callable[[Any], None]:
-        owner = weakref.ref(self)
-
-        def gone(_: Any) -> None:
-            jitted = owner()
-            if jitted is not None:
-                jitted._objects.pop(identity, None)
-                for key in list(jitted._lowered):
-                    if any(isinstance(k, tuple) and k[:2] == ("state", identity) for k in key):
-                        jitted._lowered.pop(key, None)
-
-        return gone
-
-    def _hashable(self, leaf: Any, index: int, structure: Structure) -> Any:
-        try:
-            hash(leaf)
-        except TypeError:
-            raise DTypeError(
-                f"argument {self._paths(structure)[index]} cannot be traced",
-                op=f"jit {self.name}",
-                expected="Tensors, numbers, containers of them, or hashable static values",
-                got=type(leaf).__name__,
-            ) from None
-        return leaf
-
-    def _hashable_static(self, value: Any, position: int) -> Any:
-        try:
-            hash(value)
-        except TypeError:
-            raise DTypeError(
-                f"static argument {self.names[position]} is not hashable",
-                op=f"jit {self.name}",
-                expected="a hashable value",
-                got=type(value).__name__,
-                hint="use a tuple in place of a list, or do not mark it static",
-            ) from None
-        return value
 
     # ---- tracing --------------------------------------------------------------------------
 
@@ -502,10 +405,6 @@ class Jitted(Symbolic, Generic[P, R]):
         if lowered.breaks:
             lowered = self._in_range(lowered, key, given, leaves, structure, states, symbols)
         return lowered, leaves, states, symbols, self._paths(structure)
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, (np.ndarray, np.generic)) or type(leaf).__module__ == "torch"
 
 
 @overload

@@ -1,10 +1,10 @@
 """Lowered: the Graph of one traced signature, and how a call binds to it.
 
-`trace_function` runs a function under a Trace and notes where each input's Buffer comes from,
-where each result goes, and what state it changes. `Lowered.run` is the path of every later
-call. Invariant: `run` does no work that depends on the size of the Graph; a Buffer is given
-away only if it was donated, or if it is the old value of changed state that nobody else holds;
-state whose name starts with an entry of its object's `never_copied` is never copied instead.
+It says where each input's Buffer comes from, where each result goes, and what state changes;
+`trace_function` makes it. `Lowered.run` is the path of every later call. Invariant: `run` does no
+work that depends on the size of the Graph; a Buffer is given away only if it was donated, or if it
+is the old value of changed state that nobody else holds; state whose name starts with an entry of
+its object's `never_copied` is never copied instead.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ import numpy as np
 
 from ..compiler.loader import executable_for
 from ..core.config import config, override
-from ..core.dtype import float64, int64
 from ..core.errors import AxisError, DTypeError, ShapeError, StateError, TraceError, user_location
 from ..graph import build, ops
-from ..graph.sizes import size_requirements
 from ..ir.node import Node, next_serial
 from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
@@ -31,12 +29,12 @@ from ..ir.symbol import Expr, evaluate
 from ..ir.types import Array
 from ..runtime.buffer import HOST, Buffer
 from .autograd import histories
-from .container import Structure, flatten, is_stateful
+from .container import Structure
 from .ownership import is_alone, is_exclusive, is_kept, would_copy
-from .placement import check_device, common_device, copy_of, elsewhere, moved, settled
-from .tensor import Tensor, from_buffer, unknown_value, values, wrap
+from .placement import check_device, copy_of, elsewhere
+from .tensor import Tensor, from_buffer, values, wrap
 from .tensor import leaves as leaf_tensors
-from .trace import Slot, Source, Trace, Tracing
+from .trace import Source
 
 LOG = logging.getLogger("tilegrad.jit")
 States = dict[int, dict[str, Tensor]]
@@ -398,169 +396,4 @@ def _number(value: Any, node: Node, name: str) -> Buffer:
         ) from None
 
 
-# ---- tracing ---------------------------------------------------------------------------------
-
-
-def trace_function(
-    name: str,
-    function: Callable[[list[Any]], Any],
-    leaves: Sequence[Any],
-    shapes: Sequence[Any],
-    states: States,
-    given: frozenset[int] = frozenset(),
-    keep_gradients: bool = False,
-) -> Lowered:
-    """Trace a function of argument leaves; Tensors get `shapes`, which may be symbolic."""
-    device = _device_of(leaves, states, name)
-    trace = Trace(name, device)
-    with Tracing(trace):
-        inside = [_enter(trace, i, leaf, shapes[i], states) for i, leaf in enumerate(leaves)]
-        results, structure = flatten(function(inside))
-        tensors = [r.node if isinstance(r, Tensor) else None for r in results]
-        changes = [
-            c for slot in trace.slots.values() for c in _changes(trace, slot, keep_gradients)
-        ]
-        roots = [n for n in tensors if n is not None]
-        roots += [n for _, _, n in changes if isinstance(n, Node)]
-        inputs, roots = trace.finish(roots)
-    find = _Places(inputs, roots)
-    places = [_place_of(result, node, find) for result, node in zip(results, tensors)]
-    writes = [
-        Write(s, what, find.next() if isinstance(n, Node) else Place("fixed", value=n))
-        for s, what, n in changes
-    ]
-    sources = tuple(_moved(trace.sources[n], device) for n in inputs)
-    differentiable = any(p.value is True and p.kind != "fixed" for p in places)
-    donated = _donated(sources, places, writes, given)
-    changed = {(w.target.index, w.target.name) for w in writes if w.what == "value"}
-    for i, s in enumerate(sources):
-        if (s.index, s.name) in changed and i not in donated and is_kept(leaves, s):
-            raise would_copy(name, s.name, "the function gives back what it was before")
-    return Lowered(
-        name,
-        tuple(inputs),
-        sources,
-        find.outputs(),
-        structure,
-        places,
-        writes,
-        donated,
-        given,
-        guards=[
-            (s.source.index, s.source.name, s.read_grad)
-            for s in trace.slots.values()
-            if s.read_grad is not None and s.source.kind == "state"
-        ],
-        randomness=[(g, r.draws) for g, r in trace.randomness.values()],
-        tracked=differentiable and not writes and not given,
-        device=device,
-        requirements=size_requirements(inputs, find.outputs(), trace.requirements.values()),
-        homes=tuple(trace.homes.get(n, device) for n in inputs) if trace.homes else (),
-    )
-
-
-def _device_of(leaves: Sequence[Any], states: States, name: str) -> str:
-    """The one device of the arguments and of the state they hold."""
-    if not elsewhere():
-        return HOST
-    nodes = [leaf._node for leaf in leaves if isinstance(leaf, Tensor)]
-    nodes += [t._node for held in states.values() for t in held.values()]
-    found = settled(nodes)
-    if len(found) > 1:  # the others are sent to it inside
-        return next(device for device in found if device != HOST)
-    return common_device(nodes, op=f"jit {name}")
-
-
-def _moved(source: Source, device: str) -> Source:
-    """A constant's Buffer comes to the device once, not at every call."""
-    if source.kind != "constant" or source.holder.device == device:
-        return source
-    return Source("constant", source.index, source.name, moved(source.holder, device))
-
-
-def _place_of(result: Any, node: Node | None, find: _Places) -> Place:
-    """Where a leaf of the result comes from; a Tensor's place says if it has a derivative."""
-    if node is None:
-        return Place("fixed", value=result)
-    place = find.next()
-    place.value = bool(result._requires_grad)
-    return place
-
-
-def _donated(
-    sources: Sequence[Source], places: list[Place], writes: list[Write], given: frozenset[int]
-) -> tuple[int, ...]:
-    """Inputs that may be overwritten: given by the caller, or the old value of changed state."""
-    used = {p.number for p in [*places, *(w.place for w in writes)] if p.kind == "input"}
-    changed = {(w.target.index, w.target.name) for w in writes if w.what == "value"}
-    return tuple(
-        i
-        for i, s in enumerate(sources)
-        if i not in used
-        and not s.stored
-        and s.kind in ("leaf", "state")
-        and (s.index in given or (s.index, s.name) in changed)
-    )
-
-
-def _enter(trace: Trace, index: int, leaf: Any, shape: Any, states: States) -> Any:
-    """What the traced function gets for an argument leaf."""
-    if isinstance(leaf, Tensor):
-        if leaf.trace is not None:
-            raise unknown_value(leaf._node)
-        return trace.add_leaf(Source("leaf", index), leaf, shape)
-    if shape is not None:
-        return shape  # a number that is a Symbol
-    if leaf.__class__ is float:
-        return wrap(build.number(trace.add_input(Source("number", index), (), float64)))
-    if leaf.__class__ is int:
-        return wrap(trace.add_input(Source("number", index), (), int64))
-    if is_stateful(leaf):
-        for name, tensor in states[index].items():
-            trace.add_state(Source("state", index, name), tensor)
-    return leaf
-
-
-def _changes(trace: Trace, slot: Slot, keep_gradients: bool) -> list[tuple[Source, str, Any]]:
-    """What the traced function did to an argument Tensor or a Tensor of its state."""
-    found: list[tuple[Source, str, Any]] = []  # a Node to compute, or a fixed value
-    if slot.tensor.node is not slot.first:
-        found.append((slot.source, "value", slot.tensor.node))
-    if slot.source.kind == "leaf":
-        if slot.tensor._grad is not None:
-            found.append((slot.source, "add grad", slot.tensor._grad.node))
-    elif slot.grad is None:
-        if slot.read_grad or slot.cleared:
-            found.append((slot.source, "grad", None))
-    elif slot.cleared and not keep_gradients:
-        # zeroed and filled within the call: reading it afterwards says that it stayed inside
-        inside = wrap(build.input_(slot.grad.shape, slot.grad.dtype))
-        found.append((slot.source, "grad", inside))
-    elif trace.sources.get(slot.grad.node, Source("")).kind != "grad":
-        found.append((slot.source, "grad", slot.grad.node))
-    return found
-
-
-class _Places:
-    """Gives each root, in order, its place among the distinct outputs or the inputs."""
-
-    def __init__(self, inputs: Sequence[Node], roots: Sequence[Node]) -> None:
-        self.inputs = {n: i for i, n in enumerate(inputs)}
-        self.unique: dict[Node, int] = {}
-        self.roots = iter(roots)
-
-    def next(self) -> Place:
-        """The place of the next root."""
-        node = next(self.roots)
-        symbolic = any(isinstance(s, Expr) for s in node.shape)
-        if node in self.inputs:
-            return Place("input", self.inputs[node], type=node.type, symbolic=symbolic)
-        number = self.unique.setdefault(node, len(self.unique))
-        return Place("root", number, type=node.type, symbolic=symbolic)
-
-    def outputs(self) -> tuple[Node, ...]:
-        """The distinct Nodes to compute."""
-        return tuple(self.unique)
-
-
-__all__ = ["Lowered", "Place", "Write", "trace_function"]
+__all__ = ["Lowered", "Place", "Write"]

@@ -4,6 +4,9 @@ A program has all queries of all heads that share one key head, and a part of th
 along the lanes. Where there are fewer key heads than workers the keys are split, and a second
 Body combines the parts. Invariant: the number of parts depends on the shape and the Target's
 cores alone; parts are combined in their order.
+
+Long because the kernel stands on one page: `Decode` writes one Body, and its steps share what they
+keep in registers.
 """
 
 from __future__ import annotations

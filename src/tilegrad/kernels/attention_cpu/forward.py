@@ -8,6 +8,8 @@ to the accumulator's dtype. Scores are kept in powers of two (times log2 e).
 
 Invariant: a result depends on the Plan alone, never on workers, batch or other heads; a query
 that sees nothing gives 0 and a log-sum-exp of -inf; nothing is read past the keys that are seen.
+
+Long because the kernel stands on one page: `Forward` writes one Body.
 """
 
 from __future__ import annotations

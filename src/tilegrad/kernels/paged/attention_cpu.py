@@ -16,6 +16,8 @@ are widened once for all rows. `requests` steps of a loop before a program begin
 Invariant: the meaning is that of `graph.paged_reference`; tokens of no request get 0. The
 order of a request's sums depends on its own tokens and keys, the shape of the cache and the
 Target's cores, never on other requests.
+
+Long because the kernel stands on one page: `_Attend` writes one Body.
 """
 
 from __future__ import annotations
