@@ -81,6 +81,30 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_the_readme_names_what_there_is() -> None:
+    """Commands, extras, functions, files, the version of Python and the size of the model."""
+    import tilegrad as tg
+    from tilegrad.cli.main import app
+    from tilegrad.exchange import fetch
+
+    text, project = (ROOT / "README.md").read_text(), (ROOT / "pyproject.toml").read_text()
+    groups = {group.name for group in app.registered_groups}
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    for command in re.findall(r"tilegrad (run|demo|doctor|chat|serve|explain|chip)\b", text):
+        assert command in known | groups, command
+    for extra in set(re.findall(r"\[([a-z,]+)\]\"", text)):
+        assert all(f"\n{name} = [" in project for name in extra.split(",")), extra
+    line = next(part for part in text.split("- **") if part.startswith("Transforms"))
+    for name in re.findall(r"`(\w+)`", line):
+        assert hasattr(tg, name), name
+    for file in re.findall(r"\b((?:tests|examples|\.ci)/[\w./]+)", text):
+        assert (ROOT / file.rstrip(".")).exists(), file
+    (version,) = re.findall(r"Python (3\.\d+) or newer", text)
+    assert f'requires-python = ">={version}"' in project
+    (size,) = re.findall(r"\((\d+) MB, Apache-2.0\)", text)
+    assert round(fetch.BUILT_IN["smollm2"].bytes / 1e6) == int(size)
+
+
 def test_a_word_has_one_row() -> None:
     rows = re.findall(
         r"^\| ([^|]+?) \|", (ROOT / "docs" / "vocabulary.md").read_text(), re.MULTILINE

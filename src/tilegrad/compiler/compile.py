@@ -2,9 +2,10 @@
 
 The key is taken from the Graph as it was traced, before any pass, together with the Target, the
 compiler's version and (where kernels of the library may be chosen) the PlanTable's content, so a
-warm start runs no pass at all, and imports none. Lines of the user are in the key of the memory,
-where errors are raised, and not in that of the disk. Invariant: two Graphs of equal structure share
-one Recipe per Target and PlanTable, and what is raised names the line of the Graph at hand.
+warm start runs no pass at all, and imports none. The user's lines are in the key of what is in
+memory, since errors name them, and not in the key of what is on disk. Invariant: two Graphs of
+equal structure share one Recipe per Target and PlanTable, and what is raised names the line of the
+Graph at hand.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write attention that no kernel of the Target takes in ordinary ops.
 
-Runs after recognition, which may have found it in ordinary ops. Invariant: what is left has a
-kernel; the log says for the rest why it has none.
+Runs after recognition, which may have found it in ordinary ops. Invariant: each
+`attention` that is left has a kernel; the log says why the others have none.
 """
 
 from __future__ import annotations

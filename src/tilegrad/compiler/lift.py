@@ -3,8 +3,8 @@
 A loop that computes with another Python number at each turn (a learning rate, a temperature) has
 a Graph of the same structure each time. The first is compiled with its numbers as constants, so
 that all Rules see them. When the same structure comes with other numbers, those that differ become
-inputs and the rest stay constants; from then on only their values are handed over. So what never
-changes (a scale, an epsilon, an exponent) is a constant always. Constants inside Blocks stay.
+inputs and the rest stay constants; from then on calls give only their values. So a number that
+never changes (a scale, an epsilon, an exponent) always is a constant. Constants inside Blocks stay.
 Invariant: the Executable on its numbers computes what the Graph says.
 """
 

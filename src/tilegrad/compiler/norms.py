@@ -1,12 +1,11 @@
 """Take the factor that a norm has for each row behind the products that read the norm.
 
-rms_norm(x) @ W is r * ((x * w) @ W) with r = 1 / root(mean(x^2) + epsilon), one number a row: the
-product need not wait for the sum over the row, and what makes x can write x * w at once. The sum
-is cut into sums over blocks of columns, which the kernel that makes x leaves behind, and the one
-that multiplies adds them up: "a Region may end in a partial reduction that the next one's prologue
-finishes". For few rows alone, on machines whose products run beside the threads, in bfloat16,
-whose range is that of float32 (see docs/decisions/0020). Invariant: every product that reads a
-changed norm is changed alike, and a norm that anything else reads stays.
+rms_norm(x) @ W is r * ((x * w) @ W) with r = 1 / root(mean(x^2) + epsilon), one number for each
+row. So the product need not wait for the sum over the row, and the kernel that makes x can write x
+* w at once. It also stores the sums of x^2 over blocks of columns; the kernel of the product adds
+them up. This is done for few rows, on machines whose matrix units run while their threads go on,
+and in bfloat16, whose range is that of float32 (see docs/decisions/0020). Invariant: every product
+that reads a changed norm is changed alike, and a norm that anything else reads stays.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Write dots with a side of one row as reductions: they stream a matrix, nothing is reused.
 
 A product of a vector and a matrix reads every element of the matrix once, so packing it would
-only copy it. As a sum of products it becomes one pass over memory; a dot that sums nothing is a
-product of its elements, whatever its sides. Runs after recognition. On a GPU rows too long for
-the registers of a program stay dots where the library has a kernel that streams them.
+only copy it. As a sum of products it becomes one pass over memory. A dot over an axis of one
+element is a plain product, whatever its other sizes. Runs after recognition. On a GPU, rows too
+long for the registers of a program stay dots where the library has a kernel that streams them.
 """
 
 from __future__ import annotations

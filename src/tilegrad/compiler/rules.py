@@ -1,7 +1,7 @@
 """Passes that rewrite the Graph with a RuleSet of `graph/`.
 
-Rules are imported where a Graph has ops for them. Invariant: as of the Rules, every value stays
-what it is.
+Rules are imported where a Graph has ops for them. Invariant: every
+value stays what it is, as each Rule says of itself.
 """
 
 from __future__ import annotations

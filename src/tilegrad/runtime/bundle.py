@@ -8,7 +8,7 @@
 
 A Graph's name covers its structure, what is donated and what it needs of its Symbols, so a Recipe
 is found exactly where the compiler would make the same one. Object code and signatures are checked
-against their hashes when a Bundle is opened; of weights the size is (`check_all` reads them too).
+against their hashes when a Bundle is opened; of weights only the size (`check_all` reads them too).
 Invariant: a Bundle of another release, for another machine, or damaged is refused with the reason.
 """
 

@@ -1,11 +1,11 @@
 """Devices: machines that are opened here, behind one interface.
 
-A Device has memory (allocate, copies from and to the host and other Devices), a stream of work
-with events on it, code that is loaded, and Launchers that run the steps of a Recipe over Slots or
+A Device has memory (allocate, copies from and to the host and other Devices), a stream of work with
+events on it, code that is loaded, and Launchers that run the steps of a Recipe over Slots or
 capture them to be run again. What a new machine must say is `allocate`, `put`, `get`, `copy_bytes`
-and `prepare`; the rest has a plain way that a Device may better. A `DeviceKind` says how many of
-them there are and opens one; `KINDS` is the table of them. Invariant: work on one Device happens in
-the order it was given; what `get` gives is the value after all of it.
+and `prepare`; the rest is written in terms of these, and a Device may do it better. A `DeviceKind`
+says how many of them there are and opens one; `KINDS` is the table of them. Invariant: work on one
+Device happens in the order it was given; what `get` gives is the value after all of it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The one place that says what a Slot points at: inputs at the Buffers given, outputs at new ones (or
 at the input they take over), scratch in the arena of its Device, results that only the run itself
 needs at Buffers of its own, aliases where their owners are. A Launcher then runs the steps.
-Invariant: a call never leaves pointers behind that a later call could use without having given
-them; a Buffer that is elsewhere, or not aligned as kernels expect, is never run on.
+Invariant: a call uses no pointer of an earlier call; a Buffer that is on another Device, or not
+aligned as kernels expect, is never run on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Prepared weights: one table for the process, of what Executables read instead of a file's bytes.
 
-A Recipe may say of inputs that they are prepared, and how. What is made lies here, by the Buffer
-that holds the bytes (the source) and by Layout, so that all Executables read the same memory; it
-goes when its source goes, which a Tensor that is assigned another value lets happen. All that one
-Executable misses is made in one piece (large pages hold it, which small pieces would not have),
-some rows at a time; the source's pages are handed back after each. Weights that are made
+A Recipe may say that inputs are prepared, and how. What is made is kept here, by Layout and by the
+Buffer that holds the bytes (the source), so that all Executables read the same memory. It goes when
+its source goes: when a Tensor is assigned another value, for example. All that one Executable lacks
+is made in one piece of memory, so that the system can use large pages, some rows at a time; the
+pages of the source are given back to the system after each. Weights that are made
 together (those of one product) can be read alone too: as views where rows permit.
 Invariant: bytes of a source never change; beside the parts, preparing needs memory for some rows.
 """

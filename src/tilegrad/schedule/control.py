@@ -30,7 +30,7 @@ GUESS = 16  # steps of a loop whose length is not known
 
 
 def lower_control(outer: Lowering, group: Region) -> None:
-    """Add the Kernels of a control group."""
+    """Add the Kernels of a control Region."""
     node = group.values[0]
     wanted = {v.attrs["index"]: v for v in group.stored if v.op is ops.get}
     lowering = ControlLowering(outer, node, wanted)

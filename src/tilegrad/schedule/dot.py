@@ -63,7 +63,7 @@ class RowEvaluator(Evaluator):
 
 
 class DotLowering:
-    """Lowers one dot group."""
+    """Lowers one dot Region."""
 
     def __init__(
         self, group: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
@@ -458,7 +458,7 @@ class DotLowering:
         self.e.store(self.partial, acc, self.linear(batch, row, lane))
 
     def epilogue(self, batch: Size, row: Size, lane: Size, acc: Node) -> None:
-        """Evaluate and store what the group wants of one row."""
+        """Evaluate and store what the Region wants of one row."""
         e = self.e
         dot = self.group.values[0]
         linear = self.linear(batch, row, lane)

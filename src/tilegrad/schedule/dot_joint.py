@@ -1,11 +1,11 @@
 """Dots of one input with several weights as one Kernel, by the library's joint matmul.
 
-Groups of dots that read the same left operand and do not need each other (q, k and v) become one
-group whose results stay apart; two of which one reads the other's products element by element
+Regions of dots that read the same left operand and do not need each other (q, k and v) become one
+Region whose results stay apart; two of which one reads the other's products element by element
 (gate and up) become one whose epilogue sees both. They join where the library's kernel takes each
 of them and its model of time expects the joint launch to be faster than the launches apart; only
-for Targets with asynchronous matrix units. Invariant: groups still form no cycle, and values that
-only a joint group reads are not stored.
+for Targets with asynchronous matrix units. Invariant: Regions still form no cycle, and values that
+only a joint Region reads are not stored.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from .lower import Lowering
 
 MOST = 4  # weights of one launch
-APART = 4  # groups that one dot may need and another not: else they are ready at other times
-ORDERED = ("update", "control", "call")  # kinds of groups that are not moved behind others
+APART = 4  # Regions that one dot may need and another not: else they are ready at other times
+ORDERED = ("update", "control", "call")  # kinds of Regions that are not moved behind others
 
 
 @dataclass(eq=False)
 class Joint(Region):
-    """Dot groups as one: kind 'dots' where results stay apart, 'gated' where they meet."""
+    """Dot Regions as one: kind 'dots' where results stay apart, 'gated' where they meet."""
 
     parts: list[Region] = field(default_factory=list)
 
@@ -59,7 +59,7 @@ def join_dots(lowering: Lowering) -> None:
 
 
 class _Joiner:
-    """Finds and joins groups."""
+    """Finds and joins Regions."""
 
     def __init__(self, fuser: Fuser, target: Target) -> None:
         self.fuser, self.target = fuser, target
@@ -87,7 +87,7 @@ class _Joiner:
                 *(("gated", p) for p in pairs),
                 *(("dots", s) for s in self.sets(rest)),
             ]:
-                if self.closed(parts):  # as groups are after what was joined before
+                if self.closed(parts):  # as Regions are after what was joined before
                     self.join(kind, parts)
                     joined = True
         if joined:
@@ -101,7 +101,7 @@ class _Joiner:
         return node
 
     def wide(self, group: Region) -> WideDot:
-        """The group as the library's kernel sees it."""
+        """The Region as the library's kernel sees it."""
         if group.number not in self.lowered:
             inside, values = set(group.values), self.fuser.values
             order = topological(group.stored, lambda n: n in values and n not in inside)
@@ -159,12 +159,12 @@ class _Joiner:
         return found
 
     def closed(self, groups: Sequence[Region]) -> bool:
-        """Whether no other group stands between some of these: joined, they would be a cycle."""
+        """Whether no other Region stands between some of these: joined, they would be a cycle."""
         own, every = _together(groups)
         return not any(every >> g.number & 1 and g.needs & own for g in self.fuser.groups)
 
     def in_time(self, groups: Sequence[Region]) -> bool:
-        """Whether groups are ready at about the same time, and no state is written between."""
+        """Whether Regions are ready at about the same time, and no state is written between."""
         own, every = _together(groups)
         late = every & ~reduce(operator.and_, (g.needs | own for g in groups))
         if late.bit_count() > APART:
@@ -195,7 +195,7 @@ class _Joiner:
     # ---- joining --------------------------------------------------------------------------
 
     def join(self, kind: str, parts: list[Region]) -> None:
-        """Put a joint group in the place of its parts."""
+        """Put a joint Region in the place of its parts."""
         fuser, numbers = self.fuser, {p.number for p in parts}
         values = [v for p in parts for v in p.values]
         joint = Joint(kind, values, parts[0].total, number=min(numbers), parts=parts)
@@ -216,7 +216,7 @@ class _Joiner:
 
 
 def _together(groups: Sequence[Region]) -> tuple[int, int]:
-    """Some groups, and all that one of them needs but for themselves."""
+    """Some Regions, and all that one of them needs but for themselves."""
     own = reduce(operator.or_, (bit(g.number) for g in groups))
     return own, reduce(operator.or_, (g.needs for g in groups)) & ~own
 
@@ -241,7 +241,7 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
 
 
 class JointDot(WideDot):
-    """Lowers one joint group."""
+    """Lowers one joint Region."""
 
     def __init__(
         self, group: Joint, reads: Sequence[Node], target: Target, constants: set[Node]
@@ -270,7 +270,7 @@ class JointDot(WideDot):
         return [p.dot for p in self.parts]
 
     def build(self, x: Operands) -> Body:
-        """The joint kernel over this group's parameters."""
+        """The joint kernel over this Region's parameters."""
         assert self.choice is not None
         plan = self.choice.plan
         if isinstance(plan, MatvecPlan):

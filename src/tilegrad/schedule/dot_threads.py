@@ -41,7 +41,7 @@ LEAST = 16
 
 
 class TiledDot:
-    """Lowers one dot group."""
+    """Lowers one dot Region."""
 
     def __init__(self, group: Region, reads: Sequence[Node], name: str) -> None:
         self.group, self.reads = group, list(reads)
@@ -103,7 +103,7 @@ class TiledDot:
         return b.cast(b.broadcast(x, e.full), product_dtype(node.dtype, self.accumulator))
 
     def epilogue(self, batch: Size, row: Size, lane: Size, total: Node) -> None:
-        """Evaluate and store what the group wants of the tile."""
+        """Evaluate and store what the Region wants of the tile."""
         _, m, _, n = self.problem.sizes
         linear = combine(multiply(combine(multiply(batch, m), row, 1), n), lane, 1)
         rounded = self.e.settled(self.b.cast(total, wide(self.dot.dtype)), self.dot)

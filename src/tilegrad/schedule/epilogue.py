@@ -6,7 +6,7 @@ hundreds of times. Divisions and roots that are rounded exactly branch, and hold
 registers across each branch: the assembler needs minutes for thousands of them. So an epilogue is
 counted, and one that is too long becomes a kernel of its own that streams over the stored product.
 
-Invariant: groups form no cycle, before and after; a product of few sums a thread keeps all.
+Invariant: Regions form no cycle, before and after; a product of few sums a thread keeps all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def leave_long_epilogues(lowering: Lowering) -> None:
 
 
 def too_long(group: Region, fuser: Fuser, target: Target, rounded: set[Node]) -> bool:
-    """Whether the epilogue of a group is more than its kernel should have."""
+    """Whether the epilogue of a Region is more than its kernel should have."""
     if any(is_part(v) for v in group.values):
         return False  # sums of blocks need the product's kernel, and are chosen for few tokens
     inside, values = set(group.values), fuser.values
@@ -72,7 +72,7 @@ def copies(group: Region, reads: list[Node], target: Target) -> int:
 
 
 def cut(group: Region, fuser: Fuser) -> None:
-    """Leave the product alone in its group; what was computed of it follows as a group of loops."""
+    """Leave the product alone in its Region; a Region of loops computes the rest after it."""
     dot, rest = group.values[0], group.values[1:]
     after = Region("loops", rest, group.total, number=len(fuser.groups))
     group.values = [dot]

@@ -2,7 +2,7 @@
 
 A chain of a thousand elementwise ops would fuse into one Kernel, which takes long to compile, has
 more values than registers, and is walked by functions that call themselves. So an expression that
-is deep, large, or reads many arrays is stored on the way, and a group takes no more than so much.
+is deep, large, or reads many arrays is stored on the way, and a Region takes no more than so much.
 Invariant: no Region is deeper than `DEPTH` or reads more than `READS` arrays by what is inlined in
 it, whatever the Graph; so what recurses over a Region does not recurse over a Graph.
 """

@@ -1,13 +1,13 @@
 """Cut a Graph into Regions: which values are stored, and which are computed together.
 
 First every Node is either *inlined* (recomputed where it is read: movement, cheap elementwise)
-or a *value*. Then values join groups in topological order; a group becomes one Kernel. Inside
-a group a value is read only at its own element, so it needs no memory unless someone outside
-wants it. A group's elements are numbered by rows and columns: L = row * columns + column; a
-reduction over trailing axes has one row per result ('row' groups), one over leading axes one
-column per result ('column' groups).
+or a *value*. Then values join Regions in topological order; a Region becomes one Kernel. Inside
+a Region a value is read only at its own element, so it needs no memory unless someone outside
+wants it. A Region's elements are numbered by rows and columns: L = row * columns + column; a
+reduction over trailing axes has one row per result ('row' Regions), one over leading axes one
+column per result ('column' Regions).
 
-Invariant: groups form no cycle, and every read of a group's own value is at the same element.
+Invariant: Regions form no cycle, and every read of a Region's own value is at the same element.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ if "barrier" in ops.graph.ops:
     INLINE.add(ops.graph.ops["barrier"])
 
 
-DOTS = ("dot", "dots", "gated")  # kinds of groups with products: one, several, two that meet
+DOTS = ("dot", "dots", "gated")  # kinds of Regions with products: one, several, two that meet
 
 
 @dataclass(eq=False)
@@ -90,11 +90,11 @@ class Region:
     kind: str  # 'loops', one of DOTS, or a kind of ALONE
     values: list[Node] = field(default_factory=list)
     total: Size = 1  # elements
-    rows: Size | None = None  # of a group with reductions
+    rows: Size | None = None  # of a Region with reductions
     order: str = "row"  # where reductions run: 'row' = trailing, 'column' = leading
     number: int = 0
-    needs: int = 0  # groups, transitively: a bit for each number
-    after: set[int] = field(default_factory=set)  # groups that it needs itself
+    needs: int = 0  # Regions, transitively: a bit for each number
+    after: set[int] = field(default_factory=set)  # Regions that it needs itself
     reads: set[Node] = field(default_factory=set)  # stored values and inputs
     stored: list[Node] = field(default_factory=list)  # values someone outside wants
     constants: set[Node] = field(default_factory=set)  # reads that no kernel here writes
@@ -239,7 +239,7 @@ def _wanted(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> b
 
 
 def own_index(node: Node, row: Size, column: Size, group: Region) -> Index | None:
-    """The index of a value's element at (row, column) of its group, or None if none fits."""
+    """The index of a value's element at (row, column) of its Region, or None if none fits."""
     size = product(node.shape)
     if size == group.total:
         if group.order == "row" or group.rows is None:
@@ -298,7 +298,7 @@ def fuse(lowering: Lowering) -> None:
 
 
 class Fuser:
-    """Puts values into groups."""
+    """Puts values into Regions."""
 
     def __init__(self, arguments: Sequence[Node], results: Sequence[Node], target: Target) -> None:
         self.arguments, self.results, self.target = list(arguments), list(results), target
@@ -308,11 +308,11 @@ class Fuser:
         self.groups: list[Region] = []
         self.readers_of: dict[Node, list[Region]] = {}
         self.largest: dict[Node, int] = {}  # elements of the largest reader, direct or not
-        self.depths: dict[Node, int] = {}  # of values, within their groups
-        self.dependents: dict[int, list[Region]] = {}  # groups that need a group themselves
+        self.depths: dict[Node, int] = {}  # of values, within their Regions
+        self.dependents: dict[int, list[Region]] = {}  # Regions that need a Region themselves
 
     def run(self) -> None:
-        """Make the groups."""
+        """Make the Regions."""
         given = set(self.arguments)
         for node in topological(self.results, stop=given.__contains__):
             if node in self.values and node not in given and node.op is not ops.get:
@@ -324,7 +324,7 @@ class Fuser:
         self.mark_stored()
 
     def place(self, node: Node) -> None:
-        """Join a group, or start one."""
+        """Join a Region, or start one."""
         leaves = leaves_of(node, self.values)
         for group in self.candidates(node, leaves):
             if self.fits(node, group, leaves):
@@ -335,7 +335,7 @@ class Fuser:
         self.join(node, group, leaves)
 
     def start(self, node: Node) -> Region:
-        """A new group for a value."""
+        """A new Region for a value."""
         kind = ALONE.get(node.op, "dot" if node.op is ops.dot else "loops")
         kind = "join" if joins(node) else kind
         group = Region(kind, number=len(self.groups))
@@ -353,7 +353,7 @@ class Fuser:
         return group
 
     def candidates(self, node: Node, leaves: Sequence[Node]) -> list[Region]:
-        """Groups worth joining: producers first (newest first), then those that share reads."""
+        """Regions worth joining: producers first (newest first), then those that share reads."""
         if node.op in ALONE or node.op is ops.dot or joins(node):
             return []
         found = {g.number: g for g in (self.group_of.get(leaf) for leaf in leaves) if g}
@@ -368,7 +368,7 @@ class Fuser:
         return near + sorted(sharing.values(), key=lambda g: -g.number)
 
     def look_ahead(self) -> None:
-        """Know what waits for each value, so that small groups do not make large ones wait."""
+        """Know what waits for each value, so that small Regions do not make large ones wait."""
         order = topological(self.results, stop=set(self.arguments).__contains__)
         self.largest = dict.fromkeys(order, 0)
         for node in reversed(order):
@@ -377,7 +377,7 @@ class Fuser:
                 self.largest[i] = max(self.largest.get(i, 0), self.largest[node], own)
 
     def delays(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
-        """Whether what large values read would come later if a value joined a small group.
+        """Whether what large values read would come later if a value joined a small Region.
 
         A launch more is better than a large array read once more.
         """
@@ -392,7 +392,7 @@ class Fuser:
         return bool(group.needs & ~own) and self.largest[node] > limit
 
     def fits(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
-        """Whether a value may join a group."""
+        """Whether a value may join a Region."""
         if self.delays(node, group, leaves):
             return False
         for leaf in leaves:
@@ -412,7 +412,7 @@ class Fuser:
         return shape is not None and self.aligned(node, shape, leaves)
 
     def has_room(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
-        """Whether a group stays within what one Kernel computes."""
+        """Whether a Region stays within what one Kernel computes."""
         extent = self.extents.of(node)
         return (
             group.nodes + extent.nodes <= NODES
@@ -421,7 +421,7 @@ class Fuser:
         )
 
     def depth_in(self, node: Node, group: Region, leaves: Sequence[Node]) -> int:
-        """How deep a value would be in a group."""
+        """How deep a value would be in a Region."""
         below = [self.depths.get(leaf, 0) for leaf in leaves if self.group_of.get(leaf) is group]
         return self.extents.of(node).depth + max(below, default=0)
 
@@ -432,7 +432,7 @@ class Fuser:
         return product(node.shape) == group.total and self.aligned(node, group, leaves)
 
     def adapted(self, node: Node, group: Region) -> Region | None:
-        """The group with rows set so that the value has a place in it, or None."""
+        """The Region with rows set so that the value has a place in it, or None."""
         if node.op not in REDUCE:
             size = product(node.shape)
             if size == group.total or (group.rows is not None and size == group.rows):
@@ -453,7 +453,7 @@ class Fuser:
     def aligned(
         self, node: Node, group: Region, leaves: Sequence[Node], own: set[Node] | None = None
     ) -> bool:
-        """Whether the value reads the group's own values only at its own element."""
+        """Whether the value reads the Region's own values only at its own element."""
         mine = self.groups[group.number] if own is None else None
         inside = {x for x in leaves if (self.group_of.get(x) is mine if own is None else x in own)}
         if not inside:
@@ -519,7 +519,7 @@ class Fuser:
         return [(i, index) for i in node.inputs]
 
     def join(self, node: Node, group: Region, leaves: Sequence[Node]) -> None:
-        """Put a value into a group and bring the records up to date."""
+        """Put a value into a Region and bring the records up to date."""
         if group.kind == "loops" and node.op in REDUCE and group.rows is None:
             split = reduce_split(node)
             assert split is not None
@@ -543,7 +543,7 @@ class Fuser:
                 need(group, bit(number) | other.needs, self.dependents)
 
     def mark_stored(self) -> None:
-        """Values that outputs or other groups read get storage."""
+        """Values that outputs or other Regions read get storage."""
         wanted = set(self.results)
         for group in self.groups:
             wanted |= group.reads
@@ -551,5 +551,5 @@ class Fuser:
             group.stored = [v for v in group.values if v in wanted]
 
     def in_order(self) -> list[Region]:
-        """Groups sorted so that each comes after what it needs, else by number."""
+        """Regions sorted so that each comes after what it needs, else by number."""
         return in_order(self.groups)

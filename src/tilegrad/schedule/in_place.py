@@ -70,7 +70,7 @@ def _may_take(result: Slot, owner: Slot, number: int) -> bool:
 
 
 def at_own_element(group: Region, read: Node, values: set[Node]) -> bool:
-    """Whether a group reads a value only at the element it is writing."""
+    """Whether a Region reads a value only at the element it is writing."""
     column = loop_index("column", group.total)
     inside = set(group.values)
     stack: list[tuple[Node, Index]] = [(v, unravel(column, v.shape)) for v in group.stored]

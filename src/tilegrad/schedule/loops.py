@@ -1,7 +1,7 @@
-"""Lower a group of elementwise values and reductions to one Body of vector loops.
+"""Lower a Region of elementwise values and reductions to one Body of vector loops.
 
-Groups without reductions are flat: rows of neighbouring elements, long rows in blocks; reads
-that run across the rows go through square tiles turned in registers. Groups with reductions are
+Regions without reductions are flat: rows of neighbouring elements, long rows in blocks; reads
+that run across the rows go through square tiles turned in registers. Regions with reductions are
 lowered by rows (`reduce_rows`) or by columns (`reduce_columns`). `turned_body` is long because
 its squares share what is bound.
 
@@ -47,7 +47,7 @@ BLOCK = 8192  # elements of a flat elementwise program
 
 
 class LoopLowering(ColumnLoops):
-    """Lowers one group."""
+    """Lowers one Region."""
 
     def lower(self) -> Body:
         """The Body; its parameters are `reads` then `stored`."""

@@ -1,6 +1,6 @@
-"""From a Graph to a Schedule: fuse, lower each group to Bodies, order, plan memory.
+"""From a Graph to a Schedule: fuse, lower each Region to Bodies, order, plan memory.
 
-Groups of equal structure are lowered once and share their Bodies, so the time to compile does
+Regions of equal structure are lowered once and share their Bodies, so the time to compile does
 not grow with the depth of a model. Invariant: the Schedule computes the results of the Graph.
 """
 

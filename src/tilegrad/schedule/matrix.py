@@ -50,7 +50,7 @@ def unit_for(group: Region, target: Target) -> MatrixUnit | None:
 
 
 class MatrixLowering(DotLowering):
-    """Lowers one dot group to a matrix unit."""
+    """Lowers one dot Region to a matrix unit."""
 
     def __init__(self, unit: MatrixUnit, *rest: Any) -> None:
         super().__init__(*rest)

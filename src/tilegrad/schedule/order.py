@@ -1,8 +1,8 @@
-"""The order of groups: what each needs, kept up to date while they grow, and a way to run them.
+"""The order of Regions: what each needs, kept up to date while they grow, and a way to run them.
 
-A group knows the groups that it needs itself (`after`) and, in one number with a bit for each, all
+A Region knows those that it needs itself (`after`) and, in one number with a bit for each, all
 that those need in turn (`needs`). Invariant: `needs` is transitive, so that one test says whether
-joining two groups would close a cycle.
+joining two Regions would close a cycle.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def bit(number: int) -> int:
-    """The bit of a group."""
+    """The bit of a Region."""
     return 1 << number
 
 
 def numbers_in(needs: int) -> list[int]:
-    """The groups whose bits are set."""
+    """The Regions whose bits are set."""
     found = []
     while needs:
         lowest = needs & -needs
@@ -33,7 +33,7 @@ def numbers_in(needs: int) -> list[int]:
 
 
 def need(group: Region, more: int, dependents: Mapping[int, Sequence[Region]]) -> None:
-    """Let a group need more groups, and with it all that need it."""
+    """Let a Region need more Regions, and with it all that need it."""
     waiting = [group]
     while waiting:
         current = waiting.pop()
@@ -48,7 +48,7 @@ def order_regions(lowering: Lowering) -> None:
 
 
 def in_order(groups: Sequence[Region]) -> list[Region]:
-    """Groups so that each comes after what it needs: in rounds of those that can run, by number."""
+    """Regions, each after what it needs: in rounds of those that can run, by number."""
     known = {g.number for g in groups}
     behind: dict[int, list[Region]] = {}
     missing: dict[int, int] = {}
@@ -70,5 +70,5 @@ def in_order(groups: Sequence[Region]) -> list[Region]:
                     freed.append(other)
         ready = sorted(freed, key=lambda g: place[g.number])
     if len(found) < len(groups):
-        raise InternalError("schedule.order", "groups need one another in a circle")
+        raise InternalError("schedule.order", "Regions need one another in a circle")
     return found

@@ -35,7 +35,7 @@ COLUMN_BLOCK = 1024  # results of a column program: a 4 KiB page of float32 is r
 
 
 class ColumnLoops(RowLoops):
-    """Lowers groups whose reductions run over leading axes."""
+    """Lowers Regions whose reductions run over leading axes."""
 
     def column_body(self) -> tuple[Size, ...]:
         """A block of neighbouring results a program."""

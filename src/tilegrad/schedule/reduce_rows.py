@@ -39,7 +39,7 @@ STASH_BYTES = 256 << 10
 
 
 class RowLoops(LoopSpace):
-    """Lowers groups whose reductions run over trailing axes."""
+    """Lowers Regions whose reductions run over trailing axes."""
 
     def row_body(self) -> tuple[Size, ...]:
         """One row a program."""

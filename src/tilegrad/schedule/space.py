@@ -1,4 +1,4 @@
-"""The space a group of elementwise values and reductions is computed over.
+"""The space a Region of elementwise values and reductions is computed over.
 
 Which axis the vectors run along, how many lanes they have, and loops over them. What every
 lowering of loops stands on. Invariant: the vector axis is one along which every read is linear,
@@ -71,7 +71,7 @@ def is_blocked(node: Node) -> bool:
 
 
 class LoopSpace:
-    """A group, its Body under construction, and the shape of its work."""
+    """A Region, its Body under construction, and the shape of its work."""
 
     b: BodyBuilder
     e: Evaluator
@@ -99,7 +99,7 @@ class LoopSpace:
     # ---- shape of the work ----------------------------------------------------------------
 
     def _levels(self) -> dict[Node, int]:
-        """For each value, how many reductions of the group must come before it is known."""
+        """For each value, how many reductions of the Region must come before it is known."""
         found: dict[Node, int] = {}
         for v in self.group.values:
             inside = [u for u in leaves_of(v, self.all_values) if u in self.members]
@@ -108,7 +108,7 @@ class LoopSpace:
         return found
 
     def is_row_level(self, node: Node) -> bool:
-        """Whether a value has one element per row of a group with reductions."""
+        """Whether a value has one element per row of a Region with reductions."""
         rows = self.group.rows
         return bool(self.reduces) and (
             node in self.reduces or (product(node.shape) == rows and rows != self.group.total)
@@ -200,7 +200,7 @@ class LoopSpace:
         return True
 
     def _shape(self, inner: Size) -> Region:
-        """The group with rows filled in for elementwise work cut at `inner`."""
+        """The Region with rows filled in for elementwise work cut at `inner`."""
         g = self.group
         if self.reduces:
             return g

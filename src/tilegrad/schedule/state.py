@@ -138,7 +138,7 @@ def state_behind(node: Node) -> tuple[Node, int, Node] | None:
 
 
 def overwritten(group: Region) -> list[tuple[int, Node, bool]]:
-    """(number, state, promised) of what a group may overwrite; promised: a copy is an error."""
+    """(number, state, promised) of what a Region may overwrite; promised: a copy is an error."""
     node = group.values[0] if group.values else None
     if group.kind == "update" and node is not None:
         return [(0, node.inputs[0], True)]

@@ -37,7 +37,7 @@ LINE = 256  # bytes of neighbouring results that a program reads at once, at lea
 
 
 class ThreadColumns(ThreadRows):
-    """Lowers groups whose reductions run over leading axes."""
+    """Lowers Regions whose reductions run over leading axes."""
 
     def by_columns(self) -> list[tuple[Body, Roles]]:
         """One launch, or parts and a launch that adds them."""

@@ -1,6 +1,6 @@
-"""Lower a group of elementwise values and reductions for a Target with blocks of threads.
+"""Lower a Region of elementwise values and reductions for a Target with blocks of threads.
 
-Invariant: the Bodies together compute what the group stores, and the order of every sum depends
+Invariant: the Bodies together compute what the Region stores, and the order of every sum depends
 on shapes and the Target alone.
 """
 
@@ -25,7 +25,7 @@ UNEVEN = 512  # rows below this are better cut without regard to rows than read 
 
 
 class ThreadLowering(ThreadColumns):
-    """Lowers one group."""
+    """Lowers one Region."""
 
     def lower(self) -> list[tuple[Body, Roles]]:
         """Bodies, with the roles of their parameters."""
@@ -49,7 +49,7 @@ class ThreadLowering(ThreadColumns):
 def lower_loops(
     group: Region, reads: list[Node], values: set[Node], target: Target, name: str
 ) -> list[tuple[Body, Roles]]:
-    """The Bodies of a group."""
+    """The Bodies of a Region."""
     lowering = ThreadLowering(group, values, target, name)
     lowering.reads = reads
     return lowering.lower()

@@ -62,7 +62,7 @@ class ThreadOnline(ThreadSpace):
         return found
 
     def below(self, node: Node) -> list[Node]:
-        """The group's own values that an expression rests on, itself included."""
+        """The Region's own values that an expression rests on, itself included."""
         found: dict[Node, None] = {}
         stack = [node]
         while stack:

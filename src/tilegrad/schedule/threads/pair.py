@@ -52,7 +52,7 @@ MOST = 4  # accumulators that stay in registers
 
 @dataclass(eq=False)
 class Pair(Region):
-    """A group by rows and one by columns over the same elements, as one Kernel."""
+    """A Region by rows and one by columns over the same elements, as one Kernel."""
 
     first: Region = field(default_factory=lambda: Region("loops"))
     second: Region = field(default_factory=lambda: Region("loops"))
@@ -79,7 +79,7 @@ def pair_up(lowering: Lowering) -> None:
 
 
 def _with(one: Region, other: Region) -> Region:
-    """Two groups by columns as one."""
+    """Two Regions by columns as one."""
     found = Region(
         "loops",
         [*one.values, *other.values],
@@ -127,7 +127,7 @@ def _shares(first: Region, second: Region) -> bool:
 
 
 def _fits(first: Region, second: Region, values: set[Node]) -> bool:
-    """Whether a group by columns can be computed along with one by rows."""
+    """Whether a Region by columns can be computed along with one by rows."""
     if first.kind != "loops" or second.kind != "loops" or first.order != "row":
         return False
     if first.rows is None or first.total != second.total or first.columns != second.rows:
@@ -146,7 +146,7 @@ def _fits(first: Region, second: Region, values: set[Node]) -> bool:
 
 
 def reductions(group: Region) -> list[Node]:
-    """The reductions of a group."""
+    """The reductions of a Region."""
     return [v for v in group.values if v.op in REDUCE]
 
 

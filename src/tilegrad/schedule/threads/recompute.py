@@ -1,6 +1,6 @@
 """Which elementwise values are better computed again than stored, where arithmetic is cheap.
 
-A value that several groups read is stored by default. On a machine that computes many operations
+A value that several Regions read is stored by default. On a machine that computes many operations
 in the time one element takes to come from memory, it is better computed again by every reader,
 if what it is computed from is no more to read than the value itself. Invariant: what is an
 argument, a result, or computed by anything but inlined elementwise ops stays a value.

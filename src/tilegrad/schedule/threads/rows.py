@@ -42,7 +42,7 @@ EACH = 16  # elements of a tile that a thread holds
 
 
 class ThreadRows(ThreadStream):
-    """Lowers groups whose reductions run over trailing axes."""
+    """Lowers Regions whose reductions run over trailing axes."""
 
     def by_rows(self) -> list[tuple[Body, Roles]]:
         """Held, split or swept."""

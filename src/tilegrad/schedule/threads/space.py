@@ -1,6 +1,6 @@
-"""The space of a group on a Target whose programs are blocks of threads, and flat groups.
+"""The space of a Region on a Target whose programs are blocks of threads, and flat Regions.
 
-A flat group is cut into tiles of rows x lanes, a few vectors a thread, so that a thread has
+A flat Region is cut into tiles of rows x lanes, a few vectors a thread, so that a thread has
 several independent loads in flight and the grid covers the machine several times. How many
 threads a program has goes into `notes["warps"]`. Invariant: tile sizes are powers of two and
 depend on shapes, dtypes and the Target alone.
@@ -42,7 +42,7 @@ Reached = tuple[Node, Index, list[Condition]]  # a value below, where, and if wh
 
 
 class ThreadSpace(LoopSpace):
-    """A group, its Bodies under construction, and how its work is cut into tiles."""
+    """A Region, its Bodies under construction, and how its work is cut into tiles."""
 
     b: Viewed
     e: TileEvaluator
@@ -55,7 +55,7 @@ class ThreadSpace(LoopSpace):
         results: bool = True,
         after: Sequence[tuple[str, Memory]] = (),
     ) -> list[Node]:
-        """Start a Body: reads, `extra`, the group's results, `after`; gives the added ones."""
+        """Start a Body: reads, `extra`, the Region's results, `after`; gives the added ones."""
         parameters = [(f"in{i}", self._memory(n, "value")) for i, n in enumerate(self.reads)]
         stored = self.group.stored if results else []
         parameters += list(extra)

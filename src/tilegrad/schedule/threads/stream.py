@@ -49,7 +49,7 @@ class Stream:
 
 
 class ThreadStream(ThreadSweep):
-    """Lowers groups of long rows that one walk reduces and another writes."""
+    """Lowers Regions of long rows that one walk reduces and another writes."""
 
     stream: Stream
 
