@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tilegrad.cli import bench, main, roofline
+from tilegrad.cli import bench, main
 from tilegrad.core.errors import UserError
 from tilegrad.generate.request import Produced
 from tilegrad.runtime.profile import Profile
+from tilegrad.serve.engine import roofline
 
 RUNNER = CliRunner()
 

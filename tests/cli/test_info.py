@@ -13,10 +13,11 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from tilegrad.cli import info, main, models, roofline, terminal
+from tilegrad.cli import info, main, models, terminal
 from tilegrad.core.config import override
 from tilegrad.core.errors import UserError
 from tilegrad.exchange.gguf import read_gguf
+from tilegrad.serve.engine import roofline
 
 RUNNER = CliRunner()
 

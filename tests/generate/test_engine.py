@@ -150,6 +150,15 @@ def test_a_step_may_begin_before_the_last_is_read() -> None:
     assert begun.count(1) > 10 and is_idle(engine) and not engine._under_way
 
 
+def test_any_number_of_requests() -> None:
+    """A decode step has no more rows than there are requests, be that a power of two or not."""
+    engine = Engine(model_of("llama"), requests=5, context=64)
+    for length in LENGTHS:
+        engine.add(Request(length, prompt(length), max_tokens=4))
+    found = finish(engine)
+    assert all(ids(found[length]) == greedy("llama", prompt(length), 4) for length in LENGTHS)
+
+
 def test_a_stop_token_ends_a_request() -> None:
     engine, wanted = shared("llama"), greedy("llama", prompt(3))
     stop = next(t for t in wanted[1:] if t != wanted[0])

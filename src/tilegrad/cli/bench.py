@@ -19,11 +19,11 @@ import numpy as np
 import typer
 
 from ..core.errors import UserError
+from ..serve.engine.roofline import BUSY, Others
 from . import options
 from .info import needs_of
 from .opening import context_of, open_llm
 from .progress import Bars
-from .roofline import BUSY, Others
 from .terminal import columns, put, size_text, status
 
 ROWS = "quantised_take"  # the kernel that takes rows of packed weights
@@ -155,7 +155,7 @@ def summed_up(
 ) -> dict[str, Any]:
     """Rates of the rounds, and what the memory would allow."""
     from ..exchange.fetch import open_model
-    from .roofline import read_rate
+    from ..serve.engine.roofline import read_rate
 
     prefill = statistics.median(r.prefill for r in rounds)
     steps = [r for r in rounds if r.steps and r.decode > 0]

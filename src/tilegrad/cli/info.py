@@ -134,7 +134,7 @@ def needs_of(config: Any, tensors: Any, dtype: Any, device: str) -> Needs:
 
 def speed(needs: dict[str, int], device: str, fresh: bool) -> dict[str, Any]:
     """About how many tokens a second the memory of a device allows."""
-    from .roofline import read_rate
+    from ..serve.engine.roofline import read_rate
 
     rate = read_rate(device, needs["read_first"], fresh)
     first, full = (rate.bytes_per_second / needs[n] for n in ("read_first", "read_full"))

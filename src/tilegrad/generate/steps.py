@@ -178,11 +178,11 @@ class Steps:
 
     def _decode_bound(self, rows: int, variant: Variant, most: int) -> tuple[int, Bound]:
         """The smallest decode step there is, or a new one: of a size that is served, else of the
-        next power of two."""
+        next power of two, or of all."""
         if variant in self._served:
             size = next_size(self._decode_sizes(variant), rows)
         else:
-            size = next_power(rows)
+            size = min(next_power(rows), self.nobody)
             made = [s for s, v in self._decoding if v == variant and rows <= s <= size]
             size = min(made, default=size)
         several = self._decoding.setdefault((size, variant), [])

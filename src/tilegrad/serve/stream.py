@@ -108,7 +108,7 @@ class Events:
             await asyncio.wait([self.done], timeout=self.limits.ping)
             if not self.done.done():
                 self.send(PING)
-        if not self.cut:
+        if not self.cut and not self.transport.is_closing():  # the client may have left just now
             await response.write_eof()
         return response
 

@@ -59,7 +59,7 @@ class EngineLoop:
         self.frames = Frames()
         self.engine: Any = None
         self.scores = Scores(None)
-        self.told = 0.0
+        self.told, self.stage = 0.0, ""
         self.failures = 0
         self.failed: list[list[Any]] = []  # requests that were refused, since the last step
         self.scored: list[list[Any]] = []  # prompts that were scored since then
@@ -95,8 +95,8 @@ class EngineLoop:
     def tell(self, stage: str, done: float, total: float) -> None:
         """Say how far opening is, now and then."""
         now = time.monotonic()
-        if now - self.told > 0.1 or done >= total:
-            self.told = now
+        if now - self.told > 0.1 or done >= total or stage != self.stage:
+            self.told, self.stage = now, stage
             self.link.sendall(frame("progress", [stage, done, total]))
 
     # ---- in -----------------------------------------------------------------------------------
@@ -301,16 +301,17 @@ def open_llm(
 ) -> tuple[Any, dict[str, Any]]:
     """The engine of a model and what the HTTP process needs to know of it."""
     from ...generate.llm import LLM
-    from ...runtime.device import target_for
+    from .roofline import known_rate, read_rate
 
     prepares = given.pop("prepare", True)
     llm = LLM(given.pop("model"), progress=tell, **given)
     if prepares:  # nothing is compiled while a client waits
         llm.engine.prepare(tell)
-    target = target_for(llm.device)
+    # a step reads every weight once at least; a CPU's rate is measured where there is time for it
+    size = llm.file_bytes
+    rate = read_rate(llm.device, size) if prepares else known_rate(llm.device, size)
     return llm.engine, {
-        # a step reads every weight once at least; a CPU's rate is not known without measuring
-        "roofline_seconds": llm.file_bytes / target.peak_bytes() if target.has_threads else None,
+        "roofline_seconds": None if rate is None else size / rate.bytes_per_second,
         "context": llm.context,
         "requests": llm.engine.requests,
         "vocabulary": llm.config.vocabulary,

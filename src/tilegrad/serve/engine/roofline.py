@@ -33,23 +33,41 @@ class Rate:
     busy: bool = False  # other programs ran meanwhile: an idle machine is faster
 
 
-def read_rate(device: str, working: int, fresh: bool = False) -> Rate:
-    """How fast a device reads `working` bytes again and again; `fresh` measures anew."""
-    from ..core.config import config
-    from ..runtime.device import target_for
-    from ..runtime.store import content_key, default_store
+def known_rate(device: str, working: int) -> Rate | None:
+    """How fast a device reads, if that needs no measuring."""
+    from ...runtime.device import target_for
+    from ...runtime.store import default_store
 
     target = target_for(device)
     if target.has_threads:
         return Rate(target.peak_bytes(), f"known of {target.name}")
-    size = block_size(working)
+    key, how = _place(target, block_size(working))
+    kept = _parsed(default_store().get(key))
+    return Rate(kept, f"{how}, kept from an earlier run") if kept else None
+
+
+def _place(target: Any, size: int) -> tuple[str, str]:
+    """Where the rate of a CPU is kept, and in words how it is measured."""
+    from ...core.config import config
+    from ...runtime.store import content_key
+
     threads = config().threads
-    how = f"measured here, {threads} {'thread' if threads == 1 else 'threads'}"
-    store = default_store()
     key = content_key("read rate", VERSION, target.key, str(threads), str(size))
-    kept = _parsed(store.get(key))
-    if kept and not fresh:
-        return Rate(kept, f"{how}, kept from an earlier run")
+    return key, f"measured here, {threads} {'thread' if threads == 1 else 'threads'}"
+
+
+def read_rate(device: str, working: int, fresh: bool = False) -> Rate:
+    """How fast a device reads `working` bytes again and again; `fresh` measures anew."""
+    from ...runtime.device import target_for
+    from ...runtime.store import default_store
+
+    known = known_rate(device, working)
+    target = target_for(device)
+    if known is not None and (target.has_threads or not fresh):
+        return known
+    size, store = block_size(working), default_store()
+    key, how = _place(target, size)
+    kept = 0.0 if known is None else known.bytes_per_second
     others = Others()
     found, share = measure(size), others.share()
     if share > BUSY:
@@ -81,8 +99,8 @@ def free_bytes() -> int:
 
 def measure(size: int) -> float:
     """Bytes a second of summing a block of float32 on the CPU's workers: the best of some runs."""
-    from ..tensor.creation import from_numpy
-    from ..tensor.jit import jit
+    from ...tensor.creation import from_numpy
+    from ...tensor.jit import jit
 
     block = from_numpy(np.ones(size // 4, np.float32))
     total: Any = jit(lambda x: x.sum())
