@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from lora_folder import pairs, write_adapter
 from test_cuda import cuda  # noqa: F401  (a fixture)
 
 import tilegrad as tg
 from tilegrad.core.target import H200
+from tilegrad.generate.adapters import Adapters
 from tilegrad.generate.engine import Engine
 from tilegrad.generate.request import Request
 from tilegrad.models.decoder.config import DecoderConfig
@@ -53,10 +55,10 @@ def made(device: str) -> Decoder:
     return model.to(device=device)
 
 
-def produced(engine: Engine) -> dict[str, list[int]]:
+def produced(engine: Engine, adapters: Sequence[str] = ("", "", "")) -> dict[str, list[int]]:
     """Three requests on two slots, prompts in chunks of four tokens."""
-    for name, tokens in PROMPTS.items():
-        engine.add(Request(name, tokens, max_tokens=4))
+    for (name, tokens), adapter in zip(PROMPTS.items(), adapters):
+        engine.add(Request(name, tokens, max_tokens=4, adapter=adapter))
     found: dict[str, list[int]] = {name: [] for name in PROMPTS}
     while engine.busy:
         for one in engine.step():
@@ -80,3 +82,23 @@ def test_an_engine_on_a_gpu(small_gpu) -> None:
     assert small_gpu.count("cuMemcpyHtoDAsync") == settled  # a decode step uploads nothing
     engine.cancel("long")
     assert not engine.busy and engine.pool.available == engine.pool.pages
+
+
+def test_adapters_on_a_gpu(small_gpu, tmp_path) -> None:
+    """Mixed with none; prompts take one product with all adapters, single tokens read their own."""
+    shapes = {"self_attn.q_proj": (128, 32), "mlp.down_proj": (32, 32)}
+    folders = {}
+    for number, name in enumerate(("first", "second")):
+        tensors = pairs(number, 8, shapes, shapes, CONFIG.layers)
+        folders[name] = write_adapter(tmp_path / name, 0, 8, tensors, targets=tuple(shapes))
+    sizes = {"requests": 2, "context": 48, "page": 16, "chunk": 4}
+    found = {}
+    for device in ("cpu", "cuda"):
+        model = made(device)
+        adapters = Adapters(model, folders, 3, device)
+        assert adapters.chosen.device.startswith(device)
+        engine = Engine(model, device=device, adapters=adapters, **sizes)
+        found[device] = produced(engine, ("first", "second", ""))
+    assert found["cuda"] == found["cpu"]
+    plain = produced(engine)
+    assert plain["c"] == found["cpu"]["c"] and plain["a"] != found["cpu"]["a"]
