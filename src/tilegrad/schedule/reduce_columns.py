@@ -31,6 +31,7 @@ from .reduce_rows import RowLoops
 from .space import CHAIN, is_blocked, reduce_index
 
 Step = Callable[[Size, list[Node]], Sequence[Node]]
+MANY = 8  # reduced elements that are added between reading and writing running results
 COLUMN_BLOCK = 1024  # results of a column program: a 4 KiB page of float32 is read by one
 
 
@@ -105,7 +106,7 @@ class ColumnLoops(RowLoops):
                     self.poke(memory, x, place)
 
         self.over_block(clear)
-        many = 8 if high(self.group.columns) >= 64 else 1
+        many = MANY if high(self.group.columns) >= 2 * MANY else 1
 
         def walk(count: int) -> Step:
             def at(column: Size, _: list[Node]) -> Sequence[Node]:
