@@ -27,6 +27,7 @@ from ..ir.node import located
 from ..ir.symbol import symbol
 from ..models.decoder.model import Decoder
 from ..runtime.buffer import POOL
+from ..runtime.limits import limits_of
 from ..runtime.prepared import telling
 from ..tensor.bound import Bound, Pending
 from ..tensor.creation import tensor
@@ -193,8 +194,9 @@ class Steps:
         return size, found
 
     def _decode_sizes(self, variant: Variant) -> list[int]:
-        rare = variant in self._served[1:]
-        return powers_up_to(self.nobody) if rare else decode_sizes(self.nobody)
+        if variant in self._served[1:]:
+            return powers_up_to(self.nobody)
+        return decode_sizes(self.nobody, limits_of(self.cache.device).rows)
 
     def _bind_decode(self, size: int, variant: Variant, most: int) -> Bound:
         key = ("decode", size, variant, len(self._decoding.get((size, variant), ())))

@@ -539,11 +539,11 @@ class LibraryProducts(Family):
         return fuser.follows(node, region, leaves)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
-        """Few rows are one tile, and weights are all that is read: (the rows, the first number that
-        is many), where there may be far more than few."""
+        """Few rows are one tile or two, and weights are all that is read: (the rows, the first
+        number that is more), where there may be far more than few."""
         rows = node.shape[-2] if len(node.shape) > 1 else 1
         few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW
-        return () if few else [(rows, FEW + 1)]
+        return () if few else [(rows, FEW + 1), (rows, 2 * FEW + 1)]
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The Plan that its model of time, or a table of measured ones, puts first."""

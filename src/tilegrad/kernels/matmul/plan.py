@@ -146,7 +146,8 @@ def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]
     """Few tokens as rows, and tiles of the weights so wide that each core has as many as others:
     one, or where that is too wide two or three."""
     size, tm = x.dtype.size, 64 if high(x.m) <= 64 else 128
-    several = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated) > 256 * target.cores
+    columns = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated)
+    several = columns > 256 * target.cores and high(x.m) > 32  # fewer rows are mostly beyond a box
     once = tuple((split, 1) for split in (1, 2, 3, 4))
     for split, rounds in (*once, (1, 2), (1, 3)) if several else once:
         unit = 8 * split * (2 * len(x.weights) if x.gated else 1)
