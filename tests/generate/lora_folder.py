@@ -17,7 +17,12 @@ TINY = {FOLDER_NAMES[name]: shape for name, shape in SHAPES.items()}
 
 
 def pairs(
-    seed: int, rank: int, targets: Any = ALL, shapes: Any = None, layers: int = LAYERS
+    seed: int,
+    rank: int,
+    targets: Any = ALL,
+    shapes: Any = None,
+    layers: int = LAYERS,
+    size: float = 0.3,
 ) -> dict[str, Any]:
     """Tensors A and B of each module, large enough to change what is said."""
     random, found = np.random.default_rng(seed), {}
@@ -25,7 +30,7 @@ def pairs(
         for target in targets:
             rows, columns = (shapes or TINY)[target]
             for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):
-                values = random.standard_normal(shape).astype(np.float32) * 0.3
+                values = random.standard_normal(shape).astype(np.float32) * size
                 found[f"base_model.model.model.layers.{layer}.{target}.lora_{side}.weight"] = values
     return found
 
@@ -63,7 +68,7 @@ def write_adapter(
 class Merged(Llama):
     """A Llama whose weights are W + scale * B @ A."""
 
-    def __init__(self, path: Path, tensors: dict[str, Any], scale: float) -> None:
+    def __init__(self, path: Path, tensors: dict[str, Any], scale: float, head: int = HEAD) -> None:
         self.changes: dict[str, Any] = {}
         for name, a in tensors.items():
             start = "base_model.model.model.layers."
@@ -72,7 +77,7 @@ class Merged(Llama):
                 b = tensors[name.replace("lora_A", "lora_B")]
                 change = scale * (b.astype(np.float64) @ a.astype(np.float64))
                 if module in ("self_attn.q_proj", "self_attn.k_proj"):  # as llama.cpp has them
-                    cut = change.reshape(len(change) // HEAD, 2, HEAD // 2, -1)
+                    cut = change.reshape(len(change) // head, 2, head // 2, -1)
                     change = cut.swapaxes(1, 2).reshape(change.shape)
                 self.changes[f"blk.{layer}.{OURS[module]}"] = change
         super().__init__(path)

@@ -195,3 +195,15 @@ def test_a_folder_of_half_precision(folder: Path, adapters: dict[str, Path]) -> 
     llm = LLM(model, adapters={"a": folder / "bf16"}, threads=1)
     base, found = llm.score(TOKENS), llm.score(TOKENS, "a")
     assert np.isfinite(found).all() and np.abs(found - base).max() > 0.1
+
+
+def test_guesses_are_verified_with_the_request_s_adapter(
+    llm: LLM, path: Path, adapters: dict[str, Path]
+) -> None:
+    fast = LLM(
+        path, adapters=adapters, determinism="invariant", threads=1, speculate="ngram", guesses=3
+    )
+    prompt = [10, 20, 30, 40] * 4
+    for name in ("", "all", "roots"):
+        settings = {"max_tokens": 12, "adapter": name, "ignore_end": True}
+        assert fast.generate(prompt, **settings).tokens == llm.generate(prompt, **settings).tokens

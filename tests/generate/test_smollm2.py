@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lora_folder import ALL, Merged, log_softmax, pairs, write_adapter
 
 from tilegrad.exchange.fetch import kept_models
 from tilegrad.generate.llm import LLM
@@ -46,3 +47,19 @@ def test_two_at_once_and_a_stop_string(llm: LLM) -> None:
     assert [a.tokens for a in llm.generate(prompts, max_tokens=12)] == [a.tokens for a in alone]
     stopped = llm.generate(prompts[0], max_tokens=30, stop=["0, 1"])
     assert stopped.text == " 7, 8, 9, 1" and stopped.finish == "stop"
+
+
+@pytest.mark.slow
+def test_an_adapter_over_quantised_weights(tmp_path: Path) -> None:
+    """Against weights that NumPy unpacks and merges, in float64."""
+    query, key, feed = (576, 576), (192, 576), (1536, 576)
+    sizes = dict(zip(ALL, (query, key, key, query, feed, feed, feed[::-1])))
+    tensors = pairs(7, 8, ALL, sizes, 30, 0.03)
+    folder = write_adapter(tmp_path / "a", 0, 8, tensors)
+    llm = LLM(KEPT["smollm2"], context=64, requests=1, adapters={"a": folder})
+    tokens = KNOWN["tokens"][:16]
+    logits = Merged(KEPT["smollm2"], tensors, 8 / 8, 64).logits(tokens)
+    exact = log_softmax(logits)[np.arange(15), tokens[1:]]
+    assert np.abs(llm.score(tokens, "a") - exact).max() < 0.03
+    assert np.abs(llm.score(tokens) - exact).max() > 0.3
+    assert np.abs(llm.score(tokens) - KNOWN["logprobs"][:15]).max() < 0.02
