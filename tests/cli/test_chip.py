@@ -89,6 +89,11 @@ def test_map_a_model_onto_an_array(tmp_path: Path) -> None:
     assert record["predicted"] and sum(row["count"] for row in record["products"]) == 96
     total = sum(row["count"] * row["energy_pj"] for row in record["products"])
     assert record["energy_pj"] == pytest.approx(total)
+    result = RUNNER.invoke(main.app, [*words, "--fuse", "DRAM"])
+    assert result.exit_code == 1  # nothing stays in the outermost
+    result = RUNNER.invoke(main.app, [*words, "--fuse", "buffer"])
+    assert result.exit_code == 0, result.output
+    assert "less than each layer alone" in result.output
     levels[1]["rows"] = 0
     array.write_text(json.dumps({"level": levels}))
     result = RUNNER.invoke(main.app, words)

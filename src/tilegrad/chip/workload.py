@@ -9,6 +9,7 @@ their number; what is no product is left out, as it is not the array's work.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,6 +57,14 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """Works, by number, each of which one Work alone reads: the next; and how often that comes."""
+
+    works: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True)
 class Workload:
     """The Works of one traced function."""
 
@@ -64,6 +73,7 @@ class Workload:
     held: float = 0.0  # bytes of all inputs of the Graph: parameters, a cache
     held_weights: float = 0.0  # bytes of those that a product or a gather reads as parameters
     between: float = 0.0  # bytes that ops between products read and write
+    chains: tuple[Chain, ...] = ()  # every Work in one of them, as often as it comes
 
     @property
     def problems(self) -> list[Problem]:
@@ -121,6 +131,8 @@ def workload(function: Callable[..., Any], *arguments: Any, name: str = "") -> W
 def workload_of(outputs: Sequence[Node], name: str = "graph") -> Workload:
     """The Workload of a Graph."""
     found: dict[tuple, Work] = {}
+    numbers: dict[Node, tuple[tuple, ...]] = {}
+    counts: dict[Node, int] = {}
     for node, times in _nodes(outputs):
         works: Sequence[Work] = ()
         if node.op is ops.dot:
@@ -135,6 +147,8 @@ def workload_of(outputs: Sequence[Node], name: str = "graph") -> Workload:
             before = 0 if known is None else known.count
             base = work if known is None else known
             found[key] = replace(base, problem=replace(base.problem, count=before + times))
+            numbers[node] = (*numbers.get(node, ()), key)
+            counts[node] = times
     if not found:
         raise UserError("the Graph has no products", op="chip", expected="dot or attention")
     inputs = [n for n in topological(outputs) if n.op is ops.input_]
@@ -145,7 +159,53 @@ def workload_of(outputs: Sequence[Node], name: str = "graph") -> Workload:
         held=sum(_bytes(n) for n in inputs),
         held_weights=sum(_bytes(n) for n in weights),
         between=_between(outputs),
+        chains=_chains(numbers, counts, list(found)),
     )
+
+
+def _chains(
+    numbers: dict[Node, tuple[tuple, ...]], counts: dict[Node, int], keys: list[tuple]
+) -> tuple[Chain, ...]:
+    """Chains of the products of a Graph, equal ones once."""
+    before = {node: _products_below(node) for node in numbers}
+    readers = Counter(source for sources in before.values() for source in sources)
+    follows: dict[Node, Node] = {}
+    for node, sources in before.items():
+        if len(sources) != 1 or node.op is not ops.dot:
+            continue
+        (first,) = sources
+        if first.op is ops.dot and readers[first] == 1 and counts[first] == counts[node]:
+            follows[first] = node
+    place = {key: number for number, key in enumerate(keys)}
+    starts = set(numbers) - set(follows.values())
+    found: Counter[tuple[int, ...]] = Counter()
+    for node in numbers:
+        if node not in starts:
+            continue
+        if node.op is not ops.dot:  # the two products of an attention
+            for key in numbers[node]:
+                found[(place[key],)] += counts[node]
+            continue
+        line = [node]
+        while line[-1] in follows:
+            line.append(follows[line[-1]])
+        found[tuple(place[numbers[one][0]] for one in line)] += counts[node]
+    return tuple(Chain(works, count) for works, count in found.items())
+
+
+def _products_below(node: Node) -> set[Node]:
+    """Products that a product's operands come from, past all other ops."""
+    found, todo, met = set(), list(node.inputs), set()
+    while todo:
+        one = todo.pop()
+        if one in met:
+            continue
+        met.add(one)
+        if one.op in PRODUCTS:
+            found.add(one)
+        else:
+            todo += one.inputs
+    return found
 
 
 def _bytes(node: Node) -> float:

@@ -195,6 +195,9 @@ def map_model(
     batch: Annotated[int, typer.Option(help="Inputs or requests of a run.", min=1)] = 1,
     bits: Annotated[int, typer.Option(help="Bits of an element.", min=1, max=64)] = 8,
     seed: Annotated[int, typer.Option(help="Where the random numbers start.")] = 0,
+    fuse: Annotated[
+        str | None, typer.Option(help="A Level in which results stay for the next layer.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Find good Mappings of a model's products onto an array: energy, cycles, area."""
@@ -204,6 +207,9 @@ def map_model(
 
     accelerator = load(array)
     work = network(model, batch=batch).with_bits(bits)
+    if fuse is not None:
+        _map_together(work, accelerator, fuse, dataflow, objective, seed, as_json)
+        return
     with Bars() as bars:
         found = map_network(
             work,
@@ -217,6 +223,66 @@ def map_model(
         put(json.dumps(_mapped(found)))
     else:
         _show_mapped(found)
+
+
+def _map_together(
+    work: Any, accelerator: Any, at: str, dataflow: str, objective: str, seed: int, as_json: bool
+) -> None:
+    """Layers that run together where that costs less."""
+    from rich.table import Table
+
+    from ..chip.catalogue.picture import number
+    from ..chip.explore.fuse import Fused
+    from ..chip.mapped import named
+    from ..chip.together import map_together
+
+    names = [level.name for level in accelerator.levels[1:]]
+    if at not in names:
+        raise UserError("bad --fuse", op="chip", expected=", ".join(names), got=at)
+    with Bars() as bars:
+        found = map_together(
+            work,
+            accelerator,
+            at,
+            dataflow,
+            lambda done, total, note: bars.stage("mapping", done, total, note),
+            objective=objective,
+            seed=seed,
+            rounds=2,
+            samples=512,
+        )
+    problems = found.workload.problems
+    rows: list[dict[str, Any]] = [
+        {
+            "layers": [named(problems[n]) for n in run],
+            "count": count,
+            "energy_pj": made.energy,
+            "cycles": made.cycles,
+            "parts": made.fusion.parts if isinstance(made, Fused) else None,
+            "weights_stay": bool(made.fusion.resident) if isinstance(made, Fused) else None,
+        }
+        for run, count, made in found.runs
+    ]
+    if as_json:
+        totals = {"energy_pj": found.energy, "alone_pj": found.alone, "cycles": found.cycles}
+        put(json.dumps({"model": work.name, "predicted": True, **totals, "runs": rows}))
+        return
+    title = f"{work.name} on {accelerator.name}, results kept in {at}: predicted"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in ("layers", "times", "uJ", "cycles", "parts", "weights"):
+        table.add_column(column, justify="left" if column == "layers" else "right", overflow="fold")
+    for row in rows:
+        stay = {None: "", True: "stay", False: "come again"}[row["weights_stay"]]
+        numbers = (number(row["energy_pj"] / 1e6), number(row["cycles"]))
+        cells = (" -> ".join(row["layers"]), str(row["count"]), *numbers, str(row["parts"] or ""))
+        table.add_row(*cells, stay)
+    console = _console()
+    console.print(table)
+    saved = 100 * (1 - found.energy / found.alone)
+    console.print(
+        f"energy: {number(found.energy / 1e6)} uJ, {saved:.0f}% less than each layer alone; "
+        f"time: {number(found.cycles)} cycles, {number(1e3 * found.seconds)} ms"
+    )
 
 
 def _mapped(found: Mapped) -> dict[str, Any]:

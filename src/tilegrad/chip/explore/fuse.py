@@ -111,6 +111,10 @@ class Fused:
 
 def check_chain(chain: Sequence[Problem]) -> None:
     """Raise unless each layer's inputs are the results of the one before."""
+    for problem in chain:
+        if "P" not in problem.sizes or "C" not in problem.sizes:
+            raise UserError("a layer without rows", op="fuse", expected="loops C and P",
+                            got=", ".join(problem.sizes))  # fmt: skip
     for number, (first, second) in enumerate(pairwise(chain)):
         made = {"features": first.sizes["M"] * first.sizes.get("G", 1), "batch": first.sizes["N"]}
         taken = {
@@ -297,9 +301,9 @@ def best_fusion(
     dataflow: str = "any",
     **searching: Any,
 ) -> Fused:
-    """The least energy of all powers of two of parts, with weights that stay or do not."""
+    """The least energy of all powers of four of parts, with weights that stay or do not."""
     rows = chain[-1].sizes["P"]
-    counts = sorted({min(1 << n, rows) for n in range(math.ceil(math.log2(rows)) + 1)})
+    counts = sorted({min(1 << n, rows) for n in range(0, math.ceil(math.log2(rows)) + 2, 2)})
     found, refused = [], []
     for parts in counts:
         for resident in (frozenset(range(len(chain))), frozenset[int]()):

@@ -5,7 +5,7 @@ import { draw, make } from "./pictures.js";
 import { Film } from "./film.js";
 
 const $ = (id) => document.getElementById(id);
-const state = { asking: false, again: false, found: null };
+const state = { asking: false, again: false, found: null, told: 0 };  // told: errors so far
 
 const words = (error) => [error.message, error.expected && `expected ${error.expected}`, error.hint].filter(Boolean).join("; ");
 
@@ -15,9 +15,10 @@ async function update(controls) {
   state.asking = true;
   do {
     state.again = false;
+    const told = state.told;
     try {
       state.found = await ask("/api/estimate", { parameters: controls.values, network: $("network").value });
-      fine(controls);
+      if (told === state.told) fine(controls);  // else a file was refused meanwhile
       draw(state.found);
     } catch (error) { trouble(controls, error); }
   } while (state.again);
@@ -31,6 +32,7 @@ function fine(controls) {
 }
 
 function trouble(controls, error) {
+  state.told++;
   $("error").hidden = false;
   $("error").textContent = error.error ? words(error) : "The server does not answer: is `tilegrad chip serve` still running?";
   $("results").classList.add("stale");
@@ -70,7 +72,11 @@ async function begin() {
   $("network").onchange = () => update(controls);
   $("save").onclick = () => save(controls);
   $("load").onclick = () => $("file").click();
-  $("file").onchange = async () => { if ($("file").files[0]) await load(controls, $("file").files[0]); $("file").value = ""; };
+  $("file").onchange = () => {
+    const file = $("file").files[0];
+    $("file").value = "";  // the same file may be chosen again
+    if (file) load(controls, file);
+  };
   const film = new Film(start.dataflows);
   new ResizeObserver(() => { if (state.found) draw(state.found); }).observe($("results"));
   controls.take(start.first);
