@@ -181,9 +181,9 @@ def test_bytes_that_are_taken() -> None:
 
 
 def test_searching_finds_less_energy_together() -> None:
-    quick: dict[str, Any] = {"rounds": 1, "samples": 64, "most": 2000, "objective": "energy"}
-    apart = sum(search(problem, ARRAY, **quick).energy for problem in SAME)
-    found = best_fusion(SAME, ARRAY, "buffer", **quick)
+    quick: dict[str, Any] = {"rounds": 1, "samples": 64, "objective": "energy"}
+    apart = sum(search(problem, ARRAY, "ws", **quick).energy for problem in PRODUCTS)
+    found = best_fusion(PRODUCTS, ARRAY, "buffer", "ws", **quick)
     assert found.energy < apart and found.cycles > 0
     assert not any(found.words("DRAM", 1, "inputs").values())
     parts = sum(p.times * float(c.energy[0]) for p, _, c in found.made)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..chip.catalogue import Chip, Prediction, Sizes
     from ..chip.mapped import Mapped
     from ..chip.pareto import Explored
+    from ..chip.together import Together
 
 app = App(help="What chips, and arrays under design, make of a model.", no_args_is_help=True)
 app.command("synth")(synth)
@@ -114,8 +115,8 @@ def _show(model: str, sizes: Sizes, found: list[Any], ops: bool) -> None:
     from ..chip.catalogue.picture import cells, columns, notes, titled
 
     console = _console()
-    title = titled(model, sizes, found)
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    console.print(titled(model, sizes, found), soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
     for number, column in enumerate(columns(found)):
         table.add_column(column, justify="left" if number < 4 else "right", no_wrap=True)
     for row in cells(found):
@@ -169,7 +170,8 @@ def _show_ops(console: Any, found: list[Any]) -> None:
 
     for chip, predictions in found:
         for p in predictions:
-            table = Table(title=f"{chip.name}, {p.phase}", title_justify="left", box=None)
+            console.print(f"\n{chip.name}, {p.phase}")
+            table = Table(box=None)
             for column in ("product", "times", "FLOP/byte", "bound", "us each", "%"):
                 table.add_column(column, justify="left" if column == "product" else "right")
             for row in sorted(p.rows, key=lambda row: -row.seconds):
@@ -229,11 +231,6 @@ def _map_together(
     work: Any, accelerator: Any, at: str, dataflow: str, objective: str, seed: int, as_json: bool
 ) -> None:
     """Layers that run together where that costs less."""
-    from rich.table import Table
-
-    from ..chip.catalogue.picture import number
-    from ..chip.explore.fuse import Fused
-    from ..chip.mapped import named
     from ..chip.together import map_together
 
     names = [level.name for level in accelerator.levels[1:]]
@@ -251,6 +248,17 @@ def _map_together(
             rounds=2,
             samples=512,
         )
+    _show_together(found, at, as_json)
+
+
+def _show_together(found: Together, at: str, as_json: bool) -> None:
+    from rich.table import Table
+
+    from ..chip.catalogue.picture import number
+    from ..chip.explore.fuse import Fused
+    from ..chip.mapped import named
+
+    work, accelerator = found.workload, found.accelerator
     problems = found.workload.problems
     rows: list[dict[str, Any]] = [
         {
@@ -267,8 +275,10 @@ def _map_together(
         totals = {"energy_pj": found.energy, "alone_pj": found.alone, "cycles": found.cycles}
         put(json.dumps({"model": work.name, "predicted": True, **totals, "runs": rows}))
         return
+    console = _console()
     title = f"{work.name} on {accelerator.name}, results kept in {at}: predicted"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    console.print(title, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
     for column in ("layers", "times", "uJ", "cycles", "parts", "weights"):
         table.add_column(column, justify="left" if column == "layers" else "right", overflow="fold")
     for row in rows:
@@ -276,7 +286,6 @@ def _map_together(
         numbers = (number(row["energy_pj"] / 1e6), number(row["cycles"]))
         cells = (" -> ".join(row["layers"]), str(row["count"]), *numbers, str(row["parts"] or ""))
         table.add_row(*cells, stay)
-    console = _console()
     console.print(table)
     saved = 100 * (1 - found.energy / found.alone)
     console.print(
@@ -323,7 +332,8 @@ def _show_mapped(found: Mapped) -> None:
 
     console = _console()
     title = f"{found.workload.name} on {found.accelerator.name}: predicted"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    console.print(title, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
     for column in ("product", "times", "uJ", "cycles", "busy", "bound", "Mapping"):
         left = column in ("product", "bound", "Mapping")
         table.add_column(column, justify="left" if left else "right", overflow="fold")
@@ -426,7 +436,8 @@ def _show_front(found: Explored, title: str, every: bool) -> None:
 
     console = _console()
     best = found.front()
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    console.print(title, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
     names = list(found.points[0].choice)
     for column in (*names, "ms", "mJ", "mm2", *(["best"] if every else [])):
         table.add_column(column, justify="right", no_wrap=True)

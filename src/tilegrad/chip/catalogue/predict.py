@@ -85,6 +85,15 @@ def rates(chip: Chip, dtype: str, assumed: Assumptions) -> tuple[float, float]:
     """(operations, bytes) a second that a chip is taken to reach."""
     if dtype not in PEAK_OF:
         raise UserError("unknown dtype", op="chip", expected=", ".join(PEAK_OF), got=dtype)
+    known = [name for name in PEAK_OF if name in chip.figures]
+    if dtype not in known:
+        raise UserError(
+            f"{chip.name} has no figure for {dtype}",
+            op="chip",
+            expected=", ".join(known),
+            got=dtype,
+            hint=f"--dtype {known[0]}" if known else None,
+        )
     peak, bandwidth = chip.need(dtype), chip.need("bandwidth")
     share = assumed.compute
     measured, plain = chip.get("bf16_measured"), chip.get("bf16")
