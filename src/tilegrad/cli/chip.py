@@ -1,5 +1,5 @@
-"""The command `tilegrad chip`: compare chips by what they make of a model, open the page; map a model
-and try designs (`chip_explore.py`), synthesise one (`synth.py`).
+"""The command `tilegrad chip`: compare chips by what they make of a model, open the page; map a
+model and try designs (`chip_explore.py`), synthesise one (`synth.py`).
 
 Invariant: every number shown is predicted and says so; a chip without a figure that a column needs
 shows a dash there, and the JSON has null.
