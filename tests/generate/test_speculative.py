@@ -82,7 +82,23 @@ def test_trust_follows_what_comes_true() -> None:
 # ---- answers stay the same ------------------------------------------------------------------
 
 
-class Oracle:
+class Reader:
+    """What a Proposer does that reads tokens alone."""
+
+    def forget(self, work: Any) -> None:
+        pass
+
+    def prepare(self, tell: Any, variants: Any) -> None:
+        pass
+
+    def attach(self, model: Any, cache: Any, tokens: int) -> None:
+        pass
+
+    def saw(self, seen: Any) -> None:
+        raise AssertionError("no features were asked for")
+
+
+class Oracle(Reader):
     """Guesses from answers that are known, of which each `wrong`-th token is another."""
 
     def __init__(self, answers: dict[Any, list[int]], wrong: int = 0) -> None:
@@ -103,9 +119,6 @@ class Oracle:
 
     def forget(self, work: Any) -> None:
         self.over += 1
-
-    def prepare(self, tell: Any, variants: Any) -> None:
-        pass
 
 
 def engine_of(llm: LLM, proposer: Proposer | None = None, **how: Any) -> Engine:
@@ -282,7 +295,7 @@ def test_guesses_make_nothing_after_prepare(monkeypatch: pytest.MonkeyPatch) -> 
 # ---- their distribution ---------------------------------------------------------------------
 
 
-class Likeliest:
+class Likeliest(Reader):
     """Guesses the likeliest tokens, by a plain forward pass."""
 
     def __init__(self, logits: Any) -> None:
@@ -296,12 +309,6 @@ class Likeliest:
                 known.append(int(self.logits(tuple(known))[-1].argmax()))
             found.append(known[len(work.known) :])
         return found
-
-    def forget(self, work: Any) -> None:
-        pass
-
-    def prepare(self, tell: Any, variants: Any) -> None:
-        pass
 
 
 OUTCOMES, TOKENS, WAVE, DRAWS = 2, 4, 16, 960

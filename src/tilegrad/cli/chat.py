@@ -72,7 +72,7 @@ def chat(
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
         adapters, asked = options.with_lora(lora)
-        adapters |= options.speculation(speculate, guesses)
+        chosen |= options.speculation(speculate, guesses)
         llm = open_llm(model, bars, requests=1, **chosen, **adapters)
     if not has_template(llm):
         raise UserError(

@@ -75,7 +75,7 @@ def run(
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
         adapters, asked = options.with_lora(lora)
-        adapters |= options.speculation(speculate, guesses)
+        chosen |= options.speculation(speculate, guesses)
         llm = open_llm(model, bars, requests=1, **chosen, **adapters)
         ids = prompt_ids(llm, text, system and options.words(system), raw)
         pieces = llm.stream(ids, **sampling, **asked)

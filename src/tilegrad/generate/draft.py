@@ -12,16 +12,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+from .. import nn
 from ..core.errors import UserError
+from ..exchange.folder import read_folder
+from ..models.decoder.config import DecoderConfig
+from ..models.decoder.eagle import EagleHead, is_eagle, refuse_other
 from ..models.decoder.model import Decoder
 from ..models.tokens.tokenizer import Tokenizer
+from ..nn import init
+from ..runtime.buffer import HOST
+from .eagle import Eagle
 from .engine import Engine
-from .load import load_model
+from .load import Weights, load_model
 from .request import Request
 from .sampling_limits import Variant
-from .speculative import NGRAM, Guessed, Lookup, Proposer
+from .speculative import NGRAM, Guessed, Lookup, Proposer, Seen
 from .steps import Tell
 
 
@@ -61,6 +69,12 @@ class DraftModel:
         """Make the steps of the smaller model."""
         self.engine.prepare(tell, variants)
 
+    def attach(self, model: Decoder, cache: nn.PagedCache, tokens: int) -> None:
+        """It reads tokens alone."""
+
+    def saw(self, seen: Sequence[Seen]) -> None:
+        """It reads tokens alone."""
+
     def forget(self, work: Guessed) -> None:
         """Nothing is kept but pages, which go as others need them."""
 
@@ -76,11 +90,16 @@ def _request(number: int, work: Guessed, tokens: int) -> Request:
     )
 
 
-def open_draft(wanted: Any, tokenizer: Tokenizer, device: str, tell: Tell) -> Decoder | None:
-    """The smaller model that `LLM(speculate=...)` asks for; None where guesses need none."""
+def open_draft(
+    wanted: Any, target: Decoder, tokenizer: Tokenizer, device: str, tell: Tell
+) -> Decoder | EagleHead | None:
+    """The model or head that `LLM(speculate=...)` asks for; None where guesses need none."""
     if wanted is None or (isinstance(wanted, str) and wanted == NGRAM):
         return None
     if isinstance(wanted, str | os.PathLike):
+        head = load_head(wanted, target, device, tell)
+        if head is not None:
+            return head
         found = load_model(wanted, device, None, tell, None)
         model, other = found.model, found.tokenizer
     elif hasattr(wanted, "model") and hasattr(wanted, "tokenizer"):
@@ -89,7 +108,7 @@ def open_draft(wanted: Any, tokenizer: Tokenizer, device: str, tell: Tell) -> De
         raise UserError(
             "nothing can guess like that",
             op="LLM(speculate=...)",
-            expected=f"{NGRAM!r}, an LLM, or the name or path of a model",
+            expected=f"{NGRAM!r}, an LLM, or the name or path of a model or of an EAGLE head",
             got=type(wanted).__name__,
         )
     if other.texts != tokenizer.texts:
@@ -102,10 +121,33 @@ def open_draft(wanted: Any, tokenizer: Tokenizer, device: str, tell: Tell) -> De
     return model
 
 
-def proposer_of(draft: Decoder | None, context: int, **sizes: Any) -> Proposer:
+def load_head(
+    path: str | os.PathLike[str], target: Decoder, device: str, tell: Tell
+) -> EagleHead | None:
+    """The EAGLE head of a folder, in the dtype of the model it is for; None where it is another
+    kind of model."""
+    place = Path(path)
+    if not place.is_dir() or not (place / "config.json").is_file():
+        return None
+    files = read_folder(place)
+    if not is_eagle(files.tensors):
+        return None
+    config = DecoderConfig.from_huggingface({"model_type": "llama", **files.config})
+    refuse_other(config, target.config)
+    dtype = target.norm.weight.dtype
+    with init.skipped():
+        own = {"bias": "fc.bias" in files.tensors, "embeds": "embed_tokens.weight" in files.tensors}
+        head = EagleHead(config, dtype, **own).requires_grad_(False).eval()
+    head.load(Weights(files.tensors, dtype, tell))
+    return head if device == HOST else head.to(device=device)
+
+
+def proposer_of(draft: Decoder | EagleHead | None, context: int, **sizes: Any) -> Proposer:
     """What guesses, by a model or without one; `sizes` are arguments of its Engine."""
     if draft is None:
         return Lookup()
+    if isinstance(draft, EagleHead):
+        return Eagle(draft)
     return DraftModel(Engine(draft, context=min(context, draft.config.context), **sizes))
 
 

@@ -29,6 +29,7 @@ from ..tensor.placement import default_device, use
 from .adapters import Adapters, no_adapter
 from .batcher import Batch, Batcher
 from .canary import Canary, Marks
+from .features import Features
 from .grammar import Grammars, Matcher
 from .ledger import write
 from .ongoing import Ongoing
@@ -107,11 +108,11 @@ class Engine:
             device=device,
         )
         marks = Marks(requests + 1, count, self.cache.device) if canary else None
-        rows = Rows(requests + 1, self.cache.device, marks, adapters)
         tell = tell or (lambda *_: None)
         stepped = model if adapters is None else adapters.model
         self.speculation = _speculation(proposer, guesses, requests, canary)
-        more = 0 if self.speculation is None else self.speculation.room
+        more, features = _attached(self.speculation, stepped, self.cache, self.chunk)
+        rows = Rows(requests + 1, self.cache.device, marks, adapters, features)
         self.steps = Steps(stepped, self.cache, rows, self.chunk, tell, words, more)
         self.adapters = adapters
         self.determinism = determinism or settings().determinism
@@ -289,6 +290,8 @@ class Engine:
             raise
         if batch.guesses is not None:
             return produced + self._verified(batch, found)
+        if self.speculation is not None:
+            self.speculation.stepped(batch)
         for row, work in enumerate(batch.ongoing):
             if batch.whole[row] and self.running.get(work.request.id) is work:
                 produced.append(self._made(work, found, row))
@@ -297,6 +300,8 @@ class Engine:
     def _begin(self) -> list[Produced]:
         """Begin steps: one, or where they overlap a second one."""
         failed: list[Produced] = []
+        if self.speculation is not None:
+            self.speculation.saw(self.running)
         while len(self._under_way) < 1 + self.overlaps:
             if self._under_way and self._under_way[0][0].constrained:
                 break  # what is allowed next depends on the id
@@ -427,6 +432,15 @@ class Engine:
             self.adapters.seat(slot, adapter)
             self.adapters.send()
         return Scoring(self, tokens, shown, slot, pages)
+
+
+def _attached(
+    speculation: Speculation | None, model: Decoder, cache: nn.PagedCache, chunk: int
+) -> tuple[int, Features | None]:
+    """Guesses that a step may have, and the features it keeps for them."""
+    if speculation is None:
+        return 0, None
+    return speculation.room, speculation.attach(model, cache, chunk)
 
 
 def _speculation(

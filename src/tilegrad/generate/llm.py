@@ -78,7 +78,7 @@ class LLM:
         `adapters` are folders of LoRA adapters by name, of which each request may have one.
         With `speculate` so many next tokens of an answer are guessed at most, and verified in one
         step: "ngram" looks them up in the text so far, an LLM, a name or a path is a smaller model
-        with the same words. Answers are drawn as without (docs/llm.md).
+        with the same words, or an EAGLE head. Answers are drawn as without (docs/llm.md).
         """
         if threads is not None:
             set_threads(threads)
@@ -101,7 +101,7 @@ class LLM:
             Adapters(self.model, adapters, requests + 1, place) if adapters else None
         )  # before pages are counted: they take memory
         limits = limits_of(mode.target or place) if made is None else made.limits
-        draft = open_draft(speculate, self.tokenizer, place, tell)
+        draft = open_draft(speculate, self.model, self.tokenizer, place, tell)
         self.context, pages = room_for(
             self.model, place, cache, requests, context, limits.page, draft
         )

@@ -24,6 +24,7 @@ from ..exchange.folder import ModelFolder
 from ..exchange.gguf import GgufFile
 from ..exchange.mapped import Stored
 from ..models.decoder.config import DecoderConfig
+from ..models.decoder.eagle import EagleHead
 from ..models.decoder.fields import Fields
 from ..models.decoder.model import Decoder
 from ..models.tokens.absent import NoTokenizer
@@ -226,14 +227,15 @@ def room_for(
     requests: int,
     context: int | None,
     page: int,
-    draft: Decoder | None = None,
+    draft: Decoder | EagleHead | None = None,
 ) -> tuple[int, int]:
     """The context, and how many pages memory has for it: whole contexts of all requests at most.
 
     Keys and values of a CPU cost memory only where they are touched. A draft has as many pages of
     its own.
     """
-    config, models = model.config, [model] if draft is None else [model, draft]
+    config = model.config
+    models: list[Decoder | EagleHead] = [model] if draft is None else [model, draft]
     token = sum(2 * c.layers * c.key_heads * c.head_width for c in (m.config for m in models))
     token *= cache.size
     memory = (

@@ -11,11 +11,14 @@ from a guess: its distribution is that of plain decoding, and so are its draws.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from .. import nn
+from ..models.decoder.model import Decoder
 from .batcher import Batch, Batcher
+from .features import Features
 from .ongoing import Ongoing
 from .request import Request
 from .sampling_limits import Variant
@@ -31,6 +34,18 @@ class Guessed(Protocol):
 
     request: Request
     known: list[int]  # its prompt and what it made
+    fed: int  # of these, tokens whose keys are in pages
+    slot: int
+    pages: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a step had of a request: so many tokens, from this one of the step's on."""
+
+    work: Ongoing
+    first: int
+    count: int
 
 
 class Proposer(Protocol):
@@ -44,6 +59,13 @@ class Proposer(Protocol):
 
     def prepare(self, tell: Tell, variants: Sequence[Variant]) -> None:
         """Compile what it needs, before the first request."""
+
+    def attach(self, model: Decoder, cache: nn.PagedCache, tokens: int) -> Features | None:
+        """Be part of an engine whose steps have so many tokens at most; the features that it wants
+        of each step, if it reads them."""
+
+    def saw(self, seen: Sequence[Seen]) -> None:
+        """What the last step had of requests that go on; only where features are read."""
 
 
 class Lookup:
@@ -63,6 +85,12 @@ class Lookup:
 
     def prepare(self, tell: Tell, variants: Sequence[Variant]) -> None:
         """Nothing is compiled."""
+
+    def attach(self, model: Decoder, cache: nn.PagedCache, tokens: int) -> None:
+        """It reads tokens alone."""
+
+    def saw(self, seen: Sequence[Seen]) -> None:
+        """It reads tokens alone."""
 
     def _one(self, work: Guessed, count: int) -> list[int]:
         if count < 1:
@@ -118,6 +146,8 @@ class Speculation:
         self.proposer, self.most = proposer, most
         self.room = max(most, min(most * requests, MOST_GUESSES))
         self.asked = self.guessed = self.true = 0  # so far: guesses of a request are asked for once
+        self.reads = False  # the features of steps
+        self._seen: list[Seen] = []  # of the last step
         self._trust: dict[int, Trust] = {}
 
     def seeded(self, request: Request) -> Request:
@@ -146,14 +176,33 @@ class Speculation:
         self, batch: Batch, drawn: Sequence[int]
     ) -> Iterator[tuple[Ongoing, Sequence[int]]]:
         """Each request of a Batch with the rows whose ids it gets: those after true tokens."""
-        first = 0
+        first, self._seen = 0, []
         for work, guesses in zip(batch.ongoing, batch.guesses or ()):
             true = came_true(guesses, drawn[first : first + len(guesses)])
             self._trust[id(work)].learn(len(guesses), true)
             self.asked += bool(guesses)
             self.guessed, self.true = self.guessed + len(guesses), self.true + true
+            self._seen.append(Seen(work, first, true + 1))
             yield work, range(first, first + true + 1)
             first += len(guesses) + 1
+
+    def attach(self, model: Decoder, cache: nn.PagedCache, chunk: int) -> Features | None:
+        """The features that steps must keep, if something reads them."""
+        found = self.proposer.attach(model, cache, chunk + self.room)
+        self.reads = found is not None
+        return found
+
+    def stepped(self, batch: Batch) -> None:
+        """Take note of a step without guesses."""
+        firsts = [sum(batch.counts[:i]) for i in range(len(batch.counts))]
+        self._seen = [Seen(*one) for one in zip(batch.ongoing, firsts, batch.counts)]
+
+    def saw(self, running: Mapping[Hashable, Ongoing]) -> None:
+        """Show the Proposer what the last step had of requests that still run."""
+        seen = [s for s in self._seen if running.get(s.work.request.id) is s.work]
+        self._seen = []
+        if self.reads and seen:
+            self.proposer.saw(seen)
 
     def forget(self, work: Ongoing) -> None:
         """A request is over."""
@@ -186,4 +235,4 @@ def orders_of(
     return found
 
 
-__all__ = ["NGRAM", "Lookup", "Proposer", "Speculation", "orders_of"]
+__all__ = ["NGRAM", "Guessed", "Lookup", "Proposer", "Seen", "Speculation", "orders_of"]

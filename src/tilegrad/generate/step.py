@@ -31,6 +31,7 @@ from ..tensor.select import gather
 from ..tensor.tensor import Tensor, node_of, wrap
 from .adapters import Adapters, picking
 from .canary import Marks
+from .features import Features
 from .sampling import SamplingState, Variant, greedy, likeliest, possible, sample
 
 Results = tuple[Tensor | None, ...]  # what Sampled has, without ids but where rows have theirs
@@ -45,14 +46,17 @@ class Rows:
         device: str,
         marks: Marks | None = None,
         adapters: Adapters | None = None,
+        features: Features | None = None,
     ) -> None:
         self.last = tensor(np.zeros(slots, np.int32), device=device)
         self.marks = marks  # of the canary, if there is one
         self.adapters = adapters  # if the engine has some
+        self.features = features  # if a head reads them
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state by name, for `jit`."""
-        parts = [part.tensors() for part in (self.marks, self.adapters) if part is not None]
+        others = (self.marks, self.adapters, self.features)
+        parts = [part.tensors() for part in others if part is not None]
         return {"last": self.last, **{n: t for part in parts for n, t in part.items()}}
 
 
@@ -116,9 +120,10 @@ def step(
     )
     # NO_TOKEN is read as 0: a step begun before its request ended has that row still
     with picking(rows.adapters, slots, row):
-        logits = model.step(
-            maximum(tokens, 0), maximum(positions, 0), attend, ends, turned=False
-        )  # (R, V)
+        x = model.hidden(maximum(tokens, 0), maximum(positions, 0), attend, turned=False)
+        if rows.features is not None:
+            rows.features.put(model.norm(x))
+        logits = model.logits(x if ends is None else x.index_select(0, ends))  # (R, V)
     logits = logits if words is None else possible(logits, words)
     found = greedy(logits) if sampling is None else sample(logits, sampling, into, lengths, variant)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))

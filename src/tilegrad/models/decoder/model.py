@@ -298,7 +298,11 @@ class Decoder(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""
-        found = self.head(self.norm(x))
+        return self.read(self.norm(x))
+
+    def read(self, features: Tensor) -> Tensor:
+        """(..., C) -> (..., V): the logits of features that are normed already."""
+        found = self.head(features)
         if self.config.logit_scale != 1.0:
             found = found * self.config.logit_scale
         cap = self.config.logit_softcap
