@@ -30,7 +30,7 @@ from .features import Features
 from .ledger import Ledger, write
 from .sampling import greedy
 from .sampling_limits import Variant
-from .sizes import decode_sizes, next_size, prompt_sizes
+from .sizes import next_size, powers_up_to, prompt_sizes
 from .speculative import Guessed, Seen
 from .steps import Tell
 
@@ -176,7 +176,7 @@ class Eagle:
     def _go(self, rows: Sequence[tuple[int, int]]) -> Any:
         """Guesses of all slots after one more of some; (slot, entries that it has then)."""
         used, host = len(rows), self._orders.host
-        size = next_size(decode_sizes(self.nobody), used)
+        size = next_size(powers_up_to(self.nobody), used)
         host["slots"][:size], host["lengths"][:size] = self.nobody, 0
         host["slots"][:used], host["lengths"][:used] = zip(*rows)
         host["starts"][: size + 1] = np.minimum(np.arange(size + 1), used)
@@ -211,7 +211,7 @@ class Eagle:
 
     def prepare(self, tell: Tell, variants: Sequence[Variant]) -> None:
         """Make all sizes."""
-        sizes = [*self._sizes, *((rows, 0) for rows in decode_sizes(self.nobody))]
+        sizes = [*self._sizes, *((rows, 0) for rows in powers_up_to(self.nobody))]
         for number, (rows, tokens) in enumerate(reversed(sizes)):
             tell("prepare", number, len(sizes))
             self._bound(rows, tokens)
