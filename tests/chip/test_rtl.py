@@ -35,12 +35,19 @@ def needs(tool: str) -> None:
 
 
 @pytest.mark.parametrize("tool", LINTERS)
-@pytest.mark.parametrize("chip", {**CHIPS, **MORE})
+@pytest.mark.parametrize("chip", CHIPS)
 def test_front_ends_are_silent(tool: str, chip: str, tmp_path: Path) -> None:
     needs(tool)
-    if tool == "yosys" and chip in MORE:
-        pytest.skip("yosys is slow: it reads two of the chips")
-    assert lint(tool, write({**CHIPS, **MORE}[chip], tmp_path)) == []
+    assert lint(tool, write(CHIPS[chip], tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", LINTERS)
+@pytest.mark.parametrize("chip", [*MORE, "16x16"])
+def test_front_ends_are_silent_about_more(tool: str, chip: str, tmp_path: Path) -> None:
+    needs(tool)
+    p = MORE[chip] if chip in MORE else preset(chip)
+    assert lint(tool, write(p, tmp_path)) == []
 
 
 def test_a_front_end_sees_a_fault(tmp_path: Path) -> None:
@@ -57,9 +64,18 @@ def test_a_front_end_sees_a_fault(tmp_path: Path) -> None:
 def test_registers_are_the_simulators_in_every_cycle(chip: str, tmp_path: Path) -> None:
     if why_not():
         pytest.skip(why_not())
-    assert lockstep(CHIPS[chip], range(3), tmp_path) == ""
+    assert lockstep(CHIPS[chip], range(2), tmp_path) == ""
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", {**CHIPS, **MORE})
+def test_registers_with_more_programs(chip: str, tmp_path: Path) -> None:
+    if why_not():
+        pytest.skip(why_not())
+    assert lockstep({**CHIPS, **MORE}[chip], range(2, 8), tmp_path) == ""
+
+
+@pytest.mark.slow
 def test_a_memory_that_stalls(tmp_path: Path) -> None:
     """Every AXI channel held back by chance."""
     if why_not():
@@ -73,7 +89,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+FIRST = next(iter(FAULTS))
+FAULT_CASES = [pytest.param(f, marks=() if f == FIRST else pytest.mark.slow) for f in FAULTS]
+
+
+@pytest.mark.parametrize("fault", FAULT_CASES)
 def test_a_planted_fault_is_seen(fault: str, tmp_path: Path) -> None:
     if why_not():
         pytest.skip(why_not())

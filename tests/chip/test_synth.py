@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilegrad.chip.synth import tools
+from tilegrad.chip.synth import flow, tools
 from tilegrad.chip.synth.flat import Flat
 from tilegrad.chip.synth.flow import Synthesis, areas, synthesise
 from tilegrad.chip.synth.liberty import Library, load, logic_of, read
 from tilegrad.chip.synth.memories import Memory, library_text
 from tilegrad.chip.synth.netlist import Instance, Module, Netlist, add_buffers
+from tilegrad.chip.synth.pictures import wire_length
 from tilegrad.chip.synth.power import estimate
 from tilegrad.chip.synth.report import NOT_SIGNED_OFF, facts, page, record, table
 from tilegrad.chip.synth.timing import Timer, Timing
@@ -291,6 +292,35 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert set(tools.missing()) == set(tools.TOOLS)
     with pytest.raises(UserError, match="apt-get install yosys"):
         synthesise(SMALL, tmp_path, "pe", tmp_path / "tiny.lib")
+
+
+def test_a_tool_that_fails_loses_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("yosys")
+
+    def broken(*given: object) -> None:
+        raise UserError("dot ended with 1", op="chip synth")
+
+    monkeypatch.setattr(flow, "schematic", broken)
+    monkeypatch.setattr(flow.opensta, "check", broken)
+    monkeypatch.setattr(tools, "find", lambda name: "yosys")
+    found = synthesise(SMALL, tmp_path, "pe")
+    assert set(found.failed) == {"OpenSTA", "schematic"} and found.area > 0
+    assert "dot ended with 1" in page(found, tmp_path)
+
+
+DEF = """UNITS DISTANCE MICRONS 100 ;
+NETS 1 ;
+- a ( X Y )
++ ROUTED metal1 ( 1000 500 ) M2_M1
+  NEW metal2 ( 1000 500 ) ( 1300 * ) ( * 900 ) M2_M1 ;
+END NETS
+"""
+
+
+def test_wires_of_a_layout() -> None:
+    assert wire_length(DEF) == pytest.approx((300 + 400) / 100 / 1e3)
 
 
 def test_a_tool_that_fails_is_quoted(tmp_path: Path) -> None:

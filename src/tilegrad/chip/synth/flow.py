@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from ...core.errors import UserError
 from ...targets.npu.parameters import Parameters
@@ -26,6 +27,8 @@ from .power import Power, estimate
 from .timing import Path as TimingPath
 from .timing import Timer, Timing
 from .yosys import PARTS, Report, finish, map_cells
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Synthesis:
     layout: Layout | None
     pictures: tuple[str, ...]
     missing: dict[str, tuple[str, str]]
+    failed: dict[str, str]  # stages that need a tool and did not end well, with what it said
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -81,7 +85,9 @@ class _Clock:
     """Seconds of each stage, and its progress."""
 
     def __init__(self, report: Report | None) -> None:
-        self.report, self.seconds, self.start = report, dict[str, float](), time.monotonic()
+        self.report, self.start = report, time.monotonic()
+        self.seconds: dict[str, float] = {}
+        self.failed: dict[str, str] = {}
 
     def done(self, name: str) -> None:
         now = time.monotonic()
@@ -96,6 +102,17 @@ class _Clock:
             self.report(name, 0, 1)
         yield
         self.done(name)
+
+    def optional(self, name: str, tool: str, make: Callable[[], T]) -> T | None:
+        """A stage of a tool that may be missing, or fail: the others keep what they found."""
+        if tools.find(tool) is None:
+            return None
+        with self.stage(name):
+            try:
+                return make()
+            except UserError as error:
+                self.failed[name] = str(error)
+                return None
 
 
 def synthesise(
@@ -126,17 +143,16 @@ def synthesise(
         flat = Flat(netlist, cells)
         timing = Timer(flat).run()
         power = estimate(flat, timing, 1e3 / timing.path.period, activity)
-    checked, made, pictures = None, None, []
-    if tools.find("sta"):
-        with clock.stage("OpenSTA"):
-            checked = opensta.check(netlist.top, libraries, out, power.megahertz, activity)
-    if tools.find("dot"):
-        with clock.stage("schematic"):
-            pictures.append(schematic(p, out).name)
-    if layout and tools.find("qflow"):
-        made = place_and_route(p, out, report=report)
-        clock.done("layout")
-        pictures += [f for f in made.files if f.endswith(".png")]
+    mhz = power.megahertz
+    checked = clock.optional(
+        "OpenSTA", "sta", lambda: opensta.check(netlist.top, libraries, out, mhz, activity)
+    )
+    drawn = clock.optional("schematic", "dot", lambda: schematic(p, out).name)
+    made = None
+    if layout:
+        made = clock.optional("layout", "qflow", lambda: place_and_route(p, out, report=report))
+    pictures = [drawn] if drawn else []
+    pictures += [f for f in (made.files if made else ()) if f.endswith(".png")]
     blocks = _blocks(netlist, cells, timing)
     area, memories = sum(b.count * b.area for b in blocks), netlist.memories()
     kinds = Counter(flat.names[k] for k in flat.kind.tolist() if flat.names[k] not in memories)
@@ -161,6 +177,7 @@ def synthesise(
         layout=made,
         pictures=tuple(pictures),
         missing=tools.missing(),
+        failed=clock.failed,
         seconds=clock.seconds,
     )
 

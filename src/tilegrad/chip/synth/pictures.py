@@ -104,13 +104,20 @@ def _measured(work: Path, rows: int, columns: int) -> Layout:
 
 
 def wire_length(text: str) -> float:
-    """mm of wires in a DEF file's text: the sum of its routed segments."""
+    """mm of wires in a DEF file's text: a route is points, `*` where one is as in the last."""
     units = float(re.search(r"DISTANCE MICRONS (\d+)", text)[1])  # type: ignore[index]
-    total, nets = 0.0, text[text.index("\nNETS ") :]
-    for found in re.finditer(r"\( (\S+) (\S+) \) \( (\S+) (\S+) \)", nets):
-        x0, y0, x1, y1 = found.groups()
-        total += abs(float(x1) - float(x0)) if x1 != "*" else 0.0
-        total += abs(float(y1) - float(y0)) if y1 != "*" else 0.0
+    total = 0.0
+    nets = text[text.index("\nNETS ") : text.index("\nEND NETS")]
+    for route in re.split(r"\+ ROUTED|\bNEW\b", nets)[1:]:
+        last: tuple[float, float] | None = None
+        for x, y in re.findall(r"\( (-?[\d.]+|\*) (-?[\d.]+|\*)(?: \S+)? \)", route.split(";")[0]):
+            here = (
+                float(x) if last is None or x != "*" else last[0],
+                float(y) if last is None or y != "*" else last[1],
+            )
+            if last is not None:
+                total += abs(here[0] - last[0]) + abs(here[1] - last[1])
+            last = here
     return total / units / 1e3
 
 
@@ -124,6 +131,10 @@ def draw(path: Path, pixels: int = 1200) -> tuple[str, ...]:
     options = db.LoadLayoutOptions()
     options.lefdef_config.lef_files = [str(LEF)]
     options.lefdef_config.read_lef_with_def = False
+    options.lefdef_config.produce_labels = False
+    options.lefdef_config.macro_resolution_mode = 1  # cells are their outlines and pins
+    units = re.search(r"DISTANCE MICRONS (\d+)", path.read_text(errors="replace"))
+    options.lefdef_config.dbu = 1 / float(units[1]) if units else 0.001
     gds, picture = path.with_suffix(".gds"), path.with_suffix(".png")
     layout = db.Layout()
     layout.read(str(path), options)
@@ -135,6 +146,8 @@ def draw(path: Path, pixels: int = 1200) -> tuple[str, ...]:
     view.set_config("background-color", "#ffffff")
     view.set_config("grid-visible", "false")
     view.set_config("text-visible", "false")
+    view.set_config("ghost-cells-visible", "false")
+    view.set_config("inst-visible", "false")
     view.save_image(str(picture), pixels, pixels)
     return f"layout/{gds.name}", f"layout/{picture.name}"
 

@@ -44,6 +44,7 @@ def record(found: Synthesis) -> dict[str, Any]:
         "layout": asdict(found.layout) if found.layout is not None else None,
         "pictures": list(found.pictures),
         "missing": {name: {"gives": a, "install": b} for name, (a, b) in found.missing.items()},
+        "failed": found.failed,
         "seconds": found.seconds,
         "sign_off": False,
         "note": NOT_SIGNED_OFF,
@@ -97,6 +98,7 @@ def facts(found: Synthesis) -> list[tuple[str, str]]:
         rows.append(("layout", what))
     times = ", ".join(f"{name} {seconds:.0f}" for name, seconds in found.seconds.items())
     rows.append(("seconds", times))
+    rows += [(name, f"failed: {' '.join(said.split())}") for name, said in found.failed.items()]
     return rows
 
 
