@@ -14,9 +14,8 @@ import typer
 
 from . import options
 from .progress import Bars
-from .run import INTERRUPTED
 from .serve import advised, found, need_packages
-from .terminal import status
+from .terminal import INTERRUPTED, status
 
 Source = Annotated[
     Path,

@@ -1,4 +1,4 @@
-"""Commands whose help shows a flag as a flag.
+"""Commands whose help shows a flag as a flag, and whose errors end in a message.
 
 Invariant: every command and every group of commands is made of these classes, so that no option
 that takes no value is shown with one.
@@ -12,13 +12,16 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from ..core.errors import TilegradError
+from .terminal import INTERRUPTED, error_text, status
+
 
 class Command(TyperCommand):
     """A command."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options and arguments."""
-        return without_values(super().get_params(ctx))
+        return [quick(p) for p in without_values(super().get_params(ctx))]
 
 
 class Group(TyperGroup):
@@ -26,7 +29,25 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options."""
-        return without_values(super().get_params(ctx))
+        return [quick(p) for p in without_values(super().get_params(ctx))]
+
+
+class Commands(Group):
+    """The commands, whose errors end in a message and a status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except TilegradError as error:
+            status(f"error: {error_text(error)}")
+            raise typer.Exit(1) from error
+        except MemoryError as error:
+            status("error: memory ran out")
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            status("")
+            raise typer.Exit(INTERRUPTED) from error
 
 
 class WithDefault(Group):
@@ -48,6 +69,26 @@ class App(typer.Typer):
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
         """Take a function as a command."""
         return super().command(name, cls=Command, **settings)
+
+
+def quick(param: Any) -> Any:
+    """A param that takes text as it is, and nothing as nothing, without the library that converts
+    and checks other values: importing that takes a tenth of a second."""
+    if "process_value" in vars(param):  # it is one already
+        return param
+    checked = param.process_value
+    text = getattr(getattr(param, "type_descriptor", None), "annotation", None) is str
+    several = param.multiple or param.nargs != 1
+
+    def process(ctx: Any, value: Any) -> Any:
+        plain = value is None or (text and type(value) is str)
+        if not plain or (param.required and value is None):
+            return checked(ctx, value)
+        found = () if several and value is None else value
+        return found if param.callback is None else param.callback(ctx, param, found)
+
+    param.process_value = process
+    return param
 
 
 def without_values(params: list[Any]) -> list[Any]:

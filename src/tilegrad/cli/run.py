@@ -19,10 +19,9 @@ from ..core.errors import UserError
 from . import options
 from .opening import chat_messages, has_template, open_llm
 from .progress import Bars
-from .terminal import Answers, is_terminal, put, status
+from .terminal import INTERRUPTED, Answers, is_terminal, put, status
 
 MOST_BYTES = 64 << 20  # of a prompt; far above any context
-INTERRUPTED = 130
 Prompt = Annotated[
     str | None,
     typer.Argument(

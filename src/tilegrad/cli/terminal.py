@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from ..core.errors import TilegradError, UserError
 
+INTERRUPTED = 130  # the status of a command that Ctrl-C ended
 # U+2400 on are pictures of the characters 0 to 31, U+2421 that of DEL; U+0080 to U+009F have none.
 SIGNS: dict[int, int] = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 SIGNS |= {0x7F: 0x2421} | {code: 0xFFFD for code in range(0x80, 0xA0)}

@@ -294,6 +294,9 @@ class _Reader:
         self.strings += count
         if self.strings > STRINGS:
             self.fail(what, "too many strings", f"at most {STRINGS} in all", self.strings)
+        found = self._short_strings(count)
+        if found is not None:
+            return found
         result: list[str] = []
         data, end, size, unpack = self.buffer, self.position, self.size, SCALARS[10][1].unpack_from
         i = 0
@@ -314,6 +317,34 @@ class _Reader:
             self.fail(f"{what}[{i}]", "not UTF-8", got=f"byte {error.start}: {error.reason}")
         self.position = end
         return result
+
+    def _short_strings(self, count: int) -> list[str] | None:
+        """The next strings, found all at once: a length below 256 is a byte before seven zeros.
+
+        None where there are longer strings, or such zeros in one, or what is wrong: then they are
+        read one by one.
+        """
+        window, at = np.zeros(0, np.uint8), np.zeros(0, np.intp)
+        for size in (16 * count, 64 * count):
+            if len(at) < count and size >= 8:
+                whole = self.buffer[self.position : self.position + size]
+                window = np.frombuffer(whole, np.uint8)
+                zero = window == 0
+                pairs = zero[1:-1] & zero[2:]
+                at = np.flatnonzero(pairs[:-5] & pairs[2:-3] & pairs[4:-1] & zero[7:])
+        starts = at[:count] + 8
+        ends = starts + window[at[:count]]
+        if len(starts) < count or not count or starts[0] != 8 or ends[-1] > len(window):
+            return None
+        if np.any(starts[1:] != ends[:-1] + 8):
+            return None
+        data = window[: ends[-1]].tobytes()
+        try:
+            found = [data[a:b].decode() for a, b in zip(starts.tolist(), ends.tolist())]
+        except UnicodeDecodeError:
+            return None
+        self.position += int(ends[-1])
+        return found
 
     def read_metadata(self, count: int) -> tuple[dict[str, Any], dict[str, Kind]]:
         """All metadata."""
