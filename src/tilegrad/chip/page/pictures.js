@@ -102,7 +102,8 @@ function roofline(found) {
 
 function floorplan(found) {
   const blocks = Object.entries(found.areas).sort((a, b) => b[1] - a[1]), total = sum(found.areas);
-  const [svg, width] = blank("floorplan", 330), beside = width > 400;
+  const beside = $("floorplan").parentElement.clientWidth > 432;
+  const [svg, width] = blank("floorplan", beside ? 330 : 250 + 19 * blocks.length);
   const side = beside ? Math.min(310, width - 195) : Math.min(width - 2, 210);
   cut(blocks, { x: 2, y: 2, w: side, h: side }, (name, area, r) => {
     svg.append(hint(make("rect", { class: PARTS[name] + " gap", x: r.x, y: r.y, width: r.w, height: r.h, rx: 4 }), `${name}: ${area.toPrecision(3)} mm²`));
@@ -118,7 +119,7 @@ function floorplan(found) {
     text(svg, x + 16, y, name, "strong");
     text(svg, width - 2, y, beside ? area.toPrecision(2) : `${area.toPrecision(2)} mm², ${percent(area / total)}`, "", "end");
   });
-  text(svg, beside ? side + 20 : 2, beside ? 30 + 23 * blocks.length : 326, `a square of ${Math.sqrt(total).toPrecision(3)} mm a side`);
+  text(svg, beside ? side + 20 : 2, beside ? 30 + 23 * blocks.length : side + 26 + 19 * blocks.length, `a square of ${Math.sqrt(total).toPrecision(3)} mm a side`);
 }
 
 // What a block is made of: multipliers in rows and columns, banks, two copies of the sums.
