@@ -21,6 +21,13 @@ Model = Annotated[
 
 # ---- how it runs
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default=False)]
+Chip = Annotated[
+    str | None,
+    typer.Option(
+        help="A chip under design (device npu), a preset or a file; linear layers in int8.",
+        show_default=False,
+    ),
+]
 DType = Annotated[
     str | None,
     typer.Option(

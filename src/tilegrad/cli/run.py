@@ -17,6 +17,7 @@ import typer
 
 from ..core.errors import UserError
 from . import options
+from .on_chip import chip_table, on_chip
 from .opening import chat_messages, has_template, open_llm
 from .progress import Bars
 from .terminal import INTERRUPTED, Answers, is_terminal, put, status
@@ -48,6 +49,7 @@ def run(
     stop: options.Stop = None,
     raw: Raw = False,
     device: options.Device = None,
+    chip: options.Chip = None,
     dtype: options.DType = None,
     threads: options.Threads = None,
     context: options.Context = None,
@@ -73,6 +75,7 @@ def run(
     )
     with Bars() as bars:
         chosen = options.given(device=device, dtype=dtype, threads=threads, context=context)
+        chosen |= on_chip(device, chip, dtype)
         adapters, asked = options.with_lora(lora)
         chosen |= options.speculation(speculate, guesses)
         llm = open_llm(model, bars, requests=1, **chosen, **adapters)
@@ -81,6 +84,8 @@ def run(
         answer = Answer(model, pieces, None if as_json else Answers(), llm.tokenizer.ends)
         answer.take(bars)
     answer.finish(stats, len(ids))
+    if "quantise" in chosen:
+        status(chip_table(llm.device, len(ids), len(answer.tokens)))
 
 
 def whole_prompt(prompt: str | None) -> str:

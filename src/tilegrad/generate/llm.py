@@ -69,6 +69,7 @@ class LLM:
         adapters: Folders | None = None,
         speculate: Any = None,
         guesses: int = 3,
+        quantise: str | None = None,
     ) -> None:
         """`progress(stage, done, total)` is told of downloads, loading and compiling.
 
@@ -79,6 +80,7 @@ class LLM:
         With `speculate` so many next tokens of an answer are guessed at most, and verified in one
         step: "ngram" looks them up in the text so far, an LLM, a name or a path is a smaller model
         with the same words, or an EAGLE head. Answers are drawn as without (docs/llm.md).
+        `quantise="int8"` makes linear layers int8, as chips under design take them.
         """
         if threads is not None:
             set_threads(threads)
@@ -90,8 +92,10 @@ class LLM:
         if made is not None:
             made.refuse(place, dtype, context, requests, adapters)
             dtype, context, requests = made.dtype, made.context, made.requests
+        if quantise is not None and (made is not None or adapters):
+            raise UserError("int8 takes plain weights", op="LLM", hint="no bundle, no adapters")
         loaded = load_model(
-            name_or_path if made is None else made.model, place, dtype, tell, context
+            name_or_path if made is None else made.model, place, dtype, tell, context, quantise
         )
         self.name, self.path, self.device = os.fspath(name_or_path), loaded.path, place
         self.model, self.tokenizer = loaded.model, loaded.tokenizer

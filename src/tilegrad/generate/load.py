@@ -30,6 +30,7 @@ from ..models.decoder.model import Decoder
 from ..models.tokens.absent import NoTokenizer
 from ..models.tokens.tokenizer import Tokenizer
 from ..nn import init
+from ..quant import quantise_rows
 from ..runtime.buffer import HOST
 from ..runtime.device import device as opened
 from ..tensor.stored import bytes_to_prepare
@@ -52,9 +53,17 @@ class Loaded:
 
 
 def load_model(
-    name: str | os.PathLike[str], device: str, dtype: Any, tell: Tell, context: int | None = None
+    name: str | os.PathLike[str],
+    device: str,
+    dtype: Any,
+    tell: Tell,
+    context: int | None = None,
+    quantise: str | None = None,
 ) -> Loaded:
-    """Open a model, build its decoder on a device and give it its weights."""
+    """Open a model, build its decoder on a device and give it its weights; `quantise="int8"` makes
+    its linear layers int8."""
+    if quantise not in (None, "int8"):
+        raise UserError("no such numbers", op="LLM", expected='"int8" or None', got=repr(quantise))
 
     def report(progress: Progress) -> None:
         tell(progress.stage, progress.done, progress.total)
@@ -74,6 +83,8 @@ def load_model(
     with init.skipped():
         model = Decoder(config, wanted).requires_grad_(False).eval()
     model.load(Weights(files.tensors, wanted, tell), keep="quantised")
+    if quantise is not None:
+        quantise_rows(model)
     if device != HOST:
         model.to(device=device)
     for stored in files.tensors.values():

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -375,3 +376,25 @@ def read_symbolic(text: str, what: str, symbols: Mapping[str, Size] | None = Non
         reader.symbols.update(declared.symbols)
     reader.symbols.update(symbols or {})
     return reader
+
+
+def size_text(size: Size) -> Any:
+    """A size as JSON: a number, or the text of an expression."""
+    if isinstance(size, int):
+        return size
+
+    def parts(names: Names) -> str:
+        return write(size, names)
+
+    return write_symbolic(parts)
+
+
+def read_size(value: Any) -> Size:
+    """The size that `size_text` wrote."""
+    return value if isinstance(value, int) else _read_size(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_size(text: str) -> Size:
+    """An expression; a Recipe has the same ones hundreds of times."""
+    return read_symbolic(text, "size").value()

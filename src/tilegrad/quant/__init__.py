@@ -1,6 +1,6 @@
 """Quantisers: models in int8, symmetric, with a scale for each channel of the weights."""
 
-from .calibrate import calibrate, quantise
+from .calibrate import calibrate, quantise, quantise_rows
 from .layers import Int8Conv, Int8Linear
 from .numbers import Requantised, requantise, scale_of, to_int8
 
@@ -10,6 +10,7 @@ __all__ = [
     "Requantised",
     "calibrate",
     "quantise",
+    "quantise_rows",
     "requantise",
     "scale_of",
     "to_int8",

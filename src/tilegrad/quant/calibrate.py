@@ -1,6 +1,6 @@
 """Calibration: how large the inputs of each layer become, and a model with its layers in int8.
 
-The model runs on samples, op by op, with an observer before every linear layer and convolution.
+The model runs on samples, with an observer before every linear layer and convolution.
 Invariant: `calibrate` leaves the model as it was; `quantise` replaces layers in place, and those
 whose input was never seen, or that `skip` names, stay.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
+from ..core.dtype import float32
 from ..core.errors import UserError
 from ..nn.convolution import Conv1d, Conv2d, Conv3d
 from ..nn.linear import Linear
 from ..nn.module import Module
-from ..tensor.tensor import lift, no_grad
+from ..tensor.movement import stack
+from ..tensor.tensor import Tensor, lift, no_grad
 from .layers import Int8Conv, Int8Linear
 from .numbers import scale_of
 
@@ -24,16 +24,16 @@ KINDS = (Linear, Conv1d, Conv2d, Conv3d)
 
 
 class Observer(Module):
-    """A layer, and the largest absolute value that came in."""
+    """A layer, and the largest absolute values that came in, one for each time."""
 
     def __init__(self, layer: Module) -> None:
         super().__init__()
-        self.layer, self.most = layer, 0.0
+        self.layer = layer
+        self.seen: list[Tensor] = []
 
     def forward(self, x: Any) -> Any:
         """What the layer gives."""
-        array = np.abs(lift(x).numpy().astype(np.float32))
-        self.most = max(self.most, float(array.max(initial=0.0)))
+        self.seen.append(lift(x).to(float32).abs().max())
         return self.layer(x)
 
 
@@ -61,6 +61,7 @@ def calibrate(
     if not layers:
         raise UserError("nothing to quantise", op="quant", expected="Linear or Conv1d to Conv3d")
     seen = {name: Observer(layer) for name, layer in layers.items()}
+    most = dict.fromkeys(layers, 0.0)
     try:
         for name, one in seen.items():
             put(model, name, one)
@@ -70,10 +71,31 @@ def calibrate(
                     run(sample)
                 else:
                     model(*sample) if isinstance(sample, tuple) else model(sample)
+                _read(seen, most)
     finally:
         for name, layer in layers.items():
             put(model, name, layer)
-    return {name: one.most for name, one in seen.items()}
+    return most
+
+
+def _read(seen: Mapping[str, Observer], most: dict[str, float]) -> None:
+    """Take what observers saw into account, all in one run."""
+    names = [name for name, one in seen.items() for _ in one.seen]
+    if names:
+        values = stack([x for one in seen.values() for x in one.seen]).numpy()
+        for name, value in zip(names, values.tolist()):
+            most[name] = max(most[name], value)
+    for one in seen.values():
+        one.seen.clear()
+
+
+def quantise_rows(model: Module, skip: Callable[[str], bool] | None = None) -> Module:
+    """The model with its linear layers in int8, every row of inputs scaled by its own absmax as it
+    comes: no calibration; changed in place."""
+    for name, layer in layers_of(model).items():
+        if isinstance(layer, Linear) and not (skip is not None and skip(name)):
+            put(model, name, Int8Linear.of(layer, None))
+    return model
 
 
 def quantise(
@@ -96,4 +118,4 @@ def quantise(
     return model
 
 
-__all__ = ["calibrate", "quantise"]
+__all__ = ["calibrate", "quantise", "quantise_rows"]

@@ -1,4 +1,5 @@
-"""Layers in int8: weights with a scale for each output channel, inputs with one for all.
+"""Layers in int8: weights with a scale for each output channel, inputs with one for all, or each
+row its own as it comes.
 
 Sums are int32 with the bias in them. With an output scale they become int8 (and may be cut at 0 on
 the way), else float32. What comes in as int8 is taken as it is. Invariant: everything between the
@@ -12,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import float32, int8, int32
+from ..core.errors import UserError
 from ..nn.convolution import _Straight
 from ..nn.linear import Linear
 from ..nn.module import Module
 from ..tensor.convolution import conv1d, conv2d, conv3d
 from ..tensor.creation import tensor
 from ..tensor.tensor import Tensor, lift
-from .numbers import Requantised, channels, requantise, to_int8
+from .numbers import Requantised, channels, requantise, rows_to_int8, to_int8
 
 CONVOLUTIONS = {3: conv1d, 4: conv2d, 5: conv3d}  # by axes of the weights
 
@@ -30,19 +32,23 @@ class _Int8(Module):
         self,
         weight: np.ndarray[Any, Any],
         bias: np.ndarray[Any, Any] | None,
-        input_scale: float,
+        input_scale: float | None,
         output_scale: float | None = None,
         relu: bool = False,
     ) -> None:
         super().__init__()
         integers, scales = channels(weight)
-        sums = scales.astype(np.float64) * np.float64(np.float32(input_scale))  # of a unit
-        self.input_scale, self.output_scale = float(input_scale), output_scale
+        unit = 1.0 if input_scale is None else np.float64(np.float32(input_scale))
+        sums = scales.astype(np.float64) * unit  # what 1 in a sum stands for
+        self.input_scale, self.output_scale = input_scale, output_scale
         self.relu = relu
         self.register_buffer("weight", tensor(integers))
-        wide = None if bias is None else np.round(bias.astype(np.float64) / sums)
-        kept = None if wide is None else np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
-        self.register_buffer("bias", None if kept is None else tensor(kept))
+        if bias is not None and input_scale is not None:
+            wide = np.round(bias.astype(np.float64) / sums)
+            bias = np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
+        self.register_buffer("bias", None if bias is None else tensor(bias))
+        if input_scale is None and output_scale is not None:
+            raise UserError("rows with scales of their own end in floats", op="quant")
         if output_scale is None:
             self.shift = 0
             self.register_buffer("factors", tensor(sums.astype(np.float32)))
@@ -54,6 +60,7 @@ class _Int8(Module):
     def integers(self, x: Any) -> Tensor:
         """What comes in, as int8."""
         given = lift(x)
+        assert self.input_scale is not None
         return given if given.dtype is int8 else to_int8(given, self.input_scale)
 
     def leave(self, sums: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -68,11 +75,14 @@ class _Int8(Module):
 
 
 class Int8Linear(_Int8):
-    """A Linear in int8."""
+    """A Linear in int8; without an input scale every row is scaled by its own absmax."""
 
     @staticmethod
     def of(
-        layer: Linear, input_scale: float, output_scale: float | None = None, relu: bool = False
+        layer: Linear,
+        input_scale: float | None,
+        output_scale: float | None = None,
+        relu: bool = False,
     ) -> Int8Linear:
         """Of a layer in floats."""
         bias = None if layer.bias is None else layer.bias.to(float32).numpy()
@@ -81,13 +91,23 @@ class Int8Linear(_Int8):
 
     def forward(self, x: Any) -> Tensor:
         """(..., in) -> (..., out)."""
-        given = self.integers(x)
-        sums = given.to(int32) @ self.weight.to(int32).mT
+        if self.input_scale is None:
+            return self._by_rows(lift(x))
+        sums = self.integers(x).to(int32) @ self.weight.to(int32).mT
         return self.leave(sums, (-1,))
+
+    def _by_rows(self, x: Tensor) -> Tensor:
+        integers, scales = rows_to_int8(x)
+        sums = integers.to(int32) @ self.weight.to(int32).mT
+        found = sums.to(float32) * scales * self.factors
+        if self.bias is not None:
+            found = found + self.bias.to(float32)
+        return (found.relu() if self.relu else found).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Sizes and scales."""
-        return f"{tuple(self.weight.shape)}, scale={self.input_scale:.3g}, relu={self.relu}"
+        scale = "of each row" if self.input_scale is None else f"{self.input_scale:.3g}"
+        return f"{tuple(self.weight.shape)}, scale={scale}, relu={self.relu}"
 
 
 class Int8Conv(_Int8):

@@ -17,6 +17,7 @@ from ..core.errors import UserError
 from ..tensor.tensor import Tensor
 
 LEAST, MOST = -128, 127
+SMALLEST = 1e-20  # absmax of a row: one of zeros alone has zeros
 FACTOR_BITS = 22  # of the largest factor: a product with an int32 sum stays far below 2**63
 MOST_SHIFT = 46
 
@@ -40,6 +41,13 @@ def to_int8_array(x: Array, scale: float) -> Array:
     """The same of an array."""
     found = np.round(x.astype(np.float32) * np.float32(_inverse(scale)))
     return np.clip(found, LEAST, MOST).astype(np.int8)
+
+
+def rows_to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row (of the last axis) by its own absmax: integers, and the scales (..., 1)."""
+    wide = x.to(float32)
+    most = wide.abs().amax(-1, keepdim=True).clip(SMALLEST)
+    return (wide * (MOST / most)).round().clip(LEAST, MOST).to(int8), most * (1.0 / MOST)
 
 
 def _inverse(scale: float) -> float:
@@ -92,6 +100,7 @@ __all__ = [
     "channels",
     "requantise",
     "requantise_array",
+    "rows_to_int8",
     "scale_of",
     "to_int8",
     "to_int8_array",

@@ -7,14 +7,13 @@ Invariant: `Recipe.from_text(recipe.to_text())` runs the same Programs on the sa
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import Site
-from ..ir.literal import Names, read_symbolic, write, write_symbolic
+from ..ir.literal import read_size, size_text
 from ..ir.requirement import Requirement
 from ..ir.symbol import Size
 
@@ -184,25 +183,3 @@ def owners_of(aliases: Sequence[int]) -> list[int]:
         for link in chain:
             owners[link] = owner
     return owners
-
-
-def size_text(size: Size) -> Any:
-    """A size as JSON: a number, or the text of an expression."""
-    if isinstance(size, int):
-        return size
-
-    def parts(names: Names) -> str:
-        return write(size, names)
-
-    return write_symbolic(parts)
-
-
-def read_size(value: Any) -> Size:
-    """The size that `size_text` wrote."""
-    return value if isinstance(value, int) else _read(value)
-
-
-@functools.lru_cache(maxsize=4096)
-def _read(text: str) -> Size:
-    """An expression; a Recipe has the same ones hundreds of times."""
-    return read_symbolic(text, "size").value()

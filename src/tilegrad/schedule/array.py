@@ -50,7 +50,7 @@ class ArrayFamily:
         seconds = language_of(target).seconds
         if seconds is None:
             return f"nobody counts the time of an array in {target.language}"
-        made = [(seconds(work.to_text(), target), work) for work in works]
+        made = [(seconds(work.at_most().to_text(), target), work) for work in works]
         offers = [Offer(s, work, "closed form") for s, work in made if not isinstance(s, str)]
         return offers or str(made[0][0])
 

@@ -15,6 +15,7 @@ from ..core.dtype import DType, int8, int32, int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
+from ..ir.symbol import high
 from ..ir.types import product
 from .access import MOVEMENT
 
@@ -50,9 +51,7 @@ def takes_product(node: Node, target: Target) -> str:
         return f"multiplies {' by '.join(k.name for k in unit.inputs)}, not {names}"
     if node.dtype is not unit.accumulator:
         return f"sums are {unit.accumulator.name}, not {node.dtype.name}"
-    if not all(isinstance(s, int) for i in node.inputs for s in i.shape):
-        return "a size is not known"
-    if not product(node.shape) or not all(product(i.shape) for i in node.inputs):
+    if not high(product(node.shape)) or not all(high(product(i.shape)) for i in node.inputs):
         return "there is nothing to sum"
     return ""
 

@@ -16,7 +16,7 @@ from ..graph.interpret import interpret
 from ..ir.block import argument, pure_block
 from ..ir.node import Node
 from ..ir.rewrite import replace
-from ..ir.symbol import high
+from ..ir.symbol import Size, evaluate, high, low
 from ..ir.text import parse_block, print_block
 from ..ir.types import Array, product
 from ..tile.array import FULL, HELD, LEFT, RIGHT, ArrayWork, Operand, Output, VectorStep
@@ -25,15 +25,13 @@ from .fuse import Region
 from .problem import Problem
 
 SATURATES = (("max", -128), ("max", 0), ("min", 127))  # what storing int8 does itself
-Sizes = tuple[int, int, int, int]  # batch, M, N, K
+Sizes = tuple[Size, Size, Size, Size]  # batch, M, N, K
 
 
 def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
     """A Region in the terms of the array, both ways round; raises Refused where it has none."""
     dot = region.anchor if region.anchor.op is ops.dot else None
     reads, stored = list(region.inputs), region.arrays
-    if not all(isinstance(s, int) for n in (*reads, *stored) for s in n.shape):
-        raise Refused("knows no size that changes")
     sizes = _elements(stored)
     operands: list[Operand] = []
     if dot is not None:
@@ -51,7 +49,7 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
         one = _operand(FULL, node, reads, (batch, m, n))
         places = _places(one)
         rows, columns = (bool((places == places.take([0], axis)).all()) for axis in (1, 2))
-        beside.append((one, m > 1 and rows, n > 1 and columns))
+        beside.append((one, high(m) > 1 and rows, high(n) > 1 and columns))
     numbers = _numbers(reader, dot is not None)
     steps = tuple(_step(numbers, *one) for one in reader.steps)
     outputs = tuple(
@@ -69,14 +67,13 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
 def _elements(stored: list[Node]) -> Sizes:
     """Sizes of elements alone: rows along the last axis."""
     shape = max((v.shape for v in stored), key=len)
-    n = int(shape[-1]) if shape else 1
-    return 1, int(product(stored[0].shape)) // max(n, 1), n, 0
+    return 1, product(shape[:-1]), shape[-1] if shape else 1, 0
 
 
 def _factors(dot: Node, reads: list[Node]) -> tuple[Sizes, list[Operand]]:
     """Sizes and operands of a product."""
     found = Problem(dot)
-    batch, m, k, n = (int(high(s)) for s in found.sizes)
+    batch, m, k, n = found.sizes
     a, b = dot.inputs
     left = [*found.batch[0], *found.free_a, *found.contract[0]]
     right = [*found.batch[1], *found.contract[1], *found.free_b]
@@ -99,7 +96,7 @@ def _step(numbers: dict[Any, int], kind: str, a: Any, b: Any, shift: int) -> Vec
     return VectorStep(kind, numbers[a], b[1] if number else numbers[b], number, shift)
 
 
-def _operand(role: str, node: Node, reads: list[Node], shape: tuple[int, ...]) -> Operand:
+def _operand(role: str, node: Node, reads: list[Node], shape: tuple[Size, ...]) -> Operand:
     base = node
     while base not in reads:
         base = base.inputs[0]
@@ -108,15 +105,17 @@ def _operand(role: str, node: Node, reads: list[Node], shape: tuple[int, ...]) -
     given = argument("x", kind)
     moved = replace([build.reshape(node, shape)], {base: given})[0]
     view = print_block(pure_block("view", (given,), (moved,)), "graph")
-    sizes = tuple(int(high(s)) for s in kind.shape)
-    return Operand(reads.index(base), role, kind.dtype.name, sizes, view)
+    return Operand(reads.index(base), role, kind.dtype.name, kind.shape, view)
 
 
 def _places(one: Operand) -> np.ndarray[Any, Any]:
-    """For every place of an Operand the element of the parameter that it reads."""
+    """For every place of an Operand the element of the parameter that it reads; Symbols are small,
+    for which places are the same does not depend on them."""
     block = parse_block(one.view.replace(f": {one.dtype}[", ": int32["))
-    numbers = np.arange(1, int(np.prod(one.shape)) + 1, dtype=np.int32).reshape(one.shape)
-    return interpret(list(block.results), {block.arguments[0]: numbers})[0]
+    some = {s.name: min(high(s), max(low(s), 3)) for s in ops.symbols(list(block.nodes))}
+    shape = tuple(evaluate(s, some) for s in block.arguments[0].shape)
+    numbers = np.arange(1, int(np.prod(shape)) + 1, dtype=np.int32).reshape(shape)
+    return interpret(list(block.results), {block.arguments[0]: numbers}, some)[0]
 
 
 def saturating(work: ArrayWork) -> ArrayWork:

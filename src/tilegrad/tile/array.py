@@ -10,8 +10,12 @@ instructions of it, and the Body itself says the same values in Tile IR. Invaria
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from ..ir.literal import read_size, size_text
+from ..ir.symbol import Size, evaluate, high
 
 LEFT, RIGHT = "left", "right"  # of the product
 HELD, FULL = "held", "full"  # a row for all rows as it is computed; an element for each
@@ -24,7 +28,7 @@ class Operand:
     parameter: int
     role: str  # left, right, held or full
     dtype: str
-    shape: tuple[int, ...]  # of the parameter
+    shape: tuple[Size, ...]  # of the parameter
     view: str  # the Graph that gives its (batch, rows, columns)
 
 
@@ -46,7 +50,7 @@ class Output:
     value: int
     parameter: int
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     relu: bool = False
     scale: int = 1
     shift: int = 0
@@ -56,10 +60,10 @@ class Output:
 class ArrayWork:
     """Values are numbered: the product (if K > 0), then held and full Operands, then steps."""
 
-    batch: int
-    M: int
-    N: int
-    K: int
+    batch: Any  # sizes: numbers, or with Symbols
+    M: Any
+    N: Any
+    K: Any
     operands: tuple[Operand, ...]
     steps: tuple[VectorStep, ...]
     outputs: tuple[Output, ...]
@@ -68,33 +72,47 @@ class ArrayWork:
     @property
     def macs(self) -> int:
         """Multiplications of the product."""
-        return self.batch * self.M * self.N * self.K
+        return int(self.batch * self.M * self.N * self.K)
 
     @property
     def beside(self) -> tuple[Operand, ...]:
         """The Operands of the vector unit."""
         return tuple(o for o in self.operands if o.role in (HELD, FULL))
 
+    def at_most(self) -> ArrayWork:
+        """The same with every Symbol at its upper bound."""
+        return self._sized(high)
+
+    def bound(self, symbols: Mapping[str, int]) -> ArrayWork:
+        """The same with Symbols bound."""
+        return self._sized(lambda size: evaluate(size, symbols))
+
+    def _sized(self, number: Callable[[Size], Any]) -> ArrayWork:
+        def shaped(one: Any) -> Any:
+            return replace(one, shape=tuple(number(s) for s in one.shape))
+
+        return replace(
+            self,
+            batch=number(self.batch),
+            M=number(self.M),
+            N=number(self.N),
+            K=number(self.K),
+            operands=tuple(map(shaped, self.operands)),
+            outputs=tuple(map(shaped, self.outputs)),
+        )
+
     def to_text(self) -> str:
-        """JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """JSON; sizes with Symbols are text."""
+        return json.dumps(asdict(self._sized(size_text)), sort_keys=True)
 
     @staticmethod
     def of_text(text: str) -> ArrayWork:
         """The ArrayWork that `to_text` wrote."""
         record: dict[str, Any] = json.loads(text)
-        shaped = [{**o, "shape": tuple(o["shape"])} for o in record["operands"]]
-        stored = [{**o, "shape": tuple(o["shape"])} for o in record["outputs"]]
-        return ArrayWork(
-            record["batch"],
-            record["M"],
-            record["N"],
-            record["K"],
-            tuple(Operand(**o) for o in shaped),
-            tuple(VectorStep(**s) for s in record["steps"]),
-            tuple(Output(**o) for o in stored),
-            record["turned"],
-        )
+        record["operands"] = tuple(Operand(**o) for o in record["operands"])
+        record["outputs"] = tuple(Output(**o) for o in record["outputs"])
+        record["steps"] = tuple(VectorStep(**s) for s in record["steps"])
+        return ArrayWork(**record)._sized(read_size)
 
 
 __all__ = ["FULL", "HELD", "LEFT", "RIGHT", "ArrayWork", "Operand", "Output", "VectorStep"]

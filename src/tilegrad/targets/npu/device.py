@@ -142,6 +142,15 @@ class NpuDevice(Device):
         return Account(found, macs, count, self.simulated, self.parameters.clock)
 
 
+@dataclass
+class Bound:
+    """The steps of a Recipe for one choice of Symbols: the host's, and Kernels of the array."""
+
+    symbols: Mapping[str, int]
+    native: Any
+    kernels: list[ArrayKernel | None]  # by step
+
+
 class NpuLauncher(Launcher):
     """Runs a Recipe: by the host's Launcher at the level `compiled`, else step after step."""
 
@@ -152,20 +161,19 @@ class NpuLauncher(Launcher):
         self.native = device.host.launcher(recipe, code)
         self.lock, self.slots = self.native.lock, self.native.slots
         self.decided, self.symbolic = self.native.decided, self.native.symbolic
-        entries, chip = recipe.entries, device.target.chip
-        self.kernels = [
-            kernel_of(chip, entries[s.program])
-            if s.kind == "kernel" and entries and entries[s.program]
-            else None
-            for s in recipe.steps
-        ]
         straight = all(s.kind in ("kernel", "copy") for s in recipe.steps)
-        self.counted = straight or not any(self.kernels)  # it is known how often each step runs
-        self.walked = Walked(recipe, code, device, self.kernels)
+        self.counted = straight or not any(recipe.entries)  # it is known how often each step runs
+        self.walked = Walked(recipe, code, device)
 
-    def bind(self, symbols: Mapping[str, int]) -> Any:
-        """What depends on the Symbols alone, of the host's Launcher."""
-        return symbols, self.native.bind(symbols)
+    def bind(self, symbols: Mapping[str, int]) -> Bound:
+        """What depends on the Symbols alone."""
+        chip, known = self.device.target.chip, tuple(sorted(symbols.items()))
+        entries = self.recipe.entries
+        found: list[ArrayKernel | None] = []
+        for step in self.recipe.steps:
+            entry = entries[step.program] if step.kind == "kernel" and entries else ""
+            found.append(kernel_of(chip, entry, known) if entry else None)
+        return Bound(symbols, self.native.bind(symbols), found)
 
     def keeps_results(self) -> bool:
         """As the host does."""
@@ -173,18 +181,15 @@ class NpuLauncher(Launcher):
 
     def launch(self, steps: Any) -> None:
         """Run once."""
-        symbols, native = steps
-        self.run(lambda: self.native.launch(native), symbols, self.slots)
+        self.run(lambda: self.native.launch(steps.native), steps, self.slots)
 
-    def run(
-        self, native: Callable[[], None], symbols: Mapping[str, int], slots: Sequence[int]
-    ) -> None:
+    def run(self, native: Callable[[], None], steps: Bound, slots: Sequence[int]) -> None:
         """Run once at the Device's level: natively, or step by step over these addresses."""
         if self.device.level != "compiled" or not self.counted:
-            self.walked.run(symbols, list(slots))
+            self.walked.run(steps, list(slots))
             return
         native()
-        for kernel in self.kernels:
+        for kernel in steps.kernels:
             if kernel is not None:
                 self.device.launched[kernel] += 1
 
@@ -200,8 +205,8 @@ class NpuCaptured:
         self, launcher: NpuLauncher, steps: Any, slots: Sequence[int], copies: Sequence[SlotCopy]
     ) -> None:
         self.launcher, self.copies = launcher, list(copies)
-        self.symbols, native = steps
-        self.native = launcher.native.capture(native, slots, copies)
+        self.steps: Bound = steps
+        self.native = launcher.native.capture(self.steps.native, slots, copies)
         self.slots = list(slots)
 
     @property
@@ -218,7 +223,7 @@ class NpuCaptured:
         """Run once more."""
         launcher = self.launcher
         natively = launcher.device.level == "compiled" and launcher.counted
-        launcher.run(self.native.launch, self.symbols, self.slots)
+        launcher.run(self.native.launch, self.steps, self.slots)
         if not natively:
             for copy in self.copies:
                 pair = self.slots[copy.target], self.slots[copy.source]
@@ -232,15 +237,10 @@ class NpuCaptured:
 class Walked(Launcher):
     """Steps one by one: those of the array simulated or counted, the host's natively."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        code: Mapping[str, Any],
-        device: NpuDevice,
-        kernels: Sequence[ArrayKernel | None],
-    ) -> None:
+    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: NpuDevice) -> None:
         super().__init__(recipe, code, device)
-        self.npu, self.by_key, self.kernels = device, code, kernels
+        self.npu, self.by_key = device, code
+        self.kernels: Sequence[ArrayKernel | None] = []  # of the Symbols at hand
         self.hosts: dict[int, Launcher] = {}
         self.bound: dict[Any, Steps] = {}
 
@@ -254,11 +254,12 @@ class Walked(Launcher):
         kernel = self.kernels[number]
         return host if kernel is None else OnArray(self.npu, kernel, host)
 
-    def run(self, symbols: Mapping[str, int], slots: Sequence[int]) -> None:
+    def run(self, steps: Bound, slots: Sequence[int]) -> None:
         """All steps, over these addresses; fault words are its own."""
-        key = tuple(sorted(symbols.items()))
+        key = tuple(sorted(steps.symbols.items()))
         if key not in self.bound:
-            self.bound[key] = Steps(self, symbols)
+            self.kernels = steps.kernels
+            self.bound[key] = Steps(self, steps.symbols)
         places = list(slots)
         for number, slot in enumerate(self.recipe.slots):
             if slot.kind == "fault":
@@ -309,7 +310,7 @@ class OnArray:
             _array(pointers[out.parameter], out.dtype, out.shape)[...] = found
 
 
-def _array(pointer: int, dtype: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+def _array(pointer: int, dtype: str, shape: Sequence[Any]) -> np.ndarray[Any, Any]:
     """An array at an address of this computer's memory."""
     kind = dtype_of(dtype).numpy
     count = int(np.prod(shape, dtype=np.int64)) * kind.itemsize

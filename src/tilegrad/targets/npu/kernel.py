@@ -8,17 +8,16 @@ the Body that the work belongs to, and `counts` what the register level counts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ...core.dtype import dtype_of
-from ...core.errors import InternalError
 from ...graph.interpret import interpret
 from ...ir.text import parse_block
-from ...tile.array import FULL, HELD, ArrayWork, Operand
+from ...tile.array import HELD, ArrayWork, Operand
 from .count import Counters, Counts, counters_of
 from .functional import Functional
 from .instructions import Instruction, disassemble
@@ -34,8 +33,10 @@ SHOWN = 120  # words of a listing
 class ArrayKernel:
     """One launch of the array."""
 
-    def __init__(self, p: Parameters, work: ArrayWork) -> None:
-        self.p, self.work = p, work
+    def __init__(
+        self, p: Parameters, work: ArrayWork, symbols: Mapping[str, int] | None = None
+    ) -> None:
+        self.p, self.work, self.symbols = p, work, symbols or {}
         self.stored = tuple(
             Stored(
                 o.value,
@@ -72,7 +73,7 @@ class ArrayKernel:
         """What is stored, in order, for the arrays of the parameters; and the cycles that the
         register level took, 0 at the level of words."""
         turned = self.work.turned
-        views = [_moved(o, arrays[o.parameter], turned) for o in self.work.operands]
+        views = [self._moved(o, arrays[o.parameter]) for o in self.work.operands]
         if turned and self.work.K:
             views[:2] = views[1::-1]
         found: list[list[np.ndarray[Any, Any]]] = [[] for _ in self.work.outputs]
@@ -96,6 +97,19 @@ class ArrayKernel:
             results.append((whole if whole.dtype == kind else whole.view(kind)).reshape(o.shape))
         return results, cycles
 
+    def _moved(self, o: Operand, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """An Operand as (batch, rows, columns), in the bits that the chip takes."""
+        block = _view(o.view)
+        given = {block.arguments[0]: array.reshape(o.shape)}
+        found = interpret(list(block.results), given, self.symbols)[0]
+        if self.work.turned:
+            found = found.transpose(0, 2, 1)
+        if o.role == HELD:
+            found = found[:, :1]
+        if found.dtype.itemsize == 2:
+            found = np.ascontiguousarray(found).view(np.uint16)
+        return found
+
     def listing(self) -> str:
         """The words of the first program, and how many there are."""
         programs = list(self.product.groups())
@@ -111,30 +125,17 @@ class ArrayKernel:
         return "\n".join([head, *lines[:SHOWN], *rest]) + "\n"
 
 
-def _moved(o: Operand, array: np.ndarray[Any, Any], turned: bool) -> np.ndarray[Any, Any]:
-    """An Operand as (batch, rows, columns), in the bits that the chip takes."""
-    block = _view(o.view)
-    found = interpret(list(block.results), {block.arguments[0]: array.reshape(o.shape)})[0]
-    if turned:
-        found = found.transpose(0, 2, 1)
-    if o.role == HELD:
-        found = found[:, :1]
-    if found.dtype.itemsize == 2:
-        found = np.ascontiguousarray(found).view(np.uint16)
-    if o.role in (HELD, FULL) and found.dtype == np.bool_:
-        raise InternalError("npu kernel", f"bools for {o.role}")
-    return found
-
-
 @functools.lru_cache(maxsize=512)
 def _view(text: str) -> Any:
     return parse_block(text)
 
 
-@functools.lru_cache(maxsize=512)
-def kernel_of(chip: str, work: str) -> ArrayKernel:
-    """The Kernel of a work, as text, on a chip, as text."""
-    return ArrayKernel(parameters_of(chip), ArrayWork.of_text(work))
+@functools.lru_cache(maxsize=2048)
+def kernel_of(chip: str, work: str, symbols: tuple[tuple[str, int], ...] = ()) -> ArrayKernel:
+    """The Kernel of a work, as text, on a chip, as text, with its Symbols bound."""
+    made = ArrayWork.of_text(work)
+    known = dict(symbols)
+    return ArrayKernel(parameters_of(chip), made.bound(known) if symbols else made, known)
 
 
 __all__ = ["LEVELS", "ArrayKernel", "kernel_of"]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from ...core.errors import UserError
 from ...core.target import Target
 from ...runtime.language import LANGUAGES, Language, ProgramText
+from ...tile.array import ArrayWork
 from ...tile.build import Body
 from .kernel import kernel_of
 
@@ -33,15 +34,17 @@ def words(text: str, target: Target) -> str:
     first, _, _ = text.partition("\n")
     if not first.startswith(MARK):
         return ""
-    return kernel_of(target.chip, first.removeprefix(MARK)).listing()
+    work = ArrayWork.of_text(first.removeprefix(MARK)).at_most()
+    return kernel_of(target.chip, work.to_text()).listing()
 
 
 def costs(body: Body, target: Target) -> Mapping[str, float]:
-    """Cycles, multiplications, seconds and energy of a launch, by closed forms."""
+    """Cycles, multiplications, seconds and energy of a launch, Symbols at their bounds, by closed
+    forms."""
     work = body.notes.get("array", "")
     if not work:
         return {}
-    kernel = kernel_of(target.chip, work)
+    kernel = kernel_of(target.chip, ArrayWork.of_text(work).at_most().to_text())
     found = kernel.counters
     return {
         "cycles": found.cycles,

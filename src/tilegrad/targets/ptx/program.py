@@ -12,8 +12,8 @@ from typing import Any
 
 from ...core.dtype import DType, dtype_of
 from ...core.errors import InternalError
+from ...ir.literal import read_size, size_text
 from ...ir.symbol import Size
-from ...runtime.recipe import read_size, size_text
 
 
 @dataclass(frozen=True)
