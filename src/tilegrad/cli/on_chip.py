@@ -9,17 +9,22 @@ from typing import Any
 
 import typer
 
+CHIPS = "npu"  # the kind of device that chips under design are
+
 
 def on_chip(device: str | None, chip: str | None, dtype: str | None) -> dict[str, Any]:
     """What a chip changes of how a model is opened: its device, int8, floats of 32 bits beside."""
-    npu = device is not None and device.split(":")[0] == "npu"
-    if chip is None and not npu:
+    if device is None and chip is None:
         return {}
-    if chip is not None and device not in (None, "npu"):
-        raise typer.BadParameter("--chip is for --device npu")
-    from ..tensor.convert import device as named
+    from ..runtime.device import KINDS, device_name
 
-    where = named("npu", chip=chip) if chip is not None else named(device)
+    kind = CHIPS if device is None else device_name(device, "run").partition(":")[0]
+    opener: Any = KINDS.get(kind)
+    if not hasattr(opener, "open_chip"):
+        if chip is not None:
+            raise typer.BadParameter(f"--chip is for --device {CHIPS}")
+        return {}
+    where = device_name(device or CHIPS) if chip is None else opener.open_chip(chip)
     return {"device": where, "quantise": "int8", "dtype": dtype or "float32"}
 
 
