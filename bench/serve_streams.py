@@ -212,10 +212,12 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--no-prepare", action="store_true", help="compile as it goes")
     parser.add_argument("--out", type=Path, help="where the record goes")
     given = parser.parse_args()
     words = ["serve", given.model, "--port", "0", "--requests", str(given.streams)]
     words += ["--context", str(given.context), "--determinism", "invariant"]
+    words += ["--no-prepare"] * given.no_prepare
     command = [sys.executable, "-m", "tilegrad.cli.main", *words]
     begun = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

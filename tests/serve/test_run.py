@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,21 @@ def test_requests_that_do_not_end_are_ended(tiny_path):
         for one in many:
             status, data = one.result(LONG)
             assert status == 503 and b"shutting down" in data
+
+
+def test_a_second_signal_does_not_wait(tiny_path):
+    """With a minute to drain, requests that never end are ended at once when somebody insists."""
+    server = scripted_process(tiny_path, 60)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        many = [pool.submit(server.chat, "STUCK") for _ in range(2)]
+        concurrent.futures.wait(many, timeout=0.5)
+        server.process.send_signal(signal.SIGINT)
+        begun = time.monotonic()
+        concurrent.futures.wait(many, timeout=0.3)
+        assert not any(one.done() for one in many), "the first signal waits"
+        code, _, errors = server.end(signal.SIGINT)
+        assert code == 0 and "Traceback" not in errors and time.monotonic() - begun < 50
+        assert all(one.result(LONG)[0] == 503 for one in many)
 
 
 def run_command(*words, **environment):

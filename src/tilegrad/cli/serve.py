@@ -137,7 +137,7 @@ def serve(
             return serve_replicas(settings, replicas, ray, ray_address)
         asyncio.run(
             run_server(
-                settings, tell=bars.stage, listening=said.listens, ready=said.ready, said=status
+                settings, tell=said.stage, listening=said.listens, ready=said.ready, said=status
             )
         )
     status("the server has ended")
@@ -148,6 +148,11 @@ class Said:
 
     def __init__(self, settings: Any, bars: Bars) -> None:
         self.settings, self.bars = settings, bars
+
+    def stage(self, name: str, done: float, total: float) -> None:
+        """How far opening the model is."""
+        note = "compiled once, kept for later starts" if name == "prepare" else ""
+        self.bars.stage(name, done, total, note)
 
     def listens(self, port: int) -> None:
         """The port is ours."""

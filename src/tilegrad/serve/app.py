@@ -177,6 +177,8 @@ async def live(request: web.Request) -> web.StreamResponse:
     server = request.app[SERVER]
     now = time.perf_counter()
     counts, facts = server.metrics.now, server.model.facts
+    ongoing = list(server.engine.live.values())
+    running = sum(bool(one.started) for one in ongoing)  # the engine's own count is a step old
     requests = [
         {
             "id": one.id,
@@ -185,7 +187,7 @@ async def live(request: web.Request) -> web.StreamResponse:
             "seconds": round(now - one.begun, 3),
             "state": "running" if one.started else "waiting",
         }
-        for one in list(server.engine.live.values())[:256]
+        for one in ongoing[:256]
     ]
     return web.json_response(
         {
@@ -196,8 +198,8 @@ async def live(request: web.Request) -> web.StreamResponse:
             "determinism": facts.get("determinism"),
             "context": server.model.context,
             "seconds": time.time() - server.metrics.begun,
-            "running": counts.get("running", 0),
-            "waiting": counts.get("waiting", 0),
+            "running": running,
+            "waiting": len(ongoing) - running,
             "most_running": server.model.requests,
             "tokens_per_second": round(server.metrics.rate, 2),
             "prompt_tokens": server.metrics.prompt_tokens,

@@ -66,6 +66,8 @@ class Events:
                 self.first.set_result(None)
             return
         transport = self.transport
+        if transport.is_closing():  # the client has left; whoever waits for it hears that soon
+            return
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
         if transport.get_write_buffer_size() > self.limits.slow and not self.cut:
             self.cut = True  # nobody reads
