@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from lora_folder import pairs, write_adapter
 from test_cuda import cuda  # noqa: F401  (a fixture)
+from test_speculative import Oracle
 
 import tilegrad as tg
 from tilegrad.core.target import H200
@@ -102,3 +103,15 @@ def test_adapters_on_a_gpu(small_gpu, tmp_path) -> None:
     assert found["cuda"] == found["cpu"]
     plain = produced(engine)
     assert plain["c"] == found["cpu"]["c"] and plain["a"] != found["cpu"]["a"]
+
+
+def test_guesses_on_a_gpu(small_gpu) -> None:
+    """Rows of one slot in a step see each other's keys: answers are those without guesses."""
+    sizes = {"requests": 2, "context": 48, "page": 16, "chunk": 4}
+    wanted = produced(Engine(made("cpu"), device="cpu", **sizes))
+    proposer = Oracle(dict(wanted), 2)
+    engine = Engine(made("cuda"), device="cuda", proposer=proposer, guesses=2, **sizes)
+    assert not engine.overlaps
+    assert produced(engine) == wanted
+    speculation = engine.speculation
+    assert speculation is not None and 0 < speculation.true < speculation.guessed
