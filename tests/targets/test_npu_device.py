@@ -163,6 +163,16 @@ def test_chips_by_file(tmp_path: Path) -> None:
         target_for("npu:99")
 
 
+def test_a_chip_of_floats_leaves_products_to_the_host() -> None:
+    x = tg.zeros((4, 8), dtype=tg.bfloat16)
+    found = tg.placement(
+        lambda x: x.to(tg.float32) @ x.to(tg.float32).mT,
+        x,
+        device=tg.device("npu", chip="tpu-like"),
+    )
+    assert "adds floats in an order of its own" in next(iter(found.reasons()))
+
+
 def test_what_does_not_fit_is_told() -> None:
     """A chip whose program memory holds no result of a long product leaves it to the host."""
     tiny = small(program_words=16)

@@ -49,6 +49,8 @@ def takes_product(node: Node, target: Target) -> str:
     if kinds != unit.inputs:
         names = " by ".join(k.name for k in kinds)
         return f"multiplies {' by '.join(k.name for k in unit.inputs)}, not {names}"
+    if unit.accumulator.is_float:  # values must not depend on who computes them
+        return "adds floats in an order of its own, which no kernel of the host has yet"
     if node.dtype is not unit.accumulator:
         return f"sums are {unit.accumulator.name}, not {node.dtype.name}"
     if not high(product(node.shape)) or not all(high(product(i.shape)) for i in node.inputs):
