@@ -353,7 +353,6 @@ def _units(
 
 MMA, WGMMA = _units("mma", _WARP, "register", 32), _units("wgmma", _WARPGROUP, "shared", 128)
 _GPU_LIMITS = {
-    "step_rows": 128,  # of a tile of a product: fewer of the last one take as long as all
     "page_tokens": 32,  # of a paged cache: what is past a request's last token is read in vain
     "step_tokens": 2048,  # of a step that has prompts in it; more are no quicker
     "threads_per_warp": 32,

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 END = 1 << 62
-DECODE = ((8, 1), (64, 8))  # up to so many rows, in such steps; then multiples of what suits
+DECODE = ((8, 1), (64, 8), (128, 16), (256, 32), (END, 64))  # up to so many rows, in such steps
 PROMPTS = ((8, 1), (128, 8), (512, 32), (2048, 64), (END, 512))  # tokens of a step with prompts
 ROWS = (8, 64)  # of a step with prompts: rows cost less there, their logits alone
 
@@ -25,11 +25,9 @@ def sizes_up_to(most: int, parts: Sequence[tuple[int, int]]) -> list[int]:
     return found[1:]
 
 
-def decode_sizes(requests: int, unit: int) -> list[int]:
-    """Rows of decode steps: where there are many, multiples of a unit."""
-    few = sizes_up_to(requests, DECODE)
-    many = range(-(-(few[-1] + 1) // unit) * unit, requests, unit)
-    return [*few, *many, *([requests] if requests > few[-1] else [])]
+def decode_sizes(requests: int) -> list[int]:
+    """Rows of decode steps."""
+    return sizes_up_to(requests, DECODE)
 
 
 def verify_sizes(requests: int, guesses: int) -> list[int]:

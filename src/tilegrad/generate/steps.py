@@ -27,7 +27,6 @@ from ..ir.node import located
 from ..ir.symbol import symbol
 from ..models.decoder.model import Decoder
 from ..runtime.buffer import POOL
-from ..runtime.limits import limits_of
 from ..runtime.prepared import telling
 from ..tensor.bound import Bound, Pending
 from ..tensor.creation import tensor
@@ -196,7 +195,7 @@ class Steps:
     def _decode_sizes(self, variant: Variant) -> list[int]:
         if variant in self._served[1:]:
             return powers_up_to(self.nobody)
-        return decode_sizes(self.nobody, limits_of(self.cache.device).rows)
+        return decode_sizes(self.nobody)
 
     def _bind_decode(self, size: int, variant: Variant, most: int) -> Bound:
         key = ("decode", size, variant, len(self._decoding.get((size, variant), ())))

@@ -17,11 +17,9 @@ class Limits:
 
     page: int  # tokens of a page of a cache
     chunk: int  # tokens of a step that has prompts in it; more are no quicker
-    rows: int = 16  # what many rows of a product are best a multiple of
 
 
 def limits_of(device: str | Target) -> Limits:
     """The Limits of a device, or of a machine that is not here."""
     found = (device if isinstance(device, Target) else target_for(device)).limits
-    sizes = (found.get("page_tokens", 64), found.get("step_tokens", 512))
-    return Limits(*sizes, found.get("step_rows", Limits.rows))
+    return Limits(found.get("page_tokens", 64), found.get("step_tokens", 512))
