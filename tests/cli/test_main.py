@@ -83,7 +83,7 @@ def test_an_error_ends_with_its_message(
     def fail(prog_name: str) -> None:
         raise UserError("no", op="demo", expected="this", got="that")
 
-    monkeypatch.setattr(main, "app", fail)
+    monkeypatch.setattr(main, "chosen", lambda words: fail)
     with pytest.raises(SystemExit) as stop:
         main.main()
     assert stop.value.code == 1
