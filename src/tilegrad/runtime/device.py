@@ -283,7 +283,8 @@ def device_name(device: Any, op: str = "device") -> str:
         raise UserError(
             "no such device",
             op=op,
-            expected=", ".join(f'"{name}"' for name in KINDS.names()) + ' or "cuda:<number>"',
+            expected=", ".join(f'"{name}"' for name in sorted(KINDS.names()))
+            + ' or "cuda:<number>"',
             got=repr(device),
             hint="`tilegrad doctor` shows what this machine has",
         )

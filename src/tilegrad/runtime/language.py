@@ -44,11 +44,11 @@ class Language:
     listings: Mapping[str, Callable[[str, Target], str]] = field(
         default_factory=dict
     )  # what `explain` shows of a text, by name
+    passes: Sequence[Pass] = ()  # over Bodies (compiler/pipeline.py, TILES), after the page's own
     # What a launch costs by the Language's own count, by name; {} where it counts none.
     costs: Callable[[Body, Target], Mapping[str, float]] | None = None
     # About how long an array takes for a work (`tile/array.py`) as text, or why it cannot do it.
     seconds: Callable[[str, Target], float | str] | None = None
-    passes: Sequence[Pass] = ()  # over Bodies (compiler/pipeline.py, TILES), after the page's own
 
 
 LANGUAGES: Registry[Language] = Registry(
