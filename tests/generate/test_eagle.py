@@ -160,7 +160,7 @@ def engine_of(model: Decoder, proposer: Any = None, **how: Any) -> Engine:
 
 def asked() -> list[Request]:
     ways = [None, Sampling(temperature=0.8, seed=3), None, Sampling(logprobs=2)]
-    return [Request(i, prompt(5 + 9 * i), ways[i], max_tokens=18) for i in range(4)]
+    return [Request(i, prompt(5 + 9 * i), ways[i], max_tokens=12) for i in range(4)]
 
 
 def test_guesses_are_those_of_a_plain_walk(tmp_path: Path) -> None:
