@@ -294,7 +294,8 @@ def test_steps_of_single_tokens_on_a_cpu() -> None:
 
     run.step = tg.jit(body, dynamic=DYNAMIC)
     for batch in ([(0, 1), (1, 1)], [(1, 1), (0, 1), (2, 1)], [(2, 1)]):
-        run.agree(batch)
+        run.agree(batch)  # with the reference, or it raises
+    assert run.step.traces == 1
 
 
 def test_a_cache_of_8_bits() -> None:

@@ -624,7 +624,8 @@ def test_a_replica_that_never_serves_is_given_up(
     async def work() -> None:
         group = Processes([settings])
         await group.start()
-        await group.given_up.wait()
+        await asyncio.wait_for(group.given_up.wait(), 60)
+        assert group.given_up.is_set()
         await group.close()
 
     run(work())

@@ -5,7 +5,8 @@ machine is. Static Targets for cross compiling stand at the end; the Target of t
 found by `targets/llvm/target.py`, that of a GPU in it by `targets/ptx/target.py`.
 
 Invariant: a Target never changes and equals every Target with the same facts; `key` is the same
-in every process and on every machine; `from_text(to_text(t)) == t`.
+in every process and on every machine; `from_text(to_text(t)) == t`. Half of the file is tables of
+facts.
 """
 
 from __future__ import annotations

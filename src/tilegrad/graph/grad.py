@@ -4,7 +4,8 @@
 none flows. For a Node that gives a tuple the cotangent is a list with an entry per item.
 Elementwise rows come from `partial`, movement and reductions from `transpose`, control is
 here. `no_derivative` marks ops through which nothing flows. Invariant: rules build ordinary
-Nodes and copy every Block they reuse, so results can be differentiated and verified again.
+Nodes and copy every Block they reuse, so results can be differentiated and verified again. The
+file is long because it is one table: a rule for each op.
 
 The derivative of a scan is a scan the other way. It reads the carries that entered each step
 from a second forward scan that also gives them out; `share_scans` makes the two one.

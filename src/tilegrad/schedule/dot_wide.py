@@ -4,7 +4,8 @@ Operands must lie as matrices whose rows are a multiple of 16 bytes and start at
 start, in a dtype that the Target's matrix units take: those that run beside the threads, else
 those of a warp; what the group computes of the products is evaluated on pieces of the accumulator.
 Everything else takes the plain tiled matmul of `dot_threads`. Invariant: the result is that of
-`dot_threads`, up to the order of sums.
+`dot_threads`, up to the order of sums. The file is long because it is one
+lowering: from operands to the hole of the kernel's epilogue, each step used by the next.
 """
 
 from __future__ import annotations
