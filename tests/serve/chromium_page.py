@@ -31,6 +31,10 @@ def browser_path() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
+class Refused(AssertionError):
+    """The browser did not do a command: it is wrong, or the page went away meanwhile."""
+
+
 class Chromium:
     """A context in which a browser runs."""
 
@@ -102,7 +106,8 @@ class Chromium:
             json.dumps({"id": number, "method": method, "params": params or {}})
         )
         found = await asyncio.wait_for(future, LONG)
-        assert "error" not in found, found
+        if "error" in found:
+            raise Refused(found["error"])
         return found["result"]
 
     # ---- what tests do ------------------------------------------------------------------------
@@ -113,8 +118,15 @@ class Chromium:
 
     def open(self, url: str) -> None:
         """Load a page."""
+        self.run("window.leaving = true")
         self.send("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.until("!window.leaving && document.readyState === 'complete'")
+
+    def reload(self) -> None:
+        """Load the page again."""
+        self.run("window.leaving = true")
+        self.send("Page.reload")
+        self.until("!window.leaving && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
         """The value of an expression, awaited if it is a promise."""
@@ -125,11 +137,19 @@ class Chromium:
         return found["result"].get("value")
 
     def until(self, script: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true; it is not where it fails, or while pages change."""
         end = time.monotonic() + LONG
-        while not self.run(script):
+        while not self._holds(
+            f"(() => {{ try {{ return {script} }} catch {{ return false }} }})()"
+        ):
             assert time.monotonic() < end, f"never true: {script}"
             time.sleep(0.03)
+
+    def _holds(self, script: str) -> bool:
+        try:
+            return bool(self.run(script))
+        except Refused:
+            return False
 
     def key(self, name: str, text: str = "", modifiers: int = 0) -> None:
         """Press a key."""

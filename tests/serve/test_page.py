@@ -196,6 +196,16 @@ def press(page: Chromium, words: str, where: str = "document") -> None:
     )
 
 
+def done(page: Chromium) -> None:
+    """Close the settings. The browser says `close` later than the press: wait for it."""
+    page.run(
+        "window.closed_settings = false; document.getElementById('settings')"
+        ".addEventListener('close', () => { window.closed_settings = true }, { once: true })"
+    )
+    press(page, "Done")
+    page.until("window.closed_settings")
+
+
 def test_a_conversation(page: Chromium) -> None:
     say(page, "SAY **Hi** <img src=x onerror=alert(1)> `a`")
     assert texts(page)[1] == "Hi <img src=x onerror=alert(1)> a"
@@ -209,9 +219,9 @@ def test_a_conversation(page: Chromium) -> None:
     assert sent == 4 and texts(page)[3] == "two"
     assert not page.troubles(), page.troubles()
     # It is there again after a reload, and the title is of the first message.
-    page.run("location.reload()")
+    page.reload()
     page.until("document.querySelectorAll('.message').length === 4")
-    assert "SAY Hi" in page.run("document.querySelector('.chat.current').innerText")
+    page.until("document.querySelector('.chat.current').innerText.includes('SAY Hi')")
 
 
 def test_edit_and_retry(page: Chromium) -> None:
@@ -246,14 +256,14 @@ def test_settings_go_with_the_request(page: Chromium) -> None:
     page.run("document.getElementById('open-settings').click()")
     for name, value in {"system": "SAY told", "max_tokens": "3", "temperature": "0"}.items():
         page.run(f"document.getElementById('set-{name}').value = '{value}'")
-    press(page, "Done")
+    done(page)
     say(page, "hello")
     assert texts(page)[1] == "tol"
     kept = json.loads(page.run("localStorage.getItem('tilegrad.settings.1')"))
     assert kept == {"system": "SAY told", "max_tokens": 3, "temperature": 0}
     page.run("document.getElementById('open-settings').click()")
     page.run("document.getElementById('set-theme').value = 'dark'")
-    press(page, "Done")
+    done(page)
     page.until("getComputedStyle(document.body).backgroundColor === 'rgb(18, 20, 23)'")
 
 
@@ -270,8 +280,8 @@ def test_the_live_view(page: Chromium) -> None:
     page.key("Enter")
     page.run("document.getElementById('tab-live').click()")
     page.until("document.querySelector('#requests .running') !== null")
-    assert page.run("document.querySelector('#gauge-running .value').textContent") == "1"
-    assert "tiny" in page.run("document.getElementById('live-note').textContent")
+    page.until("document.querySelector('#gauge-running .value').textContent === '1'")
+    page.until("document.getElementById('live-note').textContent.includes('tiny')")
     page.until("document.querySelector('#gauge-step .value').textContent.endsWith('ms')")
     page.key("Escape")
     page.until("document.getElementById('requests').innerText.includes('Nothing')")
@@ -280,14 +290,14 @@ def test_the_live_view(page: Chromium) -> None:
 def test_a_phone_and_the_keyboard(page: Chromium) -> None:
     say(page, "SAY | a | b |")
     page.size(360, 640)
-    assert page.run("document.documentElement.scrollWidth") <= 360
+    page.until("window.innerWidth === 360 && document.documentElement.scrollWidth <= 360")
     hidden = "getComputedStyle(document.getElementById('side')).visibility"
     page.until(f"{hidden} === 'hidden'")
     page.run("document.getElementById('menu').click()")
     page.until(f"{hidden} === 'visible'")
     page.key("n", modifiers=1)  # Alt+N
     page.until("document.querySelectorAll('.message').length === 0")
-    assert page.run("document.activeElement.id") == "words"
+    page.until("document.activeElement.id === 'words'")
     page.until("document.querySelectorAll('.chat').length === 2")
 
 
@@ -298,6 +308,7 @@ def test_export_and_deletion(page: Chromium) -> None:
     )
     say(page, "SAY x")
     page.run("document.getElementById('export').click()")
+    page.until("window.saved.length === 2")
     assert page.run("window.saved") == ["SAY x.md", "SAY x.json"]
     page.run("document.querySelector('.chat .away').click()")
     page.until("document.querySelectorAll('.message').length === 0")
@@ -318,11 +329,11 @@ def test_a_server_that_wants_a_key(browser: Chromium, tiny_path: Path) -> None:
         assert texts(page)[1] == "with the browser's"
         page.run("document.getElementById('open-settings').click()")
         page.run("document.getElementById('set-key').value = 'wrong'")
-        press(page, "Done")
+        done(page)
         page.until("document.getElementById('notice').innerText.includes('asks for an API key')")
         press(page, "Enter key", "document.getElementById('notice')")
         page.run("document.getElementById('set-key').value = 'sesame'")
-        press(page, "Done")
+        done(page)
         page.until("document.getElementById('model').textContent === 'tiny'")
         say(page, "SAY with a key", answers=2)
         assert texts(page)[3] == "with a key"
