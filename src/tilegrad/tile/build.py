@@ -7,6 +7,7 @@ it is simplified before it exists. Invariant: every Node of the Body goes throug
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -316,6 +317,36 @@ class BodyBuilder:
 
     # ---- control --------------------------------------------------------------------------
 
+    def each(
+        self,
+        name: str,
+        lower: Size,
+        upper: Size,
+        step: int = 1,
+        carried: list[Node] | None = None,
+        unroll: int = 1,
+        bounds: tuple[int, int] | None = None,
+    ) -> Iterator[Size]:
+        """A loop as `for` writes it: gives the index, once. `carried` holds what one turn hands to
+        the next, and after the loop what the last one left. An empty or single trip is written
+        out."""
+        state = [] if carried is None else carried
+        bounds = (low(lower), max(low(lower), high(upper) - 1)) if bounds is None else bounds
+        if isinstance(lower, int) and isinstance(upper, int) and upper - lower <= step:
+            if lower < upper:
+                yield lower
+            return
+        start, stop, before = self.index(lower), self.index(upper), list(state)
+        index_argument = argument(name, Tile((), int64))
+        state[:] = [argument(f"{name}_carried{i}", c.type) for i, c in enumerate(before)]
+        with self.builder.block(name, (index_argument, *state)) as block:
+            yield self.atom(name, index_argument, *bounds)
+            block.results = tuple(state)
+            for r in block.results:
+                self.add(r)
+        node = self.add(ops.loop(start, stop, *before, blocks=(block,), step=step, unroll=unroll))
+        state[:] = [self.add(ops.get(node, index=i)) for i in range(len(before))]
+
     def loop(
         self,
         name: str,
@@ -327,23 +358,20 @@ class BodyBuilder:
         unroll: int = 1,
         bounds: tuple[int, int] | None = None,
     ) -> list[Node]:
-        """A loop; body(index, carried) -> carried. An empty or single trip is written out."""
-        bounds = (low(lower), max(low(lower), high(upper) - 1)) if bounds is None else bounds
-        if isinstance(lower, int) and isinstance(upper, int):
-            if upper <= lower:
-                return list(carried)
-            if upper - lower <= step:
-                return list(body(lower, list(carried)) or ())
-        start, stop = self.index(lower), self.index(upper)
-        index_argument = argument(name, Tile((), int64))
-        arguments = [argument(f"{name}_carried{i}", c.type) for i, c in enumerate(carried)]
-        with self.builder.block(name, (index_argument, *arguments)) as block:
-            index = self.atom(name, index_argument, *bounds)
-            block.results = tuple(body(index, list(arguments)) or ())
-            for r in block.results:
-                self.add(r)
-        node = self.add(ops.loop(start, stop, *carried, blocks=(block,), step=step, unroll=unroll))
-        return [self.add(ops.get(node, index=i)) for i in range(len(carried))]
+        """The same with a function: body(index, carried) -> carried."""
+        state = list(carried)
+        for index in self.each(name, lower, upper, step, state, unroll, bounds):
+            state[:] = body(index, list(state)) or ()
+        return state
+
+    @contextmanager
+    def when(self, condition: Node) -> Iterator[None]:
+        """What is written inside `with` runs where a condition holds."""
+        with self.builder.block("then") as block:
+            yield
+        with self.builder.block("otherwise") as other:
+            pass
+        self.add(ops.branch(condition, blocks=(block, other)))
 
     def branch(
         self,
