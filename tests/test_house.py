@@ -86,8 +86,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 class Source:
     """One file of the package."""
 
-    def __init__(self, path: Path) -> None:
-        self.name = path.relative_to(PACKAGE).as_posix()
+    def __init__(self, path: Path, root: Path = PACKAGE) -> None:
+        self.name = path.relative_to(root).as_posix()
         self.text = path.read_text()
         self.lines = self.text.splitlines()
         self.tree = ast.parse(self.text)
@@ -103,6 +103,8 @@ class Source:
 
 
 SOURCES = [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
+# The simulator of PTX, a package beside tilegrad: judged alike in size and words.
+SIMULATOR = [Source(p, PACKAGE.parent) for p in sorted((PACKAGE.parent / "ptxsim").glob("*.py"))]
 
 
 def report(broken: list[str]) -> None:
@@ -162,6 +164,24 @@ def test_targets_do_not_see_each_other() -> None:
             if isinstance(node, ast.ImportFrom) and node.level == 2 and node.module:
                 if node.module.split(".")[0] != own:
                     broken.append(f"{source.name}:{node.lineno} sees {node.module}")
+    report(broken)
+
+
+def test_the_simulator_is_beside() -> None:
+    """The simulator knows nothing of tilegrad, and only tests and benches know it."""
+    root = PACKAGE.parents[1]
+    shipped = [p for f in ("src/tilegrad", "examples") for p in sorted((root / f).rglob("*.py"))]
+    broken = []
+    for own, wanted in ((SIMULATOR, "tilegrad"), ([Source(p, root) for p in shipped], "ptxsim")):
+        for source in own:
+            for node in ast.walk(source.tree):
+                names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                if any(name.split(".")[0] == wanted for name in names):
+                    broken.append(f"{source.name}:{node.lineno} imports {wanted}")
+                if isinstance(node, ast.ImportFrom) and own is SIMULATOR and node.level > 1:
+                    broken.append(f"{source.name}:{node.lineno} leaves its package")
+    assert SIMULATOR and shipped
     report(broken)
 
 
@@ -317,7 +337,7 @@ def test_lines_fit() -> None:
     report(
         [
             f"{source.name}:{number} {len(line)} columns"
-            for source in SOURCES
+            for source in SOURCES + SIMULATOR
             for number, line in enumerate(source.lines, 1)
             if len(PRAGMA.sub("", line)) > COLUMNS
         ]
@@ -328,7 +348,7 @@ def test_long_files_say_why() -> None:
     report(
         [
             f"{source.name} {len(source.lines)} lines"
-            for source in SOURCES
+            for source in SOURCES + SIMULATOR
             if len(source.lines) > FILE_LINES
             and source.parts[-1] != "__init__.py"
             and not LONG_SAYS_WHY.search(" ".join(source.docstring.split()))
@@ -345,7 +365,7 @@ def length(function: Function) -> int:
 
 def test_long_functions_are_named() -> None:
     broken = []
-    for source in SOURCES:
+    for source in SOURCES + SIMULATOR:
         for function in source.functions():
             lines = length(function)
             named = re.search(rf"\b{re.escape(function.name)}\b", source.docstring)
@@ -365,7 +385,7 @@ def test_most_files_and_functions_are_short() -> None:
 
 
 def test_modules_say_what_they_are_for() -> None:
-    report([source.name for source in SOURCES if not source.docstring])
+    report([source.name for source in SOURCES + SIMULATOR if not source.docstring])
 
 
 def public(source: Source) -> Iterator[tuple[str, Function]]:
@@ -388,7 +408,7 @@ def decorated(function: Function, *names: str) -> bool:
 
 def test_public_functions_are_typed() -> None:
     broken = []
-    for source in SOURCES:
+    for source in SOURCES + SIMULATOR:
         for name, function in public(source):
             given = function.args
             bare = [
@@ -408,7 +428,7 @@ def test_public_functions_have_a_docstring() -> None:
     report(
         [
             f"{source.name}:{function.lineno} {name}"
-            for source in SOURCES
+            for source in SOURCES + SIMULATOR
             for name, function in public(source)
             if not ast.get_docstring(function)
             and not decorated(function, "setter", "overload")
@@ -421,7 +441,7 @@ def test_public_classes_have_a_docstring() -> None:
     report(
         [
             f"{source.name}:{node.lineno} {node.name}"
-            for source in SOURCES
+            for source in SOURCES + SIMULATOR
             for node in source.tree.body
             if isinstance(node, ast.ClassDef)
             and not node.name.startswith("_")
@@ -443,7 +463,7 @@ def names_in(source: Source) -> Iterator[tuple[str, int]]:
 
 def test_one_word_per_concept() -> None:
     broken = []
-    for source in SOURCES:
+    for source in SOURCES + SIMULATOR:
         for name, line in names_in(source):
             # PyTorch's name of an argument: scatter(dim, index, src), Transformer(src, tgt)
             theirs = {"src"} if source.folder in ("tensor", "nn") else set()

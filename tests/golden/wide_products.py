@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import mutants
 import numpy as np
+from simulator import simulate
 
+from ptxsim import SimulationError
 from tilegrad.core.dtype import DType, bfloat16, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.wide import Operands
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
-from tilegrad.targets.ptx.simulate_errors import SimulationError
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.finding import Finding

@@ -104,7 +104,7 @@ def commands(simulator: bool) -> list[tuple[str, list[str]]]:
         found.append(
             (
                 "simulator's tests",
-                [sys.executable, str(ROOT / "tests" / "targets" / "ptx_device.py")],
+                [sys.executable, str(ROOT / "tests" / "ptxsim" / "ptx_device.py")],
             )
         )
     return found

@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16, dtype_of, float16, float32
 from tilegrad.core.errors import InternalError
@@ -31,7 +32,6 @@ from tilegrad.kernels.attention.plan import candidates, choose
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body

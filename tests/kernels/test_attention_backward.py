@@ -20,6 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16, bool_, float16, float32, int32, uint32
 from tilegrad.core.errors import InternalError
@@ -38,7 +39,6 @@ from tilegrad.kernels.attention.backward import (
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.prove import check_body

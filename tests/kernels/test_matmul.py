@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "schedule"))
 
 from interpreted import run_interpreted
+from simulator import simulate
 from wide_products import (
     EARLY,
     LONE,
@@ -45,7 +46,6 @@ from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.emit_send import STORE
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body

@@ -16,6 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
+from simulator import simulate
 from wide_products import EARLY, LONE, NN, TN, TT, agree, break_all, errors, numbers, operands
 
 from tilegrad.core.dtype import float16, float32
@@ -25,7 +26,6 @@ from tilegrad.kernels.matmul.plan import choose
 from tilegrad.kernels.matmul.wide import Operands, WidePlan, in_ring, wide_matmul
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body

@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import InternalError
@@ -22,7 +23,6 @@ from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.wide import Operands, WidePlan
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body

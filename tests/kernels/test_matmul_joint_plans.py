@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from simulator import simulate
 
 from tilegrad.core.dtype import DType, bfloat16, float16, float32
 from tilegrad.core.errors import InternalError, UserError
@@ -22,7 +23,6 @@ from tilegrad.kernels.matmul.plan import choose, ranked, turn
 from tilegrad.kernels.matmul.wide import Operands, WidePlan, tile_counts
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile.placed import fill
 
 NN, TN = {"b_along_k": False}, {"a_along_k": False, "b_along_k": False}

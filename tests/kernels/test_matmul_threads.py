@@ -10,6 +10,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from simulator import simulate
 
 import tilegrad as tg
 from tilegrad import kernel, tile
@@ -26,7 +27,6 @@ from tilegrad.kernels.matmul.wide import Operands
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret, placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body

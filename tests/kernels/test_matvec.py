@@ -7,6 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.target import A100, H200
@@ -15,7 +16,6 @@ from tilegrad.kernels.matmul.matvec import LINE, Matvec, MatvecPlan, choose, why
 from tilegrad.kernels.matmul.wide import Operands
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile.build import Body
 from tilegrad.tile.interpret import run
 from tilegrad.tile.placed import PlacedBuilder

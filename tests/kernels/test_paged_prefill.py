@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulator import simulate
 from test_paged_attention import ROUNDING, Step, make_step, shape
 
 from tilegrad.compiler.pipeline import fitted
@@ -22,7 +23,6 @@ from tilegrad.kernels.paged.prefill import choose, prefill, prefill_callee, why_
 from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.callee import parse_callee
 from tilegrad.tile.check import verify_body

@@ -18,7 +18,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from simulator import simulate
 
+from ptxsim import SimulationError
 from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import float8_e4m3, float16, float32
 from tilegrad.core.errors import InternalError
@@ -37,8 +39,6 @@ from tilegrad.kernels.paged.shape import (
 from tilegrad.kernels.paged.short import step_attend
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
-from tilegrad.targets.ptx.simulate_errors import SimulationError
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
 from tilegrad.tile.callee import parse_callee

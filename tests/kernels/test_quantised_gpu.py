@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from quantised_rows import decode_bound, random_rows
+from simulator import simulate
 
 from tilegrad.compiler.pipeline import fitted
 from tilegrad.core import format as formats
@@ -33,7 +34,6 @@ from tilegrad.kernels.quantised.gpu_take import take
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile.build import Body
 from tilegrad.tile.callee import parse_callee
 from tilegrad.tile.check import verify_body

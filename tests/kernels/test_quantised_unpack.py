@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from simulator import simulate
 
 from tilegrad.core import format as formats
 from tilegrad.core.dtype import bfloat16, float32
@@ -14,7 +15,6 @@ from tilegrad.kernels.quantised.gpu_take import unpack
 from tilegrad.kernels.quantised.shape import QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.interpret import run
 from tilegrad.tile.prove import check_body

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from interpreted import run_interpreted
 from judge import compare
+from simulator import simulate
 
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core import dtype as dtypes
@@ -30,7 +31,6 @@ from tilegrad.schedule.threads import rows as thread_rows
 from tilegrad.schedule.threads import stream
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import walk
 

@@ -13,6 +13,7 @@ import interpreted
 import numpy as np
 import pytest
 from judge import compare
+from simulator import simulate
 
 from tilegrad.core.dtype import BY_NUMPY
 from tilegrad.core.errors import Site
@@ -24,7 +25,6 @@ from tilegrad.ir.symbol import evaluate
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body, body_sites
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from simulator import simulate
 
 from tilegrad.core.dtype import DType, bfloat16, float32, int32, int64
 from tilegrad.core.target import H200
 from tilegrad.ir.types import Memory
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret, placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import PlacedBuilder

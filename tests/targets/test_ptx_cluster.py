@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from simulator import simulate
 
+from ptxsim.errors import (
+    BarrierError,
+    DeadlockError,
+    RaceError,
+    SimulationError,
+    UninitialisedError,
+)
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
@@ -23,14 +31,6 @@ from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.emit_send import STORE
 from tilegrad.targets.ptx.plan_cluster import ends_alone, waits_for_sends
-from tilegrad.targets.ptx.simulate import simulate
-from tilegrad.targets.ptx.simulate_errors import (
-    BarrierError,
-    DeadlockError,
-    RaceError,
-    SimulationError,
-    UninitialisedError,
-)
 from tilegrad.tile import ops
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import PlacedBuilder, fill

@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from simulator import simulate
 
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.dtype import DType
@@ -24,7 +25,6 @@ from tilegrad.core.errors import InternalError
 from tilegrad.targets.llvm import rules as llvm_rules
 from tilegrad.targets.ptx import division, rules
 from tilegrad.targets.ptx.program import Entry
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.targets.ptx.write import Writer
 from tilegrad.tile import numeric, ops
 

@@ -10,6 +10,7 @@ import gc
 import numpy as np
 import pytest
 from fake_cuda import FakeCuda
+from simulator import simulate
 
 import tilegrad as tg
 from tilegrad.compiler import compile as compiler
@@ -22,7 +23,6 @@ from tilegrad.runtime.language import LANGUAGES, Language, ProgramText
 from tilegrad.targets.ptx import cuda_api, driver
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.program import Entry
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tensor import dlpack, interop, placement
 from tilegrad.tile import interpret
 from tilegrad.tile.build import body_sites, body_symbols

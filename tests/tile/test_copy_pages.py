@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from simulator import simulate
 
 import tilegrad as tg
 from tilegrad import kernel, tile
@@ -12,7 +13,6 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.ir.types import Memory
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.interpret import run
 from tilegrad.tile.placed import PlacedBuilder

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from simulator import simulate
 
 import tilegrad as tg
 from tilegrad import kernel, tile
@@ -18,7 +19,6 @@ from tilegrad.core.target import A100, H100
 from tilegrad.ir.types import Array
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import INF, KTile, f16, f32
 from tilegrad.tile.plan import Plan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.errors import InternalError
@@ -11,7 +12,6 @@ from tilegrad.core.target import H200
 from tilegrad.ir.types import Memory
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.simulate import simulate
 from tilegrad.tile import interpret, ops, placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body

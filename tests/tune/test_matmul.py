@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import timing_functions
 from fake_cuda import ENCODER, FakeCuda
-from simulated import simulate
+from simulator import simulate
 from typer.testing import CliRunner
 
 from tilegrad.cli import main

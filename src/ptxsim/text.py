@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from .simulate_errors import TextError
+from .errors import TextError
 
 KINDS = {
     "pred": "pred",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .simulate_values import TYPES, Array
+from .values import TYPES, Array
 
 FORMATS = {"f32": (24, -149, 127), "f64": (53, -1074, 1023)}  # digits, least and greatest exponent
 

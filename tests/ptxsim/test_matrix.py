@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from ptx_text import run
 
-from tilegrad.targets.ptx.simulate import POLICIES
-from tilegrad.targets.ptx.simulate_errors import (
+from ptxsim import POLICIES
+from ptxsim.errors import (
     DivergenceError,
     MatrixFenceError,
     OutOfBoundsError,

@@ -18,20 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.errors import InternalError
-from .simulate_errors import (
+from .errors import (
     DependencyError,
     ExitedPeerError,
     PendingError,
     SimulationError,
     UninitialisedError,
 )
-from .simulate_text import Instruction
-from .simulate_values import LANES, RANK_STEP, Array, Mask, Run
+from .text import Instruction
+from .values import LANES, RANK_STEP, Array, Mask, Run
 
 if TYPE_CHECKING:
-    from .simulate_barrier import Named, Phases
-    from .simulate_memory import Space
+    from .barrier import Named, Phases
+    from .memory import Space
 
 AGENTS = 2048
 Clock = Array
@@ -351,7 +350,7 @@ class Warp:
                         step.instruction,
                         self.name,
                     )
-            if self.cluster.grid.entry.dependent and not self.depended:
+            if self.cluster.grid.launch.dependent and not self.depended:
                 raise DependencyError(
                     "exit before griddepcontrol.wait", step.instruction, self.name
                 )
@@ -365,7 +364,7 @@ class Cta:
         grid = cluster.grid
         self.cluster, self.rank, self.index = cluster, rank, index
         self.name = f"CTA {tuple(index)}"
-        self.threads = grid.entry.threads
+        self.threads = grid.launch.threads
         count = -(-self.threads // LANES)
         asked = int(grid.module.directives.get("maxnreg") or 255)  # else as many as fit
         self.first_limit = min(asked, 65536 // max(1, LANES * count) // 8 * 8)
@@ -416,9 +415,9 @@ class Cta:
             "%smid": (cluster.number * int(np.prod(grid.cluster)) + self.rank) % 132,
             "%nsmid": 132,
             "%is_explicit_cluster": int(np.prod(grid.cluster)) > 1,
-            "%dynamic_smem_size": grid.entry.shared_bytes,
-            "%total_smem_size": grid.entry.shared_bytes,
-            "%aggr_smem_size": grid.entry.shared_bytes,
+            "%dynamic_smem_size": grid.launch.shared_bytes,
+            "%total_smem_size": grid.launch.shared_bytes,
+            "%aggr_smem_size": grid.launch.shared_bytes,
         }
         if plain not in values:
             raise SimulationError(f"special register {name} is not known")
@@ -460,7 +459,7 @@ class Cluster:
     def agent(self, name: str) -> int:
         """A number for a new agent."""
         if len(self.agents) >= AGENTS - 1:
-            raise InternalError("ptx.simulate", f"more than {AGENTS} agents in a cluster")
+            raise SimulationError(f"more than {AGENTS} agents in a cluster")
         self.agents.append(name)
         return len(self.agents) - 1
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .simulate_barrier import nothing
-from .simulate_errors import BarrierError, RegisterPoolError, WarpgroupError
-from .simulate_machine import Waiting
-from .simulate_memory import fence_threads
-from .simulate_text import Instruction
-from .simulate_values import LANES, RANK_STEP, SHARED_WINDOW, Decoder, Mask, Run
-from .simulate_warp import whole
+from .barrier import nothing
+from .errors import BarrierError, RegisterPoolError, WarpgroupError
+from .machine import Waiting
+from .memory import fence_threads
+from .text import Instruction
+from .values import LANES, RANK_STEP, SHARED_WINDOW, Decoder, Mask, Run
+from .warp import whole
 
 if TYPE_CHECKING:
-    from .simulate_machine import Cluster, Warp
+    from .machine import Cluster, Warp
 
 
 class ClusterBarrier:

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .simulate_errors import (
+from .errors import (
     BarrierError,
     MisalignedError,
     ProxyFenceError,
     RaceError,
     TextError,
 )
-from .simulate_machine import AGENTS, Clock, Cta, Waiting
-from .simulate_memory import one_for_all, shared_of
-from .simulate_text import Instruction
-from .simulate_values import LANES, RANK_STEP, SHARED_WINDOW, Array, Decoder, Mask, Run
-from .simulate_warp import whole
+from .machine import AGENTS, Clock, Cta, Waiting
+from .memory import one_for_all, shared_of
+from .text import Instruction
+from .values import LANES, RANK_STEP, SHARED_WINDOW, Array, Decoder, Mask, Run
+from .warp import whole
 
 if TYPE_CHECKING:
-    from .simulate_machine import Warp
+    from .machine import Warp
 
 
 def nothing() -> Clock:

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .simulate_errors import (
+from .errors import (
     MatrixFenceError,
     PendingError,
     TextError,
     UninitialisedError,
     WarpgroupError,
 )
-from .simulate_machine import Engine, Waiting
-from .simulate_memory import Space, load, store
-from .simulate_text import Instruction, Module
-from .simulate_values import LANES, TYPES, Array, Decoder, Mask, Run
-from .simulate_warp import whole
+from .machine import Engine, Waiting
+from .memory import Space, load, store
+from .text import Instruction, Module
+from .values import LANES, TYPES, Array, Decoder, Mask, Run
+from .warp import whole
 
 if TYPE_CHECKING:
-    from .simulate_machine import Cluster, Cta, Warp
+    from .machine import Cluster, Cta, Warp
 
 SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 SPANS = {0: 0, 1: 128, 2: 64, 3: 32}  # bytes of a swizzle by its code in a descriptor

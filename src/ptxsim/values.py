@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .simulate_errors import TextError
-from .simulate_text import Instruction, Module, Operand
+from .errors import TextError
+from .text import Instruction, Module, Operand
 
 if TYPE_CHECKING:
-    from .simulate_machine import Waiting, Warp
+    from .machine import Waiting, Warp
 
 Array = np.ndarray[Any, Any]
 Mask = Array | None

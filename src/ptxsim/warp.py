@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .simulate_errors import DivergenceError
-from .simulate_text import Instruction
-from .simulate_values import LANES, Array, Decoder, Mask, Run
+from .errors import DivergenceError
+from .text import Instruction
+from .values import LANES, Array, Decoder, Mask, Run
 
 if TYPE_CHECKING:
-    from .simulate_machine import Warp
+    from .machine import Warp
 
 LANE = np.arange(LANES)
 

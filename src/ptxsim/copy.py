@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .simulate_barrier import lanes_of, phases_of
-from .simulate_errors import OutOfBoundsError, TextError
-from .simulate_machine import Waiting
-from .simulate_matrix import uniform, wait_engine
-from .simulate_memory import aligned, covering, depends, resolve
-from .simulate_text import Instruction
-from .simulate_values import RANK_STEP, Array, Decoder, Mask, Run
+from .barrier import lanes_of, phases_of
+from .errors import OutOfBoundsError, TextError
+from .machine import Waiting
+from .matrix import uniform, wait_engine
+from .memory import aligned, covering, depends, resolve
+from .text import Instruction
+from .values import RANK_STEP, Array, Decoder, Mask, Run
 
 if TYPE_CHECKING:
-    from .simulate_machine import Warp
+    from .machine import Warp
 
 
 def decode_cp_async(d: Decoder, i: Instruction) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilegrad.targets.ptx.program import Entry, TensorMap
-from tilegrad.targets.ptx.simulate import simulate
+from ptxsim import Launch, TensorMap, simulate
 
 PTXAS = shutil.which("ptxas")
 
@@ -44,10 +43,10 @@ def module(
     static: str = "",
     directives: str = "",
 ) -> str:
-    """A module with one entry: parameters are 'pointer', 'symbol' or 'map', named p0, p1..."""
+    """A module with one entry: parameters are 'pointer', 'value' or 'map', named p0, p1..."""
     kinds = {
         "pointer": ".param .u64 p{}",
-        "symbol": ".param .s64 p{}",
+        "value": ".param .s64 p{}",
         "map": ".param .align 64 .b8 p{}[128]",
     }
     listed = ",\n\t".join(kinds[kind].format(n) for n, kind in enumerate(parameters))
@@ -65,28 +64,27 @@ def run(
     arrays: Sequence[np.ndarray],
     *,
     threads: int = 32,
-    grid: Sequence[Any] = (1,),
+    grid: Sequence[int] = (1,),
     cluster: tuple[int, ...] = (),
     shared: int = 0,
     static: str = "",
     directives: str = "",
     maps: Sequence[TensorMap] = (),
-    symbols: Mapping[str, int] | None = None,
+    values: Sequence[int] = (),
     target: str = "sm_90a",
     dependent: bool = False,
     assembled: bool = True,
     **options: Any,
 ) -> None:
-    """Assemble and simulate a body: pointers p0.. first, then maps, then symbols by name."""
-    symbols = symbols or {}
+    """Assemble and simulate a body: pointers p0.. first, then maps, then values in order."""
     arguments = (
         *(("pointer", n) for n in range(len(arrays))),
         *(("map", m) for m in maps),
-        *(("symbol", name) for name in symbols),
+        *(("value", value) for value in values),
     )
     kinds = [kind for kind, _ in arguments]
     text = module(body, kinds, target=target, shared=shared, static=static, directives=directives)
     if assembled:
         assemble(text, target)
-    entry = Entry("kernel", arguments, tuple(grid), threads, shared, cluster, dependent)
-    simulate(text, entry, arrays, symbols, **options)
+    launch = Launch("kernel", arguments, tuple(grid), threads, shared, cluster, dependent)
+    simulate(text, launch, arrays, **options)

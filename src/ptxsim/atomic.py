@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .simulate_errors import UninitialisedError
-from .simulate_memory import aligned, covering, note_store, resolve, space_of, synchronise, width_of
-from .simulate_text import Instruction
-from .simulate_values import LANES, TYPES, Array, Decoder, Mask, Run
+from .errors import UninitialisedError
+from .memory import aligned, covering, note_store, resolve, space_of, synchronise, width_of
+from .text import Instruction
+from .values import LANES, TYPES, Array, Decoder, Mask, Run
 
 if TYPE_CHECKING:
-    from .simulate_machine import Warp
+    from .machine import Warp
 
 
 def _rmw(operation: str, dtype: np.dtype[Any]) -> Any:

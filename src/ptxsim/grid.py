@@ -1,6 +1,6 @@
-"""Run emitted PTX on the CPU: every CTA of a small grid, lanes in NumPy, faults reported.
+"""Run PTX on the CPU: every CTA of a small grid, lanes in NumPy, faults reported.
 
-The judge of the PTX target where there is no GPU: the same text that ptxas assembles is run by
+The judge of PTX where there is no GPU: the same text that ptxas assembles is run by
 its meaning, asynchronous copies and products included, and held to the rules of the machine:
 bounds, alignment, races, proxy fences, waits before use, whole warpgroups, barrier counts,
 deadlock. When asynchronous work lands and who runs next is a policy, so that tests can shake
@@ -12,62 +12,35 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ...ir.symbol import evaluate
-from . import (
-    simulate_async,
-    simulate_atomic,
-    simulate_barrier,
-    simulate_copy,
-    simulate_matrix,
-    simulate_memory,
-    simulate_order,
-    simulate_scalar,
-    simulate_warp,
-)
-from .program import Entry
-from .simulate_errors import DeadlockError, LimitError, SimulationError, TextError, TrapError
-from .simulate_machine import Cluster, Cta, Step, Waiting
-from .simulate_memory import Space
-from .simulate_text import Instruction, Module, parse
-from .simulate_values import (
+from .bulk import Map
+from .decode import decode, layout
+from .errors import DeadlockError, LimitError, SimulationError, TextError
+from .launch import Launch
+from .machine import Cluster, Cta
+from .matrix import unfinished
+from .memory import Space
+from .values import (
     GLOBAL,
     GLOBAL_STEP,
-    PARAMETER_START,
     SHARED_START,
     Array,
-    Decoder,
-    Run,
-    reads_and_writes,
 )
 
 POLICIES = ("round", "far", "random")
 ORDERED = {"volatile", "relaxed", "acquire", "release"}  # accesses that can order CTAs
 RESIDENT = 132  # CTAs that run at the same time
 SLICE = 20_000  # instructions of a cluster before the next gets a turn
-FAMILIES = (
-    simulate_scalar,
-    simulate_memory,
-    simulate_atomic,
-    simulate_warp,
-    simulate_barrier,
-    simulate_order,
-    simulate_matrix,
-    simulate_async,
-    simulate_copy,
-)
 
 
 def simulate(
     text: str,
-    entry: Entry,
+    launch: Launch,
     memories: Sequence[Array | int],
-    symbols: Mapping[str, int] = {},
     *,
     check: bool = True,
     limit: int = 20_000_000,
@@ -75,9 +48,9 @@ def simulate(
     seed: int = 0,
     constants: Sequence[int] | None = None,
 ) -> None:
-    """Run an entry over its grid, changing memories in place.
+    """Run a launch over its grid, changing memories in place.
 
-    `memories` are the Body's Memory parameters (an int is a pointer to nothing). `policy` is
+    `memories` are what the pointers point to (an int is a pointer to nothing). `policy` is
     'round' (warps in turn), 'far' (one warp as far as it can go, asynchronous work as late as
     possible) or 'random' with a seed. `limit` bounds the instructions of the whole run.
     `constants`, if given, numbers the memories that a dependent launch may read before its wait.
@@ -85,88 +58,14 @@ def simulate(
     if policy not in POLICIES:
         raise SimulationError(f"policy {policy!r} is not one of {', '.join(POLICIES)}")
     with np.errstate(all="ignore"):
-        grid = Grid(text, entry, memories, symbols, check, limit, policy, seed)
+        grid = Grid(text, launch, memories, check, limit, policy, seed)
         for number, space in enumerate(grid.memories):
             space.constant = constants is None or number in constants
         grid.run()
 
 
-def layout(module: Module, entry: Entry) -> tuple[dict[str, int], int]:
-    """Addresses of parameters and shared variables, and the end of shared memory."""
-    names = {p.name: PARAMETER_START + p.offset for p in module.parameters}
-    at = SHARED_START
-    for variable in module.shared:
-        if not variable.dynamic:
-            at = -(-at // variable.align) * variable.align
-            names[variable.name] = at
-            at += variable.bytes
-    dynamic = [v for v in module.shared if v.dynamic]
-    if dynamic:
-        align = max(v.align for v in dynamic)
-        at = -(-at // align) * align
-        names |= {v.name: at for v in dynamic}
-        at += entry.shared_bytes
-    elif entry.shared_bytes:
-        raise TextError(f"{entry.shared_bytes} bytes of dynamic shared memory, but none declared")
-    return names, at
-
-
-def control(instruction: Instruction) -> tuple[str, Any] | None:
-    """Branches and ends: the kind of step, and what it runs."""
-    name = instruction.words[0]
-    if name == "bra":
-        return "branch", None
-    if name in ("ret", "exit"):
-        return "exit", None
-    if name in ("trap", "brkpt"):
-
-        def trap(warp: Any, mask: Any) -> None:
-            raise TrapError("the program trapped")
-
-        return "", trap
-    if name == "nanosleep":
-        return "", lambda warp, mask: Waiting(lambda: True, str)  # gives the turn away
-    return None
-
-
-@lru_cache(maxsize=64)
-def decode(text: str, shared_bytes: int, entry: Entry) -> tuple[Module, tuple[Step, ...]]:
-    """The steps of a text, decoded once."""
-    module = parse(text)
-    names, _ = layout(module, entry)
-    decoder = Decoder(module, names)
-    steps = []
-    for instruction in module.code:
-        known = control(instruction)
-        run = None
-        try:
-            if known is None:
-                for family in FAMILIES:
-                    run = family.decode(decoder, instruction)
-                    if run is not None:
-                        break
-                else:
-                    raise TextError("this form is not simulated")
-        except SimulationError as error:
-            raise type(error)(error.message, instruction) from None
-        except (IndexError, KeyError, StopIteration) as error:
-            raise TextError(f"this form is not simulated ({error!r})", instruction) from None
-        kind, action = known or ("", cast(Run, run))
-        reads, writes = reads_and_writes(instruction)
-        steps.append(Step(instruction, action, reads, writes, kind))
-    end = Instruction(len(steps), 0, "end of the entry", "", "ret", ())
-    steps.append(Step(end, None, frozenset(), frozenset(), "exit"))  # type: ignore[arg-type]
-    watched = simulate_matrix.watched(module)
-    for step in steps:
-        if step.instruction.words[:1] != ["wgmma"]:
-            step.watched = (step.reads | step.writes) & watched
-        step.plain = not (step.kind or step.watched or step.instruction.guard)
-    return module, tuple(steps)
-
-
-def _three(values: Sequence[Any], symbols: Mapping[str, int]) -> tuple[int, int, int]:
-    found = [evaluate(v, symbols) for v in values]
-    x, y, z = [*found, 1, 1, 1][:3]
+def _three(values: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = [*values, 1, 1, 1][:3]
     return x, y, z
 
 
@@ -176,20 +75,18 @@ class Grid:
     def __init__(
         self,
         text: str,
-        entry: Entry,
+        launch: Launch,
         memories: Sequence[Array | int],
-        symbols: Mapping[str, int],
         check: bool,
         limit: int,
         policy: str,
         seed: int,
     ) -> None:
-        self.module, self.code = decode(text, entry.shared_bytes, entry)
-        self.entry, self.check, self.limit, self.policy = entry, check, limit, policy
-        self.symbols = dict(symbols)
+        self.module, self.code = decode(text, launch.shared_bytes)
+        self.launch, self.check, self.limit, self.policy = launch, check, limit, policy
         self.registers, self.slots = self.module.registers, self.module.slots
-        self.grid = _three(entry.grid, symbols)
-        self.cluster = _three(entry.cluster or (1,), symbols)
+        self.grid = _three(launch.grid)
+        self.cluster = _three(launch.cluster or (1,))
         self.random = np.random.default_rng(seed)
         self.steps = 0
         self.leader = seed if policy == "random" else 0  # which lane elect.sync chooses
@@ -217,12 +114,12 @@ class Grid:
         )
 
     def _parameters(self) -> Space:
-        """The bytes of the parameters, in the entry's order of arguments."""
-        given, wanted = self.entry.arguments, self.module.parameters
-        if len(given) != len(wanted) or self.module.entry != self.entry.name:
+        """The bytes of the parameters, in the order of arguments."""
+        given, wanted = self.launch.arguments, self.module.parameters
+        if len(given) != len(wanted) or self.module.entry != self.launch.name:
             raise TextError(
-                f"entry {self.module.entry} has {len(wanted)} parameters, the Entry "
-                f"{self.entry.name} names {len(given)}"
+                f"entry {self.module.entry} has {len(wanted)} parameters, the Launch "
+                f"{self.launch.name} names {len(given)}"
             )
         size = max((p.offset + p.bytes for p in wanted), default=0)
         data = np.zeros(size, np.uint8)
@@ -231,20 +128,16 @@ class Grid:
             if kind == "map":
                 if parameter.bytes != 128 or parameter.align < 64:
                     raise TextError(f"tensor map {parameter.name} is not 128 bytes aligned to 64")
-                self.maps[parameter.offset] = simulate_async.Map(value, self)
+                self.maps[parameter.offset] = Map(value, self)
                 continue
             if parameter.bytes != 8:
                 raise TextError(f"parameter {parameter.name} is {parameter.bytes} bytes, not 8")
-            number = (
-                GLOBAL + (int(value) << GLOBAL_STEP)
-                if kind == "pointer"
-                else int(self.symbols[value])
-            )
+            number = GLOBAL + (int(value) << GLOBAL_STEP) if kind == "pointer" else int(value)
             data[place] = np.array([number], np.int64).view(np.uint8)
         return Space("the parameters", data, writeable=False, check=self.check)
 
     def _check_launch(self) -> None:
-        threads = self.entry.threads
+        threads = self.launch.threads
         most = self.module.directives.get("maxntid") or self.module.directives.get("reqntid")
         if most and threads > math.prod(int(x) for x in most.split(",")):
             raise TextError(f"{threads} threads, but the entry allows {most}")
@@ -253,12 +146,12 @@ class Grid:
         if any(g % c for g, c in zip(self.grid, self.cluster)):
             raise TextError(f"grid {self.grid} is not made of clusters {self.cluster}")
         asked = self.module.directives.get("reqnctapercluster")
-        if asked and _three([int(x) for x in asked.split(",")], {}) != self.cluster:
+        if asked and _three([int(x) for x in asked.split(",")]) != self.cluster:
             raise TextError(f"cluster {self.cluster}, but the entry asks for {asked}")
 
     def shared_space(self, cta: Cta) -> Space:
         """Shared memory for a CTA."""
-        _, end = layout(self.module, self.entry)
+        _, end = layout(self.module, self.launch.shared_bytes)
         if end - SHARED_START > 232_448:
             raise TextError(f"{end - SHARED_START} bytes of shared memory, at most 232448")
         end = -(-end // 16) * 16
@@ -313,7 +206,7 @@ class Grid:
                     warp.loose = len(warp.groups) > 1
                 ready = [w for w in cluster.warps if w.loose and w.can_go()]
             if not ready and not cluster.queues:
-                simulate_matrix.unfinished(cluster)
+                unfinished(cluster)
                 if any(w.active for w in cluster.warps):
                     raise DeadlockError(f"deadlock: {cluster.stuck()}")
                 break

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from .simulate_errors import TextError
-from .simulate_rounding import directed
-from .simulate_text import Instruction
-from .simulate_values import (
+from .errors import TextError
+from .rounding import directed
+from .text import Instruction
+from .values import (
     BF16,
     FLOATS,
     LANES,
@@ -36,7 +36,7 @@ from .simulate_values import (
 )
 
 if TYPE_CHECKING:
-    from .simulate_machine import Warp
+    from .machine import Warp
 
 Function = Callable[..., Array]
 MODES = ("rn", "rz", "rm", "rp")

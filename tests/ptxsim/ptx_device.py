@@ -1,4 +1,4 @@
-"""The simulator's own tests on a GPU: `python tests/targets/ptx_device.py` where one is.
+"""The simulator's own tests on a GPU: `python tests/ptxsim/ptx_device.py` where one is.
 
 The hand-written kernels that obey the rules are launched instead of simulated, so the expected
 numbers in the tests, and with them the simulator, are judged by the hardware. Approximate
@@ -8,7 +8,7 @@ functions, which hardware does not round correctly, and faults on purpose are le
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ import numpy as np
 import ptx_text
 import pytest
 
+import ptxsim
+from tilegrad.core.dtype import BY_NUMPY
 from tilegrad.targets.ptx.driver import open_device
 from tilegrad.targets.ptx.prepare import Prepared
-from tilegrad.targets.ptx.program import Entry
+from tilegrad.targets.ptx.program import Entry, TensorMap
 
 HERE = Path(__file__).resolve().parent
 OBEYING = (
-    "test_ptx_simulate_scalar.py and not functions and not float_arithmetic",
+    "test_scalar.py and not functions and not float_arithmetic",
     "diverge_and_meet or branches_of_branches or grids_symbols or widths_and_vectors or atomics",
     "test_shuffles or votes_matches or reducing_barriers",
     "test_named_barriers and not wrongly",
@@ -40,18 +42,29 @@ OBEYING = (
 )
 
 
-def launch(
-    text: str,
-    entry: Entry,
-    memories: Sequence[np.ndarray],
-    symbols: Mapping[str, int] | None = None,
-    **_: Any,
-) -> None:
+def entry_of(launch: ptxsim.Launch) -> tuple[Entry, dict[str, int]]:
+    """What the driver needs for a launch: an Entry, and the values of its Symbols."""
+    arguments: list[tuple[str, Any]] = []
+    values = {}
+    for number, (kind, value) in enumerate(launch.arguments):
+        if kind == "map":
+            fields = value.sizes, value.strides, value.box, value.swizzle
+            value = TensorMap(value.memory, BY_NUMPY[value.dtype], *fields)
+        elif kind == "value":
+            values[f"p{number}"] = value
+            kind, value = "symbol", f"p{number}"
+        arguments.append((kind, value))
+    sizes = launch.grid, launch.threads, launch.shared_bytes, launch.cluster, launch.dependent
+    return Entry(launch.name, tuple(arguments), *sizes), values
+
+
+def run(text: str, launch: ptxsim.Launch, memories: Sequence[np.ndarray], **_: Any) -> None:
     """What `simulate` does, on the first GPU."""
     device = open_device(0)
+    entry, values = entry_of(launch)
     function = device.load(text).function(entry.name, entry.shared_bytes, entry.cluster)
     buffers = [device.upload(memory) for memory in memories]
-    prepared = Prepared(function, entry, dict(symbols or {}))
+    prepared = Prepared(function, entry, values)
     prepared.point([buffer.pointer for buffer in buffers])
     prepared.start()
     device.synchronize()
@@ -61,8 +74,8 @@ def launch(
 
 
 if __name__ == "__main__":
-    ptx_text.simulate = launch
+    ptx_text.simulate = run
     ptx_text.assemble = lambda text, target: None  # the driver does
     chosen = " or ".join(f"({one})" for one in OBEYING)
-    files = [str(path) for path in sorted(HERE.glob("test_ptx_simulate*.py"))]
+    files = [str(path) for path in sorted(HERE.glob("test_*.py"))]
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-k", chosen, *files]))

@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 from ptx_text import run
 
-from tilegrad.core import dtype as dtypes
-from tilegrad.targets.ptx.program import TensorMap
-from tilegrad.targets.ptx.simulate import POLICIES
-from tilegrad.targets.ptx.simulate_errors import (
+from ptxsim import POLICIES, TensorMap
+from ptxsim.errors import (
     BarrierError,
     DeadlockError,
     ExitedPeerError,
@@ -102,7 +100,7 @@ def test_tensor_loads(sizes: Any, box: Any, at: Any, swizzle: int) -> None:
     strides = tuple(s // 2 for s in x.strides)
     bytes_ = 2 * int(np.prod(box))
     y = np.zeros(bytes_ // 2, ml_dtypes.bfloat16)
-    map_ = TensorMap(0, dtypes.bfloat16, tuple(sizes), strides, tuple(box), swizzle)
+    map_ = TensorMap(0, np.dtype(ml_dtypes.bfloat16), tuple(sizes), strides, tuple(box), swizzle)
     body = loading(len(box), bytes_, at[::-1])
     run(body, [x, y], maps=[map_], shared=bytes_ + 64, threads=32)
     expected = np.zeros(bytes_ // 2, ml_dtypes.bfloat16)
@@ -119,7 +117,7 @@ def test_tensor_loads(sizes: Any, box: Any, at: Any, swizzle: int) -> None:
 def test_tensor_loads_used_wrongly() -> None:
     x = np.ones((64, 64), ml_dtypes.bfloat16)
     y = np.zeros(64 * 64, ml_dtypes.bfloat16)
-    map_ = TensorMap(0, dtypes.bfloat16, (64, 64), (64, 1), (64, 64), 128)
+    map_ = TensorMap(0, np.dtype(ml_dtypes.bfloat16), (64, 64), (64, 1), (64, 64), 128)
     body = loading(2, 8192, (0, 0), 64)
     options: dict[str, Any] = {"maps": [map_], "shared": 8192 + 64, "threads": 64}
     run(body, [x, y], **options)
@@ -146,7 +144,7 @@ def test_tensor_loads_used_wrongly() -> None:
         **options,
     )
     with pytest.raises(SimulationError, match="outside of memory 0"):
-        far = TensorMap(0, dtypes.bfloat16, (128, 64), (64, 1), (64, 64), 128)
+        far = TensorMap(0, np.dtype(ml_dtypes.bfloat16), (128, 64), (64, 1), (64, 64), 128)
         run(loading(2, 8192, (0, 64)), [x, y], **{**options, "maps": [far]})
     for bad in ({"box": (64, 32)}, {"strides": (60, 1)}, {"box": (512, 64)}):
         fields = {"sizes": (64, 64), "strides": (64, 1), "box": (64, 64), **bad}
@@ -154,7 +152,10 @@ def test_tensor_loads_used_wrongly() -> None:
             run(
                 body,
                 [x, y],
-                **{**options, "maps": [TensorMap(0, dtypes.bfloat16, swizzle=128, **fields)]},
+                **{
+                    **options,
+                    "maps": [TensorMap(0, np.dtype(ml_dtypes.bfloat16), swizzle=128, **fields)],
+                },
             )
 
 
@@ -190,7 +191,7 @@ $stored:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_tensor_stores(policy: str) -> None:
     y = np.zeros((24, 64), np.uint16)
-    map_ = TensorMap(0, dtypes.uint16, (24, 64), (64, 1), (16, 64), 128)
+    map_ = TensorMap(0, np.dtype(np.uint16), (24, 64), (64, 1), (16, 64), 128)
     run(STORING, [y], maps=[map_], shared=2048, threads=64, policy=policy)
     for tile in range(2):
         for thread in range(64):
@@ -206,7 +207,7 @@ def test_tensor_stores(policy: str) -> None:
 
 def test_tensor_stores_used_wrongly() -> None:
     y = np.zeros((24, 64), np.uint16)
-    map_ = TensorMap(0, dtypes.uint16, (24, 64), (64, 1), (16, 64), 128)
+    map_ = TensorMap(0, np.dtype(np.uint16), (24, 64), (64, 1), (16, 64), 128)
     wait = "\tcp.async.bulk.wait_group.read 0;\n"
     caught(
         STORING,
@@ -247,7 +248,7 @@ def test_tensor_stores_used_wrongly() -> None:
 def test_reducing_tensor_stores() -> None:
     y = np.arange(24 * 64, dtype=np.float32).reshape(24, 64)
     before = y.copy()
-    map_ = TensorMap(0, dtypes.float32, (24, 64), (64, 1), (16, 32), 0)
+    map_ = TensorMap(0, np.dtype(np.float32), (24, 64), (64, 1), (16, 32), 0)
     body = STORING.replace("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor")
     body = body.replace("::cta.bulk_group", "::cta.add.bulk_group")
     body = (
@@ -516,7 +517,7 @@ $drain:
 def test_clusters(policy: str) -> None:
     x = np.random.default_rng(2).integers(0, 65536, (16, 64), np.uint16)
     y = np.zeros((4, 16, 64), np.uint16)
-    maps = [TensorMap(0, dtypes.uint16, (16, 64), (64, 1), (8, 64), 0)]
+    maps = [TensorMap(0, np.dtype(np.uint16), (16, 64), (64, 1), (8, 64), 0)]
     body = CLUSTER.replace("%r4, %r20, 2048", "%r4, %r22, 2048").replace(
         "\tmov.u32 %r20, %cluster_ctarank;\n",
         "\tmov.u32 %r20, %cluster_ctarank;\n\tmov.u32 %r22, %ctaid.x;\n",
@@ -529,7 +530,7 @@ def test_clusters(policy: str) -> None:
 def test_clusters_used_wrongly() -> None:
     x = np.random.default_rng(2).integers(0, 65536, (16, 64), np.uint16)
     y = np.zeros((2, 16, 64), np.uint16)
-    maps = [TensorMap(0, dtypes.uint16, (16, 64), (64, 1), (8, 64), 0)]
+    maps = [TensorMap(0, np.dtype(np.uint16), (16, 64), (64, 1), (8, 64), 0)]
     options: dict[str, Any] = {
         "maps": maps,
         "threads": 32,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .simulate_errors import (
+from .errors import (
     BarrierError,
     DependencyError,
     ExitedPeerError,
@@ -24,8 +24,8 @@ from .simulate_errors import (
     TextError,
     UninitialisedError,
 )
-from .simulate_text import Instruction
-from .simulate_values import (
+from .text import Instruction
+from .values import (
     GLOBAL,
     GLOBAL_STEP,
     LANES,
@@ -41,7 +41,7 @@ from .simulate_values import (
 )
 
 if TYPE_CHECKING:
-    from .simulate_machine import Clock, Cluster, Warp
+    from .machine import Clock, Cluster, Warp
 
 UNFENCED = 2**31 - 1
 LANE = np.arange(LANES)
@@ -334,7 +334,7 @@ def one_for_all(warp: Warp, mask: Mask, what: str) -> None:
 def depends(warp: Warp, space: Space) -> None:
     """A read of memory that is not constant comes after griddepcontrol.wait."""
     if not (space.constant or warp.depended) and warp.cluster.check:
-        if warp.cluster.grid.entry.dependent:
+        if warp.cluster.grid.launch.dependent:
             raise DependencyError(f"{space.name} is read before griddepcontrol.wait")
 
 
@@ -397,7 +397,7 @@ def note_store(
 ) -> None:
     """Note a plain store of the warp."""
     grid = warp.cluster.grid
-    if warp.cluster.check and grid.entry.dependent and not space.shared and not warp.depended:
+    if warp.cluster.check and grid.launch.dependent and not space.shared and not warp.depended:
         raise DependencyError(f"{space.name} is written before griddepcontrol.wait")
     space.note_write(
         warp.cluster, index, warp.clock, warp.agent, int(warp.clock[warp.agent]), atomic=atomic

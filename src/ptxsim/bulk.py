@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.dtype import dtype_of
-from ...ir.symbol import evaluate
-from .program import TensorMap
-from .simulate_barrier import known_barrier, lanes_of, plain_address
-from .simulate_errors import (
+from .barrier import known_barrier, lanes_of, plain_address
+from .errors import (
     DependencyError,
     ExitedPeerError,
     MisalignedError,
@@ -27,9 +24,10 @@ from .simulate_errors import (
     TextError,
     UninitialisedError,
 )
-from .simulate_machine import Cta, Waiting
-from .simulate_matrix import wait_engine
-from .simulate_memory import (
+from .launch import TensorMap
+from .machine import Cta, Waiting
+from .matrix import wait_engine
+from .memory import (
     Space,
     aligned,
     covering,
@@ -38,8 +36,8 @@ from .simulate_memory import (
     resolve,
     touch_peer,
 )
-from .simulate_text import Instruction, Operand
-from .simulate_values import (
+from .text import Instruction, Operand
+from .values import (
     PARAMETER_START,
     PARAMETERS,
     RANK_STEP,
@@ -51,8 +49,8 @@ from .simulate_values import (
 )
 
 if TYPE_CHECKING:
-    from .simulate_barrier import Phases
-    from .simulate_machine import Warp
+    from .barrier import Phases
+    from .machine import Warp
 
 
 class Map:
@@ -60,12 +58,12 @@ class Map:
 
     def __init__(self, given: TensorMap, grid: Any) -> None:
         self.given = given
-        self.space: Space = grid.memories[given.parameter]
-        self.sizes = [evaluate(s, grid.symbols) for s in given.sizes]
-        self.strides = [evaluate(s, grid.symbols) for s in given.strides]
+        self.space: Space = grid.memories[given.memory]
+        self.sizes = list(given.sizes)
+        self.strides = list(given.strides)
         self.box, self.swizzle = list(given.box), given.swizzle
-        self.dtype = dtype_of(given.dtype)
-        self.size = self.dtype.size
+        self.dtype = given.dtype
+        self.size = self.dtype.itemsize
         self.bytes = math.prod(self.box) * self.size
         row = self.box[-1] * self.size
         if not 1 <= len(self.sizes) == len(self.strides) == len(self.box) <= 5:
@@ -378,7 +376,7 @@ def bulk_store(
     shared, clock = warp.cta.shared, warp.clock.copy()
     shared.bounds(int(chunk.min()) * 16, int(chunk.max()) * 16 + 16)
     engine, writes = warp.engine("bulk", lane), warp.engine("bulk write", lane).agent
-    if warp.cluster.check and warp.cluster.grid.entry.dependent and not warp.depended:
+    if warp.cluster.check and warp.cluster.grid.launch.dependent and not warp.depended:
         raise DependencyError(f"{space.name} is written before griddepcontrol.wait")
     engine.issued += 1
     number = engine.issued
@@ -426,7 +424,7 @@ def decode_tensor_store(d: Decoder, i: Instruction) -> Run:
                 inside,
                 map_.size,
                 operation,
-                map_.dtype.numpy,
+                map_.dtype,
             )
 
     return run

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...core.errors import InternalError
-
 if TYPE_CHECKING:
-    from .simulate_text import Instruction
+    from .text import Instruction
 
 
-class SimulationError(InternalError):
+class SimulationError(Exception):
     """A fault of a simulated program; `instruction` is where, `who` is the warp or the engine."""
 
     def __init__(self, message: str, instruction: Instruction | None = None, who: str = "") -> None:
@@ -26,7 +24,7 @@ class SimulationError(InternalError):
             if len(text) > 160:
                 text = f"{text[:90]} ... {text[-60:]}"
             place = f"PTX line {instruction.line}: `{text}`{note}: "
-        super().__init__("ptx.simulate", f"{place}{f'{who}: ' if who else ''}{message}")
+        super().__init__(f"{place}{f'{who}: ' if who else ''}{message}")
 
 
 class TextError(SimulationError):

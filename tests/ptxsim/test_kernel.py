@@ -17,10 +17,7 @@ import pytest
 from ptx_mutants import mutants
 from ptx_text import run
 
-from tilegrad.core import dtype as dtypes
-from tilegrad.targets.ptx.program import TensorMap
-from tilegrad.targets.ptx.simulate import POLICIES
-from tilegrad.targets.ptx.simulate_errors import SimulationError
+from ptxsim import POLICIES, SimulationError, TensorMap
 
 LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 WGMMA = "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"
@@ -94,7 +91,9 @@ $wait:
 def test_one_tile(policy: str) -> None:
     a, b = operands(64, 64, 64)
     c = np.zeros((64, 64), np.float32)
-    maps = [TensorMap(n, dtypes.bfloat16, (64, 64), (64, 1), (64, 64), 128) for n in (0, 1)]
+    maps = [
+        TensorMap(n, np.dtype(ml_dtypes.bfloat16), (64, 64), (64, 1), (64, 64), 128) for n in (0, 1)
+    ]
     run(tile_kernel(), [a, b, c], maps=maps, threads=128, shared=16448, policy=policy)
     np.testing.assert_allclose(c, a.astype(np.float64) @ b.astype(np.float64).T, atol=1e-5)
 
@@ -232,16 +231,16 @@ def run_ring(body: str, m: int, n: int, steps: int, **options: Any) -> tuple[Any
     a, b = operands(m, n, 64 * steps)
     c = np.zeros((m, n), ml_dtypes.bfloat16)
     maps = [
-        TensorMap(0, dtypes.bfloat16, a.shape, (64 * steps, 1), (128, 64), 128),
-        TensorMap(1, dtypes.bfloat16, b.shape, (64 * steps, 1), (64, 64), 128),
-        TensorMap(2, dtypes.bfloat16, c.shape, (n, 1), (64, 64), 128),
+        TensorMap(0, np.dtype(ml_dtypes.bfloat16), a.shape, (64 * steps, 1), (128, 64), 128),
+        TensorMap(1, np.dtype(ml_dtypes.bfloat16), b.shape, (64 * steps, 1), (64, 64), 128),
+        TensorMap(2, np.dtype(ml_dtypes.bfloat16), c.shape, (n, 1), (64, 64), 128),
     ]
     grid = (-(-m // 128), -(-n // 64))
     run(
         body,
         [a, b, c],
         maps=maps,
-        symbols={"steps": steps},
+        values=[steps],
         threads=384,
         shared=65568,
         grid=grid,
