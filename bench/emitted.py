@@ -94,10 +94,19 @@ def gradient(function: Callable[..., Any], *args: Any) -> Traced:
 def products() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
     """Matrix products: many sizes, layouts, dtypes, and what is done with them."""
     for dtype in (tg.bfloat16, tg.float16, tg.float32):
-        for m, n, k in ((1, 4096, 4096), (4, 1000, 512), (8, 4096, 4096), (33, 4096, 1024),
-                        (64, 14336, 4096), (128, 4096, 4096), (200, 6144, 4096),
-                        (512, 4096, 4096), (2048, 2048, 2048), (4096, 4096, 1024),
-                        (100, 100, 100)):  # fmt: skip
+        for m, n, k in (
+            (1, 4096, 4096),
+            (4, 1000, 512),
+            (8, 4096, 4096),
+            (33, 4096, 1024),
+            (64, 14336, 4096),
+            (128, 4096, 4096),
+            (200, 6144, 4096),
+            (512, 4096, 4096),
+            (2048, 2048, 2048),
+            (4096, 4096, 1024),
+            (100, 100, 100),
+        ):
             if dtype is not tg.bfloat16 and m not in (1, 8, 128, 2048, 100):
                 continue
             x, w = of(m, k, dtype=dtype), of(n, k, dtype=dtype)
@@ -208,7 +217,7 @@ def streams() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
             lambda x: tg.scan(lambda c, y: (c * 0.9 + y, c), x[0], x)[0],
             (of(300, 64, dtype=tg.float32),),
         ),
-    }  # fmt: skip
+    }
     for name, (function, args) in cases.items():
         yield name, plain(function, *args), ALL
     for name in ("softmax", "layer norm", "rms norm", "loss", "swiglu", "convolution", "embedding"):

@@ -95,6 +95,13 @@ def test_a_step_that_fails(scripted):
     assert scripted.server.engine.deaths == 0
 
 
+def counted(server) -> dict[str, float]:
+    """All counters of a server, by name."""
+    text = server.ask("GET", "/metrics")[1].decode()
+    lines = [line for line in text.splitlines() if "_total{" in line]
+    return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
 def test_the_engine_is_killed_while_many_run(tiny_path):
     with scripted_server(tiny_path, requests=40) as server:
         engine = server.server.engine
@@ -106,6 +113,7 @@ def test_the_engine_is_killed_while_many_run(tiny_path):
                 for _ in range(50)
             ]
             until(lambda: sum(bool(one.made) for one in list(engine.live.values())) >= 40)
+            before = counted(server)
             os.kill(engine._process.pid, signal.SIGKILL)
             until(lambda: engine.state != "ready")
             assert server.ask("GET", "/health")[0] == 503
@@ -120,6 +128,14 @@ def test_the_engine_is_killed_while_many_run(tiny_path):
             assert late.result(LONG)[0] == 200
         assert engine.deaths == 1 and engine.live == {}
         assert server.ask("GET", "/health")[0] == 200
+        after = counted(server)  # by two engines
+        assert before.keys() <= after.keys()
+        assert all(after[name] >= count for name, count in before.items())
+        assert (
+            after["tilegrad:prefix_cache_queries_total"]
+            > before["tilegrad:prefix_cache_queries_total"]
+            > 0
+        )
 
 
 def test_a_request_that_kills_engines_is_given_up(tiny_path, monkeypatch):

@@ -31,6 +31,7 @@ LONG = (
 COUNTS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 STEP = tuple(float(1 << power) for power in range(15))
 WINDOW = 5.0  # seconds that a rate looks back
+ENGINE = ("queried", "hits", "preempted", "drafts", "guessed", "true")  # counts of the engine's own
 
 
 class Histogram:
@@ -61,6 +62,7 @@ class Metrics:
         self.model = model
         self.begun = time.time()
         self.now: dict[str, Any] = {}  # what the engine last said of itself
+        self.earlier = dict.fromkeys(ENGINE, 0)  # what engines counted that are gone
         self.prompt_tokens = self.made_tokens = 0
         self.steps = 0
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
@@ -94,6 +96,12 @@ class Metrics:
         recent.append((now, made))
         while now - recent[0][0] > WINDOW:
             recent.popleft()
+
+    def restarted(self) -> None:
+        """Another engine begins to count at 0."""
+        for name in ENGINE:
+            self.earlier[name] += self.now.get(name, 0)
+        self.now = {n: v for n, v in self.now.items() if n not in ENGINE}
 
     def began(self, one: Generation) -> None:
         """A request was taken."""
@@ -187,19 +195,20 @@ class Metrics:
         ]
 
     def _counters(self) -> list[tuple[str, str, float]]:
+        total = {n: count + self.now.get(n, 0) for n, count in self.earlier.items()}
         found: list[tuple[str, str, float]] = [
             ("prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
             ("generation_tokens", "Tokens made.", self.made_tokens),
-            ("prefix_cache_queries", "Tokens looked up.", self.now.get("queried", 0)),
-            ("prefix_cache_hits", "Tokens found.", self.now.get("hits", 0)),
-            ("num_preemptions", "Requests set back.", self.now.get("preempted", 0)),
+            ("prefix_cache_queries", "Tokens looked up.", total["queried"]),
+            ("prefix_cache_hits", "Tokens found.", total["hits"]),
+            ("num_preemptions", "Requests set back.", total["preempted"]),
             ("steps", "Steps of the engine.", self.steps),
         ]
-        if "drafts" in self.now:
+        if "drafts" in self.now or total["drafts"]:
             found += [
-                ("spec_decode_num_drafts", "Times that tokens were guessed.", self.now["drafts"]),
-                ("spec_decode_num_draft_tokens", "Tokens guessed.", self.now["guessed"]),
-                ("spec_decode_num_accepted_tokens", "Guesses that came true.", self.now["true"]),
+                ("spec_decode_num_drafts", "Times that tokens were guessed.", total["drafts"]),
+                ("spec_decode_num_draft_tokens", "Tokens guessed.", total["guessed"]),
+                ("spec_decode_num_accepted_tokens", "Guesses that came true.", total["true"]),
             ]
         return found
 

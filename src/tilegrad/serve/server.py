@@ -78,6 +78,7 @@ class Server:
             command=settings.command,
             tell=tell,
             stepped=self.metrics.stepped,
+            died=self.metrics.restarted,
             silence=settings.silence,
         )
         self.pool = ThreadPoolExecutor(WORKERS, "words")

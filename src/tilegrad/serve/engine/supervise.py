@@ -60,11 +60,12 @@ class Supervisor:
         command: tuple[str, ...] = (),
         tell: Callable[[str, float, float], None] | None = None,
         stepped: Callable[[dict[str, Any], float], None] | None = None,
+        died: Callable[[], None] | None = None,
         silence: float = 300.0,
     ) -> None:
         """`silence`: seconds without a frame, while there is work, after which an engine hangs."""
         self.opening, self.command = opening, command or COMMAND
-        self.tell, self.stepped = tell, stepped
+        self.tell, self.stepped, self.died = tell, stepped, died
         self.state = "loading"
         self.facts: dict[str, Any] = {}
         self.live: dict[int, Generation] = {}
@@ -191,6 +192,8 @@ class Supervisor:
                 one.fail(Refused("the engine died while it made this answer", status=500))
         if self.state == "ready":
             self.deaths += 1
+        if self.died is not None:
+            self.died()
 
     def _fail_all(self, error: Refused) -> None:
         live, self.live = list(self.live.values()), {}
