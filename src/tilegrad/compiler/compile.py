@@ -299,7 +299,9 @@ def _bind(recipe: Recipe, device: Device, held: Mapping[str, Code] | None = None
 def _layout(text: str) -> Any:
     from ..kernels.quantised.prepare import parse_preparation
 
-    return parse_preparation(text)
+    from .as_stored import KIND, parse_as_stored
+
+    return parse_as_stored(text) if text.startswith(f'["{KIND}"') else parse_preparation(text)
 
 
 def layout_of(text: str, sources: Sequence[Buffer]) -> Any:

@@ -92,7 +92,7 @@ GRAPH = [
     # What no kernel of the Target takes.
     Pass("expand attention", "compiler.expand:expand_attention", needed=_NO_TARGET, on=_ATTENTION),
     # Products with quantised weights, and what is around them.
-    Pass("weights", "compiler.weights:choose_weights", needed=_NO_TARGET, on=("unpack",)),
+    Pass("weights", "compiler.weights:choose_weights", needed=_NO_TARGET, on=("unpack", "pack")),
     Pass("simplify what was expanded", "compiler.rules:simplify"),
     # Scatters into selects, divisions into products.
     Pass(

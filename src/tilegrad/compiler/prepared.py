@@ -16,6 +16,7 @@ import numpy as np
 from ..graph import build, ops
 from ..ir.node import Node, topological
 from ..ir.rewrite import replace as replaced
+from ..ir.types import Tuple
 from ..runtime.recipe import Preparing
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +43,7 @@ def lift_preparations(inputs: Sequence[Node], results: Sequence[Node]) -> Lifted
     fresh: dict[Node, Node] = {}
     made: list[tuple[Node, list[Node]]] = []
     for call in calls:
-        parts = build.items(call)
+        parts = build.items(call) if isinstance(call.type, Tuple) else [call]
         new = [build.input_(part.shape, part.dtype) for part in parts]
         fresh.update(zip(parts, new))
         made.append((call, new))

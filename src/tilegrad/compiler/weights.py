@@ -1,6 +1,6 @@
 """The pass that chooses what reads weights which are stored quantised; see `weights_calls`.
 
-Invariant: after it no `unpack` is left; where there was none, nothing of it is imported.
+Invariant: after it no `unpack` and no `pack` is left; where there was none, nothing of it is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ def _unpacked(m: Match) -> Node:
     return unpacked(m.root)
 
 
-APART = RuleSet("unpack", [Rule("unpack_to_scratch", ops.unpack, _unpacked)])
+def _packed(m: Match) -> Node:
+    from ..graph.unpack import packed
+
+    return packed(m.root)
+
+
+APART = RuleSet(
+    "unpack",
+    [Rule("unpack_to_scratch", ops.unpack, _unpacked), Rule("pack_by_ops", ops.pack, _packed)],
+)
 
 
 def choose_weights(
@@ -30,7 +39,7 @@ def choose_weights(
     """The pass; without a Target, weights are taken apart by ordinary ops."""
     if not _any_unpack(results):
         return results
-    if target is not None:
+    if target is not None and any(n.op is ops.unpack for n in topological(results)):
         from .weights_calls import Weights
 
         results = Weights(arguments, results, target, log).run()
@@ -39,17 +48,25 @@ def choose_weights(
 
 def _any_unpack(results: Sequence[Node]) -> bool:
     return any(
-        n.op is ops.unpack or any(_any_unpack(b.results) for b in n.blocks)
+        n.op is ops.unpack or n.op is ops.pack or any(_any_unpack(b.results) for b in n.blocks)
         for n in topological(results)
     )
 
 
 def bytes_to_prepare(form: str, rows: int, columns: int, device: str) -> int:
     """Bytes that weights take on a device once they are prepared."""
+    from ..core.format import format_of
     from ..kernels.quantised.prepare import Preparation, kind_of
+    from ..kernels.quantised.shape import QuantisedShape
     from ..runtime.prepared import prepared_bytes
+    from ..schedule.quantised import families_of
+    from .as_stored import AsStored
 
-    return prepared_bytes(Preparation(kind_of(target_for(device)), form, (rows,), columns))
+    target = target_for(device)
+    shape = QuantisedShape(format_of(form), rows, columns)
+    if families_of(target)[1].why_not_shape(shape, target):
+        return prepared_bytes(AsStored(form, rows, columns))
+    return prepared_bytes(Preparation(kind_of(target), form, (rows,), columns))
 
 
 __all__ = ["bytes_to_prepare", "choose_weights"]

@@ -6,7 +6,7 @@ the same tokens with weights of one Format are one product (queries, keys and va
 kernels read are the parts that a `Preparation` makes of the bytes; it stands in the Graph as a call
 until `prepared.lift_preparations` makes inputs of the parts: the runtime prepares them once.
 Where no kernel takes a Format, or something else reads the weights, they are unpacked to scratch
-memory, with a word in the log. Invariant: which weights are prepared together depends on what reads
+memory by ordinary ops, with a word in the log. Invariant: which weights are prepared together depends on what reads
 them, never on the number of tokens, so all Executables of a model read the same bytes.
 """
 
@@ -31,6 +31,7 @@ from ..ir.types import product as product_of
 from ..kernels.quantised.prepare import kernels_of
 from ..kernels.quantised.shape import Around, QuantisedShape
 from ..schedule.quantised import UNPACK, chosen_for, families_of
+from .as_stored import unpacked_there
 from .weights_around import Level, RowNorm, gates_of, levels_of, norm_of
 
 
@@ -308,7 +309,7 @@ class Weights:
             + (f" by ordinary ops: {why}" if why else ": something but a product reads them")
         )
         if shape is None or why:
-            return unpacked(node)
+            return unpacked_there(node) if shape is not None else unpacked(node)
         if self.unpacked.first(node.dtype, self.target):
             parts = self._parts([raw], form, shape.columns)
             one = _problem(form, shape.rows, node, 1)

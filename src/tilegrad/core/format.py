@@ -6,6 +6,10 @@ as named Fields. A value is `scale * code + offset`: `codes` gives the whole num
 over array `Operations` passed in, by the names of Tile IR's elementwise ops: NumPy here, the tile
 builder inside kernels. Fields come as (..., count), codes leave as (..., block).
 
+Three ways to lay out a row: plain elements; blocks one after the other, each with all of its
+Fields (the table below); and `apart`: the codes of all blocks, then their scales, and so on, then
+`row` Fields that the whole row has once (`core/scaled.py`: any element with any granularity).
+
 | format | block | bytes | fields in order; value                                               |
 |--------|-------|-------|----------------------------------------------------------------------|
 | Q4_0   | 32    | 18    | f16 d, 16 nibble bytes; d * (q - 8)                                  |
@@ -52,6 +56,14 @@ class Operations(Protocol):
     def apply(self, name: str, *inputs: Any) -> Any: ...
 
 
+class ArrayOperations(Operations, Protocol):
+    """What packing asks besides: of NumPy and of a Graph, never of kernels."""
+
+    def reduce(self, name: str, x: Any, axis: int) -> Any: ...
+    def concatenate(self, xs: Sequence[Any]) -> Any: ...
+    def expand(self, x: Any, shape: tuple[int, ...]) -> Any: ...
+
+
 class NumpyOperations:
     """The Operations over NumPy arrays."""
 
@@ -67,7 +79,14 @@ class NumpyOperations:
         "equal": np.equal,
         "where": np.where,
         "negative": np.negative,
+        "divide": np.divide,
+        "maximum": np.maximum,
+        "minimum": np.minimum,
+        "absolute": np.abs,
+        "round": np.round,
+        "less_equal": np.less_equal,
     }
+    REDUCE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
 
     def shape(self, x: Array) -> tuple[int, ...]:
         """The sizes of an array."""
@@ -98,6 +117,19 @@ class NumpyOperations:
         result: Array = self.NAMES[name](*inputs)
         return result
 
+    def reduce(self, name: str, x: Array, axis: int) -> Array:
+        """Over one axis, which stays with size 1, in x's dtype."""
+        found: Array = self.REDUCE[name](x, axis=axis, keepdims=True)
+        return found.astype(x.dtype)
+
+    def concatenate(self, xs: Sequence[Array]) -> Array:
+        """Along the last axis."""
+        return np.concatenate(list(xs), axis=-1)
+
+    def expand(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """Repeated to a shape."""
+        return np.broadcast_to(x, shape)
+
 
 NUMPY = NumpyOperations()
 Fields = Mapping[str, Any]
@@ -117,6 +149,28 @@ class Field:
 
 
 @dataclass(frozen=True)
+class Element:
+    """What a code is: a whole number of `bits`, a small float, or an entry of a table."""
+
+    name: str
+    bits: int
+    dtype: DType | None = None  # that codes are stored as; without one they are packed bits
+
+
+@dataclass(frozen=True)
+class Grain:
+    """Elements that share a scale: so many rows and columns; 0 for all there are."""
+
+    rows: int = 1
+    columns: int = 0
+
+    def __str__(self) -> str:
+        if not self.columns:
+            return "ROW" if self.rows else "TENSOR"
+        return f"G{self.columns}" if self.rows == 1 else f"{self.rows}X{self.columns}"
+
+
+@dataclass(frozen=True)
 class Format:
     """How a tensor is stored: plain elements of a `dtype`, or blocks of codes and scales."""
 
@@ -129,6 +183,12 @@ class Format:
     codes: Codes | None = field(default=None, repr=False, compare=False)
     scales: Scales | None = field(default=None, repr=False, compare=False)
     packer: Packer | None = field(default=None, repr=False, compare=False)
+    element: Element | None = None
+    grain: Grain = Grain()
+    apart: bool = False  # whether each Field of all blocks lies together
+    row: tuple[Field, ...] = ()  # what a row has once, at its end
+    row_bytes_more: int = 0  # that they take
+    sparse: bool = False  # two of every four elements are kept, `places` says which
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (format_of, (self.name,))
@@ -146,6 +206,24 @@ class Format:
         """Bits an element takes, its share of the scales included."""
         return 8 * self.block_bytes / self.block
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether values are a scale times a code, with no offset or zero point."""
+        names = {part.name for part in (*self.fields, *self.row)}
+        return not names & {"minimum", "minima", "zero"} and self.name != "Q2_K"
+
+    def elements(self, row_bytes: int) -> int:
+        """Elements of a row of so many bytes, which must be whole blocks."""
+        whole = row_bytes - self.row_bytes_more
+        if whole < 0 or whole % self.block_bytes:
+            raise ShapeError(
+                "bytes are not a whole number of blocks",
+                op=self.name,
+                expected=f"{self.row_bytes_more} and a multiple of {self.block_bytes}",
+                got=row_bytes,
+            )
+        return whole // self.block_bytes * self.block
+
     def row_bytes(self, size: int) -> int:
         """Bytes of a row of `size` elements, which must be whole blocks."""
         if size < 0 or size % self.block:
@@ -155,7 +233,7 @@ class Format:
                 expected=f"a multiple of {self.block}",
                 got=size,
             )
-        return size // self.block * self.block_bytes
+        return size // self.block * self.block_bytes + self.row_bytes_more
 
     def storage_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape in bytes of a tensor of `shape`: its last axis becomes bytes."""
@@ -172,24 +250,33 @@ class Format:
 
     def split(self, raw: Array) -> dict[str, Array]:
         """The Fields (..., blocks, count) of bytes (..., row bytes), as views where possible."""
-        if raw.dtype != np.uint8 or not raw.ndim or raw.shape[-1] % self.block_bytes:
+        if raw.dtype != np.uint8 or not raw.ndim:
             raise ShapeError(
-                "bytes are not a whole number of blocks",
-                op=self.name,
-                expected=f"uint8, last axis a multiple of {self.block_bytes}",
-                got=f"{raw.dtype}{list(raw.shape)}",
+                "not bytes", op=self.name, expected="uint8", got=f"{raw.dtype}{list(raw.shape)}"
             )
         if raw.strides[-1] != 1:
             raw = np.ascontiguousarray(raw)
-        lead, blocks = raw.shape[:-1], raw.shape[-1] // self.block_bytes
-        steps = (*raw.strides[:-1], self.block_bytes, 1)
+        lead, blocks = raw.shape[:-1], self.elements(raw.shape[-1]) // self.block
         result = {}
-        for part in self.fields:
-            begin = raw[..., part.offset :] if raw.size else raw
-            shape = (*lead, blocks, part.count * part.dtype.size)
+        for part, start, step in self.places(blocks):
+            count = 1 if part in self.row else blocks
+            begin = raw[..., start:] if raw.size else raw
+            shape = (*lead, count, part.count * part.dtype.size)
+            steps = (*raw.strides[:-1], step, 1)
             view = np.lib.stride_tricks.as_strided(begin, shape, steps, writeable=False)
             result[part.name] = view.view(part.dtype.numpy)
         return result
+
+    def places(self, blocks: int) -> list[tuple[Field, int, int]]:
+        """Where each Field of a row's first block lies, and how far away that of the next is."""
+        if not self.apart:
+            return [(part, part.offset, self.block_bytes) for part in self.fields]
+        found, start = [], 0
+        for part in self.fields:
+            size = part.count * part.dtype.size
+            found.append((part, start, size))
+            start += blocks * size
+        return found + [(part, start + part.offset, 0) for part in self.row]
 
     def unpack(self, operations: Operations, fields: Fields) -> Any:
         """The float32 values (..., block) of blocks whose Fields are (..., count)."""
@@ -199,13 +286,15 @@ class Format:
         scale, offset = self.scales(operations, fields)
         lead = operations.shape(codes)[:-1]
         groups = self.block // self.group
+
+        def over(x: Any) -> Any:  # what the whole row has once is there for all blocks
+            return operations.reshape(x, (*operations.shape(x)[:-1], groups, 1))
+
         values = operations.apply(
-            "multiply",
-            operations.reshape(scale, (*lead, groups, 1)),
-            operations.reshape(codes, (*lead, groups, self.group)),
+            "multiply", over(scale), operations.reshape(codes, (*lead, groups, self.group))
         )
         if offset is not None:
-            offset = operations.reshape(offset, (*lead, groups, 1))
+            offset = over(offset)
             values = operations.apply("add", values, offset)
         return operations.reshape(values, (*lead, self.block))
 
@@ -213,21 +302,26 @@ class Format:
         """The float32 values (..., elements) of bytes (..., row bytes), in NumPy."""
         with np.errstate(all="ignore"):
             values: Array = self.unpack(NUMPY, self.split(raw))
-        return values.reshape(*raw.shape[:-1], raw.shape[-1] // self.block_bytes * self.block)
+        return values.reshape(*raw.shape[:-1], self.elements(raw.shape[-1]))
 
     def pack(self, values: Array) -> Array:
         """The bytes (..., row bytes) that hold `values` (..., elements) best, in NumPy."""
         if self.dtype is not None:
             plain = np.ascontiguousarray(values, self.dtype.numpy)
             return plain.view(np.uint8).reshape(self.storage_shape(values.shape))
-        if self.packer is None:
+        if self.packer is None and not self.apart:
             able = ", ".join(f.name for f in ALL if f.packer or f.dtype)
             raise DTypeError("this format is only read", op=self.name, expected=able, got=self.name)
         shape = self.storage_shape(values.shape)
+        if self.apart:
+            from .scaled import pack_array
+
+            return pack_array(self, values)
         blocks = np.ascontiguousarray(values, np.float32).reshape(-1, self.block)
         if not np.isfinite(blocks).all():
             raise UserError("values to pack must be finite", op=self.name)
         with np.errstate(all="ignore"):
+            assert self.packer is not None
             packed = self.packer(blocks)
             found = [np.ascontiguousarray(packed[p.name], p.dtype.numpy) for p in self.fields]
         raw = np.zeros((len(blocks), self.block_bytes), np.uint8)
@@ -341,8 +435,11 @@ def _q8_0(operations: Operations, fields: Fields) -> Any:
 
 
 def _e2m1(operations: Operations, fields: Fields) -> Any:
+    return _e2m1_of(operations, _nibbles(operations, fields))
+
+
+def _e2m1_of(operations: Operations, nibbles: Any) -> Any:
     """Twice the value of sign, two exponent bits, one mantissa bit: 0 1 2 3 4 6 8 12."""
-    nibbles = _nibbles(operations, fields)
     one = operations.constant(1, uint8)
     mantissa = _and(operations, nibbles, 1)
     exponent = _and(operations, _shift(operations, "shift_right", nibbles, 1), 3)
@@ -586,6 +683,10 @@ def format_of(value: Format | DType | str) -> Format:
     if isinstance(value, Format):
         return value
     found = PLAIN.get(value) if isinstance(value, DType) else BY_NAME.get(str(value).upper())
+    if found is None and isinstance(value, str):
+        from .scaled import parsed
+
+        found = parsed(value.upper())
     if found is None:
         raise DTypeError("unknown format", expected="one of " + ", ".join(BY_NAME), got=repr(value))
     return found

@@ -427,6 +427,7 @@ BATCH: dict[Op, Rule] = {
     ops.gather: _gather,
     ops.update: _update,
     ops.unpack: _unpack,
+    ops.pack: _each,
     ops.get: _get,
     ops.scan: _scan,
     ops.cond: _cond,

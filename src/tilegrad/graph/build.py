@@ -290,6 +290,11 @@ def unpack(raw: Node, format: str, dtype: DType) -> Node:
     return ops.unpack(raw, format=format, dtype=dtype)
 
 
+def pack(x: Node, format: str, scale: Node | None = None) -> Node:
+    """The bytes of rows of values in a Format; see `ops.pack`."""
+    return ops.pack(x, *(() if scale is None else (scale,)), format=format)
+
+
 def cast(x: Node, dtype: DType) -> Node:
     """x converted to the dtype."""
     if x.dtype is dtype:

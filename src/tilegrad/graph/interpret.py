@@ -396,6 +396,15 @@ def _unpack(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     return narrow(values, attrs["dtype"].numpy)
 
 
+def _pack(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
+    from ..core.format import NUMPY, format_of
+    from ..core.scaled import packed
+
+    arrays = [np.asarray(i).astype(np.float32) for i in inputs]
+    with np.errstate(all="ignore"):
+        return np.asarray(packed(format_of(attrs["format"]), NUMPY, *arrays))
+
+
 def _call(inputs: list[Any], attrs: dict[str, Any]) -> Result:
     results = attrs["callee"].interpret(*inputs)
     return results[0] if len(results) == 1 else tuple(results)
@@ -501,6 +510,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.cond: _cond,
     ops.while_loop: _while_loop,
     ops.unpack: _unpack,
+    ops.pack: _pack,
     ops.call: _call,
     ops.custom: lambda inputs, attrs: tuple(attrs["blocks"][0](inputs)),
 }

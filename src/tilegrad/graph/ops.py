@@ -617,9 +617,10 @@ def _unpack(raw: Node, *, format: str, dtype: DType) -> Type:
     form, found = format_of(format), _array(raw)
     if found.dtype is not uint8 or not found.shape or not isinstance(found.shape[-1], int):
         raise _fail("unpack", f"bytes (..., bytes of a row), not {found}")
-    if not form.quantised or found.shape[-1] % form.block_bytes or not dtype.is_float:
+    whole = found.shape[-1] - form.row_bytes_more
+    if not form.quantised or whole < 0 or whole % form.block_bytes or not dtype.is_float:
         raise _fail("unpack", f"{found} are not rows of {form} for {dtype}")
-    return Array((*found.shape[:-1], found.shape[-1] // form.block_bytes * form.block), dtype)
+    return Array((*found.shape[:-1], form.elements(found.shape[-1])), dtype)
 
 
 unpack = Op(
@@ -630,6 +631,31 @@ unpack = Op(
     group="index",
     meaning="the values (..., columns) of weights whose rows are stored as bytes of a Format "
     "(see core/format.py), rounded to the dtype",
+)
+
+
+def _pack(x: Node, *scale: Node, format: str) -> Type:
+    from ..core.format import format_of
+
+    form, found = format_of(format), _array(x)
+    if not found.dtype.is_float or not found.shape or not isinstance(found.shape[-1], int):
+        raise _fail("pack", f"floats (..., columns), not {found}")
+    if not form.quantised or not form.apart or found.shape[-1] % form.block:
+        raise _fail("pack", f"{found} are not rows for {form}")
+    if len(scale) > 1 or any(not s.dtype.is_float or not s.shape for s in scale):
+        raise _fail("pack", "one array of scales (..., groups of a row), if any")
+    return Array((*found.shape[:-1], form.row_bytes(found.shape[-1])), uint8)
+
+
+pack = Op(
+    graph,
+    "pack",
+    _pack,
+    attrs=("format",),
+    group="index",
+    meaning="the bytes (..., bytes of a row) of values (..., columns) in a Format whose scales lie "
+    "apart from its codes (see core/scaled.py); scales (..., groups) are found, or given: they are "
+    "repeated to the rows, and zero points are then the middle",
 )
 
 
