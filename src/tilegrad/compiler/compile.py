@@ -298,7 +298,6 @@ def _bind(recipe: Recipe, device: Device, held: Mapping[str, Code] | None = None
 @functools.lru_cache(maxsize=1024)
 def _layout(text: str) -> Any:
     from ..kernels.quantised.prepare import parse_preparation
-
     from .as_stored import KIND, parse_as_stored
 
     return parse_as_stored(text) if text.startswith(f'["{KIND}"') else parse_preparation(text)

@@ -1,6 +1,7 @@
 """The pass that chooses what reads weights which are stored quantised; see `weights_calls`.
 
-Invariant: after it no `unpack` and no `pack` is left; where there was none, nothing of it is imported.
+Invariant: after it no `unpack` and no `pack` is left; where there was none, nothing of it is
+imported.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ the same tokens with weights of one Format are one product (queries, keys and va
 kernels read are the parts that a `Preparation` makes of the bytes; it stands in the Graph as a call
 until `prepared.lift_preparations` makes inputs of the parts: the runtime prepares them once.
 Where no kernel takes a Format, or something else reads the weights, they are unpacked to scratch
-memory by ordinary ops, with a word in the log. Invariant: which weights are prepared together depends on what reads
-them, never on the number of tokens, so all Executables of a model read the same bytes.
+memory by ordinary ops, with a word in the log. Invariant: which weights are prepared together
+depends on what reads them, never on the number of tokens, so all Executables of a model read the
+same bytes.
 """
 
 from __future__ import annotations

@@ -59,9 +59,14 @@ class Operations(Protocol):
 class ArrayOperations(Operations, Protocol):
     """What packing asks besides: of NumPy and of a Graph, never of kernels."""
 
-    def reduce(self, name: str, x: Any, axis: int) -> Any: ...
-    def concatenate(self, xs: Sequence[Any]) -> Any: ...
-    def expand(self, x: Any, shape: tuple[int, ...]) -> Any: ...
+    def reduce(self, name: str, x: Any, axis: int) -> Any:
+        """Over one axis, which stays with size 1, in x's dtype."""
+
+    def concatenate(self, xs: Sequence[Any]) -> Any:
+        """Along the last axis."""
+
+    def expand(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """Repeated to a shape."""
 
 
 class NumpyOperations:

@@ -18,13 +18,15 @@ A name says everything: ELEMENT, what shares a scale, the scale's dtype, and wha
 | SPARSE         | two of each four elements are kept; `places` has 2 bits for the place of each |
 
 Bits of packed codes follow one another, the lowest first, as bytes have them. Invariant: values are
-those of the formula in float32, with zero points taken off before anything is rounded; unpacking what was
-packed and packing it again with the same scales gives the same bytes.
+those of the formula in float32, with zero points taken off before anything is rounded; unpacking
+what was packed and packing it again with the same scales gives the same bytes. The file is long
+because both ways of every element stand beside each other.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from typing import Any
@@ -370,9 +372,7 @@ def bytes_of(operations: Operations, x: Any) -> Any:
     bits = operations.apply("shift_right", bits, steps)
     bits = operations.apply("bit_and", bits, operations.constant(255, word))
     shape = operations.shape(x)
-    return operations.cast(
-        operations.reshape(bits, (*shape[:-1], shape[-1] * dtype.size)), uint8
-    )
+    return operations.cast(operations.reshape(bits, (*shape[:-1], shape[-1] * dtype.size)), uint8)
 
 
 def _dtype(x: Any) -> DType:
@@ -501,7 +501,7 @@ def _encoded(form: Format, operations: ArrayOperations, x: Any, zero: Any) -> An
     if element.name == "E2M1":
         return _to_e2m1(operations, x)
     if element.name == "NF4":
-        middles = [(a + b) / 2 for a, b in zip(NORMAL, NORMAL[1:])]
+        middles = [(a + b) / 2 for a, b in itertools.pairwise(NORMAL)]
         return _counted(operations, x, [(m, False) for m in middles])
     x = operations.apply("round", x)
     low, high = -float(1 << (element.bits - 1)), float((1 << (element.bits - 1)) - 1)
