@@ -97,7 +97,8 @@ NORMAL = (
 )
 NAME = re.compile(
     r"(INT[2-8]|E2M1|NF4|E4M3|E5M2|BF16|F16)"
-    r"(?:_(TENSOR|ROW|G([1-9]\d{0,4})|([1-9]\d{0,3})X([1-9]\d{0,4}))_(F32|F16|BF16|E4M3|E8M0)(_ZERO)?(_TOTAL)?)?"
+    r"(?:_(TENSOR|ROW|G([1-9]\d{0,4})|([1-9]\d{0,3})X([1-9]\d{0,4}))"
+    r"_(F32|F16|BF16|E4M3|E8M0)(_ZERO)?(_TOTAL)?)?"
     r"(_SPARSE)?\Z"
 )
 
@@ -126,47 +127,24 @@ def scaled(
 ) -> Format:
     """The Format of an element with scales."""
     made = ELEMENTS[element]
-    words = [element]
-    if grain is not None:
-        words += [str(grain), str(scale)]
+    words = [element, *([] if grain is None else [str(grain), str(scale)])]
     words += [w for w, there in (("ZERO", zero), ("TOTAL", total), ("SPARSE", sparse)) if there]
     name = "_".join(words)
-    bits, columns = made.bits, grain.columns if grain else 0
-    least = math.lcm(8 // math.gcd(bits, 8) if made.dtype is None else 1, 8 if sparse else 1)
-    if sparse and made.dtype is None:
-        least = math.lcm(least, 2 * 8 // math.gcd(bits, 8))
-    block = columns or least
-    plain = element in ("BF16", "F16")
-    whole = element.startswith("INT")
-    if (
-        block % least
-        or (grain is None) != plain
-        or (plain and not sparse)
-        or (zero and not whole)
-        or (zero and scale in ("E4M3", "E8M0"))
-        or (grain is not None and grain.rows < 0)
-    ):
-        raise UserError(
-            "no such format",
-            op="format",
-            expected=f"groups of whole bytes (a multiple of {least}), zero points of integers",
-            got=name,
-        )
-    stored = uint8 if made.dtype is None or (zero and bits == 8) else made.dtype
+    block = _block_of(made, grain, scale, zero, sparse, name)
+    stored = uint8 if made.dtype is None or (zero and made.bits == 8) else made.dtype
     kept = block // 2 if sparse else block
-    fields = [Field("codes", stored, kept * bits // 8 // stored.size, 0)]
-    beside: list[tuple[str, DType]] = []
+    fields = [Field("codes", stored, kept * made.bits // 8 // stored.size, 0)]
+    beside = [("total", float32)] if total else []
     if grain is not None:
-        beside = [("scale", SCALES[str(scale)])] + ([("zero", uint8)] if zero else [])
-    row: list[Field] = []
-    if columns:
-        fields += [Field(part, dtype, 1, 0) for part, dtype in beside]
-        beside = []
+        factors = [("scale", SCALES[str(scale)])] + ([("zero", uint8)] if zero else [])
+        if grain.columns:
+            fields += [Field(part, dtype, 1, 0) for part, dtype in factors]
+        else:
+            beside += factors
     if sparse:
         fields.append(Field("places", uint8, block // 8, 0))
-    offset = 0
-    for part, dtype in beside + ([("total", float32)] if total else []):
-        offset = -(-offset // dtype.size) * dtype.size
+    row, offset = [], 0  # the widest comes first: nothing is between them
+    for part, dtype in beside:
         row.append(Field(part, dtype, 1, offset))
         offset += dtype.size
     return Format(
@@ -184,6 +162,31 @@ def scaled(
         row_bytes_more=TAIL if row else 0,
         sparse=sparse,
     )
+
+
+def _block_of(
+    made: Element, grain: Grain | None, scale: str | None, zero: bool, sparse: bool, name: str
+) -> int:
+    """Elements of a block; an error where there is no such Format."""
+    least = math.lcm(8 // math.gcd(made.bits, 8) if made.dtype is None else 1, 8 if sparse else 1)
+    if sparse and made.dtype is None:
+        least = math.lcm(least, 2 * 8 // math.gcd(made.bits, 8))
+    block = (grain.columns if grain else 0) or least
+    plain = made.name in ("BF16", "F16")
+    if (
+        block % least
+        or (grain is None) != plain
+        or (plain and not sparse)
+        or (zero and not made.name.startswith("INT"))
+        or (zero and scale in ("E4M3", "E8M0"))
+    ):
+        raise UserError(
+            "no such format",
+            op="format",
+            expected=f"groups of whole bytes (a multiple of {least}), zero points of integers",
+            got=name,
+        )
+    return block
 
 
 # ---- unpacking ----------------------------------------------------------------------------------
@@ -350,8 +353,6 @@ def _joined(
         rows.append(operations.reshape(raw, (*lead, size)))
     if form.row:
         used = form.row[-1].offset + form.row[-1].dtype.size
-        gaps = used - sum(f.dtype.size for f in form.row)
-        assert not gaps
         rest = operations.constant(0, uint8)
         rows.append(operations.expand(rest, (*lead, form.row_bytes_more - used)))
     return operations.concatenate(rows)
