@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, Op
-from ..ir.symbol import Expr, Size, combine, floor_divide, high, low, modulo, multiply
+from ..ir.symbol import Expr, Size, floor_divide, high, low, modulo
 from ..ir.types import product
 
 Index = tuple[Size, ...]
@@ -28,18 +28,18 @@ class Condition:
 
     def holds(self) -> bool:
         """Whether the bounds prove it."""
-        return low(self.value) >= 0 and low(combine(self.size, self.value, -1)) >= 1
+        return low(self.value) >= 0 and low(self.size - self.value) >= 1
 
     def fails(self) -> bool:
         """Whether the bounds prove that it never holds."""
-        return high(self.value) < 0 or low(combine(self.value, self.size, -1)) >= 0
+        return high(self.value) < 0 or low(self.value - self.size) >= 0
 
 
 def ravel(index: Sequence[Size], shape: Sequence[Size]) -> Size:
     """The row-major linear index."""
     total: Size = 0
     for i, s in zip(index, shape):
-        total = combine(multiply(total, s), i, 1)
+        total = total * s + i
     return total
 
 
@@ -72,11 +72,11 @@ def _reshape(node: Node, index: Index) -> tuple[Index, list[Condition]]:
         i, j = min(i + 1, len(source)), min(j + 1, len(target))
         while size_a != size_b:
             if _smaller(size_a, size_b) and i < len(source):
-                size_a, i = multiply(size_a, source[i]), i + 1
+                size_a, i = size_a * source[i], i + 1
             elif j < len(target):
-                size_b, j = multiply(size_b, target[j]), j + 1
+                size_b, j = size_b * target[j], j + 1
             elif i < len(source):
-                size_a, i = multiply(size_a, source[i]), i + 1
+                size_a, i = size_a * source[i], i + 1
             elif isinstance(size_a, Expr) or isinstance(size_b, Expr):
                 break
             else:
@@ -104,27 +104,26 @@ def _expand(node: Node, index: Index) -> tuple[Index, list[Condition]]:
 
 def _pad(node: Node, index: Index) -> tuple[Index, list[Condition]]:
     source = node.inputs[0].shape
-    moved = tuple(combine(i, a, -1) for i, a in zip(index, node.attrs["low"]))
+    moved = tuple(i - a for i, a in zip(index, node.attrs["low"]))
     conditions = [Condition(i, s) for i, s in zip(moved, source)]
     return moved, [c for c in conditions if not c.holds()]
 
 
 def _slice(node: Node, index: Index) -> tuple[Index, list[Condition]]:
     parts = zip(index, node.attrs["start"], node.attrs["step"])
-    return tuple(combine(multiply(i, step), start, 1) for i, start, step in parts), []
+    return tuple(i * step + start for i, start, step in parts), []
 
 
 def _flip(node: Node, index: Index) -> tuple[Index, list[Condition]]:
     axes = node.attrs["axes"]
     return tuple(
-        combine(combine(s, 1, -1), i, -1) if n in axes else i
-        for n, (i, s) in enumerate(zip(index, node.shape))
+        s - 1 - i if n in axes else i for n, (i, s) in enumerate(zip(index, node.shape))
     ), []
 
 
 def _windows(node: Node, index: Index) -> tuple[Index, list[Condition]]:
     axis, a = node.attrs["axis"], node.attrs
-    inner = combine(multiply(index[axis], a["step"]), multiply(index[-1], a["dilation"]), 1)
+    inner = index[axis] * a["step"] + index[-1] * a["dilation"]
     return index[:axis] + (inner,) + index[axis + 1 : -1], []
 
 

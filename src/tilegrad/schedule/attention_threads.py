@@ -12,7 +12,7 @@ from ..core.config import config, invariant
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import high, multiply
+from ..ir.symbol import high
 from ..ir.types import Array, Memory
 from ..kernels.attention import backward as attention_backward
 from ..kernels.attention import forward as attention
@@ -53,7 +53,7 @@ def launches(node: Node, x: AttentionShape, target: Target, wanted: set[int], na
 def _forward(node: Node, x: AttentionShape, target: Target, name: str) -> Given:
     plan = attention_plan.choose(x, target)
     rows = plan.tile[0]
-    tiles = multiply(multiply(x.batch, x.heads), -(-high(x.queries) // rows))
+    tiles = x.batch * x.heads * -(-high(x.queries) // rows)
     plan = replace(plan, dependent=True, early=high(tiles) <= plan.programs)
     body = attention.wide_attention(x, plan, name, [memory_of(i) for i in node.inputs[3:]])
     inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]

@@ -17,7 +17,7 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node
-from ..ir.symbol import Size, high, multiply
+from ..ir.symbol import Size, high
 from ..ir.types import Tile, Tuple, product
 from ..tile.build import Body, prune
 from ..tile.callee import KernelCallee
@@ -125,7 +125,7 @@ def _check_dots(body: Body, target: Target) -> None:
 
 def work_of_body(body: Body) -> Size:
     """About how many operations the programs of a Body do, Symbols at their bounds."""
-    return multiply(product(body.grid), _work(body.block))
+    return product(body.grid) * _work(body.block)
 
 
 def _work(block: Block) -> int:

@@ -17,7 +17,7 @@ from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node, needs
-from ..ir.symbol import Size, combine, high, multiply
+from ..ir.symbol import Size, high
 from ..ir.types import Array, product
 from .fuse import Region
 from .schedule import Control, Copy, Kernel, Label, Launch
@@ -72,7 +72,7 @@ class ControlLowering:
     def copy(self, source: int, target: int) -> Copy:
         """A copy of all of a Slot."""
         type_ = self.frame.slots[target].type
-        return Copy(source, target, multiply(product(type_.shape), type_.dtype.size))
+        return Copy(source, target, product(type_.shape) * type_.dtype.size)
 
     def body(
         self,
@@ -294,7 +294,7 @@ class Views:
         slot = outer.new_slot(part.type, "view")
         outer.slots[slot].alias = whole
         self.control.frame.moved.add(slot)
-        stride = multiply(product(part.shape), part.dtype.size)
+        stride = product(part.shape) * part.dtype.size
         if isinstance(stride, int) and not self.reverse:
             numbers: tuple[Size, ...] = (self.counter, stride, 0)
         elif isinstance(stride, int) and isinstance(self.length, int):
@@ -308,8 +308,8 @@ class Views:
         """A counter that holds the place of the part in bytes, where that is not known now."""
         if stride not in self.places:
             counter = self.places[stride] = self.control.frame.counter()
-            last = multiply(combine(self.length, 1, -1), stride)
+            last = (self.length - 1) * stride
             self.start.append(Control("set_counter", (), (counter, last if self.reverse else 0)))
-            move = multiply(stride, -1 if self.reverse else 1)
+            move = stride * (-1 if self.reverse else 1)
             self.advance.append(Control("add_counter", (), (counter, move)))
         return self.places[stride]

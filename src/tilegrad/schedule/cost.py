@@ -11,7 +11,7 @@ from typing import Any
 from ..core.dtype import DType, float32
 from ..graph import ops
 from ..ir.node import Node, topological
-from ..ir.symbol import Size, multiply
+from ..ir.symbol import Size
 from ..ir.types import Array, product
 
 FREE = ("leaf", "movement", "tuple", "order", "index", "control", "call")  # groups without FLOPs
@@ -39,8 +39,8 @@ def _flops(node: Node) -> Size:
     if node.op is ops.dot:
         depth: Any = 1
         for axis in node.attrs["contract"][0]:
-            depth = multiply(depth, node.inputs[0].shape[axis])
-        return multiply(multiply(product(node.shape), depth), 2)
+            depth = depth * node.inputs[0].shape[axis]
+        return product(node.shape) * depth * 2
     if node.op.group in FREE:
         return 0
     source = node.inputs[0] if node.op.group == "reduce" else node
@@ -63,5 +63,5 @@ def attention_flops(node: Node) -> Size:
     q, k, v = node.inputs[:3]
     s = sizes(q, k, v, node.attrs["orders"])
     products = (1, 1) if node.op is ops.attention else (3, 2)  # of width and of value width
-    widths = multiply(s.width, products[0]) + multiply(s.value_width, products[1])
-    return multiply(multiply(product(s.scores), widths), 2)
+    widths = (s.width * products[0]) + (s.value_width * products[1])
+    return product(s.scores) * widths * 2

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.config import config
 from ..ir.node import Node
-from ..ir.symbol import Size, multiply
+from ..ir.symbol import Size
 from ..ir.types import product
 from .check import check_schedule
 from .reuse import plan_memory
@@ -95,11 +95,11 @@ class Joiner:
         source, target = self.slot_of[move.source], self.slot_of.get(move.value)
         if target is None:
             target = self.new_slot(move.value, "scratch", move.device)
-        bytes: Size = multiply(product(move.value.shape), move.value.dtype.size)
+        bytes: Size = product(move.value.shape) * move.value.dtype.size
         at = len(self.kernels)
         kernel = Kernel("transfer", "transfer", ((move.source,), (move.value,)))
         kernel.steps = [Transfer(source, target, bytes)]
-        kernel.bytes, kernel.device = multiply(bytes, 2), move.device
+        kernel.bytes, kernel.device = bytes * 2, move.device
         self.kernels.append(kernel)
         for slot in (source, target):
             self.widen(slot, at, at)

@@ -25,7 +25,6 @@ from ..ir.symbol import (
     Size,
     ceil_divide,
     coefficient,
-    combine,
     floor_divide,
     high,
     loop_index,
@@ -33,7 +32,6 @@ from ..ir.symbol import (
     maximum,
     minimum,
     modulo,
-    multiply,
     named,
     substitute,
 )
@@ -127,11 +125,11 @@ class DotLowering:
         b = self.b
         batch, m, k, n = self.problem.sizes
         blocks_m, blocks_n = ceil_divide(m, plan.block_m), ceil_divide(n, plan.block_n)
-        p = b.program(0, multiply(batch, multiply(blocks_m, blocks_n)))
-        at_batch = floor_divide(p, multiply(blocks_m, blocks_n))
-        rest = modulo(p, multiply(blocks_m, blocks_n))
-        row = multiply(floor_divide(rest, blocks_n), plan.block_m)
-        column = multiply(modulo(rest, blocks_n), plan.block_n)
+        p = b.program(0, batch * (blocks_m * blocks_n))
+        at_batch = floor_divide(p, blocks_m * blocks_n)
+        rest = modulo(p, blocks_m * blocks_n)
+        row = floor_divide(rest, blocks_n) * plan.block_m
+        column = modulo(rest, blocks_n) * plan.block_n
         shape = (plan.block_n // plan.nr, plan.block_k, plan.nr)
         self.packed_b = b.allocate(shape, self.accumulator, "l2")
         self.turned_a = self.is_turned(at_batch)
@@ -140,11 +138,11 @@ class DotLowering:
             strip = (plan.block_k, power_of_two(plan.mr))
         self.packed_a = b.allocate(strip, self.accumulator, "l1")
         self.strip = b.allocate((plan.mr, plan.nr), self.accumulator, "l1")
-        live = ceil_divide(minimum(combine(n, column, -1), plan.block_n), plan.nr)
-        stop = minimum(combine(row, plan.block_m, 1), m)
+        live = ceil_divide(minimum(n - column, plan.block_n), plan.nr)
+        stop = minimum(row + plan.block_m, m)
 
         def part(at: Size, _: list[Node]) -> Sequence[Node]:
-            count = minimum(combine(k, at, -1), plan.block_k)
+            count = minimum(k - at, plan.block_k)
             with self.e.scope():
                 self.pack_b(plan, at_batch, at, count, column, live)
                 self.rows(plan, at_batch, at, count, row, stop, column, live)
@@ -152,7 +150,7 @@ class DotLowering:
 
         end = maximum(k, 1) if low(k) < 1 else k  # a sum of nothing is written too
         b.loop("k_block", 0, end, plan.block_k, part)
-        return (multiply(batch, multiply(blocks_m, blocks_n)),)
+        return (batch * (blocks_m * blocks_n),)
 
     def columns(self, plan: Plan, start: Size) -> Any:
         """A vector over the columns of a panel, masked past the end of n."""
@@ -184,12 +182,12 @@ class DotLowering:
         bounds = (0, plan.block_k - 1)
 
         def square(j: Size, _: list[Node]) -> Sequence[Node]:
-            self.pack_turned(plan, batch, at, count, combine(column, multiply(j, plan.nr), 1), j)
+            self.pack_turned(plan, batch, at, count, column + j * plan.nr, j)
             return ()
 
         def piece(i: Size, j: Size) -> Sequence[Node]:
-            with self.columns(plan, combine(column, multiply(j, plan.nr), 1)) as lane:
-                value = self.e.value(x, self.problem.index_b(batch, combine(at, i, 1), lane))
+            with self.columns(plan, column + j * plan.nr) as lane:
+                value = self.e.value(x, self.problem.index_b(batch, at + i, lane))
                 value = b.broadcast(b.cast(value, self.accumulator), (plan.nr,))
                 b.store(self.packed_b, value, (j, i, 0), (2,))
             return ()
@@ -221,8 +219,8 @@ class DotLowering:
             for piece in range(plan.across):
                 rows = []
                 for r in range(lanes):
-                    n = combine(start, piece * lanes + r, 1)
-                    with e.vector(combine(at, i, 1), lanes, k, True) as lane:
+                    n = start + (piece * lanes + r)
+                    with e.vector(at + i, lanes, k, True) as lane:
                         x = e.value(self.problem.b, self.problem.index_b(batch, lane, n))
                         rows.append(b.cast(x, self.accumulator))
                 turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
@@ -247,7 +245,7 @@ class DotLowering:
 
             def vector(i: Size, _: list[Node], r: int = r, m: Size = m) -> Sequence[Node]:
                 whole = modulo(k, plan.lanes) == 0 and plan.block_k % plan.lanes == 0
-                with e.vector(combine(at, i, 1), plan.lanes, k, whole) as lane:
+                with e.vector(at + i, plan.lanes, k, whole) as lane:
                     x = e.value(self.problem.a, self.problem.index_a(batch, m, lane))
                     x = b.broadcast(b.cast(x, self.accumulator), (plan.lanes,))
                     b.store(self.packed_a, x, (r, i), (1,))
@@ -263,7 +261,7 @@ class DotLowering:
 
         def line(i: Size, _: list[Node]) -> Sequence[Node]:
             with e.vector(row, width, m, False) as lane:
-                x = e.value(self.problem.a, self.problem.index_a(batch, lane, combine(at, i, 1)))
+                x = e.value(self.problem.a, self.problem.index_a(batch, lane, at + i))
                 b.store(
                     self.packed_a, b.broadcast(b.cast(x, self.accumulator), (width,)), (i, 0), (1,)
                 )
@@ -294,17 +292,17 @@ class DotLowering:
         """Row panels times column panels; a panel past the end repeats its last row."""
         b = self.b
         m = self.problem.sizes[1]
-        top = combine(m, 1, -1)
+        top = m - 1
         whole = modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0
 
         def row_panel(i: Size, _: list[Node]) -> Sequence[Node]:
-            places = [combine(i, r, 1) for r in range(plan.mr)]
+            places = [i + r for r in range(plan.mr)]
             if not whole:
                 places = [minimum(p, top) for p in places]
             self.pack_a(plan, batch, at, count, places)
 
             def column_panel(j: Size, _: list[Node]) -> Sequence[Node]:
-                start = combine(column, multiply(j, plan.nr), 1)
+                start = column + j * plan.nr
                 self.prefetch_rows(plan, batch, places, start)
                 with self.e.scope():
                     ahead = self.rows_ahead(plan, batch, at, i, j)
@@ -337,7 +335,7 @@ class DotLowering:
     def linear(self, batch: Size, row: Size, lane: Size) -> Size:
         """The element number of a result."""
         _, m, _, n = self.problem.sizes
-        return combine(multiply(combine(multiply(batch, m), row, 1), n), lane, 1)
+        return (batch * m + row) * n + lane
 
     def micro(self, plan: Plan, count: Size, j: Size, ahead: list[tuple[Node, Size]]) -> Node:
         """The register tile: acc += a[:, k] outer b[k, :] over a block of k."""
@@ -353,13 +351,13 @@ class DotLowering:
 
         def several(i: Size, carried: list[Node]) -> Sequence[Node]:
             for memory, offset in ahead:  # a line serves many steps: one of them asks for it
-                b.prefetch(memory, combine(offset, i, 1))
+                b.prefetch(memory, offset + i)
             for t in range(plan.unroll):
-                carried = list(step(combine(i, t, 1), carried))
+                carried = list(step(i + t, carried))
             return carried
 
         acc = [b.constant(0, self.accumulator, (plan.mr, plan.nr))]
-        whole = multiply(floor_divide(count, plan.unroll), plan.unroll)
+        whole = floor_divide(count, plan.unroll) * plan.unroll
         bounds = (0, plan.block_k - 1)
         acc = b.loop("k", 0, whole, plan.unroll, several, acc, bounds=bounds)
         if modulo(count, plan.unroll) != 0:
@@ -385,8 +383,8 @@ class DotLowering:
             if coefficient(offset, place) != 1 or coefficient(offset, row) in (0, None):
                 continue
             for r in range(share):
-                own = minimum(combine(multiply(j, share), r, 1), plan.mr - 1)
-                far = combine(combine(i, plan.mr, 1), own, 1)
+                own = minimum(j * share + r, plan.mr - 1)
+                far = i + plan.mr + own
                 found.append((self.e.memories[node], substitute(offset, {row: far, place: at})))
         return found
 
@@ -406,7 +404,7 @@ class DotLowering:
                 with self.e.scope(), self.columns(plan, start) as lane:
                     for r in range(plan.mr):
                         row = b.add(tile_ops.extract(acc, index=r))
-                        self.e.store(memory, row, self.linear(batch, combine(i, r, 1), lane))
+                        self.e.store(memory, row, self.linear(batch, i + r, lane))
                 return ()
 
             return run
@@ -414,7 +412,7 @@ class DotLowering:
         def whole_or_rows(memory: Node) -> Any:
             if modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0:
                 return straight(memory)
-            full = b.less_equal(combine(i, plan.mr, 1), stop)
+            full = b.less_equal(i + plan.mr, stop)
             return lambda: b.branch(full, straight(memory), by_rows)
 
         if high(m) < plan.mr:
@@ -424,20 +422,20 @@ class DotLowering:
         elif self.partial is None:
             by_rows()
         else:  # sums that are not complete go straight to where they are kept
-            last = b.less_equal(self.problem.sizes[2], combine(at, plan.block_k, 1))
+            last = b.less_equal(self.problem.sizes[2], at + plan.block_k)
             b.branch(last, by_rows, whole_or_rows(self.partial))
 
     def finish(self, plan: Plan, batch: Size, at: Size, i: Size, stop: Size, start: Size) -> None:
         """Hand each row of the register tile to the epilogue, or keep it for the next block."""
         b = self.b
         k = self.problem.sizes[2]
-        count = minimum(combine(stop, i, -1), plan.mr)
+        count = minimum(stop - i, plan.mr)
 
         def rows(action: Any) -> Any:
             def one(r: Size, _: list[Node]) -> Sequence[Node]:
                 with self.e.scope(), self.columns(plan, start) as lane:
                     acc = b.load(self.strip, (r, 0), (plan.nr,), (1,))
-                    action(batch, combine(i, r, 1), lane, acc)
+                    action(batch, i + r, lane, acc)
                 return ()
 
             def run() -> Sequence[Node]:
@@ -449,7 +447,7 @@ class DotLowering:
         if self.partial is None:
             rows(self.epilogue)()
             return
-        last = b.less_equal(k, combine(at, plan.block_k, 1))
+        last = b.less_equal(k, at + plan.block_k)
         b.branch(last, rows(self.epilogue), rows(self.keep))
 
     def keep(self, batch: Size, row: Size, lane: Size, acc: Node) -> None:
@@ -486,7 +484,7 @@ class DotLowering:
             line = 64 // memory.dtype.size
             for place in places:
                 for column in range(0, plan.nr, line):
-                    at = substitute(offset, {row: place, lane: combine(start, column, 1)})
+                    at = substitute(offset, {row: place, lane: start + column})
                     b.prefetch(memory, at)
 
     def index_of(

@@ -16,15 +16,7 @@ from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import (
-    Size,
-    ceil_divide,
-    combine,
-    floor_divide,
-    high,
-    modulo,
-    multiply,
-)
+from ..ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ..ir.types import Memory, product, row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body
@@ -65,12 +57,12 @@ class TiledDot:
         batch, m, k, n = self.problem.sizes
         rows, columns, warps = tile_of(self.problem)
         blocks_m, blocks_n = ceil_divide(m, rows), ceil_divide(n, columns)
-        tiles = multiply(blocks_m, blocks_n)
-        p = self.b.program(0, multiply(batch, tiles))
+        tiles = blocks_m * blocks_n
+        p = self.b.program(0, batch * tiles)
         batch_at, rest = floor_divide(p, tiles), modulo(p, tiles)
-        row = multiply(floor_divide(rest, blocks_n), rows)
-        column = multiply(modulo(rest, blocks_n), columns)
-        whole = multiply(floor_divide(k, STEP), STEP)
+        row = floor_divide(rest, blocks_n) * rows
+        column = modulo(rest, blocks_n) * columns
+        whole = floor_divide(k, STEP) * STEP
 
         def step(start: Size, carried: list[Node], size: Size) -> Sequence[Node]:
             with self.e.scope():
@@ -81,14 +73,12 @@ class TiledDot:
             return [self.b.add(tile_ops.dot(a, b, carried[0]))]
 
         zero = self.b.constant(0, self.accumulator, (rows, columns))
-        total = self.b.loop(
-            "k", 0, whole, STEP, lambda at, c: step(at, c, combine(at, STEP, 1)), [zero]
-        )
+        total = self.b.loop("k", 0, whole, STEP, lambda at, c: step(at, c, at + STEP), [zero])
         if modulo(k, STEP) != 0:
             total = self.b.loop("rest", whole, k, STEP, lambda at, c: step(at, c, k), total)
         with self.e.tile(row, rows, m, column, columns, n) as (i, j):
             self.epilogue(batch_at, i, j, total[0])
-        body = self.b.finish((multiply(batch, tiles),), warps=warps)
+        body = self.b.finish((batch * tiles,), warps=warps)
         roles: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
         roles += [("store", i) for i in range(len(self.stored))]
         return [(body, [roles[number] for number in self.b.numbers])]
@@ -105,7 +95,7 @@ class TiledDot:
     def epilogue(self, batch: Size, row: Size, lane: Size, total: Node) -> None:
         """Evaluate and store what the Region wants of the tile."""
         _, m, _, n = self.problem.sizes
-        linear = combine(multiply(combine(multiply(batch, m), row, 1), n), lane, 1)
+        linear = (batch * m + row) * n + lane
         rounded = self.e.settled(self.b.cast(total, wide(self.dot.dtype)), self.dot)
         for shape in {self.dot.shape: None, **{v.shape: None for v in self.stored}}:
             self.e.bind(self.dot, self.index_of(self.dot, shape, batch, row, lane, linear), rounded)

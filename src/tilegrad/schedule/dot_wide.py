@@ -20,7 +20,7 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.block import argument
 from ..ir.node import Node, topological
-from ..ir.symbol import Size, coefficient, combine, floor_divide, high, loop_index, multiply
+from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
 from ..ir.types import Memory, product, row_major
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
@@ -110,7 +110,7 @@ def matrix_of(
             stride = -(-max(1 + high(p) for p in probes[1:]) // ALIGNMENT) * ALIGNMENT
         strides.append(stride)
         if not isinstance(probe, int):
-            offset = combine(offset, multiply(probe, stride), -1)
+            offset = offset - probe * stride
     if offset != 0:
         return None
     found = Matrix(node, *strides)
@@ -338,7 +338,7 @@ class WideDot:
         b, p, k = self.b, self.problem, high(self.problem.sizes[2])
         shape = (k // LINE, LINE)
         with self.e.tile(0, shape[0], shape[0], 0, LINE, LINE) as (line, at):
-            place = combine(multiply(line, LINE), at, 1)
+            place = line * LINE + at
             found = b.cast(self.e.value(p.a, p.index_a(0, 0, place)), float32)
             for whole in self.wholes:
                 source = whole.inputs[0]
@@ -366,7 +366,7 @@ class WideDot:
         batch, m, _, n = self.problem.sizes
         if batch == 1:
             return self.b.matrix(memory, (m, n), (n, 1))
-        return self.b.matrix(memory, (batch, m, n), (multiply(m, n), n, 1))
+        return self.b.matrix(memory, (batch, m, n), (m * n, n, 1))
 
     def memories(self) -> tuple[Node, Node, Node]:
         """a, b and the result as matrices, in the order the kernel wants."""
@@ -445,10 +445,10 @@ class WideDot:
             block, blocks = block_of(v), v.shape[-1]
             x = b.broadcast(e.value(v.inputs[0].inputs[0], own), shape)
             for start in range(0, shape[0 if turned else 1], block):
-                first = combine(row if turned else column, start, 1)
+                first = (row if turned else column) + start
                 piece = x if turned else cut(b, x, start, block)
                 total = b.add(tile_ops.reduce(piece, axis=0 if turned else 1, kind="sum"))
-                offset = combine(multiply(at_m, blocks), floor_divide(first, block), 1)
+                offset = at_m * blocks + floor_divide(first, block)
                 e.only = b.less(first, n)
                 e.store(self.outputs[v], total if turned else e.column(total), offset)
                 e.only = None
@@ -468,7 +468,7 @@ class WideDot:
             near = dict(zip(self.near, pieces[len(self.dots) :]))
             kind, own_pieces = wide(self.dot.dtype), pieces[: len(self.dots)]
             rounded = [self.e.settled(self.b.cast(p, kind), self.dot) for p in own_pieces]
-            linear = combine(multiply(combine(multiply(batch, m), at_m, 1), n), at_n, 1)
+            linear = (batch * m + at_m) * n + at_n
             own = self.index_of(batch, at_m, at_n)
             if self.wholes and self.kernel is not None:
                 self.bind_wholes(self.kernel.own, at_m, columns)

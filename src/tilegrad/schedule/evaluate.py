@@ -20,18 +20,7 @@ from ..core.dtype import DType, int64, uint32
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, located
-from ..ir.symbol import (
-    Expr,
-    Size,
-    coefficient,
-    combine,
-    high,
-    maximum,
-    minimum,
-    multiply,
-    named,
-    substitute,
-)
+from ..ir.symbol import Expr, Size, coefficient, combine, high, maximum, minimum, named, substitute
 from ..ir.types import row_major
 from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
@@ -188,7 +177,7 @@ class Evaluator:
 
             if low(c.value) < 0:
                 mask = self.body.logical_and(mask, self.body.less_equal(0, c.value))
-            if low(combine(c.size, c.value, -1)) < 1:
+            if low(c.size - c.value) < 1:
                 mask = self.body.logical_and(mask, self.body.less(c.value, c.size))
         assert mask is not None
         return mask
@@ -239,9 +228,9 @@ class Evaluator:
         axis, start = node.attrs["axis"], 0
         result: Node | None = None
         for x in node.inputs:
-            inner = index[:axis] + (combine(index[axis], start, -1),) + index[axis + 1 :]
+            inner = index[:axis] + (index[axis] - start,) + index[axis + 1 :]
             condition = Condition(inner[axis], x.shape[axis])
-            start = combine(start, x.shape[axis], 1)  # type: ignore[assignment]
+            start = start + x.shape[axis]
             if condition.holds():
                 return self.value(x, inner)
             if x.shape[axis] == 0 or condition.fails():
@@ -273,9 +262,9 @@ class Evaluator:
         if exact is not None:
             if Condition(exact, size).holds():
                 return exact
-            return maximum(minimum(exact, combine(size, 1, -1)), 0)
+            return maximum(minimum(exact, size - 1), 0)
         value = self.body.cast(self.value(node, index), int64)
-        last = self.body.index(combine(size, 1, -1))  # out of range is clamped: never read there
+        last = self.body.index(size - 1)  # out of range is clamped: never read there
         value = self.body.apply("minimum", value, last)
         value = self.body.apply("maximum", value, self.body.constant(0, int64))
         atom = self.body.atom("at", value, 0, max(1, high(size) - 1))
@@ -334,7 +323,7 @@ class Evaluator:
         from ..ir.symbol import low
 
         size = memory.shape[0]
-        return low(offset) < 0 or low(combine(size, offset, -1)) < 1
+        return low(offset) < 0 or low(size - offset) < 1
 
     def _any(self, mask: Node) -> Node:
         return self.body.add(tile_ops.reduce(mask, axis=0, kind="max"))
@@ -387,7 +376,7 @@ def ravel_strides(index: Index, strides: Sequence[Size]) -> Size:
     """The linear offset of an index."""
     total: Size = 0
     for i, s in zip(index, strides):
-        total = combine(total, multiply(i, s), 1)
+        total = total + i * s
     return total
 
 
@@ -434,7 +423,7 @@ def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
         if a is None or b is None:
             return None
         if node.op is ops.multiply:
-            return multiply(a, b)
+            return a * b
         return combine(a, b, 1 if node.op is ops.add else -1)
     if node.op is ops.cast and node.dtype.is_integer and node.inputs[0].dtype.is_integer:
         return symbolic(node.inputs[0], index, stored)

@@ -20,7 +20,7 @@ from ..core.dtype import DType, float32
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, needs, topological, users
-from ..ir.symbol import Size, floor_divide, high, loop_index, multiply
+from ..ir.symbol import Size, floor_divide, high, loop_index
 from ..ir.types import Array, Tuple, product
 from .access import MOVEMENT, Index, unravel
 from .evaluate import DIRECT
@@ -263,7 +263,7 @@ def _split_index(node: Node, linear: Size, row: Size, column: Size, group: Regio
         if size == lead and product(node.shape[:axis]) == lead:
             return unravel(first, node.shape[:axis]) + unravel(second, node.shape[axis:])
         if axis < len(node.shape):
-            size = multiply(size, node.shape[axis])
+            size = size * node.shape[axis]
     return unravel(linear, node.shape)
 
 

@@ -22,13 +22,11 @@ from ..ir.symbol import (
     Size,
     ceil_divide,
     coefficient,
-    combine,
     floor_divide,
     high,
     loop_index,
     minimum,
     modulo,
-    multiply,
     named,
     substitute,
 )
@@ -78,7 +76,7 @@ class LoopLowering(ColumnLoops):
         assert rows is not None
         block = BLOCK
         blocks: Size = ceil_divide(inner, block) if high(inner) > 2 * block else 1
-        p = self.b.program(0, multiply(rows, blocks))
+        p = self.b.program(0, rows * blocks)
         row = floor_divide(p, blocks)
         stored = self.group.stored
 
@@ -93,10 +91,10 @@ class LoopLowering(ColumnLoops):
             if blocks == 1:
                 self.lane_loop(0, inner, body)
             else:
-                start = multiply(modulo(p, blocks), block)
-                stop = minimum(combine(start, block, 1), inner)
+                start = modulo(p, blocks) * block
+                stop = minimum(start + block, inner)
                 self.lane_loop(start, stop, body, size=inner)
-        return (multiply(rows, blocks),)
+        return (rows * blocks,)
 
     # ---- turned: reads that run across the rows -------------------------------------------
 
@@ -109,7 +107,7 @@ class LoopLowering(ColumnLoops):
             return []
         lane = named("loop", "lane", 0, max(1, inner - 1))
         block, turn = loop_index("block", rows // side), named("loop", "turn", 0, side - 1)
-        row = combine(multiply(block, side), turn, 1)
+        row = block * side + turn
         found: dict[tuple[Node, Index], None] = {}
         for v in self.group.stored:
             for node, index in stored_reads([(v, self.index_at(v, row, lane))], self.inputs):
@@ -142,13 +140,13 @@ class LoopLowering(ColumnLoops):
             for node, index in reads:
                 rows_ = []
                 for k in range(side):
-                    at = place(index, combine(base, k, 1), 0)
+                    at = place(index, base + k, 0)
                     offset = ravel_strides(at, row_major(node.shape))
                     rows_.append(b.load(self.inputs[node], (offset,), (side,), (0,)))
                 turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows_)), order=(1, 0)))
                 lines.append([b.add(tile_ops.extract(turned, index=k)) for k in range(side)])
             for k in range(side):
-                row = combine(multiply(p, side), k, 1)
+                row = p * side + k
                 with e.vector(base, side, inner, True) as own:
                     for (node, index), line in zip(reads, lines):
                         e.bind(node, place(index, own, k), b.cast(line[k], wide(node.dtype)))
@@ -156,7 +154,7 @@ class LoopLowering(ColumnLoops):
             return ()
 
         def rest(at: Size, _: list[Node]) -> Sequence[Node]:
-            row = combine(multiply(p, side), at, 1)
+            row = p * side + at
             with e.scope(), e.vector(inner // side * side, side, inner, False) as own:
                 self.write_all(row, own)
             return ()

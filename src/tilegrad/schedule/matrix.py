@@ -15,17 +15,7 @@ from typing import Any
 
 from ..core.target import MatrixUnit, Target
 from ..ir.node import Node
-from ..ir.symbol import (
-    Size,
-    ceil_divide,
-    combine,
-    floor_divide,
-    high,
-    loop_index,
-    minimum,
-    modulo,
-    multiply,
-)
+from ..ir.symbol import Size, ceil_divide, floor_divide, high, loop_index, minimum, modulo
 from ..tile import ops as tile_ops
 from .access import Condition, Index
 from .dot import DotLowering
@@ -103,20 +93,20 @@ class MatrixLowering(DotLowering):
         b = self.b
         batch, m, k, n = self.problem.sizes
         blocks_m, blocks_n = ceil_divide(m, plan.block_m), ceil_divide(n, plan.block_n)
-        p = b.program(0, multiply(batch, multiply(blocks_m, blocks_n)))
-        at_batch = p // multiply(blocks_m, blocks_n)
-        rest = modulo(p, multiply(blocks_m, blocks_n))
-        row = multiply(rest // blocks_n, plan.block_m)
-        column = multiply(modulo(rest, blocks_n), plan.block_n)
+        p = b.program(0, batch * (blocks_m * blocks_n))
+        at_batch = p // (blocks_m * blocks_n)
+        rest = modulo(p, blocks_m * blocks_n)
+        row = rest // blocks_n * plan.block_m
+        column = modulo(rest, blocks_n) * plan.block_n
         self.turned_a = self.is_turned(at_batch)
         self.places(plan)
-        live = ceil_divide(minimum(combine(n, column, -1), plan.block_n), plan.nr)
-        stop = minimum(combine(row, plan.block_m, 1), m)
+        live = ceil_divide(minimum(n - column, plan.block_n), plan.nr)
+        stop = minimum(row + plan.block_m, m)
         whole, each = ceil_divide(k, self.unit.k), plan.block_k // self.unit.k
 
         def part(block: Size, ends: str) -> Sequence[Node]:
-            self.first = multiply(block, each)
-            self.steps = minimum(combine(whole, self.first, -1), each)
+            self.first = block * each
+            self.steps = minimum(whole - self.first, each)
             with self.e.scope():
                 self.pack_columns(plan, at_batch, column, live)
                 self.panels(plan, at_batch, (row, stop), column, live, ends)
@@ -128,7 +118,7 @@ class MatrixLowering(DotLowering):
         if last > 1:
             b.loop("k_block", 1, last, 1, lambda block, _: part(block, ""))
         part(last, "last" if last else "first last")
-        return (multiply(batch, multiply(blocks_m, blocks_n)),)
+        return (batch * (blocks_m * blocks_n),)
 
     def operand(self, x: Node, index: Index, k: Size, lanes: int) -> Node:
         """An operand in the unit's dtype, zero where k is past its end."""
@@ -159,7 +149,7 @@ class MatrixLowering(DotLowering):
         )
 
         def one(j: Size, s: Size, g: Size = 0) -> Sequence[Node]:
-            start = combine(column, multiply(j, plan.nr), 1)
+            start = column + j * plan.nr
             if turned:
                 self.turned_step(plan, batch, start, j, s)
             else:
@@ -171,7 +161,7 @@ class MatrixLowering(DotLowering):
             return ()
 
         def chunk(c: Size, _: list[Node]) -> Sequence[Node]:
-            top = minimum(combine(c, CHUNK, 1), live)
+            top = minimum(c + CHUNK, live)
 
             def group(s: Size, g: Size) -> Sequence[Node]:
                 with self.e.scope():
@@ -198,10 +188,10 @@ class MatrixLowering(DotLowering):
         """A group of k where b is read along n: rows are interleaved."""
         b, x, together = self.b, self.problem.b, self.together
         j, s, g = at
-        base = combine(multiply(combine(self.first, s, 1), self.unit.k), multiply(g, together), 1)
+        base = (self.first + s) * self.unit.k + g * together
         rows = []
         for t in range(together):
-            k = combine(base, t, 1)
+            k = base + t
             with self.columns(plan, start) as lane:
                 rows.append(self.operand(x, self.problem.index_b(batch, k, lane), k, plan.nr))
         wide = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
@@ -211,11 +201,11 @@ class MatrixLowering(DotLowering):
     def turned_step(self, plan: Plan, batch: Size, start: Size, j: Size, s: Size) -> None:
         """A step of k where b is contiguous along k: pairs are turned as one."""
         b, x = self.b, self.problem.b
-        base = multiply(combine(self.first, s, 1), self.unit.k)
+        base = (self.first + s) * self.unit.k
         for half in range(2):
             rows = []
             for r in range(TILE):
-                n = combine(start, half * TILE + r, 1)
+                n = start + (half * TILE + r)
                 with self.e.vector(base, self.unit.k, self.problem.sizes[2], True) as lane:
                     value = self.e.value(x, self.problem.index_b(batch, lane, n))
                     rows.append(b.cast(value, self.input))
@@ -232,7 +222,7 @@ class MatrixLowering(DotLowering):
 
         def step(s: Size, _: list[Node]) -> Sequence[Node]:
             for r, m in enumerate(places):
-                base = multiply(combine(self.first, s, 1), self.unit.k)
+                base = (self.first + s) * self.unit.k
                 with self.e.vector(base, self.unit.k, k, modulo(k, self.unit.k) == 0) as lane:
                     value = self.e.value(x, self.problem.index_a(batch, m, lane))
                     value = b.broadcast(b.cast(value, self.input), (self.unit.k,))
@@ -251,18 +241,18 @@ class MatrixLowering(DotLowering):
         b, (row, stop) = self.b, rows
         m = self.problem.sizes[1]
         whole = modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0
-        top = combine(m, 1, -1)
-        at = multiply(self.first, self.unit.k)
+        top = m - 1
+        at = self.first * self.unit.k
 
         def row_panel(i: Size, _: list[Node]) -> Sequence[Node]:
-            places = [combine(i, r, 1) for r in range(plan.mr)]
+            places = [i + r for r in range(plan.mr)]
             if not whole:
                 places = [minimum(p, top) for p in places]
             self.pack_rows(plan, batch, places)
-            panel = floor_divide(combine(i, row, -1), plan.mr)
+            panel = floor_divide(i - row, plan.mr)
 
             def column_panel(j: Size, _: list[Node]) -> Sequence[Node]:
-                start = combine(column, multiply(j, plan.nr), 1)
+                start = column + j * plan.nr
                 if "last" in ends:
                     self.prefetch_rows(plan, batch, places, start)
                 with self.e.scope():
@@ -292,12 +282,12 @@ class MatrixLowering(DotLowering):
             left = [load(self.packed_a, s, t, 0, 0) for t in range(2)]
             right = [load(self.packed_b, j, s, t, 0, 0) for t in range(2)]
             for row in range(0, 2 * TILE):
-                b.prefetch(self.packed_b, j, combine(s, 2, 1), row // TILE, row % TILE, 0)
+                b.prefetch(self.packed_b, j, s + 2, row // TILE, row % TILE, 0)
             for q in range(0 if "first" in ends else each):  # the next panel's sums
-                own = combine(multiply(s, each), q, 1)
-                b.prefetch(self.sums, panel, combine(j, 1, 1), 0, own, 0)
+                own = s * each + q
+                b.prefetch(self.sums, panel, j + 1, 0, own, 0)
             for memory, offset in ahead:
-                b.prefetch(memory, combine(offset, multiply(s, self.unit.k), 1), to="l2")
+                b.prefetch(memory, offset + s * self.unit.k, to="l2")
             return [
                 b.add(tile_ops.matrix_dot(c, left[i // 2], right[i % 2], unit=name))
                 for i, c in enumerate(carried)

@@ -16,12 +16,10 @@ from ..ir.symbol import (
     Size,
     ceil_divide,
     coefficient,
-    combine,
     floor_divide,
     high,
     minimum,
     modulo,
-    multiply,
     substitute,
 )
 from ..ir.types import row_major
@@ -49,17 +47,17 @@ class ColumnLoops(RowLoops):
             share = max(4 * self.lanes, -(-high(inner) // parts // self.lanes) * self.lanes)
             block = min(block, max(self.lanes, share))
         blocks = ceil_divide(inner, block)
-        p = self.b.program(0, multiply(outer_size, blocks))
+        p = self.b.program(0, outer_size * blocks)
         outer = floor_divide(p, blocks)
-        start = multiply(modulo(p, blocks), block)
-        stop = minimum(combine(start, block, 1), inner)
+        start = modulo(p, blocks) * block
+        stop = minimum(start + block, inner)
         self.outer_row, self.start, self.stop = outer, start, stop
         self.places = {v: self.accumulators(v, block) for v in self.reduces}
         stages = max(self.levels[v] for v in self.reduces)
         for stage in range(1, stages + 1):
             self.column_stage([v for v in self.reduces if self.levels[v] == stage], stage)
         self.column_results(stages)
-        return (multiply(outer_size, blocks),)
+        return (outer_size * blocks,)
 
     def accumulators(self, node: Node, block: int) -> list[Node]:
         """Scratch for the running results of a reduction."""
@@ -73,8 +71,8 @@ class ColumnLoops(RowLoops):
         """body(row, place in the block) for each vector of results."""
 
         def run(lane: Size, _: list[Node]) -> Sequence[Node]:
-            row = combine(multiply(self.outer_row, self.inner), lane, 1)
-            body(row, combine(lane, self.start, -1))
+            row = self.outer_row * self.inner + lane
+            body(row, lane - self.start)
             return ()
 
         self.lane_loop(self.start, self.stop, run, size=self.inner)
@@ -114,9 +112,9 @@ class ColumnLoops(RowLoops):
                     self.known_results(stage, row, place)
                     values = [self.peek(m, place) for v in reduces for m in self.places[v]]
                     for k in range(count):
-                        values = self.feed(reduces, row, combine(column, k, 1), values)
+                        values = self.feed(reduces, row, column + k, values)
                         if count > 1:
-                            self.ask_ahead(reduces, row, combine(column, count + k, 1))
+                            self.ask_ahead(reduces, row, column + (count + k))
                     memories = [m for v in reduces for m in self.places[v]]
                     for memory, x in zip(memories, values):
                         self.poke(memory, x, place)
@@ -132,12 +130,12 @@ class ColumnLoops(RowLoops):
     def over_columns(self, reduces: Sequence[Node], many: int, walk: Callable[[int], Step]) -> None:
         """All reduced elements, `many` at a time; long sums of floats in blocks."""
         b, columns = self.b, self.group.columns
-        whole = multiply(floor_divide(columns, many), many)
+        whole = floor_divide(columns, many) * many
         long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
         totals = {v: b.allocate(self.places[v][0].shape, float64, "l1") for v in long}
 
         def block(at: Size, _: list[Node]) -> Sequence[Node]:
-            b.loop("column", at, minimum(combine(at, CHAIN, 1), whole), many, walk(many))
+            b.loop("column", at, minimum(at + CHAIN, whole), many, walk(many))
             self.over_block(lambda _, place: self.to_totals(totals, place))
             return ()
 
@@ -176,7 +174,7 @@ class ColumnLoops(RowLoops):
             if coefficient(offset, e.lane) != 1:
                 continue
             for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
-                at = substitute(offset, {e.lane: combine(e.base, part, 1)})
+                at = substitute(offset, {e.lane: e.base + part})
                 b.prefetch(self.inputs[node], at)
 
     def column_results(self, stages: int) -> None:

@@ -16,18 +16,7 @@ from typing import Any
 from ..core.dtype import int64
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import (
-    Expr,
-    Size,
-    atoms,
-    combine,
-    floor_divide,
-    high,
-    loop_index,
-    multiply,
-    named,
-    substitute,
-)
+from ..ir.symbol import Expr, Size, atoms, floor_divide, high, loop_index, named, substitute
 from ..ir.types import row_major
 from ..tile import ops as tile_ops
 from .access import MOVEMENT, Index, unravel
@@ -95,7 +84,7 @@ class RowLoops(LoopSpace):
             self.stash[key] = self.b.allocate((columns,), wide(key[0].dtype), "l1")
 
     def _column(self, outer: Size, lane: Size) -> Size:
-        return combine(multiply(outer, self.inner), lane, 1)
+        return outer * self.inner + lane
 
     def _costly(self, stack: list[tuple[Node, Index]], lane: Expr) -> set[Any]:
         """The costly inlined Nodes an expression reaches, at lane-dependent indices."""

@@ -14,7 +14,7 @@ from ..core.dtype import int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, combine, floor_divide, high, minimum, modulo, multiply
+from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
 from ..ir.types import Array, Memory, product, row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
@@ -74,14 +74,14 @@ def lower_cumulative(
     while lanes > 1 and lanes >= 2 * high(low.inner):
         lanes //= 2
     blocks = ceil_divide(low.inner, lanes)
-    p = b.program(0, multiply(low.outer, blocks))
-    outer, base = floor_divide(p, blocks), multiply(modulo(p, blocks), lanes)
+    p = b.program(0, low.outer * blocks)
+    outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
     if lanes == 1:
         _run_along(low, outer, base, ())
     else:
         with e.vector(base, lanes, low.inner, modulo(low.inner, lanes) == 0) as lane:
             _run_along(low, outer, lane, (lanes,))
-    return b.finish((multiply(low.outer, blocks),))
+    return b.finish((low.outer * blocks,))
 
 
 def _run_along(low: AxisLowering, outer: Size, lane: Size, shape: tuple[int, ...]) -> None:
@@ -103,7 +103,7 @@ def _run_along(low: AxisLowering, outer: Size, lane: Size, shape: tuple[int, ...
         return b.loop("k", start, stop, 1, step, [b.constant(identity(kind, own), own, shape)])[0]
 
     def turn(at: Size, carried: list[Node]) -> Sequence[Node]:
-        stop = minimum(combine(at, BLOCK, 1), low.size)
+        stop = minimum(at + BLOCK, low.size)
         total = block(at, stop, b.cast(carried[0], dtype))
         return [b.apply(COMBINE[kind], carried[0], b.cast(total, kept))]
 
@@ -129,7 +129,7 @@ def lower_sort(
     dtype = wide(x.dtype)
     keys, places = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
     other_keys, other_places = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
-    p = b.program(0, multiply(low.outer, low.inner))
+    p = b.program(0, low.outer * low.inner)
     outer, inner = floor_divide(p, low.inner), modulo(p, low.inner)
 
     def take(k: Size, _: list[Node]) -> Sequence[Node]:
@@ -157,7 +157,7 @@ def lower_sort(
         )
     )
     b.loop("k", 0, low.size, 1, give)
-    body = b.finish((multiply(low.outer, low.inner),))
+    body = b.finish((low.outer * low.inner,))
     return [(body, roles + [("store", i) for i in range(len(stored))])]
 
 

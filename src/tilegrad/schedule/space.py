@@ -21,12 +21,10 @@ from ..ir.symbol import (
     Size,
     atoms,
     coefficient,
-    combine,
     floor_divide,
     high,
     loop_index,
     modulo,
-    multiply,
     named,
 )
 from ..ir.types import Memory, product, row_major
@@ -161,7 +159,7 @@ class LoopSpace:
         for shape in shapes:
             size: Size = 1
             for s in reversed(shape):
-                size = multiply(size, s)
+                size = size * s
                 if size != 1:
                     candidates[size] = None
         exact = [c for c in candidates if isinstance(c, int)]
@@ -179,7 +177,7 @@ class LoopSpace:
             return True
         lane = named("loop", "lane", 0, max(1, high(inner) - 1))
         outer = loop_index("outer", floor_divide(extent, inner))
-        along = combine(multiply(outer, inner), lane, 1)
+        along = outer * inner + lane
         self.shape = self._shape(inner)
         row: Size = outer
         column: Size = lane
@@ -300,9 +298,9 @@ class LoopSpace:
         """Vectors over [start, stop): whole ones, then one that is masked."""
         size = stop if size is None else size
         b, e, lanes = self.b, self.e, self.lanes
-        span = combine(stop, start, -1)
-        whole = multiply(floor_divide(span, lanes), lanes)
-        middle = combine(start, whole, 1)
+        span = stop - start
+        whole = floor_divide(span, lanes) * lanes
+        middle = start + whole
 
         def step(is_whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
             def run(base: Size, values: list[Node]) -> Sequence[Node]:
@@ -334,7 +332,7 @@ class LoopSpace:
         Accumulators that are `blocked` start anew, as `fresh` ones, after CHAIN additions.
         """
         b, e = self.b, self.e
-        turns = -(-high(combine(span[1], span[0], -1)) // self.lanes)
+        turns = -(-high(span[1] - span[0]) // self.lanes)
 
         def whole(first: Size, last: Size, carried: list[Node]) -> list[Node]:
             def nest(line: Size, inside: list[Node]) -> Sequence[Node]:
@@ -374,7 +372,7 @@ class LoopSpace:
     ) -> list[Node]:
         """run(first, last, accumulators) over a span; where it is long, in blocks."""
         b = self.b
-        if not any(blocked) or high(combine(span[1], span[0], -1)) <= block:
+        if not any(blocked) or high(span[1] - span[0]) <= block:
             return run(*span, fresh)
         totals = [b.cast(x, float64) if t else x for t, x in zip(blocked, fresh)]
         totals = self.in_blocks(blocked, fresh, span, block, run, totals)
@@ -401,9 +399,9 @@ class LoopSpace:
 
         def turn(at: Size, carried: list[Node]) -> Sequence[Node]:
             with self.e.scope():
-                return added(at, combine(at, block, 1), carried)
+                return added(at, at + block, carried)
 
-        size = combine(stop, start, -1)
-        middle = combine(start, multiply(floor_divide(size, block), block), 1)
+        size = stop - start
+        middle = start + floor_divide(size, block) * block
         totals = b.loop("block", start, middle, block, turn, totals)
         return totals if modulo(size, block) == 0 else added(middle, stop, totals)

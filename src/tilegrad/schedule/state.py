@@ -13,7 +13,6 @@ from ..core.errors import StateError
 from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node, needs
-from ..ir.symbol import multiply
 from ..ir.types import Tuple, product
 from .fuse import Region
 from .order import bit, need
@@ -92,7 +91,7 @@ def hold(lowering: Lowering, slot: Slot, writer: Node, number: int, state: Node)
         return []
     source = lowering.slots[lowering.slot_of[state]]
     if (writer, number) not in lowering.in_place:
-        size = multiply(product(state.shape), state.dtype.size)
+        size = product(state.shape) * state.dtype.size
         return [Copy(source.number, slot.number, size)]
     if slot.kind == "output" and source.kind == "scratch":
         source.kind = "output" if source.alias is None else source.kind

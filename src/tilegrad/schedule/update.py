@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, combine, high, minimum, modulo, multiply
+from ..ir.symbol import Size, ceil_divide, high, minimum, modulo
 from ..ir.types import Memory, product, row_major
 from ..tile.build import Body, BodyBuilder
 from .access import Condition, unravel
@@ -120,12 +120,12 @@ class UpdateLowering:
         block = -(-block // lanes) * lanes
         blocks = ceil_divide(rest, block)
         if any_order:
-            p = self.b.program(0, multiply(lead, blocks))
-            start = multiply(modulo(p, blocks), block)
+            p = self.b.program(0, lead * blocks)
+            start = modulo(p, blocks) * block
             self.row(p // blocks if blocks != 1 else p, start, rest, block, lanes)
-            return (multiply(lead, blocks),)
+            return (lead * blocks,)
         p = self.b.program(0, blocks)
-        start = multiply(p, block)
+        start = p * block
 
         def walk(i: Size, _: list[Node]) -> Sequence[Node]:
             with self.e.scope():
@@ -156,7 +156,7 @@ class UpdateLowering:
         )
         conditions = [Condition(places[a], self.state.shape[a]) for a in self.axes]
         conditions = [c for c in conditions if not self._in_range(c)]
-        stop = minimum(combine(start, block, 1), rest)
+        stop = minimum(start + block, rest)
 
         def write(lane: Size) -> None:
             inner = unravel(lane, self.value.shape[self.rank :])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, multiply
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import Array, Memory, product, row_major
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -78,7 +78,7 @@ def lower_cumulative(group: Region, reads: Sequence[Node], name: str) -> list[tu
 def _along_axis(walk: Axis) -> tuple[Size, int]:
     """Tiles of (lines, axis)."""
     b, e = walk.b, walk.e
-    lines = multiply(walk.outer, walk.inner)
+    lines = walk.outer * walk.inner
     lanes = max(2, min(ELEMENTS, power_of_two(high(walk.size))))
     rows = 1 if lanes > 256 else max(1, min(ELEMENTS // lanes, power_of_two(high(lines))))
     p = b.program(0, ceil_divide(lines, rows))
@@ -88,7 +88,7 @@ def _along_axis(walk: Axis) -> tuple[Size, int]:
     start = b.constant(identity(kind, kept), kept, (rows, 1) if rows > 1 else ())
 
     def step(at: Size, carried: list[Node]) -> Sequence[Node]:
-        with e.tile(multiply(p, rows), rows, lines, at, lanes, walk.size) as (line, lane):
+        with e.tile(p * rows, rows, lines, at, lanes, walk.size) as (line, lane):
             index = walk.line_index(line, lane)
             x, run = _scan(walk, index, dtype, len(e.full) - 1)
             before = b.cast(carried[0], dtype)
@@ -107,8 +107,8 @@ def _along_inner(walk: Axis) -> tuple[Size, int]:
     lanes = min(32, power_of_two(high(walk.inner)))
     rows = max(2, min(ELEMENTS // lanes, power_of_two(high(walk.size))))
     blocks = ceil_divide(walk.inner, lanes)
-    p = b.program(0, multiply(walk.outer, blocks))
-    outer, base = floor_divide(p, blocks), multiply(modulo(p, blocks), lanes)
+    p = b.program(0, walk.outer * blocks)
+    outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
     dtype = wide(walk.node.dtype)
     kind = walk.node.attrs["kind"]
 
@@ -124,7 +124,7 @@ def _along_inner(walk: Axis) -> tuple[Size, int]:
     kept = running(walk.node.dtype, kind)
     start = b.constant(identity(kind, kept), kept, (lanes,))
     b.loop("k", 0, walk.size, rows, step, [start])
-    return multiply(walk.outer, blocks), rows * lanes
+    return walk.outer * blocks, rows * lanes
 
 
 def _scan(walk: Axis, index: Index, dtype: object, axis: int) -> tuple[Node, Node]:

@@ -13,16 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import (
-    Size,
-    ceil_divide,
-    combine,
-    floor_divide,
-    high,
-    minimum,
-    modulo,
-    multiply,
-)
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
 from ...ir.types import Array, Memory, row_major
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -68,15 +59,15 @@ class ThreadColumns(ThreadRows):
         results, inner = self.group.rows, self.inner
         assert results is not None
         blocks = ceil_divide(inner, self.block)
-        grid = multiply(multiply(floor_divide(results, inner), blocks), parts)
+        grid = floor_divide(results, inner) * blocks * parts
         p = self.b.program(0, grid)
         part, block = modulo(p, parts), floor_divide(p, parts)
-        outer, base = floor_divide(block, blocks), multiply(modulo(block, blocks), self.block)
+        outer, base = floor_divide(block, blocks), modulo(block, blocks) * self.block
         length = -(-high(count) // (parts * self.deep)) * self.deep
-        start: Size = multiply(part, length)
-        stop = minimum(combine(start, length, 1), count) if parts > 1 else count
+        start: Size = part * length
+        stop = minimum(start + length, count) if parts > 1 else count
         with self.e.tile(0, 1, 1, base, self.block, inner) as (_, lane):
-            row = combine(multiply(outer, inner), lane, 1)
+            row = outer * inner + lane
             for stage in range(1, self.stages() + 1):
                 wanted = [v for v in self.reduces if self.levels[v] == stage]
                 self.walk(wanted, row, outer, base, start, stop)
@@ -84,7 +75,7 @@ class ThreadColumns(ThreadRows):
                 self.column_results(row)
             else:
                 for v, place in zip(self.reduces, places):
-                    offset = combine(multiply(part, results), row, 1)
+                    offset = part * results + row
                     self.e.store(place, self.e.value(v, unravel(row, v.shape)), offset)
         return grid
 
@@ -97,9 +88,9 @@ class ThreadColumns(ThreadRows):
 
         def step(whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
             def run(at: Size, values: list[Node]) -> Sequence[Node]:
-                size = combine(at, self.deep, 1) if whole else stop
+                size = at + self.deep if whole else stop
                 with e.tile(at, self.deep, size, base, self.block, inner) as (column, lane):
-                    result_row = combine(multiply(outer, inner), lane, 1)
+                    result_row = outer * inner + lane
                     place = b.broadcast(b.index(column), full)
                     result, position = [], 0
                     for v in reduces:
@@ -113,8 +104,8 @@ class ThreadColumns(ThreadRows):
 
             return run
 
-        span = combine(stop, start, -1)
-        middle = combine(start, multiply(floor_divide(span, self.deep), self.deep), 1)
+        span = stop - start
+        middle = start + floor_divide(span, self.deep) * self.deep
         fresh = [x for v in reduces for x in self.starts(v, full)]
         blocked = [is_blocked(v) for v in reduces for _ in self.starts(v, ())]
 
@@ -171,7 +162,7 @@ class ThreadColumns(ThreadRows):
         """Partial results into scratch, then their sums."""
         length = -(-high(count) // (parts * self.deep)) * self.deep
         parts = -(-high(count) // length)
-        types = [Array((multiply(results, parts),), wide(v.inputs[0].dtype)) for v in self.reduces]
+        types = [Array((results * parts,), wide(v.inputs[0].dtype)) for v in self.reduces]
         after = [
             (f"part{n}", Memory(t.shape, t.dtype, "global", "result")) for n, t in enumerate(types)
         ]
@@ -188,17 +179,14 @@ class ThreadColumns(ThreadRows):
         block = min(32, power_of_two(high(results)))
         self.deep = deep = min(power_of_two(parts), 64)
         p = self.b.program(0, ceil_divide(results, block))
-        base = multiply(p, block)
+        base = p * block
         with self.e.tile(0, 1, 1, base, block, results) as (_, lane):
 
             def step(at: Size, totals: list[Node], whole: bool = True) -> Sequence[Node]:
                 found = []
-                size = combine(at, deep, 1) if whole else parts
+                size = at + deep if whole else parts
                 with self.e.tile(at, deep, size, base, block, results) as (part, own):
-                    loaded = [
-                        self.e._load(place, combine(multiply(part, results), own, 1))
-                        for place in places
-                    ]
+                    loaded = [self.e._load(place, part * results + own) for place in places]
                     for v, x, total in zip(self.reduces, loaded, totals):
                         found += self.take(v, x, x, self.e.inside(), [total])
                 return found

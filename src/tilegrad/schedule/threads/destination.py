@@ -19,7 +19,6 @@ from ...ir.symbol import (
     high,
     loop_index,
     modulo,
-    multiply,
 )
 from ...ir.types import Array, Memory, product, row_major
 from ...tile.build import Body
@@ -190,13 +189,13 @@ class UpdateDestinations:
 
     def inner(self, lane: Size, head: Size = 0) -> Index:
         """The index of an unindexed element, by its number in a span."""
-        return unravel(combine(multiply(head, self.span), lane, 1), self.value.shape[self.rank :])
+        return unravel(head * self.span + lane, self.value.shape[self.rank :])
 
     def cut(self, lanes: int, rows: Size) -> tuple[Size, Size, Size, Size]:
         """A program for each span, of so many rows, in blocks: (grid, row, head, base)."""
         blocks = ceil_divide(self.span, lanes)
-        each = multiply(self.heads, blocks)
-        p = self.b.program(0, multiply(rows, each))
+        each = self.heads * blocks
+        p = self.b.program(0, rows * each)
         rest = modulo(p, each)
-        base = multiply(modulo(rest, blocks), lanes)
-        return multiply(rows, each), floor_divide(p, each), floor_divide(rest, blocks), base
+        base = modulo(rest, blocks) * lanes
+        return rows * each, floor_divide(p, each), floor_divide(rest, blocks), base

@@ -14,15 +14,7 @@ from collections.abc import Sequence
 
 from ...core.dtype import int32, int64
 from ...ir.node import Node
-from ...ir.symbol import (
-    Size,
-    ceil_divide,
-    combine,
-    floor_divide,
-    high,
-    modulo,
-    multiply,
-)
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import product
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -45,7 +37,7 @@ class OrderedUpdate(UpdateDestinations):
         memory = self.begin(f"{self.name}_ranks", writes=("keys", "numbers"))
         rows, lanes = 32, 128
         grid = ceil_divide(self.count, rows)
-        first = multiply(self.b.program(0, grid), rows)
+        first = self.b.program(0, grid) * rows
         b, e = self.b, self.e
 
         with e.tile(first, rows, self.count, 0, 1, 1) as (row, _):
@@ -62,11 +54,9 @@ class OrderedUpdate(UpdateDestinations):
                         ahead = b.apply("bit_and", ahead, e.lane_mask)
                 return [b.apply("add", carried[0], b.cast(ahead, int32))]
 
-            whole = multiply(floor_divide(self.count, lanes), lanes)
+            whole = floor_divide(self.count, lanes) * lanes
             found = [b.constant(0, int32, (rows, lanes))]
-            found = b.loop(
-                "i", 0, whole, lanes, lambda i, c: step(i, c, combine(i, lanes, 1)), found
-            )
+            found = b.loop("i", 0, whole, lanes, lambda i, c: step(i, c, i + lanes), found)
             if modulo(self.count, lanes) != 0:
                 found = b.loop(
                     "rest", whole, self.count, lanes, lambda i, c: step(i, c, self.count), found
@@ -96,7 +86,7 @@ class OrderedUpdate(UpdateDestinations):
         b, e = self.b, self.e
         net = Network(b, sorting.LOCAL, self.key_dtype, False)
         p = b.program(0, self.padded // sorting.LOCAL)
-        base = multiply(p, sorting.LOCAL)
+        base = p * sorting.LOCAL
         numbers = b.apply(
             "add",
             b.add(tile_ops.iota(size=sorting.LOCAL, dtype=int32)),
@@ -121,7 +111,7 @@ class OrderedUpdate(UpdateDestinations):
         memory = self.begin(f"{self.name}_runs", ("keys", "numbers"), ("lengths",))
         b, e, lanes = self.b, self.e, 256
         grid = ceil_divide(self.count, lanes)
-        base = multiply(b.program(0, grid), lanes)
+        base = b.program(0, grid) * lanes
         with e.tile(0, 1, 1, base, lanes, self.count) as (_, lane):
             at = b.broadcast(b.index(lane), (lanes,))
             one = b.constant(1, int64)
@@ -179,10 +169,10 @@ class OrderedUpdate(UpdateDestinations):
 
                 def step(t: Size, carried: list[Node]) -> Sequence[Node]:
                     with e.scope():
-                        x = self.read(self.number(memory, combine(at, t, 1)), inner)
+                        x = self.read(self.number(memory, at + t), inner)
                         return [b.broadcast(self.combine(carried[0], x), (lanes,))]
 
-                start = combine(longest, 1, -1) if self.mode == "set" else 0
+                start = longest - 1 if self.mode == "set" else 0
                 total = b.loop("t", start, longest, 1, step, [old], 4, (0, high(self.count) - 1))
                 e.store(memory["state"], total[0], where)
             return ()
@@ -201,9 +191,9 @@ class OrderedUpdate(UpdateDestinations):
     def owned_elements(self, memory: dict[str, Node]) -> tuple[Body, Roles]:
         """Tiles over (pairs, unindexed elements) in one line: as many turns as the longest run."""
         b, e, lanes = self.b, self.e, 256
-        total = multiply(self.count, self.rest)
+        total = self.count * self.rest
         grid = ceil_divide(total, lanes)
-        base = multiply(b.program(0, grid), lanes)
+        base = b.program(0, grid) * lanes
         with e.tile(0, 1, 1, base, lanes, total) as (_, lane):
             at, inner = floor_divide(lane, self.rest), self.inner(modulo(lane, self.rest))
             length = b.broadcast(b.cast(e._load(memory["lengths"], at), int64), (lanes,))

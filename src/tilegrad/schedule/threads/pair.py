@@ -19,16 +19,7 @@ from typing import TYPE_CHECKING
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import (
-    Expr,
-    Size,
-    coefficient,
-    combine,
-    high,
-    minimum,
-    multiply,
-    named,
-)
+from ...ir.symbol import Expr, Size, coefficient, high, minimum, named
 from ...ir.types import Array, Memory, product, row_major
 from ...tile.build import Body
 from ..access import MOVEMENT, Index, depends
@@ -245,7 +236,7 @@ class PairLowering(ThreadLowering):
                 with e.scope():
                     for x, (node, index) in zip(held, self.first_reads(row, lane)):
                         e.bind(node, index, b.cast(x, wide(node.dtype)))
-                    after = minimum(combine(row, programs, 1), combine(rows, 1, -1))
+                    after = minimum(row + programs, rows - 1)
                     wanted = self.first_reads(after, lane)
                     ahead = [b.cast(e.value(n, i), n.dtype) for n, i in wanted]
                     self.one_row(row, lane)
@@ -254,7 +245,7 @@ class PairLowering(ThreadLowering):
             bounds = (0, max(0, high(rows) - 1))
             found = b.loop("row", p, rows, programs, step, [*starts, *raw], bounds=bounds)
             for x, place in zip(found, places):
-                e.store(place, x, combine(multiply(p, columns), lane, 1))
+                e.store(place, x, p * columns + lane)
 
     def first_reads(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
         """Full rows that are read at a row, in a fixed order: they are asked for ahead."""

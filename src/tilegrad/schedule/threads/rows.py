@@ -15,17 +15,7 @@ from collections.abc import Sequence
 from ...core.config import invariant
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import (
-    Size,
-    ceil_divide,
-    combine,
-    floor_divide,
-    high,
-    minimum,
-    modulo,
-    multiply,
-    named,
-)
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, named
 from ...ir.types import Array, Memory, product
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -70,11 +60,11 @@ class ThreadRows(ThreadStream):
         middle = self.middle_of(rows, many, lanes)
         many = min(many, power_of_two(high(middle)))
         blocks = ceil_divide(middle, many)
-        grid = multiply(floor_divide(rows, middle), blocks)
+        grid = floor_divide(rows, middle) * blocks
         p = self.b.program(0, grid)
-        outer, base = multiply(floor_divide(p, blocks), middle), multiply(modulo(p, blocks), many)
+        outer, base = floor_divide(p, blocks) * middle, modulo(p, blocks) * many
         with self.e.tile(base, many, middle, 0, lanes, columns) as (at, lane):
-            row = combine(outer, at, 1)
+            row = outer + at
             self.load_first(row, lane)
             for stage in range(1, self.stages() + 1):
                 self.reduce_stage(stage, row, lane)
@@ -167,7 +157,7 @@ class ThreadRows(ThreadStream):
         unit = self.lanes
         length = -(-high(columns) // (parts * unit)) * unit
         parts = -(-high(columns) // length)
-        types = [Array((multiply(rows, parts),), wide(v.inputs[0].dtype)) for v in self.reduces]
+        types = [Array((rows * parts,), wide(v.inputs[0].dtype)) for v in self.reduces]
         first = self.first_parts(rows, columns, parts, length, types)
         return [first, self.last_parts(rows, parts, types)]
 
@@ -183,16 +173,16 @@ class ThreadRows(ThreadStream):
             (f"part{n}", Memory(t.shape, t.dtype, "global", "result")) for n, t in enumerate(types)
         ]
         places = self.begin(f"{self.name}_parts", results=False, after=after)
-        p = self.b.program(0, multiply(rows, parts))
+        p = self.b.program(0, rows * parts)
         row = floor_divide(p, parts)
-        start = multiply(modulo(p, parts), length)
-        stop = minimum(combine(start, length, 1), columns)
+        start = modulo(p, parts) * length
+        stop = minimum(start + length, columns)
         walk = Walk(row, columns, self.reduces)
         self.finish_walk(walk, self.sweep(walk, start, stop, self.start_walk(walk)))
         for v, place in zip(self.reduces, places):
             self.e.store(place, self.e.value(v, unravel(row, v.shape)), p)
         roles = self.roles(results=False) + self.scratch_roles(types)
-        return self.end((multiply(rows, parts),), self.warps, roles)
+        return self.end((rows * parts,), self.warps, roles)
 
     def last_parts(self, rows: Size, parts: int, types: Sequence[Array]) -> tuple[Body, Roles]:
         """The parts of a row combined, and what follows from them."""
@@ -201,7 +191,7 @@ class ThreadRows(ThreadStream):
         row = self.b.program(0, rows)
         lanes = power_of_two(parts)
         with self.e.tile(row, 1, rows, 0, lanes, parts) as (_, lane):
-            at = combine(multiply(row, parts), lane, 1)
+            at = row * parts + lane
             self.bind_totals(
                 row, [(v, self.e._load(place, at)) for v, place in zip(self.reduces, places)]
             )

@@ -17,7 +17,7 @@ from ...core.dtype import DType, int32, int64
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Size, combine, floor_divide, high, modulo, multiply
+from ...ir.symbol import Size, floor_divide, high, modulo
 from ...ir.types import Array, Memory, product
 from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
@@ -111,7 +111,7 @@ class Network:
         """Steps of distance 2 ** (levels - 1) down to 1."""
 
         def step(t: Size, carried: list[Node]) -> Sequence[Node]:
-            distance = self.power(combine(combine(levels, 1, -1), t, -1))
+            distance = self.power(levels - 1 - t)
             return self.exchange(carried, shared, numbers, distance, run)
 
         return self.b.loop("t", 0, levels, 1, step, pair)
@@ -122,11 +122,11 @@ class Network:
         """Partners 2 ** far apart, farther than a tile: both are in memory; gives the grid."""
         b, size, distance = self.b, self.size, 1 << far
         half = padded // 2 // size
-        p = b.program(0, multiply(lines, half))
-        line, q = floor_divide(p, half), multiply(modulo(p, half), size)
-        low = combine(multiply(floor_divide(q, distance), 2 * distance), modulo(q, distance), 1)
-        start = combine(multiply(line, padded), low, 1)
-        ends = [start, combine(start, distance, 1)]
+        p = b.program(0, lines * half)
+        line, q = floor_divide(p, half), modulo(p, half) * size
+        low = floor_divide(q, distance) * (2 * distance) + modulo(q, distance)
+        start = line * padded + low
+        ends = [start, start + distance]
         one, other = ([b.load(m, (at,), (size,), (0,)) for m in memories] for at in ends)
         run = modulo(floor_divide(low, 1 << level), 2)  # the same for the whole tile
         rises = b.broadcast(b.apply("equal", b.index(run), b.constant(0, int64)), (size,))
@@ -134,7 +134,7 @@ class Network:
         for m, x, y in zip(memories, one, other):
             b.store(m, b.apply("where", keep, x, y), (ends[0],), (0,))
             b.store(m, b.apply("where", keep, y, x), (ends[1],), (0,))
-        return multiply(lines, half)
+        return lines * half
 
 
 class SortLowering:
@@ -153,7 +153,7 @@ class SortLowering:
         if self.padded <= LOCAL:
             walk = Axis(self.node, self.reads, [v.type for v in self.stored], self.name)  # type: ignore[misc]
             net = self.network(walk.b, self.padded)
-            lines = multiply(walk.outer, walk.inner)
+            lines = walk.outer * walk.inner
             line = walk.b.program(0, lines)
             pair, numbers = self.take(walk, net, line, 0)
             self.give(walk, line, 0, net.sorted(pair, numbers))
@@ -195,7 +195,7 @@ class SortLowering:
     def long(self) -> list[tuple[Body, Roles]]:
         """Chunks sorted, then doublings over scratch."""
         walk = Axis(self.node, self.reads, [], f"{self.name}_size")
-        lines = multiply(walk.outer, walk.inner)
+        lines = walk.outer * walk.inner
         walk.b.finish(())
         found = [self.chunks(lines)]
         levels, local = self.padded.bit_length() - 1, LOCAL.bit_length() - 1
@@ -207,7 +207,7 @@ class SortLowering:
 
     def scratch(self, lines: Size) -> list[Array]:
         """Where pairs lie between launches."""
-        size = multiply(lines, self.padded)
+        size = lines * self.padded
         return [Array((size,), self.dtype), Array((size,), int32)]
 
     def pairs(self, lines: Size, use: str) -> tuple[list[tuple[str, Memory]], Roles]:
@@ -225,12 +225,12 @@ class SortLowering:
         walk = Axis(self.node, self.reads, types, f"{self.name}_chunks")
         net = self.network(walk.b, LOCAL)
         count = self.padded // LOCAL
-        p = walk.b.program(0, multiply(lines, count))
-        line, start = floor_divide(p, count), multiply(modulo(p, count), LOCAL)
+        p = walk.b.program(0, lines * count)
+        line, start = floor_divide(p, count), modulo(p, count) * LOCAL
         pair, numbers = self.take(walk, net, line, start)
         for memory, x in zip(walk.results, net.sorted(pair, numbers)):
-            walk.b.store(memory, x, (multiply(p, LOCAL),), (0,))
-        body = walk.b.finish((multiply(lines, count),), warps=self.warps(LOCAL))
+            walk.b.store(memory, x, (p * LOCAL,), (0,))
+        body = walk.b.finish((lines * count,), warps=self.warps(LOCAL))
         roles: Roles = [("read", i) for i in range(len(self.reads))] + self.pairs(lines, "")[1]
         return body, [roles[n] for n in walk.b.numbers]
 
@@ -257,9 +257,9 @@ class SortLowering:
         walk.b, walk.e, walk.results = b, TileEvaluator(b, {}), b.parameters[2:]
         net = self.network(b, LOCAL)
         count = self.padded // LOCAL
-        p = b.program(0, multiply(lines, count))
-        line, start = floor_divide(p, count), multiply(modulo(p, count), LOCAL)
-        pair = [b.load(m, (multiply(p, LOCAL),), (LOCAL,), (0,)) for m in b.parameters[:2]]
+        p = b.program(0, lines * count)
+        line, start = floor_divide(p, count), modulo(p, count) * LOCAL
+        pair = [b.load(m, (p * LOCAL,), (LOCAL,), (0,)) for m in b.parameters[:2]]
         numbers = b.apply(
             "add", b.add(tile_ops.iota(size=LOCAL, dtype=int32)), b.cast(b.index(start), int32)
         )
@@ -270,8 +270,8 @@ class SortLowering:
             self.give(walk, line, start, pair)
         else:
             for memory, x in zip(b.parameters, pair):
-                b.store(memory, x, (multiply(p, LOCAL),), (0,))
-        body = b.finish((multiply(lines, count),), warps=self.warps(LOCAL))
+                b.store(memory, x, (p * LOCAL,), (0,))
+        body = b.finish((lines * count,), warps=self.warps(LOCAL))
         return body, [roles[n] for n in b.numbers]
 
 

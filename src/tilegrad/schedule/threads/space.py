@@ -19,12 +19,10 @@ from ...ir.symbol import (
     Size,
     ceil_divide,
     coefficient,
-    combine,
     floor_divide,
     high,
     loop_index,
     modulo,
-    multiply,
     named,
 )
 from ...ir.types import Memory, product, row_major
@@ -91,7 +89,7 @@ class ThreadSpace(LoopSpace):
         for v in [*self.group.values, *self.reads]:
             size: Size = 1
             for s in reversed(v.shape):
-                size = multiply(size, s)
+                size = size * s
                 if isinstance(size, int) and isinstance(self.inner, int) and size % self.inner == 0:
                     sizes[size // self.inner] = None
         self.strict = True
@@ -101,7 +99,7 @@ class ThreadSpace(LoopSpace):
                 continue
             own = named("loop", "row", 0, max(1, high(middle) - 1))
             outer = loop_index("outer", floor_divide(rows, middle))
-            row = combine(multiply(outer, middle), own, 1)
+            row = outer * middle + own
             if all(self._reads_linear([start], own) for start in self.starts_at(row, lane)):
                 return middle
         return rows
@@ -154,20 +152,20 @@ class ThreadSpace(LoopSpace):
         middle = self.middle_of(rows, many, lanes)
         many = min(many, power_of_two(high(middle)))
         row_blocks, blocks = ceil_divide(middle, many), ceil_divide(inner, lanes)
-        grid = multiply(multiply(floor_divide(rows, middle), row_blocks), blocks)
+        grid = floor_divide(rows, middle) * row_blocks * blocks
         p = self.b.program(0, grid)
-        line, base = floor_divide(p, blocks), multiply(modulo(p, blocks), lanes)
-        outer = multiply(floor_divide(line, row_blocks), middle)
-        row = multiply(modulo(line, row_blocks), many)
+        line, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
+        outer = floor_divide(line, row_blocks) * middle
+        row = modulo(line, row_blocks) * many
 
         def write(whole: bool) -> list[Node]:
             with self.e.tile(row, many, middle, base, lanes, inner, whole) as (at, lane):
-                columns = [combine(multiply(inner, k), lane, 1) for k in range(pieces)]
-                self.write_all(combine(outer, at, 1), *columns)
+                columns = [inner * k + lane for k in range(pieces)]
+                self.write_all(outer + at, *columns)
             return []
 
         if many == 1 and not self._tail_fits(inner, lanes):
-            stop = combine(base, lanes, 1)
+            stop = base + lanes
             self.b.branch(self.b.less_equal(stop, inner), lambda: write(True), lambda: write(False))
         else:
             write(False)
@@ -190,7 +188,7 @@ class ThreadSpace(LoopSpace):
 
     def flat_tile(self, rows: Size, inner: Size) -> tuple[int, int]:
         """(rows, lanes) of a program's tile; sets how many elements a thread has."""
-        vector, total = self.vector(), high(multiply(rows, inner))
+        vector, total = self.vector(), high(rows * inner)
         sizes = [high(product(n.shape)) for n in self.reads]
         reads, whole = (sum(1 for s in sizes if s > least) for least in (vector, total // 2))
         self.each = min(32, vector * (4 if reads <= 1 else 2 if reads <= 3 and whole <= 1 else 1))
@@ -232,7 +230,7 @@ class ThreadSpace(LoopSpace):
             size = self.inner // count
             lane = named("loop", "lane", 0, max(1, size - 1))
             starts = [
-                (v, self.index_at(v, row, combine(lane, k * size, 1)))
+                (v, self.index_at(v, row, lane + k * size))
                 for v in self.group.stored
                 for k in range(count)
             ]
@@ -339,7 +337,7 @@ def joined_parts(node: Node, index: Index) -> Iterator[Reached]:
     for x in node.inputs:
         condition = Condition(start, x.shape[axis])
         yield x, (*index[:axis], start, *index[axis + 1 :]), [condition]
-        start = combine(start, x.shape[axis], -1)
+        start = start - x.shape[axis]
 
 
 def turned_reads(stack: list[tuple[Node, Index]], stored: Any, row: Expr, lane: Expr) -> list[Node]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from ...core.dtype import DType
 from ...ir.node import Node
-from ...ir.symbol import Size, combine, floor_divide, multiply, named
+from ...ir.symbol import Size, floor_divide, named
 from ...tile.build import Body
 from ..access import Index
 from ..evaluate import wide
@@ -95,7 +95,7 @@ class ThreadStream(ThreadSweep):
 
         def step(row: Size, carried: list[Node]) -> Sequence[Node]:
             with self.e.scope():
-                after = self.walks_of(combine(row, programs, 1))[0]
+                after = self.walks_of(row + programs)[0]
                 ahead = self.asked(after, 0, TILES)
                 rest = self.tiles_of(carried[width:])
                 second = self.finish(row, carried[:width], rest)
@@ -106,8 +106,8 @@ class ThreadStream(ThreadSweep):
         found = b.loop(
             "row", p, rows - programs, programs, step, [*values, *_flat(rest)], bounds=bounds
         )
-        whole = floor_divide(combine(rows - 1, p, -1), programs)
-        last = combine(multiply(whole, programs), p, 1)
+        whole = floor_divide(rows - 1 - p, programs)
+        last = whole * programs + p
         second = self.finish(last, found[:width], self.tiles_of(found[width:]))
         self.empty(second)
         return [self.end((programs,), self.warps, self.roles(), resident=1)]
@@ -138,7 +138,7 @@ class ThreadStream(ThreadSweep):
         """Tiles of a row from memory."""
         b, e, found = self.b, self.e, []
         for k in range(count):
-            at = combine(base, k * self.lanes, 1)
+            at = base + k * self.lanes
             with e.tile(
                 walk.row, 1, self.group.rows or 1, at, self.lanes, self.stream.columns, k < whole
             ) as (_, lane):
@@ -162,7 +162,7 @@ class ThreadStream(ThreadSweep):
 
     def kept_tiles(self, base: Size) -> Raw:
         """Tiles of a turn from shared memory."""
-        places = (combine(base, k * self.lanes, 1) for k in range(TILES))
+        places = (base + k * self.lanes for k in range(TILES))
         return [
             [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.places]
             for at in places
@@ -175,7 +175,7 @@ class ThreadStream(ThreadSweep):
         def write(outside: bool) -> list[Node]:
             self.e.outside = outside
             for k, tile in enumerate(tiles):
-                self.take_tile(walk, combine(base, k * self.lanes, 1), k < whole, tile)
+                self.take_tile(walk, base + k * self.lanes, k < whole, tile)
             self.e.outside = False
             return []
 
@@ -218,7 +218,7 @@ class ThreadStream(ThreadSweep):
             with self.e.scope():
                 parts = []
                 for k, tile in enumerate(self.asked(walk, base, TILES)):
-                    at = combine(base, k * self.lanes, 1)
+                    at = base + k * self.lanes
                     for place, x in zip(self.stream.places, tile):
                         self.b.store(place, x, (at,), (0,))
                     parts.append(self.take_tile(walk, at, True, tile))
@@ -260,19 +260,15 @@ class ThreadStream(ThreadSweep):
         def turn(base: Size, carried: list[Node], last: bool = False) -> list[Node]:
             with self.e.scope():
                 tiles = self.tiles_of(carried[count:])
-                new = (
-                    self.asked_rest(walk)
-                    if last
-                    else self.asked(walk, combine(base, step, 1), TILES)
-                )
+                new = self.asked_rest(walk) if last else self.asked(walk, base + step, TILES)
                 old = self.kept_tiles(base)
                 for k, tile in enumerate(tiles):
-                    at = combine(base, k * self.lanes, 1)
+                    at = base + k * self.lanes
                     for place, x in zip(self.stream.places, tile):
                         b.store(place, x, (at,), (0,))
                 self.write_tiles(writes, base, old)
                 parts = [
-                    self.take_tile(walk, combine(base, k * self.lanes, 1), True, tile)
+                    self.take_tile(walk, base + k * self.lanes, True, tile)
                     for k, tile in enumerate(tiles)
                 ]
                 return [*self.combine_parts(walk, parts, carried[:count]), *_flat(new)]

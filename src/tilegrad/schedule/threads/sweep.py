@@ -21,13 +21,11 @@ from ...ir.symbol import (
     Expr,
     Size,
     coefficient,
-    combine,
     floor_divide,
     high,
     loop_index,
     low,
     modulo,
-    multiply,
     named,
     substitute,
 )
@@ -174,7 +172,7 @@ class ThreadSweep(ThreadOnline):
         """Accumulators before a walk; what is the same for the whole row is evaluated here."""
         lane = named("loop", "lane", 0, max(1, high(walk.inner) - 1))
         outer = loop_index("outer", floor_divide(self.group.columns, walk.inner))
-        column = combine(multiply(outer, walk.inner), lane, 1)
+        column = outer * walk.inner + lane
         for node, index in self.expressions_at(walk, column):
             self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
         return self.accumulators(walk)
@@ -216,8 +214,8 @@ class ThreadSweep(ThreadOnline):
         What is left is one turn too where its size is known: all of it is asked for at once.
         """
         b, lanes, step = self.b, self.lanes, walk.tiles * self.lanes
-        span = combine(stop, start, -1)
-        middle = combine(start, multiply(floor_divide(span, step), step), 1)
+        span = stop - start
+        middle = start + floor_divide(span, step) * step
 
         def one(count: int, whole: int) -> Any:
             return lambda base, carried: self.feed(
@@ -249,21 +247,21 @@ class ThreadSweep(ThreadOnline):
         parts: list[list[Part]] = []
 
         def tile(k: int) -> Any:
-            at = combine(base, k * self.lanes, 1)
+            at = base + k * self.lanes
             return e.tile(walk.row, 1, self.group.rows or 1, at, self.lanes, stop, k < whole)
 
         asked: list[list[tuple[Node, Index, Node]]] = [[] for _ in range(count)]
         for k in range(count if walk.writes and count > 1 else 0):  # before anything is written
             with tile(k) as (_, lane):
-                column = combine(multiply(outer, walk.inner), lane, 1)
+                column = outer * walk.inner + lane
                 asked[k] = [
                     (n, i, b.cast(e.value(n, i), n.dtype))
                     for n, i in self.reads_of_walk(walk, lane, column)
                 ]
         for k in range(count):
-            at = combine(base, k * self.lanes, 1)
+            at = base + k * self.lanes
             with tile(k) as (_, lane):
-                column = combine(multiply(outer, walk.inner), lane, 1)
+                column = outer * walk.inner + lane
                 for node, index, x in asked[k]:
                     e.bind(node, index, b.cast(x, wide(node.dtype)))
                 if kept is not None:

@@ -28,13 +28,11 @@ from ...ir.symbol import (
     Size,
     atoms,
     coefficient,
-    combine,
     floor_divide,
     high,
     low,
     minimum,
     modulo,
-    multiply,
     named,
     substitute,
 )
@@ -192,12 +190,12 @@ class TileEvaluator(ExponentEvaluator):
         self.lane_atoms.add(atom)
         if whole or self._fits(base, count, size):
             return atom, atom, None
-        left = b.cast(b.index(minimum(combine(size, base, -1), count)), int32)
+        left = b.cast(b.index(minimum(size - base, count)), int32)
         numbers = b.add(tile_ops.iota(size=count, dtype=int32))
         return atom, atom, b.apply("less", numbers, b.broadcast(left, (count,)))
 
     def _fits(self, base: Size, count: int, size: Size) -> bool:
-        rest = combine(size, base, -1)
+        rest = size - base
         if low(rest) >= count:
             return True
         begins = low(rest) > 0 if isinstance(size, int) else high(rest) > 0  # inside
@@ -301,7 +299,7 @@ class TileEvaluator(ExponentEvaluator):
             return None
         wanted = b.apply("maximum", wanted, b.constant(low(place) - 1, wanted.dtype))
         wanted = b.apply("minimum", wanted, b.constant(high(place) + 1, wanted.dtype))
-        first = b.cast(b.index(combine(found[2], self.base, 1)), int32)
+        first = b.cast(b.index(found[2] + self.base), int32)
         return b.apply("subtract", b.cast(wanted, int32), first)
 
     # ---- loads and stores -----------------------------------------------------------------
@@ -368,25 +366,25 @@ class TileEvaluator(ExponentEvaluator):
         """A parameter seen along axes of (stride, base), `start` elements further on."""
         strides, index = [s for s, _ in axes], [base for _, base in axes]
         if strides == [1]:
-            return memory, (combine(index[0], start, 1),)
+            return memory, (index[0] + start,)
         fixed = start if isinstance(start, int) else start.constant
-        if fixed < 0 and low(combine(start, fixed, -1)) >= 0:
+        if fixed < 0 and low(start - fixed) >= 0:
             strides, index = [*strides, -1], [*index, -fixed]  # back, by an axis of its own
-            start = combine(start, fixed, -1)
+            start = start - fixed
         elif low(start) < 0 < high(start):  # whole steps of an axis may be negative
             for n, s in enumerate(strides):
                 rest = modulo(start, s)
                 if isinstance(rest, int):
-                    index[n] = combine(index[n], floor_divide(start, s), 1)
+                    index[n] = index[n] + floor_divide(start, s)
                     start = rest
                     break
             else:
                 return None
         if low(start) < 0:
-            strides, index = [*strides, -1], [*index, multiply(start, -1)]
+            strides, index = [*strides, -1], [*index, start * -1]
         elif 1 in strides:
             at = strides.index(1)
-            index[at] = combine(index[at], start, 1)
+            index[at] = index[at] + start
         elif start != 0:
             strides, index = [*strides, 1], [*index, start]
         return self.body.view(memory, tuple(strides)), tuple(index)
@@ -420,15 +418,14 @@ class TileEvaluator(ExponentEvaluator):
     def _turned(self, memory: Node, by_lane: Size, start: Size) -> Node:
         """A read that runs along the rows: loaded so, and turned in shared memory."""
         b = self.body
+        assert self.row is not None and self.lane is not None
         shape = (self.lanes, self.rows)
         mask = b.logical_and(
             None if self.lane_mask is None else self.column(self.lane_mask), self.row_mask
         )
         seen = self._view(memory, [(by_lane, self.base), (1, self.row_base)], start)
         if seen is None:
-            return self._gathered(
-                memory, combine(combine(multiply(by_lane, self.lane), self.row, 1), start, 1), None
-            )
+            return self._gathered(memory, by_lane * self.lane + self.row + start, None)
         source = b.load(seen[0], seen[1], shape, (0, 1), mask)
         pad = max(1, 4 // memory.dtype.size)  # a word more than a power of two: other banks
         place = b.allocate((self.lanes, self.rows + pad), memory.dtype, "shared")

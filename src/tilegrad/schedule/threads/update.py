@@ -21,14 +21,7 @@ from collections.abc import Sequence
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import (
-    Size,
-    ceil_divide,
-    floor_divide,
-    high,
-    modulo,
-    multiply,
-)
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import product
 from ...tile import ops as tile_ops
 from ...tile.build import Body
@@ -77,7 +70,7 @@ class UpdateLowering(OrderedUpdate):
         if alone:
             self.span = size
         grid, row, head, base = self.cut(lanes, ceil_divide(lines, rows))
-        with self.e.tile(multiply(row, rows), rows, lines, base, lanes, size) as (at, lane):
+        with self.e.tile(row * rows, rows, lines, base, lanes, size) as (at, lane):
             number = lane if alone else at
             places, inside = self.places(number)
             inner = self.inner(0) if alone else self.inner(lane, head)
@@ -163,7 +156,7 @@ class UpdateLowering(OrderedUpdate):
         ones writes it."""
         memory = self.begin(self.name, state=True)["state"]
         b, e = self.b, self.e
-        total = multiply(self.count, self.rest)
+        total = self.count * self.rest
         lanes = max(2, power_of_two(high(total)))
         with e.tile(0, 1, 1, 0, lanes, total) as (_, lane):
             at, inner = floor_divide(lane, self.rest), self.inner(modulo(lane, self.rest))
