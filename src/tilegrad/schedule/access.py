@@ -1,22 +1,25 @@
 """Accesses: where in its inputs an element of a Graph value comes from.
 
 Movement ops never copy: reading element `index` of a moved value is reading another index of
-its source, perhaps under a condition (padding). Everything here is Expr arithmetic on indices.
+its source, perhaps under a condition (padding). Everything here is Expr arithmetic on indices, and
+every walk down from a value at an index goes by `places`, `reads_below` or `through`.
 Invariant: the composed index is in range wherever the conditions hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, Op
-from ..ir.symbol import Expr, Size, floor_divide, high, low, modulo
-from ..ir.types import product
+from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, modulo
+from ..ir.types import product, row_major
 
 Index = tuple[Size, ...]
+Place = tuple[Node, Index]  # a value at an index
+ELEMENTWISE = ("unary", "binary", "compare", "ternary")  # groups of ops read at their own index
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,86 @@ MOVEMENT: dict[Op, Callable[[Node, Index], tuple[Index, list[Condition]]]] = {
 
 def depends(value: Size, inner: Sequence[Expr]) -> bool:
     """Whether an index mentions any of the atoms."""
-    from ..ir.symbol import atoms
-
     if isinstance(value, int):
         return False
     found = atoms(value)
     return any(i in found for i in inner)
+
+
+def offset_of(node: Node, index: Index) -> Size:
+    """The linear offset of an element of a stored value."""
+    total: Size = 0
+    for i, s in zip(index, row_major(node.shape)):
+        total = total + i * s
+    return total
+
+
+def joined(node: Node, index: Index) -> Iterator[tuple[Node, Index, Condition]]:
+    """What a concatenate joins, each with its own index and the condition that it is meant."""
+    axis, at = node.attrs["axis"], index[node.attrs["axis"]]
+    for x in node.inputs:
+        yield x, (*index[:axis], at, *index[axis + 1 :]), Condition(at, x.shape[axis])
+        at = at - x.shape[axis]
+
+
+# ---- walks --------------------------------------------------------------------------------------
+
+
+def base_of(node: Node, values: Container[Node] = ()) -> Node:
+    """What a value is only moved of, down to one of some values."""
+    while node not in values and node.op in MOVEMENT:
+        node = node.inputs[0]
+    return node
+
+
+def through(node: Node, index: Index, values: Container[Node]) -> Place | None:
+    """The place of one of some values that is read through movement alone, without padding."""
+    while node not in values:
+        if node.op not in MOVEMENT:
+            return None
+        index, conditions = MOVEMENT[node.op](node, index)
+        if conditions:
+            return None
+        node = node.inputs[0]
+    return node, index
+
+
+def below(node: Node, index: Index, guarded: bool = True) -> list[Place]:
+    """What movement and elementwise ops read for an element; of what is padded only where
+    `guarded` reads count."""
+    if node.op in MOVEMENT:
+        inner, conditions = MOVEMENT[node.op](node, index)
+        return [] if conditions and not guarded else [(node.inputs[0], inner)]
+    return [(i, index) for i in node.inputs] if node.op.group in ELEMENTWISE else []
+
+
+def places(
+    starts: Iterable[Place],
+    step: Callable[[Node, Index], Sequence[Place]] = below,
+    forward: bool = False,
+) -> Iterator[Place]:
+    """Some places and all below them, each once: step(node, index) says where to go on. Inputs
+    come in their order where the walk is `forward`, else the last one first."""
+    stack = list(starts)
+    if forward:
+        stack.reverse()
+    seen: set[Place] = set()
+    while stack:
+        place = stack.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        yield place
+        found = step(*place)
+        stack.extend(reversed(found) if forward else found)
+
+
+def reads_below(
+    starts: Iterable[Place], stored: Container[Node], guarded: bool = True, forward: bool = False
+) -> list[Place]:
+    """The reads of stored values below some places, where that is plain to see."""
+
+    def step(node: Node, index: Index) -> Sequence[Place]:
+        return () if node in stored else below(node, index, guarded)
+
+    return [place for place in places(starts, step, forward) if place[0] in stored]

@@ -17,7 +17,7 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import high
 from ..ir.types import product
-from .access import MOVEMENT
+from .access import MOVEMENT, base_of
 
 VECTOR = {
     ops.add: "add",
@@ -166,8 +166,7 @@ class Reader:
         return self._step(node, "mul", first, second, shift)
 
     def _number(self, node: Node) -> int:
-        while node.op in MOVEMENT:
-            node = node.inputs[0]
+        node = base_of(node)
         if node.op is not ops.constant:
             raise Refused("has no shift that differs")
         return int(node.attrs["value"])

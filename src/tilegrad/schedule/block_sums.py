@@ -19,14 +19,13 @@ from ..ir.node import Node, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
 from ..kernels.matmul.matvec import LONGEST, WHOLE
-from .access import MOVEMENT
+from .access import ELEMENTWISE, MOVEMENT
 from .fuse import leaves_of
 
 if TYPE_CHECKING:
     from .lower import Lowering
 
 MOST_PARTS = 256  # blocks of a row
-ELEMENTWISE = ("unary", "binary", "ternary", "compare")
 
 
 def is_part(node: Node) -> bool:

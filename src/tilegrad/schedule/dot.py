@@ -35,12 +35,12 @@ from ..ir.symbol import (
     named,
     substitute,
 )
-from ..ir.types import Array, Memory, product, row_major
+from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
 from . import plan as plans
-from .access import Index, unravel
-from .evaluate import Evaluator, ravel_strides, stored_reads, wide
+from .access import Index, offset_of, reads_below, unravel
+from .evaluate import Evaluator, wide
 from .family import Bodies, Family, Offer, roofline
 from .fuse import Fuser, Region
 from .plan import Plan
@@ -373,13 +373,13 @@ class DotLowering:
             return []
         row = named("loop", "far_row", 0, max(1, high(m) - 1))
         place = named("loop", "far_k", 0, max(1, high(k) - 1))
-        reads = stored_reads(
+        reads = reads_below(
             [(self.problem.a, self.problem.index_a(batch, row, place))], self.e.memories
         )
         share = -(-plan.mr // (plan.block_n // plan.nr))
         found: list[tuple[Node, Size]] = []
         for node, index in reads:
-            offset = ravel_strides(index, row_major(node.shape))
+            offset = offset_of(node, index)
             if coefficient(offset, place) != 1 or coefficient(offset, row) in (0, None):
                 continue
             for r in range(share):
@@ -463,7 +463,7 @@ class DotLowering:
         e.own[dot] = e.settled(self.b.cast(acc, wide(dot.dtype)), dot)
         for v in self.stored:
             at = self.index_of(v, v.shape, batch, row, lane, linear)
-            e.store(self.outputs[v], e.value(v, at), ravel_strides(at, row_major(v.shape)))
+            e.store(self.outputs[v], e.value(v, at), offset_of(v, at))
 
     def prefetch_rows(self, plan: Plan, batch: Size, places: list[Size], start: Size) -> None:
         """Ask for what the epilogue will read and write while the register tile is computed."""
@@ -473,9 +473,9 @@ class DotLowering:
         lane = named("loop", "far_lane", 0, max(1, high(n) - 1))
         linear = self.linear(batch, row, lane)
         starts = [(v, self.index_of(v, v.shape, batch, row, lane, linear)) for v in self.stored]
-        found = [(self.outputs[v], ravel_strides(i, row_major(v.shape))) for v, i in starts]
-        for node, index in stored_reads(starts, self.e.memories):
-            found.append((self.e.memories[node], ravel_strides(index, row_major(node.shape))))
+        found = [(self.outputs[v], offset_of(v, i)) for v, i in starts]
+        for node, index in reads_below(starts, self.e.memories):
+            found.append((self.e.memories[node], offset_of(node, index)))
         if self.partial is not None:
             found.append((self.partial, linear))
         for memory, offset in dict.fromkeys(found):

@@ -28,7 +28,7 @@ from ..kernels.matmul.plan import ranked
 from ..kernels.matmul.table import PLAIN
 from ..kernels.matmul.wide import Operands, WidePlan
 from ..tile.build import Body
-from .access import MOVEMENT
+from .access import base_of
 from .dot_wide import WideDot, accepts
 from .fuse import Fuser, Region, leaves_of
 from .order import bit
@@ -95,10 +95,7 @@ class _Joiner:
 
     def input_of(self, dot: Node) -> Node:
         """The stored value that a dot's left operand lies in."""
-        node = dot.inputs[0]
-        while node not in self.fuser.values and node.op in MOVEMENT:
-            node = node.inputs[0]
-        return node
+        return base_of(dot.inputs[0], self.fuser.values)
 
     def wide(self, group: Region) -> WideDot:
         """The Region as the library's kernel sees it."""

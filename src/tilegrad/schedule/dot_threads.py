@@ -17,11 +17,11 @@ from ..core.dtype import DType
 from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, modulo
-from ..ir.types import Memory, product, row_major
+from ..ir.types import Memory, product
 from ..tile import ops as tile_ops
 from ..tile.build import Body
-from .access import Index, unravel
-from .evaluate import ravel_strides, wide
+from .access import Index, offset_of, unravel
+from .evaluate import wide
 from .family import Bodies, Family, Offer
 from .fuse import Fuser, Region
 from .problem import Problem
@@ -102,7 +102,7 @@ class TiledDot:
         for v in self.stored:
             at = self.index_of(v, v.shape, batch, row, lane, linear)
             x = self.e.value(v, at)
-            self.e.store(self.outputs[v], x, ravel_strides(at, row_major(v.shape)))
+            self.e.store(self.outputs[v], x, offset_of(v, at))
 
     def index_of(
         self, node: Node, shape: Any, batch: Size, row: Size, lane: Size, linear: Size

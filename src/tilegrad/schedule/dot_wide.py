@@ -21,7 +21,7 @@ from ..graph import ops
 from ..ir.block import argument
 from ..ir.node import Node, topological
 from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
-from ..ir.types import Memory, product, row_major
+from ..ir.types import Memory, product
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
@@ -33,9 +33,9 @@ from ..kernels.matmul.wide import Operands, WideMatmul, cut, in_ring, tile_count
 from ..tile import ops as tile_ops
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
-from .access import MOVEMENT, Index, unravel
+from .access import MOVEMENT, Index, offset_of, reads_below, through, unravel
 from .block_sums import is_part, is_whole
-from .evaluate import ravel_strides, stored_reads, wide
+from .evaluate import wide
 from .family import Bodies, Family, Offer
 from .fuse import REDUCE, Fuser, Region, leaves_of
 from .instructions import instructions
@@ -93,14 +93,10 @@ def matrix_of(
     problem: Problem, node: Node, index: Index, probes: Sequence[Size], reads: Container[Node]
 ) -> Matrix | None:
     """How an operand lies, or None where it is no plain matrix."""
-    while node not in reads:
-        if node.op not in MOVEMENT:
-            return None
-        index, conditions = MOVEMENT[node.op](node, index)
-        if conditions:
-            return None
-        node = node.inputs[0]
-    offset = ravel_strides(index, row_major(node.shape))
+    place = through(node, index, reads)
+    if place is None:
+        return None
+    offset = offset_of(*place)
     strides: list[int] = []
     for probe in probes:
         stride = 0 if isinstance(probe, int) else coefficient(offset, probe)
@@ -113,7 +109,7 @@ def matrix_of(
             offset = offset - probe * stride
     if offset != 0:
         return None
-    found = Matrix(node, *strides)
+    found = Matrix(place[0], *strides)
     return found if found.aligned else None
 
 
@@ -328,7 +324,7 @@ class WideDot:
         with self.e.tile(row, rows, sizes[0], column, columns, sizes[1]) as (i, j):
             own = self.index_of(batch, *((j, i) if self.choice.turned else (i, j)))
             starts = [(v, own) for v in self.stored if v.shape == self.dot.shape]
-            found = stored_reads(starts, {r: None for r in self.reads})
+            found = reads_below(starts, set(self.reads))
             self.brought[(self.kernel.own, self.kernel.piece)] = [
                 (read, at, self.e.value(read, at)) for read, at in found
             ]
@@ -486,7 +482,7 @@ class WideDot:
                     self.e.bind(dot, unravel(linear, dot.shape), sums)
                 values.append((v, at, self.e.value(v, at)))
             for v, at, value in values[1:]:
-                self.e.store(self.outputs[v], value, ravel_strides(at, row_major(v.shape)))
+                self.e.store(self.outputs[v], value, offset_of(v, at))
             self.hand_on(own, at_m, row, column, (rows, columns))
             return self.b.broadcast(values[0][2], piece.shape)
 

@@ -20,11 +20,34 @@ from ..core.dtype import DType, int64, uint32
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, located
-from ..ir.symbol import Expr, Size, coefficient, combine, high, maximum, minimum, named, substitute
-from ..ir.types import row_major
+from ..ir.symbol import (
+    Expr,
+    Size,
+    atoms,
+    coefficient,
+    combine,
+    high,
+    low,
+    maximum,
+    minimum,
+    named,
+    substitute,
+)
 from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
-from .access import MOVEMENT, Condition, Index, depends, ravel
+from .access import (
+    MOVEMENT,
+    Condition,
+    Index,
+    Place,
+    base_of,
+    below,
+    depends,
+    joined,
+    offset_of,
+    places,
+    ravel,
+)
 
 # Graph ops that are one Tile op of the same name.
 DIRECT = {
@@ -138,9 +161,7 @@ class Evaluator:
     def as_stored(self, node: Node, index: Index) -> Node:
         """The value as its dtype has it. A value that is computed anew and compared with one that
         was stored (a maximum, in its derivative) is equal to it so; constants are exact."""
-        x = self.value(node, index)
-        while node.op in MOVEMENT:
-            node = node.inputs[0]
+        x, node = self.value(node, index), base_of(node)
         if node.op is ops.constant:
             return x
         return self.body.cast(self.body.cast(x, node.dtype), x.dtype)
@@ -173,8 +194,6 @@ class Evaluator:
         """All conditions as one mask."""
         mask: Node | None = None
         for c in conditions:
-            from ..ir.symbol import low
-
             if low(c.value) < 0:
                 mask = self.body.logical_and(mask, self.body.less_equal(0, c.value))
             if low(c.size - c.value) < 1:
@@ -225,15 +244,11 @@ class Evaluator:
         return self.body.index(node.attrs["value"])
 
     def _concatenate(self, node: Node, index: Index) -> Node:
-        axis, start = node.attrs["axis"], 0
         result: Node | None = None
-        for x in node.inputs:
-            inner = index[:axis] + (index[axis] - start,) + index[axis + 1 :]
-            condition = Condition(inner[axis], x.shape[axis])
-            start = start + x.shape[axis]
+        for x, inner, condition in joined(node, index):
             if condition.holds():
                 return self.value(x, inner)
-            if x.shape[axis] == 0 or condition.fails():
+            if condition.size == 0 or condition.fails():
                 continue
             part = self._guarded(x, inner, [condition])
             if result is None:
@@ -295,13 +310,11 @@ class Evaluator:
     def load(self, node: Node, index: Index) -> Node:
         """A stored value at the index."""
         memory = self.memories[node]
-        offset = ravel_strides(index, row_major(node.shape))
+        offset = offset_of(node, index)
         x = self._load(memory, offset)
         return self.body.cast(x, wide(node.dtype))
 
     def _varying(self, offset: Size) -> list[Expr]:
-        from ..ir.symbol import atoms
-
         return [a for a in atoms(offset) if a in self.lane_atoms]
 
     def _load(self, memory: Node, offset: Size) -> Node:
@@ -320,8 +333,6 @@ class Evaluator:
         return b.gather(memory, b.index(offset), self.mask)
 
     def _may_escape(self, memory: Node, offset: Size) -> bool:
-        from ..ir.symbol import low
-
         size = memory.shape[0]
         return low(offset) < 0 or low(size - offset) < 1
 
@@ -348,57 +359,21 @@ class Evaluator:
 
     def hoist(self, node: Node, index: Index, inner: Sequence[Expr]) -> None:
         """Evaluate now every part of a value that does not depend on the inner atoms."""
-        seen: set[Any] = set()
-        stack: list[tuple[Node, Index]] = [(node, index)]
-        while stack:
-            current, at = stack.pop()
-            if (current, at) in seen or self.known(current, at) is not None:
-                continue
-            seen.add((current, at))
+
+        def step(current: Node, at: Index) -> Sequence[Place]:
+            if self.known(current, at) is not None:
+                return ()
             if not any(depends(i, inner) for i in at):
                 if self._hoistable(current):
                     self.value(current, at)
-                continue
-            if current in self.memories:
-                continue
-            if current.op in MOVEMENT:
-                below, conditions = MOVEMENT[current.op](current, at)
-                if not conditions:
-                    stack.append((current.inputs[0], below))
-            elif current.op.group in ("unary", "binary", "compare", "ternary"):
-                stack.extend((i, at) for i in current.inputs)
+                return ()
+            return () if current in self.memories else below(current, at, guarded=False)
+
+        for _ in places([(node, index)], step):
+            pass
 
     def _hoistable(self, node: Node) -> bool:
         return node.op is not ops.constant or not node.shape
-
-
-def ravel_strides(index: Index, strides: Sequence[Size]) -> Size:
-    """The linear offset of an index."""
-    total: Size = 0
-    for i, s in zip(index, strides):
-        total = total + i * s
-    return total
-
-
-def stored_reads(stack: list[tuple[Node, Index]], stored: Any) -> list[tuple[Node, Index]]:
-    """The reads of stored memory below some values, where that is plain to see."""
-    found: list[tuple[Node, Index]] = []
-    seen: set[tuple[Node, Index]] = set()
-    stack = list(stack)
-    while stack:
-        key = stack.pop()
-        node, index = key
-        if key in seen:
-            continue
-        seen.add(key)
-        if node in stored:
-            found.append(key)
-        elif node.op in MOVEMENT:
-            below, _ = MOVEMENT[node.op](node, index)
-            stack.append((node.inputs[0], below))
-        elif node.op.group in ("unary", "binary", "compare", "ternary"):
-            stack.extend((i, index) for i in node.inputs)
-    return found
 
 
 def symbolic(node: Node, index: Index, stored: Any) -> Size | None:

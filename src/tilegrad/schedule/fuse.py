@@ -22,7 +22,7 @@ from ..graph import ops
 from ..ir.node import Node, needs, topological, users
 from ..ir.symbol import Size, floor_divide, high, loop_index
 from ..ir.types import Array, Tuple, product
-from .access import MOVEMENT, Index, unravel
+from .access import MOVEMENT, Index, Place, places, unravel
 from .evaluate import DIRECT
 from .extent import DEPTH, NODES, READS, Extents
 from .families import KINDS, families_of
@@ -460,63 +460,30 @@ class Fuser:
             return True
         row = loop_index("row", group.rows if group.rows is not None else 1)
         column = loop_index("column", group.columns)
-        source, start = node, None
-        if node.op in REDUCE:
-            source = node.inputs[0]
-            start = own_index(source, row, column, group)
-            if start is None:
-                return False
-            return self._reads_own([(source, start)], inside, row, column, group)
-        start = own_index(node, row, column, group)
+        source = node.inputs[0] if node.op in REDUCE else node
+        start = own_index(source, row, column, group)
         if start is None:
             return False
-        return self._reads_own([(i, start) for i in node.inputs], inside, row, column, group, node)
+        unknown: list[Node] = []  # what may read one of the Region's own elsewhere
 
-    def _reads_own(
-        self,
-        stack: list[tuple[Node, Index]],
-        inside: set[Node],
-        row: Size,
-        column: Size,
-        group: Region,
-        top: Node | None = None,
-    ) -> bool:
-        seen: set[tuple[Node, Index]] = set()
-        if top is not None:
-            step = self._below(top, stack[0][1], inside)
-            if step is None:
-                return False
-            stack = step
-        while stack:
-            node, index = stack.pop()
-            if (node, index) in seen:
-                continue
-            seen.add((node, index))
-            if node in inside:
-                if own_index(node, row, column, group) != index:
-                    return False
-                continue
-            if node in self.values or not node.inputs:
-                continue
-            step = self._below(node, index, inside)
-            if step is None:
-                return False
-            stack += step
-        return True
+        def step(current: Node, index: Index) -> Sequence[Place]:
+            if current is not node and (current in inside or current in self.values):
+                return ()
+            if current.op in (ops.gather, ops.concatenate, ops.random_bits):
+                unknown.extend(inside.intersection(leaves_of(current, self.values)))
+                return ()
+            if current.op not in MOVEMENT:
+                return [(i, index) for i in current.inputs]
+            found, conditions = MOVEMENT[current.op](current, index)
+            unknown.extend(inside.intersection(current.inputs) if conditions else ())
+            return [(current.inputs[0], found)]
 
-    def _below(
-        self, node: Node, index: Index, inside: set[Node]
-    ) -> list[tuple[Node, Index]] | None:
-        """Inputs of an inlined Node and where they are read; None where that is unknown."""
-        if node.op in MOVEMENT:
-            below, conditions = MOVEMENT[node.op](node, index)
-            if conditions and node.inputs[0] in inside:
-                return None
-            return [(node.inputs[0], below)]
-        if node.op in (ops.gather, ops.concatenate, ops.random_bits):
-            reached = set(leaves_of(node, self.values)) & inside
-            return None if reached else []
-        return [(i, index) for i in node.inputs]
+        for current, index in places([(source, start)], step):
+            if unknown:
+                break
+            if current in inside and own_index(current, row, column, group) != index:
+                return False
+        return not unknown
 
     def join(self, node: Node, group: Region, leaves: Sequence[Node]) -> None:
         """Put a value into a Region and bring the records up to date."""

@@ -8,12 +8,13 @@ overwritten.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import loop_index
-from .access import MOVEMENT, Index, ravel, unravel
+from .access import MOVEMENT, Index, Place, base_of, below, places, ravel, unravel
 from .fuse import Region, leaves_of
 from .reuse import find_lives
 from .schedule import Kernel, Launch, Schedule, Slot
@@ -57,11 +58,7 @@ def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) 
 
 def only_moves(node: Node, read: Node) -> bool:
     """Whether a value is another one's elements, moved and nothing else."""
-    while node is not read:
-        if node.op not in MOVEMENT:
-            return False
-        node = node.inputs[0]
-    return True
+    return base_of(node, {read}) is read
 
 
 def _may_take(result: Slot, owner: Slot, number: int) -> bool:
@@ -73,24 +70,19 @@ def at_own_element(group: Region, read: Node, values: set[Node]) -> bool:
     """Whether a Region reads a value only at the element it is writing."""
     column = loop_index("column", group.total)
     inside = set(group.values)
-    stack: list[tuple[Node, Index]] = [(v, unravel(column, v.shape)) for v in group.stored]
-    seen: set[tuple[Node, Index]] = set()
-    while stack:
-        key = stack.pop()
-        node, index = key
-        if key in seen:
-            continue
-        seen.add(key)
-        if node is read:
-            if ravel(index, node.shape) != column:
-                return False
-        elif node in values and node not in inside:
-            continue
-        elif node.op in MOVEMENT:
-            stack.append((node.inputs[0], MOVEMENT[node.op](node, index)[0]))
-        elif node.op in (ops.gather, ops.concatenate):
+
+    def step(node: Node, index: Index) -> Sequence[Place]:
+        if node is read or (node in values and node not in inside):
+            return ()
+        if node.op in MOVEMENT:
+            return below(node, index)
+        return () if node.op in (ops.gather, ops.concatenate) else [(i, index) for i in node.inputs]
+
+    for node, index in places([(v, unravel(column, v.shape)) for v in group.stored], step):
+        if node is read and ravel(index, node.shape) != column:
+            return False
+        computed = node is not read and (node not in values or node in inside)
+        if computed and node.op in (ops.gather, ops.concatenate):
             if read in leaves_of(node, values):
                 return False
-        else:
-            stack.extend((i, index) for i in node.inputs)
     return True

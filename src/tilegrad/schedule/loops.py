@@ -30,11 +30,10 @@ from ..ir.symbol import (
     named,
     substitute,
 )
-from ..ir.types import row_major
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
-from .access import Index
-from .evaluate import Evaluator, ravel_strides, stored_reads, wide
+from .access import Index, offset_of, reads_below
+from .evaluate import Evaluator, wide
 from .family import Bodies, Family, Offer
 from .reduce_columns import ColumnLoops
 
@@ -110,8 +109,8 @@ class LoopLowering(ColumnLoops):
         row = block * side + turn
         found: dict[tuple[Node, Index], None] = {}
         for v in self.group.stored:
-            for node, index in stored_reads([(v, self.index_at(v, row, lane))], self.inputs):
-                offset = ravel_strides(index, row_major(node.shape))
+            for node, index in reads_below([(v, self.index_at(v, row, lane))], self.inputs):
+                offset = offset_of(node, index)
                 if coefficient(offset, lane) in (0, 1):
                     continue
                 if coefficient(offset, turn) != 1 or coefficient(offset, lane) is None:
@@ -141,7 +140,7 @@ class LoopLowering(ColumnLoops):
                 rows_ = []
                 for k in range(side):
                     at = place(index, base + k, 0)
-                    offset = ravel_strides(at, row_major(node.shape))
+                    offset = offset_of(node, at)
                     rows_.append(b.load(self.inputs[node], (offset,), (side,), (0,)))
                 turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows_)), order=(1, 0)))
                 lines.append([b.add(tile_ops.extract(turned, index=k)) for k in range(side)])
@@ -170,7 +169,7 @@ class LoopLowering(ColumnLoops):
             index = self.index_at(v, row, lane)
             x = self.e.value(v, index)
             self.e.bind(v, index, x)
-            self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+            self.e.store(self.outputs[v], x, offset_of(v, index))
 
 
 class VectorLoops(Family):

@@ -18,7 +18,7 @@ from ..graph import ops
 from ..ir.node import Node, topological
 from ..ir.symbol import high, loop_index
 from ..ir.types import product
-from .access import MOVEMENT
+from .access import base_of
 from .dot_wide import WideDot, matrix_of
 from .fuse import Region
 from .problem import Problem
@@ -53,9 +53,7 @@ def _pays(side: int, dot: Node, values: set[Node], target: Target) -> bool:
     index = p.index_b(batch, k, n) if side else p.index_a(batch, m, k)
     if matrix_of(p, x, index, (batch, k, n) if side else (batch, m, k), values) is not None:
         return False
-    source = x
-    while source not in values and source.op in MOVEMENT:
-        source = source.inputs[0]
+    source = base_of(x, values)
     elements = high(product(x.shape))
     if source not in values or elements > GROWS * high(product(source.shape)):
         return False

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, coefficient
-from ..ir.types import product, row_major
-from .access import MOVEMENT, Index, unravel
-from .evaluate import Evaluator, ravel_strides
+from ..ir.types import product
+from .access import Index, offset_of, through, unravel
+from .evaluate import Evaluator
 
 
 class Problem:
@@ -67,13 +67,7 @@ class Problem:
 
 def stride_of(e: Evaluator, node: Node, index: Index, atom: Size) -> Size | None:
     """The element stride of a stored value along an atom of its index, if it is linear."""
-    while node not in e.memories:
-        if node.op not in MOVEMENT:
-            return None
-        index, conditions = MOVEMENT[node.op](node, index)
-        if conditions:
-            return None
-        node = node.inputs[0]
-    if not isinstance(atom, Expr):
-        return 0
-    return coefficient(ravel_strides(index, row_major(node.shape)), atom)
+    place = through(node, index, e.memories)
+    if place is None or not isinstance(atom, Expr):
+        return None if place is None else 0
+    return coefficient(offset_of(*place), atom)

@@ -22,9 +22,8 @@ from ..ir.symbol import (
     modulo,
     substitute,
 )
-from ..ir.types import row_major
-from .access import unravel
-from .evaluate import ravel_strides, stored_reads, wide
+from .access import offset_of, reads_below, unravel
+from .evaluate import wide
 from .reduce_rows import RowLoops
 from .space import CHAIN, is_blocked, reduce_index
 
@@ -169,8 +168,8 @@ class ColumnLoops(RowLoops):
         e, b = self.e, self.b
         assert e.lane is not None
         starts = [(v.inputs[0], reduce_index(v, row, column)) for v in reduces]
-        for node, index in stored_reads(starts, self.inputs):
-            offset = ravel_strides(index, row_major(node.shape))
+        for node, index in reads_below(starts, self.inputs):
+            offset = offset_of(node, index)
             if coefficient(offset, e.lane) != 1:
                 continue
             for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
@@ -185,6 +184,6 @@ class ColumnLoops(RowLoops):
             for v in self.group.stored:
                 index = unravel(row, v.shape)
                 x = self.e.value(v, index)
-                self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+                self.e.store(self.outputs[v], x, offset_of(v, index))
 
         self.over_block(body)

@@ -16,11 +16,10 @@ from typing import Any
 from ..core.dtype import int64
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, atoms, floor_divide, high, loop_index, named, substitute
-from ..ir.types import row_major
+from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, named, substitute
 from ..tile import ops as tile_ops
-from .access import MOVEMENT, Index, unravel
-from .evaluate import ravel_strides, wide
+from .access import Index, Place, below, depends, offset_of, places, unravel
+from .evaluate import wide
 from .fuse import COSTLY
 from .space import COMBINE, KINDS, LoopSpace, identity, is_blocked, reduce_index
 
@@ -55,7 +54,7 @@ class RowLoops(LoopSpace):
             if self.is_row_level(v) and self.levels[v] == stage:
                 index = unravel(row, v.shape)
                 x = self.e.value(v, index)
-                self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+                self.e.store(self.outputs[v], x, offset_of(v, index))
 
     def loop_expressions(
         self, reduces: Sequence[Node], writes: Sequence[Node], row: Size, column: Size
@@ -86,24 +85,16 @@ class RowLoops(LoopSpace):
     def _column(self, outer: Size, lane: Size) -> Size:
         return outer * self.inner + lane
 
-    def _costly(self, stack: list[tuple[Node, Index]], lane: Expr) -> set[Any]:
+    def _costly(self, starts: Sequence[Place], lane: Expr) -> list[Place]:
         """The costly inlined Nodes an expression reaches, at lane-dependent indices."""
-        found: set[Any] = set()
-        seen: set[Any] = set()
-        while stack:
-            key = stack.pop()
-            node, index = key
-            if key in seen or node in self.inputs or node in self.reduces:
-                continue
-            seen.add(key)
-            if node.op in COSTLY and any(lane in atoms(i) for i in index):
-                found.add(key)
-            if node.op in MOVEMENT:
-                below, _ = MOVEMENT[node.op](node, index)
-                stack.append((node.inputs[0], below))
-            elif node.op.group in ("unary", "binary", "compare", "ternary"):
-                stack.extend((i, index) for i in node.inputs)
-        return found
+
+        def step(node: Node, index: Index) -> Sequence[Place]:
+            return () if node in self.inputs or node in self.reduces else below(node, index)
+
+        costly = [
+            (n, i) for n, i in places(starts, step) if n.op in COSTLY and n not in self.inputs
+        ]
+        return [(n, index) for n, index in costly if any(depends(i, [lane]) for i in index)]
 
     def row_stage(
         self, row: Size, stage: int, reduces: Sequence[Node], writes: Sequence[Node]
@@ -119,9 +110,9 @@ class RowLoops(LoopSpace):
         for node, index in at:
             e.hoist(node, index, inner_atoms)
         start = [x for v in reduces for x in self.start_values(v)]
-        needed = self._costly(list(at), lane) & set(self.stash)
-        fill = needed - self.filled
-        load = needed & self.filled
+        needed = [key for key in self._costly(at, lane) if key in self.stash]
+        fill = [key for key in needed if key not in self.filled]
+        load = [key for key in needed if key in self.filled]
 
         def vectors(outer: Size, start: Size, stop: Size, values: list[Node]) -> list[Node]:
             column = self._column(outer, lane)
@@ -134,7 +125,7 @@ class RowLoops(LoopSpace):
                 for v in writes:
                     index = self.index_at(v, row, column)
                     x = e.value(v, index)
-                    e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+                    e.store(self.outputs[v], x, offset_of(v, index))
                 for key in fill:
                     e.store(self.stash[key], e.value(*self._moved(key, outer_atom, outer)), column)
                 return new
@@ -143,7 +134,7 @@ class RowLoops(LoopSpace):
 
         blocked = [is_blocked(v) for v in reduces for _ in self.start_values(v)]
         values = self.over_lines(blocked, start, outer_size, (0, self.inner), vectors, start)
-        self.filled |= fill
+        self.filled.update(fill)
         self.finish_rows(row, reduces, values)
 
     def _moved(self, key: Any, outer_atom: Size, outer: Size) -> Any:

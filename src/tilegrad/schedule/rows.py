@@ -15,11 +15,11 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
-from ..ir.types import Array, Memory, product, row_major
+from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
 from ..tile.build import Body, BodyBuilder
-from .access import Index, unravel
-from .evaluate import Evaluator, ravel_strides, running, wide
+from .access import Index, offset_of, unravel
+from .evaluate import Evaluator, running, wide
 from .family import Bodies, Family, Offer
 from .fuse import Region
 from .space import COMBINE, identity
@@ -60,7 +60,7 @@ class AxisLowering:
 
     def offset(self, outer: Size, k: Size, inner: Size) -> Size:
         """The linear offset of an element."""
-        return ravel_strides(self.index(outer, k, inner), row_major(self.x.shape))
+        return offset_of(self.x, self.index(outer, k, inner))
 
 
 def lower_cumulative(

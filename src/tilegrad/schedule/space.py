@@ -27,10 +27,10 @@ from ..ir.symbol import (
     modulo,
     named,
 )
-from ..ir.types import Memory, product, row_major
+from ..ir.types import Memory, product
 from ..tile.build import BodyBuilder
-from .access import MOVEMENT, Index, unravel
-from .evaluate import Evaluator, ravel_strides, symbolic
+from .access import MOVEMENT, Index, Place, below, offset_of, places, unravel
+from .evaluate import Evaluator, symbolic
 from .fuse import COSTLY, REDUCE, Region, leaves_of, own_index
 
 Line = Callable[[Size, Size, Size, list[Node]], list[Node]]
@@ -188,11 +188,11 @@ class LoopSpace:
             row, column = along, loop_index("column", self.group.columns)
         for value, is_reduce in self.expressions():
             if is_reduce:
-                start = [(value.inputs[0], reduce_index(value, row, column))]
+                start = (value.inputs[0], reduce_index(value, row, column))
             else:
                 if self.is_row_level(value) and self.order == "row":
                     continue
-                start = [(value, self.index_at(value, row, column))]
+                start = (value, self.index_at(value, row, column))
             if not self._reads_linear(start, lane):
                 return False
         return True
@@ -204,43 +204,37 @@ class LoopSpace:
             return g
         return Region(g.kind, g.values, g.total, floor_divide(g.total, inner), "row", g.number)
 
-    def _reads_linear(self, stack: list[tuple[Node, Any]], lane: Expr) -> bool:
-        seen: set[Any] = set()
-        first = True
-        while stack:
-            node, index = stack.pop()
-            if (node, index) in seen:
-                continue
-            seen.add((node, index))
-            if node in self.all_values and not (first and node in self.members):
-                first = False
-                if node in self.members:
-                    continue
-                offset = ravel_strides(index, row_major(node.shape))
-                if coefficient(offset, lane) is None:
-                    return False
-                continue
-            first = False
-            if node.op in MOVEMENT:
-                below, _ = MOVEMENT[node.op](node, index)
-                stack.append((node.inputs[0], below))
-            elif node.op is ops.concatenate:
-                stack.extend((i, index) for i in node.inputs)
-            elif node.op is ops.gather:
-                if not self._gather_reads(node, index, lane, stack):
-                    return False
-            elif node.op is not ops.random_bits:
-                stack.extend((i, index) for i in node.inputs)
-        return True
+    def _reads_linear(self, start: Place, lane: Expr) -> bool:
+        """Whether all that is stored and read below a value is read linearly along the lane."""
+        crooked: list[Node] = []
 
-    def _gather_reads(self, node: Node, index: Index, lane: Expr, stack: list[Any]) -> bool:
-        """Follow a gather: through its source where its indices do not vary along the lane; false
+        def step(node: Node, index: Index) -> Sequence[Place]:
+            if node in self.all_values and not (node is start[0] and node in self.members):
+                if node not in self.members and coefficient(offset_of(node, index), lane) is None:
+                    crooked.append(node)
+                return ()
+            if node.op in MOVEMENT:
+                return below(node, index)
+            if node.op is ops.gather:
+                found = self._gather_reads(node, index, lane)
+                crooked.extend([node] if found is None else [])
+                return found or ()
+            return [(i, index) for i in node.inputs] if node.op is not ops.random_bits else ()
+
+        for _ in places([start], step):
+            if crooked:
+                break
+        return not crooked
+
+    def _gather_reads(self, node: Node, index: Index, lane: Expr) -> list[Place] | None:
+        """Where a gather goes on: at its source where its indices do not vary along the lane; None
         where they are loaded ones that do, if that counts."""
         rank = len(node.inputs[1].shape)
         if any(lane in atoms(i) for i in index[:rank]):
-            return not self.strict or all(
+            known = not self.strict or all(
                 symbolic(i, index[:rank], self.all_values) is not None for i in node.inputs[1:]
             )
+            return [] if known else None
         x, axes = node.inputs[0], node.attrs["axes"]
         rest, full = iter(index[rank:]), []
         for a in range(len(x.shape)):
@@ -250,8 +244,7 @@ class LoopSpace:
                 full.append(0 if exact is None else exact)
             else:
                 full.append(next(rest))
-        stack.append((x, tuple(full)))
-        return True
+        return [(x, tuple(full))]
 
     def pick_lanes(self, inner: Size) -> int:
         """Vector lanes: a few registers' worth, fewer where much is computed."""

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, high, minimum, modulo
-from ..ir.types import Memory, product, row_major
+from ..ir.types import Memory, product
 from ..tile.build import Body, BodyBuilder
-from .access import Condition, unravel
-from .evaluate import Evaluator, ravel_strides, symbolic
+from .access import Condition, offset_of, unravel
+from .evaluate import Evaluator, symbolic
 from .family import Bodies, Family, Offer, Roles
 from .fuse import Region
 from .loops import LoopLowering
@@ -166,7 +166,7 @@ class UpdateLowering:
                 places[a] if a in places else next(inner_places)
                 for a in range(len(self.state.shape))
             )
-            self.combine(x, ravel_strides(full, row_major(self.state.shape)))
+            self.combine(x, offset_of(self.state, full))
 
         def all_lanes() -> Sequence[Node]:
             if lanes == 1 and high(rest) == 1:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
-from ...ir.types import Array, Memory, product, row_major
+from ...ir.types import Array, Memory, product
 from ...tile import ops as tile_ops
 from ...tile.build import Body
-from ..access import Index, unravel
-from ..evaluate import ravel_strides, running, wide
+from ..access import Index, offset_of, unravel
+from ..evaluate import running, wide
 from ..family import Bodies, Family, Offer
 from ..fuse import Region
 from ..space import COMBINE, identity
@@ -58,7 +58,7 @@ class Axis:
 
     def offset(self, index: Index) -> Size:
         """The linear offset of an element."""
-        return ravel_strides(index, row_major(self.x.shape))
+        return offset_of(self.x, index)
 
 
 def lower_cumulative(group: Region, reads: Sequence[Node], name: str) -> list[tuple[Body, Roles]]:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
-from ...ir.types import Array, Memory, row_major
+from ...ir.types import Array, Memory
 from ...tile import ops as tile_ops
 from ...tile.build import Body
-from ..access import unravel
-from ..evaluate import ravel_strides, wide
+from ..access import offset_of, unravel
+from ..evaluate import wide
 from ..space import CHAIN, KINDS, is_blocked, reduce_index
 from .rows import EACH, ThreadRows
 from .space import WARP, Roles
@@ -154,7 +154,7 @@ class ThreadColumns(ThreadRows):
         for v in self.group.stored:
             index = unravel(row, v.shape)
             x = self.e.value(v, index)
-            self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+            self.e.store(self.outputs[v], x, offset_of(v, index))
 
     # ---- parts ----------------------------------------------------------------------------
 

@@ -20,10 +20,10 @@ from ...ir.symbol import (
     loop_index,
     modulo,
 )
-from ...ir.types import Array, Memory, product, row_major
+from ...ir.types import Array, Memory, product
 from ...tile.build import Body
-from ..access import MOVEMENT, Condition, Index, unravel
-from ..evaluate import ravel_strides, symbolic
+from ..access import MOVEMENT, Condition, Index, offset_of, ravel, unravel
+from ..evaluate import symbolic
 from . import sort as sorting
 from .space import Roles
 from .tiles import TileEvaluator, Viewed, power_of_two
@@ -166,8 +166,8 @@ class UpdateDestinations:
     def destination(self, number: Size) -> Node:
         """The linear number of the place, -1 where it is outside."""
         found, inside = self.places(number)
-        strides = row_major(tuple(self.state.shape[a] for a in self.axes))
-        linear = ravel_strides(tuple(found[a] for a in self.axes), strides)
+        shape = [self.state.shape[a] for a in self.axes]
+        linear = ravel([found[a] for a in self.axes], shape)
         key = self.b.cast(self.b.index(linear), self.key_dtype)
         if inside is None:
             return key
@@ -177,7 +177,7 @@ class UpdateDestinations:
         """The element of the state at some places and an index of the other axes."""
         rest = iter(inner)
         full = tuple(places[a] if a in places else next(rest) for a in range(len(self.state.shape)))
-        return ravel_strides(full, row_major(self.state.shape))
+        return offset_of(self.state, full)
 
     def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""

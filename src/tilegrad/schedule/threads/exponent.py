@@ -17,7 +17,7 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr
 from ...tile.build import BodyBuilder
-from ..access import MOVEMENT, Index
+from ..access import ELEMENTWISE, MOVEMENT, Index
 from ..evaluate import Evaluator
 
 LOG2_E = 1.4426950408889634
@@ -118,7 +118,7 @@ class ExponentEvaluator(Evaluator):
                     self.exponent(shift)
             found = [i for i in current.inputs if i not in seen]
             seen.update(found)
-            stack += found if current.op.group in ("unary", "binary", "compare", "ternary") else []
+            stack += found if current.op.group in ELEMENTWISE else []
 
     def known_below(self, node: Node, index: Index) -> Node | None:
         """A value found before, seen through movements."""

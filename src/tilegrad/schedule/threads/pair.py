@@ -20,10 +20,10 @@ from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum, named
-from ...ir.types import Array, Memory, product, row_major
+from ...ir.types import Array, Memory, product
 from ...tile.build import Body
-from ..access import MOVEMENT, Index, depends
-from ..evaluate import ravel_strides, wide
+from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset_of, places
+from ..evaluate import wide
 from ..fuse import REDUCE, Region, leaves_of, own_index
 from ..order import bit
 from ..space import COMBINE, KINDS, identity, reduce_index
@@ -148,27 +148,24 @@ def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> 
     row = named("loop", "row", 0, max(1, high(first.rows or 1) - 1))
     lane = named("loop", "lane", 0, max(1, high(first.columns) - 1))
     inside, others = set(first.values), set(second.values)
-    stack: list[tuple[Node, Index]] = [(reduce.inputs[0], reduce_index(reduce, lane, row))]
-    while stack:
-        node, index = stack.pop()
+
+    def step(node: Node, index: Index) -> Sequence[Place]:
+        return () if node in others or node in inside or node in values else below(node, index)
+
+    for node, index in places([(reduce.inputs[0], reduce_index(reduce, lane, row))], step):
         if node in others:
             return False  # a second stage
         if node in inside:
             if own_index(node, row, lane, first) != index:
                 return False
-        elif node in values or not node.inputs:
-            if node in values and product(node.shape) == first.total:
-                factor = coefficient(ravel_strides(index, row_major(node.shape)), lane)
-                if factor != 1:
-                    return False
-        elif node.op in MOVEMENT:
-            below, conditions = MOVEMENT[node.op](node, index)
-            if conditions:
+        elif node in values:
+            whole = product(node.shape) == first.total
+            if whole and coefficient(offset_of(node, index), lane) != 1:
                 return False
-            stack.append((node.inputs[0], below))
-        elif node.op.group in ("unary", "binary", "compare", "ternary"):
-            stack.extend((i, index) for i in node.inputs)
-        elif set(leaves_of(node, values)) & inside:
+        elif node.op in MOVEMENT:
+            if MOVEMENT[node.op](node, index)[1]:
+                return False  # padding
+        elif node.op.group not in ELEMENTWISE and set(leaves_of(node, values)) & inside:
             return False
     return True
 

@@ -8,7 +8,7 @@ depend on shapes, dtypes and the Target alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from ...core.config import invariant
@@ -25,10 +25,20 @@ from ...ir.symbol import (
     modulo,
     named,
 )
-from ...ir.types import Memory, product, row_major
+from ...ir.types import Memory, product
 from ...tile.build import Body
-from ..access import MOVEMENT, Condition, Index
-from ..evaluate import ravel_strides, symbolic
+from ..access import (
+    MOVEMENT,
+    Condition,
+    Index,
+    Place,
+    below,
+    joined,
+    offset_of,
+    places,
+    reads_below,
+)
+from ..evaluate import symbolic
 from ..instructions import instructions
 from ..space import LoopSpace, reduce_index
 from .tiles import TileEvaluator, Viewed, power_of_two
@@ -36,7 +46,6 @@ from .tiles import TileEvaluator, Viewed, power_of_two
 WARP = 32
 UNROLLED = 4096  # instructions of a thread, about: more elements at once would fill its registers
 Roles = list[tuple[str, Any]]
-Reached = tuple[Node, Index, list[Condition]]  # a value below, where, and if what holds
 
 
 class ThreadSpace(LoopSpace):
@@ -100,7 +109,7 @@ class ThreadSpace(LoopSpace):
             own = named("loop", "row", 0, max(1, high(middle) - 1))
             outer = loop_index("outer", floor_divide(rows, middle))
             row = outer * middle + own
-            if all(self._reads_linear([start], own) for start in self.starts_at(row, lane)):
+            if all(self._reads_linear(start, own) for start in self.starts_at(row, lane)):
                 return middle
         return rows
 
@@ -272,7 +281,7 @@ class ThreadSpace(LoopSpace):
             index = self.index_at(v, row, lane)
             found.append((v, index, self.e.value(v, index)))
         for v, index, x in found:
-            self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+            self.e.store(self.outputs[v], x, offset_of(v, index))
 
 
 def tight(size: int) -> int:
@@ -284,67 +293,40 @@ def tight(size: int) -> int:
     return part if -(-size // part) * part * 16 < whole * 15 else whole
 
 
-def plain_reads(stack: list[tuple[Node, Index]], stored: Any) -> list[tuple[Node, Index]]:
-    """Reads of stored values below some, where nothing guards them."""
-    found: dict[tuple[Node, Index], None] = {}
-    seen: set[tuple[Node, Index]] = set()
-    stack = list(reversed(stack))
-    while stack:
-        key = stack.pop()
-        node, index = key
-        if key in seen:
-            continue
-        seen.add(key)
-        if node in stored:
-            found[key] = None
-        elif node.op in MOVEMENT:
-            below, conditions = MOVEMENT[node.op](node, index)
-            if not conditions:
-                stack.append((node.inputs[0], below))
-        elif node.op.group in ("unary", "binary", "compare", "ternary"):
-            stack.extend((i, index) for i in reversed(node.inputs))
-    return list(found)
+def plain_reads(starts: Sequence[Place], stored: Container[Node]) -> list[Place]:
+    """Reads of stored values below some, where nothing guards them, in the order of inputs."""
+    return reads_below(starts, stored, guarded=False, forward=True)
 
 
-def open_conditions(stack: list[tuple[Node, Index]], stored: Any) -> int:
+def open_conditions(starts: Sequence[Place], stored: Container[Node]) -> int:
     """How many conditions of padding and joining the bounds of the indices do not decide."""
-    seen: set[tuple[Node, Index]] = set()
-    found, stack = 0, list(stack)
-    while stack:
-        key = stack.pop()
-        node, index = key
-        if key in seen or node in stored:
-            continue
-        seen.add(key)
-        parts: list[Reached] = [(i, index, []) for i in node.inputs]
+    found: list[Condition] = []
+
+    def step(node: Node, index: Index) -> Sequence[Place]:
+        if node in stored:
+            return ()
         if node.op in MOVEMENT:
             parts = [(node.inputs[0], *MOVEMENT[node.op](node, index))]
         elif node.op is ops.concatenate:
-            parts = list(joined_parts(node, index))
-        elif node.op.group not in ("unary", "binary", "compare", "ternary"):
-            continue
-        for below, at, conditions in parts:
-            if any(c.fails() for c in conditions):
-                continue
-            found += sum(not c.holds() for c in conditions)
-            stack.append((below, at))
-    return found
+            parts = [(x, at, [condition]) for x, at, condition in joined(node, index)]
+        else:
+            return below(node, index)
+        met = [part for part in parts if not any(c.fails() for c in part[2])]
+        found.extend(c for part in met for c in part[2] if not c.holds())
+        return [(value, at) for value, at, _ in met]
+
+    for _ in places(starts, step):
+        pass
+    return len(found)
 
 
-def joined_parts(node: Node, index: Index) -> Iterator[Reached]:
-    """What a concatenate joins, each with its own index and the condition that it is meant."""
-    axis, start = node.attrs["axis"], index[node.attrs["axis"]]
-    for x in node.inputs:
-        condition = Condition(start, x.shape[axis])
-        yield x, (*index[:axis], start, *index[axis + 1 :]), [condition]
-        start = start - x.shape[axis]
-
-
-def turned_reads(stack: list[tuple[Node, Index]], stored: Any, row: Expr, lane: Expr) -> list[Node]:
+def turned_reads(
+    starts: Sequence[Place], stored: Container[Node], row: Expr, lane: Expr
+) -> list[Node]:
     """Stored values below some that are contiguous along the row and jump along the lane."""
     found: dict[Node, None] = {}
-    for node, index in plain_reads(stack, stored):
-        offset = ravel_strides(index, row_major(node.shape))
+    for node, index in plain_reads(starts, stored):
+        offset = offset_of(node, index)
         if coefficient(offset, row) == 1 and coefficient(offset, lane) not in (None, 0, 1):
             found[node] = None
     return list(found)

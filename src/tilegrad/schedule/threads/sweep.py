@@ -29,11 +29,10 @@ from ...ir.symbol import (
     named,
     substitute,
 )
-from ...ir.types import row_major
 from ...tile import ops as tile_ops
 from ...tile.build import Body
-from ..access import Index, depends, unravel
-from ..evaluate import ravel_strides, wide
+from ..access import Index, depends, offset_of, unravel
+from ..evaluate import wide
 from ..space import COMBINE, KINDS, identity, is_blocked, reduce_index
 from .online import Online, Part, ThreadOnline
 from .space import WARP, Roles, plain_reads
@@ -159,9 +158,7 @@ class ThreadSweep(ThreadOnline):
     def reads_of_walk(self, walk: Walk, lane: Expr, column: Size) -> list[tuple[Node, Index]]:
         """The contiguous reads of a walk that nothing guards."""
         found = plain_reads(self.expressions_at(walk, column), self.inputs)
-        return [
-            (n, i) for n, i in found if coefficient(ravel_strides(i, row_major(n.shape)), lane) == 1
-        ]
+        return [(n, i) for n, i in found if coefficient(offset_of(n, i), lane) == 1]
 
     def expressions_at(self, walk: Walk, column: Size) -> list[tuple[Node, Index]]:
         """What a walk evaluates, and where."""
@@ -279,7 +276,7 @@ class ThreadSweep(ThreadOnline):
             found.append((b.broadcast(x, (self.lanes,)), place, e.lane_mask))
         for v in walk.writes:
             index = self.index_at(v, walk.row, column)
-            e.store(self.outputs[v], e.value(v, index), ravel_strides(index, row_major(v.shape)))
+            e.store(self.outputs[v], e.value(v, index), offset_of(v, index))
         return found
 
     def keep(self, kept: Kept, lane: Size, at: Size) -> None:
@@ -298,7 +295,7 @@ class ThreadSweep(ThreadOnline):
             if self.is_row_level(v) and self.levels[v] == stage:
                 index = unravel(row, v.shape)
                 x = self.e.value(v, index)
-                self.e.store(self.outputs[v], x, ravel_strides(index, row_major(v.shape)))
+                self.e.store(self.outputs[v], x, offset_of(v, index))
 
     # ---- accumulators ---------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from ...ir.types import Memory
 from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
 from ...tile.interpret import has_op
-from ..access import Index
+from ..access import ELEMENTWISE, Index
 from ..evaluate import symbolic
 from .exponent import ExponentEvaluator
 
@@ -277,7 +277,7 @@ class TileEvaluator(ExponentEvaluator):
                     number = self._lane_number(x, other, index)
                     if number is not None:
                         found[number] = None
-            elif current.op.group in ("unary", "binary", "compare", "ternary"):
+            elif current.op.group in ELEMENTWISE:
                 below = [i for i in current.inputs if i not in seen]
                 seen.update(below)
                 stack += below
