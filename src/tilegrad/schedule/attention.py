@@ -1,8 +1,8 @@
 """Attention as a Family: what its kernels for vectors and for threads have in common.
 
-Each has a file of its own with `refusal`, why it does not take a Node, and `launches`, which gives
-Bodies whose parameters are named: an input of the Node by its number, a result by its number, or
-scratch by its type.
+Each has a file of its own: a Family with `refusal`, why it does not take a Node, and `launches`,
+which gives Bodies and what their parameters stand for: an input of the Node by its number, a result
+by its number, or scratch by its type.
 
 Invariant: `why_not` is '' exactly for Nodes that the Schedule lowers to a kernel; all others are
 written in ordinary ops before they come here.
@@ -16,9 +16,10 @@ from typing import Any
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import ops
-from ..graph.attention_types import Sizes, sizes
+from ..graph.attention import extras_of
+from ..graph.attention_types import sizes
 from ..ir.node import Node
-from ..ir.types import Tuple
+from ..ir.types import Array, Memory, Tuple
 from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
 from .family import Bodies, Family, Offer, roofline
@@ -74,14 +75,16 @@ class AttentionFamily(Family):
         return found
 
 
-def _sizes(node: Node) -> Sizes:
-    q, k, v = node.inputs[:3]
-    return sizes(q, k, v, node.attrs["orders"])
+def memories(node: Node) -> list[Memory]:
+    """The Memories that the extras of a Node lie in."""
+    arrays = [x.type for x in extras_of(node).values()]
+    return [Memory(t.shape, t.dtype) for t in arrays if isinstance(t, Array)]
 
 
 def shape_of(node: Node) -> AttentionShape:
     """Sizes and options of an attention or attention_backward Node."""
-    s = _sizes(node)
+    q, k, v = node.inputs[:3]
+    s = sizes(q, k, v, node.attrs["orders"])
     options = {
         name: node.attrs[name]
         for name in ("scale", "band", "softcap", "dropout", "extras", "orders")
@@ -94,6 +97,6 @@ def shape_of(node: Node) -> AttentionShape:
         s.keys,
         s.width,  # type: ignore[arg-type]
         s.value_width,  # type: ignore[arg-type]
-        node.inputs[0].dtype,
+        q.dtype,
         **options,
     )

@@ -11,13 +11,13 @@ place; kernels are imported where a Family offers them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..core.config import invariant
 from ..core.dtype import int32
+from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import build, ops
 from ..graph.paged_types import APPEND, ATTEND, named
@@ -26,7 +26,6 @@ from ..ir.symbol import Expr, Size, high
 from ..kernels.paged.shape import (
     PagedPlan,
     PagedShape,
-    ShortPlan,
     choose,
     choose_short,
     item_rows,
@@ -96,10 +95,20 @@ class Attention(Chosen):
         """Why the kernel does not take this; '' if it does."""
         return ""
 
+    def callee(self, x: PagedShape, target: Target) -> KernelCallee:
+        """The kernel, where it takes the op's inputs and gives its result first."""
+        raise InternalError("schedule.paged", f"{self.name} has no kernel")
+
     def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
         """The one Plan, or why there is none."""
         why = self.refusal(node, shape_of(node), target)
         return why or [Offer(seconds_of(node, target))]
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """The launches of the kernel."""
+        return near.call(*inputs, callee=self.callee(shape_of(node), target))[:1]
 
 
 class UnitPrefill(Attention):
@@ -119,9 +128,14 @@ class UnitPrefill(Attention):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
+        from ..kernels.paged import prefill
+
+        x = shape_of(node)
+        plan = prefill.choose(x, target)
+        assert plan is not None
         q = build.reshape(inputs[0], (1, *inputs[0].shape))
-        callee = _prefill(shape_of(node), target)
-        return [build.reshape(near.call(q, *inputs[1:], callee=callee)[0], node.shape)]
+        out = near.call(q, *inputs[1:], callee=prefill.prefill_callee(x, plan))[0]
+        return [build.reshape(out, node.shape)]
 
 
 class ListAttention(Attention):
@@ -145,18 +159,22 @@ class ListAttention(Attention):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """The list and the attention that takes it."""
+        from ..kernels.paged.call import attention_callee
+
         x = shape_of(node)
         plan = choose(x, target, queries_of(node))
         *cache, table, lengths, starts = inputs
         shared = self._work(x, plan, lengths, starts, near)
-        return near.call(*cache, table, *shared, callee=_attention(x, plan))[:1]
+        return near.call(*cache, table, *shared, callee=attention_callee(x, plan))[:1]
 
     def _work(
         self, x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
     ) -> list[Node]:
         """The list of a step, and zeros that programs count in or pairs that were cut; the same
         Nodes for all layers that differ in nothing that the list depends on."""
-        callee = _list(replace(x, scale=1.0, softcap=0.0), plan)
+        from ..kernels.paged.call import list_callee
+
+        callee = list_callee(replace(x, scale=1.0, softcap=0.0), plan)
         callee.verdict = near.verdict
         items, last = build.items(ops.call(lengths, starts, callee=callee))
         if plan.joined:
@@ -175,11 +193,11 @@ class VectorPrefill(Attention):
             return f"for {prefill_cpu.LEAST} new tokens a request and more"
         return prefill_cpu.why_not(x, target) or (OTHER_SUMS if invariant() else "")
 
-    def calls(
-        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
-    ) -> list[Node]:
-        """One launch."""
-        return near.call(*inputs, callee=_vector_prefill(shape_of(node), target))[:1]
+    def callee(self, x: PagedShape, target: Target) -> KernelCallee:
+        """See `Attention`."""
+        from ..kernels.paged import prefill_cpu
+
+        return prefill_cpu.callee(x, target)
 
 
 class VectorAttention(Attention):
@@ -191,12 +209,11 @@ class VectorAttention(Attention):
 
         return attention_cpu.why_not(x, target)
 
-    def calls(
-        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
-    ) -> list[Node]:
-        """One launch, or two where keys are cut."""
-        callee = _vector_attention(shape_of(node), target, invariant())
-        return near.call(*inputs, callee=callee)[:1]
+    def callee(self, x: PagedShape, target: Target) -> KernelCallee:
+        """See `Attention`."""
+        from ..kernels.paged import attention_cpu
+
+        return attention_cpu.callee(x, target)
 
 
 class PortableAttention(Attention):
@@ -210,11 +227,11 @@ class PortableAttention(Attention):
             return "slower than the kernels of matrix units"
         return portable.why_not(x)
 
-    def calls(
-        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
-    ) -> list[Node]:
-        """One launch."""
-        return near.call(*inputs, callee=_portable(shape_of(node), target))[:1]
+    def callee(self, x: PagedShape, target: Target) -> KernelCallee:
+        """See `Attention`."""
+        from ..kernels.paged import portable
+
+        return portable.callee(x, target)
 
 
 # ---- append -------------------------------------------------------------------------------------
@@ -240,9 +257,12 @@ class AppendAttend(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch; nothing reads the queries but that attention."""
+        from ..kernels.paged.append import Rotary
+        from ..kernels.paged.call import short_callee
+
         attention = attention_of(node, near)
         assert attention is not None
-        callee = _short(shape_of(attention), offer.plan, tuple(sorted(node.attrs.items())))
+        callee = short_callee(shape_of(attention), offer.plan, Rotary(**node.attrs))
         out, keys, values = near.call(*inputs, callee=callee)
         near.joined[attention] = out
         return [out, keys, values]
@@ -255,8 +275,10 @@ class Append(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
-        callee = _append(shape_of(node), tuple(sorted(node.attrs.items())))
-        return near.call(*inputs, callee=callee)
+        from ..kernels.paged.append import Rotary
+        from ..kernels.paged.call import append_callee
+
+        return near.call(*inputs, callee=append_callee(shape_of(node), Rotary(**node.attrs)))
 
 
 def attention_of(node: Node, near: Surroundings) -> Node | None:
@@ -275,68 +297,3 @@ def attention_of(node: Node, near: Surroundings) -> Node | None:
     }
     same = all(appended[n] is i for n, i in named(ATTEND, found.inputs).items())
     return found if same else None
-
-
-# ---- kernels, built once ------------------------------------------------------------------------
-
-Options = tuple[tuple[str, object], ...]  # of Rotary
-
-
-@functools.lru_cache(maxsize=64)
-def _list(x: PagedShape, plan: PagedPlan) -> KernelCallee:
-    from ..kernels.paged.call import list_callee
-
-    return list_callee(x, plan)
-
-
-@functools.lru_cache(maxsize=64)
-def _attention(x: PagedShape, plan: PagedPlan) -> KernelCallee:
-    from ..kernels.paged.call import attention_callee
-
-    return attention_callee(x, plan)
-
-
-@functools.lru_cache(maxsize=64)
-def _prefill(x: PagedShape, target: Target) -> KernelCallee:
-    from ..kernels.paged import prefill
-
-    plan = prefill.choose(x, target)
-    assert plan is not None
-    return prefill.prefill_callee(x, plan)
-
-
-@functools.lru_cache(maxsize=64)
-def _vector_attention(x: PagedShape, target: Target, level: bool) -> KernelCallee:
-    from ..kernels.paged import attention_cpu
-
-    return attention_cpu.callee(x, target)
-
-
-@functools.lru_cache(maxsize=64)
-def _vector_prefill(x: PagedShape, target: Target) -> KernelCallee:
-    from ..kernels.paged import prefill_cpu
-
-    return prefill_cpu.callee(x, target)
-
-
-@functools.lru_cache(maxsize=64)
-def _portable(x: PagedShape, target: Target) -> KernelCallee:
-    from ..kernels.paged import portable
-
-    return portable.callee(x, target)
-
-
-@functools.lru_cache(maxsize=64)
-def _append(x: PagedShape, rotary: Options) -> KernelCallee:
-    from ..kernels.paged.append import Rotary
-    from ..kernels.paged.call import append_callee
-
-    return append_callee(x, Rotary(**dict(rotary)))  # type: ignore[arg-type]
-
-
-@functools.lru_cache(maxsize=64)
-def _short(x: PagedShape, plan: ShortPlan, rotary: Options) -> KernelCallee:
-    from ..kernels.paged.append import Rotary
-    from ..kernels.paged.call import short_callee
-
-    return short_callee(x, plan, Rotary(**dict(rotary)))  # type: ignore[arg-type]

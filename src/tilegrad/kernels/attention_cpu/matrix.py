@@ -10,31 +10,23 @@ probability 0, and d past its end is 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from ...core.config import invariant
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import (
-    Size,
-    ceil_divide,
-    combine,
-    floor_divide,
-    high,
-    maximum,
-    minimum,
-    modulo,
-    multiply,
-)
+from ...ir.symbol import Size, ceil_divide, high, maximum, minimum
 from ...tile import ops
 from ..attention.shape import AttentionShape
-from .forward import Forward, fitting
-from .tiles import Builder, CpuPlan
+from .forward import Forward, Scored, fitting
+from .tiles import CpuPlan
 
 TILE = 16
 PAIR = 2 * TILE
 SPACE = 32  # elements after each row of probabilities
+
+Operand = Callable[[Size, Size], Node]  # a tile of an operand: (row or column, step of the depth)
 
 
 def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
@@ -53,14 +45,30 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     return CpuPlan(queries, keys, TILE, 2, TILE, units[0].name, part, invariant())
 
 
-class MatrixTiles(Builder):
-    """Tiles of a matrix unit: how operands are packed, and read."""
-
-    count: Size  # of the keys of a block
+class MatrixTiles(Scored):
+    """Tiles of a matrix unit: how operands are packed, read and multiplied."""
 
     def rows(self) -> Size:
         """Keys of the block, up to a whole number of pairs of tiles."""
-        return multiply(ceil_divide(self.count, PAIR), PAIR)
+        return ceil_divide(self.count, PAIR) * PAIR
+
+    def tiles(self, *lead: int) -> Node:
+        """Scratch of tiles."""
+        return self.scratch(*lead, TILE, PAIR, dtype=bfloat16)
+
+    def tile(self, memory: Node, *index: Size) -> Node:
+        """A tile in the unit's registers."""
+        b, shape = self.b, (TILE, PAIR if memory.dtype is bfloat16 else TILE)
+        scalars = [b.index(i) for i in index]
+        return b.add(ops.matrix_load(memory, *scalars, shape=shape, unit=self.plan.unit))
+
+    def packed_in(self, memory: Node) -> Operand:
+        """An operand that lies tile by tile."""
+        return lambda row, step: self.tile(memory, row, step, 0, 0)
+
+    def pairs_in(self, memory: Node) -> Operand:
+        """A right side that lies in rows of pairs."""
+        return lambda column, step: self.tile(memory, step * TILE, column * PAIR)
 
     def turn_pairs(self, x: Node) -> Node:
         """(16, 16 pairs) with the pairs of a column in a row."""
@@ -75,17 +83,78 @@ class MatrixTiles(Builder):
         both = b.add(ops.transpose(b.add(ops.stack_rows(first, second)), order=(1, 0)))
         return b.add(ops.reshape(both, shape=(2 * first.shape[0],)))
 
-    def line(self, name: str, head: Size, token: Size, d: Size, size: int, width: int) -> Node:
-        """`size` elements of a token, 0 past its width."""
-        index = self.at(name, self.batch, head, token, d)
-        axis = self.order(name).index("d")
-        return self.b.load(self.memory[name], index, (size,), (axis,), self.below(d, size, width))
+    # ---- packing: past the last token it is repeated ---------------------------------------
 
-    def tile(self, memory: Node, *index: Size) -> Node:
-        """A tile in the unit's registers."""
-        b, shape = self.b, (TILE, PAIR if memory.dtype is bfloat16 else TILE)
-        scalars = [b.index(i) for i in index]
-        return b.add(ops.matrix_load(memory, *scalars, shape=shape, unit=self.plan.unit))
+    def pack_queries(self, name: str, last: Size, width: int, place: Node) -> None:
+        """Pairs of d side by side, queries across."""
+        b = self.b
+        for i in b.each("turn", 0, self.plan.queries // TILE):
+            for s in b.each("step", 0, -(-width // PAIR)):
+                tokens = [minimum(self.first + i * TILE + r, last) for r in range(TILE)]
+                lines = [self.line(name, self.head, t, s * PAIR, PAIR, width) for t in tokens]
+                value = self.turn_pairs(b.add(ops.stack_rows(*lines)))
+                b.store(place, value, (i, s, 0, 0), (2, 3))
+
+    def pack_keys(self, name: str, last: Size, width: int, place: Node) -> None:
+        """Rows of keys or values tile by tile."""
+        b = self.b
+        for r in b.each("row", 0, self.rows(), bounds=(0, self.plan.keys - 1)):
+            token = minimum(self.key + r, last)
+            for s in range(-(-width // PAIR)):
+                part = self.line(name, self.key_head, token, s * PAIR, PAIR, width)
+                b.store(place, part, (r // TILE, s, r % TILE, 0), (3,))
+
+    def pack_turned(self, name: str, last: Size, width: int, place: Node) -> None:
+        """Keys or values turned, in pairs of keys."""
+        b, most = self.b, self.plan.keys // PAIR - 1
+        for g in b.each("group", 0, ceil_divide(self.count, PAIR), bounds=(0, most)):
+            for t in b.each("chunk", 0, -(-width // TILE)):
+                tokens = [minimum(self.key + g * PAIR + r, last) for r in range(PAIR)]
+                lines = [self.line(name, self.key_head, i, t * TILE, TILE, width) for i in tokens]
+                rows = [self.beside(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
+                value = self.turn_pairs(b.add(ops.stack_rows(*rows)))
+                b.store(place, value, (t, g, 0, 0), (2, 3))
+
+    # ---- products -------------------------------------------------------------------------
+
+    def tile_product(
+        self,
+        down: Size,
+        across: int,
+        depth: Size,
+        left: Operand,
+        right: Operand,
+        place: Node,
+        adds: bool,
+        shift: Size = 0,
+    ) -> None:
+        """place (+)= product, in squares of two by two tiles; `depth` in steps of 32.
+
+        The columns of `place` are shifted by as many tiles as said.
+        """
+        b, unit = self.b, self.plan.unit
+        zero = ops.matrix_zero(shape=(TILE, TILE), dtype=self.sum, unit=unit)
+
+        def row(rows: list[Size]) -> None:
+            for c in b.each("across", 0, across, 2, bounds=(0, across - 2)):
+                spots = [(r * TILE, (c + shift + n) * TILE) for r in rows for n in range(2)]
+                sums = [self.tile(place, *spot) if adds else b.add(zero) for spot in spots]
+                bounds = (0, max(0, high(depth) - 1))
+                for s in b.each("depth", 0, depth, 1, sums, bounds=bounds):
+                    above = [left(r, s) for r in rows]
+                    beside = [right(c + n, s) for n in range(2)]
+                    sums[:] = [
+                        b.add(ops.matrix_dot(total, above[n // 2], beside[n % 2], unit=unit))
+                        for n, total in enumerate(sums)
+                    ]
+                for total, spot in zip(sums, spots):
+                    b.add(ops.matrix_store(place, total, *map(b.index, spot), unit=unit))
+
+        even = down // 2 * 2 if isinstance(down, int) else down
+        for r in b.each("down", 0, even, 2, bounds=(0, max(0, high(even) - 2))):
+            row([r, r + 1])
+        if even is not down:
+            row([even])
 
 
 class MatrixForward(MatrixTiles, Forward):
@@ -96,244 +165,66 @@ class MatrixForward(MatrixTiles, Forward):
         x, plan = self.x, self.plan
         self.deep = -(-x.width // PAIR)  # steps of a product over d
         self.wide = -(-x.value_width // TILE)  # tiles of the result
-        line = (TILE, PAIR)
-        self.packed = self.scratch(plan.queries // TILE, self.deep, *line, dtype=bfloat16)
-        self.key_tiles = self.scratch(plan.keys // TILE, self.deep, *line, dtype=bfloat16)
-        self.value_tiles = self.scratch(self.wide, plan.keys // PAIR, *line, dtype=bfloat16)
+        self.packed = self.tiles(plan.queries // TILE, self.deep)
+        self.key_tiles = self.tiles(plan.keys // TILE, self.deep)
+        self.value_tiles = self.tiles(self.wide, plan.keys // PAIR)
         self.pairs = self.scratch(plan.keys // 2, 2 * plan.strip + SPACE, dtype=bfloat16)
         self.scores = self.scratch(plan.keys, plan.strip + TILE)
         self.result = self.scratch(self.wide * TILE, plan.queries + TILE)
         self.most, self.total, self.decay = (self.scratch(plan.queries) for _ in range(3))
 
-    def block(self, key: Size, _: list[Node]) -> Sequence[Node]:
-        """As for vectors, some queries at a time, so that their scores stay near."""
-        self.key = key
-        self.count = everything = minimum(combine(self.upper, key, -1), self.plan.keys)
-        self.take_keys()
-        self.take_values()
-        first, stop = self.first, self.stop
+    def take_queries(self) -> None:
+        """Queries as the products read them."""
+        self.pack_queries("q", self.x.queries - 1, self.x.width, self.packed)
 
-        def strip(offset: Size, _: list[Node]) -> Sequence[Node]:
-            self.offset, self.first = offset, combine(first, offset, 1)
-            self.stop = minimum(combine(self.first, self.plan.strip, 1), stop)
-            if self.x.band[1] is not None and not self.in_a_row:  # not all that others see
-                seen = combine(combine(self.stop, self.x.band[1], 1), key, -1)
-                self.count = maximum(0, minimum(everything, seen))
+    def block(self) -> None:
+        """As for vectors, some queries at a time, so that their scores stay near."""
+        x, size = self.x, self.plan.strip
+        self.pack_keys("k", self.upper - 1, x.width, self.key_tiles)
+        self.pack_turned("v", self.upper - 1, x.value_width, self.value_tiles)
+        first, stop, everything = self.first, self.stop, self.count
+        top = minimum(stop - first, self.plan.queries)
+        for offset in self.b.each("strip", 0, top, size, bounds=(0, self.plan.queries - size)):
+            self.offset, self.first = offset, first + offset
+            self.stop = minimum(self.first + size, stop)
+            if x.band[1] is not None and not self.in_a_row:  # not all that others see
+                self.count = maximum(0, minimum(everything, self.stop + x.band[1] - self.key))
             self.score()
             self.change()
             self.soften()
             self.gather_values()
-            return ()
-
-        size, top = self.plan.strip, minimum(combine(stop, first, -1), self.plan.queries)
-        self.b.loop("strip", 0, top, size, strip, bounds=(0, self.plan.queries - size))
         self.offset, self.first, self.stop = 0, first, stop
-        return ()
-
-    # ---- packing --------------------------------------------------------------------------
-
-    def take_queries(self) -> None:
-        """Pairs of d side by side, queries across; past the last query it is repeated."""
-        b, x = self.b, self.x
-        last = combine(x.queries, 1, -1)
-
-        def some(i: Size, _: list[Node]) -> Sequence[Node]:
-            start = combine(self.first, multiply(i, TILE), 1)
-
-            def step(s: Size, _: list[Node]) -> Sequence[Node]:
-                tokens = [minimum(combine(start, r, 1), last) for r in range(TILE)]
-                lines = [
-                    self.line("q", self.head, t, multiply(s, PAIR), PAIR, x.width) for t in tokens
-                ]
-                value = self.turn_pairs(b.add(ops.stack_rows(*lines)))
-                b.store(self.packed, value, (i, s, 0, 0), (2, 3))
-                return ()
-
-            b.loop("step", 0, self.deep, 1, step)
-            return ()
-
-        b.loop("turn", 0, self.plan.queries // TILE, 1, some)
-
-    def take_keys(self) -> None:
-        """Keys tile by tile; past the last one it is repeated."""
-        b, last = self.b, combine(self.upper, 1, -1)
-
-        def row(r: Size, _: list[Node]) -> Sequence[Node]:
-            token = minimum(combine(self.key, r, 1), last)
-            for s in range(self.deep):
-                part = self.line("k", self.key_head, token, s * PAIR, PAIR, self.x.width)
-                b.store(self.key_tiles, part, (floor_divide(r, TILE), s, modulo(r, TILE), 0), (3,))
-            return ()
-
-        b.loop("row", 0, self.rows(), 1, row, bounds=(0, self.plan.keys - 1))
-
-    def take_values(self) -> None:
-        """Values turned, in pairs of keys; past the last one it is repeated."""
-        b, last = self.b, combine(self.upper, 1, -1)
-
-        def group(g: Size, _: list[Node]) -> Sequence[Node]:
-            start = combine(self.key, multiply(g, PAIR), 1)
-
-            def chunk(t: Size, _: list[Node]) -> Sequence[Node]:
-                lines = [
-                    self.line(
-                        "v",
-                        self.key_head,
-                        minimum(combine(start, r, 1), last),
-                        multiply(t, TILE),
-                        TILE,
-                        self.x.value_width,
-                    )
-                    for r in range(PAIR)
-                ]
-                rows = [self.beside(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
-                value = self.turn_pairs(b.add(ops.stack_rows(*rows)))
-                b.store(self.value_tiles, value, (t, g, 0, 0), (2, 3))
-                return ()
-
-            b.loop("chunk", 0, self.wide, 1, chunk)
-            return ()
-
-        b.loop(
-            "group",
-            0,
-            ceil_divide(self.count, PAIR),
-            1,
-            group,
-            bounds=(0, self.plan.keys // PAIR - 1),
-        )
-
-    # ---- products -------------------------------------------------------------------------
-
-    def multiply_tiles(
-        self,
-        rows: list[Size],
-        column: Size,
-        depth: Size,
-        limit: int,
-        load: tuple[str, str],
-        sums: list[Node],
-        place: Node,
-        shift: Size,
-    ) -> None:
-        """A row or two of tiles by two columns: place = sums + product over depth.
-
-        The columns of `place` are shifted by as many tiles as said.
-        """
-        b, unit = self.b, self.plan.unit
-        left, right = (getattr(self, name) for name in load)
-
-        def step(s: Size, carried: list[Node]) -> Sequence[Node]:
-            above = [left(r, s) for r in rows]
-            beside = [right(combine(column, c, 1), s) for c in range(2)]
-            return [
-                b.add(ops.matrix_dot(total, above[n // 2], beside[n % 2], unit=unit))
-                for n, total in enumerate(carried)
-            ]
-
-        found = b.loop("depth", 0, depth, 1, step, sums, bounds=(0, limit - 1))
-        for n, total in enumerate(found):
-            across = combine(combine(column, n % 2, 1), shift, 1)
-            at = (multiply(rows[n // 2], TILE), multiply(across, TILE))
-            b.add(ops.matrix_store(place, total, *(b.index(i) for i in at), unit=unit))
-
-    def beyond(self) -> Size:
-        """Tiles of queries before those at work."""
-        return floor_divide(self.offset, TILE)
-
-    def key_tile(self, row: Size, step: Size) -> Node:
-        """16 keys, 32 of d."""
-        return self.tile(self.key_tiles, row, step, 0, 0)
-
-    def query_tile(self, column: Size, step: Size) -> Node:
-        """32 of d in pairs, 16 queries."""
-        return self.tile(self.packed, combine(column, self.beyond(), 1), step, 0, 0)
-
-    def value_tile(self, row: Size, step: Size) -> Node:
-        """16 of d, 32 keys."""
-        return self.tile(self.value_tiles, row, step, 0, 0)
-
-    def pair_tile(self, column: Size, step: Size) -> Node:
-        """32 keys in pairs, 16 queries."""
-        return self.tile(self.pairs, multiply(step, TILE), multiply(column, PAIR))
 
     def score(self) -> None:
         """scores[j, i] = key j times query i."""
-        b, across = self.b, self.plan.strip // TILE
-
-        def zero() -> Node:
-            return b.add(ops.matrix_zero(shape=(TILE, TILE), dtype=self.sum, unit=self.plan.unit))
-
-        def down(r: Size, _: list[Node]) -> Sequence[Node]:
-            def column(c: Size, _: list[Node]) -> Sequence[Node]:
-                self.multiply_tiles(
-                    [r, combine(r, 1, 1)],
-                    c,
-                    self.deep,
-                    self.deep,
-                    ("key_tile", "query_tile"),
-                    [zero() for _ in range(4)],
-                    self.scores,
-                    0,
-                )
-                return ()
-
-            b.loop("across", 0, across, 2, column, bounds=(0, across - 2))
-            return ()
-
-        b.loop(
-            "down",
-            0,
-            multiply(ceil_divide(self.count, PAIR), 2),
-            2,
-            down,
-            bounds=(0, self.plan.keys // TILE - 2),
+        before, queries = self.offset // TILE, self.packed_in(self.packed)
+        self.tile_product(
+            ceil_divide(self.count, PAIR) * 2,
+            self.plan.strip // TILE,
+            self.deep,
+            self.packed_in(self.key_tiles),
+            lambda column, step: queries(column + before, step),
+            self.scores,
+            adds=False,
         )
 
     def gather_values(self) -> None:
         """result = decay * result + values^T @ probabilities^T."""
-        b, across = self.b, self.plan.strip // TILE
-        size, shift = self.plan.strip, self.beyond()
+        b, size = self.b, self.plan.strip
         decay = b.load(self.decay, (self.offset,), (size,), (0,))
-
-        def fade(d: Size, _: list[Node]) -> Sequence[Node]:
+        for d in b.each("fade", 0, self.wide * TILE):
             row = b.load(self.result, (d, self.offset), (size,), (1,))
             b.store(self.result, b.apply("multiply", row, decay), (d, self.offset), (1,))
-            return ()
-
-        b.loop("fade", 0, self.wide * TILE, 1, fade)
-
-        def strip(rows: list[Size]) -> None:
-            def column(c: Size, _: list[Node]) -> Sequence[Node]:
-                own = combine(c, shift, 1)
-                places = [
-                    (multiply(r, TILE), multiply(combine(own, n, 1), TILE))
-                    for r in rows
-                    for n in range(2)
-                ]
-                sums = [self.tile(self.result, *place) for place in places]
-                self.multiply_tiles(
-                    rows,
-                    c,
-                    ceil_divide(self.count, PAIR),
-                    self.plan.keys // PAIR,
-                    ("value_tile", "pair_tile"),
-                    sums,
-                    self.result,
-                    shift,
-                )
-                return ()
-
-            b.loop("across", 0, across, 2, column, bounds=(0, across - 2))
-
-        def down(r: Size, _: list[Node]) -> Sequence[Node]:
-            strip([r, combine(r, 1, 1)])
-            return ()
-
-        even = self.wide // 2 * 2
-        b.loop("down", 0, even, 2, down, bounds=(0, max(0, even - 2)))
-        if self.wide > even:
-            strip([even])
+        self.tile_product(
+            self.wide,
+            size // TILE,
+            ceil_divide(self.count, PAIR),
+            self.packed_in(self.value_tiles),
+            self.pairs_in(self.pairs),
+            self.result,
+            adds=True,
+            shift=self.offset // TILE,
+        )
 
     # ---- softmax --------------------------------------------------------------------------
 
@@ -341,23 +232,17 @@ class MatrixForward(MatrixTiles, Forward):
         """As for vectors; rows of scores past the last key are hidden first."""
         b = self.b
         hidden = b.constant(-math.inf, self.sum, (self.plan.strip,))
-
-        def hide(j: Size, _: list[Node]) -> Sequence[Node]:
+        for j in b.each("hide", self.count, self.rows(), bounds=(0, self.plan.keys - 1)):
             b.store(self.scores, hidden, (j, 0), (1,))
-            return ()
-
-        b.loop("hide", self.count, self.rows(), 1, hide, bounds=(0, self.plan.keys - 1))
         super().soften()
 
     def powers(self, c: Size, width: int, base: Node, total: Node) -> Node:
         """Probabilities of some queries, two keys at a time, rounded; the sums of those not."""
-        b = self.b
-
-        def two(j: Size, carried: list[Node]) -> Sequence[Node]:
-            found = [self.probability(combine(j, n, 1), c, width, base) for n in range(2)]
-            rest = [self.dropped(p, combine(j, n, 1), c) for n, p in enumerate(found)]
+        b, sums = self.b, [total]
+        for j in b.each("powers", 0, self.rows(), 2, sums, bounds=(0, self.plan.keys - 2)):
+            found = [self.probability(j + n, c, width, base) for n in range(2)]
+            rest = [self.dropped(p, j + n, c) for n, p in enumerate(found)]
             pair = self.beside(*(b.cast(p, bfloat16) for p in rest))
-            b.store(self.pairs, pair, (floor_divide(j, 2), multiply(c, 2)), (1,))
-            return [b.apply("add", carried[0], b.apply("add", *found))]
-
-        return b.loop("powers", 0, self.rows(), 2, two, [total], bounds=(0, self.plan.keys - 2))[0]
+            b.store(self.pairs, pair, (j // 2, c * 2), (1,))
+            sums[0] = b.apply("add", sums[0], b.apply("add", *found))
+        return sums[0]

@@ -7,18 +7,19 @@ rows by vectors of queries. Invariant: nothing is read past the end of an axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...core.dtype import DType, float32, int32, int64
 from ...ir.node import Node
-from ...ir.symbol import Size, combine, floor_divide, high, multiply
+from ...ir.symbol import Size, floor_divide, high, minimum, modulo
 from ...ir.types import Memory
 from ...tile import ops
 from ...tile.build import BodyBuilder
+from ..attention.holes import LOG2_E, Holes
 from ..attention.shape import AttentionShape
 
-LOG2_E = 1.4426950408889634
 PAD = 16  # elements after each row of scratch: breaks power-of-two strides
 MAGIC = 12582912.0  # 1.5 * 2**23: added to a small float32, its low bits are the nearest integer
 # 2**x - 1 = x * (these, from the lowest power on), |x| <= 1/2; off by 9e-8 and 3e-6 of 2**x
@@ -30,6 +31,11 @@ EXACT = (
     0.001326472731307149,
 )
 SHORT = (0.6931241750717163, 0.24024099111557007, 0.055906426161527634, 0.009582852944731712)
+
+
+def up(size: int, unit: int) -> int:
+    """A size, up to a whole number of units."""
+    return -(-size // unit) * unit
 
 
 @dataclass(frozen=True)
@@ -58,11 +64,11 @@ class CpuPlan:
     def begin(self, key: Size, unit: int = 1) -> Size:
         """Where a program begins that need see no key before this one; it can at every `unit`."""
         unit = self.keys if self.aligned else unit
-        return multiply(floor_divide(key, unit), unit) if unit > 1 else key
+        return key // unit * unit if unit > 1 else key
 
 
 class Builder:
-    """What forward and backward share: indices, scratch, products, powers of two."""
+    """What forward, backward and decode share: indices, scratch, products, powers of two."""
 
     batch: Size
     head: Size
@@ -70,14 +76,31 @@ class Builder:
     first: Size  # query of the program
     lower: Size  # keys at work: lower <= j < upper
     upper: Size
+    key: Size  # the first one of a block, and how many it has
+    count: Size
 
     def __init__(
         self, x: AttentionShape, given: Sequence[tuple[str, Memory]], plan: CpuPlan, name: str
     ) -> None:
-        self.x, self.plan, self.lanes = x, plan, plan.lanes
+        self.plan, self.lanes = plan, plan.lanes
         self.b = BodyBuilder(name, given)
         self.memory = dict(zip((n for n, _ in given), self.b.parameters))
         self.sum: DType = x.sum_dtype
+        self.holes = Holes(self.b, x, self.memory)
+
+    @property
+    def x(self) -> AttentionShape:
+        """The attention, as far as a program knows it."""
+        return self.holes.x
+
+    def program(self, blocks: Size, heads: int) -> tuple[Size, Size]:
+        """The grid, one program for each block of each head, and this one's block; its head and
+        batch are set. `blocks` may be 0: then there is no program."""
+        grid = self.x.batch * heads * blocks
+        p = self.b.program(0, grid)
+        rest = floor_divide(p, blocks)
+        self.head, self.batch = rest % heads, rest // heads
+        return grid, modulo(p, blocks)
 
     # ---- memory ---------------------------------------------------------------------------
 
@@ -90,9 +113,26 @@ class Builder:
         place = {"b": batch, "h": head, "t": token, "d": d}
         return [place[axis] for axis in self.order(name)]
 
+    def line(self, name: str, head: Size, token: Size, d: Size, size: int, width: int) -> Node:
+        """`size` elements of a token, 0 past its width."""
+        index, axis = self.at(name, self.batch, head, token, d), self.order(name).index("d")
+        return self.b.load(self.memory[name], index, (size,), (axis,), self.below(d, size, width))
+
+    def put_line(self, name: str, head: Size, token: Size, d: Size, part: Node, width: int) -> None:
+        """Write a piece of a token."""
+        index, axis = self.at(name, self.batch, head, token, d), self.order(name).index("d")
+        inside = self.below(d, self.lanes, width)
+        self.b.store(self.memory[name], self.b.cast(part, self.x.dtype), index, (axis,), inside)
+
     def scratch(self, *shape: int, dtype: DType | None = None) -> Node:
         """A place of the program's own."""
         return self.b.allocate(shape, dtype or self.sum, "l2")
+
+    def clear(self, place: Node, width: int) -> None:
+        """Zeros, row by row."""
+        zeros = self.b.constant(0, self.sum, (width,))
+        for r in self.b.each("clear", 0, place.shape[0]):
+            self.b.store(place, zeros, (r, 0), (1,))
 
     def steps(self, size: int, start: Size = 0, dtype: DType = int64) -> Node:
         """start, start + 1, ... as a tile."""
@@ -102,7 +142,7 @@ class Builder:
 
     def below(self, start: Size, size: int, limit: Size) -> Node | None:
         """Which of start, start + 1, ... are less than a limit; None where all are known to be."""
-        if high(combine(combine(start, size, 1), limit, -1)) <= 0:
+        if high(start + size - limit) <= 0:
             return None
         return self.b.apply("less", self.steps(size, start), self.b.index(limit))
 
@@ -117,15 +157,13 @@ class Builder:
         deep = None if columns is None else b.broadcast(columns, shape)
         return b.logical_and(wide, deep)
 
-    def square(
-        self, name: str, batch: Size, head: Size, token: Size, limit: Size, d: Size, width: int
-    ) -> Node:
+    def square(self, name: str, head: Size, token: Size, limit: Size, d: Size, width: int) -> Node:
         """lanes tokens x lanes of d, in the accumulator's dtype, 0 past the ends."""
         b, n = self.b, self.lanes
         order = self.order(name)
         mask = self.both(self.below(token, n, limit), self.below(d, n, width), (n, n))
         axes = (order.index("t"), order.index("d"))
-        index = self.at(name, batch, head, token, d)
+        index = self.at(name, self.batch, head, token, d)
         return b.cast(b.load(self.memory[name], index, (n, n), axes, mask), self.sum)
 
     def turn(self, x: Node) -> Node:
@@ -133,59 +171,60 @@ class Builder:
         return self.b.add(ops.transpose(x, order=(1, 0)))
 
     def copy_rows(
-        self, name: str, batch: Size, head: Size, first: Size, count: Size, width: int, place: Node
+        self, name: str, head: Size, first: Size, count: Size, width: int, place: Node
     ) -> None:
         """place[r, :] = tokens first ... of k, v or others, as they lie."""
         b, n = self.b, self.lanes
-
-        def row(r: Size, _: list[Node]) -> Sequence[Node]:
+        for r in b.each("row", 0, count, bounds=(0, high(place.shape[0]) - 1)):
             for d in range(0, width, n):
-                index = self.at(name, batch, head, combine(first, r, 1), d)
-                part = b.load(
-                    self.memory[name],
-                    index,
-                    (n,),
-                    (self.order(name).index("d"),),
-                    self.below(d, n, width),
-                )
+                part = self.line(name, head, first + r, d, n, width)
                 b.store(place, b.cast(part, self.sum), (r, d), (1,))
-            return ()
 
-        most = high(place.shape[0])
-        b.loop("row", 0, count, 1, row, bounds=(0, most - 1))
+    def query_vectors(self, name: str) -> Iterator[Size]:
+        """A loop over the queries of a program, lanes at a time."""
+        queries, n = self.plan.queries, self.lanes
+        return self.b.each(name, 0, queries, n, bounds=(0, queries - n))
 
     def turn_rows(
-        self,
-        name: str,
-        batch: Size,
-        head: Size,
-        first: Size,
-        limit: Size,
-        width: int,
-        place: Node,
-        factor: float = 1.0,
+        self, name: str, head: Size, first: Size, limit: Size, width: int, place: Node
     ) -> None:
-        """place[d, i] = factor * token first + i of q: for a block of queries."""
-        b, n = self.b, self.lanes
+        """place[d, i] = token first + i of q: for a block of queries."""
+        for i in self.query_vectors("turn"):
+            for d in self.chunks(width):
+                part = self.square(name, head, first + i, limit, d, width)
+                self.b.store(place, self.turn(part), (d, i), (0, 1))
 
-        def some(i: Size, _: list[Node]) -> Sequence[Node]:
-            def chunk(d: Size, _: list[Node]) -> Sequence[Node]:
-                part = self.square(name, batch, head, combine(first, i, 1), limit, d, width)
-                part = self.turn(part)
-                if factor != 1.0:
-                    part = b.apply("multiply", part, b.constant(factor, self.sum))
-                b.store(place, part, (d, i), (0, 1))
-                return ()
+    def put_turned(self, name: str, i: Size, place: Node, width: int, factor: Node) -> None:
+        """Tokens first + i ... of out or dq = factor * what lies turned in a place."""
+        b, x, n = self.b, self.x, self.lanes
+        order, token = self.order(name), self.first + i
+        inside = self.below(token, n, x.queries)
+        for d in self.chunks(width):
+            part = b.apply("multiply", b.load(place, (d, i), (n, n), (0, 1)), factor)
+            mask = self.both(inside, self.below(d, n, width), (n, n))
+            index = self.at(name, self.batch, self.head, token, d)
+            axes = (order.index("t"), order.index("d"))
+            b.store(self.memory[name], b.cast(self.turn(part), x.dtype), index, axes, mask)
 
-            self.chunks(width, chunk)
-            return ()
-
-        b.loop("turn", 0, self.plan.queries, n, some, bounds=(0, self.plan.queries - n))
-
-    def chunks(self, width: int, body: Callable[[Size, list[Node]], Sequence[Node]]) -> None:
+    def chunks(self, width: int, carried: list[Node] | None = None) -> Iterator[Size]:
         """A loop over an axis, lanes at a time."""
-        top = -(-width // self.lanes) * self.lanes
-        self.b.loop("chunk", 0, top, self.lanes, body, bounds=(0, top - self.lanes))
+        n, top = self.lanes, up(width, self.lanes)
+        return self.b.each("chunk", 0, top, n, carried, bounds=(0, top - n))
+
+    def each_block(self) -> Iterator[Size]:
+        """A loop over the keys at work, a block at a time: `key` and `count` say which."""
+        most = max(0, high(self.x.keys) - 1)
+        for key in self.b.each("keys", self.lower, self.upper, self.plan.keys, bounds=(0, most)):
+            self.key, self.count = key, minimum(self.upper - key, self.plan.keys)
+            yield key
+
+    def key_length(self) -> Size:
+        """How many keys there are, of a sequence that may have a length of its own."""
+        b, keys = self.b, self.x.keys
+        if "key_lengths" not in self.x.extras:
+            return keys
+        length = b.cast(b.load(self.memory["key_lengths"], (self.batch,)), int64)
+        return b.atom("length", b.apply("minimum", length, b.index(keys)), 0, high(keys))
 
     # ---- arithmetic -----------------------------------------------------------------------
 
@@ -196,6 +235,26 @@ class Builder:
     def greater(self, x: Node, y: Node) -> Node:
         """The greater of two; y where one is nan."""
         return self.b.apply("where", self.b.apply("less", y, x), x, y)
+
+    def base_of(self, most: Node) -> Node:
+        """What is subtracted from scores: their maximum, or 0 where nothing was seen."""
+        hidden = self.b.apply("equal", most, self.constant(-math.inf))
+        return self.b.apply("where", hidden, self.constant(0.0), most)
+
+    def share_of(self, total: Node) -> Node:
+        """What sums of products are multiplied with in the end: 0 where nothing was seen."""
+        b = self.b
+        none = b.apply("equal", total, self.constant(0.0))
+        share = b.apply("divide", self.constant(1.0), total)
+        return b.apply("where", none, self.constant(0.0), share)
+
+    def log_sum(self, most: Node, total: Node) -> Node:
+        """The log-sum-exp of scores."""
+        b = self.b
+        sums = b.apply("add", most, b.apply("log2", total))
+        none = b.apply("equal", total, self.constant(0.0))
+        sums = b.apply("where", none, self.constant(-math.inf), sums)
+        return b.apply("multiply", sums, self.constant(1 / LOG2_E))
 
     def power(self, x: Node) -> Node:
         """2**x for x <= 0 or little more: 0 where it would be less than the least normal number."""
@@ -232,30 +291,17 @@ class Builder:
         """
         b, panel = self.b, self.plan.panel
 
-        def tile(first: Size, size: int) -> None:
-            def across(c: Size, _: list[Node]) -> Sequence[Node]:
-                def step(s: Size, carried: list[Node]) -> Sequence[Node]:
-                    line = b.load(right, (s, c), (1, panel), (0, 1))
-                    return [b.add(ops.dot(left(s, first, size), line, carried[0]))]
-
-                total = b.constant(0, self.sum, (size, panel))
-                if start is not None:
-                    total = start(first, c, size)
-                limit = right.shape[0]
-                total = b.loop(
-                    "depth", 0, depth, 1, step, [total], unroll=4, bounds=(0, high(limit) - 1)
-                )[0]
-                b.store(place, total, (first, c), (0, 1))
-                return ()
-
-            b.loop("across", 0, columns or self.plan.queries, panel, across)
-
         def many(first: Size, stop: Size, size: int) -> None:
-            def one(r: Size, _: list[Node]) -> Sequence[Node]:
-                tile(r, size)
-                return ()
-
-            b.loop("tile", first, stop, size, one, bounds=(0, high(stop)))
+            for r in b.each("tile", first, stop, size, bounds=(0, high(stop))):
+                for c in b.each("across", 0, columns or self.plan.queries, panel):
+                    total = [b.constant(0, self.sum, (size, panel))]
+                    if start is not None:
+                        total = [start(r, c, size)]
+                    bounds = (0, high(right.shape[0]) - 1)
+                    for s in b.each("depth", 0, depth, 1, total, unroll=4, bounds=bounds):
+                        line = b.load(right, (s, c), (1, panel), (0, 1))
+                        total[0] = b.add(ops.dot(left(s, r, size), line, total[0]))
+                    b.store(place, total[0], (r, c), (0, 1))
 
         if rows == 0:
             return
@@ -267,3 +313,50 @@ class Builder:
         if longer:
             many(0, longer * (size + 1), size + 1)
         many(longer * (size + 1), rows, size)
+
+
+class Pairs:
+    """A Tile of scores: keys key ... (down, or alone), queries query ... or one."""
+
+    def __init__(
+        self,
+        of: Builder,
+        head: Size,
+        query: Size,
+        key: Size,
+        square: bool = False,
+        banded: bool = True,
+    ) -> None:
+        self.of, self.head, self.query, self.key = of, head, query, key
+        self.square, self.banded = square, banded
+
+    def apart(self) -> tuple[Node, Size]:
+        """Number of the key - number of the query: a Tile, and what all have in common."""
+        b = self.of.b
+        steps = b.add(ops.iota(size=self.of.lanes, dtype=int32))
+        tile = b.apply("subtract", self.of.column(steps), steps) if self.square else steps
+        return tile, self.key - self.query
+
+    def limits(self) -> list[Node] | None:
+        """What the band says, or nothing where all keys at work lie in it."""
+        return None if self.banded else []
+
+    def extra(self, name: str) -> Node:
+        """A Tile of bias or mask, keys down; a mask as bool. 0 (or false) past the ends."""
+        of, b, n, memory = self.of, self.of.b, self.of.lanes, self.of.memory[name]
+        sizes = memory.shape
+        place = (of.batch, self.head, self.query, self.key)
+        index = [0 if size == 1 else at for size, at in zip(sizes, place)]
+        queries = self.square and sizes[2] != 1
+        rows = of.below(index[2], n, sizes[2]) if queries else None
+        keys = None if sizes[3] == 1 else of.below(index[3], n, sizes[3])
+        if sizes[3] == 1:  # one for all keys
+            return b.load(memory, index, (n,), (2,), rows) if queries else b.load(memory, index)
+        if not queries:
+            found = b.load(memory, index, (n,), (3,), keys)
+            return of.column(found) if self.square else found
+        found = b.load(memory, index, (n, n), (2, 3), of.both(rows, keys, (n, n)))
+        if found.dtype.is_float:
+            return of.turn(b.cast(found, of.sum))
+        one = b.apply("where", found, of.constant(1.0), of.constant(0.0))
+        return b.apply("not_equal", of.turn(one), of.constant(0.0))

@@ -5,10 +5,12 @@ with the list's results; or `short_callee` alone, for a step of few requests. Th
 write keys and values in place: they are state.
 Results of `attention_callee` but the first are scratch. Its argument `counters` (zeros, int32) is
 written while it runs and is zeros again afterwards; one array serves all layers of a stream.
-Invariant: arguments and results stand in the order that the docstrings say.
+Each is built once. Invariant: arguments and results stand in the order that the docstrings say.
 """
 
 from __future__ import annotations
+
+import functools
 
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
@@ -20,11 +22,13 @@ from .short import step_attend
 from .work import work_list
 
 
+@functools.lru_cache(maxsize=64)
 def list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
     """(lengths, query_starts) -> (items, cuts)."""
     return _callee("paged_work", (work_list(x, plan),), ("items", "cuts"))
 
 
+@functools.lru_cache(maxsize=64)
 def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, items, and counters if parts are joined, else
     cuts) -> (out, partial, sums)."""
@@ -32,12 +36,14 @@ def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
     return _callee("paged_attention", bodies, ("out", "partial", "sums"))
 
 
+@functools.lru_cache(maxsize=64)
 def append_callee(x: PagedShape, rotary: Rotary) -> KernelCallee:
     """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
     (turned queries, keys, values)."""
     return _callee("paged_append", (append(x, rotary),), ("turned",), ("keys", "values"))
 
 
+@functools.lru_cache(maxsize=64)
 def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee:
     """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
     (out, keys, values): append and attention of a step with one token a request at most."""

@@ -9,6 +9,7 @@ many. So it serves machines that these do not run on. Invariant: the meaning is 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ... import tile
@@ -90,6 +91,7 @@ def why_not(x: PagedShape) -> str:
     return "a cache of 8 bits needs other matrix units" if x.scaled else ""
 
 
+@functools.lru_cache(maxsize=64)
 def callee(x: PagedShape, target: Target) -> KernelCallee:
     """(q, keys, values, table, lengths, query_starts) -> out."""
     lead = (x.pages, x.key_heads, x.page)

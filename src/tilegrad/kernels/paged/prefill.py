@@ -11,6 +11,7 @@ its last key are finite (`paged_append` leaves zeros there): their weights are 0
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 from ...core.dtype import float32, int32, int64
@@ -109,6 +110,7 @@ def prefill(x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill") -> 
     return _Prefill(x, plan, PlacedBuilder(name, parameters(x))).build()
 
 
+@functools.lru_cache(maxsize=64)
 def prefill_callee(x: PagedShape, plan: AttentionPlan) -> KernelCallee:
     """(q, keys, values, table, lengths, query_starts) -> (out, lse)."""
     body = prefill(x, plan)
