@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ...core.dtype import float32, int64
 from ...core.errors import InternalError
-from ...ir.symbol import Size, ceil_divide, combine, floor_divide, modulo, multiply
+from ...ir.symbol import Size, ceil_divide
 from ...ir.types import Memory
 from ...tile import ops
 from ...tile.build import Body, BodyBuilder
@@ -102,7 +102,7 @@ def sums_shape(x: AttentionShape, plan: BackwardPlan) -> tuple[Size, ...]:
     eight columns, warp, row, two columns, upper or lower eight rows, column)."""
     columns = min(64, columns_of(x, plan)[0])
     blocks = ceil_divide(x.queries, plan.queries)
-    return (multiply(x.batch, x.heads), blocks, 2, columns // 8, 4, 8, 4, 2, 2)
+    return (x.batch * x.heads, blocks, 2, columns // 8, 4, 8, 4, 2, 2)
 
 
 def clear(x: AttentionShape, plan: BackwardPlan, name: str) -> Body:
@@ -130,11 +130,11 @@ def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Bod
     lines = b.add(ops.transpose(sums, order=(1, 4, 2, 0, 3, 5)))
     value = parts.scaled(b, b.add(ops.reshape(lines, shape=(64, columns))), x.scale)
     apart = plan.queries == 64  # the halves are columns, else queries
-    token = multiply(block, plan.queries)
-    token = token if apart else combine(token, multiply(half, 64), 1)
-    column = multiply(half, 64) if apart else 0
+    token = block * plan.queries
+    token = token if apart else token + half * 64
+    column = half * 64 if apart else 0
     order = x.orders[0]
-    of = {"b": floor_divide(line, x.heads), "h": modulo(line, x.heads), "t": token, "d": column}
+    of = {"b": line // x.heads, "h": line % x.heads, "t": token, "d": column}
     mask = None
     if not isinstance(x.queries, int) or x.queries % plan.queries:
         rows = b.apply("add", b.add(ops.iota(size=64, dtype=int64)), b.index(token))

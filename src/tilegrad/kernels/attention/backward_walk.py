@@ -28,7 +28,6 @@ from ...ir.symbol import (
     maximum,
     minimum,
     modulo,
-    multiply,
 )
 from ...tile import ops, placed
 from ...tile.build import Body
@@ -68,7 +67,7 @@ class Walk:
         self.packed = "query_starts" in x.extras
         if self.packed:  # a sequence may begin within a block
             self.sequences = int(self.memory["query_starts"].shape[0]) - 1
-            self.blocks = combine(floor_divide(tokens[0], ROWS), self.sequences, 1)
+            self.blocks = tokens[0] // ROWS + self.sequences
 
     def build(self) -> Body:
         """Places, barriers, roles."""
@@ -77,17 +76,17 @@ class Walk:
             b.do(placed.grid_dependency_wait)
             b.do(placed.grid_launch_dependents)
         self.places()
-        programs = multiply(multiply(x.batch, self.heads), self.blocks)
+        programs = x.batch * self.heads * self.blocks
         line, block = self.corner(b.program(0, programs))
-        self.batch = self.held("batch", floor_divide(line, self.heads))
-        self.head = self.held("head", modulo(line, self.heads))
+        self.batch = self.held("batch", line // self.heads)
+        self.head = self.held("head", line % self.heads)
         self.query_start: Size = 0
         self.key_start: Size = 0
         self.queries, self.limit = x.queries, x.keys
         if self.packed:
             self.locate(block)
         else:
-            self.first = self.held("first", multiply(block, ROWS))
+            self.first = self.held("first", block * ROWS)
             self.limit = self.key_limit()
         self.begin, self.end = self.walked()
         few, many = self.plan.registers
@@ -99,20 +98,20 @@ class Walk:
     def corner(self, number: Size) -> tuple[Size, Size]:
         """(number of the batch and head, block of tokens) of a program: blocks of some heads are
         mixed, the longest first, so that what they walk over is near and all end together."""
-        section, lines = self.plan.section, multiply(self.x.batch, self.heads)
+        section, lines = self.plan.section, self.x.batch * self.heads
         if section == 1:
             line, block = floor_divide(number, self.blocks), modulo(number, self.blocks)
         elif isinstance(lines, int) and section >= lines:
             block, line = floor_divide(number, lines), modulo(number, lines)
         else:
-            each = multiply(section, self.blocks)
-            first = multiply(floor_divide(number, each), section)
-            wide = maximum(minimum(combine(lines, first, -1), section), 1)
+            each = section * self.blocks
+            first = floor_divide(number, each) * section
+            wide = maximum(minimum(lines - first, section), 1)
             within = modulo(number, each)
-            block, line = floor_divide(within, wide), combine(first, modulo(within, wide), 1)
-        block = minimum(block, combine(self.blocks, 1, -1))
+            block, line = floor_divide(within, wide), first + modulo(within, wide)
+        block = minimum(block, self.blocks - 1)
         if not self.of_keys and self.x.band[1] is not None:  # the last see most
-            block = combine(combine(self.blocks, 1, -1), block, -1)
+            block = self.blocks - 1 - block
         return line, self.held("block", block)
 
     def places(self) -> None:
@@ -171,10 +170,10 @@ class Walk:
 
         def halve(_: Size, carried: list[Node]) -> Sequence[Node]:
             least, most = (b.atom("side", c, 0, self.sequences - 1) for c in carried)
-            middle = floor_divide(combine(combine(least, most, 1), 1, 1), 2)
-            first = floor_divide(start_of(names[0], middle), ROWS)
-            here = b.less_equal(combine(first, middle, 1), place)
-            below = b.index(combine(middle, 1, -1))
+            middle = (least + most + 1) // 2
+            first = start_of(names[0], middle) // ROWS
+            here = b.less_equal(first + middle, place)
+            below = b.index(middle - 1)
             return [
                 b.apply("where", here, b.index(middle), carried[0]),
                 b.apply("where", here, carried[1], below),
@@ -187,14 +186,14 @@ class Walk:
         counts = {
             name: self.held(
                 "count",
-                maximum(combine(start_of(name, combine(sequence, 1, 1)), starts[name], -1), 0),
+                maximum(start_of(name, sequence + 1) - starts[name], 0),
             )
             for name in names
         }
         self.query_start, self.key_start = starts["query_starts"], starts["key_starts"]
         self.queries, self.limit = counts["query_starts"], counts["key_starts"]
-        block = combine(place, combine(floor_divide(starts[names[0]], ROWS), sequence, 1), -1)
-        self.first = self.held("first", multiply(maximum(block, 0), ROWS))
+        block = place - (starts[names[0]] // ROWS + sequence)
+        self.first = self.held("first", maximum(block, 0) * ROWS)
 
     def walked(self) -> tuple[Size, Size]:
         """The blocks of the other side that tokens of this program see, or are seen by."""
@@ -206,12 +205,12 @@ class Walk:
             begin = maximum(combine(self.first, before, sign), 0)
         end: Size = self.queries if self.of_keys else self.limit
         if after is not None:
-            last = combine(combine(self.first, after, sign), ROWS, 1)
+            last = combine(self.first, after, sign) + ROWS
             end = maximum(minimum(end, last), 0)
         if self.data_says:  # nothing is walked over for tokens past the last
             count = self.limit if self.of_keys else self.queries
-            some = minimum(maximum(combine(count, self.first, -1), 0), 1)
-            end = multiply(end, some)
+            some = minimum(maximum(count - self.first, 0), 1)
+            end = end * some
         first = self.held("begin", floor_divide(begin, self.columns))
         last = ceil_divide(end, self.columns)
         if not self.data_says:
@@ -221,8 +220,8 @@ class Walk:
 
     def count(self, member: Size, block: Size) -> Size:
         """How many blocks came before."""
-        each = combine(self.end, self.begin, -1)
-        return combine(multiply(member, each), combine(block, self.begin, -1), 1)
+        each = self.end - self.begin
+        return member * each + block - self.begin
 
     def turn(self, member: Size, block: Size) -> tuple[Size, Size]:
         """(stage, lap) of a block walked over for a query head of the group."""
@@ -235,10 +234,10 @@ class Walk:
         if not self.fast or self.x.band != (None, None) or self.data_says:
             return step
         count = self.end
-        shift = floor_divide(multiply(floor_divide(self.first, ROWS), count), self.blocks)
-        place = combine(step, shift, 1)
-        past = minimum(maximum(combine(combine(place, count, -1), 1, 1), 0), 1)
-        return self.held("place", combine(place, multiply(count, past), -1))
+        shift = floor_divide(self.first // ROWS * count, self.blocks)
+        place = step + shift
+        past = minimum(maximum(place - count + 1, 0), 1)
+        return self.held("place", place - count * past)
 
     def for_blocks(self, body: Callable[[Size, Size], None]) -> None:
         """body(member of the group, block) in order."""
@@ -258,14 +257,14 @@ class Walk:
     ) -> tuple[tuple[Size, ...], tuple[int, int]]:
         """Where a token of q, k, v or out lies: an index, and the axes of tokens and elements."""
         order = self.x.orders[("q", "k", "v", "out").index(name)]
-        token = combine(token, self.key_start if name in "kv" else self.query_start, 1)
+        token = token + (self.key_start if name in "kv" else self.query_start)
         of = {"b": self.batch, "h": head, "t": token, "d": element}
         return tuple(of[axis] for axis in order), (order.index("t"), 3)
 
     def query_head(self, member: Size) -> Size:
         """The head of queries that a member of the group is."""
         if self.of_keys:
-            return combine(multiply(self.head, self.group), member, 1)
+            return self.head * self.group + member
         return self.head
 
     @property
@@ -287,7 +286,7 @@ class Walk:
         """Bring a box of tokens into what is kept (0, 1) or the ring (2, 3)."""
         name, order = self.names[number]
         place = self.kept[number] if number < 2 else self.ring[number - 2]
-        key_head = self.head if self.of_keys else floor_divide(self.head, self.x.group)
+        key_head = self.head if self.of_keys else self.head // self.x.group
         head = key_head if name in "kv" else self.query_head(member)
         for piece in range(self.pieces[number % 2]):
             index, axes = self.index(order, head, token, piece * self.wide[number % 2])
@@ -300,12 +299,12 @@ class Walk:
         b.expect(self.ready, 0, ROWS * sum(row[: len(self.kept)]))
         for number in range(len(self.kept)):
             for half in range(2):
-                self.copy(number, half, combine(self.first, OWN * half, 1), 0, self.ready, 0)
+                self.copy(number, half, self.first + OWN * half, 0, self.ready, 0)
 
         def one(member: Size, block: Size) -> None:
             stage, lap = self.turn(member, block)
             b.wait(self.empty, stage, (lap + 1) % 2)
-            token = multiply(self.place_of(block), self.columns)
+            token = self.place_of(block) * self.columns
             for number in range(2):
                 b.expect(self.full[number], stage, self.columns * row[number])
                 self.copy(2 + number, stage, token, member, self.full[number], stage)
@@ -320,10 +319,10 @@ class Walk:
         """-lse in units of log 2 and delta of some queries; exp2 of anything plus the first is 0
         where there is no query, or none that sees a key."""
         b = self.b
-        index = (self.batch, self.query_head(member), combine(token, self.query_start, 1))
+        index = (self.batch, self.query_head(member), token + self.query_start)
         inside = None
         if not isinstance(self.queries, int) or self.queries % max(count, self.step):
-            left = b.cast(b.index(combine(self.queries, token, -1)), int32)
+            left = b.cast(b.index(self.queries - token), int32)
             inside = b.apply("less", parts.line(b, count), left)
         lse, delta = (
             b.load(self.memory[n], index, (count,), (2,), inside) for n in ("lse", "delta")
@@ -340,7 +339,7 @@ class Consumer:
     def __init__(self, walk: Walk, own: int) -> None:
         self.w, self.own, self.b, self.x, self.plan = walk, own, walk.b, walk.x, walk.plan
         b, columns, of_keys = self.b, walk.columns, walk.of_keys
-        self.row = walk.held("row", combine(walk.first, OWN * own, 1))
+        self.row = walk.held("row", walk.first + OWN * own)
         self.scores = b.register_tile((OWN, columns), float32)
         self.sums: list[Node] = []
         if walk.with_changes:
@@ -390,7 +389,7 @@ class Consumer:
         if w.of_keys:
             b.wait(w.told, stage, lap % 2)
         b.do(placed.matrix_wait, pending=1 if w.with_changes else 0)
-        token = w.held("token", multiply(w.place_of(block), w.columns))
+        token = w.held("token", w.place_of(block) * w.columns)
         self.hide(token)
         far, delta = self.rows or [b.read(w.known, stage, n) for n in range(2)]
         p, slope = self.weigh(member, token, far)
@@ -430,7 +429,7 @@ class Consumer:
         """dk += ds^T q, or dq += ds k; where they are added up here, dq of these queries."""
         b, w = self.b, self.w
         stage, _ = w.turn(member, block)
-        turn = modulo(w.count(member, block), 2)
+        turn = w.count(member, block) % 2
         late = self.with_values and not self.early
         if late:
             b.write(self.weights, b.cast(p, self.x.dtype))
@@ -474,7 +473,7 @@ class Consumer:
         """Give back the stage of the block before: its products are done."""
         b, stages = self.b, self.w.stages
         count = self.w.count(member, block)
-        before = modulo(combine(combine(count, 1, -1), stages, 1), stages)
+        before = modulo(count - 1 + stages, stages)
         b.branch(b.less(0, count), lambda: b.arrive(self.w.empty, before))
 
     # ---- p ----------------------------------------------------------------------------------
@@ -503,9 +502,9 @@ class Consumer:
         """What dropout multiplies probabilities by."""
         b, x, w = self.b, self.x, self.w
         query, key = (token, self.row) if w.of_keys else (self.row, token)
-        query, key = combine(query, w.query_start, 1), combine(key, w.key_start, 1)
-        line = combine(multiply(w.batch, x.heads), w.query_head(member), 1)
-        start = combine(multiply(combine(multiply(line, x.queries), query, 1), x.keys), key, 1)
+        query, key = query + w.query_start, key + w.key_start
+        line = w.batch * x.heads + w.query_head(member)
+        start = (line * x.queries + query) * x.keys + key
         down, across = (b.add(ops.iota(size=n, dtype=int64)) for n in (OWN, w.columns))
         step = b.index(x.keys)
         if w.of_keys:
@@ -524,7 +523,7 @@ class Consumer:
             found = b.cast(self.beside("bias", member, token), float32)
         if "slopes" in x.extras:
             slope = b.load(w.memory["slopes"], (w.query_head(member),))
-            apart = combine(self.row, token, -1)
+            apart = self.row - token
             pair = (parts.column(b, parts.line(b, OWN, apart)), parts.line(b, w.columns))
             far = b.cast(b.apply("subtract", *(pair if w.of_keys else pair[::-1])), float32)
             lean = b.apply("multiply", far, slope)
@@ -540,8 +539,8 @@ class Consumer:
         at = (
             w.batch,
             w.query_head(member),
-            combine(query, w.query_start, 1),
-            combine(key, w.key_start, 1),
+            query + w.query_start,
+            key + w.key_start,
         )
         index = [0 if size == 1 else place for size, place in zip(sizes, at)]
         order = (3, 2) if w.of_keys else (2, 3)
@@ -549,7 +548,7 @@ class Consumer:
         counts = dict(zip(order, (OWN, w.columns)))
         inside: Node | None = None
         for axis in axes:
-            left = b.cast(b.index(combine(sizes[axis], index[axis], -1)), int32)
+            left = b.cast(b.index(sizes[axis] - index[axis]), int32)
             one = b.apply("less", parts.line(b, counts[axis]), left)
             first = len(axes) > 1 and axis == axes[0]
             inside = b.logical_and(inside, parts.column(b, one) if first else one)
@@ -577,7 +576,7 @@ class Consumer:
 
     def limits(self, token: Size) -> LIMITS:
         """The least and the most that column - row may be."""
-        apart = combine(self.row, token, -1)
+        apart = self.row - token
         sides = self.x.band[::-1] if self.w.of_keys else self.x.band
         sign = -1 if self.w.of_keys else 1
         least, most = (None if s is None else combine(apart, s, sign) for s in sides)
@@ -599,12 +598,12 @@ class Consumer:
         least, most = self.limits(token)
         cuts = []
         if least is not None:
-            cuts.append(b.less(0, combine(least, OWN - 1, 1)))
+            cuts.append(b.less(0, least + OWN - 1))
         if most is not None:
             cuts.append(b.less(most, w.columns - 1))
         if self.ends:
             key, count = (self.row, OWN) if w.of_keys else (token, w.columns)
-            cuts.append(b.less(w.limit, combine(key, count, 1)))
+            cuts.append(b.less(w.limit, key + count))
         found = cuts[0] if cuts else None
         for cut in cuts[1:]:
             found = b.apply("bit_or", found, cut)  # type: ignore[arg-type]
@@ -615,12 +614,12 @@ class Consumer:
         b, w = self.b, self.w
         shape = (OWN, w.columns)
         least, most = self.limits(token)
-        end = combine(w.limit, token, -1) if self.ends and not w.of_keys else None
+        end = w.limit - token if self.ends and not w.of_keys else None
         found = None
         if least is not None or most is not None or end is not None:
             found = parts.within(b, shape, least, most, end)
         if self.ends and w.of_keys:
-            left = b.cast(b.index(combine(w.limit, self.row, -1)), int32)
+            left = b.cast(b.index(w.limit - self.row), int32)
             inside = b.apply("less", parts.column(b, parts.line(b, OWN)), left)
             found = b.logical_and(found, b.broadcast(inside, shape))
         return found
@@ -633,7 +632,7 @@ class Consumer:
         groups = w.wide[0] // 8
         lines = b.add(ops.reshape(b.read(self.turned), shape=(4, 2, 8, groups, 4, 2)))
         held = b.add(ops.transpose(lines, order=(3, 0, 2, 4, 1, 5)))
-        line = combine(multiply(w.batch, self.x.heads), w.query_head(member), 1)
+        line = w.batch * self.x.heads + w.query_head(member)
         index = (line, block, self.own, *[0] * 6)
         b.store_add(w.memory["sums"], held, index, tuple(range(3, 9)))
 
@@ -674,7 +673,7 @@ class Consumer:
         columns = value.shape[1]
         index, axes = w.index(name, w.head, self.row, piece * columns)
         count = w.limit if w.of_keys else w.queries
-        left = b.cast(b.index(combine(count, self.row, -1)), int32)
+        left = b.cast(b.index(count - self.row), int32)
         inside = parts.column(b, b.apply("less", parts.line(b, OWN), left))
         width = (x.value_width if name == "v" else x.width) - piece * columns
         if width < columns:

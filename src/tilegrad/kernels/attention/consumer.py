@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...core.dtype import float32, int32, int64, uint32
 from ...ir.node import Node
-from ...ir.symbol import Size, combine, minimum, modulo, multiply
+from ...ir.symbol import Size, minimum, modulo
 from ...tile import ops, placed
 from . import dropout, parts
 from .walk import Work
@@ -103,7 +103,7 @@ class Consumer:
         """Issue the first scores of a tile."""
         b, k = self.b, self.k
         stage, lap = k.query_stage(count)
-        b.wait(k.query_full, stage, modulo(lap, 2))
+        b.wait(k.query_full, stage, lap % 2)
         self.wait_full(0, turn, first)
         b.do(placed.matrix_fence)
         self.multiply_keys(stage, turn, first, self.first_scores)
@@ -124,14 +124,14 @@ class Consumer:
         self.wait_full(1, turn, first)
         at = Tile(work, turn, stage, first)
         self.steps(at)
-        last = combine(work.count, 1, -1)
+        last = work.count - 1
         if self.plan.staged:
             b.arrive(k.query_empty, stage)
         self.rescale_late()
         self.multiply_values(turn, last, k.keys, first)
         if self.plan.chained:
-            after = modulo(combine(turn, work.count, 1), 2 * self.plan.stages)
-            self.begin(combine(count, 1, 1), after)
+            after = modulo(turn + work.count, 2 * self.plan.stages)
+            self.begin(count + 1, after)
         b.do(placed.matrix_wait, pending=int(self.plan.chained))
         self.release(1, turn, last)
         self.finish(work, stage)
@@ -151,7 +151,7 @@ class Consumer:
 
     def step(self, at: Tile, j: Size, cut: bool, columns: int) -> None:
         """Scores of a block and the values of the one before, of which `columns` keys count."""
-        b, turn, before = self.b, at.turn, combine(j, 1, -1)
+        b, turn, before = self.b, at.turn, j - 1
         self.wait_full(0, turn, j)
         self.take_turn()
         b.do(placed.matrix_fence)
@@ -177,7 +177,7 @@ class Consumer:
         """One tile: scores, softmax, values, one after another; only consumers overlap."""
         b, k = self.b, self.k
         stage, lap = k.query_stage(count)
-        b.wait(k.query_full, stage, modulo(lap, 2))
+        b.wait(k.query_full, stage, lap % 2)
 
         def step(j: Size, cut: bool) -> None:
             first = j == 0
@@ -208,7 +208,7 @@ class Consumer:
     def wait_full(self, which: int, turn: Size, step: Size) -> None:
         """Until a block has come."""
         stage, lap = self.k.stage(turn, step)
-        self.b.wait(self.k.full[which], stage, modulo(lap, 2))
+        self.b.wait(self.k.full[which], stage, lap % 2)
 
     def release(self, which: int, turn: Size, step: Size) -> None:
         """Give a block's stage back."""
@@ -281,10 +281,10 @@ class Consumer:
         b, k, x = self.b, self.k, self.x
         if not x.dropout:
             return p
-        row = combine(combine(work.first, 64 * self.own, 1), work.query_start, 1)
-        key = combine(k.key_of(work, step), work.key_start, 1)
-        lane = combine(multiply(work.batch, x.heads), work.head, 1)
-        start = combine(multiply(combine(multiply(lane, x.queries), row, 1), x.keys), key, 1)
+        row = work.first + 64 * self.own + work.query_start
+        key = k.key_of(work, step) + work.key_start
+        lane = work.batch * x.heads + work.head
+        start = (lane * x.queries + row) * x.keys + key
         down, across = (b.add(ops.iota(size=n, dtype=int64)) for n in p.shape)
         down = parts.column(b, b.apply("multiply", down, b.index(x.keys)))
         linear = b.apply("add", b.apply("add", down, across), b.index(start))
@@ -299,9 +299,9 @@ class Consumer:
         b, k = self.b, self.k
         shape = (64, columns)
         key = k.held("key", k.key_of(work, step))
-        apart = combine(combine(work.first, 64 * self.own, 1), key, -1)
-        limits = [None if side is None else combine(side, apart, 1) for side in (k.low, k.high)]
-        end = combine(work.limit, key, -1) if k.ends else None
+        apart = work.first + 64 * self.own - key
+        limits = [None if side is None else side + apart for side in (k.low, k.high)]
+        end = work.limit - key if k.ends else None
         seen = parts.within(b, shape, limits[0], limits[1], end)
         if "mask" in self.x.extras:
             given = self.beside("mask", work, key)
@@ -322,7 +322,7 @@ class Consumer:
             s = b.apply("add", s, b.cast(self.beside("bias", work, key), float32))
         if "slopes" in x.extras:
             slope = b.load(self.k.memory["slopes"], (work.head,))
-            apart = combine(key, combine(work.first, 64 * self.own, 1), -1)
+            apart = key - (work.first + 64 * self.own)
             far = b.apply(
                 "subtract", parts.line(b, s.shape[1], apart), parts.column(b, parts.line(b, 64))
             )
@@ -334,7 +334,7 @@ class Consumer:
         b, k = self.b, self.k
         memory = k.memory[name]
         sizes = memory.shape
-        row = combine(work.first, 64 * self.own, 1)
+        row = work.first + 64 * self.own
         index = [
             0 if size == 1 else at for size, at in zip(sizes, (work.batch, work.head, row, key))
         ]
@@ -377,7 +377,7 @@ class Consumer:
         over = parts.scaled(b, over, 1 / (1 - x.dropout)) if x.dropout else over
         result = b.cast(b.apply("multiply", b.read(self.total), over), x.dtype)
         if k.packed:  # what lies after the last row is another sequence's
-            past = combine(combine(work.first, 64 * (self.own + 1), 1), work.queries, -1)
+            past = work.first + 64 * (self.own + 1) - work.queries
             b.branch(
                 b.less(0, past),
                 lambda: self.write_rows(work, result),
@@ -391,24 +391,24 @@ class Consumer:
     def write_sums(self, work: Work, natural: Node) -> None:
         """The log-sum-exps of the tile's queries."""
         b, x = self.b, self.x
-        row = combine(work.first, 64 * self.own, 1)
+        row = work.first + 64 * self.own
         mask = None
         if self.k.packed or not (isinstance(x.queries, int) and x.queries % self.k.rows == 0):
             mask = self.rows_inside(work)
         flat = b.add(ops.reshape(natural, shape=(64,)))
-        at = (work.batch, work.head, combine(work.query_start, row, 1))
+        at = (work.batch, work.head, work.query_start + row)
         b.store(self.k.memory["lse"], flat, at, (2,), mask)
 
     def rows_inside(self, work: Work) -> Node:
         """Which rows are queries that there are, (64,)."""
-        row = combine(work.first, 64 * self.own, 1)
-        count = self.b.cast(self.b.index(combine(work.queries, row, -1)), int32)
+        row = work.first + 64 * self.own
+        count = self.b.cast(self.b.index(work.queries - row), int32)
         return self.b.apply("less", parts.line(self.b, 64), count)
 
     def write_rows(self, work: Work, result: Node) -> None:
         """Those rows of the results that are queries, from registers."""
         b, k, x = self.b, self.k, self.x
-        index, axes = k.index(3, work, combine(work.first, 64 * self.own, 1))
+        index, axes = k.index(3, work, work.first + 64 * self.own)
         mask = parts.column(b, self.rows_inside(work))
         if x.value_width != k.value_width:
             result = b.add(ops.part(result, start=(0, 0), shape=(64, x.value_width)))
@@ -434,7 +434,7 @@ class Consumer:
             b.do(placed.fence, kind="async")
             b.do(placed.named_sync, number=k.halves + self.own, threads=128)
             for where, start in at:
-                index, axes = k.index(3, work, combine(work.first, 64 * self.own, 1))
+                index, axes = k.index(3, work, work.first + 64 * self.own)
                 b.copy_store(k.memory["out"], (*index[:3], start), axes, place, where)
             b.do(placed.commit_copies)
         if not plan.staged:

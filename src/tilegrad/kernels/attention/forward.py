@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from ...core.dtype import bfloat16, float16
 from ...core.errors import InternalError
-from ...ir.symbol import Size, combine, low, modulo
+from ...ir.symbol import Size, low
 from ...ir.types import Memory
 from ...tile import placed
 from ...tile.build import Body
@@ -209,10 +209,10 @@ class WideAttention(Walk):
 
             def step(j: Size, _: bool) -> None:
                 self.load(0, work, turn, j)
-                self.load(1, work, turn, combine(j, 1, -1))
+                self.load(1, work, turn, j - 1)
 
             self.steps(work, step)
-            self.load(1, work, turn, combine(work.count, 1, -1))
+            self.load(1, work, turn, work.count - 1)
 
         count, turn = self.for_tiles(tile)
         if self.plan.chained:  # consumers begin one tile more
@@ -224,10 +224,10 @@ class WideAttention(Walk):
         """The queries of a tile, 64 rows a copy."""
         b = self.b
         stage, lap = self.query_stage(count)
-        b.wait(self.query_empty, stage, modulo(combine(lap, 1, 1), 2))
+        b.wait(self.query_empty, stage, (lap + 1) % 2)
         b.expect(self.query_full, stage, self.rows * self.width * self.x.dtype.size)
         for own in range(self.halves):
-            index, axes = self.index(0, work, combine(work.first, 64 * own, 1))
+            index, axes = self.index(0, work, work.first + 64 * own)
             b.copy_async(
                 self.queries, (stage, own), self.memory["q"], index, axes, self.query_full, stage
             )
@@ -236,11 +236,11 @@ class WideAttention(Walk):
         """A block of keys (0) or values (1)."""
         b, width = self.b, (self.width, self.value_width)[which]
         stage, lap = self.stage(turn, step)
-        b.wait(self.empty[which], stage, modulo(combine(lap, 1, 1), 2))
+        b.wait(self.empty[which], stage, (lap + 1) % 2)
         b.expect(self.full[which], stage, self.keys * width * self.x.dtype.size)
         key = self.key_of(work, step)
         for piece in range(self.pieces if which else 1):
-            at = combine(key, piece * self.keys // self.pieces, 1)
+            at = key + piece * self.keys // self.pieces
             index, axes = self.index(1 + which, work, at)
             b.copy_async(
                 self.rings[which],

@@ -17,14 +17,12 @@ from ...ir.node import Node
 from ...ir.symbol import (
     Size,
     ceil_divide,
-    combine,
     floor_divide,
     high,
     low,
     maximum,
     minimum,
     modulo,
-    multiply,
 )
 from ...ir.types import Memory
 from ...tile.placed import PlacedBuilder
@@ -69,14 +67,14 @@ class Walk:
         self.rows, self.keys = plan.tile
         self.program: Size = 0
         self.blocks = ceil_divide(x.queries, self.rows)
-        self.lanes = multiply(x.batch, x.heads)
+        self.lanes = x.batch * x.heads
         self.packed = "query_starts" in x.extras
         if self.packed:  # a sequence may begin within a tile
             starts = self.memory["query_starts"].type
             assert isinstance(starts, Memory)
-            self.sequences = combine(starts.shape[0], 1, -1)
-            self.blocks = combine(floor_divide(x.queries, self.rows), self.sequences, 1)
-        self.tiles = multiply(self.lanes, self.blocks)
+            self.sequences = starts.shape[0] - 1
+            self.blocks = floor_divide(x.queries, self.rows) + self.sequences
+        self.tiles = self.lanes * self.blocks
         self.low, self.high = x.band
         self.ends = self.has_end()
         self.most_right = self.count_right()
@@ -89,15 +87,10 @@ class Walk:
         x = self.x
         if {"key_lengths", "key_starts"} & set(x.extras):
             return True
-        past = (
-            self.low is not None and high(combine(combine(x.queries, self.low, 1), x.keys, -1)) > 0
-        )
+        past = self.low is not None and high(x.queries + self.low - x.keys) > 0
         if isinstance(x.keys, int) and x.keys % self.keys == 0:
             return past
-        within = (
-            self.high is not None
-            and low(combine(x.keys, combine(self.high, x.queries, 1), -1)) >= 0
-        )
+        within = self.high is not None and low(x.keys - (self.high + x.queries)) >= 0
         return not within
 
     def count_right(self) -> int:
@@ -121,7 +114,7 @@ class Walk:
             return keys
         if self.high < 0 or self.packed or {"bias", "mask", "key_lengths"} & set(x.extras):
             return keys
-        if low(combine(x.keys, combine(self.high, x.queries, 1), -1)) < 0:
+        if low(x.keys - (self.high + x.queries)) < 0:
             return keys
         found = set()
         for first in range(self.high, self.high + rows * keys, rows):
@@ -144,11 +137,11 @@ class Walk:
                 for first in firsts
             ):
                 return 0
-        last = minimum(combine(work.first, 64 * ends[0], 1), work.queries)
-        stop = maximum(minimum(work.limit, combine(last, self.high, 1)), 0)
-        end = combine(work.start, work.count, 1)
-        unseen = maximum(combine(end, ceil_divide(stop, self.keys), -1), 0)
-        return self.held("skip", minimum(unseen, combine(work.count, 1, -1)))
+        last = minimum(work.first + 64 * ends[0], work.queries)
+        stop = maximum(minimum(work.limit, last + self.high), 0)
+        end = work.start + work.count
+        unseen = maximum(end - ceil_divide(stop, self.keys), 0)
+        return self.held("skip", minimum(unseen, work.count - 1))
 
     @property
     def cut_first(self) -> bool:
@@ -173,23 +166,23 @@ class Walk:
         b, programs, laps = self.b, self.plan.programs, 2 * self.plan.stages
         rounds, rest = floor_divide(self.tiles, programs), modulo(self.tiles, programs)
         last = self.in_round(rounds)
-        mine = combine(rounds, minimum(maximum(combine(rest, last, -1), 0), 1), 1)
+        mine = rounds + minimum(maximum(rest - last, 0), 1)
 
         begun = 2 * self.plan.query_stages
 
         def one(count: Size, carried: list[Node]) -> Sequence[Node]:
             turn = b.atom("turn", carried[0], 0, laps - 1)
-            number = combine(multiply(count, programs), self.in_round(count), 1)
+            number = count * programs + self.in_round(count)
             work = self.locate(self.held("number", maximum(number, 0)))
 
             def tile(done: Size) -> Sequence[Node]:
                 body(done, work, turn)
-                return [b.index(modulo(combine(turn, work.count, 1), laps))]
+                return [b.index(modulo(turn + work.count, laps))]
 
             if not self.packed:
                 return tile(count)
             done = b.atom("done", carried[1], 0, begun - 1)
-            after = modulo(combine(done, 1, 1), begun)
+            after = modulo(done + 1, begun)
             some = b.less(work.first, work.queries)
             return b.branch(some, lambda: [*tile(done), b.index(after)], lambda: carried)
 
@@ -199,9 +192,9 @@ class Walk:
 
     def in_round(self, round_: Size) -> Size:
         """This program's place in a round."""
-        back = modulo(round_, 2)
-        other = combine(self.plan.programs - 1, multiply(self.program, 2), -1)
-        return combine(self.program, multiply(back, other), 1)
+        back = round_ % 2
+        other = self.plan.programs - 1 - self.program * 2
+        return self.program + back * other
 
     def held(self, name: str, value: Size) -> Size:
         """A value computed here, once."""
@@ -217,15 +210,15 @@ class Walk:
         elif isinstance(self.lanes, int) and section >= self.lanes:
             block, lane = floor_divide(number, self.lanes), modulo(number, self.lanes)
         else:
-            each = multiply(section, self.blocks)
-            first = multiply(floor_divide(number, each), section)
+            each = section * self.blocks
+            first = floor_divide(number, each) * section
             wide: Size = section
             if not isinstance(self.lanes, int) or self.lanes % section:
-                wide = maximum(minimum(combine(self.lanes, first, -1), section), 1)
+                wide = maximum(minimum(self.lanes - first, section), 1)
             within = modulo(number, each)
-            block, lane = floor_divide(within, wide), combine(first, modulo(within, wide), 1)
+            block, lane = floor_divide(within, wide), first + modulo(within, wide)
         if self.high is not None:  # the last queries see most
-            block = combine(combine(self.blocks, 1, -1), block, -1)
+            block = self.blocks - 1 - block
         return lane, block
 
     def locate(self, number: Size) -> Work:
@@ -235,8 +228,8 @@ class Walk:
             return self.locate_packed(number)
         lane, block = self.corner(number)
         lane = held("lane", lane)
-        batch, head = held("batch", floor_divide(lane, x.heads)), modulo(lane, x.heads)
-        first = held("first", multiply(maximum(block, 0), self.rows))
+        batch, head = held("batch", lane // x.heads), lane % x.heads
+        first = held("first", maximum(block, 0) * self.rows)
         limit = x.keys
         if "key_lengths" in x.extras:
             length = self.b.cast(self.b.load(self.memory["key_lengths"], (batch,)), int64)
@@ -255,35 +248,33 @@ class Walk:
 
         def halve(_: Size, carried: list[Node]) -> Sequence[Node]:
             least, most = (b.atom("side", c, 0, many - 1) for c in carried)
-            middle = floor_divide(combine(combine(least, most, 1), 1, 1), 2)
+            middle = (least + most + 1) // 2
             first = floor_divide(start_of("query_starts", middle, x.queries), self.rows)
-            here = b.less_equal(combine(first, middle, 1), place)
-            below = b.index(combine(middle, 1, -1))
+            here = b.less_equal(first + middle, place)
+            below = b.index(middle - 1)
             return [
                 b.apply("where", here, b.index(middle), carried[0]),
                 b.apply("where", here, carried[1], below),
             ]
 
-        ends = [b.constant(0, int64), b.index(combine(self.sequences, 1, -1))]
+        ends = [b.constant(0, int64), b.index(self.sequences - 1)]
         found = b.loop("half", 0, (many - 1).bit_length(), 1, halve, ends)
         sequence = b.atom("sequence", found[0], 0, many - 1)
         query_start = start_of("query_starts", sequence, x.queries)
         queries = held(
             "queries",
             maximum(
-                combine(
-                    start_of("query_starts", combine(sequence, 1, 1), x.queries), query_start, -1
-                ),
+                start_of("query_starts", sequence + 1, x.queries) - query_start,
                 0,
             ),
         )
         key_start, limit = self.keys_of(sequence, queries)
-        block = combine(place, combine(floor_divide(query_start, self.rows), sequence, 1), -1)
+        block = place - (floor_divide(query_start, self.rows) + sequence)
         if self.high is not None:  # the last queries see most
-            last = combine(ceil_divide(queries, self.rows), 1, -1)
-            block = combine(last, block, -1)
+            last = ceil_divide(queries, self.rows) - 1
+            block = last - block
         # a place left over lies before the first tile or past the last one: no query is there
-        first = multiply(held("block", block), self.rows)
+        first = held("block", block) * self.rows
         outside = b.apply("where", b.less(first, 0), b.index(queries), b.index(first))
         first = b.atom("first", outside, 0, high(x.queries) + self.rows)
         seen = self.blocks_seen(0, head, first, queries, limit)
@@ -297,8 +288,8 @@ class Walk:
     def keys_of(self, sequence: Size, queries: Size) -> tuple[Size, Size]:
         """The first key of a sequence with so many queries, and how many it has."""
         start = self.start_of("key_starts", sequence, self.x.keys)
-        stop = self.start_of("key_starts", combine(sequence, 1, 1), self.x.keys)
-        return start, self.held("limit", maximum(combine(stop, start, -1), 0))
+        stop = self.start_of("key_starts", sequence + 1, self.x.keys)
+        return start, self.held("limit", maximum(stop - start, 0))
 
     def blocks_seen(self, batch: Size, head: Size, first: Size, queries: Size, limit: Size) -> Work:
         """The blocks of keys that the queries from `first` on see."""
@@ -306,27 +297,27 @@ class Walk:
         start: Size = 0
         stop, plain = limit, limit
         if self.low is not None:
-            start = held("start", floor_divide(maximum(combine(first, self.low, 1), 0), keys))
+            start = held("start", floor_divide(maximum(first + self.low, 0), keys))
         if self.high is not None:
-            last = minimum(combine(first, self.rows, 1), queries)
-            stop = maximum(minimum(stop, combine(last, self.high, 1)), 0)
-            plain = maximum(minimum(plain, combine(combine(first, self.high, 1), 1, 1)), 0)
-        count = held("blocks", maximum(combine(ceil_divide(stop, keys), start, -1), 1))
-        end = combine(start, count, 1)
+            last = minimum(first + self.rows, queries)
+            stop = maximum(minimum(stop, last + self.high), 0)
+            plain = maximum(minimum(plain, first + self.high + 1), 0)
+        count = held("blocks", maximum(ceil_divide(stop, keys) - start, 1))
+        end = start + count
         right: Size = 1
         if self.most_right > 1:
-            cut = combine(end, floor_divide(plain, keys), -1)
+            cut = end - floor_divide(plain, keys)
             right = held("right", minimum(maximum(cut, 1), count))
         left = count
         if self.low is not None:
-            reach = combine(combine(first, self.low, 1), self.rows - 1, 1)
-            cut = combine(end, ceil_divide(maximum(reach, 0), keys), -1)
+            reach = first + self.low + self.rows - 1
+            cut = end - ceil_divide(maximum(reach, 0), keys)
             left = held("left", minimum(maximum(cut, right), count))
         return Work(batch, head, first, queries, limit, start, count, right, left)
 
     def steps(self, work: Work, step: Step, first: Size = 0) -> None:
         """All steps after the first, those that a mask cuts in loops of their own."""
-        begin = combine(first, 1, 1)
+        begin = first + 1
         right = maximum(work.right, begin)
         left = maximum(work.left, right)
         if first != 0:
@@ -347,7 +338,7 @@ class Walk:
 
     def stage(self, turn: Size, step: Size) -> tuple[Size, Size]:
         """(stage, lap) of a step of a tile."""
-        at = combine(turn, step, 1)
+        at = turn + step
         return modulo(at, self.plan.stages), floor_divide(at, self.plan.stages)
 
     def query_stage(self, count: Size) -> tuple[Size, Size]:
@@ -357,15 +348,15 @@ class Walk:
 
     def key_of(self, work: Work, step: Size) -> Size:
         """The first key of a step's block."""
-        last = combine(combine(work.start, work.count, 1), 1, -1)
-        return multiply(combine(last, step, -1), self.keys)
+        last = work.start + work.count - 1
+        return (last - step) * self.keys
 
     def index(
         self, which: int, work: Work, token: Size
     ) -> tuple[tuple[Size, ...], tuple[int, int]]:
         """Where rows of q, k, v or the result begin, and the axes that they walk."""
         order = self.x.orders[which]
-        token = combine(token, work.key_start if which in (1, 2) else work.query_start, 1)
-        head = floor_divide(work.head, self.x.group) if which in (1, 2) else work.head
+        token = token + (work.key_start if which in (1, 2) else work.query_start)
+        head = work.head // self.x.group if which in (1, 2) else work.head
         of = {"b": work.batch, "h": head, "t": token, "d": 0}
         return tuple(of[axis] for axis in order), (order.index("t"), 3)

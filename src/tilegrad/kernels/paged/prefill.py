@@ -20,13 +20,9 @@ from ...ir.node import Node
 from ...ir.symbol import (
     Size,
     ceil_divide,
-    combine,
-    floor_divide,
     high,
     maximum,
     minimum,
-    modulo,
-    multiply,
     symbol,
 )
 from ...ir.types import Memory
@@ -48,9 +44,9 @@ Parameters = list[tuple[str, Memory]]
 
 def shape_of(x: PagedShape) -> AttentionShape:
     """The attention that a step is: requests one after another, their diagonal at the end."""
-    keys = multiply(x.most_pages, x.page)
+    keys = x.most_pages * x.page
     last = symbol("offset", 0, high(keys))
-    first = combine(last, x.window - 1, -1) if x.window else None
+    first = last - (x.window - 1) if x.window else None
     return AttentionShape(
         1,
         x.heads,
@@ -77,7 +73,7 @@ def parameters(x: PagedShape) -> Parameters:
         ("v", values),
         ("table", Memory((x.requests, x.most_pages), int32)),
         ("lengths", Memory((x.requests,), int32)),
-        ("query_starts", Memory((combine(x.requests, 1, 1),), int32)),
+        ("query_starts", Memory((x.requests + 1,), int32)),
         ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
         ("lse", Memory((1, x.heads, x.tokens), float32, use="result")),
     ]
@@ -133,9 +129,9 @@ class _Prefill(WideAttention):
         b, x, most = self.b, self.paged, high(self.x.keys)
         loaded = b.cast(b.load(self.memory["lengths"], (sequence,)), int64)
         limit = b.bounded("limit", loaded, 0, most)
-        self.high = self.held("offset", maximum(combine(limit, queries, -1), 0))
+        self.high = self.held("offset", maximum(limit - queries, 0))
         if x.window:
-            self.low = combine(self.high, x.window - 1, -1)
+            self.low = self.high - (x.window - 1)
         return 0, limit
 
     def load(self, which: int, work: Work, turn: Size, step: Size) -> None:
@@ -144,10 +140,10 @@ class _Prefill(WideAttention):
         stage, lap = self.stage(turn, step)
         key = self.held("key", self.key_of(work, step))
         pages = self.pages(work, key)
-        b.wait(self.empty[which], stage, modulo(combine(lap, 1, 1), 2))
+        b.wait(self.empty[which], stage, (lap + 1) % 2)
         b.expect(self.full[which], stage, self.keys * width * x.dtype.size)
-        head = floor_divide(work.head, self.x.group)
-        within = modulo(key, x.page) if x.page > self.keys else 0
+        head = work.head // self.x.group
+        within = key % x.page if x.page > self.keys else 0
         b.copy_pages(
             self.rings[which],
             (stage, 0),
@@ -164,7 +160,7 @@ class _Prefill(WideAttention):
     def pages(self, work: Work, key: Size) -> Node:
         """The pages of a block of keys; -1, which reads as zeros, past the request's last key."""
         b, x = self.b, self.paged
-        at = floor_divide(key, x.page)
+        at = key // x.page
         line = b.add(ops.iota(size=max(1, self.keys // x.page), dtype=int64))
         line = b.apply("add", line, b.index(at))
         used = ceil_divide(work.limit, x.page)

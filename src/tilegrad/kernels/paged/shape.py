@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from ...core.dtype import DType, bfloat16, float32, int32
 from ...core.target import Target
-from ...ir.symbol import Size, combine, floor_divide, high, minimum, multiply
+from ...ir.symbol import Size, floor_divide, high, minimum
 from ...ir.types import Memory
 
 SHORT = 512  # keys of a program from which larger blocks are better
@@ -105,7 +105,7 @@ def per(x: PagedShape, plan: PagedPlan) -> int:
 
 def row_blocks(x: PagedShape, plan: PagedPlan) -> Size:
     """The most row blocks that a step has: no more than tokens, nor than whole ones and a rest."""
-    whole = combine(floor_divide(x.tokens, per(x, plan)), x.requests, 1)
+    whole = floor_divide(x.tokens, per(x, plan)) + x.requests
     return minimum(x.tokens, whole)
 
 
@@ -126,12 +126,12 @@ def walkers(x: PagedShape, plan: PagedPlan) -> int:
 
 def pairs(x: PagedShape, plan: PagedPlan) -> Size:
     """The most pairs that the list tells apart."""
-    return multiply(row_blocks(x, plan), listed(x, plan))
+    return row_blocks(x, plan) * listed(x, plan)
 
 
 def item_rows(x: PagedShape, plan: PagedPlan) -> Size:
     """Rows of the list of items; no part of a pair has a higher number."""
-    return combine(pairs(x, plan), walkers(x, plan), 1)
+    return pairs(x, plan) + walkers(x, plan)
 
 
 def why_not(x: PagedShape, plan: PagedPlan) -> str:

@@ -29,7 +29,7 @@ from functools import partial
 from ...core.dtype import float32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, high, maximum, minimum, multiply
+from ...ir.symbol import Size, ceil_divide, high, maximum, minimum
 from ...ir.types import Memory
 from ...tile import ops, placed
 from ...tile.build import Body
@@ -82,7 +82,7 @@ class _Short(Steps):
         self.parts = b.allocate(shape, float32, "shared")  # what is finished here, by who sent it
         self.weighed = b.allocate((many, 2, plan.rows), float32, "shared")  # best scores, weights
         self.gathered = b.barrier("gathered", 1)
-        total = multiply(x.requests, x.key_heads * many)
+        total = x.requests * (x.key_heads * many)
         program = b.program(0, total)
         self.rank = b.cluster_rank(many)
         pair = program // many
