@@ -18,9 +18,9 @@ from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, high, maximum, minimum
 from ...ir.types import Memory
 from ...tile.build import Body
-from ..attention.holes import LOG2_E
 from ..attention.shape import AttentionShape, backward_parameters
 from .forward import Forward, Scored
+from .holes import LOG2_E
 from .tiles import PAD, Builder, CpuPlan, up
 
 

@@ -17,8 +17,8 @@ from ...ir.symbol import Size, floor_divide, high, minimum, modulo
 from ...ir.types import Memory
 from ...tile import ops
 from ...tile.build import BodyBuilder
-from ..attention.holes import LOG2_E, Holes
 from ..attention.shape import AttentionShape
+from .holes import LOG2_E, Holes
 
 PAD = 16  # elements after each row of scratch: breaks power-of-two strides
 MAGIC = 12582912.0  # 1.5 * 2**23: added to a small float32, its low bits are the nearest integer

@@ -1,4 +1,4 @@
-"""The holes of attention: what kernels do to scores and probabilities without knowing what it is.
+"""The holes of attention on CPUs: what is done to scores and probabilities, unknown to kernels.
 
 A kernel makes raw scores (products of queries and keys) and hands Tiles of them to `score`, with
 `Pairs` that say which queries and keys a Tile is of; it hands probabilities to `weight`, and takes
@@ -19,8 +19,8 @@ from ...core.dtype import float32, int32
 from ...ir.node import Node
 from ...ir.symbol import Size
 from ...tile.build import BodyBuilder
-from .dropout import keep as dropout_keep
-from .shape import AttentionShape
+from ..attention.dropout import keep as dropout_keep
+from ..attention.shape import AttentionShape
 
 LOG2_E = 1.4426950408889634
 
