@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from torch_peer import close, compare, random_array, torch
 
+import tilegrad as tg
 from tilegrad import Tensor
 from tilegrad.core.errors import DTypeError, ShapeError
 from tilegrad.tensor import norm
@@ -60,6 +61,43 @@ def test_batch_norm(shape: tuple, training: bool) -> None:
     )
     for a, b in zip(ours, theirs):
         close(a, b)
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (0, 6, 3), (2, 6, 0), (1, 6, 0)])
+def test_statistics_of_nothing(shape: tuple) -> None:
+    """Nothing comes out, gradients are 0 and the running statistics stay."""
+    for name in ("batch_norm", "instance_norm")[: len(shape) - 1 if 0 in shape[2:] else 1]:
+        ours, theirs = [Tensor(WEIGHT), Tensor(BIAS)], [torch.tensor(WEIGHT), torch.tensor(BIAS)]
+        compare(
+            lambda x, w, b, name=name, ours=ours: getattr(norm, name)(x, *ours, w, b, True, 0.2),
+            lambda x, w, b, name=name, theirs=theirs: getattr(functional, name)(
+                x, *theirs, w, b, True, 0.2
+            ),
+            random_array(shape),
+            WEIGHT,
+            BIAS,
+        )
+        for a, b in zip(ours, theirs):
+            close(a, b)
+    compare(lambda x: norm.group_norm(x, 2), lambda x: functional.group_norm(x, 2), np.ones(shape))
+
+
+def test_statistics_of_a_symbolic_batch() -> None:
+    """0 and more than 1 are right, 1 is refused, for one compiled function."""
+
+    def run(x: Tensor, middle: Tensor, spread: Tensor) -> tuple:
+        y = norm.batch_norm(x, middle, spread, training=True, momentum=0.2)
+        return y, middle, spread
+
+    f = tg.jit(run, dynamic={"x": {0: ("N", 0, 8)}})
+    for count in (4, 0, 2):
+        x = random_array((count, 3))
+        theirs = torch.zeros(3), torch.ones(3)
+        wanted = functional.batch_norm(torch.tensor(x), *theirs, training=True, momentum=0.2)
+        for a, b in zip(f(Tensor(x), tg.zeros(3), tg.ones(3)), (wanted, *theirs)):
+            close(a, b)
+    with pytest.raises(ShapeError, match="more than one value"):
+        f(tg.ones(1, 3), tg.zeros(3), tg.ones(3))
 
 
 def test_instance_norm_and_others() -> None:

@@ -153,9 +153,11 @@ def batch_norm(
 
 
 def _moments(op: str, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Mean and variance over axes, which stay with size 1."""
+    """Mean and variance over axes, which stay with size 1. Of no values at all there is nothing to
+    scale, and that is fine; one value alone has no variance."""
+    count: Any = count_of(x, axes)
     require(
-        count_of(x, axes) - 2,
+        count * (count - 2),  # negative for 1 alone
         ShapeError,
         "needs more than one value for each channel in training",
         op=op,
@@ -175,8 +177,10 @@ def _follow(
     count: Size,
     momentum: Any,
 ) -> None:
-    """Move the running mean and (unbiased) variance towards those of a batch."""
+    """Move the running mean and (unbiased) variance towards those of a batch, if it has any."""
     changed = [r for r in running if r is not None]
+    if isinstance(count, int) and not count:
+        return
     with no_grad():
         middle, spread = (f.detach() for f in found)
         spread = (
@@ -187,7 +191,10 @@ def _follow(
         for state, new in zip(running, (middle, spread)):
             if state is not None:
                 near = cast(reshape(new, state.shape), state.dtype)
-                state.assign(state * (1.0 - momentum) + near * momentum)
+                moved = state * (1.0 - momentum) + near * momentum
+                if not isinstance(count, int):
+                    moved = pick(wrap(build.size_value(count)) > 0, moved, state)
+                state.assign(moved)
     if mode.trace is None and not mode.depth:
         realize([x, *changed])  # else each step would stand on the Graph of the one before
 
