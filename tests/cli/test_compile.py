@@ -48,7 +48,7 @@ def test_a_model(tiny: Path, tmp_path: Path) -> None:
         [sys.executable, "-c", BLOCKED, "run", folder, "hello", *options],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "TILEGRAD_CACHE": ""},
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -22,7 +22,7 @@ from tilegrad.core.config import config
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 COMMAND = [sys.executable, "-m", "tilegrad.cli.main"]
-SECONDS = 120
+SECONDS = 600  # only against hanging
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ class Screen:
     def interrupt(self, words: str) -> None:
         """Ctrl-C at a prompt until these words come: one between the prompt and the call that
         waits for keys is heard with the next key only (so is Python's own)."""
-        for _ in range(5):
+        for _ in range(40):
             time.sleep(0.3)
             os.killpg(self.process.pid, signal.SIGINT)
             with contextlib.suppress(AssertionError):
@@ -155,7 +155,7 @@ class Screen:
             if select.select([self.master], [], [], 0.1)[0]:
                 with contextlib.suppress(OSError):
                     self.text += os.read(self.master, 65536).decode("utf-8", "replace")
-        return self.process.wait(1)
+        return self.process.wait(SECONDS)
 
     def close(self) -> None:
         """End it, whatever happens."""

@@ -20,7 +20,7 @@ from tilegrad.cli import progress
 fcntl, pty, termios = map(pytest.importorskip, ("fcntl", "pty", "termios"))
 COLOURS = {"COLUMNS", "NO_COLOR", "CI", "GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"}
 COMMAND = [sys.executable, "-m", "tilegrad.cli.main"]
-SECONDS = 240
+SECONDS = 600  # only against hanging
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PLACES = ("terminal", "pipe", "file")
 
@@ -203,7 +203,7 @@ def test_lines_where_no_bar_is_drawn(
 ) -> None:
     def told(count: int) -> list[str]:
         lines: list[str] = []
-        end = time.monotonic() + 10
+        end = time.monotonic() + SECONDS
         while len(lines) < count and time.monotonic() < end:
             time.sleep(0.01)
             lines += capsys.readouterr().err.splitlines()
@@ -216,10 +216,10 @@ def test_lines_where_no_bar_is_drawn(
     monkeypatch.setattr(progress, "EVERY", 0.01)
     with progress.Bars() as bars:
         bars.stage("compile", 0, 1)
-        assert told(2)[:2] == ["[compiling; 0 s]"] * 2
+        assert all(re.fullmatch(r"\[compiling; \d+ s\]", line) for line in told(2))
         bars.stage("compile", 1, 1)
         bars.stage("training", 25.0, 100.0, "step 7")
-        assert told(3)[-1] == "[training, 25%, step 7; 0 s]"
+        assert re.fullmatch(r"\[training, 25%, step 7; \d+ s\]", told(3)[-1])
         bars.put("a result")
         bars.close()
         bars.stage("load", 0, 1)

@@ -180,7 +180,7 @@ def test_many_processes_share_a_folder(tmp_path):
         )
         for seed in range(4)
     ]
-    results = [child.communicate(timeout=60)[0].split() for child in children]
+    results = [child.communicate(timeout=600)[0].split() for child in children]
     assert all(child.returncode == 0 for child in children)
     assert [wrong for wrong, _ in results] == ["0"] * 4
     assert sum(int(hits) for _, hits in results) > 0

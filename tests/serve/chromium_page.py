@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-LONG = 120.0  # seconds; only against hanging
+LONG = 600.0  # seconds; only against hanging
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync"
     " --disable-background-networking --disable-component-update --disable-dev-shm-usage"

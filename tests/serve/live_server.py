@@ -7,6 +7,8 @@ import http.client
 import json
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,15 @@ from tilegrad.serve.server import Server
 from tilegrad.serve.settings import Limits, Settings
 
 HERE = Path(__file__).parent
-LONG = 120.0  # seconds; only against hanging
+LONG = 600.0  # seconds; only against hanging
+
+
+def until(found: Callable[[], Any], what: str = "it did not come") -> None:
+    """Wait for something."""
+    end = time.monotonic() + LONG
+    while not found():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
 
 
 class LiveServer:

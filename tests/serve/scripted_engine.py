@@ -2,7 +2,8 @@
 
 The last line of a prompt that begins with `SAY ` is what it answers, then it stops; without one it
 counts letters until the answer is as long as it may be. Words elsewhere in a prompt: `SLOW` takes
-20 ms a step, `NAN` fails after two tokens, `BOOM` breaks a step, `DIE` kills the process, `STUCK`
+20 ms a step, `HOLD` gives five tokens and no more while the file `hold` of the opening is there,
+`NAN` fails after two tokens, `BOOM` breaks a step, `DIE` kills the process, `STUCK`
 never gives a token, `HANG` never ends a step, `BEYOND` gives an id beyond the
 vocabulary, `CACHED` had 7 tokens of the prompt in the prefix cache.
 """
@@ -14,6 +15,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,15 +23,15 @@ from tilegrad.core.errors import UserError
 from tilegrad.generate.request import Produced
 from tilegrad.serve.engine.process import serve
 
-END, LONG = 257, 120.0
+END, LONG = 257, 600.0
 MARK = b"\x00assistant\n"  # as this file reads a chat: 256 begins a message
 
 
 class Script:
-    """A request, read."""
+    """A request, read; `hold` says whether those that HOLD wait."""
 
-    def __init__(self, request: Any) -> None:
-        self.request = request
+    def __init__(self, request: Any, hold: Callable[[], bool]) -> None:
+        self.request, self.hold = request, hold
         data = bytes(t if t < 256 else 0 for t in request.tokens)
         at = data.rfind(MARK)
         prompt = data[: at + len(MARK)] if at >= 0 else data
@@ -43,6 +45,8 @@ class Script:
     def produce(self) -> Produced | None:
         """The next token."""
         if b"STUCK" in self.words:
+            return None
+        if b"HOLD" in self.words and self.made + self.count >= 5 and self.hold():
             return None
         if b"NAN" in self.words and self.count == 2:
             error = UserError("the logits of the next token are not finite", op="generate")
@@ -67,8 +71,8 @@ class Script:
 class ScriptedEngine:
     """What `EngineLoop` needs of an engine."""
 
-    def __init__(self, requests: int) -> None:
-        self.requests = requests
+    def __init__(self, requests: int, hold: str = "") -> None:
+        self.requests, self.file = requests, hold
         self.running: dict[int, Script] = {}
         self.waiting: dict[int, Any] = {}
         prefixes = SimpleNamespace(asked=30, found=20)
@@ -95,7 +99,7 @@ class ScriptedEngine:
         while self.waiting and len(self.running) < self.requests:
             id, request = next(iter(self.waiting.items()))
             del self.waiting[id]
-            self.running[id] = Script(request)
+            self.running[id] = Script(request, lambda: os.path.exists(self.file))
         words = set().union(*(s.words for s in self.running.values()))
         if b"DIE" in words:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -104,7 +108,7 @@ class ScriptedEngine:
         if b"BOOM" in words:
             self.running.clear()
             raise RuntimeError("secret of the inside")
-        if b"SLOW" in words or b"STUCK" in words:
+        if words & {b"SLOW", b"STUCK", b"HOLD"}:
             time.sleep(0.02)
         found = [p for s in list(self.running.values()) if (p := s.produce())]
         for one in found:
@@ -116,12 +120,14 @@ class ScriptedEngine:
 def open_scripted(given: dict[str, Any], tell: Any) -> tuple[Any, dict[str, Any]]:
     """A scripted engine and its facts."""
     tell("load", 1, 2)
+    while os.path.exists(given.get("closed", "")):  # a test wants to see a server without an engine
+        time.sleep(0.01)
     if given.get("fails"):
         raise UserError("this model cannot be opened", op="LLM")
     if given.get("dies"):
         os._exit(3)
     requests = given.get("requests", 64)
-    return ScriptedEngine(requests), {
+    return ScriptedEngine(requests, given.get("hold", "")), {
         "context": given.get("context", 512),
         "requests": requests,
         "vocabulary": 258,

@@ -112,7 +112,7 @@ def test_http_1_0(scripted):
 
     body = json.dumps({"messages": [{"role": "user", "content": "SAY old"}], "stream": True})
     head = f"POST /v1/chat/completions HTTP/1.0\r\nHost: localhost\r\nContent-Length: {len(body)}"
-    with socket.create_connection(("127.0.0.1", scripted.port), timeout=120) as link:
+    with socket.create_connection(("127.0.0.1", scripted.port), timeout=600) as link:
         link.sendall(f"{head}\r\n\r\n{body}".encode())
         data = b""
         while part := link.recv(65536):

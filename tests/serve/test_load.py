@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp is missing: pip install 'tilegrad[serve]'")
 
 from fake_endpoint import Clock, FakeEndpoint
+from live_server import LONG
 from typer.testing import CliRunner
 
 from tilegrad.cli import main
@@ -124,7 +125,7 @@ def sent(fake: FakeEndpoint, call: Call = Call((1, 2), 3), **choices: Any) -> Re
             async with new_session(where) as session:
                 return await Client(session, where, fake.clock or Clock()).send(call)
 
-    return asyncio.run(asyncio.wait_for(work(), 120))
+    return asyncio.run(asyncio.wait_for(work(), LONG))
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -254,7 +255,7 @@ def test_a_whole_load() -> None:
             calls = drawn(8, Lengths(4, 4), Lengths(3, 3))
             return await run_load(where, calls, concurrency=1, warm_up=2)
 
-    result = asyncio.run(asyncio.wait_for(work(), 120))
+    result = asyncio.run(asyncio.wait_for(work(), LONG))
     assert len(fake.bodies) == 1 + 2 + 8, "one tries ids, two warm up"
     assert [bool(reply.error) for reply in result.replies] == [False] * 2 + [True] + [False] * 5
     assert not result.notes and fake.bodies[-1]["prompt"][0] < 10_000
@@ -268,7 +269,7 @@ def test_words_where_ids_are_refused() -> None:
         async with fake.running() as url:
             return await run_load(Endpoint(url, "m"), drawn(2, Lengths(4, 4), Lengths(1, 1)))
 
-    result = asyncio.run(asyncio.wait_for(work(), 120))
+    result = asyncio.run(asyncio.wait_for(work(), LONG))
     assert not any(reply.error for reply in result.replies)
     assert "no ids here" in result.notes[0] and len(fake.bodies[-1]["prompt"].split()) == 4
 
@@ -344,7 +345,7 @@ def in_a_thread(fake: FakeEndpoint) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(work()))
     thread.start()
-    ready.wait(120)
+    ready.wait(LONG)
     try:
         yield found[0]
     finally:

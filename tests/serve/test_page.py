@@ -76,7 +76,7 @@ def trees(texts: list[str]) -> list[Any]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     return json.loads(found.stdout)
 

@@ -100,6 +100,28 @@ def test_spills_are_reported_and_fail_a_library(cache) -> None:
 
 
 @needs_ptxas
+@pytest.mark.parametrize(("bound", "helps"), [("", True), ("", False), (".maxnreg 128", True)])
+def test_spills_for_an_occupancy_that_nobody_asked_for(cache, monkeypatch, bound, helps) -> None:
+    """A text without a bound that spills is assembled again with room for one block."""
+    text = copy_text().replace(".maxntid 128", f"\n.maxntid 128, 1, 1\n{bound}\n")
+    given = []
+
+    def run(ptxas, text, arch):
+        given.append(text)
+        spilled = len(given) == 1 or not helps
+        return Assembly(text.encode(), {"copy": Report(64, 8 * spilled, 4 * spilled)})
+
+    monkeypatch.setattr(module, "_run", run)
+    made = assemble(text)
+    again = not bound
+    assert len(given) == 1 + again and made.spills == (not (again and helps))
+    assert made.cubin.decode() == given[1 if again and helps else 0]
+    if again:
+        assert "\n.maxntid 128, 1, 1\n.minnctapersm 1\n" in given[1]
+    assert assemble(text).cubin == made.cubin and len(given) == 1 + again, "kept"
+
+
+@needs_ptxas
 def test_wgmma_warnings_fail_a_library(cache) -> None:
     good, bad = assemble(matrix_text(True)), assemble(matrix_text(False))
     good.check_library("product")

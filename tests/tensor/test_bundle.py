@@ -31,7 +31,7 @@ def run(code: str, **environment: str) -> str:
         [sys.executable, "-c", START + code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "TILEGRAD_CACHE": "", **environment},
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -26,11 +26,13 @@ from ...core.config import adopt, config, usable_cores
 from ...core.errors import InternalError, UserError
 from ...runtime.store import content_key, default_store
 
-FORMAT = "cubin-1"  # changes with what an entry of the Store holds
+FORMAT = "cubin-2"  # changes with what an entry of the Store holds
 SECONDS = 600.0
 OPTIONS = ("-v", "-O3")
 WHEELS = ("cu13/bin/ptxas", "cuda_nvcc/bin/ptxas")  # where NVIDIA's wheels put it
 LENGTH = struct.Struct("<Q")
+_BOUNDED = re.compile(r"\.(minnctapersm|maxnreg)\b")
+_THREADS = re.compile(r"^(\.maxntid [^\n]*)$", re.M)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Assembly:
         """The codes of the warnings that have one, such as C7511."""
         found = (re.match(r"(C\d+): ", warning) for warning in self.warnings)
         return [match[1] for match in found if match]
+
+    @property
+    def spills(self) -> bool:
+        """Whether some entry keeps values in a stack frame."""
+        return any(r.stack_bytes or r.spill_stores or r.spill_loads for r in self.reports.values())
 
     def check_library(self, name: str) -> None:
         """Raise InternalError when kernel `name` spills, has a stack frame or stalls wgmma."""
@@ -124,6 +131,10 @@ def assemble(text: str, arch: str = "sm_90a") -> Assembly:
     if kept is not None:
         return kept
     made = _run(ptxas, text, arch)
+    if made.spills and _BOUNDED.search(text) is None:
+        # ptxas then aims at an occupancy of its own, and pays for it with spills
+        other = _run(ptxas, _THREADS.sub(r"\1\n.minnctapersm 1", text), arch)
+        made = other if not other.spills else made
     store.put(key, _packed(made))
     return made
 

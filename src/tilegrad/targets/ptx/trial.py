@@ -18,8 +18,9 @@ from typing import Any
 
 from ...core.errors import InternalError
 
-START_SECONDS = 120.0  # a child imports the package and opens the GPU
+START_SECONDS = 120.0  # a child imports the package and what it is to run
 END_SECONDS = 5.0
+BEGUN = "begun"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Worker:
     def run(
         self, function: Callable[..., Any], *arguments: Any, seconds: float = 30.0, **options: Any
     ) -> Outcome:
-        """Call a function (one that a fresh process can import) in the child."""
+        """Call a function (one that a fresh process can import) in the child; the limit counts from
+        when the child has imported it."""
         try:
             self._start()
         except (OSError, EOFError, InternalError) as error:
@@ -59,13 +61,18 @@ class Worker:
             return self._died()
         except Exception as error:  # what cannot be pickled
             return Outcome(error=f"cannot be sent to a worker: {error}", kind="error")
-        if not self._pipe.poll(seconds):
-            self.close()
-            return Outcome(error=f"stopped after {seconds:g} s", kind="timeout")
-        try:
-            outcome, healthy = self._pipe.recv()
-        except (EOFError, OSError):
-            return self._died()
+        said: Any = None
+        for limit in (START_SECONDS, seconds):
+            if not self._pipe.poll(limit):
+                self.close()
+                return Outcome(error=f"stopped after {limit:g} s", kind="timeout")
+            try:
+                said = self._pipe.recv()
+            except (EOFError, OSError):
+                return self._died()
+            if said != BEGUN:
+                break
+        outcome, healthy = said
         if not healthy:
             self.close()
         return outcome
@@ -120,6 +127,7 @@ def serve(pipe: Any) -> None:
         except Exception as error:  # the function cannot be imported here
             pipe.send((Outcome(error=f"cannot be imported: {error}", kind="error"), True))
             continue
+        pipe.send(BEGUN)
         outcome = _outcome(function, arguments, options)
         pipe.send((outcome, outcome.good or not _spoilt()))
 
