@@ -1,5 +1,6 @@
 """What goes wrong: clients that leave or do not read, requests that fail, engines that die."""
 
+import asyncio
 import concurrent.futures
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import socket
 
 import pytest
+from aiohttp import web
 from live_server import LONG, scripted_server, until
 
 from tilegrad.core.errors import UserError
@@ -48,7 +50,16 @@ def test_a_client_that_leaves(scripted, stream):
     assert scripted.chat("SAY hi")[0] == 200
 
 
-def test_a_client_that_does_not_read(tiny_path):
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_client_that_does_not_read(tiny_path, monkeypatch, blocks):
+    """What it leaves unread has a limit, also while the first bytes still wait to be sent."""
+    write = web.StreamResponse.write
+
+    async def first_bytes(self, data):
+        await write(self, data)
+        await asyncio.sleep(LONG if blocks else 0)
+
+    monkeypatch.setattr(web.StreamResponse, "write", first_bytes)
     with scripted_server(tiny_path, limits=Limits(slow=1 << 16)) as server:
         body = asked("go", stream=True, n=40, logprobs=True, top_logprobs=20)
         link = raw(server, body)

@@ -49,7 +49,8 @@ class Events:
         self.chunked = request.version >= HttpVersion11
         self.first: asyncio.Future[None] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
-        self.held: list[bytes] | None = []  # until the response is begun
+        self.held: list[bytes] | None = []  # until the response's first bytes are written
+        self.waiting = 0  # bytes of them
         self.error: Refused | None = None
         self.unsent = b""  # the event of an error that came before all others
         self.transport: Any = None
@@ -62,17 +63,25 @@ class Events:
             return
         if self.held is not None:
             self.held.append(data)
+            self.waiting += len(data)
             if not self.first.done():
                 self.first.set_result(None)
+            if self.transport is not None:  # it is begun, and its first bytes wait to be read
+                self.check_unread()
             return
         transport = self.transport
         if transport.is_closing():  # the client has left; whoever waits for it hears that soon
             return
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
-        if transport.get_write_buffer_size() > self.limits.slow and not self.cut:
-            self.cut = True  # nobody reads
+        self.check_unread()
+
+    def check_unread(self) -> None:
+        """Cut a client off that leaves too much unread."""
+        unread = self.transport.get_write_buffer_size() + self.waiting
+        if unread > self.limits.slow and not self.cut:
+            self.cut = True
             self.finish()
-            transport.abort()
+            self.transport.abort()
 
     def finish(self) -> None:
         """Nothing more comes."""
@@ -99,9 +108,9 @@ class Events:
         await response.prepare(self.request)
         self.transport = self.request.transport
         while True:  # more may come while it is written
-            data, self.held = b"".join(self.held or ()), []
+            data, self.held, self.waiting = b"".join(self.held or ()), [], 0
             await response.write(data or self.unsent or PING)  # headers go with the first bytes
-            if not self.held:
+            if not self.held or self.cut:
                 break
         if self.transport is None or self.transport.is_closing():
             return response
