@@ -133,7 +133,7 @@ def test_a_run_that_was_cut_off_goes_on(tiny_path: Path, tmp_path: Path) -> None
     hold.touch()
 
     async def cut_off() -> None:
-        held = settings(tiny_path, hold=str(hold))
+        held = settings(tiny_path, hold=str(hold), requests=12)  # room for all
         work = asyncio.create_task(run_batch(held, source, Answered(out), counts))
         while counts.good < 2:
             await asyncio.sleep(0.01)
