@@ -1,4 +1,5 @@
-"""Hugging Face folders: configuration, tokenizer, chat template and safetensors weights.
+"""Hugging Face folders: configuration, tokenizer, chat template and safetensors weights, those that
+others quantised too (`exchange/quantised.py`).
 
 Invariant: only files that lie in the folder by their plain name are opened (an index cannot name
 another place); nothing in the folder is run or unpickled; whatever is in it, reading ends in a
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from .composed import Composed
 from .mapped import Stored
+from .quantised import with_formats
 from .safetensors import parse_json, read_safetensors
 
 JSON_BYTES, TOKENIZER_BYTES, TEMPLATE_BYTES = 64 << 20, 512 << 20, 1 << 20
@@ -34,7 +37,7 @@ class ModelFolder:
     tokenizer: str | None
     tokenizer_config: dict[str, Any] = field(repr=False)
     chat_template: str | None = field(repr=False)
-    tensors: dict[str, Stored] = field(repr=False)
+    tensors: dict[str, Stored | Composed] = field(repr=False)
 
     @property
     def architecture(self) -> str:
@@ -56,7 +59,8 @@ def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
     if not folder.is_dir():
         raise UserError("no such folder", op="folder", got=os.fspath(path))
     tables = read_config(folder)
-    return ModelFolder(os.fspath(path), *tables, _weights(folder))
+    tensors = with_formats(os.fspath(path), tables[0], _weights(folder))
+    return ModelFolder(os.fspath(path), *tables, tensors)
 
 
 def read_config(

@@ -87,6 +87,16 @@ class Stored:
         """Bytes in the file."""
         return self.raw.size
 
+    @property
+    def order(self) -> None:
+        """The order of columns: as they are."""
+        return None
+
+    @property
+    def input(self) -> None:
+        """How inputs are rounded: not at all."""
+        return None
+
     def array(self) -> Array:
         """The elements of a plain Format, as a view where alignment lets it be one."""
         if self.format.dtype is None:

@@ -19,6 +19,7 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
 from ..core.errors import UserError
+from ..exchange.composed import Composed
 from ..exchange.fetch import Progress, open_model
 from ..exchange.folder import ModelFolder
 from ..exchange.gguf import GgufFile
@@ -117,7 +118,7 @@ def tokenizer_of(files: GgufFile | ModelFolder, ends: Sequence[int] = ()) -> Tok
     return NoTokenizer(str(folder / "tokenizer.json"), ends, others)
 
 
-def dtype_for(tensors: Mapping[str, Stored], device: str) -> DType:
+def dtype_for(tensors: Mapping[str, Stored | Composed], device: str) -> DType:
     """What a model computes in if nobody says: the dtype most of its weights have.
 
     Quantised weights leave it open: float32 on a CPU, where it costs nothing, else bfloat16.
@@ -139,7 +140,7 @@ class Weights(Mapping[str, Any]):
     """Plain tensors as arrays of one dtype, made when they are asked for; quantised ones as they
     are stored."""
 
-    def __init__(self, tensors: Mapping[str, Stored], dtype: DType, tell: Tell) -> None:
+    def __init__(self, tensors: Mapping[str, Stored | Composed], dtype: DType, tell: Tell) -> None:
         self.tensors, self.dtype, self.tell = tensors, dtype, tell
         plain = [s.bytes for s in tensors.values() if not s.format.quantised]
         self.done, self.total = 0, sum(plain)

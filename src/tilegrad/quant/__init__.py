@@ -1,13 +1,14 @@
 """Quantisers: models in int8, symmetric, with a scale for each channel of the weights."""
 
 from .calibrate import calibrate, quantise, quantise_rows
-from .layers import Int8Conv, Int8Linear
+from .layers import Int8Conv, Int8Linear, PackedLinear
 from .numbers import Requantised, requantise, scale_of, to_int8
 from .rounding import pack, rounded, unpack
 
 __all__ = [
     "Int8Conv",
     "Int8Linear",
+    "PackedLinear",
     "Requantised",
     "calibrate",
     "pack",

@@ -19,8 +19,51 @@ from ..nn.linear import Linear
 from ..nn.module import Module
 from ..tensor.convolution import conv1d, conv2d, conv3d
 from ..tensor.creation import tensor
+from ..tensor.matmul import linear
+from ..tensor.select import index_select
 from ..tensor.tensor import Tensor, lift
 from .numbers import Requantised, channels, requantise, rows_to_int8, to_int8
+from .rounding import rounded
+
+
+class PackedLinear(Linear):
+    """A Linear whose weights a file stores: with their columns in another order, which inputs are
+    brought into, or with inputs rounded to a Format, as the file asks for."""
+
+    def __init__(
+        self,
+        layer: Linear,
+        order: np.ndarray[Any, Any] | None = None,
+        input_format: str = "",
+        input_scale: float | None = None,
+    ) -> None:
+        """`layer` gives its Parameters away."""
+        Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight = layer.weight
+        self.register_parameter("bias", layer.bias)
+        self.input_format = input_format
+        index = None if order is None else tensor(order.astype(np.int32))
+        self.register_buffer("order", index)
+        scale = None if input_scale is None else tensor(np.full((1, 1), input_scale, np.float32))
+        self.register_buffer("input_scale", scale)
+
+    def forward(self, x: Any) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        given = lift(x)
+        if self.order is not None:
+            given = index_select(given, -1, self.order)
+        if self.input_format:
+            given = rounded(given, self.input_format, self.input_scale)
+        return linear(given, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Sizes and what is done to inputs."""
+        words = [super().extra_repr()]
+        words += ["in another order"] if self.order is not None else []
+        words += [f"inputs in {self.input_format}"] if self.input_format else []
+        return ", ".join(words)
+
 
 CONVOLUTIONS = {3: conv1d, 4: conv2d, 5: conv3d}  # by axes of the weights
 
@@ -145,4 +188,4 @@ class Int8Conv(_Int8):
         return self.leave(sums, (1, -1, *(1,) * (weight.ndim - 2)))
 
 
-__all__ = ["Int8Conv", "Int8Linear"]
+__all__ = ["Int8Conv", "Int8Linear", "PackedLinear"]

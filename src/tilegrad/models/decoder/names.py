@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.errors import ShapeError, UserError
+from ...nn.linear import Linear
 from ...nn.module import Keys, Module
+from ...quant.calibrate import put
+from ...quant.layers import PackedLinear
 from ...tensor.movement import stack
 from ...tensor.realize import from_array
 from ...tensor.stored import stored
@@ -352,7 +355,21 @@ def load(
     for name, rows in stay.items():
         ours[name].requires_grad = False
         ours[name].node = stored(rows, ours[name].dtype).node
+        _as_stored(model, name, rows)
     return Keys(missing, unused)
+
+
+def _as_stored(model: Module, name: str, rows: Rows) -> None:
+    """Put a layer that does to its inputs what the file asks for in the place of a Linear."""
+    order, given = getattr(rows.stored, "order", None), getattr(rows.stored, "input", None)
+    if order is None and given is None:
+        return
+    path = name.removesuffix(".weight")
+    layer = model.get_submodule(path)
+    if not isinstance(layer, Linear):
+        raise UserError("only linear layers round their inputs", op=OP, got=rows.stored.name)
+    form, scale = ("", None) if given is None else (given.format, given.scale)
+    put(model, path, PackedLinear(layer, order, form, scale))
 
 
 class Rows:
@@ -362,12 +379,16 @@ class Rows:
         self.names, self.name, self.source = names, name, source
         self.stored = names.given[source.name]
         self.format = self.stored.format
-        self.shape = (len(self.raw), self.stored.shape[1])
+        count = self.stored.shape[0]
+        self.rows = names.arranged(name, source, np.arange(count).reshape(count, 1))[:, 0]
+        self.shape = (len(self.rows), self.stored.shape[1])
 
     @property
     def raw(self) -> Any:
         """Their bytes; a copy where the file has another order."""
-        return self.names.arranged(self.name, self.source, self.stored.raw)
+        raw = self.stored.raw
+        straight = len(raw) == len(self.rows) and (self.rows[1:] > self.rows[:-1]).all()
+        return raw if straight else self.names.arranged(self.name, self.source, raw)
 
     def drop(self) -> None:
         """Let the system take back the file's pages."""
