@@ -58,8 +58,9 @@ def scales_of(draw: Any, *shape: int, dtype: Any = np.float16) -> np.ndarray:
     return (draw.uniform(0.5, 2.0, shape) * 0.02).astype(dtype)
 
 
-def gptq(bits: int = 4, group: int = 32, version: str = "gptq", ordered: bool = False,
-         sym: bool = False) -> Any:  # fmt: skip
+def gptq(
+    bits: int = 4, group: int = 32, version: str = "gptq", ordered: bool = False, sym: bool = False
+) -> Any:
     def made(draw: Any, rows: int, columns: int) -> Any:
         size = columns if group == -1 else group
         codes = draw.integers(0, 1 << bits, (columns, rows))
@@ -113,9 +114,12 @@ def compressed(
 
 
 def packed(
-    bits: int = 4, group: int = 32, dtype: Any = np.float16, zero: bool = False,
+    bits: int = 4,
+    group: int = 32,
+    dtype: Any = np.float16,
+    zero: bool = False,
     ordered: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     def made(draw: Any, rows: int, columns: int) -> Any:
         size, half = columns if group == -1 else group, 1 << (bits - 1)
         codes = draw.integers(-half, half, (rows, columns))
@@ -142,8 +146,9 @@ def packed(
     return made
 
 
-def in_bytes(kind: str, grain: str, dtype: Any = np.float32, inputs: Any = None,
-             static: bool = False) -> Any:  # fmt: skip
+def in_bytes(
+    kind: str, grain: str, dtype: Any = np.float32, inputs: Any = None, static: bool = False
+) -> Any:
     def made(draw: Any, rows: int, columns: int) -> Any:
         if kind == "int":
             codes = draw.integers(-127, 128, (rows, columns)).astype(np.int8)
@@ -221,11 +226,23 @@ def mxfp4(draw: Any, rows: int, columns: int) -> Any:
 
 
 NF4 = [
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-]  # fmt: skip
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+]
 
 
 def nf4(nested: bool = False) -> Any:
