@@ -9,9 +9,10 @@ import pytest
 
 from tilegrad.chip.estimate import areas, bandwidth, dense_peak, estimate, product
 from tilegrad.chip.networks import mobilenet_v1, resnet_50
+from tilegrad.targets.npu.layout import Narrow
 from tilegrad.targets.npu.machine import Machine
 from tilegrad.targets.npu.parameters import DATAFLOWS, PRESETS, Parameters, preset
-from tilegrad.targets.npu.product import Narrow, Product
+from tilegrad.targets.npu.product import Product
 
 SIZES = [(512, 64, 64), (64, 64, 512), (64, 512, 64), (1, 256, 256), (100, 50, 200), (16, 16, 16)]
 

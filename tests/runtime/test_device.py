@@ -16,7 +16,7 @@ from tilegrad.core.errors import AxisError, InternalError, UserError
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.device import KINDS, Device, device, device_name
 from tilegrad.runtime.registry import Registry, named_somewhere
-from tilegrad.targets.ptx import cuda_api, driver
+from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.tensor import placement
 
 
@@ -165,7 +165,7 @@ def test_a_fault_shows_at_the_next_read(toy: ToyDevice) -> None:
 
 def test_machine_code_that_nobody_uses_is_unloaded() -> None:
     fake = FakeCuda()
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()
     with cuda_api.substitute(fake), override(keep=2):
         gpu = driver.Device(0)
         held = gpu.load(b"\x7fELF first").function("f")
@@ -177,12 +177,12 @@ def test_machine_code_that_nobody_uses_is_unloaded() -> None:
         unloaded = [a[0] for n, a in fake.calls if n == "cuModuleUnload"]
         assert len(unloaded) == 41 - 2 * driver.MODULES - 2  # the last one waits; one is held
         assert held.module.handle not in unloaded
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()
 
 
 def test_gpus_copy_from_each_other() -> None:
     fake = FakeCuda()
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()
     with cuda_api.substitute(fake):
         first, second = driver.Device(0), driver.Device(0)
         second.name = "cuda:1"
@@ -193,4 +193,4 @@ def test_gpus_copy_from_each_other() -> None:
         assert fake.count("cuMemcpyPeerAsync") == 1 and fake.count("cuStreamWaitEvent") == 2
         assert fake.count("cuMemcpyDtoHAsync") == before
         assert second.download(y, (6,), np.int32).tolist() == list(range(6))
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()

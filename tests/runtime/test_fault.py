@@ -17,7 +17,7 @@ from tilegrad.core.errors import AxisError, Site
 from tilegrad.runtime.executable import Executable
 from tilegrad.runtime.fault import WORD_BYTES, Faults
 from tilegrad.runtime.recipe import Recipe, Step, Storage
-from tilegrad.targets.ptx import cuda_api, driver
+from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.program import Entry
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
@@ -163,10 +163,10 @@ def guarded(a: int, b: int, fault: int) -> None:
 @pytest.fixture
 def cuda():
     fake = FakeCuda({"guarded": guarded}, {"guarded": [8, 8, 8]})
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()
     with cuda_api.substitute(fake):
         yield fake
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()
 
 
 def on_gpu(device: driver.Device, launches: int) -> Executable:

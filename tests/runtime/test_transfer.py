@@ -19,7 +19,7 @@ from tilegrad.core.target import H200
 from tilegrad.runtime.device import device
 from tilegrad.runtime.language import LANGUAGES
 from tilegrad.runtime.recipe import Recipe
-from tilegrad.targets.ptx import cuda_api, driver
+from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.tensor import placement
 
 DATA = np.random.default_rng(1).standard_normal((4, 6)).astype(np.float32)
@@ -202,7 +202,7 @@ def cuda(monkeypatch):
     fake = LateCuda()
     forget()
     monkeypatch.setattr(driver, "_devices", {})
-    monkeypatch.setattr(driver, "_thread", type(driver._thread)())
+    monkeypatch.setattr(context, "_thread", type(context._thread)())
     monkeypatch.setattr(driver.Device, "target", H200)
     monkeypatch.setattr(compiler, "_memory", {})
     monkeypatch.setattr(compiler, "_bodies", {})

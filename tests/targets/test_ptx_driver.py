@@ -12,17 +12,19 @@ from fake_cuda import FakeCuda, floats
 
 from tilegrad.core.config import override
 from tilegrad.core.errors import InternalError, MemoryLimitError, UserError
-from tilegrad.targets.ptx import cuda_api, driver, module
-from tilegrad.targets.ptx.driver import Device, Event, launch, launch_config, timed
+from tilegrad.targets.ptx import context, cuda_api, driver, module
+from tilegrad.targets.ptx.context import Event, timed
+from tilegrad.targets.ptx.driver import Device
+from tilegrad.targets.ptx.launch import launch, launch_config, pack, parameter_memory
 
 
 @pytest.fixture
 def cuda():
     fake = FakeCuda()
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()
     with cuda_api.substitute(fake):
         yield fake
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def add(a: int, b: int, c: int, count: int) -> None:
 
 
 def test_facts_of_a_device(cuda) -> None:
-    (facts,) = driver.devices()
+    (facts,) = context.devices()
     assert facts["name"] == "NVIDIA H200" and facts["multiprocessor_count"] == 132
     assert Device(0).arch == "sm_90a"
 
@@ -45,7 +47,7 @@ def test_no_driver_is_a_clear_error(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
     with pytest.raises(UserError, match="cuda-bindings>=13"):
         cuda_api.api()
-    assert driver.devices() == []
+    assert context.devices() == []
 
 
 def test_a_number_that_is_not_there(cuda) -> None:
@@ -103,15 +105,15 @@ def test_a_launch_gets_its_arguments(device, cuda) -> None:
 
 
 def test_packing() -> None:
-    assert driver.pack(-1) == b"\xff" * 8 and driver.pack(2**63) == b"\0" * 7 + b"\x80"
-    assert driver.pack(1.0) == np.float32(1).tobytes()
-    assert driver.pack(np.int32(5)) == b"\5\0\0\0"
+    assert pack(-1) == b"\xff" * 8 and pack(2**63) == b"\0" * 7 + b"\x80"
+    assert pack(1.0) == np.float32(1).tobytes()
+    assert pack(np.int32(5)) == b"\5\0\0\0"
     with pytest.raises(InternalError, match="list"):
-        driver.pack([1])
+        pack([1])
 
 
 def test_tensor_maps_are_aligned_among_the_parameters() -> None:
-    memory, table = driver.parameter_memory([8, 128, 4, 128])
+    memory, table = parameter_memory([8, 128, 4, 128])
     assert [t % 128 for t in (table[1], table[3])] == [0, 0]
     assert table[0] + 8 <= table[1] and table[1] + 128 <= table[2] and table[2] + 4 <= table[3]
     assert table[3] + 128 <= ctypes.addressof(memory) + len(memory)

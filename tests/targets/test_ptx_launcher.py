@@ -16,7 +16,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.executable import Executable
 from tilegrad.runtime.recipe import Recipe, Step, Storage
-from tilegrad.targets.ptx import cuda_api, driver
+from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.graph import run_directly
 from tilegrad.targets.ptx.launcher import GRAPHS, operations
 from tilegrad.targets.ptx.program import Entry
@@ -46,10 +46,10 @@ def ones(out: int, rows: int) -> None:
 def cuda():
     kernels = {"increment": increment, "double": double, "less": less, "ones": ones}
     fake = FakeCuda(kernels, {name: [8, 8] for name in kernels})
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()
     with cuda_api.substitute(fake):
         yield fake
-    driver._thread.__dict__.clear()
+    context._thread.__dict__.clear()
 
 
 @pytest.fixture

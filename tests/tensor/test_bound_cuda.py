@@ -24,7 +24,7 @@ from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.nn import PagedCache
 from tilegrad.runtime.language import LANGUAGES
-from tilegrad.targets.ptx import cuda_api, driver
+from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.pinned import Ring
 from tilegrad.tensor import placement
 
@@ -98,7 +98,7 @@ def cuda(monkeypatch):
     fake = LateCuda()
     forget()
     monkeypatch.setattr(driver, "_devices", {})
-    monkeypatch.setattr(driver, "_thread", type(driver._thread)())
+    monkeypatch.setattr(context, "_thread", type(context._thread)())
     monkeypatch.setattr(lift, "_variants", {})
     for name in ("_memory", "_bodies"):
         monkeypatch.setattr(compiler, name, {})

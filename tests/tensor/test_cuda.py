@@ -20,7 +20,7 @@ from tilegrad.core.errors import AxisError, Site, StateError, UserError
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import evaluate
 from tilegrad.runtime.language import LANGUAGES, Language, ProgramText
-from tilegrad.targets.ptx import cuda_api, driver
+from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.program import Entry
 from tilegrad.tensor import dlpack, interop, placement
@@ -117,7 +117,7 @@ def cuda(request, monkeypatch):
     fake = FakeCuda()
     forget()
     monkeypatch.setattr(driver, "_devices", {})
-    monkeypatch.setattr(driver, "_thread", type(driver._thread)())
+    monkeypatch.setattr(context, "_thread", type(context._thread)())
     monkeypatch.setattr(compiler, "_memory", {})
     monkeypatch.setattr(lift, "_variants", {})
     monkeypatch.setattr(compiler, "_bodies", {})

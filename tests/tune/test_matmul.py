@@ -26,7 +26,7 @@ from tilegrad.kernels.matmul.plan import choose, turn
 from tilegrad.kernels.matmul.table import fits, from_record, problem_key, to_record, tuned
 from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.kernels.plan_table import PlanTable, read_table
-from tilegrad.targets.ptx import cuda_api, driver
+from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.program import Entry
 from tilegrad.targets.ptx.trial import Outcome, Worker
@@ -284,7 +284,7 @@ class FakeGpu(FakeCuda):
 def gpu(monkeypatch):
     fake = FakeGpu()
     monkeypatch.setattr(driver, "_devices", {})
-    monkeypatch.setattr(driver, "_thread", type(driver._thread)())
+    monkeypatch.setattr(context, "_thread", type(context._thread)())
     monkeypatch.setattr(driver.Device, "target", H200)
     monkeypatch.setattr(measure, "PERIOD", 1021)
     with cuda_api.substitute(fake):

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..targets.npu.instructions import QUEUES, Instruction, instruction
+from ..targets.npu.layout import Narrow
 from ..targets.npu.parameters import BITS, Parameters
-from ..targets.npu.product import Narrow, Product
+from ..targets.npu.product import Product
 from ..targets.npu.timing import row_beats, row_bytes, run_cycles
 from .explore.problem import Problem
 from .mapped import named

@@ -82,8 +82,8 @@ def machine_lines() -> list[tuple[str, str]]:
 
 def gpu_line() -> str:
     """The NVIDIA GPUs that can be used, or why there are none."""
+    from ..targets.ptx.context import devices
     from ..targets.ptx.cuda_api import api
-    from ..targets.ptx.driver import devices
 
     try:
         api()

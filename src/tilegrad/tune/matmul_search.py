@@ -29,8 +29,8 @@ from ..kernels.matmul.wide import Operands, wide_matmul
 from ..kernels.plan_table import Entry, PlanTable, Trial
 from ..runtime.store import content_key
 from ..targets.ptx.assemble import assemble, find_ptxas
+from ..targets.ptx.context import devices
 from ..targets.ptx.device import number_of
-from ..targets.ptx.driver import devices
 from ..targets.ptx.emit import emit
 from ..targets.ptx.target import target_of
 from ..targets.ptx.trial import Worker

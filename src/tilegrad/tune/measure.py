@@ -20,7 +20,8 @@ import numpy as np
 from ..core.dtype import DType, dtype_of
 from ..kernels.matmul.wide import Operands
 from ..runtime.buffer import Buffer
-from ..targets.ptx.driver import Device, Event, open_device
+from ..targets.ptx.context import Event
+from ..targets.ptx.driver import Device, open_device
 from ..targets.ptx.graph import LaunchGraph, Operation
 from ..targets.ptx.prepare import Prepared
 from ..targets.ptx.program import Entry

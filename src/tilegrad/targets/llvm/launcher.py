@@ -11,22 +11,20 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...core.errors import InternalError
 from ...core.lock import new_lock
 from ...ir.symbol import evaluate
+from ...runtime.device import Device
 from ...runtime.fault import Faults, fault_slots
 from ...runtime.launcher import Launcher, SlotCopy
 from ...runtime.profile import Profile, in_order
 from ...runtime.recipe import Recipe, Step
 from .table import DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
 from .workers import RECORD, worker_pool
-
-if TYPE_CHECKING:
-    from .device import CpuDevice
 
 SMALL_COPY = 60_000  # bytes, below which one worker copies alone
 
@@ -63,7 +61,7 @@ class NativeSteps:
 class NativeLauncher(Launcher):
     """Runs a Recipe by a native walk."""
 
-    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: CpuDevice) -> None:
+    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: Device) -> None:
         self.recipe, self.device, self.modules = recipe, device, code
         self.lock = new_lock()  # of this one's Slots: the workers have a lock of their own
         self.decided = False  # the walker reads what decides

@@ -21,9 +21,10 @@ from ...tile.array import HELD, ArrayWork, Operand
 from .count import Counters, Counts, counters_of
 from .functional import Functional
 from .instructions import Instruction, disassemble
+from .layout import Beside, Narrow, Stored
 from .machine import Machine
 from .parameters import Parameters
-from .product import Beside, Narrow, Product, Stored
+from .product import Product
 from .target import parameters_of
 
 LEVELS = ("compiled", "words", "registers")

@@ -1,247 +1,33 @@
 """Products of matrices, and what the vector unit makes of them, as programs with data laid out.
 
-The (M, K) by (K, N) product is cut into results (some rows by `columns`), each into steps that load
-parts of two operands and run a few `matmul`; two places for each operand and two for results let
-load, execute and store work at once. With weights in place a step is some tiles of `rows` of K by
-`columns` of N for many rows of M; with inputs in place the same with the operands exchanged; with
-sums in place a part of K for one tile of results. Vector steps follow on the rows of a result
-before they are stored; with K = 0 they are all there is. Invariant: the values are those of the
-machine's arithmetic in this order, the times those of `timeline`; each program fits the chip's
-program memory and starts with no tokens; addresses of DRAM do not change times.
+Each result of the Layout becomes loads, a few `matmul`, vector steps on its rows and stores; with
+K = 0 vector steps are all there is. Invariant: the values are those of the machine's arithmetic in
+this order, the times those of `timeline`; each program fits the chip's program memory and starts
+with no tokens; addresses of DRAM do not change times.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from ...core.errors import UserError
-from ...tile.array import VectorStep
 from .count import Counters, Counts, counters_of, counts_of
 from .instructions import Instruction, instruction
+from .layout import Layout, too_small
 from .machine import Machine
-from .parameters import Parameters
 from .result import Result
-from .rows import Rows, place_rows
 from .timing import timeline
 
 HALT = instruction("halt")
-MOST_TILES = 16  # of K that a step loads at once: more hide no more latency
-
-
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
-
-
-@dataclass(frozen=True)
-class Narrow:
-    """How int32 sums become int8: times `scale`, over 2**`shift`, at least 0 with `relu`; with
-    floats, how fp32 becomes bf16."""
-
-    scale: int = 1
-    shift: int = 0
-    relu: bool = False
-
-
-@dataclass(frozen=True)
-class Beside:
-    """An operand of the vector unit: one row for all rows (`held`), or each its own."""
-
-    held: bool
-    wide: bool  # 32 bits
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A value that is stored, whole or narrow."""
-
-    value: int
-    narrow: Narrow | None = None
-
 
 Group = tuple[int, int]  # a result: which rows, which tile of columns
 
 
-@dataclass
-class Product:
-    """A product on a chip; `narrow` makes int8 of the sums, else they are stored whole. Values are
-    numbered: the product (if K > 0), then `beside`, then `steps`."""
-
-    p: Parameters
-    M: int
-    N: int
-    K: int
-    narrow: Narrow | None = None
-    beside: tuple[Beside, ...] = ()
-    steps: tuple[VectorStep, ...] = ()
-    stored: tuple[Stored, ...] = ()
-    tall: int = field(init=False)  # rows of a result
-
-    def __post_init__(self) -> None:
-        p = self.p
-        for name, least in (("M", 1), ("N", 1), ("K", 0)):
-            if getattr(self, name) < least:
-                raise UserError(
-                    f"bad {name}", op="npu", expected=f"at least {least}", got=getattr(self, name)
-                )
-        self.stored = self.stored or (Stored(0, self.narrow),)
-        for one in self.stored:
-            if p.floating and one.narrow and (one.narrow.scale, one.narrow.shift) != (1, 0):
-                raise UserError("sums of floats are not made int8", op="npu", hint="narrow=None")
-        self.exchanged = p.dataflow == "is" and self.K > 0
-        self.m, self.n = (self.N, self.M) if self.exchanged else (self.M, self.N)
-        # A row for all rows of M stands for all columns where operands are exchanged.
-        self.held = [b.held and not self.exchanged for b in self.beside]
-        self.rows_of: Rows = place_rows(bool(self.K), self.held, self.steps, self.stored)
-        self.size = p.element_bits // 8
-        self.row = _up(p.rows * self.size, p.dma_bytes)  # bytes of a row of the left operand
-        self.column = _up(p.columns * self.size, p.dma_bytes)  # of the right, and of those beside
-        self.columns = -(-self.n // p.columns)
-        self._choose_sizes()
-        self._place()
-
-    def planes(self, number: int) -> int:
-        """Rows of the scratchpad for a row of an operand of the vector unit."""
-        return self.p.planes if self.beside[number].wide else 1
-
-    def _choose_sizes(self) -> None:
-        """Rows of a result, tiles or rows of K of a step, so that two of each fit."""
-        p = self.p
-        planes = [self.planes(i) for i in range(len(self.beside))]
-        once = sum(n for n, held in zip(planes, self.held) if held)
-        each = sum(n for n, held in zip(planes, self.held) if not held)
-        blocks = max(1, self.rows_of.blocks)
-        half = p.accumulator_rows // 2
-        most = (half - self.rows_of.helds) // blocks
-        self.tiles = 1
-        if self.K and p.dataflow == "os":
-            self.tall = p.rows
-            extra = once + each * p.rows
-            room = p.bank_rows if p.banks > 2 else p.bank_rows - 2 * extra
-            self.deep = min(self.K, room // 2)
-            self.extras = 2 * p.bank_rows if p.banks > 2 else p.bank_rows + 2 * self.deep
-            if most < p.rows:
-                least = 2 * (p.rows * blocks + self.rows_of.helds)
-                raise _small("accumulator_rows", least, p.accumulator_rows)
-            if self.deep < 1 or self.extras + 2 * extra > p.scratchpad_rows:
-                raise _small("bank_rows", extra + 1, p.bank_rows)
-        elif self.K:
-            spare = p.scratchpad_rows - 2 * p.rows - 2 * once
-            self.tall = min(self.m, most, spare // (2 * (1 + each)))
-            if self.tall < 1:
-                raise _small("bank_rows", (2 * p.rows + 2 * once) // p.banks + 1, p.bank_rows)
-            spare = p.scratchpad_rows - 2 * once - 2 * each * self.tall
-            fits = spare // (2 * (self.tall + p.rows))
-            self.deep = p.rows  # of K, a tile
-            deep = -(-self.K // p.rows)
-            steps = -(-deep // max(1, min(fits, MOST_TILES)))
-            self.tiles = -(-deep // steps)  # steps of one length hide each other best
-            self.extras = 2 * self.tiles * (self.tall + p.rows)
-        else:
-            self.deep, self.extras = 0, 0
-            fits = (p.scratchpad_rows - 2 * once) // (2 * each) if each else self.m
-            self.tall = min(self.m, most, fits)
-        if self.tall < 1:
-            least = 2 * (blocks + self.rows_of.helds)
-            raise _small("accumulator_rows", least, p.accumulator_rows)
-        self.extra_rows = once + each * self.tall
-        self.outers = -(-self.m // self.tall)
-        self.depths = -(-self.K // self.deep) if self.K else 0
-
-    # ---- memory ----
-
-    def _place(self) -> None:
-        """Addresses of operands and results in DRAM."""
-        p = self.p
-        self.padded = self.K if p.dataflow == "os" else self.depths * p.rows  # of K
-        left = self.outers * self.K * self.row if p.dataflow == "os" else 0
-        if self.K and p.dataflow != "os":
-            left = self.m * self.depths * self.row
-        self.right = left
-        at = left + self.columns * self.padded * self.column
-        self.places = []
-        for i, held in enumerate(self.held):
-            self.places.append(at)
-            at += self.columns * self.planes(i) * (1 if held else self.m) * self.column
-        self.results, self.strides = [], []
-        for one in self.stored:
-            bytes = p.columns * (self.size if one.narrow is not None else 4)
-            stride = max(p.dma_bytes, 1 << (bytes - 1).bit_length())  # no burst is cut
-            at = _up(at, stride)
-            self.results.append(at)
-            self.strides.append(stride)
-            at += self.columns * self.m * stride
-        self.bytes = _up(at, p.dma_bytes)
-
-    def pack(
-        self, left: np.ndarray | None, right: np.ndarray | None, *beside: np.ndarray
-    ) -> np.ndarray:
-        """DRAM with the operands: (M, K), (K, N), and (M or 1, N) of the vector unit."""
-        memory = np.zeros(self.bytes, np.uint8)
-        if left is not None and right is not None:
-            self._pack_product(memory, left, right)
-        for i, (array, held) in enumerate(zip(beside, self.held)):
-            if not held:
-                array = np.broadcast_to(array, (self.M, self.N))
-            self._pack_beside(memory, i, array.T if self.exchanged else array)
-        return memory
-
-    def _pack_product(self, memory: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-        p = self.p
-        if self.exchanged:
-            left, right = right.T, left.T
-        if p.dataflow == "os":
-            self._panels(memory[: self.right], left, p.rows, self.row)
-        else:
-            at = 0
-            for start in range(0, self.m, self.tall):
-                part = left[start : start + self.tall]
-                end = at + len(part) * self.depths * self.row
-                self._panels(memory[at:end], part.T, p.rows, self.row)
-                at = end
-        depth = np.zeros((self.padded, right.shape[1]), right.dtype)
-        depth[: len(right)] = right
-        end = self.right + self.columns * self.padded * self.column
-        self._panels(memory[self.right : end], depth.T, p.columns, self.column)
-
-    def _panels(self, memory: np.ndarray, array: np.ndarray, side: int, stride: int) -> None:
-        """Tiles of `side` of the first axis; in each, a row for every place of the second."""
-        count, length = -(-len(array) // side), array.shape[1]
-        padded = np.zeros((count * side, length), array.dtype)
-        padded[: len(array)] = array
-        tiles = np.ascontiguousarray(padded.reshape(count, side, length).transpose(0, 2, 1))
-        raw = tiles.view(np.uint8).reshape(count * length, side * self.size)
-        memory.reshape(count * length, stride)[:, : side * self.size] = raw
-
-    def _pack_beside(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
-        """Tiles of columns; in each, the planes of every row, low bits first."""
-        planes, start = self.planes(number), self.places[number]
-        if planes > 1:
-            kind = np.uint8 if self.size == 1 else np.uint16
-            whole = np.ascontiguousarray(array)  # 32 bits each
-            parts = whole.view(kind).reshape(*array.shape, planes)
-            array = parts.transpose(0, 2, 1).reshape(-1, array.shape[1])  # (row and plane, column)
-        end = start + self.columns * len(array) * self.column
-        self._panels(memory[start:end], np.ascontiguousarray(array.T), self.p.columns, self.column)
-
-    def unpack(self, memory: np.ndarray, number: int = 0) -> np.ndarray:
-        """An (M, N) result of DRAM."""
-        p, one = self.p, self.stored[number]
-        kind = np.dtype(np.int8 if one.narrow is not None else np.int32)
-        if p.floating:
-            kind = np.dtype(np.uint16 if one.narrow is not None else np.float32)
-        stride, start = self.strides[number], self.results[number]
-        whole = memory[start : start + self.columns * self.m * stride]
-        raw = whole.reshape(self.columns, self.m, stride)
-        used = np.ascontiguousarray(raw[:, :, : p.columns * kind.itemsize]).view(kind)
-        found = used.transpose(1, 0, 2).reshape(self.m, -1)[:, : self.n]
-        return found.T if self.exchanged else found
-
-    # ---- instructions ----
+class Product(Layout):
+    """A product as programs."""
 
     def groups(self) -> Iterator[list[Group]]:
         """The results of each program, one after the other."""
@@ -249,7 +35,7 @@ class Product:
         each = len(one.words(one.loads(0)))
         room = (self.p.program_words - 1) // each
         if room < 1:
-            raise _small("program_words", 1 << each.bit_length(), self.p.program_words)
+            raise too_small("program_words", 1 << each.bit_length(), self.p.program_words)
         found: list[Group] = []
         for outer in range(self.outers):
             for column in range(self.columns):
@@ -276,30 +62,6 @@ class Product:
         """Programs that the chip runs one after the other."""
         for groups in self.groups():
             yield self.words(groups)
-
-    def parts(self) -> list[tuple[int, int]]:
-        """The steps of a result: the first tile (row with sums in place) of K, and how many."""
-        if self.p.dataflow == "os":
-            step, whole = self.deep, self.K
-        else:
-            step, whole = self.tiles, self.depths
-        return [(at, min(step, whole - at)) for at in range(0, whole, max(step, 1))]
-
-    def count(self, outer: int) -> int:
-        """Rows of a result: fewer of the last."""
-        return min(self.tall, self.m - outer * self.tall)
-
-    def at(self, result: int, block: int) -> int:
-        """The first row of a block of sums of a result."""
-        return result % 2 * (self.p.accumulator_rows // 2) + block * self.tall
-
-    def row_of(self, result: int, value: int) -> tuple[int, bool]:
-        """The first row of a value, and whether it is one for all."""
-        place = self.rows_of.places[value]
-        if place < 0:
-            blocks = max(1, self.rows_of.blocks)
-            return self.at(result, blocks) + (-1 - place), True
-        return self.at(result, place), False
 
     # ---- running ----
 
@@ -362,8 +124,4 @@ class Product:
         return counters_of(self.p, self.counts)
 
 
-def _small(name: str, least: int, got: int) -> UserError:
-    return UserError(f"{name} is too small for a product", op="npu", expected=least, got=got)
-
-
-__all__ = ["Beside", "Narrow", "Product", "Stored"]
+__all__ = ["Product"]

@@ -8,12 +8,9 @@ it is free, worked on when it is loaded, stored when it is done.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .instructions import Instruction, instruction
-
-if TYPE_CHECKING:
-    from .product import Product
+from .layout import Layout
 
 UNROLLED = 7  # steps of a result that are written out; more are a loop
 
@@ -22,7 +19,7 @@ UNROLLED = 7  # steps of a result that are written out; more are a loop
 class Result:
     """The words of one result; `number` steps and `result` results of its program are before it."""
 
-    of: Product
+    of: Layout
     outer: int
     column: int
     number: int

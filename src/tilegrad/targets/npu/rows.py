@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...tile.array import VectorStep
-
-if TYPE_CHECKING:
-    from .product import Stored
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,7 @@ class Rows:
 
 
 def place_rows(
-    product: bool, held: Sequence[bool], steps: Sequence[VectorStep], stored: Sequence[Stored]
+    product: bool, held: Sequence[bool], steps: Sequence[VectorStep], stored: Sequence[int]
 ) -> Rows:
     """Blocks by last use, in the order of the steps."""
     first = int(product)
@@ -36,8 +32,8 @@ def place_rows(
     for at, step in enumerate(steps):
         for value in (step.first,) if step.number else (step.first, step.second):
             last[value] = at
-    for one in stored:
-        last[one.value] = len(steps)
+    for value in stored:
+        last[value] = len(steps)
     places: dict[int, int] = {0: 0} if product else {}
     free: list[int] = []
     blocks, helds = first, 0
@@ -59,7 +55,7 @@ def place_rows(
         else:
             places[value] = block()
 
-    stored_held = {one.value for one in stored if first <= one.value < given}
+    stored_held = {value for value in stored if first <= value < given}
     for at, step in enumerate(steps):
         used = [step.first] if step.number else [step.first, step.second]
         for value in used:

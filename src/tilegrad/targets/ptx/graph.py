@@ -15,11 +15,11 @@ from typing import Any
 
 from ...core.errors import InternalError, TilegradError
 from ...runtime.launcher import Operation
+from .context import Context, Event
 from .cuda_api import Recent, api, call
-from .driver import Device, Event
 
 
-def run_directly(device: Device, operation: Operation, follows_kernel: bool) -> None:
+def run_directly(device: Context, operation: Operation, follows_kernel: bool) -> None:
     """Put one operation on the stream; `follows_kernel`: what comes before it there is ours."""
     prepared = operation.prepared
     if prepared is None:
@@ -31,7 +31,7 @@ def run_directly(device: Device, operation: Operation, follows_kernel: bool) -> 
         prepared.start(dependent=follows_kernel)
 
 
-def capture(device: Device, operation: Operation, follows_kernel: bool) -> None:
+def capture(device: Context, operation: Operation, follows_kernel: bool) -> None:
     """Put one operation into the graph that is being captured."""
     prepared = operation.prepared
     if prepared is None:
@@ -49,7 +49,7 @@ class LaunchGraph:
 
     def __init__(
         self,
-        device: Device,
+        device: Context,
         operations: Sequence[Operation],
         timed: bool = False,
         patched: bool = True,

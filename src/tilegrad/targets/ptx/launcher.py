@@ -20,7 +20,7 @@ from ...runtime.executable import Executable
 from ...runtime.launcher import Captured, Launcher, SlotCopy, Steps
 from ...runtime.profile import Profile, in_order
 from ...runtime.recipe import Recipe, Step
-from .driver import Device, Event
+from .context import Context, Event
 from .graph import LaunchGraph, Operation, run_directly
 from .memory import size_class
 from .prepare import Prepared
@@ -43,9 +43,9 @@ class CudaLauncher(Launcher):
     """Runs a Recipe on a GPU."""
 
     steps_class = CudaSteps
-    device: Device
+    device: Context
 
-    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: Device) -> None:
+    def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: Context) -> None:
         super().__init__(recipe, code, device)
         self.entries = [Entry.from_text(text) for text in recipe.entries]
         if len(self.entries) != len(recipe.programs):
@@ -148,7 +148,7 @@ def operations(
 class CudaCaptured(Captured):
     """One graph that holds every kernel and copy with its pointers."""
 
-    device: Device
+    device: Context
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class CudaCaptured(Captured):
 class Directly:
     """Stands in for a graph that would be too large."""
 
-    def __init__(self, device: Device, operations: Sequence[Operation]) -> None:
+    def __init__(self, device: Context, operations: Sequence[Operation]) -> None:
         self.device, self.operations = device, operations
 
     def launch(self) -> None:

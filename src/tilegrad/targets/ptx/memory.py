@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ...core.errors import MemoryLimitError
 from ...core.lock import new_lock
 from .cuda_api import OUT_OF_MEMORY, api, call, describe, fail
-
-if TYPE_CHECKING:
-    from .driver import Device
 
 GRANULE = 512
 CHUNK = 8 << 20  # of one staged copy
@@ -56,8 +54,8 @@ class Pool:
     queues; whoever has the lock next takes the queue in.
     """
 
-    def __init__(self, device: Device, limit: int = 0) -> None:
-        self.device, self.limit = device, limit
+    def __init__(self, name: str, activate: Callable[[], None], limit: int = 0) -> None:
+        self.name, self.activate, self.limit = name, activate, limit
         self.in_use = self.peak = self.kept = self.reserved = 0
         self._free: dict[int, list[int]] = {}
         self._live: dict[int, tuple[int, str]] = {}
@@ -130,7 +128,7 @@ class Pool:
                 free[size] = [pointer]
 
     def _reserve(self, size: int, asked: int) -> int:
-        self.device.activate()
+        self.activate()
         for attempt in range(2):
             status, pointer = api().cuMemAlloc(size)
             if not status:
@@ -143,7 +141,7 @@ class Pool:
         self._refuse(asked, describe(status))
 
     def _trim(self) -> None:
-        self.device.activate()
+        self.activate()
         for size, pointers in self._free.items():
             for pointer in pointers:
                 call("cuMemFree", pointer)
@@ -156,7 +154,7 @@ class Pool:
             f"{label} {_mib(size)}" + (f" in {n}" if n else "") for label, size, n in self.holders()
         )
         raise MemoryLimitError(
-            f"cannot allocate {_mib(bytes)} on {self.device.name}: {why}",
+            f"cannot allocate {_mib(bytes)} on {self.name}: {why}",
             op="Buffer.allocate",
             got=f"in use {_mib(self.in_use)}, peak {_mib(self.peak)}; largest: {held or 'none'}",
             hint="free or donate Buffers, or use a smaller batch",
@@ -170,8 +168,8 @@ def _mib(bytes: int) -> str:
 class Staging:
     """Pinned host memory that copies pass through, two chunks in turn."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, activate: Callable[[], None]) -> None:
+        self.activate = activate
         self.lock = new_lock()
         self._chunks: list[tuple[int, Any]] = []
         self._turn = 0
@@ -179,7 +177,7 @@ class Staging:
     def _next(self) -> tuple[int, Any]:
         """A chunk that no copy still reads: (host address, event)."""
         if len(self._chunks) < 2:
-            self.device.activate()
+            self.activate()
             address = int(call("cuMemHostAlloc", CHUNK, 0))
             self._chunks.append((address, call("cuEventCreate", 2)))  # no timing
             self._turn = len(self._chunks) - 1

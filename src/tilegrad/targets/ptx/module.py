@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...core.errors import InternalError, UserError
+from .context import Context
 from .cuda_api import api, call, describe
-
-if TYPE_CHECKING:
-    from .driver import Device
 
 PLAIN_SHARED = 48 << 10  # dynamic shared memory that needs no leave
 LOG_BYTES = 16 << 10
@@ -33,7 +31,7 @@ FUNCTION_FACTS = {
 class Module:
     """Loaded machine code, and its functions."""
 
-    def __init__(self, device: Device, data: bytes) -> None:
+    def __init__(self, device: Context, data: bytes) -> None:
         self.device = device
         # Whoever launches a function holds it, and it holds its module.
         self._functions: weakref.WeakValueDictionary[str, Function] = weakref.WeakValueDictionary()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...core.lock import new_lock
+from .context import Context, Event
 from .cuda_api import call
-from .driver import Device, Event
 
 PART = 256 << 10
 PARTS = 4
@@ -23,7 +23,7 @@ PARTS = 4
 class Ring:
     """Pinned memory in parts; an event at the end of each says when it may be used again."""
 
-    def __init__(self, device: Device, part: int = PART, parts: int = PARTS) -> None:
+    def __init__(self, device: Context, part: int = PART, parts: int = PARTS) -> None:
         self.device, self.part, self.parts = device, part, parts
         self.lock = new_lock()
         device.activate()
@@ -88,7 +88,7 @@ class Landing:
 class Landings:
     """Places in pinned memory with their events, kept by size for the next ones."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Context) -> None:
         self.device = device
         self.free: dict[int, list[tuple[int, Event]]] = {}
 

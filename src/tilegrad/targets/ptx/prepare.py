@@ -15,8 +15,9 @@ from ...core.config import config
 from ...core.errors import InternalError
 from ...ir.symbol import evaluate
 from .cuda_api import Recent, api
-from .driver import Function, launch_config, parameter_memory, start
+from .launch import launch_config, parameter_memory, start
 from .maps import MAP_BYTES, Shape, encoded, shape_of
+from .module import Function
 from .program import Entry
 
 

@@ -1,0 +1,131 @@
+"""Launches: what the driver is told of one, and how arguments become the bytes of its parameters.
+
+Invariant: after a launch `Recent.kernel` names it; an error names kernel, grid and block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.config import config
+from ...core.errors import InternalError
+from ...runtime.buffer import Buffer
+from .cuda_api import Recent, api, call, fail
+from .maps import MAP_BYTES, aligned
+from .module import Function
+
+
+def launch_config(
+    grid: Sequence[int],
+    block: Sequence[int],
+    shared: int,
+    stream: Any,
+    cluster: Sequence[int] = (),
+    dependent: bool = False,
+    cooperative: bool = False,
+) -> Any:
+    """A CUlaunchConfig; `dependent` lets the launch begin before what comes before has ended."""
+    here = api()
+    made = here.CUlaunchConfig()
+    made.gridDimX, made.gridDimY, made.gridDimZ = three(grid)
+    made.blockDimX, made.blockDimY, made.blockDimZ = three(block)
+    made.sharedMemBytes, made.hStream = shared, stream
+    attributes = []
+    if cluster:
+        one = here.CUlaunchAttribute()
+        one.id = here.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = one.value.clusterDim
+        size.x, size.y, size.z = three(cluster)
+        attributes.append(one)
+    if dependent:
+        one = here.CUlaunchAttribute()
+        one.id = here.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        one.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(one)
+    if cooperative:
+        one = here.CUlaunchAttribute()
+        one.id = here.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        one.value.cooperative = 1
+        attributes.append(one)
+    made.attrs = attributes
+    made.numAttrs = len(attributes)
+    return made
+
+
+def three(sizes: Sequence[int]) -> tuple[int, int, int]:
+    """One to three sizes as x, y and z."""
+    x, y, z = (*(int(s) for s in sizes), 1, 1, 1)[:3]
+    return x, y, z
+
+
+def launch(
+    function: Function,
+    grid: Sequence[int],
+    block: Sequence[int] | int,
+    arguments: Iterable[Any] = (),
+    shared: int = 0,
+    cluster: Sequence[int] = (),
+    dependent: bool = False,
+    cooperative: bool = False,
+    stream: Any = None,
+) -> None:
+    """Launch once. Arguments: Buffers (their pointers), ints (64 bits), floats (32 bits), NumPy
+    scalars (as they are), and bytes (as they are; 128 of them are a tensor map)."""
+    device = function.device
+    device.activate()
+    function.allow(shared, cluster)
+    block = (block,) if isinstance(block, int) else block
+    stream = device.stream if stream is None else stream
+    config_ = launch_config(grid, block, shared, stream, cluster, dependent, cooperative)
+    packed = [pack(a) for a in arguments]
+    memory, table = parameter_memory([len(p) for p in packed])
+    for at, data in zip(table, packed):
+        ctypes.memmove(at, data, len(data))
+    start(function, config_, ctypes.addressof(table) if len(packed) else 0)
+    del memory
+
+
+def start(function: Function, config_: Any, table: int, captured: bool = False) -> None:
+    """The launch itself, checked; in synchronous mode waits for it unless it is captured."""
+    status = api().cuLaunchKernelEx(config_, function.handle, table, 0)[0]
+    if status:
+        shape = (
+            f"grid {config_.gridDimX}x{config_.gridDimY}x{config_.gridDimZ}, "
+            f"block {config_.blockDimX}x{config_.blockDimY}x{config_.blockDimZ}, "
+            f"{config_.sharedMemBytes} bytes of shared memory"
+        )
+        fail("cuLaunchKernelEx", status, f"kernel {function.name}, {shape}")
+    Recent.kernel = function.name
+    if config().cuda_sync and not captured:
+        call("cuStreamSynchronize", config_.hStream, during=f"kernel {function.name}")
+
+
+def pack(argument: Any) -> bytes:
+    """An argument as the bytes of a kernel parameter."""
+    if isinstance(argument, Buffer):
+        return struct.pack("<Q", argument.pointer)
+    if isinstance(argument, np.generic):
+        return argument.tobytes()
+    if isinstance(argument, bool) or not isinstance(argument, (int, float, bytes)):
+        raise InternalError("ptx driver", f"cannot pass {type(argument).__name__} to a kernel")
+    if isinstance(argument, int):
+        return struct.pack("<q" if argument < 0 else "<Q", argument)
+    return struct.pack("<f", argument) if isinstance(argument, float) else argument
+
+
+def parameter_memory(sizes: Sequence[int]) -> tuple[Any, Any]:
+    """Memory for parameters of these sizes, and the table of their addresses; tensor maps are
+    aligned to 128 bytes, the others to 16."""
+    places, at = [], 0
+    for size in sizes:
+        unit = MAP_BYTES if size >= MAP_BYTES else 16
+        at += -at % unit
+        places.append(at)
+        at += size
+    memory, base = aligned(max(at, 16))
+    return memory, (ctypes.c_uint64 * len(sizes))(*[base + p for p in places])
