@@ -8,15 +8,14 @@ swizzled place whose patterns begin on their boundaries.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.types import Memory
-from .emit_shared import SWIZZLES
-
-if TYPE_CHECKING:
-    from .emit_placed import PlacedEmitter
+from .addresses import lead_address
+from .emission import Emission, memory_of
+from .shared import SWIZZLES
+from .write import braced
 
 SWIZZLE_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
 
@@ -25,44 +24,36 @@ class Operand:
     """Descriptors of a shared operand of wgmma."""
 
     def __init__(
-        self, emitter: PlacedEmitter, place: Node, lead: list[Node], along_k: bool, depth: int
+        self, e: Emission, place: Node, lead: Sequence[Node], along_k: bool, depth: int
     ) -> None:
-        self.e, self.along_k, self.depth = emitter, along_k, depth
-        type_ = place.type
-        assert isinstance(type_, Memory)
-        self.size: int = type_.dtype.size
-        self.rows, self.columns = (int(s) for s in type_.shape[-2:])
+        self.w, self.threads, self.along_k, self.depth = e.w, e.threads, along_k, depth
+        type_ = memory_of(place)
+        self.size = type_.dtype.size
         self.swizzle = SWIZZLES[type_.layout]
         if not self.swizzle:
             raise InternalError("ptx.emit", "a matrix operand lies in a swizzled place")
         self.span = self.swizzle // self.size  # columns of a block
-        address = emitter.lead_address(place, lead)
-        w = emitter.w
-        leading = 1 if along_k else self.rows * self.swizzle >> 4
+        self.block = int(type_.shape[-2]) * self.swizzle  # bytes of one
+        leading = 1 if along_k else self.block >> 4
         high = (8 * self.swizzle >> 4) | SWIZZLE_CODES[self.swizzle] << 30
         # an address in a cluster has the rank of its program above the bits of the place
-        low = w.value("b32", "bfe.u32", address, "4", "14")
-        self.low = w.value("b32", "or.b32", low, str(leading << 16))
-        self.high = w.value("b32", "mov.b32", str(high))
+        low = e.w.value("b32", "bfe.u32", lead_address(e, place, lead), "4", "14")
+        self.low = e.w.value("b32", "or.b32", low, str(leading << 16))
+        self.high = e.w.copy("b32", high)
         self.known: dict[int, str] = {}
 
     def at(self, row: int, step: int, groups: int = 1) -> str:
         """The descriptor for elements from `row` (of m or n) on, at a step of k."""
-        if self.along_k:
-            column = step * self.depth
-            offset = (column // self.span) * self.rows * self.swizzle
-            offset += column % self.span * self.size + row * self.swizzle
-            apart = 64 * self.swizzle
-        else:
-            offset = (row // self.span) * self.rows * self.swizzle
-            offset += row % self.span * self.size + step * self.depth * self.swizzle
-            apart = (64 // self.span) * self.rows * self.swizzle
+        k = step * self.depth
+        column, down = (k, row) if self.along_k else (row, k)
+        offset = (column // self.span) * self.block
+        offset += column % self.span * self.size + down * self.swizzle
         if offset not in self.known:
-            w = self.e.w
             low = self.low
             if groups > 1:
-                low = w.value("b32", "mad.lo.s32", self.e.group(), str(apart >> 4), low)
+                apart = 64 * self.swizzle if self.along_k else 64 // self.span * self.block
+                low = self.w.mad(self.threads.group(), apart >> 4, low)
             if offset:
-                low = w.value("b32", "add.s32", low, str(offset >> 4))
-            self.known[offset] = w.value("b64", "mov.b64", f"{{{low}, {self.high}}}")
+                low = self.w.add(low, offset >> 4)
+            self.known[offset] = self.w.value("b64", "mov.b64", braced((low, self.high)))
         return self.known[offset]

@@ -9,225 +9,179 @@ Block is emitted with the hazards that every way into it may bring.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from ...core.dtype import int32, int64
+from ...core.dtype import int32
 from ...core.errors import InternalError
 from ...ir.block import Block
 from ...ir.node import Node
 from . import rules
-from .emit_dot import DotEmitter
-from .emit_memory import all_nodes
-from .emit_scan import ScanEmitter
-from .emit_shared import Head
-from .emit_sort import SortEmitter
-from .emit_threads import ThreadsEmitter
-from .spread import Spread
+from .emission import Emission
+from .moves import packed, unpacked
+from .plan_cluster import all_nodes
+from .write import Writer
 
 MOST_UNROLLED = 600  # Nodes
 
 
 @dataclass
 class Carried:
-    """A value that a loop carries: the Block's argument and its registers.
+    """A value that a loop carries or a branch gives: a Node that is held alike, and its registers.
 
     Elements of 16 bits are carried in pairs: alone each would take a register of 32.
     """
 
-    argument: Node
+    like: Node
     registers: list[str]
     kind: str
     paired: bool = False
 
-
-class ControlEmitter(ScanEmitter, DotEmitter, SortEmitter, ThreadsEmitter):
-    """Emits loop, branch and get."""
-
-    def block(self, block: Block) -> None:
-        """Every Node of a Block."""
-        raise InternalError("ptx.emit", "nothing walks this Block")
-
-    def inner(self, block: Block) -> None:
-        """A Block within: what is made in it ends with it."""
-        self.made.append({})
-        self.block(block)
-
-    def leave(self) -> None:
-        """Forget what the inner Block made."""
-        self.made.pop()
-
-    # ---- loops ----------------------------------------------------------------------------
-
-    def emit_loop(self, node: Node) -> None:
-        w, block, step = self.w, node.blocks[0], node.attrs["step"]
-        index = block.arguments[0]
-        dtype = self.dtype(index)
-        suffix, kind = ("s32", "b32") if dtype is int32 else ("s64", "b64")
-        start, stop = (self.resize(self.scalar(i), self.dtype(i), dtype) for i in node.inputs[:2])
-        carried = self.carried(node)
-        counter = w.value(kind, f"mov.{kind}", start)
-        times = self.times(node)
-        if times > 1:
-            limit = w.value(kind, f"sub.{suffix}", stop, str((times - 1) * step))
-            self.turns(block, carried, counter, limit, suffix, step, times)
-        self.turns(block, carried, counter, stop, suffix, step, 1)
-        for number, one in enumerate(carried):
-            self.give(node, number, self.unpacked(one))
-
-    def times(self, node: Node) -> int:
-        """Copies of a loop's Block in one turn."""
-        times = max(1, node.attrs["unroll"])
-        nodes = all_nodes(node.blocks[0])
-        small = len(nodes) * times <= MOST_UNROLLED
-        plain = not any(n.op.name in ("allocate", "barrier", "role") for n in nodes)
-        return times if small and plain and not self.in_role else 1
-
-    def carried(self, node: Node) -> list[Carried]:
-        """Registers for what a loop carries, set to what it starts with."""
-        found = []
-        for argument, given in zip(node.blocks[0].arguments[1:], node.inputs[2:]):
-            kind = rules.kind_of(self.dtype(argument))
-            spread = self.plan.spread(argument)
-            count = len(spread.registers)
-            one = Carried(argument, [], kind, argument.dtype.size == 2 and count % 2 == 0)
-            if one.paired:
-                one.kind, count = "b32", count // 2
-            one.registers = [self.w.new(one.kind) for _ in range(count)]
-            start = self.packed(one, self.given(given, argument, spread))
-            self.move(one.registers, start, one.kind)
-            found.append(one)
-        return found
-
-    def packed(self, one: Carried, registers: list[str]) -> list[str]:
+    def packed(self, w: Writer, registers: list[str]) -> list[str]:
         """A value as it is carried."""
-        if not one.paired:
-            return registers
-        return [
-            self._join(registers[i : i + 2], one.argument.dtype)
-            for i in range(0, len(registers), 2)
-        ]
+        return packed(w, registers, self.like.dtype) if self.paired else registers
 
-    def unpacked(self, one: Carried) -> list[str]:
+    def held(self, w: Writer) -> list[str]:
         """A carried value as it is held."""
-        if not one.paired:
-            return list(one.registers)
-        return [r for word in one.registers for r in self._split(word, one.argument.dtype, 2)]
+        if self.paired:
+            return unpacked(w, self.registers, self.like.dtype)
+        return list(self.registers)
 
-    def turns(
-        self,
-        block: Block,
-        carried: list[Carried],
-        counter: str,
-        stop: str,
-        suffix: str,
-        step: int,
-        times: int,
-    ) -> None:
-        """A loop of so many copies of a Block."""
-        w = self.w
-        again, done, more = w.label("loop"), w.label("done"), w.new("pred")
-        w.put(f"setp.ge.{suffix}", more, counter, stop)
-        w.put("bra.uni", done, guard=more)
-        w.place(again)
-        before, head = self.hazards.state(), Head()
-        self.hazards.heads.append(head)
-        values = [self.unpacked(one) for one in carried]
-        index = counter
+
+@dataclass(frozen=True)
+class Counter:
+    """The index of a loop: its register, the type of its instructions, and the step."""
+
+    register: str
+    type: str
+    kind: str
+    step: int
+
+
+def loop(e: Emission, node: Node) -> None:
+    """A Block in turns."""
+    w, values, step = e.w, e.values, node.attrs["step"]
+    dtype = values.dtype(node.blocks[0].arguments[0])
+    type_, kind = ("s32", "b32") if dtype is int32 else ("s64", "b64")
+    start, stop = (values.resize(values.scalar(i), values.dtype(i), dtype) for i in node.inputs[:2])
+    carried = [
+        _carried(e, argument, given)
+        for argument, given in zip(node.blocks[0].arguments[1:], node.inputs[2:])
+    ]
+    counter = Counter(w.copy(kind, start), type_, kind, step)
+    times = copies(e, node)
+    if times > 1:
+        limit = w.value(kind, f"sub.{type_}", stop, str((times - 1) * step))
+        turns(e, node.blocks[0], carried, counter, limit, times)
+    turns(e, node.blocks[0], carried, counter, stop, 1)
+    give(e, node, [one.held(w) for one in carried])
+
+
+def copies(e: Emission, node: Node) -> int:
+    """Copies of a loop's Block in one turn."""
+    times = max(1, node.attrs["unroll"])
+    nodes = all_nodes(node.blocks[0])
+    small = len(nodes) * times <= MOST_UNROLLED
+    plain = not any(n.op.name in ("allocate", "barrier", "role") for n in nodes)
+    return times if small and plain and e.threads.role < 0 else 1
+
+
+def _carried(e: Emission, argument: Node, given: Node) -> Carried:
+    """Registers for what a loop carries, set to what it starts with."""
+    count = len(e.plan.spread(argument).registers)
+    one = Carried(argument, [], rules.kind_of(e.values.dtype(argument)))
+    if argument.dtype.size == 2 and count % 2 == 0:
+        one.paired, one.kind, count = True, "b32", count // 2
+    one.registers = [e.w.new(one.kind) for _ in range(count)]
+    e.w.move(one.registers, one.packed(e.w, given_to(e, given, argument)), one.kind)
+    return one
+
+
+def given_to(e: Emission, value: Node, like: Node) -> list[str]:
+    """A value as another one is held."""
+    registers = e.values.get(value, e.plan.spread(like))
+    return e.values.sized(value, registers, e.values.dtype(like))
+
+
+def turns(
+    e: Emission, block: Block, carried: list[Carried], counter: Counter, stop: str, times: int
+) -> None:
+    """A loop of so many copies of a Block."""
+    w, held, type_ = e.w, e.values.held, counter.type
+    again, done, more = w.label("loop"), w.label("done"), w.new("pred")
+    w.put(f"setp.ge.{type_}", more, counter.register, stop)
+    w.put("bra.uni", done, guard=more)
+    w.place(again)
+    with e.shared.loop():
+        values = [one.held(w) for one in carried]
+        index = counter.register
         for copy in range(times):
-            self.made.append({})
-            self.held[block.arguments[0]] = [index]
-            for one, registers in zip(carried, values):
-                self.held[one.argument] = registers
-            self.inner(block)
-            values = [
-                self.given(r, one.argument, self.plan.spread(one.argument))
-                for r, one in zip(block.results, carried)
-            ]
-            self.leave()
-            self.made.pop()
+            with e.memo.inside():
+                held[block.arguments[0]] = [index]
+                held.update((one.like, registers) for one, registers in zip(carried, values))
+                e.block(block)
+                values = [given_to(e, r, one.like) for r, one in zip(block.results, carried)]
             if copy + 1 < times:
-                kind = "b32" if suffix == "s32" else "b64"
-                index = w.value(kind, f"add.{suffix}", index, str(step))
-        values = [self.packed(one, new) for one, new in zip(carried, values)]
-        self.swap([one.registers for one in carried], values, [one.kind for one in carried])
-        if self.hazards.turns(head) and not self.swap_scratch(head):
-            self.sync()
-        self.hazards.heads.pop()
-        w.put(f"add.{suffix}", counter, counter, str(step * times))
-        w.put(f"setp.lt.{suffix}", more, counter, stop)
-        w.put("bra.uni", again, guard=more)
-        w.place(done)
-        self.hazards.join(before, self.hazards.state())
+                index = w.value(counter.kind, f"add.{type_}", index, str(counter.step))
+        values = [one.packed(w, new) for one, new in zip(carried, values)]
+        swap(w, carried, values)
+    w.put(f"add.{type_}", counter.register, counter.register, str(counter.step * times))
+    w.put(f"setp.lt.{type_}", more, counter.register, stop)
+    w.put("bra.uni", again, guard=more)
+    w.place(done)
 
-    def given(self, value: Node, argument: Node, spread: Spread) -> list[str]:
-        """A value as a carried argument holds it."""
-        registers = self.get(value, spread)
-        return [
-            self.resize(r, self.dtype(value), self.dtype(argument)) if value.dtype is int64 else r
-            for r in registers
-        ]
 
-    def swap(self, to: list[list[str]], values: list[list[str]], kinds: list[str]) -> None:
-        """Set all carried registers at once: a value may be another's old register."""
-        targets = {r for registers in to for r in registers}
-        for registers, new, kind in zip(to, values, kinds):
-            if any(r in targets and r != own for r, own in zip(new, registers)):
-                form = "mov.pred" if kind == "pred" else f"mov.{kind}"
-                new[:] = [self.w.value(kind, form, r) for r in new]
-        for registers, new, kind in zip(to, values, kinds):
-            self.move(
-                [a for a, b in zip(registers, new) if a != b],
-                [b for a, b in zip(registers, new) if a != b],
-                kind,
-            )
+def swap(w: Writer, carried: list[Carried], values: list[list[str]]) -> None:
+    """Set all carried registers at once: a value may be another's old register."""
+    targets = {r for one in carried for r in one.registers}
+    for one, new in zip(carried, values):
+        if any(r in targets and r != own for r, own in zip(new, one.registers)):
+            new[:] = [w.copy(one.kind, r) for r in new]
+    for one, new in zip(carried, values):
+        for own, register in zip(one.registers, new):
+            if own != register:
+                w.put(f"mov.{one.kind}", own, register)
 
-    # ---- results ----------------------------------------------------------------------------
 
-    def emit_get(self, node: Node) -> None:
-        if node not in self.held:
-            raise InternalError("ptx.emit", f"{node!r} has no value")
+# ---- results and branches -----------------------------------------------------------------------
 
-    def give(self, node: Node, number: int, registers: list[str]) -> None:
-        """Hand a result of a loop or branch to the `get` Nodes that read it."""
-        for user in self.gets.get(node, ()):
-            if user.attrs["index"] == number:
-                self.held[user] = registers
 
-    @cached_property
-    def gets(self) -> dict[Node, list[Node]]:
-        """The `get` Nodes of each loop and branch."""
-        found: dict[Node, list[Node]] = {}
-        for node in all_nodes(self.body.block):
-            if node.op.name == "get":
-                found.setdefault(node.inputs[0], []).append(node)
-        return found
+def get(e: Emission, node: Node) -> None:
+    """A result of a loop or branch, which gave it."""
+    if node not in e.values.held:
+        raise InternalError("ptx.emit", f"{node!r} has no value")
 
-    # ---- branches ---------------------------------------------------------------------------
 
-    def emit_branch(self, node: Node) -> None:
-        w = self.w
-        otherwise, done = w.label("else"), w.label("end")
-        results: list[Carried] = []
-        for number, value in enumerate(node.blocks[0].results):
-            sample = next((g for g in self.gets.get(node, ()) if g.attrs["index"] == number), value)
-            kind = rules.kind_of(self.dtype(sample))
-            count = len(self.plan.spread(sample).registers) if not self.plan.free(sample) else 0
-            results.append(Carried(sample, [w.new(kind) for _ in range(count)], kind))
-        w.put("bra.uni", otherwise, guard=f"!{self.scalar(node.inputs[0])}")
-        before, after = self.hazards.state(), []
-        for number, block in enumerate(node.blocks):
-            self.hazards.reset(before)
-            self.inner(block)
+def give(e: Emission, node: Node, results: list[list[str]]) -> None:
+    """Hand the results of a loop or branch to the `get` Nodes that read them."""
+    for user in e.gets.get(node, ()):
+        e.values.held[user] = results[user.attrs["index"]]
+
+
+def branch(e: Emission, node: Node) -> None:
+    """One Block or the other."""
+    w, hazards = e.w, e.shared.hazards
+    otherwise, done = w.label("else"), w.label("end")
+    results: list[Carried] = []
+    for number, value in enumerate(node.blocks[0].results):
+        sample = next((g for g in e.gets.get(node, ()) if g.attrs["index"] == number), value)
+        kind = rules.kind_of(e.values.dtype(sample))
+        count = len(e.plan.spread(sample).registers) if not e.plan.free(sample) else 0
+        results.append(Carried(sample, [w.new(kind) for _ in range(count)], kind))
+    w.put("bra.uni", otherwise, guard=f"!{e.values.scalar(node.inputs[0])}")
+    before, after = hazards.state(), []
+    for number, block in enumerate(node.blocks):
+        hazards.join(before)
+        with e.memo.inside():
+            e.block(block)
             for one, value in zip(results, block.results):
                 if one.registers:
-                    spread = self.plan.spread(one.argument)
-                    self.move(one.registers, self.given(value, one.argument, spread), one.kind)
-            self.leave()
-            after.append(self.hazards.state())
-            if number == 0:
-                w.put("bra.uni", done)
-                w.place(otherwise)
-        w.place(done)
-        self.hazards.join(*after)
-        for number, one in enumerate(results):
-            self.give(node, number, one.registers)
+                    w.move(one.registers, given_to(e, value, one.like), one.kind)
+        after.append(hazards.state())
+        if number == 0:
+            w.put("bra.uni", done)
+            w.place(otherwise)
+    w.place(done)
+    hazards.join(*after)
+    give(e, node, [one.registers for one in results])
+
+
+OPS = {"loop": loop, "get": get, "branch": branch}

@@ -12,98 +12,95 @@ from itertools import pairwise
 from ...core.dtype import DType
 from ...ir.node import Node
 from . import rules
-from .emit_shape import ShapeEmitter
+from .emission import Emission
+from .emit_shape import grouped, warp_bits
+from .moves import get_word, put_word, shuffle
 from .spread import Spread, lines
+from .write import Writer
 
-Line = tuple[int, ...]  # coordinates without the axis
 
+class Combining:
+    """How values are combined, the earlier one first."""
 
-class ScanEmitter(ShapeEmitter):
-    """Emits cumulative."""
+    def __init__(self, w: Writer, kind: str, dtype: DType) -> None:
+        self.w, self.kind, self.dtype = w, kind, dtype
 
-    def emit_cumulative(self, node: Node) -> None:
-        x, axis, kind = node.inputs[0], node.attrs["axis"], node.attrs["kind"]
-        dtype = self.dtype(node)
-        own = lines(node.shape, self.threads, axis)
-        registers = self.of_dtype(x, self.get(x, own), dtype)
-        groups: dict[Line, list[int]] = {}
-        for number, at in sorted(enumerate(own.registers), key=lambda n: n[1][axis]):
-            groups.setdefault(at[:axis] + at[axis + 1 :], []).append(number)
-        result = list(registers)
-        for line in groups.values():
-            for last, number in pairwise(line):
-                result[number] = self.combined(kind, dtype, result[last], registers[number])
-        totals = [result[line[-1]] for line in groups.values()]
-        earlier, first = self.over_threads(totals, own, axis, kind, dtype)
-        if earlier is not None:
-            for before, line in zip(earlier, groups.values()):
-                for number in line:
-                    new = self.combined(kind, dtype, before, result[number])
-                    result[number] = self.pick_one(dtype, first, result[number], new)
-        to = self.plan.spread(node)
-        self.held[node] = result if to == own else self.change(node, result, own, to)
+    def both(self, a: str, b: str) -> str:
+        """Two values made one."""
+        return rules.combine(self.w, self.kind, self.dtype, a, b)
 
-    def combined(self, kind: str, dtype: DType, a: str, b: str) -> str:
-        """Two values made one, the earlier first."""
-        return rules.combine(self.w, kind, dtype, a, b)
-
-    def pick_one(self, dtype: DType, mask: str, a: str, b: str) -> str:
+    def pick(self, mask: str, a: str, b: str) -> str:
         """a where the mask holds, else b."""
-        return rules.apply(self.w, "where", dtype, mask, a, b)
+        return rules.apply(self.w, "where", self.dtype, mask, a, b)
 
-    def over_threads(
-        self, totals: list[str], own: Spread, axis: int, kind: str, dtype: DType
-    ) -> tuple[list[str] | None, str]:
-        """(what the threads before this one have, of each line; whether there are none)."""
-        bits = sorted(
-            (stride << i, shift + i)
-            for shift, width, a, stride in own.fields
-            if a == axis
-            for i in range(width)
-        )
-        if not bits:
-            return None, ""
-        earlier: list[str] | None = None
-        for _, bit in bits:
-            if bit < 5:
-                other = [self.shuffle(t, 1 << bit, dtype) for t in totals]
-            else:
-                other = self.from_warp(totals, own, 1 << (bit - 5), dtype)
-            upper = self.w.value("pred", "setp.ne.s32", self.bits(bit, 1), "0")
-            if earlier is None:
-                earlier = other  # read only by threads that have some before
-                none = self.w.value("pred", "not.pred", upper)
-            else:
-                grown = [
-                    self.pick_one(dtype, none, o, self.combined(kind, dtype, o, e))
-                    for o, e in zip(other, earlier)
-                ]
-                earlier = [self.pick_one(dtype, upper, g, e) for g, e in zip(grown, earlier)]
-                lower = self.w.value("pred", "not.pred", upper)
-                none = self.w.value("pred", "and.pred", none, lower)
-            totals = [
-                self.combined(
-                    kind,
-                    dtype,
-                    self.pick_one(dtype, upper, o, t),
-                    self.pick_one(dtype, upper, t, o),
-                )
-                for o, t in zip(other, totals)
-            ]
-        return earlier, none
 
-    def from_warp(
-        self, registers: list[str], spread: Spread, distance: int, dtype: DType
-    ) -> list[str]:
-        """What the same lane of the warp whose number differs in one bit holds."""
-        w, size = self.w, 8 if dtype.size == 8 else 4
-        base = self.scratch(len(registers) * self.threads * size)
-        step = self.threads * size
-        at = w.value("b32", "mad.lo.s32", self.thread, str(size), base)
-        for i, register in enumerate(registers):
-            self.put_word(f"[{at}+{i * step}]", register, dtype, "")
-        self.scratch_written()
-        other = w.value("b32", "and.b32", self.thread, str(31 | self.warp_bits(spread) << 5))
-        other = w.value("b32", "xor.b32", other, str(32 * distance))
-        other = w.value("b32", "mad.lo.s32", other, str(size), base)
-        return [self.get_word(f"[{other}+{i * step}]", dtype) for i in range(len(registers))]
+def cumulative(e: Emission, node: Node) -> list[str]:
+    """The running combination along an axis."""
+    x, axis, dtype = node.inputs[0], node.attrs["axis"], e.values.dtype(node)
+    one = Combining(e.w, node.attrs["kind"], dtype)
+    own = lines(node.shape, e.threads.count, axis)
+    registers = e.values.sized(x, e.values.get(x, own), dtype)
+    numbers = list(range(len(registers)))
+    groups = [
+        sorted(line, key=lambda n: own.registers[n][axis])
+        for line in grouped(own, axis, numbers).values()
+    ]
+    result = list(registers)
+    for line in groups:
+        for last, number in pairwise(line):
+            result[number] = one.both(result[last], registers[number])
+    earlier, first = over_threads(e, [result[line[-1]] for line in groups], own, axis, one)
+    for before, line in zip(earlier, groups):
+        for number in line:
+            new = one.both(before, result[number])
+            result[number] = one.pick(first, result[number], new)
+    return e.values.planned(node, result, own)
+
+
+def over_threads(
+    e: Emission, totals: list[str], own: Spread, axis: int, one: Combining
+) -> tuple[list[str], str]:
+    """(what the threads before this one have, of each line; whether there are none)."""
+    bits = sorted(
+        (stride << i, shift + i)
+        for shift, width, a, stride in own.fields
+        if a == axis
+        for i in range(width)
+    )
+    w, earlier, none = e.w, list[str](), ""
+    for _, bit in bits:
+        if bit < 5:
+            other = [shuffle(w, t, 1 << bit, one.dtype) for t in totals]
+        else:
+            other = from_warp(e, totals, own, 1 << (bit - 5), one.dtype)
+        upper = w.test("ne.s32", e.threads.bits(bit, 1), 0)
+        if not earlier:
+            earlier = other  # read only by threads that have some before
+            none = w.value("pred", "not.pred", upper)
+        else:
+            grown = [one.pick(none, o, one.both(o, b)) for o, b in zip(other, earlier)]
+            earlier = [one.pick(upper, g, b) for g, b in zip(grown, earlier)]
+            none = w.both(none, w.value("pred", "not.pred", upper))
+        totals = [
+            one.both(one.pick(upper, o, t), one.pick(upper, t, o)) for o, t in zip(other, totals)
+        ]
+    return earlier, none
+
+
+def from_warp(
+    e: Emission, registers: list[str], spread: Spread, distance: int, dtype: DType
+) -> list[str]:
+    """What the same lane of the warp whose number differs in one bit holds."""
+    w, threads, size = e.w, e.threads, 8 if dtype.size == 8 else 4
+    step = threads.count * size
+    base = e.shared.scratch(len(registers) * step)
+    at = w.mad(threads.number, size, base)
+    for i, register in enumerate(registers):
+        put_word(w, f"[{at}+{i * step}]", register, dtype)
+    e.shared.written()
+    other = w.mask(threads.number, 31 | warp_bits(spread) << 5)
+    other = w.mad(w.xor(other, 32 * distance), size, base)
+    return [get_word(w, f"[{other}+{i * step}]", dtype) for i in range(len(registers))]
+
+
+OPS = {"cumulative": cumulative}

@@ -12,108 +12,112 @@ from collections.abc import Sequence
 
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.types import Memory
-from .emit_placed import PlacedEmitter
+from .addresses import lead_address
+from .emission import Emission, memory_of
+from .emit_barriers import barrier_address
+from .moves import offsets_of, runs_of
+from .places import place_runs
 from .spread import Spread
+from .write import vector
 
 WARP = 32
 WORD = 4  # bytes of an element
 STORE = "st.async.shared::cluster.mbarrier::complete_tx::bytes"
 
 
-class SendEmitter(PlacedEmitter):
-    """Emits send."""
+def send(e: Emission, node: Node) -> None:
+    """A value to another program, its rows to all of them, or all of it to all."""
+    place, value, barrier, stage, *index = node.inputs
+    type_, spread, to = memory_of(place), e.values.spread_of(value), node.attrs["to"]
+    allowed = ("", "held") if to == "one" else ("",)
+    if type_.layout not in allowed or type_.dtype.size != WORD:
+        raise InternalError("ptx.emit", f"no stores of {type_} to other programs")
+    registers = e.values.get(value, spread)
+    if to == "one":
+        send_one(e, node, registers, spread)
+        return
+    base = lead_address(e, place, index)
+    landing = barrier_address(e, barrier, stage)
+    steps = [int(s) for s in type_.element_strides()[len(index) :]]
+    if to == "shares":
+        send_shares(e, registers, spread, base, landing, steps, int(type_.shape[len(index)]))
+    else:
+        send_whole(e, registers, spread, base, landing, steps)
 
-    def emit_send(self, node: Node) -> None:
-        place, value, barrier, stage = node.inputs[:4]
-        type_, spread = place.type, self.spread_of(value)
-        assert isinstance(type_, Memory)
-        one = node.attrs["to"] == "one"
-        if type_.layout not in (("", "held") if one else ("",)) or type_.dtype.size != WORD:
-            raise InternalError("ptx.emit", f"no stores of {type_} to other programs")
-        registers = self.get(value, spread)
-        if one:
-            self.send_one(node, registers, spread)
-            return
-        base = self.lead_address(place, node.inputs[4:])
-        landing = self.barrier_address(barrier, stage)
-        steps = [int(s) for s in type_.element_strides()[len(node.inputs) - 4 :]]
-        if node.attrs["to"] == "shares":
-            each = int(type_.shape[len(node.inputs) - 4])
-            self.send_shares(registers, spread, base, landing, steps, each)
-        else:
-            self.send_whole(registers, spread, base, landing, steps)
 
-    def send_shares(
-        self,
-        registers: list[str],
-        spread: Spread,
-        base: str,
-        landing: str,
-        steps: list[int],
-        each: int,
-    ) -> None:
-        """Rows to the programs that they belong to, `each` to a program."""
-        w, owner = self.w, self.owner(spread)
-        if each & (each - 1) or steps[0] % 4:
-            raise InternalError("ptx.emit", f"shares of {each} rows of {steps[0]} elements")
-        row = self.thread_part(spread.fields, 0) or self.constant32(0)
-        along = self.thread_offset(spread, [0, *(s * WORD for s in steps[1:])])
-        base = base if along is None else w.value("b32", "add.s32", base, along)
-        for start, count in self.runs(spread, steps, 16, WORD):
-            at = spread.registers[start]
-            mine = w.value("b32", "add.s32", row, str(at[0])) if at[0] else row
-            rank = w.value("b32", "shr.u32", mine, str(each.bit_length() - 1))
-            inner = w.value("b32", "and.b32", mine, str(each - 1))
-            address = w.value("b32", "mad.lo.s32", inner, str(steps[0] * WORD), base)
-            fixed = sum(c * s for c, s in zip(at[1:], steps[1:])) * WORD
-            if fixed:
-                address = w.value("b32", "add.s32", address, str(fixed))
-            self.send_run(address, landing, rank, registers[start : start + count], owner)
+def send_shares(
+    e: Emission,
+    registers: list[str],
+    spread: Spread,
+    base: str,
+    landing: str,
+    steps: list[int],
+    each: int,
+) -> None:
+    """Rows to the programs that they belong to, `each` to a program."""
+    w, owner = e.w, e.threads.owner(spread)
+    if each & (each - 1) or steps[0] % 4:
+        raise InternalError("ptx.emit", f"shares of {each} rows of {steps[0]} elements")
+    row = e.threads.part(spread.fields, 0) or e.threads.constant(0)
+    bytes_ = [0, *(s * WORD for s in steps[1:])]
+    base, fixed = e.threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
+    for start, count in runs_of(spread, steps, 16, WORD):
+        first = spread.registers[start][0]
+        mine = w.add(row, first) if first else row
+        rank = w.shr(mine, each.bit_length() - 1)
+        address = w.mad(w.mask(mine, each - 1), steps[0] * WORD, base)
+        address = w.add(address, fixed[start]) if fixed[start] else address
+        send_run(e, address, landing, rank, registers[start : start + count], owner)
 
-    def send_whole(
-        self, registers: list[str], spread: Spread, base: str, landing: str, steps: list[int]
-    ) -> None:
-        """All of a value to all programs."""
-        w, bytes_ = self.w, [s * WORD for s in steps]
-        programs, warps = int(self.body.notes["cluster"][0]), self.threads // WARP
-        own = self.thread_offset(spread, bytes_)
-        base = base if own is None else w.value("b32", "add.s32", base, own)
-        ranks, owner = [self.constant32(r) for r in range(programs)], self.owner(spread)
-        if programs % warps == 0 and all(s + width <= 5 for s, width, _, _ in spread.fields):
-            warp = w.value("b32", "shr.u32", self.thread, "5")
-            ranks = [w.value("b32", "add.s32", warp, str(r)) for r in range(0, programs, warps)]
-            lane = w.value("b32", "and.b32", self.thread, str(spread.copies(WARP)))
-            owner = w.value("pred", "setp.eq.s32", lane, "0")
-        for start, count in self.runs(spread, steps, 16, WORD):
-            fixed = sum(c * s for c, s in zip(spread.registers[start], bytes_))
-            address = w.value("b32", "add.s32", base, str(fixed)) if fixed else base
-            for rank in ranks:
-                self.send_run(address, landing, rank, registers[start : start + count], owner)
 
-    def send_one(self, node: Node, registers: list[str], spread: Spread) -> None:
-        """All of a value to one program."""
-        place, _, barrier, stage, rank, *index = node.inputs
-        w, owner, to = self.w, self.owner(spread), self.index32(rank)
-        start, landing = (
-            w.value("b32", "mapa.shared::cluster.u32", a, to)
-            for a in (self.pointers[place], self.barrier_address(barrier, stage))
-        )
-        for where, first, count in self.place_runs(place, tuple(index), spread, start):
-            self.store_async(where, landing, registers[first : first + count], owner)
+def send_whole(
+    e: Emission, registers: list[str], spread: Spread, base: str, landing: str, steps: list[int]
+) -> None:
+    """All of a value to all programs."""
+    w, threads, bytes_ = e.w, e.threads, [s * WORD for s in steps]
+    programs, warps = int(e.body.notes["cluster"][0]), threads.count // WARP
+    base, fixed = threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
+    ranks, owner = [threads.constant(r) for r in range(programs)], threads.owner(spread)
+    if programs % warps == 0 and all(s + width <= 5 for s, width, _, _ in spread.fields):
+        warp = w.shr(threads.number, 5)
+        ranks = [w.add(warp, r) for r in range(0, programs, warps)]
+        owner = w.test("eq.s32", w.mask(threads.number, spread.copies(WARP)), 0)
+    for start, count in runs_of(spread, steps, 16, WORD):
+        address = w.add(base, fixed[start]) if fixed[start] else base
+        for rank in ranks:
+            send_run(e, address, landing, rank, registers[start : start + count], owner)
 
-    def send_run(
-        self, address: str, landing: str, rank: str, registers: Sequence[str], owner: str
-    ) -> None:
-        """Neighbouring elements, to a place like this program's own in the program of a rank."""
-        there, barrier = (
-            self.w.value("b32", "mapa.shared::cluster.u32", a, rank) for a in (address, landing)
-        )
-        self.store_async(f"[{there}]", barrier, registers, owner)
 
-    def store_async(self, there: str, barrier: str, registers: Sequence[str], owner: str) -> None:
-        """Neighbouring elements to an address of the cluster."""
-        count = len(registers)
-        form = f"{STORE}.b32" if count == 1 else f"{STORE}.v{count}.b32"
-        given = registers[0] if count == 1 else "{" + ", ".join(registers) + "}"
-        self.w.put(form, there, given, f"[{barrier}]", guard=owner)
+def send_one(e: Emission, node: Node, registers: list[str], spread: Spread) -> None:
+    """All of a value to one program."""
+    place, _, barrier, stage, rank, *index = node.inputs
+    owner, to = e.threads.owner(spread), e.values.index32(rank)
+    landing = barrier_address(e, barrier, stage)
+    start, landing = there(e, e.pointers[place], to), there(e, landing, to)
+    for run in place_runs(e, place, index, spread, start):
+        part = registers[run.first : run.first + run.count]
+        store_async(e, run.where, landing, part, owner)
+
+
+def there(e: Emission, address: str, rank: str) -> str:
+    """An address like this program's own in the program of a rank."""
+    return e.w.value("b32", "mapa.shared::cluster.u32", address, rank)
+
+
+def send_run(
+    e: Emission, address: str, landing: str, rank: str, registers: Sequence[str], owner: str
+) -> None:
+    """Neighbouring elements, to a place like this program's own in the program of a rank."""
+    where = f"[{there(e, address, rank)}]"
+    store_async(e, where, there(e, landing, rank), registers, owner)
+
+
+def store_async(
+    e: Emission, where: str, barrier: str, registers: Sequence[str], owner: str
+) -> None:
+    """Neighbouring elements to an address of the cluster."""
+    form, given = vector(STORE, "b32", registers)
+    e.w.put(form, where, given, f"[{barrier}]", guard=owner)
+
+
+OPS = {"send": send}

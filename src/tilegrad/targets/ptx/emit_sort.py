@@ -14,114 +14,108 @@ from collections.abc import Callable
 from ...core.dtype import int32
 from ...ir.node import Node
 from . import rules
-from .emit_shape import ShapeEmitter
+from .addresses import element_address, store_form
+from .emission import Emission
+from .emit_elements import element_at
+from .moves import write_run
 
 Item = tuple[str, ...]  # registers of key, place and origin
 
 
-class SortEmitter(ShapeEmitter):
-    """Emits sort."""
+def sort(e: Emission, node: Node) -> None:
+    """Sort keys, and places with them."""
+    keys, places, _, origins, count_node = node.inputs
+    for memory in (keys, places, origins):
+        e.shared.touch(memory, writes=True)
+    w, count = e.w, e.values.index32(count_node)
+    each(
+        e,
+        count,
+        lambda at: leave_at(e, origins, at, rules.convert(w, int32, origins.dtype, at)),
+    )
+    e.shared.sync()
+    level, half = w.copy("b32", 0), w.copy("b32", 1)
+    again, done, more = w.label("runs"), w.label("sorted"), w.new("pred")
+    w.place(again)
+    w.put("setp.ge.s32", more, half, count)
+    w.put("bra.uni", done, guard=more)
+    last = w.sub(w.shl(half, 1), 1)
+    step(e, node, level, count, lambda low: w.xor(low, last))
+    near = w.sub(level, 1)
+    nearer, rest, left = w.label("halves"), w.label("next"), w.new("pred")
+    w.place(nearer)
+    w.put("setp.lt.s32", left, near, "0")
+    w.put("bra.uni", rest, guard=left)
+    distance = w.shl("1", near)
+    step(e, node, near, count, lambda low: w.add(low, distance))
+    w.put("sub.s32", near, near, "1")
+    w.put("bra.uni", nearer)
+    w.place(rest)
+    w.put("add.s32", level, level, "1")
+    w.put("shl.b32", half, half, "1")
+    w.put("bra.uni", again)
+    w.place(done)
 
-    def emit_sort(self, node: Node) -> None:
-        keys, places, _, origins, count_node = node.inputs
-        for memory in (keys, places, origins):
-            self.touch(memory, writes=True)
-        w, count = self.w, self.index32(count_node)
-        self.each(
-            count, lambda at: self.leave_at(origins, at, rules.convert(w, int32, origins.dtype, at))
-        )
-        self.sync()
-        level, half = w.value("b32", "mov.b32", "0"), w.value("b32", "mov.b32", "1")
-        again, done, more = w.label("runs"), w.label("sorted"), w.new("pred")
-        w.place(again)
-        w.put("setp.ge.s32", more, half, count)
-        w.put("bra.uni", done, guard=more)
-        block = w.value("b32", "shl.b32", half, "1")
-        last = w.value("b32", "sub.s32", block, "1")
-        self.step(node, level, count, lambda low: w.value("b32", "xor.b32", low, last))
-        near = w.value("b32", "sub.s32", level, "1")
-        nearer, rest, left = w.label("halves"), w.label("next"), w.new("pred")
-        w.place(nearer)
-        w.put("setp.lt.s32", left, near, "0")
-        w.put("bra.uni", rest, guard=left)
-        distance = w.value("b32", "shl.b32", "1", near)
-        self.step(node, near, count, lambda low: w.value("b32", "add.s32", low, distance))
-        w.put("sub.s32", near, near, "1")
-        w.put("bra.uni", nearer)
-        w.place(rest)
-        w.put("add.s32", level, level, "1")
-        w.put("shl.b32", half, half, "1")
-        w.put("bra.uni", again)
-        w.place(done)
 
-    def each(self, count: str, function: Callable[[str], None]) -> None:
-        """Numbers below a count, spread over the threads."""
-        w = self.w
-        at = w.value("b32", "mov.b32", self.thread)
-        again, done, more = w.label("each"), w.label("done"), w.new("pred")
-        w.place(again)
-        w.put("setp.ge.s32", more, at, count)
-        w.put("bra", done, guard=more)
-        self.made.append({})
+def each(e: Emission, count: str, function: Callable[[str], None]) -> None:
+    """Numbers below a count, spread over the threads."""
+    w = e.w
+    at = w.copy("b32", e.threads.number)
+    again, done, more = w.label("each"), w.label("done"), w.new("pred")
+    w.place(again)
+    w.put("setp.ge.s32", more, at, count)
+    w.put("bra", done, guard=more)
+    with e.memo.inside():
         function(at)
-        self.made.pop()
-        w.put("add.s32", at, at, str(self.threads))
-        w.put("bra", again)
-        w.place(done)
+    w.put("add.s32", at, at, str(e.threads.count))
+    w.put("bra", again)
+    w.place(done)
 
-    def step(self, node: Node, shift: str, count: str, partner: Callable[[str], str]) -> None:
-        """All pairs whose lower one has a zero digit at `shift`."""
-        w = self.w
 
-        def pair(number: str) -> None:
-            above = w.value("b32", "shr.u32", number, shift)
-            inside = w.value("b32", "sub.s32", number, w.value("b32", "shl.b32", above, shift))
-            above = w.value("b32", "shl.b32", w.value("b32", "shl.b32", above, shift), "1")
-            low = w.value("b32", "add.s32", above, inside)
-            high = partner(low)
-            skip = w.label("skip")
-            w.put("bra", skip, guard=w.value("pred", "setp.ge.s32", high, count))
-            first, second = self.item(node, low), self.item(node, high)
-            w.put("bra", skip, guard=f"!{self.before(node, second, first)}")
-            for at, item in ((low, second), (high, first)):
-                for memory, register in zip(self.memories(node), item):
-                    self.leave_at(memory, at, register)
-            w.place(skip)
+def step(e: Emission, node: Node, shift: str, count: str, partner: Callable[[str], str]) -> None:
+    """All pairs whose lower one has a zero digit at `shift`."""
+    w = e.w
+    memories = node.inputs[0], node.inputs[1], node.inputs[3]
 
-        self.each(count, pair)
-        self.sync()
-
-    def memories(self, node: Node) -> tuple[Node, ...]:
-        """Keys, places and origins."""
-        return node.inputs[0], node.inputs[1], node.inputs[3]
-
-    def item(self, node: Node, at: str) -> Item:
-        """What stands at a number."""
-        return tuple(
-            self.read_run(
-                f"[{self.element_address(memory, at, int32)}]",
-                self.load_form(memory),
-                memory.dtype,
-                1,
-            )[0]
-            for memory in self.memories(node)
+    def pair(number: str) -> None:
+        above = w.shr(number, shift)
+        inside = w.sub(number, w.shl(above, shift))
+        low = w.add(w.shl(w.shl(above, shift), 1), inside)
+        high = partner(low)
+        skip = w.label("skip")
+        w.put("bra", skip, guard=w.test("ge.s32", high, count))
+        first, second = (
+            tuple(element_at(e, memory, at, int32) for memory in memories) for at in (low, high)
         )
+        w.put("bra", skip, guard=f"!{before(e, node, second, first)}")
+        for at, item in ((low, second), (high, first)):
+            for memory, register in zip(memories, item):
+                leave_at(e, memory, at, register)
+        w.place(skip)
 
-    def leave_at(self, memory: Node, at: str, register: str) -> None:
-        """Write an element at a number."""
-        where = f"[{self.element_address(memory, at, int32)}]"
-        self.write_run(where, self.store_form(memory), memory.dtype, [register], "")
+    each(e, count, pair)
+    e.shared.sync()
 
-    def before(self, node: Node, a: Item, b: Item) -> str:
-        """Whether one item comes before another; nan is larger than all numbers."""
-        w, dtype = self.w, node.inputs[0].dtype
-        small, large = (b[0], a[0]) if node.attrs["descending"] else (a[0], b[0])
-        less = rules.apply(w, "less", dtype, small, large)
-        same = rules.apply(w, "equal", dtype, a[0], b[0])
-        if dtype.is_float:
-            nan = [rules.apply(w, "not_equal", dtype, x, x) for x in (small, large)]
-            number = w.value("pred", "not.pred", nan[0])
-            less = w.value("pred", "or.pred", less, w.value("pred", "and.pred", number, nan[1]))
-            same = w.value("pred", "or.pred", same, w.value("pred", "and.pred", *nan))
-        sooner = rules.apply(w, "less", node.inputs[3].dtype, a[2], b[2])
-        return w.value("pred", "or.pred", less, w.value("pred", "and.pred", same, sooner))
+
+def leave_at(e: Emission, memory: Node, at: str, register: str) -> None:
+    """Write an element at a number."""
+    where = f"[{element_address(e, memory, at, int32)}]"
+    write_run(e.w, where, store_form(memory), memory.dtype, [register], "")
+
+
+def before(e: Emission, node: Node, a: Item, b: Item) -> str:
+    """Whether one item comes before another; nan is larger than all numbers."""
+    w, dtype = e.w, node.inputs[0].dtype
+    small, large = (b[0], a[0]) if node.attrs["descending"] else (a[0], b[0])
+    less = rules.apply(w, "less", dtype, small, large)
+    same = rules.apply(w, "equal", dtype, a[0], b[0])
+    if dtype.is_float:
+        nan = [rules.apply(w, "not_equal", dtype, x, x) for x in (small, large)]
+        number = w.value("pred", "not.pred", nan[0])
+        less = w.value("pred", "or.pred", less, w.both(number, nan[1]))
+        same = w.value("pred", "or.pred", same, w.both(*nan))
+    sooner = rules.apply(w, "less", node.inputs[3].dtype, a[2], b[2])
+    return w.value("pred", "or.pred", less, w.both(same, sooner))
+
+
+OPS = {"sort": sort}

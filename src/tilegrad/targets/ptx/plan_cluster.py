@@ -9,11 +9,21 @@ barrier that anything is sent to is found, whichever Block it stands in.
 
 from __future__ import annotations
 
+from ...ir.block import Block
 from ...ir.node import Node
 from ...tile.build import Body
-from .emit_memory import all_nodes
 
 REACHING = ("arrive_remote", "copy_multicast")
+
+
+def all_nodes(block: Block) -> list[Node]:
+    """Every Node of a Block, those of inner Blocks too."""
+    found: list[Node] = []
+    for node in block.nodes:
+        found.append(node)
+        for inner in node.blocks:
+            found += all_nodes(inner)
+    return found
 
 
 def waits_for_sends(body: Body) -> set[Node]:

@@ -70,7 +70,7 @@ class Spread:
         """The same elements in another row-major shape."""
         if shape == self.shape:
             return self
-        steps = _steps(self.shape)
+        steps = steps_of(self.shape)
         made = tuple(
             _unravel(sum(c * s for c, s in zip(at, steps)), shape) for at in self.registers
         )
@@ -120,7 +120,8 @@ class Spread:
 SCALAR = Spread((), (), ((),))
 
 
-def _steps(shape: Sequence[int]) -> list[int]:
+def steps_of(shape: Sequence[int]) -> list[int]:
+    """Elements between neighbours along each axis, row by row."""
     steps, step = [], 1
     for size in reversed(shape):
         steps.append(step)

@@ -7,9 +7,23 @@ every line goes through `put`, so nothing is written that `isa` does not know.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .isa import check
 
 KINDS = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%d"}
+
+
+def braced(registers: Sequence[str]) -> str:
+    """Several registers as one operand."""
+    return "{" + ", ".join(registers) + "}"
+
+
+def vector(form: str, kind: str, registers: Sequence[str]) -> tuple[str, str]:
+    """The form and the operand of an instruction on one register, or on neighbours at once."""
+    if len(registers) == 1:
+        return f"{form}.{kind}", registers[0]
+    return f"{form}.v{len(registers)}.{kind}", braced(registers)
 
 
 class Writer:
@@ -58,6 +72,57 @@ class Writer:
         result = self.new(kind)
         self.put(form, result, *operands, guard=guard)
         return result
+
+    # ---- on 32 bits, and whole registers ----------------------------------------------------
+
+    def add(self, a: str, b: str | int) -> str:
+        """a + b."""
+        return self.value("b32", "add.s32", a, str(b))
+
+    def sub(self, a: str, b: str | int) -> str:
+        """a - b."""
+        return self.value("b32", "sub.s32", a, str(b))
+
+    def mul(self, a: str, b: str | int) -> str:
+        """a * b."""
+        return self.value("b32", "mul.lo.s32", a, str(b))
+
+    def mad(self, a: str, b: str | int, c: str) -> str:
+        """a * b + c."""
+        return self.value("b32", "mad.lo.s32", a, str(b), c)
+
+    def shl(self, a: str, b: str | int) -> str:
+        """a << b."""
+        return self.value("b32", "shl.b32", a, str(b))
+
+    def shr(self, a: str, b: str | int) -> str:
+        """a >> b, of what is not negative."""
+        return self.value("b32", "shr.u32", a, str(b))
+
+    def mask(self, a: str, b: str | int) -> str:
+        """a & b."""
+        return self.value("b32", "and.b32", a, str(b))
+
+    def xor(self, a: str, b: str | int) -> str:
+        """a ^ b."""
+        return self.value("b32", "xor.b32", a, str(b))
+
+    def test(self, form: str, a: str, b: str | int) -> str:
+        """A predicate: `form` is the comparison and the type, such as lt.s32."""
+        return self.value("pred", f"setp.{form}", a, str(b))
+
+    def both(self, a: str, b: str) -> str:
+        """Whether two predicates hold."""
+        return self.value("pred", "and.pred", a, b)
+
+    def copy(self, kind: str, value: str | int) -> str:
+        """A fresh register with a value."""
+        return self.value(kind, f"mov.{kind}", str(value))
+
+    def move(self, to: Sequence[str], registers: Sequence[str], kind: str, guard: str = "") -> None:
+        """Set registers to others."""
+        for a, b in zip(to, registers):
+            self.put(f"mov.{kind}", a, b, guard=guard)
 
     def label(self, stem: str) -> str:
         """A fresh label, not yet placed."""

@@ -1,58 +1,36 @@
 """Values of a Body in registers: scalars, elementwise ops, and Tiles in the Spread asked for.
 
 A Tile is a list of registers, one per register offset of its Spread; a scalar is one register
-that every thread holds alike. int64 values whose bounds fit are held in 32 bits. Invariant: a
-register is read only where the line that writes it has run: what is made inside of a Block is
-forgotten at its end.
+that every thread holds alike. int64 values whose bounds fit are held in 32 bits. Invariant: what
+is asked for is held as asked, whatever way led to it: renamed, made again, or exchanged.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from ...core.dtype import DType, int32, int64
 from ...core.errors import InternalError
-from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size
 from ...tile.bounds import Bounds
-from ...tile.build import Body
 from ...tile.magnitude import near_angle
 from . import rules
 from .division import DIVISIONS
 from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
-from .spread import Field, Spread
-from .write import Writer
+from .shared import Shared
+from .spread import SCALAR, Spread, blocked
+from .write import braced
 
 
 class Values:
     """Registers of Nodes."""
 
-    def __init__(self, body: Body, target: Target) -> None:
-        self.body, self.target = body, target
-        self.w = Writer()
-        self.warps = warps_of(body)
-        self.bounds = Bounds(body)
-        self.plan = SpreadPlan(body, self.warps)
+    def __init__(self, bounds: Bounds, plan: SpreadPlan, shared: Shared) -> None:
+        self.bounds, self.plan, self.shared = bounds, plan, shared
+        self.w, self.threads, self.memo = shared.w, shared.threads, shared.threads.memo
         self.held: dict[Node, list[str]] = {}
-        self.made: list[dict[Any, Any]] = [{}]  # what may be made again, by Block
         self.symbols: dict[str, str] = {}  # registers (s64) of Symbols
-        self.thread = ""  # this thread's number within its role
-        self.threads = 32 * self.warps  # of the role
-
-    # ---- memo -----------------------------------------------------------------------------
-
-    def known(self, key: Any) -> Any:
-        """What was made under a key in this Block or around it."""
-        for scope in reversed(self.made):
-            if key in scope:
-                return scope[key]
-        return None
-
-    def keep(self, key: Any, value: Any) -> Any:
-        """Remember until the end of this Block."""
-        self.made[-1][key] = value
-        return value
 
     # ---- types ----------------------------------------------------------------------------
 
@@ -70,14 +48,25 @@ class Values:
             return self.w.value("b64", "cvt.s64.s32", register)
         return self.w.value("b32", "cvt.u32.u64", register)
 
+    def sized(self, x: Node, registers: Sequence[str], to: DType) -> list[str]:
+        """Registers of a value for one held as `to`: int64 may be in 32 or 64 bits."""
+        if x.dtype is not int64:
+            return list(registers)
+        return [self.resize(r, self.dtype(x), to) for r in registers]
+
+    def loaded(self, node: Node, registers: list[str]) -> list[str]:
+        """Registers as memory gave them, in the width that a value is held in."""
+        if node.dtype is not int64:
+            return registers
+        return [self.resize(r, int64, self.dtype(node)) for r in registers]
+
     def index32(self, node: Node) -> str:
         """A scalar index as a 32-bit register."""
         return self.resize(self.scalar(node), self.dtype(node), int32)
 
-    def constant32(self, value: int) -> str:
-        """A 32-bit constant in a register."""
-        key = ("constant", value)
-        return self.known(key) or self.keep(key, self.w.value("b32", "mov.b32", str(value)))
+    def index64(self, node: Node) -> str:
+        """A scalar index as a 64-bit register."""
+        return self.resize(self.scalar(node), self.dtype(node), int64)
 
     # ---- access ---------------------------------------------------------------------------
 
@@ -92,30 +81,38 @@ class Values:
         if node.shape == ():
             return [self.scalar(node)] * len(spread.registers)
         if self.plan.free(node):
-            found = self.known((node, spread))
-            return found or self.keep((node, spread), self.make(node, spread))
-        own = self.plan.spread(node)
-        registers = self.held[node]
+            return self.memo.once((node, spread), lambda: self.make(node, spread))
+        own, registers = self.plan.spread(node), self.held[node]
         if own == spread:
             return registers
-        found = self.known((node, spread))
-        if found is None:
-            found = self.keep((node, spread), self.change(node, registers, own, spread))
-        return found
+        return self.memo.once(
+            (node, spread), lambda: self.change(registers, own, spread, self.dtype(node))
+        )
 
-    def own(self, node: Node) -> list[str]:
-        """The registers of a Tile in the Spread planned for it."""
-        return self.get(node, self.plan.spread(node))
+    def stored(self, node: Node, spread: Spread) -> list[str]:
+        """The registers of a Tile as memory takes them: int64 in 64 bits."""
+        return self.sized(node, self.get(node, spread), int64)
 
-    def change(self, node: Node, registers: list[str], own: Spread, to: Spread) -> list[str]:
+    def spread_of(self, value: Node) -> Spread:
+        """The planned Spread; a default for values that are free."""
+        if value.shape == ():
+            return SCALAR
+        if self.plan.free(value):
+            return blocked(value.shape, self.threads.count, 16 // value.dtype.size)
+        return self.plan.spread(value)
+
+    def change(self, registers: list[str], own: Spread, to: Spread, dtype: DType) -> list[str]:
         """The same Tile held otherwise: by renaming, else through shared memory."""
         if own.fields == to.fields and all(at in own.where for at in to.registers):
             return [registers[own.where[at]] for at in to.registers]
-        return self.exchange(registers, own, to, self.dtype(node))
+        return self.shared.exchange(registers, own, to, dtype)
 
-    def exchange(self, registers: list[str], own: Spread, to: Spread, dtype: DType) -> list[str]:
-        """Move a Tile between Spreads through shared memory."""
-        raise InternalError("ptx.emit", "no shared memory here")
+    def planned(self, node: Node, registers: list[str], own: Spread) -> list[str]:
+        """What an op gave in a Spread of its own, as the plan has it."""
+        to = self.plan.spread(node)
+        if own == to or node.shape == ():
+            return registers
+        return self.change(registers, own, to, self.dtype(node))
 
     # ---- free values ----------------------------------------------------------------------
 
@@ -134,51 +131,22 @@ class Values:
         if name == "reshape":
             return self.get(node.inputs[0], spread.reshape(node.inputs[0].shape))
         if name == "transpose":
-            order = node.attrs["order"]
-            back = [order.index(i) for i in range(len(order))]
-            return self.get(node.inputs[0], spread.permute(back))
+            return self.transpose(node, spread)
         if node.op.group in ELEMENTWISE:
             return self.elementwise(node, spread)
         raise InternalError("ptx.emit", f"{name} is not free")
 
-    def thread_part(self, fields: tuple[Field, ...], axis: int) -> str | None:
-        """The thread's part of a coordinate (32 bits), or None where it has none."""
-        mine = tuple(f for f in fields if f[2] == axis)
-        if not mine:
-            return None
-        key = ("thread", self.thread, tuple((s, w, d) for s, w, _, d in mine))
-        found = self.known(key)
-        if found is None:
-            for shift, width, _, stride in mine:
-                part = self.bits(shift, width)
-                if stride != 1:
-                    part = self.w.value("b32", "mul.lo.s32", part, str(stride))
-                found = part if found is None else self.w.value("b32", "add.s32", found, part)
-            self.keep(key, found)
-        return found
-
-    def bits(self, shift: int, width: int) -> str:
-        """Some bits of the thread's number."""
-        value = self.thread
-        if shift:
-            value = self.w.value("b32", "shr.u32", value, str(shift))
-        if (1 << shift + width) < self.threads:
-            value = self.w.value("b32", "and.b32", value, str((1 << width) - 1))
-        return value
-
     def positions(self, spread: Spread, axis: int, dtype: DType) -> list[str]:
         """The coordinate along an axis of every register."""
-        part = self.thread_part(spread.fields, axis)
+        part = self.threads.part(spread.fields, axis)
         found: dict[int, str] = {}
         for at in spread.registers:
             if at[axis] in found:
                 continue
             if part is None:
-                register = self.w.value("b32", "mov.b32", str(at[axis]))
-            elif at[axis] == 0:
-                register = part
+                register = self.w.copy("b32", at[axis])
             else:
-                register = self.w.value("b32", "add.s32", part, str(at[axis]))
+                register = self.w.add(part, at[axis]) if at[axis] else part
             if dtype is not int32:
                 register = rules.convert(self.w, int32, dtype, register)
             found[at[axis]] = register
@@ -202,22 +170,23 @@ class Values:
 
         return [registers[source.where[of(at)]] for at in spread.registers]
 
+    def transpose(self, node: Node, spread: Spread) -> list[str]:
+        """A Tile with axes in another order: the same registers."""
+        order = node.attrs["order"]
+        back = [order.index(i) for i in range(len(order))]
+        return self.get(node.inputs[0], spread.permute(back))
+
     def stack(self, node: Node, spread: Spread) -> list[str]:
         """Scalars as a column: chosen by the row."""
         dtype = self.dtype(node)
-        scalars = [
-            self.resize(self.scalar(x), self.dtype(x), dtype)
-            if x.dtype is int64
-            else self.scalar(x)
-            for x in node.inputs
-        ]
+        scalars = [self.sized(x, [self.scalar(x)], dtype)[0] for x in node.inputs]
         if not any(f[2] == 0 for f in spread.fields):
             return [scalars[at[0]] for at in spread.registers]
         found = []
         for row in self.positions(spread, 0, int32):
             value = scalars[0]
             for number, other in enumerate(scalars[1:], 1):
-                mine = self.w.value("pred", "setp.eq.s32", row, str(number))
+                mine = self.w.test("eq.s32", row, number)
                 value = rules.apply(self.w, "where", dtype, mine, other, value)
             found.append(value)
         return found
@@ -255,37 +224,33 @@ class Values:
             if packed is None:
                 return None
             first, second = self.w.new("b16"), self.w.new("b16")
-            self.w.put("mov.b32", f"{{{first}, {second}}}", packed)
+            self.w.put("mov.b32", braced((first, second)), packed)
             result += [first, second]
         return result
 
     def one(self, node: Node, operands: tuple[str, ...]) -> str:
         """One element of an elementwise op."""
-        w, name = self.w, node.op.name
+        w, name, of, result = self.w, node.op.name, node.inputs[-1].dtype, self.dtype(node)
         held = [self.dtype(i) for i in node.inputs]
-        result = self.dtype(node)
         if name == "cast":
-            if held[0] is int32 and node.inputs[0].dtype is int64 and node.dtype.is_integer:
-                if node.dtype is int64:
-                    return self.resize(operands[0], int32, result)
-            return (
-                operands[0] if held[0] is result else rules.convert(w, held[0], result, operands[0])
-            )
+            if held[0] is int32 and of is int64 and node.dtype is int64:
+                return self.resize(operands[0], int32, result)
+            same = held[0] is result
+            return operands[0] if same else rules.convert(w, held[0], result, operands[0])
         if name == "bitcast":
             wide = self.widened(node.inputs, operands)
-            return rules.bitcast(w, node.inputs[0].dtype, node.dtype, wide[0])
-        of = node.inputs[-1].dtype
+            return rules.bitcast(w, of, node.dtype, wide[0])
         if of is not int64:
             given = self.literal_divisor(node, of, operands) if of.is_integer else operands
             return rules.apply(w, name, of, *given, near=near_angle(node))
-        operands_held = held[1:] if name == "where" else held
-        if all(h is int32 for h in operands_held) and (result is int32 or node.dtype is not int64):
+        narrow = all(h is int32 for h in (held[1:] if name == "where" else held))
+        if narrow and (result is int32 or node.dtype is not int64):
             return rules.apply(w, name, int32, *self.literal_divisor(node, int32, operands))
         wide = self.widened(node.inputs, operands)
         value = rules.apply(w, name, int64, *self.literal_divisor(node, int64, wide))
         return self.resize(value, int64, result) if node.dtype is int64 else value
 
-    def literal_divisor(self, node: Node, dtype: DType, operands: Any) -> list[str]:
+    def literal_divisor(self, node: Node, dtype: DType, operands: Sequence[str]) -> list[str]:
         """A constant to divide by as a literal, so that it becomes a multiplication."""
         found = list(operands)
         if node.op.name in DIVISIONS:
@@ -298,23 +263,18 @@ class Values:
 
     def widened(self, nodes: tuple[Node, ...], operands: tuple[str, ...]) -> list[str]:
         """Operands with int64 at full width."""
-        return [
-            self.resize(r, self.dtype(n), int64) if n.dtype is int64 else r
-            for n, r in zip(nodes, operands)
-        ]
+        return [r for n, o in zip(nodes, operands) for r in self.sized(n, [o], int64)]
 
     # ---- sizes ----------------------------------------------------------------------------
 
     def size64(self, size: Size) -> str:
         """A Size that depends on Symbols, as a 64-bit register."""
-        key = ("size", size)
-        found = self.known(key)
-        return found or self.keep(key, self._size64(size))
+        return self.memo.once(("size", size), lambda: self._size64(size))
 
     def _size64(self, size: Size) -> str:
         w = self.w
         if isinstance(size, int):
-            return w.value("b64", "mov.b64", str(size))
+            return w.copy("b64", size)
         if size.kind == "symbol":
             return self.symbols[size.name]
         if size.kind == "sum":
@@ -325,16 +285,10 @@ class Values:
 
     def _sum64(self, size: Expr) -> str:
         w = self.w
-        total = w.value("b64", "mov.b64", str(size.constant))
+        total = w.copy("b64", size.constant)
         for product, factor in size.terms:
-            term = w.value("b64", "mov.b64", str(factor))
+            term = w.copy("b64", factor)
             for atom in product:
                 term = w.value("b64", "mul.lo.s64", term, self.size64(atom))
             total = w.value("b64", "add.s64", total, term)
         return total
-
-
-def warps_of(body: Body) -> int:
-    """Warps of a program: those of its roles, else what the Body notes, else four."""
-    roles = [n.attrs["warps"] for n in body.block.nodes if n.op.name == "role"]
-    return sum(roles) if roles else int(body.notes.get("warps", 4))

@@ -1,0 +1,97 @@
+"""One Body being emitted: the parts that every op's function is handed.
+
+Invariant: a part knows only the parts it was made of; ops know the parts, and no part knows an op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ...core.target import Target
+from ...ir.block import Block
+from ...ir.node import Node
+from ...ir.types import Memory
+from ...tile.bounds import Bounds
+from ...tile.build import Body
+from .plan_cluster import all_nodes
+from .plan_spread import SpreadPlan
+from .program import TensorMap
+from .shared import SWIZZLES, Shared
+from .spread import Spread
+from .threads import Memo, Threads
+from .values import Values
+from .write import Writer
+
+Emit = Callable[["Emission", Node], list[str] | None]  # an op: the registers of its value
+
+
+@dataclass
+class Placed:
+    """What the placed level has made: places in registers, barriers, tensor maps."""
+
+    registers: dict[Node, list[str]] = field(default_factory=dict)  # of places in registers
+    paired: set[Node] = field(default_factory=set)  # those of 16 bits, two elements a register
+    spreads: dict[Node, Spread] = field(default_factory=dict)  # of places as threads hold them
+    barriers: dict[Node, int] = field(default_factory=dict)  # offset of each array of barriers
+    maps: dict[TensorMap, int] = field(default_factory=dict)
+    map_addresses: dict[TensorMap, str] = field(default_factory=dict)
+
+
+class Emission:
+    """The text, the threads, shared memory and values of one Body."""
+
+    def __init__(self, body: Body, target: Target, walk: Callable[[Emission, Block], None]) -> None:
+        self.body, self.target, self._walk = body, target, walk
+        self.nodes = all_nodes(body.block)
+        self.warps = warps_of(body)
+        self.w, self.memo = Writer(), Memo()
+        self.bounds = Bounds(body)
+        self.plan = SpreadPlan(body, self.warps)
+        self.threads = Threads(self.w, self.memo, 32 * self.warps)
+        self.shared = Shared(self.threads)
+        self.values = Values(self.bounds, self.plan, self.shared)
+        self.placed = Placed()
+        self.pointers: dict[Node, str] = {}  # global address (b64) or shared address (b32)
+        self.sites: dict[Node, int] = {}  # numbers of conditions
+        self.fault = ""  # where the number of one that fails is left
+
+    def block(self, block: Block) -> None:
+        """Emit every Node of a Block."""
+        self._walk(self, block)
+
+    def has(self, *names: str) -> bool:
+        """Whether the Body has one of some ops."""
+        return any(n.op.name in names for n in self.nodes)
+
+    @cached_property
+    def gets(self) -> dict[Node, list[Node]]:
+        """The `get` Nodes of each loop and branch."""
+        found: dict[Node, list[Node]] = {}
+        for node in self.nodes:
+            if node.op.name == "get":
+                found.setdefault(node.inputs[0], []).append(node)
+        return found
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether launches may overlap on the machine; where not, nothing waits."""
+        return (self.target.cpu or "sm_90a").startswith("sm_9")
+
+    @cached_property
+    def swizzled(self) -> bool:
+        """Whether some place is swizzled: its address must be a multiple of 1024."""
+        return any(n.op.name == "allocate" and SWIZZLES.get(n.attrs["layout"]) for n in self.nodes)
+
+
+def memory_of(node: Node) -> Memory:
+    """The type of a Memory or place."""
+    assert isinstance(node.type, Memory)
+    return node.type
+
+
+def warps_of(body: Body) -> int:
+    """Warps of a program: those of its roles, else what the Body notes, else four."""
+    roles = [n.attrs["warps"] for n in body.block.nodes if n.op.name == "role"]
+    return sum(roles) if roles else int(body.notes.get("warps", 4))

@@ -1,0 +1,195 @@
+"""Barriers and fences, and who waits for whom: threads, roles, programs and launches.
+
+One lane arrives for its warp, so a barrier's count is multiplied by the warps of the roles that
+arrive; where roles hand plain values to one another each thread arrives for itself. Invariant: all
+who arrive at a barrier do it alike, and its count says how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.dtype import int32
+from ...core.errors import InternalError
+from ...ir.node import Node
+from ...ir.types import Memory
+from .emission import Emission
+from .plan_cluster import all_nodes, waits_for_sends
+
+WRITES, READS = ("write_place", "store", "clear_rows"), ("read_place", "load", "load_operand")
+
+
+def barrier(e: Emission, node: Node) -> None:
+    """An array of barriers."""
+    e.placed.barriers[node] = e.shared.reserve(8 * node.attrs["stages"], 8)
+
+
+def barrier_address(e: Emission, barrier: Node, stage: Node) -> str:
+    """The shared address of one barrier of an array."""
+    w, base, at = e.w, e.shared.base, e.placed.barriers[barrier]
+    low, high = e.bounds.range(stage)
+    if low == high:
+        return w.add(base, at + 8 * int(low))
+    return w.add(w.add(w.shl(e.values.index32(stage), 3), base), at)
+
+
+def arrive(e: Emission, node: Node) -> None:
+    """One lane for its warp, or each thread for itself: racecheck, which does not follow what
+    lanes tell one another, then sees the order of their loads and stores."""
+    address = barrier_address(e, *node.inputs)
+    alone = node in telling(e) and not e.threads.single
+    guard = "" if alone else e.threads.one_lane()
+    e.w.put("mbarrier.arrive.shared::cta.b64", "_", f"[{address}]", guard=guard)
+
+
+def arrive_remote(e: Emission, node: Node) -> None:
+    """At the barrier of another program of the cluster."""
+    address = barrier_address(e, *node.inputs[:2])
+    rank = e.values.index32(node.inputs[2])
+    remote = e.w.value("b32", "mapa.shared::cluster.u32", address, rank)
+    guard = e.threads.one_lane()
+    e.w.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]", guard=guard)
+
+
+def expect(e: Emission, node: Node) -> None:
+    """One thread arrives and says how many bytes will come."""
+    where, bytes_ = f"[{barrier_address(e, *node.inputs)}]", str(node.attrs["bytes"])
+    form = "mbarrier.arrive.expect_tx.shared::cta.b64"
+    e.w.put(form, "_", where, bytes_, guard=e.threads.first())
+
+
+def wait(e: Emission, node: Node) -> None:
+    """Until a phase of a barrier is over."""
+    w = e.w
+    address = barrier_address(e, *node.inputs[:2])
+    parity = e.values.index32(node.inputs[2])
+    again, done = w.label("wait"), w.new("pred")
+    w.place(again)
+    acquiring = e.memo.ever("acquiring", lambda: waits_for_sends(e.body))
+    order = ".acquire.cluster" if node in acquiring else ""
+    w.put(f"mbarrier.try_wait.parity{order}.shared::cta.b64", done, f"[{address}]", parity)
+    w.put("bra", again, guard=f"!{done}")
+
+
+def named_sync(e: Emission, node: Node) -> None:
+    """Threads meet at a barrier of a number."""
+    e.w.put("bar.sync", str(node.attrs["number"] + 1), str(node.attrs["threads"]))
+    if node.attrs["threads"] == e.threads.count:  # all of this role and nobody else
+        e.shared.hazards.meet()
+
+
+def named_arrive(e: Emission, node: Node) -> None:
+    """Threads tell others at a barrier of a number, and go on."""
+    e.w.put("bar.arrive", str(node.attrs["number"] + 1), str(node.attrs["threads"]))
+
+
+def fence(e: Emission, node: Node) -> None:
+    """What was stored is seen by copies, or by other programs."""
+    asynchronous = node.attrs["kind"] == "async"
+    e.w.put("fence.proxy.async.shared::cta" if asynchronous else "fence.acq_rel.gpu")
+
+
+def grid_dependency_wait(e: Emission, node: Node) -> None:
+    """Until the launch before is done."""
+    if e.overlaps:
+        e.w.put("griddepcontrol.wait")
+
+
+def grid_launch_dependents(e: Emission, node: Node) -> None:
+    """The launch behind may begin."""
+    if e.overlaps:
+        e.w.put("griddepcontrol.launch_dependents")
+
+
+def cluster_rank(e: Emission, node: Node) -> list[str]:
+    """This program's number in its cluster."""
+    rank = e.w.value("b32", "mov.u32", "%cluster_ctarank")
+    return [e.values.resize(rank, int32, e.values.dtype(node))]
+
+
+def cluster_meets(e: Emission) -> None:
+    """All threads of all programs of a cluster meet."""
+    e.w.put("barrier.cluster.arrive.aligned")
+    e.w.put("barrier.cluster.wait.aligned")
+
+
+# ---- counts -------------------------------------------------------------------------------------
+
+
+def start_barriers(e: Emission, roles: list[tuple[Node, bool]]) -> None:
+    """One thread sets the counts of all barriers; then the block meets. A role comes with whether
+    one thread runs it."""
+    w, placed, cluster = e.w, e.placed, e.body.notes.get("cluster")
+    if not placed.barriers and not placed.maps and not cluster:
+        return
+    first = w.test("eq.s32", e.threads.number, 0)
+    skip = w.label("ready")
+    w.put("bra", skip, guard=f"!{first}")
+    for map_ in placed.maps:
+        w.put("prefetch.tensormap", f"[{placed.map_addresses[map_]}]")
+    factors = barrier_factors(roles, telling(e))
+    for node, at in placed.barriers.items():
+        count = node.attrs["count"] * factors.get(node, 1)
+        address = w.add(e.shared.base, at)
+        for stage in range(node.attrs["stages"]):
+            w.put("mbarrier.init.shared::cta.b64", f"[{address}+{8 * stage}]", str(count))
+    w.put("fence.mbarrier_init.release.cluster")
+    w.place(skip)
+    if cluster:
+        cluster_meets(e)
+    else:
+        w.put("bar.sync", "0")
+
+
+def barrier_factors(roles: list[tuple[Node, bool]], alone: set[Node]) -> dict[Node, int]:
+    """For each barrier, how many arrivals of the machine one of the Body's stands for."""
+    found: dict[Node, int] = {}
+    for role, single in roles:
+        for node in all_nodes(role.blocks[0]):
+            if node.op.name not in ("arrive", "expect", "arrive_remote"):
+                continue
+            one = single or node.op.name == "expect"
+            factor = 1 if one else role.attrs["warps"] * (32 if node in alone else 1)
+            if found.setdefault(node.inputs[0], factor) != factor:
+                raise InternalError("ptx.emit", "roles of different sizes arrive at one barrier")
+    return found
+
+
+def telling(e: Emission) -> set[Node]:
+    """Arrivals at barriers where roles that hand plain values to one another through a shared place
+    arrive; all who arrive at such a barrier do it alike."""
+    return e.memo.ever("telling", lambda: _telling([n for n in e.nodes if n.op.name == "role"]))
+
+
+def _telling(roles: Sequence[Node]) -> set[Node]:
+    written, read = ([_places(role, names) for role in roles] for names in (WRITES, READS))
+    arriving = [[n for n in all_nodes(role.blocks[0]) if n.op.name == "arrive"] for role in roles]
+    barriers: set[Node] = set()
+    for i in range(len(roles)):
+        others = [j for j in range(len(roles)) if j != i]
+        if any(written[i] & read[j] or read[i] & written[j] for j in others):
+            barriers |= {n.inputs[0] for n in arriving[i]}
+    nodes = (n for role in roles for n in all_nodes(role.blocks[0]))
+    barriers -= {n.inputs[0] for n in nodes if n.op.name == "arrive_remote"}
+    return {n for found in arriving for n in found if n.inputs[0] in barriers}
+
+
+def _places(role: Node, names: Sequence[str]) -> set[Node]:
+    """The shared places that ops of these names touch."""
+    touched = {n.inputs[0] for n in all_nodes(role.blocks[0]) if n.op.name in names}
+    return {m for m in touched if isinstance(m.type, Memory) and m.type.scope == "shared"}
+
+
+OPS = {
+    "barrier": barrier,
+    "arrive": arrive,
+    "arrive_remote": arrive_remote,
+    "expect": expect,
+    "wait": wait,
+    "named_sync": named_sync,
+    "named_arrive": named_arrive,
+    "fence": fence,
+    "grid_dependency_wait": grid_dependency_wait,
+    "grid_launch_dependents": grid_launch_dependents,
+    "cluster_rank": cluster_rank,
+}

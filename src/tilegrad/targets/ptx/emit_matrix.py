@@ -1,0 +1,174 @@
+"""Products on matrix units: wgmma over places, and mma.sync of what a role's warps hold.
+
+Warps of mma.sync stand in a grid and take turns along both axes, 16 rows or columns each, so that
+any whole turn of the result is a rectangle. Invariant: a product's registers are those of its
+places; nothing is copied on the way.
+"""
+
+from __future__ import annotations
+
+from ...core.dtype import bfloat16, float16, float32
+from ...core.errors import InternalError
+from ...ir.node import Node
+from .addresses import lead_address
+from .descriptor import Operand
+from .emission import Emission, memory_of
+from .places import PIECE, Exchanged, piece_offset
+from .shared import SWIZZLES
+from .write import braced
+
+WGMMA_TYPES = {bfloat16: ("bf16", 16), float16: ("f16", 16), float32: ("tf32", 8)}
+MATRIX_TYPES = {bfloat16: "bf16", float16: "f16"}
+DEPTH = 16  # of one mma.sync
+Side = tuple[bool, tuple[int, int]]  # of an operand of mma.sync: whether right, the grid of warps
+
+
+def matrix_fence(e: Emission, node: Node) -> None:
+    """Registers of products are written from here on by them alone."""
+    e.w.put("wgmma.fence.sync.aligned")
+
+
+def matrix_commit(e: Emission, node: Node) -> None:
+    """The products issued so far are a group."""
+    e.w.put("wgmma.commit_group.sync.aligned")
+
+
+def matrix_wait(e: Emission, node: Node) -> None:
+    """Until all but some groups are done."""
+    e.w.put("wgmma.wait_group.sync.aligned", str(node.attrs["pending"]))
+
+
+def matrix_async(e: Emission, node: Node) -> None:
+    """A product that a warpgroup issues: total += a @ b."""
+    total, a, b, accumulate = node.inputs[:4]
+    if len(total.shape) > 2:
+        raise InternalError("ptx.emit", "an accumulator has no leading index")
+    index, rank = node.inputs[4:], len(a.shape) - 2
+    name, depth = WGMMA_TYPES[b.dtype]
+    (m, n), registers = total.shape, e.placed.registers
+    k = b.shape[-1 if node.attrs["transpose_b"] else -2]
+    trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
+    right = Operand(e, b, index[rank:], not trans_b, depth)
+    left = None if a in registers else Operand(e, a, index[:rank], not trans_a, depth)
+    flags = [str(int(trans_b))] if left is None else [str(int(trans_a)), str(int(trans_b))]
+    groups = e.threads.count // 128
+    first = e.values.scalar(accumulate)
+    width = min(n, 256)
+    for block in range(m // (64 * groups)):
+        for column in range(0, n, width):
+            count = min(width, n - column)
+            form = f"wgmma.mma_async.sync.aligned.m64n{count}k{depth}.f32.{name}.{name}"
+            start = (block * n + column) // 2
+            held = braced(registers[total][start : start + count // 2])
+            for step in range(k // depth):
+                scale = first if step == 0 else e.threads.always()
+                if left is None:
+                    given = own_words(e, a, (block * k + step * depth) // 2, depth // 2)
+                else:
+                    given = left.at(block * 64 * groups, step, groups)
+                used = flags if depth == 16 else []
+                e.w.put(form, held, given, right.at(column, step), scale, "1", "1", *used)
+
+
+def own_words(e: Emission, a: Node, first: int, count: int) -> str:
+    """Registers of an operand that threads hold, from an element of each thread on."""
+    each = 2 if a in e.placed.paired else 1
+    return braced(e.placed.registers[a][first // each : (first + count) // each])
+
+
+# ---- mma.sync -----------------------------------------------------------------------------------
+
+
+def operands_of(e: Emission) -> dict[Node, Side]:
+    """Register places that are operands of matrix_sync."""
+    return e.memo.ever(
+        "operands",
+        lambda: {
+            operand: (bool(right), node.attrs["warps"])
+            for node in e.nodes
+            if node.op.name == "matrix_sync"
+            for right, operand in enumerate(node.inputs[1:])
+        },
+    )
+
+
+def operand_words(e: Emission, node: Node) -> list[str]:
+    """Registers of an operand: four words of each 16 x 16 block."""
+    right, warps = operands_of(e)[node]
+    rows, depth = node.shape
+    blocks, odd = divmod(rows, 16 * warps[right])
+    if odd or depth != DEPTH or node.dtype not in MATRIX_TYPES:
+        raise InternalError("ptx.emit", f"{node.type} is no operand of {warps} warps")
+    return [e.w.new("b32") for _ in range(4 * blocks)]
+
+
+def load_operand(e: Emission, node: Node) -> None:
+    """ldmatrix, 16 x 16 at a time.
+
+    Four 8 x 8 matrices come in the order of the registers of mma: down the result first for
+    the left operand, along k first for the right one; where k runs down the rows of the
+    place they are transposed on the way.
+    """
+    operand, place = node.inputs[:2]
+    start, k_rows, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
+    right, warps = operands_of(e)[operand]
+    words, span, rows = e.placed.registers[operand], SWIZZLES[type_.layout], int(type_.shape[-2])
+    if not span or start % DEPTH:
+        raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
+    base = lead_address(e, place, node.inputs[2:])
+    near = Exchanged(e, e.w.add(base, lane_start(e, (right, warps), span, rows, k_rows)))
+    form = "ldmatrix.sync.aligned.m8n8.x4" + (".trans" if k_rows else "") + ".shared.b16"
+    for number in range(len(words) // 4):
+        along = number * 16 * warps[right]
+        row, column = (start, along) if k_rows else (along, start)
+        block, piece = divmod(column * type_.dtype.size // PIECE, span // PIECE)
+        where = near.at(piece, row * span + block * rows * span)
+        e.w.put(form, braced(words[4 * number : 4 * number + 4]), where)
+
+
+def lane_start(e: Emission, side: Side, span: int, rows: int, k_rows: bool) -> str:
+    """The offset of the row that this lane gives to ldmatrix for the warp's first block."""
+    w, (right, warps) = e.w, side
+
+    def make() -> str:
+        lane = e.threads.bits(0, 5)
+        low = w.mask(w.shr(lane, 3), 1)
+        high = w.shr(lane, 4)
+        along, deep = (high, low) if right else (low, high)
+        if warps[right] > 1:  # this warp's place along the operand's side of the grid
+            shift = 5 if right else 5 + warps[1].bit_length() - 1
+            along = w.mad(e.threads.bits(shift, warps[right].bit_length() - 1), 2, along)
+        down, piece = (deep, along) if k_rows else (along, deep)
+        row = w.mad(down, 8, w.mask(lane, 7))
+        return piece_offset(e, row, piece, span, rows, span // PIECE)
+
+    return e.memo.once(("lane start", e.threads.number, side, span, rows, k_rows), make)
+
+
+def matrix_sync(e: Emission, node: Node) -> None:
+    """A product of what warps hold: total += a @ b."""
+    (total, a, b), (down, across) = node.inputs, node.attrs["warps"]
+    sums, left, right = (e.placed.registers[x] for x in (total, a, b))
+    if e.threads.count != 32 * down * across:
+        raise InternalError("ptx.emit", f"{e.threads.count} threads are not {down} x {across}")
+    name = MATRIX_TYPES[a.dtype]
+    form = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32"
+    wide = len(right) // 2
+    for i in range(len(left) // 4):
+        for step in range(wide):
+            j = wide - 1 - step if i % 2 else step  # back and forth: one operand stays
+            at = (i * wide + j) * 4
+            held = braced(sums[at : at + 4])
+            e.w.put(
+                form, held, braced(left[4 * i : 4 * i + 4]), braced(right[2 * j : 2 * j + 2]), held
+            )
+
+
+OPS = {
+    "matrix_fence": matrix_fence,
+    "matrix_commit": matrix_commit,
+    "matrix_wait": matrix_wait,
+    "matrix_async": matrix_async,
+    "load_operand": load_operand,
+    "matrix_sync": matrix_sync,
+}

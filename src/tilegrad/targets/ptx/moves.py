@@ -1,0 +1,182 @@
+"""Runs of neighbouring elements between registers and memory: vectors, packing, guards.
+
+Elements narrower than 32 bits travel packed in words. Invariant: a run touches exactly the bytes
+of its elements, and under a guard that does not hold none: what a load then gives is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...core.dtype import DType, int4, int8
+from .element import kind_of, wrap
+from .spread import Spread
+from .write import Writer, braced, vector
+
+Run = tuple[int, int]  # first register, count
+
+
+def runs_of(spread: Spread, steps: Sequence[int], align: int, size: int) -> list[Run]:
+    """Registers grouped to vectors: neighbours in memory, aligned, 16 bytes at most."""
+    offsets = offsets_of(spread, steps)
+    for _, _, axis, stride in spread.fields:
+        align = math.gcd(align, stride * steps[axis])
+    found: list[Run] = []
+    start = 0
+    while start < len(offsets):
+        count = 1
+        while 2 * count * size <= 16 and start + 2 * count <= len(offsets):
+            wide = 2 * count
+            near = all(offsets[start + i] == offsets[start] + i for i in range(wide))
+            if not near or align % wide or offsets[start] % wide:
+                break
+            count = wide
+        found.append((start, count))
+        start += count
+    return found
+
+
+def offsets_of(spread: Spread, steps: Sequence[int]) -> list[int]:
+    """What each register adds to the thread's offset."""
+    return [sum(c * s for c, s in zip(at, steps)) for at in spread.registers]
+
+
+# ---- elements and words -----------------------------------------------------------------------
+
+
+def read_run(
+    w: Writer, where: str, form: str, dtype: DType, count: int = 1, guard: str = ""
+) -> list[str]:
+    """Load `count` neighbouring elements."""
+    bytes_ = dtype.size * count
+    if bytes_ < 4:
+        one = w.new("b16")
+        if guard:
+            w.put("mov.b16", one, "0")
+        w.put(f"{form}.b{8 * bytes_}", one, where, guard=guard)
+        if count == 1:
+            return [_from_bits(w, one, dtype)]
+        return split(w, w.value("b32", "cvt.u32.u16", one), dtype, count)
+    kind = "b64" if dtype.size == 8 else "b32"
+    words = [w.new(kind) for _ in range(bytes_ // (8 if dtype.size == 8 else 4))]
+    if guard:
+        w.move(words, ["0"] * len(words), kind)
+    form, value = vector(form, kind, words)
+    w.put(form, value, where, guard=guard)
+    return unpacked(w, words, dtype)
+
+
+def write_run(
+    w: Writer, where: str, form: str, dtype: DType, registers: Sequence[str], guard: str
+) -> None:
+    """Store neighbouring elements."""
+    bytes_ = dtype.size * len(registers)
+    if bytes_ >= 4:
+        form, value = vector(form, "b64" if dtype.size == 8 else "b32", packed(w, registers, dtype))
+    else:
+        form = f"{form}.b{8 * bytes_}"
+        if len(registers) == 1:
+            value = _to_bits(w, registers[0], dtype)
+        else:
+            value = w.value("b16", "cvt.u16.u32", join(w, registers, dtype))
+    w.put(form, where, value, guard=guard)
+
+
+def packed(w: Writer, registers: Sequence[str], dtype: DType) -> list[str]:
+    """Elements in words of at least 32 bits."""
+    if dtype.size >= 4:
+        return list(registers)
+    step = 4 // dtype.size
+    return [join(w, registers[i : i + step], dtype) for i in range(0, len(registers), step)]
+
+
+def unpacked(w: Writer, words: Sequence[str], dtype: DType) -> list[str]:
+    """The elements of words of at least 32 bits."""
+    if dtype.size >= 4:
+        return list(words)
+    return [r for word in words for r in split(w, word, dtype, 4 // dtype.size)]
+
+
+def split(w: Writer, word: str, dtype: DType, count: int) -> list[str]:
+    """The elements packed in a 32-bit word."""
+    if dtype.size == 2:
+        halves = [w.new("b16"), w.new("b16")]
+        w.put("mov.b32", braced(halves), word)
+        return halves[:count]
+    found = []
+    for i in range(count):
+        part = w.value("b32", "bfe.u32", word, str(8 * i), "8")
+        found.append(_from_bits(w, w.value("b16", "cvt.u16.u32", part), dtype))
+        if dtype.is_float:
+            w.note_byte(found[-1], word, i)
+    return found
+
+
+def join(w: Writer, registers: Sequence[str], dtype: DType) -> str:
+    """Elements packed into a 32-bit word."""
+    if dtype.size == 2:
+        parts = [w.halves.get(r, ("", -1)) for r in registers]
+        if [n for _, n in parts] == [0, 1] and parts[0][0] == parts[1][0]:
+            return parts[0][0]  # it was one word
+        return w.value("b32", "mov.b32", braced(registers))
+    word = ""
+    for i, register in enumerate(registers):
+        part = w.value("b32", "cvt.u32.u16", _to_bits(w, register, dtype))
+        word = part if not i else w.value("b32", "bfi.b32", part, word, str(8 * i), "8")
+    return word
+
+
+def _from_bits(w: Writer, register: str, dtype: DType) -> str:
+    """A 16-bit register that was loaded, as the dtype is held."""
+    if dtype.kind == "bool":
+        return w.test("ne.s16", register, 0)
+    return wrap(w, dtype, register) if dtype in (int4, int8) else register
+
+
+def _to_bits(w: Writer, register: str, dtype: DType) -> str:
+    return w.value("b16", "selp.b16", "1", "0", register) if dtype.kind == "bool" else register
+
+
+# ---- one value in a word of its own -------------------------------------------------------------
+
+
+def word_of(w: Writer, register: str, dtype: DType) -> str:
+    """One value in 32 bits, or in 64 where it has as many."""
+    kind = kind_of(dtype)
+    if kind == "pred":
+        return w.value("b32", "selp.b32", "1", "0", register)
+    return w.value("b32", "cvt.u32.u16", register) if kind == "b16" else register
+
+
+def value_of(w: Writer, word: str, dtype: DType) -> str:
+    """Take it back."""
+    kind = kind_of(dtype)
+    if kind == "pred":
+        return w.test("ne.s32", word, 0)
+    return w.value("b16", "cvt.u16.u32", word) if kind == "b16" else word
+
+
+def put_word(w: Writer, where: str, register: str, dtype: DType, guard: str = "") -> None:
+    """Leave one value in shared memory, in 4 or 8 bytes."""
+    form = "st.shared.b64" if kind_of(dtype) == "b64" else "st.shared.b32"
+    w.put(form, where, word_of(w, register, dtype), guard=guard)
+
+
+def get_word(w: Writer, where: str, dtype: DType) -> str:
+    """Take it back."""
+    kind = "b64" if kind_of(dtype) == "b64" else "b32"
+    return value_of(w, w.value(kind, f"ld.shared.{kind}", where), dtype)
+
+
+def shuffle(w: Writer, register: str, distance: int, dtype: DType) -> str:
+    """The register of the lane whose number differs in some bits."""
+
+    def other(word: str) -> str:
+        return w.value("b32", "shfl.sync.bfly.b32", word, str(distance), "31", "-1")
+
+    if kind_of(dtype) != "b64":
+        return value_of(w, other(word_of(w, register, dtype)), dtype)
+    low, high = w.new("b32"), w.new("b32")
+    w.put("mov.b64", braced((low, high)), register)
+    return w.value("b64", "mov.b64", braced((other(low), other(high))))

@@ -1,0 +1,234 @@
+"""Shared memory of a program: scratch for exchanges, and the barriers it needs.
+
+Threads of a portable Body meet where one would touch what another may still read or has just
+written: `Hazards` keeps what was touched since the last meeting, through branches and round the
+back of loops. Scratch is two buffers in turn, so that an exchange costs one barrier; where a loop's
+turn has an odd number of them they change places at its end. Invariant:
+between a write of shared memory by a plain op and any other access of it lies a barrier, on
+every path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ...core.dtype import DType
+from .moves import Run, offsets_of, read_run, runs_of, write_run
+from .spread import Spread, steps_of
+from .threads import Threads
+
+SWIZZLES = {"": 0, "held": 0, "swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
+State = tuple[set[Hashable], set[Hashable], list[bool]]
+
+
+@dataclass
+class Head:
+    """What a loop's Block touches before the first barrier that every turn reaches."""
+
+    reads: set[Hashable] = field(default_factory=set)
+    writes: set[Hashable] = field(default_factory=set)
+    met: bool = False
+
+
+@dataclass
+class Hazards:
+    """What was read and written since threads last met."""
+
+    reads: set[Hashable] = field(default_factory=set)
+    writes: set[Hashable] = field(default_factory=set)
+    heads: list[Head] = field(default_factory=list)
+
+    def needs(self, what: Hashable, writes: bool) -> bool:
+        """Whether threads must meet before an access."""
+        return what in self.writes or (writes and what in self.reads)
+
+    def touch(self, what: Hashable, writes: bool) -> None:
+        """Note an access."""
+        touched: list[Hazards | Head] = [self, *(head for head in self.heads if not head.met)]
+        for seen in touched:
+            (seen.writes if writes else seen.reads).add(what)
+
+    def meet(self) -> None:
+        """All threads met."""
+        self.reads, self.writes = set(), set()
+        for head in self.heads:
+            head.met = True
+
+    def state(self) -> State:
+        """What to come back to, or to join with."""
+        return set(self.reads), set(self.writes), [h.met for h in self.heads]
+
+    def join(self, *states: State) -> None:
+        """Any of some paths may have led here; one alone is gone back to."""
+        self.reads = set().union(*(s[0] for s in states))
+        self.writes = set().union(*(s[1] for s in states))
+        for number, head in enumerate(self.heads):
+            head.met = all(s[2][number] for s in states)
+
+    def rename(self, names: Mapping[Hashable, Hashable]) -> None:
+        """From here on some things go by other names."""
+        self.reads = {names.get(r, r) for r in self.reads}
+        self.writes = {names.get(w, w) for w in self.writes}
+
+    def turns(self, head: Head) -> bool:
+        """Whether threads must meet before a loop's next turn."""
+        return bool(head.writes & (self.reads | self.writes) or head.reads & self.writes)
+
+
+class Shared:
+    """The program's shared memory: what is reserved, scratch, and who must meet."""
+
+    def __init__(self, threads: Threads) -> None:
+        self.w, self.threads = threads.w, threads
+        self.hazards = Hazards()
+        self.bytes = 0
+        self.base = ""  # where the program's own memory begins
+        self.turn = 0
+        self.key: Hashable = None  # of the scratch in use
+        self.sizes: dict[Hashable, int] = {}
+        self.bases: dict[Hashable, str] = {}
+        self.swapped = False  # both scratches must be as large as either
+        self.toggles: dict[str, int] = {}  # registers that begin with a value
+
+    def reserve(self, bytes_: int, align: int) -> int:
+        """Bytes of the program's shared memory; gives their offset."""
+        at = -(-self.bytes // align) * align
+        self.bytes = at + bytes_
+        return at
+
+    # ---- barriers -------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """All threads of the program (or of the role) meet."""
+        self.threads.meet()
+        self.hazards.meet()
+
+    def touch(self, place: Hashable, writes: bool) -> None:
+        """An access of a place: a barrier where plain order would be broken between threads."""
+        if self.threads.role >= 0:
+            return  # a placed Body says itself when things happen
+        if self.hazards.needs(place, writes):
+            self.sync()
+        self.hazards.touch(place, writes)
+
+    @contextmanager
+    def loop(self) -> Iterator[None]:
+        """A loop: its turns, and no turn at all, lead to its end."""
+        before, head = self.hazards.state(), Head()
+        self.hazards.heads.append(head)
+        yield
+        if self.hazards.turns(head) and not self._swap(head):
+            self.sync()
+        self.hazards.heads.pop()
+        self.hazards.join(before, self.hazards.state())
+
+    # ---- scratch --------------------------------------------------------------------------
+
+    def scratch(self, bytes_: int) -> str:
+        """The address of shared bytes to write for one exchange."""
+        for _ in range(2):
+            self.turn += 1
+            self.key = ("scratch", self.threads.role, self.turn % 2)
+            if not self.hazards.needs(self.key, True):
+                break
+        else:
+            self.sync()
+        self.hazards.touch(self.key, True)
+        return self.base_of(self.key, bytes_)
+
+    def base_of(self, key: Hashable, bytes_: int) -> str:
+        """The register with the address of some shared bytes, set at the entry's start."""
+        self.sizes[key] = max(self.sizes.get(key, 0), bytes_)
+        if key not in self.bases:
+            self.bases[key] = self.w.new("b32")
+        return self.bases[key]
+
+    def _swap(self, head: Head) -> bool:
+        """At the end of a loop's turn: let the two buffers change places where the next turn need
+        not wait then. Only in an outermost loop: no other keeps what was touched by name. And only
+        where threads meet in every turn: else what a turn read has either name some turns later."""
+        first, second = _KEYS
+        names: dict[Hashable, Hashable] = {first: second, second: first}
+        if self.threads.role >= 0 or len(self.hazards.heads) != 1 or not head.met:
+            return False
+        self.hazards.rename(names)
+        if self.hazards.turns(head):
+            self.hazards.rename(names)
+            return False
+        one, other = (self.base_of(key, 0) for key in names)
+        kept = self.w.copy("b32", one)
+        self.w.move((one, other), (other, kept), "b32")
+        self.swapped = True
+        return True
+
+    def written(self) -> None:
+        """What was written is there for all to read."""
+        self.sync()
+        self.hazards.touch(self.key, False)
+
+    def frame(self) -> None:
+        """Where scratch lies, and registers with a first value: for the entry's start."""
+        if self.bases and not self.base:
+            self.base = self.w.value("b32", "mov.u32", "dynamic_shared")
+        if self.swapped:
+            self.sizes.update(dict.fromkeys(_KEYS, max(self.sizes[key] for key in _KEYS)))
+        for key, register in self.bases.items():
+            at = self.reserve(self.sizes[key], 128)
+            self.w.put("add.s32", register, self.base, str(at))
+        for register, value in self.toggles.items():
+            self.w.put("mov.b32", register, str(value))
+
+    # ---- exchanges ------------------------------------------------------------------------
+
+    def exchange(self, registers: list[str], own: Spread, to: Spread, dtype: DType) -> list[str]:
+        """Move a Tile between Spreads, row-major."""
+        self.leave(registers, own, dtype)
+        return self.take(own.shape, (0,) * len(own.shape), to, dtype)
+
+    def leave(self, registers: Sequence[str], own: Spread, dtype: DType) -> None:
+        """Write a Tile to scratch, row-major."""
+        steps = steps_of(own.shape)
+        base = self.scratch(dtype.size * steps[0] * own.shape[0])
+        self.lay(registers, base, own, steps, dtype)
+
+    def lay(
+        self, registers: Sequence[str], base: str, own: Spread, steps: Sequence[int], dtype: DType
+    ) -> None:
+        """Write a Tile at an address, its coordinates times steps apart."""
+        places, runs = self.places(base, own, steps, dtype.size, 16)
+        owner = self.threads.owner(own)
+        for at, count in runs:
+            write_run(self.w, places[at], "st.shared", dtype, registers[at : at + count], owner)
+
+    def take(
+        self, shape: tuple[int, ...], start: tuple[int, ...], to: Spread, dtype: DType
+    ) -> list[str]:
+        """Read a Tile, or a part of it from an index on, from scratch."""
+        steps = steps_of(shape)
+        first = sum(c * s for c, s in zip(start, steps))
+        self.written()
+        base = self.bases[self.key]
+        places, runs = self.places(base, to, steps, dtype.size, first | 16, first)
+        return [
+            r for at, count in runs for r in read_run(self.w, places[at], "ld.shared", dtype, count)
+        ]
+
+    def places(
+        self,
+        base: str,
+        spread: Spread,
+        steps: Sequence[int],
+        size: int,
+        align: int,
+        first: int = 0,
+    ) -> tuple[list[str], list[Run]]:
+        """Where each register lies, `first` elements on, and the runs that move at once."""
+        address = self.threads.after(base, spread, [s * size for s in steps])
+        at = [(first + offset) * size for offset in offsets_of(spread, steps)]
+        runs = runs_of(spread, steps, align & -align, size)
+        return [f"[{address}+{offset}]" for offset in at], runs
+
+
+_KEYS = ("scratch", -1, 0), ("scratch", -1, 1)  # the two buffers of a program's threads
