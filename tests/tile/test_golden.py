@@ -230,9 +230,8 @@ def reported(run: Callable[[Body, int | None], None], body: Body) -> bool:
     return False
 
 
-# What may go without harm: a barrier among the warps of one role (here one agent); the release of
-# the last values, for which nobody waits any more; and waits of the second consumer that its turn
-# after the first one implies.
+# What may go without harm: the release of the last values, for which nobody waits any more; and
+# waits of the second consumer that its turn after the first one implies.
 DROPS = (
     "wait",
     "arrive",
@@ -248,8 +247,6 @@ DROPS = (
     "commit_copies",
 )
 HARMLESS = {
-    ("ping_pong_matmul_gelu", "named_sync"): {1, 3},
-    ("flash_attention", "named_sync"): {1, 3},
     ("flash_attention", "arrive"): {3, 7},
     ("flash_attention", "wait"): {9, 10},
 }

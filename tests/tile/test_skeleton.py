@@ -35,7 +35,7 @@ def arrivals(body: Body, scenario: int = 0, whole: bool = False) -> list[int]:
     skeleton = Skeleton(body)
     trace = skeleton.trace(skeleton.scenarios()[scenario], whole)
     return [
-        values[0]
+        next(iter(values.values()))
         for item in trace
         if item[0] == "roles"
         for node, values in item[1][0][1]

@@ -22,6 +22,7 @@ from ..ir.types import Memory
 
 Clock = list[int]
 Box = tuple[tuple[int, int], ...]  # start and stop along each axis
+Elements = np.ndarray[Any, Any]
 
 
 def join(into: Clock, other: Clock) -> None:
@@ -50,10 +51,11 @@ class Plain:
 class Region:
     """A box of a place."""
 
-    __slots__ = ("box", "neighbours", "plain", "reads", "ready", "write", "written")
+    __slots__ = ("box", "elements", "neighbours", "plain", "reads", "ready", "write", "written")
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: Box, elements: Elements | None = None) -> None:
         self.box = box
+        self.elements = elements  # of the box, by their number in the place; None: all
         self.neighbours: list[Region] = []
         self.write: Touch | None = None
         self.reads: dict[int, Touch] = {}
@@ -101,18 +103,49 @@ class Place:
             found = self._new(key, box)
         return found
 
-    def _new(self, key: Any, box: Box) -> Region:
+    def leaves(self, index: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+        """Whether a box at an index is not wholly inside."""
+        length = dict(zip(axes, shape))
+        return any(
+            not 0 <= i <= size - length.get(axis, 1)
+            for axis, (i, size) in enumerate(zip(index, self.shape))
+        )
+
+    def chosen(self, elements: Elements) -> Region | None:
+        """Some elements, by their number in the place."""
+        elements = np.unique(elements)
+        if not elements.size:
+            return None
+        key = ("chosen", elements.tobytes())
+        whole = tuple([(0, size) for size in self.shape])
+        return self.regions.get(key) or self._new(key, whole, elements)
+
+    def _new(self, key: Any, box: Box, elements: Elements | None = None) -> Region:
         for other in self.regions.values():
-            if other.box == box:
+            if other.box == box and other.elements is None and elements is None:
                 self.regions[key] = other
                 return other
-        made = Region(box)
+        made = Region(box, elements)
         for other in dict.fromkeys(self.regions.values()):
-            if all(a < d and c < b for (a, b), (c, d) in zip(box, other.box)):
+            if self._meet(made, other):
                 made.neighbours.append(other)
                 other.neighbours.append(made)
         self.regions[key] = made
         return made
+
+    def _meet(self, one: Region, other: Region) -> bool:
+        """Whether two regions share elements."""
+        if not all(a < d and c < b for (a, b), (c, d) in zip(one.box, other.box)):
+            return False
+        if one.elements is None and other.elements is None:
+            return True
+        return bool(np.intersect1d(self._elements(one), self._elements(other)).size)
+
+    def _elements(self, region: Region) -> Elements:
+        if region.elements is not None:
+            return region.elements
+        numbers = np.arange(int(np.prod(self.shape))).reshape(self.shape)
+        return numbers[_slices(region.box)].reshape(-1)
 
     def fresh(self) -> None:
         """Allocated again: nothing is initialised."""

@@ -24,7 +24,7 @@ from .budget import SPANS
 from .build import Body
 from .check import walk
 from .finding import Finding, finding, place_name
-from .skeleton import is_place
+from .row import is_place
 
 BANKS, WORD, LANES = 32, 4, 32
 SCATTERED = ("reshape", "transpose", "reduce", "load", "gather", "broadcast", "read_place")

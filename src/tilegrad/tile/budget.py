@@ -18,7 +18,7 @@ from ..ir.types import Memory, Tile
 from .build import Body
 from .check import walk
 from .finding import Finding, finding, place_name
-from .skeleton import is_place
+from .row import is_place
 
 LIMITS = {
     "registers_per_thread": 255,

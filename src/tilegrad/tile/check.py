@@ -22,34 +22,13 @@ from ..ir.types import Memory, Tile
 from ..ir.verify import verify
 from . import ops, placed
 from .build import Body
+from .row import TileOp, is_place, read_by, touches_of, written_by
 
 LEVELS = ("portable", "placed")
 USES = ("constant", "state", "value", "result")
-PLACED_OPS = frozenset(op.name for op in vars(placed).values() if isinstance(op, placed.Op)) - {
-    "atomic_add"
-}
-STORES = {
-    "store": 0,
-    "scatter": 0,
-    "matrix_store": 0,
-    "copy_store": 0,
-    "atomic_add": 0,
-    "write_place": 0,
-    "copy_async": 0,
-    "store_threads": 0,
-    "copy_pages": 0,
-    "store_add": 0,
-}
-READS = {
-    "load": 0,
-    "gather": 0,
-    "matrix_load": 0,
-    "copy_async": 1,
-    "read_place": 0,
-    "copy_store": 1,
-    "copy_threads": 1,
-    "copy_pages": 1,
-}
+PLACED_OPS = frozenset(
+    op.name for op in ops.tile.ops.values() if isinstance(op, TileOp) and op.placed
+)
 
 
 def verify_body(
@@ -76,6 +55,11 @@ def walk(block: Block, enclosing: tuple[Node, ...] = ()) -> Iterator[tuple[Node,
             yield from walk(inner, (*enclosing, node))
 
 
+def written_parameters(body: Body) -> set[Node]:
+    """Parameters that the Body writes: only these can be raced for."""
+    return {m for n, _ in walk(body.block) for m in written_by(n) if not is_place(m)}
+
+
 # ---- rules of one Node (for ir.verify) --------------------------------------------------------
 
 
@@ -97,34 +81,23 @@ def shape_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
 def memory_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
     """Indices are scalars, axes exist, masks are bool and fit."""
     name, attrs = node.op.name, node.attrs
-    if name in ("load", "store"):
-        rank = len(node.inputs[0].shape)
-        first = 1 if name == "load" else 2
-        shape = attrs["shape"] if name == "load" else node.inputs[1].shape
-        if len(attrs["axes"]) != len(shape) or any(not 0 <= a < rank for a in attrs["axes"]):
-            return f"axes {attrs['axes']} for a tile {shape} of a Memory of rank {rank}"
-        if attrs["masked"] and node.inputs[-1].type not in _mask_types(shape):
-            return f"mask is {node.inputs[-1].type}, tile is {shape}"
-        return _scalars(node.inputs[first : first + rank])
-    if name == "store_add":
-        rank, shape = len(node.inputs[0].shape), node.inputs[1].shape
-        if len(attrs["axes"]) != len(shape) or any(not 0 <= a < rank for a in attrs["axes"]):
-            return f"axes {attrs['axes']} for a tile {shape} of a Memory of rank {rank}"
-        return _scalars(node.inputs[2:])
-    if name in ("gather", "scatter", "atomic_add"):
-        first = 1 if name == "gather" else 2
-        offset = node.inputs[first]
-        if offset.dtype is not ops.INDEX.dtype:
-            return f"offsets are {offset.type}, not int64"
-        if len(node.inputs) > first + 1 and node.inputs[-1].type not in _mask_types(offset.shape):
-            return f"mask is {node.inputs[-1].type}, offsets are {offset.shape}"
-        if name == "scatter" and attrs["mode"] not in ("set", "add", "multiply", "max", "min"):
-            return f"no scatter has the mode {attrs['mode']!r}"
-    if name in ("matrix_load", "matrix_store"):
-        rest = node.inputs[1 if name == "matrix_load" else 2 :]
-        if len(rest) != len(node.inputs[0].shape):
-            return f"{len(rest)} indices for {node.inputs[0].type}"
-        return _scalars(rest)
+    for touch in touches_of(node):
+        rank, shape = len(touch.memory.shape), touch.shape
+        if len(touch.axes) != len(shape) or any(not 0 <= a < rank for a in touch.axes):
+            return f"axes {touch.axes} for a tile {shape} of a Memory of rank {rank}"
+        if touch.index and len(touch.index) != rank:
+            return f"{len(touch.index)} indices for {touch.memory.type}"
+        for index in touch.index:
+            if isinstance(index, Node) and index.type != ops.INDEX:
+                return f"an index is {index.type}, not a scalar of int64"
+        if touch.offsets is not None:
+            shape = touch.offsets.shape
+            if touch.offsets.dtype is not ops.INDEX.dtype:
+                return f"offsets are {touch.offsets.type}, not int64"
+        if touch.mask is not None and touch.mask.type not in _mask_types(shape):
+            return f"mask is {touch.mask.type}, tile is {shape}"
+    if name == "scatter" and attrs["mode"] not in ("set", "add", "multiply", "max", "min"):
+        return f"no scatter has the mode {attrs['mode']!r}"
     return None
 
 
@@ -196,10 +169,8 @@ class _Check:
             raise self.fail(f"no fence is called {node.attrs['kind']!r}", node)
         if name in ("allocate", "register_tile"):
             self.allocation(node)
-        if name in STORES:
-            memory = node.inputs[STORES[name]]
-            if isinstance(memory.type, Memory) and memory.type.use == "constant":
-                raise self.fail("it stores to a constant", node)
+        if any(m.type.use == "constant" for m in written_by(node)):  # type: ignore[union-attr]
+            raise self.fail("it stores to a constant", node)
         unit = node.attrs.get("unit")
         if unit is not None and self.target is not None:
             if unit not in {u.name for u in self.target.matrix}:
@@ -225,11 +196,8 @@ class _Check:
         """A result is not read before it is written (in program order)."""
         written: set[Node] = set()
         for node, _ in walk(self.body.block):
-            name = node.op.name
-            if name in READS or (name == "scatter" and node.attrs["mode"] != "set"):
-                memory = node.inputs[READS.get(name, 0)]
+            read = set() if node.op is placed.atomic_add else read_by(node)  # added to what it is
+            for memory in read - written:
                 if memory.op is argument_op and memory.type.use == "result":  # type: ignore[union-attr]
-                    if memory not in written:
-                        raise self.fail("it reads a result that nothing has written yet", node)
-            if name in STORES:
-                written.add(node.inputs[STORES[name]])
+                    raise self.fail("it reads a result that nothing has written yet", node)
+            written |= written_by(node)

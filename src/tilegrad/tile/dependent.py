@@ -12,8 +12,9 @@ from __future__ import annotations
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import high, low
-from .check import READS, STORES, walk
+from .check import walk
 from .finding import Finding, finding
+from .row import touches_of
 from .skeleton import Skeleton, computable
 
 ALL, SOME, NONE = "all", "some", "none"
@@ -69,11 +70,11 @@ def _early(
             told.append(node)
         if told or name == "role":
             break
-        for table, verb in ((STORES, "writes"), (READS, "reads")):
-            memory = node.inputs[table[name]] if unsure and name in table else None
-            if memory is None or memory not in skeleton.body.parameters:
+        for touch in touches_of(node) if unsure else ():
+            memory, verb = touch.memory, "writes" if touch.writes else "reads"
+            if memory not in skeleton.body.parameters:
                 continue
-            if verb == "writes" or memory.type.use != "constant":  # type: ignore[union-attr]
+            if touch.writes or memory.type.use != "constant":  # type: ignore[union-attr]
                 found.append(
                     finding(
                         "error",

@@ -17,9 +17,7 @@ from ..ir.node import Node
 from .build import Body
 from .check import walk
 from .finding import Finding, finding
-from .skeleton import is_place
-
-STORES, READS = ("store", "scatter"), ("load", "gather")
+from .row import Touch, effects_of, is_place
 
 
 @dataclass
@@ -38,16 +36,19 @@ def check_handover(body: Body) -> list[Finding]:
     nodes = [node for node, _ in walk(body.block)]
     if not any(node.op.name == "atomic_add" for node in nodes):
         return []
-    stored, read = (
-        {n.inputs[0] for n in nodes if n.op.name in names and not is_place(n.inputs[0])}
-        for names in (STORES, READS)
-    )
+    stored, read = ({m for n in nodes for m in _plain(n, writes)} for writes in (True, False))
     counters = {n.inputs[0] for n in nodes if n.op.name == "atomic_add"}
     handed = (stored & read) - counters
     found: dict[Finding, None] = {}
     for role in [n for n in nodes if n.op.name == "role"]:
         _walk(role.blocks[0], _State(role.attrs["warps"]), handed, found)
     return list(found)
+
+
+def _plain(node: Node, writes: bool) -> set[Node]:
+    """Parameters that a Node itself stores to, or reads."""
+    plain = [e for e in effects_of(node) if isinstance(e, Touch) and e.writes is writes]
+    return {touch.memory for touch in plain if not is_place(touch.memory)}
 
 
 def _walk(block: Block, state: _State, handed: set[Node], found: dict[Finding, None]) -> None:
@@ -64,8 +65,6 @@ def _visit(node: Node, state: _State, handed: set[Node], found: dict[Finding, No
         state.fenced, state.counted = True, None
     elif name == "named_sync" and node.attrs["threads"] >= 32 * state.warps:
         state.met = state.fenced
-    elif name in STORES and node.inputs[0] in handed:
-        state.stored, state.fenced, state.met = node, False, False
     elif name == "atomic_add":
         if state.stored is not None and not (state.fenced and (state.met or state.warps == 1)):
             what = state.stored.inputs[0].attrs["name"]
@@ -81,7 +80,9 @@ def _visit(node: Node, state: _State, handed: set[Node], found: dict[Finding, No
                 )
             ] = None
         state.stored, state.counted = None, node
-    elif name in READS and node.inputs[0] in handed and state.counted is not None:
+    elif _plain(node, True) & handed:
+        state.stored, state.fenced, state.met = node, False, False
+    elif _plain(node, False) & handed and state.counted is not None:
         found[
             finding(
                 "error",

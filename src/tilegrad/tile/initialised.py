@@ -14,10 +14,7 @@ from ..ir.node import Node
 from ..ir.symbol import high, low
 from .build import Body
 from .finding import Finding, finding, place_name
-from .skeleton import is_place
-
-READS = {"load", "gather", "matrix_load", "read_place", "atomic_add", "sort"}
-WRITES = {"store", "scatter", "matrix_store", "write_place", "atomic_add", "sort"}
+from .row import is_place, read_by, written_by
 
 
 def check_initialised(body: Body) -> list[Finding]:
@@ -57,11 +54,8 @@ class _Walker:
         maybe |= set.union(*arms)
 
     def node(self, node: Node, surely: set[Node], maybe: set[Node]) -> None:
-        name = node.op.name
-        touched = [m for m in node.inputs[: 2 if name == "sort" else 1] if is_place(m)]
-        reads = name in READS or (name == "scatter" and node.attrs["mode"] != "set")
-        for memory in touched:
-            if reads and memory not in surely and memory not in self.found:
+        for memory in filter(is_place, read_by(node)):
+            if memory not in surely and memory not in self.found:
                 text = f"{place_name(memory)} is read before anything wrote it"
                 level = "error"
                 if memory in maybe:
@@ -69,6 +63,5 @@ class _Walker:
                 self.found[memory] = finding(
                     level, "uninitialised", text, node, memory, "write it first on every path"
                 )
-            if name in WRITES:
-                surely.add(memory)
-                maybe.add(memory)
+        surely |= written_by(node)
+        maybe |= written_by(node)

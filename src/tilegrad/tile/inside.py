@@ -22,13 +22,12 @@ from ..core.errors import AxisError, user_location
 from ..ir.node import Node, topological
 from ..ir.symbol import Expr, Size, atoms, combine, high, low, substitute
 from ..ir.types import product
-from . import numeric
 from .bounds import WIDE, Range, hull, leaf_range, of_dtype, range_of
 from .linear import Box, box_of
+from .row import TileOp, compute
 from .trace import Tracer
 from .value import MemoryValue, Window, tracer
 
-PURE = {"unary", "binary", "compare", "ternary", "shape", "reduce"}
 SAME = {"broadcast", "reshape", "transpose", "cast"}
 CORNERS = 16  # programs at the ends of the grid that are tried
 
@@ -296,17 +295,12 @@ def value_of(node: Node, program: tuple[int, ...]) -> np.ndarray[Any, Any] | Non
     """A tile as one program has it; None where it depends on data, Symbols or loops."""
     known: dict[Node, Any] = {}
     for one in topological([node]):
-        name = one.op.name
-        if name == "program":
+        if one.op.name == "program":
             known[one] = np.asarray(program[one.attrs["axis"]], np.int64)
-        elif name == "constant":
-            known[one] = np.full(one.shape, np.asarray(one.attrs["value"]).astype(one.dtype.numpy))
-        elif name == "iota":
-            known[one] = np.arange(one.attrs["size"]).astype(one.dtype.numpy)
-        elif one.op.effect or one.op.group not in PURE:
+        elif one.op.effect or not isinstance(one.op, TileOp) or one.op.numpy is None:
             return None
         else:
-            known[one] = numeric.compute(one, [known[i] for i in one.inputs])
+            known[one] = compute(one, [known[i] for i in one.inputs])
     return known[node]
 
 

@@ -1,19 +1,16 @@
 """Run a Body with NumPy: slow, exact and suspicious, the judge of every target.
 
 Programs of the grid run one after another, those of a cluster (Body.notes["cluster"]) together.
-Within them the roles of the placed level run interleaved (see `concurrent`). What a pure op
-computes stands in `numeric`; here are memory and control:
+Within them the roles of the placed level run interleaved (see `concurrent`). What an op computes,
+reads and writes stands in its row; here is how that is done, at once or at some time, and the few
+ops whose elements depend on each other:
 
-* `load`/`store`: tile axis i walks Memory axis axes[i] from the index; with a mask, elements
-  where it is false read as 0 and are not written. An index outside of the Memory's shape (or of
-  its storage) is an InternalError that names the op and the index.
-* `gather`/`scatter`: linear offsets into the storage; equal offsets are taken in order.
-* `allocate`: a new place each time it is reached, filled with nan (0xA5 in every byte of an
-  integer), so that a read before a write shows.
-* `sort`: the first `count` elements of keys in place, places moved along; stable, nan above
-  every number. The two scratch Memories are left alone.
-* `loop`, `branch`: as written; `unroll` changes nothing.
-* `matrix_load`, `matrix_store`: a 2-D tile along the last two axes of the Memory.
+* an index outside of a Memory's shape (or of its storage) is an InternalError that names the op
+  and the index, unless a mask leaves it out or the op clips;
+* a new place each time `allocate` is reached, filled with nan (0xA5 in every byte of an integer),
+  so that a read before a write shows;
+* `scatter` and `atomic_add` take equal offsets in order; `sort` sorts the first `count` elements of
+  keys in place, places moved along, and leaves the two scratch Memories alone.
 
 Invariant: memories passed in change only where the Body stores; nothing else outlives `run`.
 """
@@ -21,8 +18,8 @@ Invariant: memories passed in change only where the Body stores; nothing else ou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,13 +29,16 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from ..ir.text import print_node
-from ..ir.types import Memory
-from . import interpret_placed, numeric
+from ..ir.types import Memory, Tile
+from . import numeric, row
 from .build import Body
-from .concurrent import Agent, History, Machine, Named, Roles, Waiting
+from .check import walk
+from .concurrent import Judge, Machine, Steps, Waiting
+from .ordering import Role, scalar
+from .row import TileOp, Touch, compute, effects_of, is_placed
 
 Array = np.ndarray[Any, Any]
-Steps = Generator["Waiting | Roles | None", None, Any]
+Values = dict[Node, Any]
 
 
 def run(
@@ -59,19 +59,13 @@ def run(
     grid = tuple(evaluate(size, bound) for size in body.grid)
     chosen = range(math.prod(grid)) if programs is None else programs
     storages = parameters(body, memories, bound)
-    tracked, dependent = (has_op(body.block, n) for n in ("role", "grid_dependency_wait"))
+    placed = any(is_placed(node) for node, _ in walk(body.block))
+    effects: dict[Node, tuple[row.Effect, ...]] = {}
     for numbers in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
-        for storage in storages:
-            storage.history = History(storage.name, storage.data.size) if tracked else None
-        machine = Machine(seed, dependent)
-        machine.run(
-            [
-                Interpreter(
-                    body, storages, bound, grid, number, machine, rank if len(numbers) > 1 else None
-                )
-                for rank, number in enumerate(numbers)
-            ]
-        )
+        order = Judge(body, bound, len(numbers)) if placed else None
+        machine = Machine(seed, order)
+        given = (body, storages, bound, grid, machine, effects)
+        machine.run([Interpreter(*given, number, rank) for rank, number in enumerate(numbers)])
 
 
 def together(chosen: Iterable[int], grid: tuple[int, ...], size: int) -> Iterator[list[int]]:
@@ -105,7 +99,7 @@ def parameters(body: Body, memories: Sequence[Array], symbols: Mapping[str, int]
 
 
 class Storage:
-    """A Memory at run time: flat data, sizes and strides as numbers, and who touched it."""
+    """A Memory at run time: flat data, sizes and strides as numbers."""
 
     def __init__(self, name: str, node: Node, data: Array, symbols: Mapping[str, int]) -> None:
         type_ = node.type
@@ -113,7 +107,6 @@ class Storage:
         self.name, self.type, self.data = name, type_, data
         self.shape = tuple(evaluate(s, symbols) for s in type_.shape)
         self.strides = tuple(evaluate(s, symbols) for s in type_.element_strides())
-        self.history: History | None = None
 
     def offsets(self, index: Sequence[int], shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
         """Element offsets of a tile at an index, and where they are inside of the shape."""
@@ -130,14 +123,77 @@ class Storage:
             offset += position * stride
         return offset, inside
 
+    def elements(
+        self, touch: Touch, values: Mapping[Node, Any], node: Node | None = None
+    ) -> tuple[Array, Array | None]:
+        """Offsets of what is touched, and where that is meant (None: everywhere); an error names
+        the Node, if one is given."""
+        mask = None if touch.mask is None else values[touch.mask]
+        if touch.offsets is not None:
+            offset = values[touch.offsets]
+        elif not touch.index:
+            offset = np.arange(self.data.size).reshape(self.shape)
+        else:
+            index = [scalar(s, values) for s in touch.index]
+            offset, inside = self.offsets(index, touch.shape, touch.axes)
+            if touch.clips:
+                return offset, inside
+            bad = ~inside if mask is None else ~inside & mask
+            if bad.any() and node is not None:
+                raise InternalError(
+                    "tile.interpret",
+                    f"{node.op.name} at {tuple(index)} of tile {touch.shape} leaves {self.name}"
+                    f"<{self.shape}>\n    {print_node(node)}\n ",
+                )
+        if mask is None:
+            return self.inside(offset, node), None
+        mask = np.broadcast_to(mask, offset.shape)
+        return self.inside(np.where(mask, offset, 0), node), mask
+
+    def inside(self, offset: Array, node: Node | None) -> Array:
+        """Offsets, all of which the storage has."""
+        bad = (offset < 0) | (offset >= self.data.size)
+        if bad.any() and node is not None:
+            raise InternalError(
+                "tile.interpret",
+                f"{node.op.name} at offset {int(offset[bad][0])} of {self.name}, which has "
+                f"{self.data.size} elements\n    {print_node(node)}\n ",
+            )
+        return np.asarray(offset)
+
+
+class Located(NamedTuple):
+    """Elements of a storage that an op reads or writes."""
+
+    storage: Storage
+    offset: Array
+    mask: Array | None
+    writes: bool
+
+    def read(self) -> Array:
+        """What they hold; 0 where masked off."""
+        data, offset, mask = self.storage.data, self.offset, self.mask
+        if mask is None:
+            return np.asarray(data[offset])
+        found = np.zeros(offset.shape, data.dtype)
+        found[mask] = data[offset[mask]]
+        return found
+
+    def write(self, value: Array) -> None:
+        """Give them values, in order."""
+        if self.mask is None:
+            self.storage.data[self.offset.reshape(-1)] = np.asarray(value).reshape(-1)
+        else:
+            self.storage.data[self.offset[self.mask]] = np.asarray(value)[self.mask]
+
 
 class Frame:
-    """Values of one agent."""
+    """Values of a program or of one of its roles."""
 
-    __slots__ = ("agent", "values")
+    __slots__ = ("role", "values")
 
-    def __init__(self, agent: Agent, values: dict[Node, Any]) -> None:
-        self.agent, self.values = agent, values
+    def __init__(self, role: Role | None, values: Values) -> None:
+        self.role, self.values = role, values
 
 
 def poison(shape: tuple[int, ...], dtype: DType) -> Array:
@@ -156,33 +212,16 @@ class Interpreter:
         storages: list[Storage],
         symbols: Mapping[str, int],
         grid: tuple[int, ...],
-        number: int,
         machine: Machine,
-        rank: int | None = None,
+        effects: dict[Node, tuple[row.Effect, ...]],
+        number: int,
+        rank: int,
     ) -> None:
         self.body, self.symbols, self.machine, self.rank = body, symbols, machine, rank
         self.program = np.unravel_index(number, grid) if grid else ()
-        self.tracked = has_op(body.block, "role")
-        self.named: dict[int, Named] = {}
-        main = machine.agent(self.name("the program"))
-        main.asynchronous = False
+        self.effects = effects
+        main = None if machine.order is None else machine.order.roles[rank, None]
         self.frame = Frame(main, dict(zip(body.parameters, storages)))
-        self.handlers: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
-            **HANDLERS,
-            **interpret_placed.HANDLERS,
-        }
-        self.controls: dict[str, Callable[[Interpreter, Frame, Node], Steps]] = {
-            **CONTROLS,
-            **interpret_placed.CONTROLS,
-        }
-
-    def name(self, name: str) -> str:
-        """A name, with the rank where there are several programs."""
-        return name if self.rank is None else f"{name} of rank {self.rank}"
-
-    def track(self, storage: Storage) -> None:
-        """Begin to remember who touches a storage."""
-        storage.history = History(storage.name, storage.data.size) if self.tracked else None
 
     # ---- blocks and Nodes -------------------------------------------------------------------
 
@@ -190,204 +229,219 @@ class Interpreter:
         """Run the Nodes of a Block; gives its results."""
         values, roles = frame.values, []
         for node in block.nodes:
-            if node.op.name == "role":
+            name = node.op.name
+            if name == "role":
                 roles.append(node)
                 continue
             if roles:
                 yield self.roles(frame, roles)
                 roles = []
-            control = self.controls.get(node.op.name)
-            if control is not None:
-                values[node] = yield from control(self, frame, node)
+            if name == "loop":
+                values[node] = yield from self.loop(frame, node)
+            elif name == "branch":
+                chosen = node.blocks[0 if bool(values[node.inputs[0]]) else 1]
+                values[node] = yield from self.block(frame, chosen)
+            elif name in VALUES:
+                values[node] = VALUES[name](self, frame, node)
+            elif node.op.effect:
+                values[node] = yield from self.act(frame, node)
             else:
-                values[node] = self.node(frame, node)
-            if node.op.effect and frame.agent.role is not None:
-                yield None
+                values[node] = compute(node, [values[i] for i in node.inputs])
         if roles:
             yield self.roles(frame, roles)
         return [values[r] for r in block.results]
 
-    def roles(self, frame: Frame, nodes: list[Node]) -> Roles:
+    def loop(self, frame: Frame, node: Node) -> Steps:
+        """As written; `unroll` changes nothing."""
+        values, block = frame.values, node.blocks[0]
+        lower, upper = (int(values[i]) for i in node.inputs[:2])
+        carried = [values[i] for i in node.inputs[2:]]
+        for index in range(lower, upper, node.attrs["step"]):
+            values[block.arguments[0]] = np.asarray(index, np.int64)
+            values.update(zip(block.arguments[1:], carried))
+            carried = yield from self.block(frame, block)
+        return carried
+
+    def roles(self, frame: Frame, nodes: list[Node]) -> list[Node]:
         """Roles to be run at the same time."""
-        if frame.agent.role is not None:
+        if frame is not self.frame:
             raise InternalError("tile.interpret", "a role stands inside of a role")
-        return Roles(frame, nodes)
+        return nodes
 
-    def node(self, frame: Frame, node: Node) -> Any:
-        """The value of one Node without Blocks."""
-        handler = self.handlers.get(node.op.name)
-        if handler is not None:
-            return handler(self, frame, node)
-        return numeric.compute(node, [frame.values[i] for i in node.inputs])
+    # ---- effects ----------------------------------------------------------------------------
 
-    # ---- memory -----------------------------------------------------------------------------
-
-    def region(
-        self,
-        frame: Frame,
-        node: Node,
-        storage: Storage,
-        index: Sequence[int],
-        shape: tuple[int, ...],
-        axes: tuple[int, ...],
-        mask: Array | None,
-    ) -> Array:
-        """Offsets of a tile; where the mask holds they are inside, elsewhere 0."""
-        offset, inside = storage.offsets(index, shape, axes)
-        bad = ~inside if mask is None else ~inside & mask
-        if bad.any():
-            raise InternalError(
-                "tile.interpret",
-                f"{node.op.name} at {tuple(index)} of tile {shape} leaves {storage.name}"
-                f"<{storage.shape}>\n    {print_node(node)}\n ",
-            )
-        return self.checked(node, storage, offset, mask)
-
-    def checked(self, node: Node, storage: Storage, offset: Array, mask: Array | None) -> Array:
-        """Offsets within the storage, 0 where masked off."""
-        live = offset if mask is None else np.where(mask, offset, 0)
-        bad = (live < 0) | (live >= storage.data.size)
-        if mask is not None:
-            bad &= mask
-        if bad.any():
-            raise InternalError(
-                "tile.interpret",
-                f"{node.op.name} at offset {int(live[bad][0])} of {storage.name}, which has "
-                f"{storage.data.size} elements\n    {print_node(node)}\n ",
-            )
-        return np.asarray(live)
-
-    def read(self, frame: Frame, storage: Storage, offset: Array, mask: Array | None) -> Array:
-        """Elements at offsets; 0 where masked off."""
-        self.machine.note_read(frame.agent, storage, offset, mask)
-        if mask is None:
-            return np.asarray(storage.data[offset])
-        found = np.zeros(offset.shape, storage.data.dtype)
-        found[mask] = storage.data[offset[mask]]
+    def act(self, frame: Frame, node: Node) -> Steps:
+        """A Node with effects: judged, then done."""
+        if node not in self.effects:
+            self.effects[node] = effects_of(node)
+        order, role, values = self.machine.order, frame.role, frame.values
+        if order is not None and role is not None and self.effects[node]:
+            role.clock[role.number] += 1
+            while not order.event(role, node, values):
+                yield Waiting(
+                    lambda: order.ready(role, node, values),
+                    lambda: order.awaited(role, node, values),
+                )
+        special = SPECIAL.get(node.op.name)
+        found = special(self, frame, node) if special else self.usual(frame, node)
+        if frame is not self.frame:
+            yield None
         return found
 
-    def write(
-        self, frame: Frame, storage: Storage, offset: Array, value: Array, mask: Array | None
-    ) -> None:
-        """Elements to offsets, in order."""
-        self.machine.note_write(frame.agent, storage, offset, mask)
-        if mask is None:
-            storage.data[offset.reshape(-1)] = np.asarray(value).reshape(-1)
-        else:
-            storage.data[offset[mask]] = np.asarray(value)[mask]
+    def usual(self, frame: Frame, node: Node) -> Any:
+        """What the Effects of a Node and its meaning say."""
+        values, effects = frame.values, self.effects[node]
+        touches = [e for e in effects if isinstance(e, Touch)]
+        if touches:
+            return self.move(node, self.located(values, node, touches), values)
+        for effect in effects:
+            if isinstance(effect, row.Work):
+                self.later(frame, node, effect)
+            elif isinstance(effect, row.Land):
+                self.land(frame, node, effect)
+            elif isinstance(effect, row.Drain):
+                assert frame.role is not None
+                known = frame.role.groups[effect.engine].known
+                self.machine.complete((frame.role.number, effect.engine), until=known)
+        return None
+
+    def located(self, values: Values, node: Node, touches: Iterable[Touch]) -> list[Located | None]:
+        """The elements of Touches; None for one that does not happen."""
+        found: list[Located | None] = []
+        for touch in touches:
+            storage = values[touch.memory]
+            if touch.when is not None and not bool(values[touch.when]):
+                found.append(None)
+                continue
+            offset, mask = storage.elements(touch, values, node)
+            found.append(Located(storage, offset, mask, touch.writes))
+        return found
+
+    def move(self, node: Node, touched: Sequence[Located | None], values: Values) -> Any:
+        """Read, compute, and write or give the result."""
+        given: list[Any] = [t and t.read() for t in touched if t is None or not t.writes]
+        written = [t for t in touched if t is not None and t.writes]
+        if written and isinstance(node.inputs[1].type, Tile):
+            given.append(values[node.inputs[1]])
+        meaning = node.op.numpy if isinstance(node.op, TileOp) else None
+        with np.errstate(all="ignore"):
+            result = given[-1] if meaning is None else meaning(node, *given)
+        for one in written:
+            one.write(result)
+        return None if written else result
+
+    def later(self, frame: Frame, node: Node, work: row.Work) -> None:
+        """Work of an engine."""
+        role, touched = frame.role, self.located(frame.values, node, work.touches)
+        assert role is not None
+        number = role.groups[work.engine].issued
+        key = (role.number, work.engine)
+        self.machine.issue(key, number, lambda: self.move(node, touched, {}))
+
+    def land(self, frame: Frame, node: Node, land: row.Land, data: Any = None) -> None:
+        """A copy to places, whose bytes land on barriers at some time; `data` gives what is copied
+        if the row does not say."""
+        order, role, values = self.machine.order, frame.role, frame.values
+        assert order is not None and order.late is not None and role is not None
+        ranks, counts = order.reached(role, node, land, values), order.late
+        order.late = []
+        if land.source is None:
+            value = values[node.inputs[1]]
+            parts = np.split(value, land.parts) if land.parts else [value] * len(ranks)
+        elif data is None:
+            (source,) = self.located(values, node, [land.source])
+            assert source is not None
+            data = source.read
+        for place, (rank, count) in enumerate(zip(ranks, counts)):
+            storage = self.remote(frame, node, land.into.memory, rank)
+            into = Located(storage, *storage.elements(land.into, values, node), True)
+            read = (lambda place=place: parts[place]) if land.source is None else data
+
+            def work(into: Located = into, read: Any = read, count: Any = count) -> None:
+                into.write(read())
+                count()
+
+            self.machine.issue(("copy", id(count)), 0, work)
+
+    def remote(self, frame: Frame, node: Node, what: Node, rank: int) -> Storage:
+        """What a place is in the program of a rank."""
+        values = frame.values if rank == self.rank else self.machine.programs[rank].frame.values
+        if what not in values:
+            raise InternalError(
+                "tile.interpret", f"{node.op.name}: rank {rank} has no such place outside of roles"
+            )
+        found: Storage = values[what]
+        return found
 
 
-def has_op(block: Block, name: str) -> bool:
-    """Whether an op occurs in a Block or in the Blocks within."""
-    return any(
-        n.op.name == name or any(has_op(inner, name) for inner in n.blocks) for n in block.nodes
-    )
+# ---- values that a run gives ---------------------------------------------------------------------
 
 
-def scalars(frame: Frame, nodes: Iterable[Node]) -> list[int]:
-    """Scalar Nodes as Python integers."""
-    return [int(frame.values[n]) for n in nodes]
+def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
+    data = poison(node.attrs["shape"], node.attrs["dtype"])
+    type_ = node.type
+    assert isinstance(type_, Memory)
+    storage = Storage(f"{type_.scope}#{node.serial}", node, data, self.symbols)
+    if self.machine.order is not None and frame.role is not None:
+        self.machine.order.event(frame.role, node, frame.values)
+    return storage
 
 
-def _mask(frame: Frame, node: Node | None, shape: tuple[int, ...]) -> Array | None:
-    return None if node is None else np.broadcast_to(frame.values[node], shape)
+VALUES: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
+    "program": lambda i, f, n: np.asarray(i.program[n.attrs["axis"]], np.int64),
+    "symbol": lambda i, f, n: np.asarray(evaluate(n.attrs["value"], i.symbols), np.int64),
+    "cluster_rank": lambda i, f, n: np.asarray(i.rank, np.int64),
+    "allocate": _place,
+    "register_tile": _place,
+}
 
-
-# ---- what each op does -----------------------------------------------------------------------
-
-
-def _program(self: Interpreter, frame: Frame, node: Node) -> Any:
-    return np.asarray(self.program[node.attrs["axis"]], np.int64)
-
-
-def _symbol(self: Interpreter, frame: Frame, node: Node) -> Any:
-    return np.asarray(evaluate(node.attrs["value"], self.symbols), np.int64)
-
-
-def _constant(self: Interpreter, frame: Frame, node: Node) -> Any:
-    return np.full(node.attrs["shape"], np.asarray(node.attrs["value"]).astype(node.dtype.numpy))
-
-
-def _iota(self: Interpreter, frame: Frame, node: Node) -> Any:
-    return np.arange(node.attrs["size"]).astype(node.dtype.numpy)
-
-
-def _get(self: Interpreter, frame: Frame, node: Node) -> Any:
-    return frame.values[node.inputs[0]][node.attrs["index"]]
-
-
-def _load(self: Interpreter, frame: Frame, node: Node) -> Any:
-    storage: Storage = frame.values[node.inputs[0]]
-    rank, attrs = len(storage.shape), node.attrs
-    mask = _mask(frame, node.inputs[1 + rank] if attrs["masked"] else None, attrs["shape"])
-    index = scalars(frame, node.inputs[1 : 1 + rank])
-    offset = self.region(frame, node, storage, index, attrs["shape"], attrs["axes"], mask)
-    return self.read(frame, storage, offset, mask)
-
-
-def _store(self: Interpreter, frame: Frame, node: Node) -> Any:
-    storage, value = (frame.values[i] for i in node.inputs[:2])
-    rank, attrs = len(storage.shape), node.attrs
-    mask = _mask(frame, node.inputs[2 + rank] if attrs["masked"] else None, value.shape)
-    index = scalars(frame, node.inputs[2 : 2 + rank])
-    offset = self.region(frame, node, storage, index, value.shape, attrs["axes"], mask)
-    self.write(frame, storage, offset, value, mask)
-
-
-def _gather(self: Interpreter, frame: Frame, node: Node) -> Any:
-    storage, offset = (frame.values[i] for i in node.inputs[:2])
-    mask = _mask(frame, node.inputs[2] if len(node.inputs) > 2 else None, offset.shape)
-    return self.read(frame, storage, self.checked(node, storage, offset, mask), mask)
-
+# ---- ops whose elements depend on each other, or on data -----------------------------------------
 
 SCATTER_OPS = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 
 
-def _scatter(self: Interpreter, frame: Frame, node: Node) -> Any:
-    storage, value, offset = (frame.values[i] for i in node.inputs[:3])
-    mask = _mask(frame, node.inputs[3] if len(node.inputs) > 3 else None, offset.shape)
-    offset, mode = self.checked(node, storage, offset, mask), node.attrs["mode"]
-    if self.body.notes.get("distinct"):
-        written = offset if mask is None else offset[np.broadcast_to(mask, offset.shape)]
-        if len(np.unique(written)) < written.size:
-            name = self.body.name
-            raise InternalError("tile.interpret", f"{name} writes an element twice in one scatter")
+def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
+    into = self.located(frame.values, node, self.effects[node][-1:])[0]  # type: ignore[arg-type]
+    assert into is not None
+    written = into.offset if into.mask is None else into.offset[into.mask]
+    if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
+        name = self.body.name
+        raise InternalError("tile.interpret", f"{name} writes an element twice in one scatter")
+    value, mode = frame.values[node.inputs[1]], node.attrs["mode"]
     if mode == "set":
-        return self.write(frame, storage, offset, value, mask)
-    self.machine.note_read(frame.agent, storage, offset, mask)
-    self.machine.note_write(frame.agent, storage, offset, mask)
-    return combine(storage, node.inputs[1].dtype, SCATTER_OPS[mode], value, offset, mask)
+        into.write(value)
+    else:
+        combine(into, SCATTER_OPS[mode], value)
 
 
-def combine(
-    storage: Storage, dtype: DType, name: str, value: Array, offset: Array, mask: Array | None
-) -> None:
-    """storage[offset] = op(storage[offset], value), one element after another."""
-    live = np.ones(offset.shape, np.bool_) if mask is None else mask
+def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
+    into = self.located(frame.values, node, self.effects[node][-1:])[0]  # type: ignore[arg-type]
+    assert into is not None
+    return combine(into, "add", frame.values[node.inputs[1]])
+
+
+def combine(into: Located, name: str, value: Array) -> Array:
+    """Elements become op(element, value), one after another; gives what each was before."""
+    storage, offset = into.storage, into.offset
+    dtype = storage.type.dtype
+    live = np.ones(offset.shape, np.bool_) if into.mask is None else into.mask
+    before = np.zeros(offset.shape, storage.data.dtype)
     with np.errstate(all="ignore"):
-        for where, one in zip(offset[live], np.broadcast_to(value, offset.shape)[live]):
+        for at in zip(*np.nonzero(np.atleast_1d(live))):
+            at = at if offset.shape else ()
+            where, one = int(offset[at]), np.broadcast_to(value, offset.shape)[at]
             old = storage.data[where : where + 1]
+            before[at] = old[0]
             new = numeric.elementwise(name, dtype, [old, np.asarray([one], dtype.numpy)])
             storage.data[where] = new[0]
+    return before
 
 
-def _allocate(self: Interpreter, frame: Frame, node: Node) -> Any:
-    attrs = node.attrs
-    name = self.name(f"{attrs['scope']}#{node.serial}")
-    storage = Storage(name, node, poison(attrs["shape"], attrs["dtype"]), self.symbols)
-    self.track(storage)
-    return storage
-
-
-def _sort(self: Interpreter, frame: Frame, node: Node) -> Any:
-    keys, places = (frame.values[i] for i in node.inputs[:2])
-    whole = np.arange(int(frame.values[node.inputs[4]]), dtype=np.int64)
-    where = self.checked(node, keys, whole, None)
-    row = self.read(frame, keys, where, None)
-    order = stable_order(row, node.attrs["descending"])
-    self.write(frame, keys, where, row[order], None)
-    where = self.checked(node, places, whole, None)
-    self.write(frame, places, where, self.read(frame, places, where, None)[order], None)
+def _sort(self: Interpreter, frame: Frame, node: Node) -> None:
+    keys, places = (frame.values[i].data for i in node.inputs[:2])
+    count = int(frame.values[node.inputs[4]])
+    order = stable_order(keys[:count], node.attrs["descending"])
+    keys[:count], places[:count] = keys[:count][order], places[:count][order]
 
 
 def stable_order(row: Array, descending: bool) -> Array:
@@ -398,83 +452,41 @@ def stable_order(row: Array, descending: bool) -> Array:
     return row.size - 1 - np.argsort(wide[::-1], kind="stable")[::-1]
 
 
-def _matrix_offsets(self: Interpreter, frame: Frame, node: Node, shape: Any, first: int) -> Array:
-    storage: Storage = frame.values[node.inputs[0]]
-    rank = len(storage.shape)
-    index = scalars(frame, node.inputs[first:])
-    return self.region(frame, node, storage, index, shape, (rank - 2, rank - 1), None)
+def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
+    (into,) = self.located(frame.values, node, self.effects[node])  # type: ignore[arg-type]
+    assert into is not None
+    start, stop = (max(0, int(frame.values[i])) for i in node.inputs[1:3])
+    into.storage.data[into.offset[start:stop]] = 0
 
 
-def _matrix_zero(self: Interpreter, frame: Frame, node: Node) -> Any:
-    return np.zeros(node.attrs["shape"], node.dtype.numpy)
+def _copy_pages(self: Interpreter, frame: Frame, node: Node) -> None:
+    memory, pages = frame.values[node.inputs[1]], frame.values[node.inputs[4]]
+    first, *rest = (int(frame.values[i]) for i in node.inputs[5 : 5 + len(memory.shape)])
+    found = []
+    for page in pages:
+        at = [first + int(page), *rest]
+        offset, inside = memory.offsets(at, node.attrs["shape"], node.attrs["axes"])
+        found.append(Located(memory, offset, inside, False))
+    (land,) = self.effects[node]
+    assert isinstance(land, row.Land)
+    self.land(frame, node, land, lambda: np.concatenate([one.read() for one in found]))
 
 
-def _matrix_load(self: Interpreter, frame: Frame, node: Node) -> Any:
-    offset = _matrix_offsets(self, frame, node, node.attrs["shape"], 1)
-    return self.read(frame, frame.values[node.inputs[0]], offset, None)
-
-
-def _matrix_dot(self: Interpreter, frame: Frame, node: Node) -> Any:
-    return numeric.matrix_dot(*[frame.values[i] for i in node.inputs])
-
-
-def _matrix_store(self: Interpreter, frame: Frame, node: Node) -> Any:
-    storage, value = (frame.values[i] for i in node.inputs[:2])
-    offset = _matrix_offsets(self, frame, node, value.shape, 2)
-    self.write(frame, storage, offset, value, None)
-
-
-def _prefetch(self: Interpreter, frame: Frame, node: Node) -> Any:
-    return None  # it changes nothing, and may lie past the end
-
-
-def _require(self: Interpreter, frame: Frame, node: Node) -> Any:
+def _require(self: Interpreter, frame: Frame, node: Node) -> None:
     if not np.all(frame.values[node.inputs[0]]):
         raise Site(node.attrs["message"], node.attrs["location"]).error()
 
 
-def _hole(self: Interpreter, frame: Frame, node: Node) -> Any:
+def _hole(self: Interpreter, frame: Frame, node: Node) -> None:
     raise InternalError("tile.interpret", f"the hole {node.attrs['name']!r} is not filled")
 
 
-HANDLERS: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
-    "program": _program,
-    "symbol": _symbol,
-    "constant": _constant,
-    "iota": _iota,
-    "get": _get,
-    "load": _load,
-    "store": _store,
-    "gather": _gather,
+SPECIAL: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "scatter": _scatter,
-    "allocate": _allocate,
+    "atomic_add": _atomic_add,
     "sort": _sort,
-    "hole": _hole,
-    "prefetch": _prefetch,
+    "clear_rows": _clear_rows,
+    "copy_pages": _copy_pages,
     "require": _require,
-    "matrix_zero": _matrix_zero,
-    "matrix_load": _matrix_load,
-    "matrix_dot": _matrix_dot,
-    "matrix_store": _matrix_store,
-}
-
-
-def _loop(self: Interpreter, frame: Frame, node: Node) -> Steps:
-    lower, upper = scalars(frame, node.inputs[:2])
-    carried, block = [frame.values[i] for i in node.inputs[2:]], node.blocks[0]
-    for index in range(lower, upper, node.attrs["step"]):
-        frame.values[block.arguments[0]] = np.asarray(index, np.int64)
-        frame.values.update(zip(block.arguments[1:], carried))
-        carried = yield from self.block(frame, block)
-    return carried
-
-
-def _branch(self: Interpreter, frame: Frame, node: Node) -> Steps:
-    chosen = node.blocks[0 if bool(frame.values[node.inputs[0]]) else 1]
-    return (yield from self.block(frame, chosen))
-
-
-CONTROLS: dict[str, Callable[[Interpreter, Frame, Node], Steps]] = {
-    "loop": _loop,
-    "branch": _branch,
+    "hole": _hole,
 }

@@ -21,36 +21,9 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.dtype import DType
 from ..core.errors import InternalError
-from ..ir.node import Node
 
 Array = np.ndarray[Any, Any]
 FLOAT_BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
-
-
-def compute(node: Node, inputs: list[Array]) -> Array:
-    """The value of a pure Node (elementwise, shape, reduce, dot, cast) on given inputs."""
-    name, attrs = node.op.name, node.attrs
-    with np.errstate(all="ignore"):
-        if name == "where":
-            return np.where(*inputs)
-        if name in TABLE:
-            return elementwise(name, node.inputs[-1].dtype, inputs)
-        if name in SHAPE:
-            return SHAPE[name](inputs[0], **attrs)
-        if name in ("stack", "stack_rows"):
-            return np.stack(inputs).reshape(node.shape)
-        if name == "extract":
-            return np.asarray(inputs[0][attrs["index"]])
-        if name in ("reduce", "cumulative"):
-            whole = name == "reduce"
-            return fold(inputs[0], node.dtype, attrs["kind"], attrs["axis"], whole)
-        if name == "dot":
-            return dot(inputs[0], inputs[1], inputs[2], node.dtype)
-        if name == "cast":
-            return cast(inputs[0], node.inputs[0].dtype, node.dtype)
-        if name == "bitcast":
-            return bitcast(inputs[0], node.dtype)
-    raise InternalError("tile.interpret", f"no meaning is known for {node.op!r}")
 
 
 def elementwise(name: str, dtype: DType, inputs: list[Array]) -> Array:
@@ -238,14 +211,16 @@ def _multiply_high(d: DType, a: Array, b: Array) -> Array:
 
 
 def _byte_dot(d: DType, a: Array, b: Array, c: Array) -> Array:
-    """c + the sum of the four products of bytes: a's unsigned, b's signed."""
+    """c + the sum of the products of a's four bytes, unsigned, by b's, signed; int32 alone, and it
+    wraps."""
     left = np.ascontiguousarray(a).view(np.uint8).reshape(*a.shape, 4).astype(np.int32)
     right = np.ascontiguousarray(b).view(np.int8).reshape(*b.shape, 4).astype(np.int32)
     return np.asarray(c + (left * right).sum(-1, dtype=np.int32))
 
 
 def _byte_permute(d: DType, a: Array, b: Array, chosen: Array) -> Array:
-    """Four of the eight bytes of a and b, by the digits of `chosen`."""
+    """Byte i is the one of a (0..3) and b (4..7) that the low three bits of the third's
+    hexadecimal digit i name; int32 alone."""
     digits = (chosen.view(np.uint32)[..., None] >> np.arange(0, 16, 4, dtype=np.uint32)) & 7
     both = [np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, 4) for x in (a, b)]
     found = np.take_along_axis(np.concatenate(both, -1), digits.astype(np.int64), -1)
@@ -283,13 +258,11 @@ def _compare(ufunc: Any) -> Callable[..., Array]:
     return lambda d, a, b: np.asarray(ufunc(a, b))
 
 
-TABLE: dict[str, Callable[..., Array]] = {
+UNARY: dict[str, Callable[..., Array]] = {
     "negative": _negative,
     "absolute": lambda d, x: np.absolute(x),
     "square_root": lambda d, x: np.sqrt(x),
     "reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
-    "quick_reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
-    "quick_exp": _exact(np.exp), "quick_exp2": _exact(np.exp2),
     "exp": _exact(np.exp), "exp2": _exact(np.exp2), "log": _exact(np.log),
     "log2": _exact(np.log2), "log10": _exact(np.log10), "expm1": _exact(np.expm1),
     "log1p": _exact(np.log1p),
@@ -302,10 +275,14 @@ TABLE: dict[str, Callable[..., Array]] = {
     "trunc": _rounding(np.trunc),
     "bit_not": lambda d, x: np.invert(x),
     "sign": _sign,
+    "quick_exp": _exact(np.exp), "quick_exp2": _exact(np.exp2),
+    "quick_reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
+}  # fmt: skip
+BINARY: dict[str, Callable[..., Array]] = {
     "add": _two(np.add, np.logical_or),
     "subtract": _two(np.subtract, np.logical_xor),
     "multiply": _two(np.multiply, np.logical_and),
-    "divide": _divide, "quick_divide": _divide, "floor_divide": _floor_divide,
+    "divide": _divide, "floor_divide": _floor_divide,
     "remainder": _remainder, "fmod": _fmod, "power": _power,
     "maximum": _maximum, "minimum": _minimum,
     "bit_and": _two(np.bitwise_and, np.logical_and),
@@ -314,38 +291,28 @@ TABLE: dict[str, Callable[..., Array]] = {
     "shift_left": _shift_left, "shift_right": _shift_right, "multiply_high": _multiply_high,
     "unsigned_divide": _unsigned(np.floor_divide),
     "unsigned_remainder": _unsigned(np.remainder),
+    "quick_divide": _divide,
+}  # fmt: skip
+COMPARE: dict[str, Callable[..., Array]] = {
     "equal": _compare(np.equal), "not_equal": _compare(np.not_equal),
     "less": _compare(np.less), "less_equal": _compare(np.less_equal),
-    "multiply_add": _multiply_add, "byte_dot": _byte_dot,
-    "byte_permute": _byte_permute,
 }  # fmt: skip
-
+TERNARY: dict[str, Callable[..., Array]] = {
+    "multiply_add": _multiply_add,
+    "byte_dot": _byte_dot,
+    "byte_permute": _byte_permute,
+}
+GROUPS = {"unary": UNARY, "binary": BINARY, "compare": COMPARE, "ternary": TERNARY}
+TABLE = {**UNARY, **BINARY, **COMPARE, **TERNARY}
 
 # ---- shape, reduce, dot, cast ---------------------------------------------------------------
 
 
-def _broadcast(x: Array, *, shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(x, shape)
-
-
-def _reshape(x: Array, *, shape: tuple[int, ...]) -> Array:
-    return x.reshape(shape)
-
-
-def _transpose(x: Array, *, order: tuple[int, ...]) -> Array:
-    return x.transpose(order)
-
-
-def _part(x: Array, *, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+def part(x: Array, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    """A rectangle of x."""
     return x[tuple(slice(a, a + size) for a, size in zip(start, shape))]
 
 
-SHAPE: dict[str, Callable[..., Array]] = {
-    "broadcast": _broadcast,
-    "reshape": _reshape,
-    "transpose": _transpose,
-    "part": _part,
-}
 FOLDS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 BOOL_FOLDS: dict[str, Any] = {
     "sum": np.logical_or,

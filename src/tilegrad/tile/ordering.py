@@ -19,22 +19,26 @@ ordered after what all warps of the role did.
 The programs of a cluster are run together, as several sets of roles: each rank has places and
 barriers of its own, which the other ranks' copies, sends and arrivals reach; they end together.
 
-`protocol` says what each op does. Invariant: a Finding of level 'error' holds for some order in
-which the roles may run.
+Both who run a Body without data (`protocol`) and with it (`interpret`) tell an Order of every
+Node that has effects, in an order in which it may happen. Invariant: a Finding of level 'error'
+holds for some order in which the roles may run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..ir.node import Node
 from ..ir.symbol import evaluate
-from .access import Clock, Place, Plain, Region, Touch, join
-from .check import walk
+from . import row
+from .access import Clock, Place, Plain, Region, join
+from .access import Touch as Touched
+from .build import Body
+from .check import walk, written_parameters
 from .finding import Finding, finding, line_of, place_name
 from .phases import Bar, Group, Round
-from .skeleton import Event, Scenario, Skeleton, is_place
+from .row import Scalar, Touch, effects_of, is_place
 
 MOST_FINDINGS = 24
 ENGINES = ("matrix_async", "copy_store", "copy_threads")  # what a role starts in groups
@@ -60,8 +64,6 @@ class Role:
         self.alone = main or warps == 1  # no warps that could be apart
         self.clock: Clock = [0] * size
         self.groups = {kind: Group(number + 1 + i) for i, kind in enumerate(ENGINES)}
-        self.events: list[Event] = []
-        self.at = self.base = 0
         self.joined: int | None = None  # round of a named barrier it waits in
         self.fenced = False
         self.registers: set[Node] = set()  # touched since the last matrix_fence
@@ -73,32 +75,25 @@ class Role:
         """The count of its events."""
         return self.clock[self.number]
 
-    @property
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self.at >= len(self.events)
 
-
-Handler = Callable[["Machine", Role, Node, tuple[Any, ...]], Any]
-
-
-class Machine:
+class Order:
     """The roles, barriers and places of one program, or of the programs of a cluster."""
 
-    def __init__(
-        self, skeleton: Skeleton, scenario: Scenario, handlers: dict[str, Handler], ranks: int
-    ) -> None:
-        self.skeleton, self.scenario, self.ranks = skeleton, scenario, ranks
-        self.handlers = handlers
+    def __init__(self, body: Body, symbols: Mapping[str, int], ranks: int) -> None:
+        self.body, self.symbols, self.ranks = body, symbols, ranks
         self.names: list[str] = []
         self.findings: dict[Any, Finding] = {}
-        ops = [node for node, _ in walk(skeleton.body.block)]
-        self.dependent = any(n.op.name == "grid_dependency_wait" for n in ops)
+        ops = [node for node, _ in walk(body.block)]
+        self.tracked = written_parameters(body)
+        self.dependent = [n for n in ops if n.op.name == "grid_dependency_wait"]
         self.grid = self.agent("the launches before")
         self.bars: dict[tuple[int, Node], list[Bar]] = {}
         self.made: set[tuple[int, Node]] = set()  # barriers that have been set up
         self.rounds: dict[tuple[int, int], Round] = {}
         self.places: dict[tuple[int, Node], Place] = {}
+        self.effects: dict[Node, tuple[row.Effect, ...]] = {}
+        self.late: list[Callable[[], None]] | None = None  # what lands later, if it does
+        self.begun = False  # the first roles
         numbered: list[tuple[int, Node | None, int]] = []
         for rank in range(ranks):
             self._declare(rank, ops)
@@ -107,7 +102,7 @@ class Machine:
                 numbered.append((rank, node, self.agent(self.on(rank, name))))
                 for kind in ENGINES:
                     self.agent(f"{kind} of {self.on(rank, name)}")
-        size, main = len(self.names), skeleton.body.notes.get("warps", 4)
+        size, main = len(self.names), body.notes.get("warps", 4)
         self.roles = {
             (rank, node): Role(
                 self.names[number],
@@ -161,81 +156,38 @@ class Machine:
                 level, rule, message, node, other, hint or HINTS.get(rule, "")
             )
 
-    # ---- turns ------------------------------------------------------------------------------
+    # ---- events -----------------------------------------------------------------------------
 
-    def run(self, traces: list[list[Any]]) -> list[Finding]:
-        """Run all ranks' events; gives what was found."""
-        positions = [0] * self.ranks
-        while any(p < len(t) for p, t in zip(positions, traces)):
-            together: list[Role] = []
-            mains: list[Role] = []
-            for rank, trace in enumerate(traces):
-                start = positions[rank]
-                stop = start
-                while stop < len(trace) and trace[stop][0] != "roles":
-                    stop += 1
-                main = self.roles[rank, None]
-                mains.append(main)
-                self.begin(main, trace[start:stop])
-                positions[rank] = stop
-            if not self.schedule(mains):
-                return list(self.findings.values())
-            for rank, trace in enumerate(traces):
-                if positions[rank] < len(trace):
-                    together += self.fork(rank, trace[positions[rank]][1])
-                    positions[rank] += 1
-            if not self.schedule(together):
-                return list(self.findings.values())
-            for role in together:
-                join(self.roles[role.rank, None].clock, role.clock)
-        self.end()
-        return list(self.findings.values())
+    def event(self, role: Role, node: Node, values: Mapping[Node, Any]) -> bool:
+        """A role comes to a Node: what that does, and whether the role can go on."""
+        effects = self.effects.get(node)
+        if effects is None:
+            effects = self.effects[node] = effects_of(node)
+        return all([DO[type(e)](self, role, node, e, values) is not False for e in effects])
 
-    def begin(self, role: Role, events: list[Event]) -> None:
-        """Give a role events to run."""
-        role.base, role.events, role.at = role.epoch, events, 0
-
-    def fork(self, rank: int, roles: list[tuple[Node, list[Event]]]) -> list[Role]:
-        """Roles start with what the program knows."""
-        main = self.roles[rank, None]
-        main.clock[main.number] += 1
+    def fork(self, ranks: Iterable[tuple[int, list[Node]]]) -> list[Role]:
+        """Roles of programs start with what these know; the first of a cluster with what all do."""
+        met = list(ranks)
+        mains = [self.roles[rank, None] for rank, _ in met]
+        known = [list(main.clock) for main in mains]
+        if not self.begun:
+            for clock in known:
+                for other in known:
+                    join(clock, other)
+        self.begun = True
         started = []
-        for node, events in roles:
-            role = self.roles[rank, node]
-            own = role.epoch
-            join(role.clock, main.clock)
-            role.clock[role.number] = own
-            self.begin(role, events)
-            started.append(role)
+        for (rank, nodes), clock in zip(met, known):
+            for node in nodes:
+                role = self.roles[rank, node]
+                own = role.epoch
+                join(role.clock, clock)
+                role.clock[role.number] = own
+                started.append(role)
         return started
 
-    def schedule(self, roles: list[Role]) -> bool:
-        """Give turns until all have ended; False after a deadlock."""
-        moved = True
-        while moved:
-            moved = False
-            for role in roles:
-                before = role.at
-                self.advance(role)
-                moved = moved or role.at != before
-        stuck = [r for r in roles if not r.done]
-        if stuck:
-            self.deadlock(stuck)
-        for role in roles:
-            if role.done and role is not self.roles[role.rank, None]:
-                self.settled(role)
-        return not stuck
-
-    def advance(self, role: Role) -> None:
-        """Run a role until it waits or ends."""
-        events, at = role.events, role.at
-        while at < len(events):
-            node, values = events[at]
-            role.clock[role.number] = role.base + at + 1
-            if self.handlers[node.op.name](self, role, node, values) is False:
-                break
-            at += 1
-        role.at = at
+    def joined(self, role: Role) -> None:
+        """A role has ended: its program knows of all that it did."""
+        join(self.roles[role.rank, None].clock, role.clock)
 
     def settled(self, role: Role) -> None:
         """Report groups that the role has not waited for."""
@@ -243,27 +195,26 @@ class Machine:
             if group.issued > group.known and group.last is not None:
                 self.report("unfinished", f"{role.name} ends with {kind} under way", group.last)
 
-    def deadlock(self, stuck: list[Role]) -> None:
-        """Name every role and what it waits for."""
-        waits = []
-        for role in stuck:
-            node, values = role.events[role.at]
-            waits.append(
-                f"{role.name} waits on {self.awaited(role, node, values)} at {line_of(node)}"
-            )
-        first = stuck[0].events[stuck[0].at][0]
-        second = stuck[1].events[stuck[1].at][0] if len(stuck) > 1 else None
-        self.report("deadlock", "; ".join(waits), first, second)
+    def ready(self, role: Role, node: Node, values: Mapping[Node, Any]) -> bool:
+        """Whether what a role waits for has come."""
+        (wait,) = self.effects[node]
+        if isinstance(wait, row.Wait):
+            bar = self.bar(role.rank, wait.barrier, node, scalar(wait.stage, values))
+            return bar is None or len(bar.over) % 2 != scalar(wait.parity, values)
+        assert isinstance(wait, row.Meet) and role.joined is not None
+        return len(self.rounds[role.rank, wait.number].over) > role.joined
 
-    def awaited(self, role: Role, node: Node, values: tuple[Any, ...]) -> str:
+    def awaited(self, role: Role, node: Node, values: Mapping[Node, Any]) -> str:
         """What a role waits for, in words."""
-        if node.op.name == "wait":
-            return f"{self.bars[role.rank, node.inputs[0]][values[0]]} with parity {values[1]}"
-        round_ = self.rounds[role.rank, node.attrs["number"]]
-        return (
-            f"named barrier {round_.number} ({round_.arrived} of {node.attrs['threads']} "
-            "threads came)"
-        )
+        (wait,) = self.effects[node]
+        if isinstance(wait, row.Wait):
+            bar = self.bars[role.rank, wait.barrier][scalar(wait.stage, values)]
+            what = f"{bar} with parity {scalar(wait.parity, values)}"
+        else:
+            round_ = self.rounds[role.rank, wait.number]  # type: ignore[union-attr]
+            came = f"{round_.arrived} of {node.attrs['threads']}"
+            what = f"named barrier {round_.number} ({came} threads came)"
+        return f"{role.name} waits on {what} at {line_of(node)}"
 
     def end(self) -> None:
         """The program is over: copies have landed, waits were not overtaken."""
@@ -271,15 +222,8 @@ class Machine:
             main = self.roles[rank, None]
             self.settled(main)
             if self.dependent and main.clock[self.grid] < 1:
-                self.report(
-                    "dependent",
-                    "the program may end before grid_dependency_wait",
-                    next(
-                        n
-                        for n, _ in walk(self.skeleton.body.block)
-                        if n.op.name == "grid_dependency_wait"
-                    ),
-                )
+                text = "the program may end before grid_dependency_wait"
+                self.report("dependent", text, self.dependent[0])
         for (rank, node), bars in self.bars.items():
             known = self.roles[rank, None].clock
             for bar in bars:
@@ -331,9 +275,35 @@ class Machine:
         key = (rank if is_place(node) else 0, node)
         found = self.places.get(key)
         if found is None:
-            shape = tuple([evaluate(s, self.scenario.symbols) for s in node.shape])
+            shape = tuple([evaluate(s, self.symbols) for s in node.shape])
             found = self.places[key] = Place(node, shape)
         return found
+
+    def region(
+        self, rank: int, node: Node, touch: Touch, values: Mapping[Node, Any]
+    ) -> tuple[Place, Region] | None:
+        """The box that a Touch means; None where nobody minds, or it is not there."""
+        memory = touch.memory
+        own = is_place(memory)
+        if not own and memory not in self.tracked:
+            return None
+        place = self.place(rank, memory)
+        if touch.some:
+            found = self.some(place, touch, values)
+            return None if found is None else (place, found)
+        if not touch.index:
+            return place, place.at(())  # type: ignore[return-value]
+        index = tuple([scalar(s, values) for s in touch.index])
+        found = place.boxed(index, touch.shape, touch.axes)
+        if own and touch.mask is None and place.leaves(index, touch.shape, touch.axes):
+            text = f"{node.op.name} at {list(index)} leaves {place_name(memory)}"
+            self.report("index", text, node, memory)
+            return None
+        return place, found
+
+    def some(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
+        """The box of elements that data chooses: any of a place; of a parameter nobody minds."""
+        return place.at(()) if is_place(touch.memory) else None
 
     def name_of(self, place: Place, region: Region) -> str:
         """A box of a place in words."""
@@ -348,7 +318,7 @@ class Machine:
         node: Node,
         agent: int,
         verb: str,
-        other: Touch,
+        other: Touched,
         done: str,
     ) -> None:
         """Report two unordered accesses."""
@@ -382,7 +352,7 @@ class Machine:
                 for number, read in near.reads.items():
                     if clock[number] < read.epoch and not (engine and number == agent):
                         self.race(place, region, node, agent, verb, read, "reads")
-        made = Touch(agent, epoch, node)
+        made = Touched(agent, epoch, node)
         if writes:
             region.write = made
             region.reads.clear()
@@ -401,18 +371,29 @@ class Machine:
                 place.node,
             )
 
-    def plain(self, place: Place, region: Region, role: Role, node: Node, writes: bool) -> None:
+    def plain(self, place: Place, region: Region, role: Role, node: Node, touch: Touch) -> None:
         """A plain load or store of a role."""
-        if not writes:
-            self.require(place, region, role, node)
-            for near in region.around():
+        if not touch.writes:
+            if not (touch.some and place.touched()):
+                self.require(place, region, role, node)
+            for near in region.around() if not touch.some else ():
                 self.met(place, near.plain, role, node)
-        self.touch(place, region, role, node, writes, role.number, role.epoch)
+        self.touch(place, region, role, node, touch.writes, role.number, role.epoch)
         if place.scope == "register":
             role.registers.add(place.node)
-        elif writes:
+        elif touch.writes:
             region.plain = Plain(role.number, role.epoch, node)
             role.unfenced.append(region.plain)
+
+    def unfenced(self, place: Place, role: Role, node: Node) -> None:
+        """A matrix op meets registers: a matrix_fence comes after their last plain use."""
+        if place.scope == "register" and (place.node in role.registers or not role.fenced):
+            self.report(
+                "matrix_fence",
+                f"{role.name} uses {place_name(place.node)} in {node.op.name} without matrix_fence",
+                node,
+                place.node,
+            )
 
     def asynchronous(
         self,
@@ -539,13 +520,21 @@ class Machine:
                 "knowing that the phase before is over: it may count for the wrong one",
                 node,
             )
-        before, bytes_ = len(bar.over), bar.expected + bar.landed + expected + landed
-        bar.come(role.clock if tells else [0] * len(role.clock), arrivals, expected, landed)
-        if len(bar.over) > before and not bytes_:  # it ended the phase, if it knew of all others
-            others = [a <= b for a, b in zip(bar.over[-1], role.clock)]
-            others[bar.agent] = True
-            if all(others):
-                role.clock[bar.agent] = len(bar.over)
+        clock = list(role.clock) if tells else [0] * len(role.clock)
+
+        def count() -> None:
+            before, bytes_ = len(bar.over), bar.expected + bar.landed + expected + landed
+            bar.come(clock, arrivals, expected, landed)
+            if len(bar.over) > before and not bytes_:  # it ended it, if it knew of all others
+                others = [a <= b for a, b in zip(bar.over[-1], role.clock)]
+                others[bar.agent] = True
+                if all(others):
+                    role.clock[bar.agent] = len(bar.over)
+
+        if landed and self.late is not None:
+            self.late.append(count)
+        else:
+            count()
         if bar.arrived > bar.count:
             self.report(
                 "arrivals",
@@ -553,3 +542,219 @@ class Machine:
                 node,
                 hint="the count of the barrier is who arrives in one phase",
             )
+
+    def reached(
+        self, role: Role, node: Node, land: row.Land, values: Mapping[Node, Any]
+    ) -> list[int]:
+        """The ranks of the programs where something lands."""
+        if land.mask is None:
+            return [role.rank]
+        first, all_ = scalar(land.first, values), (1 << self.ranks) - 1
+        if land.mask == -1:
+            chosen = all_
+        elif first < 0 or (land.mask << first) & ~all_:
+            where = f"rank {first}" if land.mask == 1 else f"ranks {land.mask:b} from {first} on"
+            self.report("index", f"{node.op.name} to {where} of a cluster of {self.ranks}", node)
+            return []
+        else:
+            chosen = land.mask << first
+        if land.parts and land.parts != self.ranks:
+            text = f"{node.op.name} of {land.parts} shares to {self.ranks} programs"
+            self.report("index", text, node)
+            return []
+        return [rank for rank in range(self.ranks) if chosen >> rank & 1]
+
+
+def scalar(given: Scalar, values: Mapping[Node, Any]) -> int:
+    """The value of a scalar."""
+    return given if isinstance(given, int) else int(values[given])
+
+
+# ---- what each Effect does ----------------------------------------------------------------------
+
+
+def _touch(order: Order, role: Role, node: Node, touch: Touch, values: Mapping[Node, Any]) -> None:
+    order.depends(role, touch.memory, node, touch.writes)
+    found = order.region(role.rank, node, touch, values)
+    if found is not None:
+        order.plain(*found, role, node, touch)
+
+
+def _make(order: Order, role: Role, node: Node, _: row.Make, values: Any) -> None:
+    if is_place(node):
+        order.place(role.rank, node).fresh()
+        return
+    if (role.rank, node) in order.made:
+        text = f"the barrier {node.attrs['name']} is set up several times"
+        order.report("unproved", text, node, None, "warning", "set it up once, before the roles")
+    order.made.add((role.rank, node))
+
+
+def _arrive(
+    order: Order, role: Role, node: Node, arrive: row.Arrive, values: Mapping[Node, Any]
+) -> None:
+    rank = role.rank if arrive.rank is None else scalar(arrive.rank, values)
+    if not 0 <= rank < order.ranks:
+        order.report("index", f"{node.op.name} to rank {rank} of {order.ranks}", node)
+        return
+    bar = order.bar(rank, arrive.barrier, node, scalar(arrive.stage, values))
+    if bar is not None:
+        order.come(role, bar, node, 1, arrive.bytes, 0)
+
+
+def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Mapping[Node, Any]) -> bool:
+    bar = order.bar(role.rank, wait.barrier, node, scalar(wait.stage, values))
+    if bar is None:
+        return True
+    over = len(bar.over)
+    if over % 2 == scalar(wait.parity, values):
+        return False
+    if role.clock[bar.agent] < over - 1:
+        order.report(
+            "phase",
+            f"{role.name} waits on {bar.name} for phase {over - 1} without knowing that "
+            "the phase before is over: it may go on too early",
+            node,
+        )
+    bar.waits.append((over, role.number, role.epoch, node))
+    if over:
+        ended = bar.over[over - 1]
+        role.synced = max(role.synced, ended[role.number])
+        join(role.clock, ended)
+    return True
+
+
+def _meet(order: Order, role: Role, node: Node, meet: row.Meet, values: Any) -> bool:
+    round_ = order.rounds[role.rank, meet.number]
+    if role.joined is None:
+        _come_to(order, role, node, meet, round_)
+    assert role.joined is not None
+    if meet.waits:
+        if len(round_.over) <= role.joined:
+            return False
+        role.synced = max(role.synced, role.epoch)
+        join(role.clock, round_.over[role.joined])
+        copies = role.groups["copy_threads"]  # what each thread waited for, all now know of
+        role.clock[copies.agent] = max(role.clock[copies.agent], copies.known)
+    role.joined = None
+    return True
+
+
+def _come_to(order: Order, role: Role, node: Node, meet: row.Meet, round_: Round) -> None:
+    """Arrive at a named barrier."""
+    threads = meet.threads
+    if role.clock[round_.agent] < len(round_.over):
+        order.report(
+            "phase",
+            f"{role.name} arrives at named barrier {round_.number} without knowing "
+            "that the round before is over: it may count for the wrong one",
+            node,
+            round_.node,
+        )
+    if round_.arrived and threads != round_.threads:
+        order.report(
+            "arrivals",
+            f"named barrier {round_.number} is used with {round_.threads} and "
+            f"with {threads} threads",
+            node,
+            round_.node,
+        )
+    role.joined = len(round_.over)
+    round_.threads, round_.node = threads, node
+    round_.arrived += 32 * role.warps
+    if round_.coming is None:
+        round_.coming = list(role.clock)
+    else:
+        join(round_.coming, role.clock)
+    if round_.arrived > threads:
+        order.report(
+            "arrivals",
+            f"named barrier {round_.number}: {round_.arrived} of {threads} threads came",
+            node,
+        )
+    if round_.arrived >= threads:
+        round_.coming[round_.agent] = len(round_.over) + 1
+        round_.over.append(round_.coming)
+        round_.coming, round_.arrived = None, 0
+
+
+def _fence(order: Order, role: Role, node: Node, fence: row.Fence, values: Any) -> None:
+    if fence.kind == "async":
+        for plain in role.unfenced:
+            plain.fence = role.epoch
+        role.unfenced = []
+    elif fence.kind == "matrix":
+        role.registers.clear()
+        role.fenced = True
+
+
+def _land(order: Order, role: Role, node: Node, land: row.Land, values: Mapping[Node, Any]) -> None:
+    if land.source is not None:
+        order.depends(role, land.source.memory, node, False)
+    for rank in order.reached(role, node, land, values):
+        bar = order.bar(rank, land.barrier, node, scalar(land.stage, values))
+        into = order.region(rank, node, land.into, values)
+        if bar is None or into is None:
+            continue
+        epoch = len(bar.over) + 1
+        source = land.source if rank == role.rank else None
+        found = None if source is None else order.region(rank, node, source, values)
+        if found is not None:
+            order.asynchronous(*found, role, node, False, bar.agent, epoch)
+        order.asynchronous(*into, role, node, True, bar.agent, epoch)
+        order.come(role, bar, node, 0, 0, land.into.bytes, land.tells)
+
+
+def _work(order: Order, role: Role, node: Node, work: row.Work, values: Mapping[Node, Any]) -> None:
+    group = role.groups[work.engine]
+    group.issued += 1
+    group.last = node
+    for touch in work.touches:
+        if touch.when is not None and not values[touch.when]:
+            continue
+        order.depends(role, touch.memory, node, touch.writes)
+        found = order.region(role.rank, node, touch, values)
+        if found is None:
+            continue
+        if not work.by_threads:
+            order.unfenced(found[0], role, node)
+            order.asynchronous(*found, role, node, touch.writes, group.agent, group.issued)
+        elif touch.writes:
+            order.crossed(*found, role, node)
+            order.touch(*found, role, node, True, group.agent, group.issued)
+            found[1].plain = None
+        else:
+            order.plain(*found, role, node, touch)
+
+
+def _close(order: Order, role: Role, node: Node, close: row.Close, values: Any) -> None:
+    group = role.groups[close.engine]
+    group.committed.append(group.issued)
+
+
+def _drain(order: Order, role: Role, node: Node, drain: row.Drain, values: Any) -> None:
+    group = role.groups[drain.engine]
+    covered = len(group.committed) - drain.pending
+    if covered > 0:
+        group.known = max(group.known, group.committed[covered - 1])
+        if drain.engine != "copy_threads":  # else each thread knows of its own, until they meet
+            role.clock[group.agent] = group.known
+
+
+def _depend(order: Order, role: Role, node: Node, _: row.Depend, values: Any) -> None:
+    role.clock[order.grid] = 1
+
+
+DO: dict[type, Callable[..., bool | None]] = {
+    Touch: _touch,
+    row.Make: _make,
+    row.Arrive: _arrive,
+    row.Wait: _wait,
+    row.Meet: _meet,
+    row.Fence: _fence,
+    row.Land: _land,
+    row.Work: _work,
+    row.Close: _close,
+    row.Drain: _drain,
+    row.Depend: _depend,
+}

@@ -30,15 +30,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace as changed
 from typing import Any
 
+import numpy as np
+
 from ..core.dtype import DType, bool_
 from ..core.errors import InternalError
 from ..ir.block import Block, argument
 from ..ir.node import Node, Op
 from ..ir.symbol import Size
 from ..ir.types import NOTHING, Barrier, Memory, Tile, Type
-from . import ops
+from . import numeric, ops
 from .build import Body, BodyBuilder
-from .ops import tile
+from .row import (
+    Arrive,
+    Close,
+    Depend,
+    Drain,
+    Fence,
+    Land,
+    Make,
+    Meet,
+    Touch,
+    Wait,
+    Work,
+    both,
+    box,
+    lead,
+    row,
+)
 
 
 def _fail(op: str, message: str) -> InternalError:
@@ -60,100 +78,77 @@ def _barrier_of(op: str, node: Node) -> Barrier:
 # ---- roles ----------------------------------------------------------------------------------
 
 
-def _role(*, name: str, warps: int, registers: int, blocks: tuple[Block, ...]) -> Type:
+@row("role", effect=True, placed=True)
+def role(*, name: str, warps: int, registers: int, blocks: tuple[Block, ...]) -> Type:
+    """warps that run this Block beside the roles next to it; registers is the most a thread may
+    hold, 0 for what the target gives"""
     if len(blocks) != 1 or blocks[0].arguments or blocks[0].results:
         raise _fail("role", f"{name} must have one Block without arguments and results")
     return NOTHING
 
 
-role = Op(
-    tile,
-    "role",
-    _role,
-    attrs=("name", "warps", "registers"),
-    effect=True,
-    group="role",
-    meaning="warps that run this Block beside the roles next to it; registers is the most "
-    "a thread may hold, 0 for what the target gives",
-)
-
 # ---- barriers -------------------------------------------------------------------------------
 
-barrier = Op(
-    tile,
-    "barrier",
-    lambda *, name, count, stages: Barrier(count),
-    attrs=("name", "count", "stages"),
-    effect=True,
-    group="barrier",
-    meaning="an array of barriers, one per stage of a pipeline",
-)
+
+def _on_barrier(op: str, barrier_: Node, *scalars: Node) -> Type:
+    _barrier_of(op, barrier_)
+    if any(s.type != ops.INDEX for s in scalars):
+        raise _fail(op, f"{[s.type for s in scalars]} are not scalars")
+    return NOTHING
 
 
-def _on_barrier(op: str, inputs: int) -> Callable[..., Type]:
-    def infer(barrier_: Node, *rest: Node, **_: object) -> Type:
-        _barrier_of(op, barrier_)
-        if len(rest) != inputs or any(r.type != ops.INDEX for r in rest):
-            raise _fail(op, f"{[r.type for r in rest]} is not {inputs} scalars")
-        return NOTHING
-
-    return infer
+@row("barrier", effects=lambda n: (Make(),), placed=True)
+def barrier(*, name: str, count: int, stages: int) -> Type:
+    """an array of barriers, one per stage of a pipeline"""
+    return Barrier(count)
 
 
-arrive = Op(
-    tile,
-    "arrive",
-    _on_barrier("arrive", 1),
-    effect=True,
-    group="barrier",
-    meaning="inputs barrier, stage: one arrival in the phase under way",
+def _arrival(node: Node) -> tuple[Arrive]:
+    barrier_, stage, *rank = node.inputs
+    return (Arrive(barrier_, stage, node.attrs.get("bytes", 0), rank[0] if rank else None),)
+
+
+@row("barrier", effects=_arrival, placed=True)
+def arrive(barrier_: Node, stage: Node) -> Type:
+    """one arrival in the phase under way"""
+    return _on_barrier("arrive", barrier_, stage)
+
+
+@row(
+    "barrier", effects=lambda n: (Arrive(n.inputs[0], n.inputs[1], n.attrs["bytes"]),), placed=True
 )
-expect = Op(
-    tile,
-    "expect",
-    _on_barrier("expect", 1),
-    attrs=("bytes",),
-    effect=True,
-    group="barrier",
-    meaning="one arrival that also announces bytes to land",
-)
-wait = Op(
-    tile,
-    "wait",
-    _on_barrier("wait", 2),
-    effect=True,
-    group="barrier",
-    meaning="inputs barrier, stage, parity: until the phase of this parity is over",
-)
-named_sync = Op(
-    tile,
-    "named_sync",
-    lambda *, number, threads: NOTHING,
-    attrs=("number", "threads"),
-    effect=True,
-    group="barrier",
-    meaning="arrive with this role's threads at a numbered barrier and wait until `threads` have",
-)
-named_arrive = Op(
-    tile,
-    "named_arrive",
-    lambda *, number, threads: NOTHING,
-    attrs=("number", "threads"),
-    effect=True,
-    group="barrier",
-    meaning="arrive at a numbered barrier, do not wait",
-)
+def expect(barrier_: Node, stage: Node, *, bytes: int) -> Type:
+    """one arrival that also announces bytes to land"""
+    return _on_barrier("expect", barrier_, stage)
+
+
+@row("barrier", effects=lambda n: (Wait(*n.inputs),), placed=True)
+def wait(barrier_: Node, stage: Node, parity: Node) -> Type:
+    """until the phase of this parity is over"""
+    return _on_barrier("wait", barrier_, stage, parity)
+
+
+@row("barrier", effects=lambda n: (Meet(**n.attrs, waits=True),), placed=True)
+def named_sync(*, number: int, threads: int) -> Type:
+    """arrive with this role's threads at a numbered barrier and wait until `threads` have"""
+    return NOTHING
+
+
+@row("barrier", effects=lambda n: (Meet(**n.attrs, waits=False),), placed=True)
+def named_arrive(*, number: int, threads: int) -> Type:
+    """arrive at a numbered barrier, do not wait"""
+    return NOTHING
+
+
 FENCES = ("async", "global")
-fence = Op(
-    tile,
-    "fence",
-    lambda *, kind: NOTHING,
-    attrs=("kind",),
-    effect=True,
-    group="barrier",
-    meaning="'async': this role's plain stores are seen by copies and matrix ops; "
-    "'global': by other programs",
-)
+
+
+@row("barrier", effects=lambda n: (Fence(n.attrs["kind"]),), placed=True)
+def fence(*, kind: str) -> Type:
+    """'async': this role's plain stores are seen by copies and matrix ops; 'global': by other
+    programs"""
+    return NOTHING
+
 
 # ---- copies ---------------------------------------------------------------------------------
 
@@ -182,7 +177,24 @@ def _rows(op: str, place: Memory, shape: tuple[int, ...], row: int) -> Memory:
     return changed(place, shape=(*place.shape[: len(place.shape) - len(shape)], *shape))
 
 
-def _copy_async(
+def _ends(node: Node, first: int, stores: bool) -> tuple[Touch, Touch]:
+    """What a copy reads, and what it writes: the Memory's index and then the place's leading one
+    begin at an input; one that stores has the Memory as its first input."""
+    place, memory = node.inputs[1::-1] if stores else node.inputs[:2]
+    at, shape = first + len(memory.shape), node.attrs["shape"]
+    far = box(memory, stores, node.inputs[first:at], shape, node.attrs["axes"], clips=True)
+    rows = (node.attrs["row"], shape[0]) if "row" in node.attrs else None
+    near = lead(place, not stores, node.inputs[at:], rows)
+    return (near, far) if stores else (far, near)
+
+
+def _landing(node: Node) -> tuple[Land]:
+    source, into = _ends(node, 4, False)
+    return (Land(into, source, node.inputs[2], node.inputs[3]),)
+
+
+@row("copy", effects=_landing, placed=True)
+def copy_async(
     place: Node,
     memory: Node,
     barrier_: Node,
@@ -192,6 +204,8 @@ def _copy_async(
     axes: tuple[int, ...],
     row: int,
 ) -> Type:
+    """index: the Memory's, then the place's leading one. Copies a box, tile axis i walking Memory
+    axis axes[i], into the last axes of the place from `row` on; its bytes land on the barrier"""
     _barrier_of("copy_async", barrier_)
     into, source = _place("copy_async", place), _place("copy_async", memory)
     return _boxed(
@@ -199,39 +213,27 @@ def _copy_async(
     )
 
 
-copy_async = Op(
-    tile,
-    "copy_async",
-    _copy_async,
-    attrs=("shape", "axes", "row"),
-    effect=True,
-    group="copy",
-    meaning="inputs place, Memory, barrier, stage, Memory index, then the place's "
-    "leading index: copies a box, tile axis i walking Memory axis axes[i], into the "
-    "last axes of the place from `row` on; its bytes land on the barrier",
-)
-
-
-def _copy_store(
+@row("copy", effects=lambda n: (Work("copy_store", _ends(n, 2, True)),), placed=True)
+def copy_store(
     memory: Node, place: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> Type:
+    """index: the Memory's, then the place's leading one. Writes a box back, in the group being
+    collected"""
     source, into = _place("copy_store", place), _place("copy_store", memory)
     return _boxed("copy_store", source, into, shape, axes, len(index))
 
 
-copy_store = Op(
-    tile,
-    "copy_store",
-    _copy_store,
-    attrs=("shape", "axes"),
-    effect=True,
-    group="copy",
-    meaning="inputs Memory, place, Memory index, then the place's "
-    "leading index: writes a box back, in the group being collected",
-)
+def _to_several(node: Node) -> tuple[Land]:
+    place, memory, barrier_, stage = node.inputs[:4]
+    at, shape = 4 + len(memory.shape), node.attrs["shape"]
+    *index, first_row, first = node.inputs[at:]
+    source = box(memory, False, node.inputs[4:at], shape, node.attrs["axes"], clips=True)
+    into = lead(place, True, tuple(index), (first_row, shape[0]))
+    return (Land(into, source, barrier_, stage, node.attrs["mask"], first),)
 
 
-def _copy_multicast(
+@row("copy", effects=_to_several, placed=True)
+def copy_multicast(
     place: Node,
     memory: Node,
     barrier_: Node,
@@ -241,37 +243,30 @@ def _copy_multicast(
     axes: tuple[int, ...],
     mask: int,
 ) -> Type:
+    """copy_async of some rows of a place, to the same place of every program of the cluster whose
+    bit of the mask is set, its bytes landing on the same barrier there; the last inputs are the
+    first row, and the rank that bit 0 of the mask stands for"""
     _barrier_of("copy_multicast", barrier_)
     into, source = _place("copy_multicast", place), _place("copy_multicast", memory)
     rows = into.shape[len(into.shape) - len(shape)]
     whole = (rows, *shape[1:])
     if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:
         raise _fail("copy_multicast", f"a box of {shape} is no share of the rows of {into}")
-    return _boxed(
-        "copy_multicast",
-        changed(into, shape=(*into.shape[: -len(shape)], *shape)),
-        source,
-        shape,
-        axes,
-        len(index) - 2,
-    )
+    part = changed(into, shape=(*into.shape[: -len(shape)], *shape))
+    return _boxed("copy_multicast", part, source, shape, axes, len(index) - 2)
 
 
-copy_multicast = Op(
-    tile,
-    "copy_multicast",
-    _copy_multicast,
-    attrs=("shape", "axes", "mask"),
-    effect=True,
-    group="copy",
-    meaning="copy_async of some rows of a place, to the same place of every "
-    "program of the cluster whose bit of the mask is set, its bytes landing on the "
-    "same barrier there; the last inputs are the first row, and the rank that bit "
-    "0 of the mask stands for",
-)
+HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves first
 
 
-def _copy_pages(
+def _pages(node: Node) -> tuple[Land]:
+    place, memory, barrier_, stage = node.inputs[:4]
+    into = lead(place, True, node.inputs[5 + len(memory.shape) :])
+    return (Land(into, Touch(memory, False), barrier_, stage),)  # any page
+
+
+@row("copy", effects=_pages, placed=True)
+def copy_pages(
     place: Node,
     memory: Node,
     barrier_: Node,
@@ -282,66 +277,41 @@ def _copy_pages(
     axes: tuple[int, ...],
     hint: str,
 ) -> Type:
+    """one copy_async for each page, its number added to the Memory's first index, into the rows of
+    the place one after another; each thread of the first warp issues one"""
     _barrier_of("copy_pages", barrier_)
     into, source = _place("copy_pages", place), _place("copy_pages", memory)
-    count = _place_rows(into, shape)
+    rows = into.shape[len(into.shape) - len(shape)]
+    if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:
+        raise _fail("copy_pages", f"boxes of {shape} do not fill the rows of {into}")
+    count = rows // shape[0]
     if pages.type != Tile((count,), ops.INDEX.dtype) or not 1 <= count <= 32 or count & (count - 1):
         raise _fail("copy_pages", f"{pages.type} are not the pages of {count} boxes of {shape}")
     if hint not in HINTS:
         raise _fail("copy_pages", f"no hint is called {hint!r}")
-    return _boxed(
-        "copy_pages",
-        changed(into, shape=(*into.shape[: -len(shape)], *shape)),
-        source,
-        shape,
-        axes,
-        len(index),
-    )
+    part = changed(into, shape=(*into.shape[: -len(shape)], *shape))
+    return _boxed("copy_pages", part, source, shape, axes, len(index))
 
 
-def _place_rows(into: Memory, shape: tuple[int, ...]) -> int:
-    """How many boxes, one below the other, fill a place."""
-    rows = into.shape[len(into.shape) - len(shape)]
-    if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:
-        raise _fail("copy_pages", f"boxes of {shape} do not fill the rows of {into}")
-    return rows // shape[0]
+@row("copy", effects=lambda n: (Close("copy_store"),), placed=True)
+def commit_copies() -> Type:
+    """close this role's group of copy_store"""
+    return NOTHING
 
 
-HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves first
-copy_pages = Op(
-    tile,
-    "copy_pages",
-    _copy_pages,
-    attrs=("shape", "axes", "hint"),
-    effect=True,
-    group="copy",
-    meaning="inputs place, Memory, barrier, stage, a tile of page numbers, Memory "
-    "index, then the place's leading index: one copy_async for each page, its number "
-    "added to the Memory's first index, into the rows of the place one after "
-    "another; each thread of the first warp issues one",
-)
-commit_copies = Op(
-    tile,
-    "commit_copies",
-    lambda: NOTHING,
-    effect=True,
-    group="copy",
-    meaning="close this role's group of copy_store",
-)
-wait_copies = Op(
-    tile,
-    "wait_copies",
-    lambda *, pending: NOTHING,
-    attrs=("pending",),
-    effect=True,
-    group="copy",
-    meaning="until at most `pending` groups are under way",
-)
+@row("copy", effects=lambda n: (Drain("copy_store", n.attrs["pending"]),), placed=True)
+def wait_copies(*, pending: int) -> Type:
+    """until at most `pending` groups are under way"""
+    return NOTHING
 
 
-def _copy_threads(
+@row("copy", effects=lambda n: (Work("copy_threads", _ends(n, 2, False)),), placed=True)
+def copy_threads(
     place: Node, memory: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...], row: int
 ) -> Type:
+    """index: the Memory's, then the place's leading one. The role's threads copy a box into the
+    place's rows from `row` on, in the group being collected; what lies outside of the Memory is
+    0"""
     into, source = _place("copy_threads", place), _place("copy_threads", memory)
     if len(shape) != 2:
         raise _fail("copy_threads", f"a box of {shape} has no rows")
@@ -350,59 +320,53 @@ def _copy_threads(
     )
 
 
-copy_threads = Op(
-    tile,
-    "copy_threads",
-    _copy_threads,
-    attrs=("shape", "axes", "row"),
-    effect=True,
-    group="copy",
-    meaning="inputs place, Memory, Memory index, then the place's leading index: the "
-    "role's threads copy a box into the place's rows from `row` on, in the group "
-    "being collected; what lies outside of the Memory is 0",
-)
-commit_threads = Op(
-    tile,
-    "commit_threads",
-    lambda: NOTHING,
-    effect=True,
-    group="copy",
-    meaning="close this role's group of copy_threads",
-)
-wait_threads = Op(
-    tile,
-    "wait_threads",
-    lambda *, pending: NOTHING,
-    attrs=("pending",),
-    effect=True,
-    group="copy",
-    meaning="until each thread's own copies are there, but for those of the last `pending` groups",
-)
+@row("copy", effects=lambda n: (Close("copy_threads"),), placed=True)
+def commit_threads() -> Type:
+    """close this role's group of copy_threads"""
+    return NOTHING
 
 
-def _store_threads(
+@row("copy", effects=lambda n: (Drain("copy_threads", n.attrs["pending"]),), placed=True)
+def wait_threads(*, pending: int) -> Type:
+    """until each thread's own copies are there, but for those of the last `pending` groups"""
+    return NOTHING
+
+
+@row("copy", effects=lambda n: _ends(n, 2, True), placed=True)
+def store_threads(
     memory: Node, place: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> Type:
+    """index: the Memory's, then the place's leading one. The role's threads write a box of the
+    place, of which what lies outside of the Memory is dropped"""
     source, into = _place("store_threads", place), _place("store_threads", memory)
     return _boxed("store_threads", source, into, shape, axes, len(index))
 
 
-store_threads = Op(
-    tile,
-    "store_threads",
-    _store_threads,
-    attrs=("shape", "axes"),
-    effect=True,
-    group="copy",
-    meaning="inputs Memory, place, Memory index, then the place's "
-    "leading index: the role's threads write a box of the place, of which what "
-    "lies outside of the Memory is dropped",
-)
-
 # ---- matrix products ------------------------------------------------------------------------
 
 
-def _matrix_async(
+def _product(node: Node) -> tuple[Work]:
+    total, a, b, accumulate, *rest = node.inputs
+    found = []
+    for place in (total, a, b):
+        count = len(place.shape) - 2
+        found.append(lead(place, False, tuple(rest[:count])))
+        rest = rest[count:]
+    old, new = both(found[0])
+    return (Work("matrix_async", (*found[1:], changed(old, when=accumulate), new)),)
+
+
+def _multiplied(node: Node, a: Any, b: Any, old: Any) -> Any:
+    """What matrix_async leaves; `old` is None where it does not accumulate."""
+    a = a.T if node.attrs["transpose_a"] else a
+    m, n = node.inputs[0].shape[-2:]
+    b = (b.T if node.attrs["transpose_b"] else b)[:, :n]
+    dtype = node.inputs[0].dtype
+    return numeric.dot(a, b, np.zeros((m, n), dtype.numpy) if old is None else old, dtype)
+
+
+@row("matrix_async", effects=_product, numpy=_multiplied, placed=True)
+def matrix_async(
     accumulator: Node,
     a: Node,
     b: Node,
@@ -411,6 +375,9 @@ def _matrix_async(
     transpose_a: bool,
     transpose_b: bool,
 ) -> Type:
+    """index: the leading ones of the three places. accumulator = a @ b (+ accumulator where
+    accumulate holds), of as many columns of b as the accumulator has; a transposed operand is
+    stored (k, m) or (n, k)"""
     places = [_place("matrix_async", x) for x in (accumulator, a, b)]
     if len(index) != sum(len(p.shape) - 2 for p in places):
         raise _fail("matrix_async", f"{len(index)} leading indices for {places}")
@@ -424,46 +391,42 @@ def _matrix_async(
     return NOTHING
 
 
-matrix_async = Op(
-    tile,
-    "matrix_async",
-    _matrix_async,
-    attrs=("transpose_a", "transpose_b"),
-    effect=True,
-    group="matrix_async",
-    meaning="inputs accumulator, a, b, accumulate, then the leading indices of the "
-    "three places: accumulator = a @ b (+ accumulator where accumulate holds), of "
-    "as many columns of b as the accumulator has; a transposed operand is stored "
-    "(k, m) or (n, k)",
-)
-matrix_fence = Op(
-    tile,
-    "matrix_fence",
-    lambda: NOTHING,
-    effect=True,
-    group="matrix_async",
-    meaning="registers written so far may be used by matrix_async",
-)
-matrix_commit = Op(
-    tile,
-    "matrix_commit",
-    lambda: NOTHING,
-    effect=True,
-    group="matrix_async",
-    meaning="close this role's group of matrix_async",
-)
-matrix_wait = Op(
-    tile,
-    "matrix_wait",
-    lambda *, pending: NOTHING,
-    attrs=("pending",),
-    effect=True,
-    group="matrix_async",
-    meaning="until at most `pending` groups are under way",
-)
+@row("matrix_async", effects=lambda n: (Fence("matrix"),), placed=True)
+def matrix_fence() -> Type:
+    """registers written so far may be used by matrix_async"""
+    return NOTHING
 
 
-def _load_operand(operand: Node, place: Node, *index: Node, start: int, transpose: bool) -> Type:
+@row("matrix_async", effects=lambda n: (Close("matrix_async"),), placed=True)
+def matrix_commit() -> Type:
+    """close this role's group of matrix_async"""
+    return NOTHING
+
+
+@row("matrix_async", effects=lambda n: (Drain("matrix_async", n.attrs["pending"]),), placed=True)
+def matrix_wait(*, pending: int) -> Type:
+    """until at most `pending` groups are under way"""
+    return NOTHING
+
+
+def _operand(node: Node) -> tuple[Touch, Touch]:
+    operand, place, *index = node.inputs
+    m, k = operand.shape
+    start, rank = node.attrs["start"], len(place.shape)
+    corner, shape = ((start, 0), (k, m)) if node.attrs["transpose"] else ((0, start), (m, k))
+    source = box(place, False, (*index, *corner), shape, (rank - 2, rank - 1))
+    return source, lead(operand, True)
+
+
+@row(
+    "matrix_sync",
+    effects=_operand,
+    numpy=lambda n, x: x.T if n.attrs["transpose"] else x,
+    placed=True,
+)
+def load_operand(operand: Node, place: Node, *index: Node, start: int, transpose: bool) -> Type:
+    """registers (m, k) or (n, k), from some of the columns (of the rows, if transposed) of the
+    place at its leading index, from `start` on"""
     into, source = _place("load_operand", operand), _place("load_operand", place)
     rows, columns = source.shape[-2:][:: -1 if transpose else 1]
     fits = len(into.shape) == 2 and into.shape[0] == rows and into.dtype is source.dtype
@@ -474,20 +437,15 @@ def _load_operand(operand: Node, place: Node, *index: Node, start: int, transpos
     return NOTHING
 
 
-load_operand = Op(
-    tile,
-    "load_operand",
-    _load_operand,
-    attrs=("start", "transpose"),
-    effect=True,
-    group="matrix_sync",
-    meaning="inputs register place (m, k) or (n, k), place, then the place's leading "
-    "index: some of the place's columns (its rows, if transposed), from `start` "
-    "on",
+@row(
+    "matrix_sync",
+    effects=lambda n: (*[lead(x, False) for x in n.inputs[1:]], *both(lead(n.inputs[0], True))),
+    numpy=lambda n, a, b, old: numeric.dot(a, b.T, old, n.inputs[0].dtype),
+    placed=True,
 )
-
-
-def _matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int]) -> Type:
+def matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int]) -> Type:
+    """accumulator (m, n) += a (m, k) @ b (n, k) transposed, all in registers, by warps that stand
+    in a grid (down, across)"""
     places = [_place("matrix_sync", x) for x in (accumulator, a, b)]
     shapes = [p.shape for p in places]
     if any(p.scope != "register" or len(p.shape) != 2 for p in places):
@@ -497,31 +455,22 @@ def _matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int])
     return NOTHING
 
 
-matrix_sync = Op(
-    tile,
-    "matrix_sync",
-    _matrix_sync,
-    attrs=("warps",),
-    effect=True,
-    group="matrix_sync",
-    meaning="accumulator (m, n) += a (m, k) @ b (n, k) transposed, all in registers, "
-    "by warps that stand in a grid (down, across)",
-)
-
 # ---- places ---------------------------------------------------------------------------------
 
-register_tile = Op(
-    tile,
-    "register_tile",
-    lambda *, shape, dtype: Memory(shape, dtype, "register", "state"),
-    attrs=("shape", "dtype"),
-    effect=True,
-    group="memory",
-    meaning="a place in the registers of a role, not initialised",
+
+@row("memory", effects=lambda n: (Make(),), placed=True)
+def register_tile(*, shape: tuple[int, ...], dtype: DType) -> Type:
+    """a place in the registers of a role, not initialised"""
+    return Memory(shape, dtype, "register", "state")
+
+
+@row(
+    "memory",
+    effects=lambda n: (lead(n.inputs[0], False, n.inputs[1:], n.attrs["rows"] or None),),
+    placed=True,
 )
-
-
-def _read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
+def read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
+    """the tile at the leading index of a place, or `rows` (first, count) of it"""
     type_ = _place("read_place", place)
     shape = type_.shape[len(index) :]
     if rows:
@@ -537,75 +486,58 @@ def _read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
     return Tile(shape, type_.dtype)  # type: ignore[arg-type]
 
 
-read_place = Op(
-    tile,
-    "read_place",
-    _read_place,
-    attrs=("rows",),
-    effect=True,
-    group="memory",
-    meaning="the tile at the leading index of a place, or `rows` (first, count) of it",
-)
-
-
-def _write_place(place: Node, value: Node, *index: Node) -> Type:
-    if _read_place(place, *index, rows=()) != value.type:
+@row("memory", effects=lambda n: (lead(n.inputs[0], True, n.inputs[2:]),), placed=True)
+def write_place(place: Node, value: Node, *index: Node) -> Type:
+    """replace the tile at the leading index of a place"""
+    if read_place.infer(place, *index, rows=()) != value.type:
         raise _fail("write_place", f"{value.type} into {place.type} at {len(index)} indices")
     return NOTHING
 
 
-write_place = Op(
-    tile,
-    "write_place",
-    _write_place,
-    effect=True,
-    group="memory",
-    meaning="replace the tile at the leading index of a place",
-)
-
-
-def _clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
+@row("memory", effects=lambda n: (lead(n.inputs[0], True, n.inputs[3:]),), placed=True)
+def clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
+    """zeros in the rows from start to before stop, as far as there are any, of the tile at the
+    leading index of a place"""
     if len(_place("clear_rows", place).shape) != len(index) + 2:
         raise _fail("clear_rows", f"{len(index)} indices of {place.type} leave no rows")
     return NOTHING
 
 
-clear_rows = Op(
-    tile,
-    "clear_rows",
-    _clear_rows,
-    effect=True,
-    group="memory",
-    meaning="inputs place, start, stop, then the place's leading index: zeros in the "
-    "rows from start to before stop, as far as there are any",
-)
-
 # ---- clusters -------------------------------------------------------------------------------
 # Body.notes["cluster"] = (n,): n neighbouring programs run together, see each other's shared
 # places, and end together.
 
-cluster_rank = Op(
-    tile,
-    "cluster_rank",
-    lambda: ops.INDEX,
-    group="grid",
-    meaning="number of this program within its cluster",
-)
-arrive_remote = Op(
-    tile,
-    "arrive_remote",
-    _on_barrier("arrive_remote", 2),
-    effect=True,
-    group="barrier",
-    meaning="inputs barrier, stage, rank: arrive at the barrier of the cluster's "
-    "program of that rank",
-)
+
+@row("grid", placed=True)
+def cluster_rank() -> Type:
+    """number of this program within its cluster"""
+    return ops.INDEX
+
+
+@row("barrier", effects=_arrival, placed=True)
+def arrive_remote(barrier_: Node, stage: Node, rank: Node) -> Type:
+    """arrive at the barrier of the cluster's program of that rank"""
+    return _on_barrier("arrive_remote", barrier_, stage, rank)
 
 
 SENDS = ("all", "shares", "one")
 
 
-def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, to: str) -> Type:
+def _sent(node: Node) -> tuple[Land]:
+    place, value, barrier_, stage, *index = node.inputs
+    to, mask, first = node.attrs["to"], -1, 0
+    if to == "one":
+        mask, first, *index = 1, *index  # type: ignore[assignment]
+    into = lead(place, True, tuple(index))
+    parts = value.shape[0] // into.shape[0] if to == "shares" else 0
+    return (Land(into, None, barrier_, stage, mask, first, parts, tells=False),)
+
+
+@row("copy", effects=_sent, placed=True)
+def send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, to: str) -> Type:
+    """into places, at their leading index, of programs of the cluster, the bytes landing on the
+    barrier there; to 'all' (this one too) the whole value, or 'shares' of its rows in the order of
+    ranks; to 'one' the whole value, its rank being an input after the stage"""
     _barrier_of("send", barrier_)
     into = _place("send", place)
     if to not in SENDS or (to == "one" and not index):
@@ -613,75 +545,56 @@ def _send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, t
             "send",
             f"to {to!r} with {len(index)} indices: to one of {SENDS}, and to 'one' with its rank",
         )
-    lead = index[1:] if to == "one" else index
-    shape, given = into.shape[len(lead) :], value.shape
+    at = index[1:] if to == "one" else index
+    shape, given = into.shape[len(at) :], value.shape
     rows = given[:1] if to == "shares" else shape[:1]
     whole = bool(shape) and given == (*rows, *shape[1:]) and rows[0] % shape[0] == 0
     if not whole or value.dtype is not into.dtype:
-        raise _fail("send", f"{value.type} to {into} at {len(lead)} indices")
+        raise _fail("send", f"{value.type} to {into} at {len(at)} indices")
     return NOTHING
 
 
-send = Op(
-    tile,
-    "send",
-    _send,
-    attrs=("to",),
-    effect=True,
-    group="copy",
-    meaning="inputs place, value, barrier, stage, then the place's leading index: into "
-    "places of programs of the cluster, the bytes landing on the barrier there; to 'all' "
-    "(this one too) the whole value, or 'shares' of its rows in the order of ranks; to 'one' "
-    "the whole value, its rank being an input after the stage",
-)
-
 # ---- between programs -----------------------------------------------------------------------
 
-atomic_add = Op(
-    tile,
-    "atomic_add",
-    lambda memory, value, offset, *mask: Tile(offset.shape, memory.dtype),
-    effect=True,
-    group="memory",
-    meaning="add to elements at linear offsets in one step each, as seen by all "
-    "programs; gives the values before; masked off ones are 0",
+
+@row("memory", effects=lambda n: both(ops.at_offsets(n, 2, True)))
+def atomic_add(memory: Node, value: Node, offset: Node, *mask: Node) -> Type:
+    """add to elements at linear offsets in one step each, as seen by all programs; gives the
+    values before; masked off ones are 0"""
+    return Tile(offset.shape, memory.dtype)
+
+
+def _added(node: Node) -> tuple[Touch, Touch]:
+    memory, value, *index = node.inputs
+    return both(Touch(memory, True, tuple(index), value.shape, node.attrs["axes"], some=True))
+
+
+@row(
+    "memory",
+    effects=_added,
+    numpy=lambda n, old, value: numeric.elementwise("add", n.inputs[0].dtype, [old, value]),
+    placed=True,
 )
-
-
-def _store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) -> Type:
+def store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) -> Type:
+    """add a tile to what lies at the index, each element in one step as seen by all programs, in
+    no order"""
     into = _place("store_add", memory)
     if into.scope != "global" or value.dtype is not into.dtype or len(index) != len(into.shape):
         raise _fail("store_add", f"{len(index)} indices, {value.type} to {into}")
     return NOTHING
 
 
-store_add = Op(
-    tile,
-    "store_add",
-    _store_add,
-    attrs=("axes",),
-    effect=True,
-    group="memory",
-    meaning="inputs Memory, value, index: add a tile to what lies at the index, each "
-    "element in one step as seen by all programs, in no order",
-)
-grid_dependency_wait = Op(
-    tile,
-    "grid_dependency_wait",
-    lambda: NOTHING,
-    effect=True,
-    group="grid",
-    meaning="until the launches this one depends on are done: comes before "
-    "any read that is not of a constant, and any global write",
-)
-grid_launch_dependents = Op(
-    tile,
-    "grid_launch_dependents",
-    lambda: NOTHING,
-    effect=True,
-    group="grid",
-    meaning="launches that depend on this may start",
-)
+@row("grid", effects=lambda n: (Depend(),), placed=True)
+def grid_dependency_wait() -> Type:
+    """until the launches this one depends on are done: comes before any read that is not of a
+    constant, and any global write"""
+    return NOTHING
+
+
+@row("grid", effect=True, placed=True)
+def grid_launch_dependents() -> Type:
+    """launches that depend on this may start"""
+    return NOTHING
 
 
 class PlacedBuilder(BodyBuilder):

@@ -25,14 +25,15 @@ from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Expr, atoms, evaluate, high, low
-from ..ir.types import Memory, Tile
+from ..ir.types import Tile
 from .build import Body
-from .check import walk
+from .check import walk, written_parameters
+from .row import Arrive, Land, Scalar, Wait, effects_of, is_place, touches_of
 
 if TYPE_CHECKING:
     from .periodic import Periods
 
-Event = tuple[Node, tuple[Any, ...]]
+Event = tuple[Node, dict[Node, Any]]
 MOST_EVENTS = 60_000
 
 
@@ -54,91 +55,26 @@ class Scenario:
 # ---- which scalars an op hangs on ---------------------------------------------------------------
 
 
-def is_place(node: Node) -> bool:
-    """Whether a Memory is allocated and not a parameter."""
-    return isinstance(node.type, Memory) and node.op.name in ("allocate", "register_tile")
-
-
-WRITES = {
-    "store": 0,
-    "scatter": 0,
-    "copy_store": 0,
-    "atomic_add": 0,
-    "matrix_store": 0,
-    "write_place": 0,
-    "store_threads": 0,
-    "store_add": 0,
-    "clear_rows": 0,
-}
-QUIET = {
-    "named_sync",
-    "named_arrive",
-    "fence",
-    "commit_copies",
-    "wait_copies",
-    "matrix_fence",
-    "commit_threads",
-    "wait_threads",
-    "matrix_sync",
-    "matrix_commit",
-    "matrix_wait",
-    "allocate",
-    "register_tile",
-    "barrier",
-    "grid_dependency_wait",
-    "gather",
-    "scatter",
-    "atomic_add",
-    "matrix_load",
-    "matrix_store",
-    "sort",
-    "store_add",
-}
-
-
-def written_parameters(body: Body) -> set[Node]:
-    """Parameters that the Body writes: only these can be raced for."""
-    found = set()
-    for node, _ in walk(body.block):
-        if node.op.name in WRITES and not is_place(node.inputs[0]):
-            found.add(node.inputs[0])
-    return found
-
-
-def uses(node: Node, tracked: set[Node]) -> tuple[Sequence[Node], Sequence[Node]] | None:
+def uses(node: Node, tracked: set[Node]) -> tuple[list[Node], list[Node]] | None:
     """Scalars that say what an event does to the protocol, then those that only say which part of
     a parameter it touches; None where the op is no event."""
-    name, inputs = node.op.name, node.inputs
-    if name in QUIET:
-        return (), ()
-    if name in ("arrive", "expect", "wait", "arrive_remote"):
-        return inputs[1:], ()
-    if name in ("copy_async", "copy_multicast"):
-        rank = len(inputs[1].shape)
-        box = inputs[4 : 4 + rank] if inputs[1] in tracked else ()
-        return (inputs[3], *inputs[4 + rank :]), box
-    if name == "copy_pages":  # any page, if the Body writes to them: the box is not known
-        rank = len(inputs[1].shape)
-        return (inputs[3], *inputs[5 + rank :]), ()
-    if name == "copy_threads":
-        rank = len(inputs[1].shape)
-        return inputs[2 + rank :], inputs[2 : 2 + rank] if inputs[1] in tracked else ()
-    if name in ("copy_store", "store_threads"):
-        rank = len(inputs[0].shape)
-        return inputs[2 + rank :], inputs[2 : 2 + rank]
-    if name == "matrix_async":
-        return inputs[3:], ()
-    if name in ("read_place", "write_place", "load_operand"):
-        return inputs[1 if name == "read_place" else 2 :], ()
-    if name in ("send", "clear_rows"):
-        return inputs[3:], ()
-    if name in ("load", "store"):
-        first, rank = 1 if name == "load" else 2, len(inputs[0].shape)
-        index = inputs[first : first + rank]
-        if is_place(inputs[0]):
-            return index, ()
-        return (), index if inputs[0] in tracked else ()
-    return None
+    effects = effects_of(node)
+    if not effects:
+        return None
+    scalars: list[Scalar | None] = []
+    boxes: list[Scalar | None] = []
+    for effect in effects:
+        if isinstance(effect, (Arrive, Wait, Land)):
+            names = ("stage", "parity", "rank", "first")
+            scalars += [getattr(effect, name, None) for name in names]
+    for touch in touches_of(node):
+        scalars.append(touch.when)
+        if not touch.some and is_place(touch.memory):
+            scalars += touch.index
+        elif not touch.some and touch.memory in tracked:
+            boxes += touch.index
+    first, second = ([s for s in part if isinstance(s, Node)] for part in (scalars, boxes))
+    return first, second
 
 
 # ---- scalar arithmetic --------------------------------------------------------------------------
@@ -292,8 +228,8 @@ class Skeleton:
             else:
                 found = uses(node, self.tracked)
                 if found is not None:
-                    taken = tuple([self.slot(n) for n in (*found[0], *found[1])])
-                    code.append((EVENT, node, taken))
+                    scalars = list(dict.fromkeys([*found[0], *found[1]]))
+                    code.append((EVENT, node, [(n, self.slot(n)) for n in scalars]))
                 if node in self.needed and name != "get":
                     self._scalar(code, node)
         return code
@@ -469,7 +405,7 @@ class _Run:
                 _, to, function, a, b, _ = item
                 v[to] = function(v[a], v[b])
             elif kind == EVENT:
-                out.append((item[1], tuple([v[s] for s in item[2]])))
+                out.append((item[1], {n: v[s] for n, s in item[2]}))
             elif kind == ONE:
                 v[item[1]] = item[2](v[item[3]])
             elif kind == WATCH:

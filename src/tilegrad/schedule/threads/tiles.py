@@ -39,7 +39,7 @@ from ...ir.symbol import (
 from ...ir.types import Memory
 from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
-from ...tile.interpret import has_op
+from ...tile.check import walk
 from ..access import ELEMENTWISE, Index
 from ..evaluate import symbolic
 from .exponent import ExponentEvaluator
@@ -81,7 +81,7 @@ class Viewed(BodyBuilder):
         Inputs come first in their order, then their other views, then results.
         """
         body = super().finish(grid, **notes)
-        if has_op(body.block, "scatter"):
+        if any(node.op.name == "scatter" for node, _ in walk(body.block)):
             body.notes["distinct"] = True  # no element is written twice
         used = touched(body.block)
         seen_as: list[list[Node]] = []

@@ -1,0 +1,278 @@
+"""One row per Tile op: how it is typed, what it computes, and what it does to memory and time.
+
+A row is a function: its inputs and keywords are the op's inputs and attrs, its body infers the
+type, its docstring is the op's meaning in words. Beside it stand `numpy`, the meaning over arrays,
+and `effects`, which names what a Node reads, writes, arrives at and waits for. Interpreter and
+checks follow these; none has a table of ops of its own. Invariant: scalars of an Effect are
+inputs of the Node or plain integers, so an Effect says the same before and after they are known.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import InternalError
+from ..ir.node import Dialect, Infer, Node, Op
+from ..ir.types import Memory
+
+tile = Dialect("tile")
+Scalar = Node | int
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Elements of a Memory that are read or written: a box at an index (tile axis i walks Memory
+    axis axes[i]; all of it without an index), of it those where a mask holds, or those at linear
+    `offsets`."""
+
+    memory: Node
+    writes: bool
+    index: tuple[Scalar, ...] = ()
+    shape: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    mask: Node | None = None
+    offsets: Node | None = None
+    when: Node | None = None  # it happens only where this holds
+    some: bool = False  # only data says which elements of the box, or of the Memory
+    clips: bool = False  # what lies outside of the Memory is 0, or is dropped
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the box."""
+        return self.memory.dtype.storage_bytes(math.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Make:
+    """A place, or an array of barriers, is set up."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Done at some time by the role's engine of a kind, in the group being collected."""
+
+    engine: str
+    touches: tuple[Touch, ...]
+
+    @property
+    def by_threads(self) -> bool:
+        """Whether the role's own threads do it: each knows of its part alone, until they meet."""
+        return self.engine == "copy_threads"
+
+
+@dataclass(frozen=True)
+class Land:
+    """A box is written at some time, and its bytes land on a barrier: in this program, or in those
+    of the cluster whose bit of the mask, moved by `first`, is set (-1: in all)."""
+
+    into: Touch
+    source: Touch | None
+    barrier: Node
+    stage: Scalar
+    mask: int | None = None
+    first: Scalar = 0
+    parts: int = 0  # of how many programs each gets a share
+    tells: bool = True  # who waits knows of all that the role did, or of the bytes alone
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """One arrival at a barrier (of a rank of the cluster), which may announce bytes."""
+
+    barrier: Node
+    stage: Scalar
+    bytes: int = 0
+    rank: Scalar | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Until the phase of a parity is over."""
+
+    barrier: Node
+    stage: Scalar
+    parity: Scalar
+
+
+@dataclass(frozen=True)
+class Meet:
+    """Arrive with the role's threads at a numbered barrier, and wait there or go on."""
+
+    number: int
+    threads: int
+    waits: bool
+
+
+@dataclass(frozen=True)
+class Fence:
+    """What was stored is seen: 'async' ops, other programs ('global'), the 'matrix' unit."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """The group of an engine that is being collected is closed."""
+
+    engine: str
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Until at most `pending` groups of an engine are under way."""
+
+    engine: str
+    pending: int
+
+
+@dataclass(frozen=True)
+class Depend:
+    """Until the launches before are done."""
+
+
+Effect = Touch | Work | Land | Arrive | Wait | Meet | Fence | Close | Drain | Depend | Make
+Effects = Callable[[Node], tuple[Effect, ...]]
+
+
+class TileOp(Op):
+    """An Op with the rest of its row."""
+
+    __slots__ = ("effects", "numpy", "placed")
+
+    def __init__(
+        self,
+        name: str,
+        infer: Infer,
+        *,
+        numpy: Callable[..., Any] | None = None,
+        effects: Effects | None = None,
+        placed: bool = False,
+        **facts: Any,
+    ) -> None:
+        super().__init__(tile, name, infer, **facts)
+        self.numpy, self.effects, self.placed = numpy, effects, placed
+
+
+def row(
+    group: str = "",
+    *,
+    name: str = "",
+    effect: bool = False,
+    numpy: Callable[..., Any] | None = None,
+    effects: Effects | None = None,
+    placed: bool = False,
+) -> Callable[[Infer], TileOp]:
+    """The op that a function of inputs and attrs is the row of."""
+
+    def make(infer: Infer) -> TileOp:
+        given = inspect.signature(infer).parameters.values()
+        attrs = [p.name for p in given if p.kind is p.KEYWORD_ONLY and p.name != "blocks"]
+        return TileOp(
+            name or infer.__name__,
+            infer,
+            attrs=tuple(attrs),
+            effect=effect or effects is not None,
+            group=group,
+            meaning=" ".join((infer.__doc__ or "").split()),
+            numpy=numpy,
+            effects=effects,
+            placed=placed,
+        )
+
+    return make
+
+
+# ---- reading rows -----------------------------------------------------------------------------
+
+
+def compute(node: Node, inputs: Sequence[Any]) -> Any:
+    """The value of a pure Node on given inputs."""
+    op = node.op
+    if not isinstance(op, TileOp) or op.numpy is None or op.effect:
+        raise InternalError("tile.interpret", f"no meaning is known for {op!r}")
+    with np.errstate(all="ignore"):
+        return op.numpy(node, *inputs)
+
+
+def is_place(node: Node) -> bool:
+    """Whether a Memory is allocated and not a parameter."""
+    return isinstance(node.type, Memory) and node.op.name in ("allocate", "register_tile")
+
+
+def is_placed(node: Node) -> bool:
+    """Whether a Node's op belongs to the placed level alone."""
+    return isinstance(node.op, TileOp) and node.op.placed
+
+
+def effects_of(node: Node) -> tuple[Effect, ...]:
+    """What a Node does besides giving a value."""
+    op = node.op
+    return op.effects(node) if isinstance(op, TileOp) and op.effects is not None else ()
+
+
+def touches_of(node: Node) -> Iterator[Touch]:
+    """All that a Node reads and writes, at once or at some time."""
+    for effect in effects_of(node):
+        if isinstance(effect, Touch):
+            yield effect
+        elif isinstance(effect, Work):
+            yield from effect.touches
+        elif isinstance(effect, Land):
+            yield from (t for t in (effect.source, effect.into) if t is not None)
+
+
+def read_by(node: Node) -> set[Node]:
+    """Memories that a Node reads."""
+    return {t.memory for t in touches_of(node) if not t.writes}
+
+
+def written_by(node: Node) -> set[Node]:
+    """Memories that a Node writes."""
+    return {t.memory for t in touches_of(node) if t.writes}
+
+
+def both(touch: Touch) -> tuple[Touch, Touch]:
+    """A read of elements, and then a write of the same."""
+    return replace(touch, writes=False), replace(touch, writes=True)
+
+
+def box(
+    memory: Node,
+    writes: bool,
+    index: tuple[Scalar, ...],
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    *,
+    mask: Node | None = None,
+    clips: bool = False,
+) -> Touch:
+    """A box at an index of all axes."""
+    some = mask is not None and not is_place(memory)
+    return Touch(memory, writes, index, shape, axes, mask, some=some, clips=clips)
+
+
+def scattered(memory: Node, writes: bool, offsets: Node, mask: Node | None) -> Touch:
+    """Elements at linear offsets."""
+    return Touch(memory, writes, mask=mask, offsets=offsets, some=True)
+
+
+def lead(
+    memory: Node,
+    writes: bool,
+    index: tuple[Scalar, ...] = (),
+    rows: tuple[Scalar, int] | None = None,
+) -> Touch:
+    """The tile at a leading index of a place, or `rows` (first, count) of it."""
+    shape = memory.shape[len(index) :]
+    first: Scalar = 0
+    if rows is not None:
+        first, shape = rows[0], (rows[1], *shape[1:])
+    rest = (first, *[0] * (len(shape) - 1)) if shape else ()
+    axes = tuple(range(len(index), len(index) + len(shape)))
+    return Touch(memory, writes, (*index, *rest), shape, axes)
