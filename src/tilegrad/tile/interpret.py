@@ -60,11 +60,10 @@ def run(
     chosen = range(math.prod(grid)) if programs is None else programs
     storages = parameters(body, memories, bound)
     placed = any(is_placed(node) for node, _ in walk(body.block))
-    effects: dict[Node, tuple[row.Effect, ...]] = {}
     for numbers in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
         order = Judge(body, bound, len(numbers)) if placed else None
         machine = Machine(seed, order)
-        given = (body, storages, bound, grid, machine, effects)
+        given = (body, storages, bound, grid, machine)
         machine.run([Interpreter(*given, number, rank) for rank, number in enumerate(numbers)])
 
 
@@ -213,13 +212,11 @@ class Interpreter:
         symbols: Mapping[str, int],
         grid: tuple[int, ...],
         machine: Machine,
-        effects: dict[Node, tuple[row.Effect, ...]],
         number: int,
         rank: int,
     ) -> None:
         self.body, self.symbols, self.machine, self.rank = body, symbols, machine, rank
         self.program = np.unravel_index(number, grid) if grid else ()
-        self.effects = effects
         main = None if machine.order is None else machine.order.roles[rank, None]
         self.frame = Frame(main, dict(zip(body.parameters, storages)))
 
@@ -272,10 +269,8 @@ class Interpreter:
 
     def act(self, frame: Frame, node: Node) -> Steps:
         """A Node with effects: judged, then done."""
-        if node not in self.effects:
-            self.effects[node] = effects_of(node)
         order, role, values = self.machine.order, frame.role, frame.values
-        if order is not None and role is not None and self.effects[node]:
+        if order is not None and role is not None and effects_of(node):
             role.clock[role.number] += 1
             while not order.event(role, node, values):
                 yield Waiting(
@@ -290,7 +285,7 @@ class Interpreter:
 
     def usual(self, frame: Frame, node: Node) -> Any:
         """What the Effects of a Node and its meaning say."""
-        values, effects = frame.values, self.effects[node]
+        values, effects = frame.values, effects_of(node)
         touches = [e for e in effects if isinstance(e, Touch)]
         if touches:
             return self.move(node, self.located(values, node, touches), values)
@@ -401,7 +396,7 @@ SCATTER_OPS = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "m
 
 
 def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
-    into = self.located(frame.values, node, self.effects[node][-1:])[0]  # type: ignore[arg-type]
+    into = self.located(frame.values, node, effects_of(node)[-1:])[0]  # type: ignore[arg-type]
     assert into is not None
     written = into.offset if into.mask is None else into.offset[into.mask]
     if self.body.notes.get("distinct") and len(np.unique(written)) < written.size:
@@ -415,7 +410,7 @@ def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
 
 
 def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:
-    into = self.located(frame.values, node, self.effects[node][-1:])[0]  # type: ignore[arg-type]
+    into = self.located(frame.values, node, effects_of(node)[-1:])[0]  # type: ignore[arg-type]
     assert into is not None
     return combine(into, "add", frame.values[node.inputs[1]])
 
@@ -453,7 +448,7 @@ def stable_order(row: Array, descending: bool) -> Array:
 
 
 def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
-    (into,) = self.located(frame.values, node, self.effects[node])  # type: ignore[arg-type]
+    (into,) = self.located(frame.values, node, effects_of(node))  # type: ignore[arg-type]
     assert into is not None
     start, stop = (max(0, int(frame.values[i])) for i in node.inputs[1:3])
     into.storage.data[into.offset[start:stop]] = 0
@@ -467,7 +462,7 @@ def _copy_pages(self: Interpreter, frame: Frame, node: Node) -> None:
         at = [first + int(page), *rest]
         offset, inside = memory.offsets(at, node.attrs["shape"], node.attrs["axes"])
         found.append(Located(memory, offset, inside, False))
-    (land,) = self.effects[node]
+    (land,) = effects_of(node)
     assert isinstance(land, row.Land)
     self.land(frame, node, land, lambda: np.concatenate([one.read() for one in found]))
 

@@ -91,7 +91,6 @@ class Order:
         self.made: set[tuple[int, Node]] = set()  # barriers that have been set up
         self.rounds: dict[tuple[int, int], Round] = {}
         self.places: dict[tuple[int, Node], Place] = {}
-        self.effects: dict[Node, tuple[row.Effect, ...]] = {}
         self.late: list[Callable[[], None]] | None = None  # what lands later, if it does
         self.begun = False  # the first roles
         numbered: list[tuple[int, Node | None, int]] = []
@@ -160,10 +159,8 @@ class Order:
 
     def event(self, role: Role, node: Node, values: Mapping[Node, Any]) -> bool:
         """A role comes to a Node: what that does, and whether the role can go on."""
-        effects = self.effects.get(node)
-        if effects is None:
-            effects = self.effects[node] = effects_of(node)
-        return all([DO[type(e)](self, role, node, e, values) is not False for e in effects])
+        done = [DO[type(e)](self, role, node, e, values) for e in effects_of(node)]
+        return False not in done
 
     def fork(self, ranks: Iterable[tuple[int, list[Node]]]) -> list[Role]:
         """Roles of programs start with what these know; the first of a cluster with what all do."""
@@ -197,7 +194,7 @@ class Order:
 
     def ready(self, role: Role, node: Node, values: Mapping[Node, Any]) -> bool:
         """Whether what a role waits for has come."""
-        (wait,) = self.effects[node]
+        (wait,) = effects_of(node)
         if isinstance(wait, row.Wait):
             bar = self.bar(role.rank, wait.barrier, node, scalar(wait.stage, values))
             return bar is None or len(bar.over) % 2 != scalar(wait.parity, values)
@@ -206,7 +203,7 @@ class Order:
 
     def awaited(self, role: Role, node: Node, values: Mapping[Node, Any]) -> str:
         """What a role waits for, in words."""
-        (wait,) = self.effects[node]
+        (wait,) = effects_of(node)
         if isinstance(wait, row.Wait):
             bar = self.bars[role.rank, wait.barrier][scalar(wait.stage, values)]
             what = f"{bar} with parity {scalar(wait.parity, values)}"

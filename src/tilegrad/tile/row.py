@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -212,8 +213,15 @@ def is_placed(node: Node) -> bool:
 
 def effects_of(node: Node) -> tuple[Effect, ...]:
     """What a Node does besides giving a value."""
-    op = node.op
-    return op.effects(node) if isinstance(op, TileOp) and op.effects is not None else ()
+    found = _known.get(node)
+    if found is None:
+        op = node.op
+        made = isinstance(op, TileOp) and op.effects is not None
+        found = _known[node] = op.effects(node) if made else ()  # type: ignore[attr-defined]
+    return found
+
+
+_known: WeakKeyDictionary[Node, tuple[Effect, ...]] = WeakKeyDictionary()
 
 
 def touches_of(node: Node) -> Iterator[Touch]:
