@@ -31,7 +31,7 @@ from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
 from tilegrad.tile import interpret, ops, placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.finding import Finding
-from tilegrad.tile.ordering import DO
+from tilegrad.tile.happening import DO
 from tilegrad.tile.placed import PlacedBuilder, fill
 from tilegrad.tile.protocol import check_protocol
 from tilegrad.tile.prove import check_body

@@ -34,6 +34,7 @@ from . import numeric, row
 from .build import Body
 from .check import walk
 from .concurrent import Judge, Machine, Steps, Waiting
+from .happening import event
 from .ordering import Role, scalar
 from .row import TileOp, Touch, compute, effects_of, is_placed
 
@@ -272,7 +273,7 @@ class Interpreter:
         order, role, values = self.machine.order, frame.role, frame.values
         if order is not None and role is not None and effects_of(node):
             role.clock[role.number] += 1
-            while not order.event(role, node, values):
+            while not event(order, role, node, values):
                 yield Waiting(
                     lambda: order.ready(role, node, values),
                     lambda: order.awaited(role, node, values),
@@ -378,7 +379,7 @@ def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
     assert isinstance(type_, Memory)
     storage = Storage(f"{type_.scope}#{node.serial}", node, data, self.symbols)
     if self.machine.order is not None and frame.role is not None:
-        self.machine.order.event(frame.role, node, frame.values)
+        event(self.machine.order, frame.role, node, frame.values)
     return storage
 
 

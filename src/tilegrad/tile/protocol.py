@@ -15,6 +15,7 @@ from typing import Any
 
 from ..ir.node import Node
 from .finding import Finding
+from .happening import event
 from .ordering import Order, Role
 from .skeleton import Event, Scenario, Skeleton
 
@@ -38,7 +39,7 @@ class _Turn:
         before, role = self.at, self.role
         while not self.done:
             role.clock[role.number] = self.base + self.at + 1
-            if not order.event(role, *self.here):
+            if not event(order, role, *self.here):
                 break
             self.at += 1
         return self.at > before

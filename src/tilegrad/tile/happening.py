@@ -1,0 +1,210 @@
+"""What each Effect does to an Order: the one place that says how ops order each other.
+
+`event` is told of every Node that a role comes to, by the checks before launch and by the
+interpreter. Invariant: DO has one row per kind of Effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..ir.node import Node
+from . import row
+from .access import join
+from .ordering import Order, Role, scalar
+from .phases import Round
+from .row import Touch, effects_of, is_place
+
+
+def event(order: Order, role: Role, node: Node, values: Mapping[Node, Any]) -> bool:
+    """A role comes to a Node: what that does, and whether the role can go on."""
+    done = [DO[type(e)](order, role, node, e, values) for e in effects_of(node)]
+    return False not in done
+
+
+def _touch(order: Order, role: Role, node: Node, touch: Touch, values: Mapping[Node, Any]) -> None:
+    order.depends(role, touch.memory, node, touch.writes)
+    found = order.region(role.rank, node, touch, values)
+    if found is not None:
+        order.plain(*found, role, node, touch)
+
+
+def _make(order: Order, role: Role, node: Node, _: row.Make, values: Any) -> None:
+    if is_place(node):
+        order.place(role.rank, node).fresh()
+        return
+    if (role.rank, node) in order.made:
+        text = f"the barrier {node.attrs['name']} is set up several times"
+        order.report("unproved", text, node, None, "warning", "set it up once, before the roles")
+    order.made.add((role.rank, node))
+
+
+def _arrive(
+    order: Order, role: Role, node: Node, arrive: row.Arrive, values: Mapping[Node, Any]
+) -> None:
+    rank = role.rank if arrive.rank is None else scalar(arrive.rank, values)
+    if not 0 <= rank < order.ranks:
+        order.report("index", f"{node.op.name} to rank {rank} of {order.ranks}", node)
+        return
+    bar = order.bar(rank, arrive.barrier, node, scalar(arrive.stage, values))
+    if bar is not None:
+        order.come(role, bar, node, 1, arrive.bytes, 0)
+
+
+def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Mapping[Node, Any]) -> bool:
+    bar = order.bar(role.rank, wait.barrier, node, scalar(wait.stage, values))
+    if bar is None:
+        return True
+    over = len(bar.over)
+    if over % 2 == scalar(wait.parity, values):
+        return False
+    if role.clock[bar.agent] < over - 1:
+        order.report(
+            "phase",
+            f"{role.name} waits on {bar.name} for phase {over - 1} without knowing that "
+            "the phase before is over: it may go on too early",
+            node,
+        )
+    bar.waits.append((over, role.number, role.epoch, node))
+    if over:
+        ended = bar.over[over - 1]
+        role.synced = max(role.synced, ended[role.number])
+        join(role.clock, ended)
+    return True
+
+
+def _meet(order: Order, role: Role, node: Node, meet: row.Meet, values: Any) -> bool:
+    round_ = order.rounds[role.rank, meet.number]
+    if role.joined is None:
+        _come_to(order, role, node, meet, round_)
+    assert role.joined is not None
+    if meet.waits:
+        if len(round_.over) <= role.joined:
+            return False
+        role.synced = max(role.synced, role.epoch)
+        join(role.clock, round_.over[role.joined])
+        copies = role.groups["copy_threads"]  # what each thread waited for, all now know of
+        role.clock[copies.agent] = max(role.clock[copies.agent], copies.known)
+    role.joined = None
+    return True
+
+
+def _come_to(order: Order, role: Role, node: Node, meet: row.Meet, round_: Round) -> None:
+    """Arrive at a named barrier."""
+    threads = meet.threads
+    if role.clock[round_.agent] < len(round_.over):
+        order.report(
+            "phase",
+            f"{role.name} arrives at named barrier {round_.number} without knowing "
+            "that the round before is over: it may count for the wrong one",
+            node,
+            round_.node,
+        )
+    if round_.arrived and threads != round_.threads:
+        order.report(
+            "arrivals",
+            f"named barrier {round_.number} is used with {round_.threads} and "
+            f"with {threads} threads",
+            node,
+            round_.node,
+        )
+    role.joined = len(round_.over)
+    round_.threads, round_.node = threads, node
+    round_.arrived += 32 * role.warps
+    if round_.coming is None:
+        round_.coming = list(role.clock)
+    else:
+        join(round_.coming, role.clock)
+    if round_.arrived > threads:
+        order.report(
+            "arrivals",
+            f"named barrier {round_.number}: {round_.arrived} of {threads} threads came",
+            node,
+        )
+    if round_.arrived >= threads:
+        round_.coming[round_.agent] = len(round_.over) + 1
+        round_.over.append(round_.coming)
+        round_.coming, round_.arrived = None, 0
+
+
+def _fence(order: Order, role: Role, node: Node, fence: row.Fence, values: Any) -> None:
+    if fence.kind == "async":
+        for plain in role.unfenced:
+            plain.fence = role.epoch
+        role.unfenced = []
+    elif fence.kind == "matrix":
+        role.registers.clear()
+        role.fenced = True
+
+
+def _land(order: Order, role: Role, node: Node, land: row.Land, values: Mapping[Node, Any]) -> None:
+    if land.source is not None:
+        order.depends(role, land.source.memory, node, False)
+    for rank in order.reached(role, node, land, values):
+        bar = order.bar(rank, land.barrier, node, scalar(land.stage, values))
+        into = order.region(rank, node, land.into, values)
+        if bar is None or into is None:
+            continue
+        epoch = len(bar.over) + 1
+        source = land.source if rank == role.rank else None
+        found = None if source is None else order.region(rank, node, source, values)
+        if found is not None:
+            order.asynchronous(*found, role, node, False, bar.agent, epoch)
+        order.asynchronous(*into, role, node, True, bar.agent, epoch)
+        order.come(role, bar, node, 0, 0, land.into.bytes, land.tells)
+
+
+def _work(order: Order, role: Role, node: Node, work: row.Work, values: Mapping[Node, Any]) -> None:
+    group = role.groups[work.engine]
+    group.issued += 1
+    group.last = node
+    for touch in work.touches:
+        if touch.when is not None and not values[touch.when]:
+            continue
+        order.depends(role, touch.memory, node, touch.writes)
+        found = order.region(role.rank, node, touch, values)
+        if found is None:
+            continue
+        if not work.by_threads:
+            order.unfenced(found[0], role, node)
+            order.asynchronous(*found, role, node, touch.writes, group.agent, group.issued)
+        elif touch.writes:
+            order.crossed(*found, role, node)
+            order.touch(*found, role, node, True, group.agent, group.issued)
+            found[1].plain = None
+        else:
+            order.plain(*found, role, node, touch)
+
+
+def _close(order: Order, role: Role, node: Node, close: row.Close, values: Any) -> None:
+    group = role.groups[close.engine]
+    group.committed.append(group.issued)
+
+
+def _drain(order: Order, role: Role, node: Node, drain: row.Drain, values: Any) -> None:
+    group = role.groups[drain.engine]
+    covered = len(group.committed) - drain.pending
+    if covered > 0:
+        group.known = max(group.known, group.committed[covered - 1])
+        if drain.engine != "copy_threads":  # else each thread knows of its own, until they meet
+            role.clock[group.agent] = group.known
+
+
+def _depend(order: Order, role: Role, node: Node, _: row.Depend, values: Any) -> None:
+    role.clock[order.grid] = 1
+
+
+DO: dict[type, Callable[..., bool | None]] = {
+    Touch: _touch,
+    row.Make: _make,
+    row.Arrive: _arrive,
+    row.Wait: _wait,
+    row.Meet: _meet,
+    row.Fence: _fence,
+    row.Land: _land,
+    row.Work: _work,
+    row.Close: _close,
+    row.Drain: _drain,
+    row.Depend: _depend,
+}
