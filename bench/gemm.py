@@ -30,7 +30,8 @@ from tilegrad.core.dtype import DType, bfloat16, dtype_of, float32
 from tilegrad.core.target import Target
 from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
 from tilegrad.kernels.matmul.table import tuned
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile.placed import fill
 
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336)}

@@ -25,7 +25,8 @@ from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.plan import choose, ranked, turn
 from tilegrad.kernels.matmul.table import planned
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile.placed import fill
 
 SIZES = (1, 16, 64, 128, 512, 2048, 8192)

@@ -13,7 +13,7 @@ from ptxsim import SimulationError
 from tilegrad.core.dtype import DType, bfloat16, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
-from tilegrad.kernels.matmul.wide import Operands
+from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body

@@ -29,8 +29,9 @@ import tilegrad as tg
 import tilegrad.nn.functional as F
 from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float16, float32
 from tilegrad.kernels.matmul.joint import joint_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import fill

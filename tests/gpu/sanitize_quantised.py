@@ -23,7 +23,7 @@ from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.matvec import LINE, WHOLE, Matvec, MatvecPlan, choose
-from tilegrad.kernels.matmul.wide import Operands
+from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.quantised import gpu as quantised_gpu
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens, parameters

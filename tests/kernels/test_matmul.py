@@ -42,7 +42,8 @@ from tilegrad.core.target import H200
 from tilegrad.graph import build
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.plan import choose, turn
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.emit_send import STORE

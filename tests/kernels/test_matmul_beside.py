@@ -23,7 +23,8 @@ from tilegrad.core.dtype import float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.plan import choose
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, in_ring, wide_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan, in_ring
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret

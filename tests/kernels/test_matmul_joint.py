@@ -21,7 +21,7 @@ from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.joint import joint_matmul
-from tilegrad.kernels.matmul.wide import Operands, WidePlan
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body

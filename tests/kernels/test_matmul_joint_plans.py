@@ -20,7 +20,7 @@ from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.joint import JointMatmul, joint_matmul
 from tilegrad.kernels.matmul.plan import choose, ranked, turn
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, tile_counts
+from tilegrad.kernels.matmul.shape import Operands, WidePlan, tile_counts
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret

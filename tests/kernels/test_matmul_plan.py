@@ -19,7 +19,8 @@ from tilegrad.core.dtype import bfloat16, float16, float32
 from tilegrad.core.target import H100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body, walk

@@ -9,7 +9,8 @@ from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.target import H200
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.placed import fill
 

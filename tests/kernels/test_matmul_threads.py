@@ -21,9 +21,9 @@ from tilegrad.core.target import A100, H200
 from tilegrad.graph import build
 from tilegrad.graph.interpret import interpret as interpret_graph
 from tilegrad.ir.symbol import symbol
+from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
 from tilegrad.kernels.matmul.threads_plan import ranked_threads, residents
-from tilegrad.kernels.matmul.wide import Operands
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -157,18 +157,18 @@ def test_in_the_tile_language() -> None:
             operands = [tile.register((64, 16), a.dtype) for _ in range(2)]
             for s in tile.range(k // 64):
                 tile.named_sync(0, 128)
-                tile.copy_threads(left, (), a, (i * 64, s * 64), (0, 1))
-                tile.copy_threads(right, (), b, (j * 64, s * 64), (0, 1))
+                tile.copy_threads(left, a[i * 64 : i * 64 + 64, s * 64 : s * 64 + 64])
+                tile.copy_threads(right, b[j * 64 : j * 64 + 64, s * 64 : s * 64 + 64])
                 tile.commit_threads()
                 tile.wait_threads(0)
                 tile.named_sync(0, 128)
                 for start in range(0, 64, 16):
-                    tile.load_operand(operands[0], left, (), start)
-                    tile.load_operand(operands[1], right, (), start)
+                    tile.load_operand(operands[0], left, start)
+                    tile.load_operand(operands[1], right, start)
                     tile.matrix_sync(total, *operands, (2, 2))
             tile.write(staged, tile.read(total))
             tile.named_sync(0, 128)
-            tile.store_threads(out, (i * 64, j * 64), (0, 1), staged)
+            tile.store_threads(out[i * 64 : i * 64 + 64, j * 64 : j * 64 + 64], staged)
 
     x = Operands(64, 128, 128, bfloat16, float32)
     a, b, c, wanted = operands(x, x.m)

@@ -13,7 +13,7 @@ from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.target import A100, H200
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.matvec import LINE, Matvec, MatvecPlan, choose, why_not
-from tilegrad.kernels.matmul.wide import Operands
+from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body

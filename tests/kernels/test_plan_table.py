@@ -19,6 +19,7 @@ from tilegrad.graph import build
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels import plan_table
 from tilegrad.kernels.matmul.plan import choose, ranked, turn
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import (
     bucket,
     fits,
@@ -30,7 +31,7 @@ from tilegrad.kernels.matmul.table import (
     to_record,
     tuned,
 )
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.kernels.plan_table import Entry, PlanTable, Trial, plans, read_table, shipped, text_of
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.placed import fill

@@ -17,7 +17,7 @@ from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
-from tilegrad.kernels.matmul.wide import WidePlan
+from tilegrad.kernels.matmul.shape import WidePlan
 from tilegrad.schedule.epilogue import MOST
 from tilegrad.schedule.instructions import EXACT, INSTRUCTIONS
 from tilegrad.schedule.schedule import Kernel, Launch

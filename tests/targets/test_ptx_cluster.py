@@ -26,7 +26,8 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.emit_send import STORE

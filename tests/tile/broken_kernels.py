@@ -301,7 +301,7 @@ def place_outside(x, *, at):
     place = tile.shared((3, 8), x.dtype)
     with tile.role("one", warps=4):
         tile.grid_dependency_wait()
-        tile.write(place, tile.zeros((8,), x.dtype), at)
+        tile.write(place[at], tile.zeros((8,), x.dtype))
         tile.store(out, (i, 0), tile.zeros((8,), x.dtype))
 
 

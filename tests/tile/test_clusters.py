@@ -16,7 +16,8 @@ from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile import interpret, ops
 from tilegrad.tile.build import Body
 from tilegrad.tile.concurrent import DeadlockError, RaceError

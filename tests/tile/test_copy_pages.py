@@ -33,7 +33,7 @@ def collect(cache, table, *, layout: str = "", bytes_: int = 0, hint: str = ""):
     with tile.role("producer", warps=1):
         pages = tile.load(table, (i, 0), (COUNT,), axes=(1,))
         full.expect(0, bytes_ or COUNT * PAGE * WIDTH * cache.dtype.size)
-        tile.copy_pages(place, (), cache, pages, (0, 0, h, 0), (PAGE, WIDTH), (1, 3), full, 0, hint)
+        tile.copy_pages(place, cache[0, :, h, :], pages, full[0], hint)
     with tile.role("consumer", warps=4):
         full.wait(0, 0)
         tile.store(out, (i, h, 0, 0), tile.read(place))

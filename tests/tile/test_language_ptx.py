@@ -167,8 +167,8 @@ def pipelined(a, b, *, stages: int = 2):
             ring.acquire(s)
             ring.expect(s, 2 * 64 * 64 * 2)
             at = ring.stage(s)
-            tile.copy_async(left, (at,), a, (i * 64, s * 64), (0, 1), ring.full, at)
-            tile.copy_async(right, (at,), b, (j * 64, s * 64), (0, 1), ring.full, at)
+            tile.copy_async(left[at], a[i * 64 : i * 64 + 64, s * 64 : s * 64 + 64], ring.full[at])
+            tile.copy_async(right[at], b[j * 64 : j * 64 + 64, s * 64 : s * 64 + 64], ring.full[at])
     with tile.role("consumer", warps=4):
         tile.grid_dependency_wait()
         total = tile.register((64, 64), f32, fill=0.0)
@@ -176,7 +176,7 @@ def pipelined(a, b, *, stages: int = 2):
         for s in tile.range(k // 64):
             ring.wait(s)
             at = ring.stage(s)
-            tile.matrix_async(total, left, right, True, (at, at), transpose_b=True)
+            tile.matrix_async(total, left[at], right[at].T)
             tile.matrix_commit()
             tile.matrix_wait(0)
             ring.release(s)
@@ -203,12 +203,12 @@ def stacked(a, b):
     with tile.role("producer", warps=1):
         tile.grid_dependency_wait()
         full.expect(0, 2 * 64 * 64 * 2)
-        tile.copy_async(both, (), a, (i * 64, 0), (0, 1), full, 0, rows=(0, 64))
-        tile.copy_async(both, (), b, (i * 64, 0), (0, 1), full, 0, rows=(64, 64))
+        tile.copy_async(both[0:64, :], a[i * 64 : i * 64 + 64, :], full[0])
+        tile.copy_async(both[64:128, :], b[i * 64 : i * 64 + 64, :], full[0])
     with tile.role("consumer", warps=4):
         tile.grid_dependency_wait()
         full.wait(0, 0)
-        above, below = tile.read(both, rows=(0, 64)), tile.read(both, rows=(64, 64))
+        above, below = tile.read(both[0:64, :]), tile.read(both[64:128, :])
         tile.store(out, (i * 64, 0), tile.cast(above, f32) - tile.cast(below, f32))
 
 

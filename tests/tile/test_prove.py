@@ -22,7 +22,8 @@ from tilegrad.graph import ops as graph_ops
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.schedule.schedule import Launch
 from tilegrad.tile.build import Body
 from tilegrad.tile.placed import PlacedBuilder

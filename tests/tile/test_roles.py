@@ -17,6 +17,12 @@ from tilegrad.tile.text import body_text, parse_body
 BLOCK, DEPTH = 16, 16
 
 
+def box(x, row, step):
+    """A block of rows, a step of columns."""
+    row, column = row * BLOCK, step * DEPTH
+    return x[row : row + BLOCK, column : column + DEPTH]
+
+
 def pipelined(release: bool = True, parity: int = 0):
     """c = a @ b^T: a producer fills a ring of stages, one consumer multiplies."""
 
@@ -34,8 +40,8 @@ def pipelined(release: bool = True, parity: int = 0):
                 at = ring.stage(s)
                 ring.acquire(s)
                 ring.expect(s, 2 * BLOCK * DEPTH * 2)
-                tile.copy_async(left, (at,), a, (i * BLOCK, s * DEPTH), (0, 1), ring.full, at)
-                tile.copy_async(right, (at,), b, (j * BLOCK, s * DEPTH), (0, 1), ring.full, at)
+                tile.copy_async(left[at], box(a, i, s), ring.full[at])
+                tile.copy_async(right[at], box(b, j, s), ring.full[at])
         with tile.role("consumer", warps=4):
             tile.grid_dependency_wait()
             total = tile.register((BLOCK, BLOCK), tile.f32, fill=0.0)
@@ -43,7 +49,7 @@ def pipelined(release: bool = True, parity: int = 0):
             for s in tile.range(k // DEPTH):
                 ring.wait(s + parity * stages)
                 at = ring.stage(s)
-                tile.matrix_async(total, left, right, True, (at, at), transpose_b=True)
+                tile.matrix_async(total, left[at], right[at].T)
                 tile.matrix_commit()
                 tile.matrix_wait(0)
                 if release:
@@ -125,7 +131,8 @@ def exchange(to="one", kind=None):
             if kind is not None:
                 tile.fence(kind)
             given.expect(0, 32)
-            tile.send(place, tile.load(x, (i, 0), (1, 8)), given, 0, 1 - rank, to=to)
+            receiver = 1 - rank if to == "one" else to
+            tile.send(place, tile.load(x, (i, 0), (1, 8)), given[0], to=receiver)
             given.wait(0, 0)
             tile.store(out, (i, 0), tile.read(place))
 
@@ -151,6 +158,7 @@ def test_every_op_has_a_function():
     other = {
         "atomic_add",
         "arrive",
+        "arrive_remote",
         "expect",
         "wait",
         "register_tile",

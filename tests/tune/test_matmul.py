@@ -23,8 +23,9 @@ from tilegrad.core.errors import UserError
 from tilegrad.core.target import H200
 from tilegrad.kernels import plan_table
 from tilegrad.kernels.matmul.plan import choose, turn
+from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import fits, from_record, problem_key, to_record, tuned
-from tilegrad.kernels.matmul.wide import Operands, WidePlan, wide_matmul
+from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.kernels.plan_table import PlanTable, read_table
 from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.emit import emit

@@ -25,8 +25,8 @@ from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import ranked
+from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import PLAIN
-from ..kernels.matmul.wide import Operands, WidePlan
 from ..tile.build import Body
 from .access import base_of
 from .dot_wide import WideDot, accepts

@@ -26,10 +26,11 @@ from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import Choice, ranked, turn, with_room
+from ..kernels.matmul.shape import Operands, in_ring, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads import ThreadMatmul, ThreadPlan
 from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
-from ..kernels.matmul.wide import Operands, WideMatmul, cut, in_ring, tile_counts
+from ..kernels.matmul.wide import WideMatmul
 from ..tile import ops as tile_ops
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
@@ -442,7 +443,9 @@ class WideDot:
             x = b.broadcast(e.value(v.inputs[0].inputs[0], own), shape)
             for start in range(0, shape[0 if turned else 1], block):
                 first = (row if turned else column) + start
-                piece = x if turned else cut(b, x, start, block)
+                piece = x
+                if not turned and block != shape[1]:
+                    piece = b.add(tile_ops.part(x, start=(0, start), shape=(shape[0], block)))
                 total = b.add(tile_ops.reduce(piece, axis=0 if turned else 1, kind="sum"))
                 offset = at_m * blocks + floor_divide(first, block)
                 e.only = b.less(first, n)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from ..core.target import Target
 from ..ir.node import Node, topological
 from ..ir.types import product
+from ..kernels.matmul.shape import WidePlan
 from ..kernels.matmul.threads import ThreadPlan
-from ..kernels.matmul.wide import WidePlan
 from .block_sums import is_part
 from .dot_threads import tiled_copies
 from .dot_wide import WideDot

@@ -24,17 +24,19 @@ LANGUAGE = {
     "multiply_add", "exp", "exp2", "log", "log2", "expm1", "log1p", "sin", "cos", "tan", "tanh",
     "erf", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "trunc", "sign", "sigmoid", "fill",
     "prod", "cumsum", "cumprod", "cummax", "cummin", "dot", "softmax_online",
-    "softmax_accumulate", "load", "store", "atomic_add", "require", "shared", "index", "INF",
+    "softmax_accumulate", "load", "store", "atomic_add", "require", "shared", "index", "hold",
+    "hole", "less", "most", "stack", "INF",
     *RENAMED,
 }  # fmt: skip
 ROLES = {
     "role", "barrier", "pipeline", "register", "read", "write", "copy_async", "copy_store",
     "commit_copies", "wait_copies", "matrix_async", "matrix_fence", "matrix_commit",
     "matrix_wait", "fence", "named_sync", "named_arrive", "grid_dependency_wait",
-    "grid_launch_dependents", "cluster", "copy_multicast", "arrive_remote",
+    "grid_launch_dependents", "cluster", "copy_multicast", "Pipeline",
     "copy_threads", "commit_threads", "wait_threads", "store_threads", "load_operand",
     "matrix_sync", "copy_pages", "store_add", "send", "clear_rows",
 }  # fmt: skip
+INTO = {"into", "memory", "outside"}  # between the language and a builder
 DTYPES = {
     "f16": "float16",
     "bf16": "bfloat16",
@@ -55,10 +57,12 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(".roles", __name__), name)
     if name in DTYPES:
         return getattr(import_module("tilegrad.core.dtype"), DTYPES[name])
+    if name in INTO:
+        return getattr(import_module(".trace", __name__), name)
     if name in ("KTile", "function"):
         return getattr(import_module(".define", __name__), name)
     raise AttributeError(f"module 'tilegrad.tile' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*LANGUAGE, *ROLES, *DTYPES, "KTile", "function"])
+    return sorted([*LANGUAGE, *ROLES, *DTYPES, "KTile", "function", *INTO])

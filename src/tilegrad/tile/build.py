@@ -111,7 +111,7 @@ class BodyBuilder:
         self._context = self.builder.block(name, self.parameters)
         self.block = self._context.__enter__()
         self.atoms: dict[Expr, Node] = {}
-        self._serial = 0
+        self.serial = 0
 
     def finish(self, grid: Sequence[Size], **notes: Any) -> Body:
         """Close the Block."""
@@ -126,8 +126,8 @@ class BodyBuilder:
 
     def fresh(self, name: str) -> str:
         """A name no other index has."""
-        self._serial += 1
-        return f"{name}{self._serial}"
+        self.serial += 1
+        return f"{name}{self.serial}"
 
     def atom(self, name: str, node: Node, low: int, high: int) -> Size:
         """An Expr standing for a scalar (or a tile of indices) with bounds."""

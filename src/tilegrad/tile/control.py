@@ -74,8 +74,9 @@ class Stage:
         body: Callable[..., Any],
         given: tuple[Any, ...],
         names: tuple[str, ...],
+        index: str = "i",
     ) -> tuple[Any, ...]:
-        """for: staged over a Range, else as Python does it."""
+        """for: staged over a Range, else as Python does it; `index` is the loop's variable."""
         if not isinstance(values, Range):
             if isinstance(values, (TileValue, Index, MemoryValue)):
                 raise TraceError(
@@ -90,7 +91,7 @@ class Stage:
         if isinstance(values.lower, int) and isinstance(values.upper, int):
             if values.upper - values.lower <= values.step:
                 return self._once(values, body, given, names)
-        return _Loop(self.tracer, values, body, given, names).run()
+        return _Loop(self.tracer, values, body, given, names, index).run()
 
     def _once(
         self,
@@ -155,8 +156,14 @@ class Stage:
 
     def _part(self, function: Callable[..., Any], given: tuple[Any, ...]) -> tuple[Any, ...]:
         """A trial: what one side makes of the variables; its Nodes are thrown away."""
-        with self.tracer.builder.builder.block("trial"), _deeper(self.tracer, True):
-            return function(*given)
+        if not given:
+            return ()
+        b = self.tracer.builder
+        serial = b.serial
+        with b.builder.block("trial"), _deeper(self.tracer, True):
+            found = function(*given)
+        b.serial = serial
+        return found
 
     def _both(
         self,
@@ -284,29 +291,33 @@ class _Loop:
         body: Callable[..., Any],
         given: tuple[Any, ...],
         names: tuple[str, ...],
+        index: str,
     ) -> None:
         self.tracer, self.values, self.body = tracer, values, body
-        self.given, self.names = given, names
+        self.given, self.names, self.index = given, names, index
         self.carried: dict[int, tuple[Tile, Edges | None]] = {}
 
     def run(self) -> tuple[Any, ...]:
         """Trace, and give the variables after the loop."""
+        b = self.tracer.builder
+        self.ends = b.index(self.values.lower), b.index(self.values.upper)
         for _ in range(8 + 2 * len(self.given)):
-            known = set(self.tracer.builder.atoms)
+            known, serial = set(self.tracer.builder.atoms), self.tracer.builder.serial
             block, found = self.attempt()
             if not self.learn(known, found):
                 return self.finish(block, found)
+            self.tracer.builder.serial = serial
         raise UserError("the types of variables keep changing", op="for", got=list(self.names))
 
     def attempt(self) -> tuple[Block, tuple[Any, ...]]:
         """The body traced once with the carried variables known so far."""
         b, values = self.tracer.builder, self.values
-        own = argument("i", Tile((), dtypes.int64))
+        own = argument(self.index, Tile((), dtypes.int64))
         arguments = {i: argument(self.names[i], t) for i, (t, _) in self.carried.items()}
         empty = low(combine(values.upper, values.lower, -1)) < 1
         inner = _deeper(self.tracer, empty)
-        with b.builder.block("loop", (own, *arguments.values())) as block, inner:
-            index = b.atom("i", own, *self.bounds())
+        with b.builder.block(self.index, (own, *arguments.values())) as block, inner:
+            index = b.atom(self.index, own, *self.bounds())
             if isinstance(index, Expr):
                 self.tracer.limits[index] = self.limit()
                 if empty:
@@ -388,9 +399,8 @@ class _Loop:
         b, values = self.tracer.builder, self.values
         order = list(self.carried)
         starts = [b.add(fitted(self.given[i], self.carried[i][0]).node) for i in order]
-        lower, upper = b.index(values.lower), b.index(values.upper)
         node = b.add(
-            ops.loop(lower, upper, *starts, blocks=(block,), step=values.step, unroll=values.unroll)
+            ops.loop(*self.ends, *starts, blocks=(block,), step=values.step, unroll=values.unroll)
         )
         answer = list(self.given)
         for i, (before, after) in enumerate(zip(self.given, found)):

@@ -26,8 +26,9 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType, accumulator, dtype_of, promote
 from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserError, user_location
 from ..ir.node import Node
-from ..ir.symbol import Size, maximum, minimum
+from ..ir.symbol import Expr, Size, high, low, maximum, minimum
 from ..ir.symbol import ceil_divide as ceil_divide_sizes
+from ..ir.types import Tile
 from . import ops, placed
 from .arithmetic import broadcast as broadcast_tile
 from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
@@ -199,9 +200,35 @@ def index(value: Any, low: int = 0, high: int = FAR) -> Any:
     return index_of(t.atom_of(bounded(t, tile.node, low, high), low, high))
 
 
+def hold(value: Any, name: str = "held", bounds: tuple[int, int] | None = None) -> Any:
+    """An index computed here, once: what follows knows its bounds (or those that are given), and
+    not how it came about."""
+    size, b = size_of(value, "index"), tracer("hold").builder
+    if isinstance(size, int) and bounds is None:
+        return size
+    return index_of(b.atom(name, b.index(size), *(bounds or (low(size), high(size)))))
+
+
+def most(value: Any) -> int:
+    """The most that an index is, by its bounds."""
+    return high(size_of(value, "index"))
+
+
+def less(a: Any, b: Any) -> TileValue:
+    """a < b of indices, found out when the kernel runs, whatever their bounds say."""
+    return TileValue(tracer("less").builder.less(size_of(a, "index"), size_of(b, "index")))
+
+
+def hole(name: str, shape: Any, *inputs: Any, dtype: Any = dtypes.float32) -> TileValue:
+    """A tile that whoever uses the kernel computes from `inputs`; see `placed.fill`."""
+    given = [tile_of(i, op="hole").node for i in inputs]
+    type_ = Tile(static_shape(shape), dtype_of(dtype))
+    return TileValue(tracer("hole").builder.hole(name, type_, *given))
+
+
 def _sizes(function: Callable[[Size, Size], Size], name: str) -> Callable[[Any, Any], Any]:
     def apply(a: Any, b: Any) -> Any:
-        if all(isinstance(x, (int, Index)) and not isinstance(x, bool) for x in (a, b)):
+        if all(isinstance(x, (int, Index, Expr)) and not isinstance(x, bool) for x in (a, b)):
             return index_of(function(size_of(a, name), size_of(b, name)))
         return elementwise(name, a, b)
 
@@ -311,7 +338,8 @@ def transpose(x: Any, order: Sequence[int] | None = None) -> TileValue:
 
 
 def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
-    """x[:, None] and the like: new axes of size 1; a leading integer picks from the first axis."""
+    """x[:, None] and the like: new axes of size 1, and parts; a leading integer picks from the
+    first axis."""
     value = tile_of(x, op="index")
     if key and isinstance(key[0], int) and not isinstance(key[0], bool):
         place = key[0] + value.shape[0] if key[0] < 0 else key[0]
@@ -323,22 +351,53 @@ def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
         place, given = key.index(Ellipsis), [k for k in key if k is not None and k is not Ellipsis]
         missing = value.ndim - len(given)
         key = (*key[:place], *[slice(None)] * missing, *key[place + 1 :])
+    value = _part(value, [k for k in key if k is not None])
     rest = iter(value.shape)
     sizes = []
     for k in key:
-        if k is not None and k != slice(None):
-            raise ShapeError(
-                "a tile is cut up",
-                op="tile index",
-                expected="only : and None",
-                got=key,
-                hint="load the part you need",
-            )
         sizes.append(1 if k is None else next(rest, 0))
     sizes += list(rest)
     if 0 in sizes:
         raise AxisError("too many subscripts", op="tile index", expected=value.shape, got=key)
     return reshape(value, tuple(sizes)) if tuple(sizes) != value.shape else value
+
+
+def _part(value: TileValue, key: Sequence[Any]) -> TileValue:
+    """The positions of a tile that slices name; their bounds are plain integers."""
+    start, shape = [0] * value.ndim, list(value.shape)
+    for axis, (k, size) in enumerate(zip(key, value.shape)):
+        first, last = (k.start or 0, size if k.stop is None else k.stop) if _slice(k) else (0, 0)
+        if not (0 <= first < last <= size):
+            raise ShapeError(
+                "no part of a tile",
+                op="tile index",
+                expected=f"start:stop within 0:{size}, plain integers",
+                got=k,
+                hint="a part that moves is loaded from where it lies",
+            )
+        start[axis], shape[axis] = first, last - first
+    if tuple(shape) == value.shape:
+        return value
+    node = tracer("index").builder.add(ops.part(value.node, start=tuple(start), shape=tuple(shape)))
+    edges = [e and Edge(e.start + at, e.limit) for e, at in zip(value.edges, start)]
+    return TileValue(node, tuple(edges), value.zero)
+
+
+def _slice(k: Any) -> bool:
+    """Whether a subscript is a slice of plain integers."""
+    plain = (int, type(None))
+    return (
+        isinstance(k, slice)
+        and all(isinstance(v, plain) for v in (k.start, k.stop))
+        and (k.step in (None, 1))
+    )
+
+
+def stack(values: Sequence[Any]) -> TileValue:
+    """Tiles of one shape along a new first axis; scalars become a column, (n, 1)."""
+    nodes = [tile_of(v, op="stack").node for v in values]
+    op = ops.stack_rows if nodes[0].shape else ops.stack
+    return TileValue(tracer("stack").builder.add(op(*nodes)))
 
 
 def cast(x: Any, dtype: Any) -> TileValue:
@@ -431,8 +490,6 @@ def edge_mask(edge: Edge, size: int) -> Node:
     line = b.add(ops.iota(size=size, dtype=dtypes.int64))
     at = b.apply("add", b.index(edge.start), line)
     mask = b.apply("less", at, b.index(edge.limit))
-    from ..ir.symbol import low
-
     if low(edge.start) < 0:
         mask = b.apply("bit_and", b.apply("less_equal", b.constant(0, dtypes.int64), at), mask)
     return mask
@@ -660,7 +717,8 @@ def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None, op: 
         raise AxisError(
             "axes do not fit the tile", op=f"tile.{op}", expected=f"{len(sizes)} axes", got=walked
         )
-    return Window(source, [size_of(i, "index") for i in start], sizes, walked)
+    shifted = tuple(a + len(source.lead) for a in walked)
+    return Window(source, [*source.lead, *(size_of(i, "index") for i in start)], sizes, shifted)
 
 
 def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:

@@ -1,18 +1,20 @@
-"""The placed level of the tile language: roles, pipelines, barriers, and accumulators as places.
+"""The placed level of the tile language: roles, rings of stages, copies, accumulators as places.
 
 Each function is one op of `placed`, under the name the op has there, and is public as
-`tilegrad.tile.<name>`. `role` is a `with` block; `pipeline` is the pair of barriers of a ring of
-stages, with the phases counted for you:
+`tilegrad.tile.<name>`. A place is subscripted as an array is: `ring[stage]` is what lies at a
+leading index, `ring[stage][0:64, :]` some of its rows, `ring[stage].T` is multiplied transposed.
+`barrier[stage]` is where bytes land. `role` is a `with` block; `pipeline` is the pair of barriers
+of a ring of stages, with the phases counted for you:
 
     ring = tile.pipeline("ab", stages=3, consumers=2)
     with tile.role("producer", warps=4, registers=40):
         for i in tile.range(steps):
-            ring.acquire(i)                                # the stage is empty
-            ring.expect(i, bytes)
-            tile.copy_async(place, (i % 3,), a, (0, i * 64), (0, 1), ring.full, i % 3)
+            stage = ring.acquire(i)                        # it is empty
+            ring.expect(i, place[stage].bytes)
+            tile.copy_async(place[stage], a[0:64, i * 64 : i * 64 + 64], ring.full[stage])
     with tile.role("consumer", warps=8):
         for i in tile.range(steps):
-            ring.wait(i)                                   # the stage is full
+            stage = ring.wait(i)                           # it is full
             ...
             ring.release(i)
 
@@ -23,18 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
 from ..core.dtype import dtype_of
-from ..core.errors import DTypeError, TraceError, UserError
+from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.node import Node
 from ..ir.symbol import Size
 from . import placed
 from .language import static_shape
 from .placed import PlacedBuilder
 from .trace import Tracer
-from .value import MemoryValue, TileValue, cast, index_of, size_of, tile_of, tracer
+from .value import MemoryValue, TileValue, Window, cast, index_of, size_of, tile_of, tracer
 
 
 def _placed(op: str) -> Tracer:
@@ -47,15 +49,62 @@ def _builder(op: str) -> PlacedBuilder:
     return _placed(op).builder
 
 
-def _sizes(values: Any) -> tuple[Size, ...]:
-    given = values if isinstance(values, (tuple, list)) else (values,)
-    return tuple(size_of(v, "index") for v in given)
-
-
-def _memory(value: Any, op: str) -> Node:
+def _memory(value: Any, op: str) -> MemoryValue:
     if not isinstance(value, MemoryValue):
         raise DTypeError("not an array or a place", op=f"tile.{op}", got=repr(value))
-    return value.node
+    return value
+
+
+class Part(NamedTuple):
+    """A place, a leading index, and which rows of what lies there (None: all)."""
+
+    node: Node
+    at: tuple[Size, ...]
+    rows: tuple[Size, int] | None
+    shape: tuple[int, ...]
+
+
+def _part(value: Any, op: str) -> Part:
+    """What `place`, `place[i]` and `place[i][a:b, :]` name."""
+    if isinstance(value, MemoryValue):
+        shape = tuple(int(s) for s in value.shape)
+        return Part(value.node, value.lead, None, shape)
+    if not isinstance(value, Window):
+        raise DTypeError("not a place", op=f"tile.{op}", got=repr(value))
+    at, whole = value.lead, value.memory.type.shape[len(value.lead) :]
+    if any(value.index[len(at) + 1 :]) or tuple(whole[1:]) != value.shape[1:]:
+        raise ShapeError(
+            "rows of a place are taken whole",
+            op=f"tile.{op}",
+            expected=f"place[..., first:last, :] of {value.memory!r}",
+            got=f"{value.shape} at {value.index}",
+        )
+    return Part(value.memory.node, at, (value.index[len(at)], value.shape[0]), value.shape)
+
+
+def _box(value: Any, part: Part | None, op: str) -> Window:
+    """The part of an array that a copy reads or writes; of the shape of a place."""
+    if not isinstance(value, Window):
+        raise DTypeError(
+            "not a part of an array",
+            op=f"tile.{op}",
+            expected="x[i, a:b, c:d]",
+            got=repr(value),
+        )
+    if part is not None and part.shape != value.shape:
+        raise ShapeError(
+            "a copy between different shapes",
+            op=f"tile.{op}",
+            expected=part.shape,
+            got=value.shape,
+        )
+    return value
+
+
+def _static(rows: tuple[Size, int] | None, op: str) -> tuple[int, int] | None:
+    if rows is None or isinstance(rows[0], int):
+        return rows  # type: ignore[return-value]
+    raise ShapeError("the first row is not static", op=f"tile.{op}", got=rows[0])
 
 
 @contextmanager
@@ -74,8 +123,15 @@ def role(name: str, warps: int, registers: int = 0) -> Iterator[None]:
     b.add(placed.role(blocks=(block,), name=name, warps=warps, registers=registers))
 
 
+class Slot(NamedTuple):
+    """A barrier of an array of them."""
+
+    node: Node
+    stage: Size
+
+
 class BarrierValue:
-    """An array of barriers, one per stage."""
+    """An array of barriers, one per stage; `barrier[stage]` is where the bytes of a copy land."""
 
     __slots__ = ("name", "node", "stages")
 
@@ -85,9 +141,17 @@ class BarrierValue:
     def __repr__(self) -> str:
         return f"<barrier {self.name} x {self.stages}>"
 
-    def arrive(self, stage: Any = 0) -> None:
-        """One arrival in the phase under way."""
-        _builder("arrive").arrive(self.node, size_of(stage, "stage"))
+    def __getitem__(self, stage: Any) -> Slot:
+        return Slot(self.node, size_of(stage, "stage"))
+
+    def arrive(self, stage: Any = 0, to: Any = None) -> None:
+        """One arrival in the phase under way: here, or at the program of the cluster whose rank
+        is `to`."""
+        b, at = _builder("arrive"), size_of(stage, "stage")
+        if to is None:
+            b.arrive(self.node, at)
+        else:
+            b.arrive_remote(self.node, at, size_of(to, "rank"))
 
     def expect(self, stage: Any, bytes_: int) -> None:
         """One arrival that also announces bytes to land."""
@@ -108,8 +172,8 @@ class Pipeline:
 
     __slots__ = ("empty", "full", "stages")
 
-    def __init__(self, full: BarrierValue, empty: BarrierValue, stages: int) -> None:
-        self.full, self.empty, self.stages = full, empty, stages
+    def __init__(self, full: BarrierValue, empty: BarrierValue) -> None:
+        self.full, self.empty, self.stages = full, empty, full.stages
 
     def _turn(self, i: Any) -> tuple[Any, Any]:
         at = index_of(size_of(i, "index"))
@@ -119,23 +183,27 @@ class Pipeline:
         """The stage of step i."""
         return self._turn(i)[0]
 
-    def acquire(self, i: Any) -> None:
-        """The producer waits until the stage of step i is empty."""
+    def acquire(self, i: Any) -> Any:
+        """The producer waits until the stage of step i is empty; gives the stage."""
         stage, turn = self._turn(i)
         self.empty.wait(stage, (turn + 1) % 2)
+        return stage
 
     def expect(self, i: Any, bytes_: int) -> None:
         """The producer announces the bytes of step i."""
-        self.full.expect(self._turn(i)[0], bytes_)
+        self.full.expect(self.stage(i), bytes_)
 
-    def wait(self, i: Any) -> None:
-        """A consumer waits until step i has landed."""
+    def wait(self, i: Any) -> Any:
+        """A consumer waits until step i has landed; gives the stage."""
         stage, turn = self._turn(i)
         self.full.wait(stage, turn % 2)
+        return stage
 
-    def release(self, i: Any) -> None:
-        """A consumer is done with step i."""
-        self.empty.arrive(self._turn(i)[0])
+    def release(self, i: Any, to: Sequence[Any] = (None,)) -> None:
+        """A consumer is done with step i: it tells its program's producer, or those of programs
+        of the cluster."""
+        for rank in to:
+            self.empty.arrive(self.stage(i), rank)
 
 
 def pipeline(name: str, stages: int, consumers: int = 1, producers: int = 1) -> Pipeline:
@@ -147,7 +215,7 @@ def pipeline(name: str, stages: int, consumers: int = 1, producers: int = 1) -> 
             got=(stages, producers, consumers),
         )
     full = barrier(f"{name}_full", producers, stages)
-    return Pipeline(full, barrier(f"{name}_empty", consumers, stages), stages)
+    return Pipeline(full, barrier(f"{name}_empty", consumers, stages))
 
 
 def register(shape: Any, dtype: Any = dtypes.float32, fill: float | None = None) -> MemoryValue:
@@ -156,91 +224,56 @@ def register(shape: Any, dtype: Any = dtypes.float32, fill: float | None = None)
     return MemoryValue("register", node, True)
 
 
-def read(place: Any, *index: Any, rows: tuple[int, ...] = ()) -> TileValue:
-    """The tile of a place at a leading index, or `rows` (first, count) of it."""
-    return TileValue(_builder("read").read(_memory(place, "read"), *_sizes(index), rows=rows))
+def read(place: Any) -> TileValue:
+    """The tile of a place: `read(total)`, `read(ring[stage])`, `read(ring[stage][0:64, :])`."""
+    part = _part(place, "read")
+    rows = _static(part.rows, "read") or ()
+    return TileValue(_builder("read").read(part.node, *part.at, rows=rows))
 
 
-def write(place: Any, value: Any, *index: Any) -> None:
-    """Replace the tile of a place at a leading index."""
-    node = _memory(place, "write")
-    tile = cast(tile_of(value, node.dtype, "write"), node.dtype)
-    _builder("write").write(node, tile.node, *_sizes(index))
+def write(place: Any, value: Any) -> None:
+    """Replace the tile of a place."""
+    part = _part(place, "write")
+    tile = cast(tile_of(value, part.node.dtype, "write"), part.node.dtype)
+    _builder("write").write(part.node, tile.node, *part.at)
 
 
-def copy_async(
-    place: Any,
-    at: Any,
-    memory: Any,
-    index: Any,
-    axes: Sequence[int],
-    barrier_: BarrierValue,
-    stage: Any = 0,
-    rows: tuple[int, int] | None = None,
-) -> int:
-    """Copy a box of an array into a place, or into `rows` (first, count) of it; its bytes land on
-    the barrier. Gives the bytes."""
+def copy_async(place: Any, source: Any, slot: Slot) -> int:
+    """Copy a part of an array into a place; its bytes land on the barrier. Gives the bytes."""
+    part = _part(place, "copy_async")
+    box, rows = _box(source, part, "copy_async"), _static(part.rows, "copy_async")
     return _builder("copy_async").copy_async(
-        _memory(place, "copy_async"),
-        _sizes(at),
-        _memory(memory, "copy_async"),
-        _sizes(index),
-        tuple(axes),
-        barrier_.node,
-        size_of(stage, "stage"),
-        rows,
+        part.node, part.at, box.memory.node, box.index, box.axes, *slot, rows
     )
 
 
-def copy_store(memory: Any, index: Any, axes: Sequence[int], place: Any, at: Any = ()) -> None:
-    """Write a box of a place back, in the group being collected."""
-    _builder("copy_store").copy_store(
-        _memory(memory, "copy_store"),
-        _sizes(index),
-        tuple(axes),
-        _memory(place, "copy_store"),
-        _sizes(at),
-    )
-    _touch_box(memory, index, axes, place, at)
+def copy_store(target: Any, place: Any) -> None:
+    """Write a place to a part of an array, in the group being collected."""
+    part = _part(place, "copy_store")
+    box = _box(target, part, "copy_store")
+    _builder("copy_store").copy_store(box.memory.node, box.index, box.axes, part.node, part.at)
+    tracer("store").touch("store", box.memory, box.index, box.shape, box.axes)
 
 
-def _touch_box(memory: Any, index: Any, axes: Sequence[int], place: Any, at: Any) -> None:
-    """Note that a box of a result is written from a place."""
-    box = place.type.shape[len(_sizes(at)) :]
-    tracer("store").touch("store", memory, _sizes(index), box, tuple(axes))
-
-
-def matrix_async(
-    accumulator: Any,
-    a: Any,
-    b: Any,
-    accumulate: Any,
-    at: Any = (),
-    *,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-) -> None:
+def matrix_async(accumulator: Any, a: Any, b: Any, accumulate: Any = True) -> None:
     """accumulator = a @ b (+ accumulator), at some time before a matrix_wait covers it."""
-    total, left, right = (_memory(x, "matrix_async") for x in (accumulator, a, b))
+    places = [_memory(x, "matrix_async") for x in (accumulator, a, b)]
     test = accumulate if isinstance(accumulate, bool) else tile_of(accumulate).node
     _builder("matrix_async").matrix_async(
-        total, left, right, test, _sizes(at), transpose_a, transpose_b
+        *(p.node for p in places),
+        test,
+        [i for p in places for i in p.lead],
+        *(p.turned for p in places[1:]),
     )
 
 
-def copy_threads(
-    place: Any,
-    at: Any,
-    memory: Any,
-    index: Any,
-    axes: Sequence[int],
-    rows: tuple[int, int] | None = None,
-) -> None:
-    """Copy a box of an array into `rows` (first, count; all) of a place by the role's threads."""
-    node, lead = _memory(place, "copy_threads"), _sizes(at)
-    whole = (0, int(node.shape[len(lead)]))
+def copy_threads(place: Any, source: Any) -> None:
+    """Copy a part of an array into a place (or some rows) by the role's threads."""
+    part = _part(place, "copy_threads")
+    box = _box(source, part, "copy_threads")
+    rows = _static(part.rows, "copy_threads") or (0, part.shape[0])
     _builder("copy_threads").copy_threads(
-        node, lead, _memory(memory, "copy_threads"), _sizes(index), tuple(axes), rows or whole
+        part.node, part.at, box.memory.node, box.index, box.axes, rows
     )
 
 
@@ -254,30 +287,29 @@ def wait_threads(pending: int = 0) -> None:
     _builder("wait_threads").do(placed.wait_threads, pending=pending)
 
 
-def store_threads(memory: Any, index: Any, axes: Sequence[int], place: Any, at: Any = ()) -> None:
-    """Write a box of a place by the role's threads."""
+def store_threads(target: Any, place: Any) -> None:
+    """Write a place to a part of an array by the role's threads."""
+    part = _part(place, "store_threads")
+    box = _box(target, part, "store_threads")
     _builder("store_threads").store_threads(
-        _memory(memory, "store_threads"),
-        _sizes(index),
-        tuple(axes),
-        _memory(place, "store_threads"),
-        _sizes(at),
+        box.memory.node, box.index, box.axes, part.node, part.at
     )
-    _touch_box(memory, index, axes, place, at)
+    tracer("store").touch("store", box.memory, box.index, box.shape, box.axes)
 
 
-def load_operand(
-    operand: Any, place: Any, at: Any = (), start: int = 0, *, transpose: bool = False
-) -> None:
-    """Registers (m, 16) or (n, 16) from columns of a place, from `start` on."""
+def load_operand(operand: Any, place: Any, start: int = 0) -> None:
+    """Registers (m, 16) or (n, 16) from columns of a place (transposed: its rows), from `start`
+    on."""
     registers, source = _memory(operand, "load_operand"), _memory(place, "load_operand")
-    _builder("load_operand").load_operand(registers, source, _sizes(at), start, transpose)
+    _builder("load_operand").load_operand(
+        registers.node, source.node, source.lead, start, source.turned
+    )
 
 
 def matrix_sync(accumulator: Any, a: Any, b: Any, warps: tuple[int, int]) -> None:
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, by a grid of warps."""
-    total, left, right = (_memory(x, "matrix_sync") for x in (accumulator, a, b))
-    _builder("matrix_sync").matrix_sync(total, left, right, warps)
+    places = [_memory(x, "matrix_sync").node for x in (accumulator, a, b)]
+    _builder("matrix_sync").matrix_sync(*places, warps)
 
 
 def cluster(size: int) -> Any:
@@ -287,91 +319,69 @@ def cluster(size: int) -> Any:
     return index_of(t.builder.cluster_rank(size))
 
 
-def copy_multicast(
-    place: Any,
-    at: Any,
-    rows: tuple[Any, int],
-    memory: Any,
-    index: Any,
-    axes: Sequence[int],
-    barrier_: BarrierValue,
-    stage: Any,
-    mask: int,
-) -> None:
-    """Copy `rows` (first, count) of a place to every program of the cluster in a mask."""
+def copy_multicast(place: Any, source: Any, slot: Slot, mask: int, first: Any = 0) -> None:
+    """Copy a part of an array into (rows of) a place of every program of the cluster in a mask,
+    whose bit 0 stands for the rank `first`."""
+    part = _part(place, "copy_multicast")
+    box = _box(source, part, "copy_multicast")
+    rows = part.rows or (0, part.shape[0])
     _builder("copy_multicast").copy_multicast(
-        _memory(place, "copy_multicast"),
-        _sizes(at),
-        (size_of(rows[0], "row"), rows[1]),
-        _memory(memory, "copy_multicast"),
-        _sizes(index),
-        tuple(axes),
-        barrier_.node,
-        size_of(stage, "stage"),
+        part.node,
+        part.at,
+        rows,
+        box.memory.node,
+        box.index,
+        box.axes,
+        *slot,
         mask,
+        size_of(first, "rank"),
     )
 
 
-def copy_pages(
-    place: Any,
-    at: Any,
-    memory: Any,
-    pages: Any,
-    index: Any,
-    shape: tuple[int, int],
-    axes: Sequence[int],
-    barrier_: BarrierValue,
-    stage: Any = 0,
-    hint: str = "",
-) -> int:
-    """Copy a box of each of several pages of an array into the rows of a place, one below the
-    other; a tile of numbers says which pages. Gives the bytes."""
+def copy_pages(place: Any, source: Any, pages: Any, slot: Slot, hint: str = "") -> int:
+    """Copy a part of each of several pages of an array into the rows of a place, one below the
+    other; a tile of numbers says which pages, `source` what of page 0. Gives the bytes."""
     numbers = cast(tile_of(pages, op="copy_pages"), dtypes.int64)
+    part, box = _part(place, "copy_pages"), _box(source, None, "copy_pages")
+    rows, columns = box.shape
     return _builder("copy_pages").copy_pages(
-        _memory(place, "copy_pages"),
-        _sizes(at),
-        _memory(memory, "copy_pages"),
+        part.node,
+        part.at,
+        box.memory.node,
         numbers.node,
-        _sizes(index),
-        shape,
-        tuple(axes),
-        barrier_.node,
-        size_of(stage, "stage"),
+        box.index,
+        (rows, columns),
+        box.axes,
+        *slot,
         hint,
     )
 
 
-def store_add(memory: Any, value: Any, index: Any, axes: Sequence[int]) -> None:
-    """Add a tile to elements of an array, which other programs may add to: in any order."""
-    node = _memory(memory, "store_add")
-    tile = cast(tile_of(value, node.dtype, "store_add"), node.dtype)
-    _builder("store_add").store_add(node, tile.node, _sizes(index), tuple(axes))
-    tracer("store_add").touch("add", memory, _sizes(index), tile.shape, tuple(axes))
+def store_add(target: Any, value: Any) -> None:
+    """Add a tile to a part of an array, which other programs may add to: in any order."""
+    box = _box(target, None, "store_add")
+    tile = cast(tile_of(value, box.memory.dtype, "store_add"), box.memory.dtype)
+    _builder("store_add").store_add(box.memory.node, tile.node, box.index, box.axes)
+    tracer("store_add").touch("add", box.memory, box.index, tile.shape, box.axes)
 
 
-def arrive_remote(barrier_: BarrierValue, stage: Any, rank: Any) -> None:
-    """Arrive at the barrier of another program of the cluster."""
-    sizes = size_of(stage, "stage"), size_of(rank, "rank")
-    _builder("arrive_remote").arrive_remote(barrier_.node, *sizes)
-
-
-def send(
-    place: Any, value: Any, barrier_: BarrierValue, stage: Any, *index: Any, to: str = "all"
-) -> None:
+def send(place: Any, value: Any, slot: Slot, to: Any = "all") -> None:
     """Send a tile to the place of programs of the cluster, its bytes landing on the barrier there:
-    to 'all', as 'shares' of its rows, or to 'one', whose rank is the first index."""
-    if to not in placed.SENDS:
-        raise UserError("unknown receivers", op="tile.send", expected=placed.SENDS, got=to)
-    node = _memory(place, "send")
-    tile = cast(tile_of(value, node.dtype, "send"), node.dtype)
-    b = _builder("send")
-    b.send(node, tile.node, barrier_.node, size_of(stage, "stage"), *_sizes(index), to=to)
+    to 'all', as 'shares' of its rows, or to the one whose rank is given."""
+    if isinstance(to, str) and to not in ("all", "shares"):
+        raise UserError(
+            "unknown receivers", op="tile.send", expected="all, shares or a rank", got=to
+        )
+    part = _part(place, "send")
+    tile = cast(tile_of(value, part.node.dtype, "send"), part.node.dtype)
+    one = () if isinstance(to, str) else (size_of(to, "rank"),)
+    _builder("send").send(part.node, tile.node, *slot, *one, *part.at, to="one" if one else to)
 
 
-def clear_rows(place: Any, start: Any, stop: Any, *index: Any) -> None:
+def clear_rows(place: Any, start: Any, stop: Any) -> None:
     """Zeros in the rows from start to before stop of a place."""
-    node, ends = _memory(place, "clear_rows"), (size_of(start, "start"), size_of(stop, "stop"))
-    _builder("clear_rows").clear_rows(node, *ends, *_sizes(index))
+    part, ends = _part(place, "clear_rows"), (size_of(start, "start"), size_of(stop, "stop"))
+    _builder("clear_rows").clear_rows(part.node, *ends, *part.at)
 
 
 def commit_copies() -> None:

@@ -238,7 +238,10 @@ class _Rewriter(ast.NodeTransformer):
         name, item = f"__tilegrad_loop{self.count}", f"__tilegrad_item{self.count}"
         first = _at(ast.Assign([node.target], ast.Name(item, ast.Load())), node)
         made = self.block(name, [item], [first, *body], names, node)
-        value = self.call("loop", [node.iter, ast.Name(name, ast.Load()), *self.values(names)])
+        known = isinstance(node.target, ast.Name) and node.target.id.strip("_")
+        index = ast.Constant(known or "i")  # what Tile IR calls it
+        given = [node.iter, ast.Name(name, ast.Load()), *self.values(names), index]
+        value = self.call("loop", given)
         return [made, self.finish(names, value, node)]
 
     def visit_If(self, node: ast.If) -> Any:

@@ -8,7 +8,7 @@ with the same text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -26,6 +26,7 @@ from .build import Body
 from .placed import PlacedBuilder
 from .plan import Plan
 from .value import (
+    Index,
     MemoryValue,
     TileValue,
     index_of,
@@ -33,6 +34,39 @@ from .value import (
     state,
     tile_of,
 )
+
+
+@contextmanager
+def into(builder: PlacedBuilder) -> Iterator[None]:
+    """Inside, the language adds to the Body of a builder: how the library's kernels are written.
+
+    Nothing is guarded or judged here, as it is for a kernel that is called: see `check`.
+    """
+    with Tracer.into(builder).active():
+        yield
+
+
+def memory(node: Node) -> MemoryValue:
+    """A parameter of a builder's Body, as the language sees it."""
+    return MemoryValue(str(node.attrs.get("name", "array")), node, True)
+
+
+def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a builder's Nodes and Sizes, to be called with values of the language."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, TileValue):
+            return value.node
+        if isinstance(value, tuple):
+            return tuple(plain(v) for v in value)
+        return value.size if isinstance(value, Index) else value
+
+    def call(*given: Any) -> Any:
+        found = function(*(plain(v) for v in given))
+        return TileValue(found) if isinstance(found, Node) else found
+
+    return call
+
 
 GRID_LIMIT = 2**31 - 1  # programs of a launch
 
@@ -146,6 +180,13 @@ class Tracer:
         self.placed = False
         self.rows: Rows | None = None  # of the program, where the grid is implied
         self.lead: tuple[Size, ...] = ()
+
+    @classmethod
+    def into(cls, builder: PlacedBuilder) -> Tracer:
+        """A Tracer whose Nodes go into a Body that somebody builds."""
+        made = cls(builder.name, (), Plan(), guards=False)
+        made.builder, made.placed = builder, True
+        return made
 
     @contextmanager
     def active(self) -> Iterator[None]:

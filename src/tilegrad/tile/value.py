@@ -10,6 +10,7 @@ of the same kind as NumPy would, and a Python number takes the dtype of its part
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -106,6 +107,8 @@ class Index:
         return f"<index {self.size}>"
 
     def _with(self, other: Any, name: str, mirrored: bool = False) -> Any:
+        if isinstance(other, Expr):
+            other = Index(other)
         if not isinstance(other, (int, Index)) or isinstance(other, bool):
             if isinstance(other, (float, TileValue, Window, MemoryValue)):
                 pair = (other, self) if mirrored else (self, other)
@@ -163,6 +166,8 @@ class Index:
         return index_of(-self.size)
 
     def _compare(self, other: Any, name: str, swap: bool) -> Any:
+        if isinstance(other, Expr):
+            other = Index(other)
         if not isinstance(other, (int, Index)):
             pair = (other, self) if swap else (self, other)
             return elementwise(name, *pair)
@@ -219,6 +224,8 @@ def _operator(name: str, mirrored: bool = False) -> Callable[[Any, Any], TileVal
     def apply(self: Any, other: Any) -> TileValue:
         if isinstance(other, Undefined):
             raise other.fail()
+        if isinstance(other, Expr):
+            other = Index(other)
         if not isinstance(other, (int, float, Index, TileValue, Window, MemoryValue)):
             return NotImplemented
         return elementwise(name, *((other, self) if mirrored else (self, other)))
@@ -281,7 +288,7 @@ class TileValue(Operators):
         """Itself, unless the loop, branch or role it was made in is over."""
         if self.block not in tracer("tile").builder.builder.open:
             raise UserError(
-                f"a tile made in the {self.block.name} is used after it",
+                f"a tile made in a loop, a branch or a role ({self.block.name}) is used after it",
                 op="kernel",
                 got=repr(self),
                 hint="what leaves a loop or a branch is a variable set before it; "
@@ -342,15 +349,32 @@ class TileValue(Operators):
 
 
 class MemoryValue(Operators):
-    """An array a kernel reads or writes, or a place it allocated: `x[rows, 3:11]` is a Window."""
+    """An array a kernel reads or writes, or a place it allocated: `x[rows, 3:11]` is a Window.
 
-    __slots__ = ("name", "node", "writable")
+    Fewer integers than axes, `place[stage]`, name what lies there: a MemoryValue of the axes that
+    are left. `turned` (`place[stage].T`) says that a product takes it transposed.
+    """
 
-    def __init__(self, name: str, node: Node, writable: bool) -> None:
+    __slots__ = ("lead", "name", "node", "turned", "writable")
+
+    def __init__(
+        self, name: str, node: Node, writable: bool, lead: Sequence[Size] = (), turned: bool = False
+    ) -> None:
         self.name, self.node, self.writable = name, node, writable
+        self.lead, self.turned = tuple(lead), turned
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.node.type}>"
+
+    @property
+    def T(self) -> MemoryValue:
+        """The same, transposed where a product reads it."""
+        return MemoryValue(self.name, self.node, self.writable, self.lead, not self.turned)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a place."""
+        return self.dtype.storage_bytes(math.prod(self.shape))
 
     @property
     def type(self) -> Memory:
@@ -361,7 +385,7 @@ class MemoryValue(Operators):
     @property
     def shape(self) -> tuple[Any, ...]:
         """Sizes: ints, or Indices where they are symbolic."""
-        return tuple(index_of(s) for s in self.type.shape)
+        return tuple(index_of(s) for s in self.type.shape[len(self.lead) :])
 
     @property
     def dtype(self) -> DType:
@@ -371,10 +395,15 @@ class MemoryValue(Operators):
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return len(self.type.shape)
+        return len(self.type.shape) - len(self.lead)
 
-    def __getitem__(self, key: Any) -> Window:
-        return window_of(self, key if isinstance(key, tuple) else (key,))
+    def __getitem__(self, key: Any) -> Any:
+        given = key if isinstance(key, tuple) else (key,)
+        fewer = len(given) < self.ndim
+        if fewer and all(isinstance(k, (int, Index, Expr, TileValue)) for k in given):
+            lead = (*self.lead, *(size_of(k, "index") for k in given))
+            return MemoryValue(self.name, self.node, self.writable, lead, self.turned)
+        return window_of(self, given)
 
     def __iter__(self) -> Any:
         raise DTypeError(
@@ -404,6 +433,11 @@ class Window(Operators):
     ) -> None:
         self.memory, self.index, self.shape, self.axes = memory, tuple(index), shape, axes
 
+    @property
+    def lead(self) -> tuple[Size, ...]:
+        """The index of the axes before those that are walked."""
+        return self.index[: len(self.index) - len(self.shape)]
+
     def edges(self) -> Edges:
         """Where the box leaves the Memory, unless it provably does not."""
         found: list[Edge | None] = []
@@ -415,7 +449,7 @@ class Window(Operators):
 
 def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
     """The Window that subscripts describe: integers, and slices of a static length."""
-    sizes = memory.type.shape
+    sizes, lead = memory.type.shape[len(memory.lead) :], memory.lead
     if Ellipsis in [k for k in key if k.__class__ is type(Ellipsis)]:
         place = next(i for i, k in enumerate(key) if k is Ellipsis)
         missing = len(sizes) - len(key) + 1
@@ -449,8 +483,8 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
             )
         index.append(start)
         shape.append(length)
-        axes.append(axis)
-    return Window(memory, index, tuple(shape), tuple(axes))
+        axes.append(axis + len(lead))
+    return Window(memory, (*lead, *index), tuple(shape), tuple(axes))
 
 
 # ---- conversions ------------------------------------------------------------------------------
@@ -465,7 +499,7 @@ def size_of(value: Any, what: str) -> Size:
     """An int, an Index or an integer scalar tile as a Size."""
     if isinstance(value, bool):
         value = int(value)
-    if isinstance(value, int):
+    if isinstance(value, (int, Expr)):
         return value
     if isinstance(value, Index):
         return value.size

@@ -24,8 +24,9 @@ from ..core.dtype import DType, bfloat16, dtype_of, float16, float32
 from ..core.errors import TilegradError, UserError
 from ..core.target import Target
 from ..kernels.matmul.plan import turn
+from ..kernels.matmul.shape import Operands
 from ..kernels.matmul.table import machine_name, plain_operands, problem_key, to_record
-from ..kernels.matmul.wide import Operands, wide_matmul
+from ..kernels.matmul.wide import wide_matmul
 from ..kernels.plan_table import Entry, PlanTable, Trial
 from ..runtime.store import content_key
 from ..targets.ptx.assemble import assemble, find_ptxas

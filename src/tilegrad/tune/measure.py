@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import DType, dtype_of
-from ..kernels.matmul.wide import Operands
+from ..kernels.matmul.shape import Operands
 from ..runtime.buffer import Buffer
 from ..targets.ptx.context import Event
 from ..targets.ptx.driver import Device, open_device

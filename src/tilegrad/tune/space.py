@@ -14,8 +14,8 @@ from dataclasses import replace
 from ..core.target import Target
 from ..ir.symbol import high
 from ..kernels.matmul.plan import CLUSTERS, ranked, tiles_of
+from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import fits, shared_bytes
-from ..kernels.matmul.wide import Operands, WidePlan
 
 Candidate = tuple[WidePlan, bool]  # and whether operands are turned
 

@@ -28,7 +28,7 @@ from ...ir.types import Memory
 from ...tile import placed
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
-from ..matmul.wide import swizzle_of
+from ..matmul.shape import swizzle_of
 from .consumer import Consumer
 from .shape import AttentionShape, parameters
 from .walk import Walk, Work

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...core.dtype import float32
+from ... import tile
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.symbol import Size, combine, high
-from ...ir.types import Memory, Tile
+from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
-from .wide import Epilogue, Operands, Prologue, Where, WideMatmul, WidePlan
+from .shape import Epilogue, Operands, Prologue, WidePlan, among, box, positions, side
+from .wide import WideMatmul
 
 
 def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Body:
@@ -34,9 +34,9 @@ def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Bod
     """
     tokens = x.n if x.turned else x.m
     along = (x.b_along_k, x.a_along_k) if x.turned else (x.a_along_k, x.b_along_k)
-    parameters = [("x", Memory(_stored(tokens, x.k, along[0]), x.dtype, use="value"))]
+    parameters = [("x", Memory(side(tokens, x.k, along[0]), x.dtype, use="value"))]
     for i, n in enumerate(x.weights):
-        parameters.append((f"w{i}", Memory(_stored(n, x.k, along[1]), x.dtype, use="constant")))
+        parameters.append((f"w{i}", Memory(side(n, x.k, along[1]), x.dtype, use="constant")))
     results = x.weights[:1] if x.gated else x.weights
     for i, n in enumerate(results):
         parameters.append((f"c{i}", Memory((tokens, n), x.result, use="result")))
@@ -45,10 +45,6 @@ def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Bod
     return JointMatmul(
         x, plan, b, b.parameters[0], b.parameters[1:last], b.parameters[last:]
     ).build()
-
-
-def _stored(size: Size, k: Size, along_k: bool) -> tuple[Size, Size]:
-    return (size, k) if along_k else (k, size)
 
 
 class JointMatmul(WideMatmul):
@@ -65,13 +61,19 @@ class JointMatmul(WideMatmul):
         epilogues: Sequence[Epilogue] | None = None,
         prologue: Prologue | None = None,
     ) -> None:
-        self.weights, self.results = list(weights), list(results)
+        self.weights, self.results = (
+            list(map(tile.memory, weights)),
+            list(map(tile.memory, results)),
+        )
         self.products = len(self.weights) if x.gated else 1
-        self.epilogues = list(epilogues or [self.hole_of(i) for i in range(len(self.results))])
         varying = [w for w in weights if w.type.use != "constant"]  # type: ignore[union-attr]
         first = [*varying, weights[0]][0]  # all are read early, or none
         pair = (first, tokens) if x.turned else (tokens, first)
-        super().__init__(x, plan, b, (*pair, results[0]), self.epilogues[0], prologue=prologue)
+        super().__init__(x, plan, b, (*pair, results[0]), prologue=prologue)
+        self.epilogues = [tile.outside(e) for e in epilogues or ()]
+        if epilogues is None:
+            self.epilogues = [self.hole_of(i) for i in range(len(self.results))]
+        self.epilogue = self.epilogues[0]
         self.unit = self.span[0 if x.turned else 1]  # of a weight, in one tile
         self.starts = [0]  # where each weight begins, among tiles side by side
         for n in x.weights:
@@ -99,30 +101,19 @@ class JointMatmul(WideMatmul):
 
     # ---- plain: which weight --------------------------------------------------------------
 
-    def each(self, along: Size, do: Callable[[int, Size], None]) -> None:
+    def each(self, along: Any, do: Callable[[int, Any], None]) -> None:
         """do(number, where along it) for the weight that a tile beginning at `along` is of."""
 
-        last = len(self.weights) - 1
+        def here(number: int) -> None:
+            start = self.starts[number]
+            most = max(0, tile.most(along) - start)
+            if number + 1 < len(self.weights):  # a cluster may reach beyond the last weight
+                most = min(most, self.starts[number + 1] - self.unit - start)
+            do(number, tile.hold(along - start, "place", (0, most)))
 
-        def among(number: int) -> Sequence[Node]:
-            def here() -> Sequence[Node]:
-                start, most = self.starts[number], max(0, high(along) - self.starts[number])
-                if number != last:  # a cluster may reach beyond the last weight
-                    most = min(most, self.starts[number + 1] - self.unit - start)
-                place = self.b.index(combine(along, start, -1))
-                do(number, self.b.atom("place", place, 0, most))
-                return ()
+        among(along, self.starts[:-1], here)
 
-            if number == last:
-                return here()
-            self.b.branch(
-                self.b.less(along, self.starts[number + 1]), here, lambda: among(number + 1)
-            )
-            return ()
-
-        among(0)
-
-    def fill_left(self, stage: Size, where: Where, step: Size) -> None:
+    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
         """Turned, tiles of the weights; else of the input."""
         batch, row, column = where
         if not self.x.turned:
@@ -131,13 +122,13 @@ class JointMatmul(WideMatmul):
             self.fill_weights(stage, row, step)
         else:
 
-            def fill(number: int, at: Size) -> None:
+            def fill(number: int, at: Any) -> None:
                 self.a = self.weights[number]
                 super(JointMatmul, self).fill_left(stage, (batch, at, column), step)
 
             self.each(row, fill)
 
-    def fill_right(self, stage: Size, where: Where, step: Size, at: tuple[int, ...] = ()) -> None:
+    def fill_right(self, stage: Any, where: Any, step: Any, at: tuple[int, ...] = ()) -> None:
         """Turned, a tile of the input; else of the weights."""
         batch, row, column = where
         if self.x.turned:
@@ -148,20 +139,20 @@ class JointMatmul(WideMatmul):
                 super().fill_right(stage, where, step, (number,))
         else:
 
-            def fill(number: int, place: Size) -> None:
+            def fill(number: int, place: Any) -> None:
                 self.weight = self.weights[number]
                 super(JointMatmul, self).fill_right(stage, (batch, row, place), step)
 
             self.each(column, fill)
 
-    def write_sums(self, own: int, count: Size, where: Where, sums: Sequence[Node]) -> None:
+    def write_sums(self, own: int, count: Any, where: Any, sums: Sequence[Any]) -> None:
         """To the result of the tile's weight, by its epilogue."""
         if self.x.gated:
             super().write_sums(own, count, where, sums)
             return
         batch, row, column = where
 
-        def write(number: int, at: Size) -> None:
+        def write(number: int, at: Any) -> None:
             self.c, self.epilogue = self.results[number], self.epilogues[number]
             place = (batch, at, column) if self.x.turned else (batch, row, at)
             super(JointMatmul, self).write_sums(own, count, place, sums)
@@ -170,33 +161,30 @@ class JointMatmul(WideMatmul):
 
     # ---- gated: a tile of each weight -----------------------------------------------------
 
-    def ring(self) -> tuple[Node, Node]:
+    def operands(self) -> tuple[Any, Any]:
         """Gated, b's place is one for each weight."""
-        b, x, stages, (tm, _, tk) = self.b, self.x, self.plan.stages, self.plan.tile
+        x, stages, (tm, _, tk) = self.x, self.plan.stages, self.plan.tile
         if not x.gated or x.turned:
-            return super().ring()
-        half = (64, tk) if x.a_along_k else (tk, 64)
-        side = (self.unit, tk) if x.b_along_k else (tk, self.unit)
-        left = b.allocate((stages, tm // 64, *half), x.dtype, "shared", "swizzle128")
-        return left, b.allocate((stages, self.products, *side), x.dtype, "shared", "swizzle128")
+            return super().operands()
+        half, each = side(64, tk, x.a_along_k), side(self.unit, tk, x.b_along_k)
+        left = tile.shared((stages, tm // 64, *half), x.dtype, "swizzle128")
+        return left, tile.shared((stages, self.products, *each), x.dtype, "swizzle128")
 
-    def fill_weights(self, stage: Size, row: Size, step: Size) -> None:
+    def fill_weights(self, stage: Any, row: Any, step: Any) -> None:
         """64 rows a copy: those of the first weight, then those of the next."""
-        k = self.place_of(step)
         for number, weight in enumerate(self.weights):
             for own in range(self.halves):
-                at = combine(row, 64 * own, 1)
-                index = (at, k) if self.x.a_along_k else (k, at)
-                place = (stage, number * self.halves + own)
-                self.b.copy_async(self.left, place, weight, index, (0, 1), self.full, stage)
+                at = side(row + 64 * own, self.along_k(step), self.x.a_along_k)
+                place = self.left[stage, number * self.halves + own]
+                tile.copy_async(place, box(weight, at, place.shape), self.ring.full[stage])
 
-    def places(self, number: int, own: int, stage: Size) -> tuple[Size, ...]:
+    def at(self, number: int, own: int, stage: Any) -> tuple[Any, Any]:
         """Where in the ring the operands of a product lie."""
         if not self.x.gated:
-            return super().places(number, own, stage)
+            return super().at(number, own, stage)
         if self.x.turned:
-            return stage, number * self.halves + own, stage
-        return stage, own, stage, number
+            return self.left[stage, number * self.halves + own], self.right[stage]
+        return self.left[stage, own], self.right[stage, number]
 
     # ---- holes ----------------------------------------------------------------------------
 
@@ -204,15 +192,10 @@ class JointMatmul(WideMatmul):
         """The hole of a result, for whoever fills it."""
         name = "epilogue" if self.products > 1 else f"epilogue{number}"
 
-        def hole(*given: Any) -> Node:
+        def hole(*given: Any) -> Any:
             *pieces, (_, row, column) = given
             shape = pieces[0].shape
-            return self.b.hole(
-                name,
-                Tile(shape, float32),
-                *pieces,
-                self.positions(64, row, (64, 1)),
-                self.positions(shape[1], column, (1, shape[1])),
-            )
+            places = positions(64, row)[:, None], positions(shape[1], column)[None, :]
+            return tile.hole(name, shape, *pieces, *places)
 
         return hole

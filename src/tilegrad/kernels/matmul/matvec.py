@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ... import tile
 from ...core.dtype import float32
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import Size, combine, high, multiply
-from ...tile import ops, placed
+from ...ir.symbol import high
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
-from .wide import Ask, Epilogue, Operands
+from .shape import Ask, Epilogue, Operands, among
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
 WARPS = 8  # of a program; each has as many lines of a row
@@ -102,9 +103,11 @@ class Matvec:
     ) -> None:
         """weights: (n * lines, LINE) each; results: (n,) each; token() gives (lines, LINE) in
         float32; `ahead` asks for what the epilogue of a result will read."""
-        self.x, self.plan, self.b, self.token = x, plan, b, token
-        self.weights, self.results = list(weights), list(results)
-        self.epilogues, self.ahead = list(epilogues), list(ahead)
+        self.x, self.plan, self.b, self.token = x, plan, b, tile.outside(token)
+        self.weights = [tile.memory(w) for w in weights]
+        self.results = [tile.memory(r) for r in results]
+        self.epilogues = [tile.outside(e) for e in epilogues]
+        self.ahead = [tile.outside(ask) for ask in ahead]
         self.lines = high(x.k) // LINE
         self.products = len(self.weights) if x.gated else 1
         self.rows = plan.rows // self.products  # of each weight
@@ -119,64 +122,39 @@ class Matvec:
 
     def build(self) -> Body:
         """Every program: which weight it has rows of, then all of its work."""
-        b = self.b
-        self.program = b.program(0, self.programs)
-        b.do(placed.grid_launch_dependents)
-        self.each(self.work)
-        return b.finish((self.programs,), plan=self.plan, warps=self.plan.warps)
+        with tile.into(self.b):
+            self.program = tile.grid(self.programs)
+            tile.grid_launch_dependents()
+            among(self.program, self.starts, self.work)
+        return self.b.finish((self.programs,), plan=self.plan, warps=self.plan.warps)
 
-    def each(self, do: Callable[[int, Size], None]) -> None:
-        """do(number of the weight that the program has rows of, its first row there)."""
-        b, last = self.b, len(self.starts) - 1
-
-        def among(number: int) -> Sequence[Node]:
-            start = self.starts[number]
-            most = (self.programs if number == last else self.starts[number + 1]) - start
-
-            def here() -> Sequence[Node]:
-                row = b.index(multiply(combine(self.program, start, -1), self.rows))
-                do(number, b.atom("row", row, 0, max(0, (most - 1) * self.rows)))
-                return ()
-
-            if number == last:
-                return here()
-            b.branch(b.less(self.program, self.starts[number + 1]), here, lambda: among(number + 1))
-            return ()
-
-        among(0)
-
-    def work(self, number: int, row: Size) -> None:
+    def work(self, number: int) -> None:
         """Weights, the wait, the token, sums, the epilogue."""
-        b = self.b
+        start, after = self.starts[number], [*self.starts, self.programs][number + 1]
+        most = max(0, (after - start - 1) * self.rows)
+        row = tile.hold((self.program - start) * self.rows, "row", (0, most))
         weights = self.weights if self.x.gated else [self.weights[number]]
-        constant = all(w.type.use == "constant" for w in weights)  # type: ignore[union-attr]
+        constant = all(w.type.use == "constant" for w in weights)
         if not constant:
-            b.do(placed.grid_dependency_wait)
-        rows = [
-            b.load(w, (multiply(combine(row, r, 1), self.lines), 0), (self.lines, LINE), (0, 1))
-            for w in weights
-            for r in range(self.rows)
-        ]
+            tile.grid_dependency_wait()
+        loaded = [self.row_of(w, row + r) for w in weights for r in range(self.rows)]
         if constant:
-            b.do(placed.grid_dependency_wait)
+            tile.grid_dependency_wait()
         for ask in self.ahead[number : number + 1]:
             ask((self.rows, 1), (0, row, 0))
-        sums = self.sums(rows, self.token())
+        token = self.token()
+        products = [tile.cast(line, float32) * token for line in loaded]
+        lines = [tile.sum(p, 1) for p in products]  # threads meet once for all of them
+        sums = [tile.sum(line, 0) for line in lines]
         pieces = [
-            b.add(ops.stack(*sums[n * self.rows : (n + 1) * self.rows]))
-            for n in range(self.products)
+            tile.stack(sums[n * self.rows : (n + 1) * self.rows]) for n in range(self.products)
         ]
-        self.write(number, row, pieces)
+        value = self.epilogues[number](*pieces, (0, row, 0))
+        out = self.results[number]
+        value = tile.reshape(tile.cast(value, out.dtype), (self.rows,))
+        tile.store(out[row : row + self.rows], value)
 
-    def sums(self, rows: Sequence[Node], token: Node) -> list[Node]:
-        """The product of every row and the token; threads meet once for all of them."""
-        b = self.b
-        products = [b.apply("multiply", b.cast(row, float32), token) for row in rows]
-        lines = [b.add(ops.reduce(p, axis=1, kind="sum")) for p in products]
-        return [b.add(ops.reduce(line, axis=0, kind="sum")) for line in lines]
-
-    def write(self, number: int, row: Size, pieces: Sequence[Node]) -> None:
-        """Products, (rows, 1) of each weight, by the epilogue to the result."""
-        b, result = self.b, self.results[number]
-        value = b.cast(self.epilogues[number](*pieces, (0, row, 0)), result.dtype)
-        b.store(result, b.add(ops.reshape(value, shape=(self.rows,))), (row,), (0,))
+    def row_of(self, weight: Any, row: Any) -> Any:
+        """A row of a weight: so many lines of the (rows * lines, LINE) that it is stored as."""
+        first = row * self.lines
+        return tile.load(weight[first : first + self.lines, 0:LINE])

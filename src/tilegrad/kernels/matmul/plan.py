@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.symbol import high
-from .wide import Operands, WidePlan, exchanged, places_out, tile_counts, waves
+from .shape import Operands, WidePlan, exchanged, places_out, tile_counts, waves
 
 SPAN_BYTES = 128  # of a swizzled row
 SPARE_BYTES = 1024 + 512  # of shared memory: alignment and barriers

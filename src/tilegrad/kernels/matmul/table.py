@@ -20,8 +20,8 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ..plan_table import PlanTable, Record, plans
 from .plan import Choice, choose, in_spans, ranked, shared_bytes, tiles_of, turn
+from .shape import Operands, WidePlan, why_not
 from .threads_plan import ranked_threads
-from .wide import Operands, WidePlan, why_not
 
 MACHINES = ("h100", "h200")  # machines with names of their own in keys, whatever their memory
 SAME_MACHINE = {"h100": "h200"}  # whose Plans a machine takes where it has none of its own

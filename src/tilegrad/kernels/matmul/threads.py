@@ -37,7 +37,7 @@ from ...ir.types import Memory, Tile
 from ...tile import ops, placed
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
-from .wide import Epilogue, Operands, swizzle_of
+from .shape import Epilogue, Operands, swizzle_of
 
 DEPTH = 16  # of k in one product of the matrix units
 Corner = tuple[Size, Size, Size]  # batch, row, column

@@ -1,0 +1,225 @@
+"""How the sums of a wide matmul leave: parts of k added up, the epilogue, and the way out.
+
+A consumer cuts its accumulator into pieces of columns, hands each to the epilogue, stages what it
+gives in shared memory and copies it out, two places in turn. Programs that share a tile, each with
+a part of k, send each other the columns they own first. Matrices like the result that the epilogue
+reads at the result's own places come through the ring too, as steps after the last of the product:
+so they are there when the accumulator is, and no thread waits for them.
+Invariant: a sum begins with a program's own part of k and goes on with those before it, around.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ... import tile
+from ...core.dtype import bool_, float32
+from .shape import Operands, WidePlan, box, positions, side, waves
+
+
+class Leaving:
+    """The part of a WideMatmul that brings finished tiles out; see there for what it is made of."""
+
+    x: Operands
+    plan: WidePlan
+    own = 0  # the consumer that is being written
+    piece = 0  # the column of its tile that the epilogue's piece begins at
+
+    def __getattr__(self, name: str) -> Any:  # what WideMatmul sets
+        raise AttributeError(name)
+
+    # ---- before the first product -----------------------------------------------------------
+
+    def begin(self, own: int) -> None:
+        """What the epilogues of a consumer share, where all tokens are in one tile; and what they
+        read, where the program has one tile."""
+        plan = self.plan
+        each = self.span[1] // plan.split
+        if self.ask is not None and waves(self.x, plan) == 1:
+            batch, row, column = self.corner(self.program)
+            column = column + self.share * each
+            for start in range(0, each, plan.staged):
+                self.own, self.piece = own, start
+                self.ask((64, plan.staged), (batch, row + 64 * own, column + start))
+        if self.prologue is not None and self.x.turned:
+            self.prologue(own, self.share * each if plan.split > 1 else 0, each)
+        elif self.prologue is not None:
+            self.prologue(own, 64 * own, 64)
+
+    # ---- pieces -----------------------------------------------------------------------------
+
+    def write(self, own: int, count: Any, totals: Sequence[Any]) -> None:
+        """Bring a finished tile out."""
+        where = self.corner(self.program + count * self.walkers)
+        sums = [tile.read(total) for total in totals]
+        if self.plan.split > 1:
+            sums = self.gather(own, sums, self.span[1] // self.plan.split)
+        self.write_sums(own, count, where, sums)
+
+    def write_sums(self, own: int, count: Any, where: Any, sums: Sequence[Any]) -> None:
+        """Epilogue and cast; then `together` pieces at a time: stage, copy out."""
+        plan, (batch, row, column) = self.plan, where
+        wide, tn = plan.staged, self.span[1] // plan.split
+        row, column = row + 64 * own, column + self.share * tn
+        pieces = tn // wide
+        ahead = -(-pieces // 2) if self.costly else pieces
+        ahead = self.wide // wide if self.beside else ahead
+        near: list[Any] = []  # of each matrix beside, the chunks of a stage
+        for first in range(0, pieces, ahead):
+            ready = []  # computed before the next barrier: what it reads comes at once
+            fill, chunk = divmod(first // ahead, self.per_fill)
+            if chunk == 0:
+                near = [
+                    self.read_beside(own, count, fill, i, sums[0]) for i in range(len(self.beside))
+                ]
+            for number in range(first, min(pieces, first + ahead)):
+                room = (count * pieces + number) % self.rooms
+                start = number * wide
+                piece = [s[:, start : start + wide] for s in sums]
+                start_near = start - first * wide
+                piece += [chunks[chunk][:, start_near : start_near + wide] for chunks in near]
+                at = (batch, row, column + start)
+                self.own, self.piece = own, start
+                value = tile.cast(self.epilogue(*piece, at), self.x.result)
+                ready.append((value, at, self.staged[own, room]))
+            for some in range(0, len(ready), plan.together):
+                self.write_pieces(own, ready[some : some + plan.together])
+
+    def write_pieces(self, own: int, group: Sequence[tuple[Any, Any, Any]]) -> None:
+        """Pieces of a result on their way out: (value, where it begins, the staged place)."""
+        tile.wait_copies(max(0, self.rooms // self.plan.together - 1))
+        for value, _, place in group:
+            tile.write(place, value.T if self.x.turned else value)
+        tile.fence("async")
+        tile.named_sync(own, 128)
+        for _, (batch, row, column), place in group:
+            at = side(row, column, not self.x.turned)
+            tile.copy_store(box(self.of_batch(self.c, batch), at, place.shape), place)
+        tile.commit_copies()
+
+    def hole(self, piece: Any, *rest: Any) -> Any:
+        """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
+        *near, (batch, row, column) = rest
+        places = [positions(64, row)[:, None], positions(piece.shape[1], column)[None, :]]
+        lead = [] if self.x.batch == 1 else [batch]
+        return tile.hole("epilogue", piece.shape, piece, *places, *lead, *near)
+
+    # ---- parts of k -------------------------------------------------------------------------
+
+    def place_parts(self) -> None:
+        """Where sums of the programs that share a tile arrive."""
+        split = self.plan.split
+        shape = (self.halves * self.products, split - 1, 64, self.span[1] // split)
+        self.partial = tile.shared(shape, float32, "held")
+        self.gathered = tile.barrier("gathered", 1, self.halves)
+
+    def gather(self, own: int, sums: Sequence[Any], wide: int) -> list[Any]:
+        """Every program that shares the tile gives each other one its columns."""
+        split, first = self.plan.split, own * self.products
+        others = [tile.hold((self.share + away) % split, "other") for away in range(1, split)]
+        self.gathered.expect(own, self.products * (split - 1) * 64 * wide * float32.size)
+        for number, (slot, share) in itertools.product(range(self.products), enumerate(others)):
+            columns = self.columns_of(sums[number], share, wide)
+            rank = self.near + share * self.plan.cluster
+            tile.send(self.partial[first + number, slot], columns, self.gathered[own], to=rank)
+        self.gathered.wait(own, 0)
+        found = []
+        for number in range(self.products):
+            total = self.columns_of(sums[number], self.share, wide)
+            for slot in range(split - 1):
+                total = total + tile.read(self.partial[first + number, slot])
+            found.append(total)
+        return found
+
+    def columns_of(self, sums: Any, share: Any, wide: int) -> Any:
+        """The columns of an accumulator that a program owns: chosen, since registers have no
+        index."""
+        last = (self.plan.split - 1) * wide
+        found = sums[:, last : last + wide]
+        for before in reversed(range(self.plan.split - 1)):
+            chosen = tile.broadcast(tile.less(share, before + 1), found.shape)
+            found = tile.where(chosen, sums[:, before * wide : before * wide + wide], found)
+        return found
+
+    # ---- matrices beside --------------------------------------------------------------------
+
+    def plan_beside(self) -> int:
+        """How columns of what the epilogue reads share stages; gives the steps it takes."""
+        tk, most = self.plan.tile[2], 1
+        self.wide = tk if self.x.a_along_k else 64  # columns that come with a step
+        self.chunks = -(-self.span[1] // self.wide) if self.beside else 0
+        if self.x.b_along_k:
+            most += self.plan.tile[1] // self.span[0]  # chunks that a stage holds
+        self.fills = -(-self.chunks // most)
+        self.per_fill = max(1, -(-self.chunks // max(1, self.fills)))
+        return self.fills * len(self.beside)
+
+    def beside_turn(self, before: Any, fill: int, number: int) -> Any:
+        """The turn of the ring that brings columns of a matrix beside."""
+        return before + self.steps + fill * len(self.beside) + number
+
+    def chunks_of(self, fill: int) -> range:
+        """The chunks of columns that come with one of the stages that a matrix beside takes."""
+        return range(fill * self.per_fill, min(self.chunks, (fill + 1) * self.per_fill))
+
+    def beside_place(self, stage: Any, chunk: int, own: int) -> tuple[Any, int]:
+        """Where a consumer's rows of a chunk lie in a stage: the first chunk where a's tile does,
+        others one below another where b's does; and the first row."""
+        below = chunk % self.per_fill - 1
+        if below < 0:
+            return self.left[stage, own], 0
+        return self.right[stage], 64 * (below * self.halves + own)
+
+    def fill_beside(self, turn: Any, where: Any) -> None:
+        """Some columns of what the epilogue reads, those of each matrix in a stage.
+
+        Programs of a cluster bring each other's rows in equal parts: who has all of his then knows
+        that the stage is free everywhere, and may say that it is free again.
+        """
+        (batch, row, column), cluster = where, self.plan.cluster
+        count = 64 // cluster
+        first = self.near * count
+        for fill, (number, memory) in itertools.product(range(self.fills), enumerate(self.beside)):
+            chunks, source = self.chunks_of(fill), self.of_batch(memory, batch)
+            stage = self.ring.acquire(self.beside_turn(turn, fill, number))
+            slot = self.ring.full[stage]
+            bytes_ = len(chunks) * self.span[0] * self.wide * memory.dtype.size
+            self.ring.full.expect(stage, bytes_)
+            for chunk, own, near in itertools.product(chunks, range(self.halves), range(cluster)):
+                at = (row + 64 * own, column + chunk * self.wide)
+                place, begin = self.beside_place(stage, chunk, own)
+                if cluster == 1:
+                    rows = place[begin : begin + 64, :]
+                    tile.copy_async(rows, box(source, at, (64, self.wide)), slot)
+                    continue
+                at, begin = self.of_neighbour(near, at[0] + first, at[1]), begin + first
+                rows = place[begin : begin + count, :]
+                part = box(source, at, (count, self.wide))
+                tile.copy_multicast(rows, part, slot, 1 << near, self.first)
+
+    def of_neighbour(self, near: int, row: Any, column: Any) -> tuple[Any, Any]:
+        """A row and column of this program's tile, in that of another of the cluster."""
+        away = near - self.near
+        if self.plan.across:
+            return row, column + away * self.span[1]
+        return row + away * self.span[0], column
+
+    def read_beside(self, own: int, count: Any, fill: int, number: int, sums: Any) -> list[Any]:
+        """Columns of a matrix that the ring brought, in chunks; their stage is given back."""
+        turn = self.beside_turn(count * self.turns, fill, number)
+        stage, found = self.ring.wait(turn), []
+        for chunk in self.chunks_of(fill):
+            place, begin = self.beside_place(stage, chunk, own)
+            found.append(tile.read(place[begin : begin + 64, :]))
+        self.release(turn)
+        if self.wide == self.plan.staged:
+            return found
+        return [self.held_as(value, sums) for value in found]
+
+    def held_as(self, value: Any, sums: Any) -> Any:
+        """A value, held in registers as the accumulator is: what is chosen never is the other."""
+        rows, columns = value.shape
+        held = tile.cast(sums[0:rows, 0:columns], value.dtype)
+        return tile.where(tile.full(value.shape, False, bool_), held, value)

@@ -1,0 +1,178 @@
+"""What matrix products on GPUs agree on: operands, Plans of the wide kernel, and how tiles lie.
+
+Invariant: what a Plan's tiles, places and programs are follows from operands and Plan alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ... import tile
+from ...core.dtype import DType, float32
+from ...ir.node import Node
+from ...ir.symbol import Size, ceil_divide, high, multiply
+
+Where = tuple[Size, Size, Size]  # batch, row, column
+# (piece of 64 rows of each product, of each matrix beside, where they begin) -> what is stored
+Epilogue = Callable[..., Node]
+# (consumer, where its tokens begin, how many) -> before the first product: what epilogues share
+Prologue = Callable[[int, Size, int], None]
+# (rows and columns of a piece, where it begins): asks for what its epilogue will read
+Ask = Callable[[tuple[int, int], Where], None]
+
+
+@dataclass(frozen=True)
+class WidePlan:
+    """Choices of `wide_matmul`: the tile, the ring, programs, and how tiles are ordered."""
+
+    tile: tuple[int, int, int] = (128, 256, 64)
+    stages: int = 4
+    programs: int = 132
+    group: int = 8  # rows of tiles that are walked together
+    staged: int = 64  # columns of a piece of the result on its way out
+    cluster: int = 1  # programs with neighbouring tiles that share what they read
+    across: bool = False  # neighbours along n, who share a; else along m, who share b
+    split: int = 1  # programs that share a tile, each with a part of k; one tile each
+    dependent: bool = False  # waits for the launch before it by itself
+    early: bool = True  # lets the next launch begin at its own start, not at its end
+    together: int = 1  # pieces of the result that are staged at once
+
+
+@dataclass(frozen=True)
+class Operands:
+    """a (m, k), b (k, n) and the result, as they lie: strides in elements, one of them 1."""
+
+    m: Size
+    n: Size
+    k: Size
+    dtype: DType
+    result: DType
+    a_along_k: bool = True  # a is stored (m, k), else (k, m)
+    b_along_k: bool = True  # b is stored (n, k), else (k, n)
+    batch: Size = 1
+    turned: bool = False  # the result is stored (n, m): a are the weights, b few tokens
+    weights: tuple[int, ...] = ()  # sizes of several b with one a; n is their sum, or each
+    gated: bool = False  # the epilogue makes one result of the products with all weights
+
+    @property
+    def stored(self) -> tuple[tuple[Size, ...], ...]:
+        """The shapes of a, b and the result in memory."""
+        lead = () if self.batch == 1 else (self.batch,)
+        return (
+            (*lead, *side(self.m, self.k, self.a_along_k)),
+            (*lead, *side(self.n, self.k, self.b_along_k)),
+            (*lead, *side(self.m, self.n, not self.turned)),
+        )
+
+    def span(self, tile: tuple[int, int, int]) -> tuple[int, int]:
+        """Rows and columns of results that a tile computes: those of each weight, if gated."""
+        rows, columns, _ = tile
+        parts = len(self.weights) if self.gated else 1
+        return (rows // parts, columns) if self.turned else (rows, columns // parts)
+
+
+def side(rows: Any, columns: Any, plain: bool) -> tuple[Any, Any]:
+    """Two of a matrix in the order it is stored in."""
+    return (rows, columns) if plain else (columns, rows)
+
+
+def box(memory: Any, at: tuple[Any, Any], shape: tuple[int, int]) -> Any:
+    """The part of a matrix that begins somewhere."""
+    (row, column), (rows, columns) = at, shape
+    return memory[row : row + rows, column : column + columns]
+
+
+def positions(size: int, start: Any) -> Any:
+    """start, start + 1, ..."""
+    return tile.arange(size) + start
+
+
+def walk(number: Any, x: Operands, counts: tuple[Size, Size], group: int) -> tuple[Any, Any, Any]:
+    """(batch, row, column) of a tile by its number, counted in tiles: groups of rows are walked
+    down, then across, so that what is read stays in the cache."""
+    down, across = counts
+    batch, rest = 0, number
+    if x.batch != 1:
+        batch, rest = number // (down * across), number % (down * across)
+    wide = across * group
+    first = rest // wide * group
+    rows = tile.maximum(tile.minimum(down - first, group), 1)
+    within = rest % wide
+    return batch, first + within % rows, within // rows
+
+
+@tile.function
+def among(along: Any, starts: Sequence[int], do: Callable[[int], None], number: int = 0) -> None:
+    """do(number of the part that `along` is in), by branches that all threads take alike."""
+    if number == len(starts) - 1 or tile.less(along, starts[number + 1]):
+        do(number)
+    else:
+        among(along, starts, do, number + 1)
+
+
+def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
+    """Tiles along m and n, in what a cluster takes at once; no tile spans two weights."""
+    rows, columns = x.span(plan.tile)
+    near_m, near_n = (1, plan.cluster) if plan.across else (plan.cluster, 1)
+    down, across = ceil_divide(x.m, rows * near_m), ceil_divide(x.n, columns * near_n)
+    if x.weights and not x.gated and x.turned:
+        down = -(-sum(-(-n // rows) for n in x.weights) // near_m)
+    elif x.weights and not x.gated:
+        across = -(-sum(-(-n // columns) for n in x.weights) // near_n)
+    return down, across
+
+
+def in_ring(x: Operands, plan: WidePlan, dtype: DType) -> bool:
+    """Whether a matrix like the result that the epilogue reads can come through the ring.
+
+    It takes a's place in a stage, 64 rows of columns that whole pieces divide, and b's below it
+    where b lies along k.
+    """
+    _, tn, tk = plan.tile
+    wide = tk if x.a_along_k else 64
+    placed_as = x.a_along_k or tk == 64
+    plain = not x.turned and not x.weights and plan.split == 1
+    return plain and placed_as and dtype is x.dtype and wide % plan.staged == 0 and wide <= tn
+
+
+def waves(x: Operands, plan: WidePlan) -> int:
+    """How many tiles a program has, at most."""
+    tiles = high(x.batch) * high(multiply(*tile_counts(x, plan)))
+    return -(-tiles // max(1, plan.programs // (plan.cluster * plan.split)))
+
+
+def exchanged(plan: WidePlan) -> int:
+    """Bytes that a program with a part of k gets from the others that share its tile."""
+    return plan.tile[0] * plan.tile[1] // plan.split * (plan.split - 1) * float32.size
+
+
+def places_out(x: Operands, plan: WidePlan) -> int:
+    """Places of pieces on their way out: one for each where all pieces of a tile go at once (those
+    of the tile before have left by then), else two in turn."""
+    pieces = x.span(plan.tile)[1] // plan.split // plan.staged
+    if plan.together >= pieces:
+        return pieces
+    return min(max(2, plan.together), waves(x, plan) * pieces)
+
+
+def why_not(x: Operands, plan: WidePlan) -> str:
+    """Why no Body with a Plan can be right; '' where one can."""
+    tm, tn = x.span(plan.tile)
+    wrong = [
+        (plan.stages < 2, "a ring has two stages or more"),
+        (plan.programs % (plan.cluster * plan.split), "programs come in whole clusters"),
+        (tn % (8 * plan.split), "a split k divides the columns in eights"),
+        (plan.split > 1 and waves(x, plan) > 1, "with a split k a program has one tile"),
+        (tn // plan.split % plan.staged, "staged pieces divide the columns"),
+        (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
+    ]
+    return next((why for is_wrong, why in wrong if is_wrong), "")
+
+
+def swizzle_of(columns: int, dtype: DType) -> str:
+    """The swizzle whose span is one row (or a part) of so many columns; '' for none."""
+    bytes_ = columns * dtype.size
+    fits = [span for span in (128, 64, 32) if bytes_ % span == 0]
+    return f"swizzle{fits[0]}" if fits and bytes_ & (bytes_ - 1) == 0 else ""
