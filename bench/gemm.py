@@ -29,8 +29,8 @@ from tilegrad.core.config import configure
 from tilegrad.core.dtype import DType, bfloat16, dtype_of, float32
 from tilegrad.core.target import Target
 from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
-from tilegrad.kernels.matmul.table import tuned
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.table import tuned
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile.placed import fill
 

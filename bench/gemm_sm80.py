@@ -23,9 +23,9 @@ from gemm import LAYERS, Case
 from gpu import Bench
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.target import A100, Target
+from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
 from tilegrad.kernels.matmul.threads_plan import expected, ranked_threads, shared_bytes
-from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.tile.placed import fill
 
 BAR = 0.6  # of cuBLAS

@@ -24,8 +24,8 @@ from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.plan import choose, ranked, turn
-from tilegrad.kernels.matmul.table import planned
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.table import planned
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile.placed import fill
 

@@ -202,7 +202,7 @@ CASES = {
     an_array_is_no_tile: (tg.DTypeError, "not a tile"),
     atomic_on_half: (tg.DTypeError, "no atomic"),
     loops_over_index: (tg.TraceError, "known only when the kernel runs"),
-    leaks_from_loop: (tg.UserError, r"made in a loop[^\n]*\(i\) is used after it"),
+    leaks_from_loop: (tg.UserError, r"made in a loop[^\n]*\(j\) is used after it"),
     leaks_from_role: (tg.UserError, r"made in a[^\n]*role \(one\) is used after it"),
     moving_end_leaves_branch: (tg.ShapeError, "'a' carries a partial tile whose end moves"),
     no_result: (tg.UserError, "has no result"),

@@ -25,7 +25,8 @@ LANGUAGE = {
     "erf", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "trunc", "sign", "sigmoid", "fill",
     "prod", "cumsum", "cumprod", "cummax", "cummin", "dot", "softmax_online",
     "softmax_accumulate", "load", "store", "atomic_add", "require", "shared", "index", "hold",
-    "hole", "less", "most", "stack", "INF",
+    "hole", "less", "less_equal", "byte_dot", "byte_permute", "quick_divide", "quick_exp",
+    "quick_reciprocal", "most", "stack", "INF",
     *RENAMED,
 }  # fmt: skip
 ROLES = {

@@ -20,6 +20,8 @@ from .language import arange
 from .language import atomic_add
 from .language import bitcast
 from .language import broadcast
+from .language import byte_dot
+from .language import byte_permute
 from .language import cast
 from .language import ceil
 from .language import ceil_divide
@@ -38,7 +40,11 @@ from .language import fill
 from .language import floor
 from .language import full
 from .language import grid
+from .language import hold
+from .language import hole
 from .language import index
+from .language import less
+from .language import less_equal
 from .language import load
 from .language import log
 from .language import log1p
@@ -47,10 +53,14 @@ from .language import max_ as max
 from .language import maximum_ as maximum
 from .language import min_ as min
 from .language import minimum_ as minimum
+from .language import most
 from .language import multiply_add
 from .language import num_programs
 from .language import prod
 from .language import program_id
+from .language import quick_divide
+from .language import quick_exp
+from .language import quick_reciprocal
 from .language import range_ as range
 from .language import range_n
 from .language import reciprocal
@@ -66,6 +76,7 @@ from .language import sin
 from .language import softmax_accumulate
 from .language import softmax_online
 from .language import sqrt
+from .language import stack
 from .language import store
 from .language import sum_ as sum
 from .language import tan
@@ -74,7 +85,7 @@ from .language import transpose
 from .language import trunc
 from .language import where
 from .language import zeros
-from .roles import arrive_remote
+from .roles import Pipeline
 from .roles import barrier
 from .roles import clear_rows
 from .roles import cluster
@@ -106,20 +117,25 @@ from .roles import store_threads
 from .roles import wait_copies
 from .roles import wait_threads
 from .roles import write
+from .trace import into
+from .trace import memory
+from .trace import outside
 
 INF: float
 
 __all__ = [
     "INF",
     "KTile",
+    "Pipeline",
     "abs",
     "arange",
-    "arrive_remote",
     "atomic_add",
     "barrier",
     "bf16",
     "bitcast",
     "broadcast",
+    "byte_dot",
+    "byte_permute",
     "cast",
     "ceil",
     "ceil_divide",
@@ -154,10 +170,15 @@ __all__ = [
     "grid",
     "grid_dependency_wait",
     "grid_launch_dependents",
+    "hold",
+    "hole",
     "i32",
     "i64",
     "i8",
     "index",
+    "into",
+    "less",
+    "less_equal",
     "load",
     "load_operand",
     "log",
@@ -170,15 +191,21 @@ __all__ = [
     "matrix_wait",
     "max",
     "maximum",
+    "memory",
     "min",
     "minimum",
+    "most",
     "multiply_add",
     "named_arrive",
     "named_sync",
     "num_programs",
+    "outside",
     "pipeline",
     "prod",
     "program_id",
+    "quick_divide",
+    "quick_exp",
+    "quick_reciprocal",
     "range",
     "range_n",
     "read",
@@ -198,6 +225,7 @@ __all__ = [
     "softmax_accumulate",
     "softmax_online",
     "sqrt",
+    "stack",
     "store",
     "store_add",
     "store_threads",

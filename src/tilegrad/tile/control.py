@@ -91,7 +91,16 @@ class Stage:
         if isinstance(values.lower, int) and isinstance(values.upper, int):
             if values.upper - values.lower <= values.step:
                 return self._once(values, body, given, names)
-        return _Loop(self.tracer, values, body, given, names, index).run()
+        shapes = [_count(g) for g in given]
+        labels = [
+            n if c is None else f"{n}{i}" for n, c in zip(names, shapes) for i in range(c or 1)
+        ]
+
+        def flat(item: Any, *inside: Any) -> tuple[Any, ...]:
+            return _flat(body(item, *_deep(inside, shapes)), shapes, names)
+
+        loop = _Loop(self.tracer, values, flat, _flat(given, shapes, names), tuple(labels), index)
+        return tuple(_deep(loop.run(), shapes))
 
     def _once(
         self,
@@ -185,6 +194,36 @@ class Stage:
             return run
 
         return self.tracer.builder.branch(test.node, side(sides[0], True), side(sides[1], False))
+
+
+def _count(value: Any) -> int | None:
+    """How many tiles a list holds; None for all else."""
+    if isinstance(value, list) and value and all(isinstance(v, TileValue) for v in value):
+        return len(value)
+    return None
+
+
+def _flat(
+    values: Sequence[Any], counts: Sequence[int | None], names: Sequence[str]
+) -> tuple[Any, ...]:
+    """Variables with the tiles of lists one by one."""
+    found: list[Any] = []
+    for value, count, name in zip(values, counts, names):
+        if count is not None and _count(value) != count:
+            raise ShapeError(
+                f"the list {name!r} changes in a loop of the kernel",
+                op="for",
+                expected=f"{count} tiles",
+                got=repr(value),
+            )
+        found += [value] if count is None else value
+    return tuple(found)
+
+
+def _deep(values: Sequence[Any], counts: Sequence[int | None]) -> list[Any]:
+    """The other way round."""
+    rest = iter(values)
+    return [next(rest) if c is None else [next(rest) for _ in range(c)] for c in counts]
 
 
 @contextmanager

@@ -203,10 +203,18 @@ def index(value: Any, low: int = 0, high: int = FAR) -> Any:
 def hold(value: Any, name: str = "held", bounds: tuple[int, int] | None = None) -> Any:
     """An index computed here, once: what follows knows its bounds (or those that are given), and
     not how it came about."""
-    size, b = size_of(value, "index"), tracer("hold").builder
+    b = tracer("hold").builder
+    if isinstance(value, TileValue) and bounds is not None:
+        return index_of(b.atom(name, value.node, *bounds))
+    size = size_of(value, "index")
     if isinstance(size, int) and bounds is None:
         return size
     return index_of(b.atom(name, b.index(size), *(bounds or (low(size), high(size)))))
+
+
+def less_equal(a: Any, b: Any) -> TileValue:
+    """a <= b of indices, found out when the kernel runs, whatever their bounds say."""
+    return TileValue(tracer("less").builder.less_equal(size_of(a, "index"), size_of(b, "index")))
 
 
 def most(value: Any) -> int:
@@ -438,6 +446,21 @@ def multiply_add(a: Any, b: Any, c: Any) -> TileValue:
     return elementwise("multiply_add", a, b, c)
 
 
+def byte_dot(a: Any, b: Any, c: Any) -> TileValue:
+    """c + the sum of the products of four bytes of int32: those of a without sign, of b with."""
+    return elementwise("byte_dot", a, b, c)
+
+
+def byte_permute(a: Any, b: Any, selector: Any) -> TileValue:
+    """Bytes of two words as a hexadecimal digit of the selector names each: 0 .. 3 of a, then b."""
+    return elementwise("byte_permute", a, b, selector)
+
+
+def quick_divide(a: Any, b: Any) -> TileValue:
+    """a / b to a few ulp."""
+    return elementwise("quick_divide", a, b)
+
+
 def _unary(name: str, text: str) -> Callable[[Any], Any]:
     def apply(x: Any) -> Any:
         if name == "square_root" and isinstance(x, (int, float)):
@@ -466,6 +489,8 @@ floor = _unary("floor", "Rounded down.")
 ceil = _unary("ceil", "Rounded up.")
 round_ = _unary("round", "Rounded to the nearest, halves to even.")
 trunc = _unary("trunc", "Rounded towards 0.")
+quick_exp = _unary("quick_exp", "e**x to a few ulp.")
+quick_reciprocal = _unary("quick_reciprocal", "1 / x to a few ulp.")
 sign = _unary("sign", "-1, 0 or 1.")
 
 

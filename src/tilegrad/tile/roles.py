@@ -257,13 +257,11 @@ def copy_store(target: Any, place: Any) -> None:
 
 def matrix_async(accumulator: Any, a: Any, b: Any, accumulate: Any = True) -> None:
     """accumulator = a @ b (+ accumulator), at some time before a matrix_wait covers it."""
-    places = [_memory(x, "matrix_async") for x in (accumulator, a, b)]
+    total, left, right = (_memory(x, "matrix_async") for x in (accumulator, a, b))
     test = accumulate if isinstance(accumulate, bool) else tile_of(accumulate).node
+    at = (*total.lead, *left.lead, *right.lead)
     _builder("matrix_async").matrix_async(
-        *(p.node for p in places),
-        test,
-        [i for p in places for i in p.lead],
-        *(p.turned for p in places[1:]),
+        total.node, left.node, right.node, test, at, left.turned, right.turned
     )
 
 
@@ -308,8 +306,8 @@ def load_operand(operand: Any, place: Any, start: int = 0) -> None:
 
 def matrix_sync(accumulator: Any, a: Any, b: Any, warps: tuple[int, int]) -> None:
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, by a grid of warps."""
-    places = [_memory(x, "matrix_sync").node for x in (accumulator, a, b)]
-    _builder("matrix_sync").matrix_sync(*places, warps)
+    total, left, right = (_memory(x, "matrix_sync").node for x in (accumulator, a, b))
+    _builder("matrix_sync").matrix_sync(total, left, right, warps)
 
 
 def cluster(size: int) -> Any:

@@ -40,7 +40,8 @@ from .value import (
 def into(builder: PlacedBuilder) -> Iterator[None]:
     """Inside, the language adds to the Body of a builder: how the library's kernels are written.
 
-    Nothing is guarded or judged here, as it is for a kernel that is called: see `check`.
+    Nothing is guarded or judged here, as it is for a kernel that is called: parts of arrays are
+    inside of them, or masked; `check` and the interpreter hold the Body to it.
     """
     with Tracer.into(builder).active():
         yield
@@ -156,6 +157,7 @@ class Tracer:
         guards: bool = True,
     ) -> None:
         self.name, self.plan = name, plan
+        self.trusts = False  # what is read and written is inside, or masked: the kernel says so
         self.guards = guards  # indices that only data decides are checked while the kernel runs
         self.limits: dict[Expr, Limit] = {}
         self.ranges: dict[Node, tuple[int, int]] = {}
@@ -185,7 +187,7 @@ class Tracer:
     def into(cls, builder: PlacedBuilder) -> Tracer:
         """A Tracer whose Nodes go into a Body that somebody builds."""
         made = cls(builder.name, (), Plan(), guards=False)
-        made.builder, made.placed = builder, True
+        made.builder, made.placed, made.trusts = builder, True, True
         return made
 
     @contextmanager

@@ -6,6 +6,7 @@ dots and stores leave those out, so a kernel needs no masks for its last, partia
 `Index` is an integer known by its bounds (program numbers, loop indices, symbolic sizes).
 Invariant: a value is used only while the kernel it belongs to is traced; operators give values
 of the same kind as NumPy would, and a Python number takes the dtype of its partner.
+The file is long because these kinds of values know each other.
 """
 
 from __future__ import annotations
@@ -440,6 +441,8 @@ class Window(Operators):
 
     def edges(self) -> Edges:
         """Where the box leaves the Memory, unless it provably does not."""
+        if tracer("part").trusts:
+            return (None,) * len(self.shape)
         found: list[Edge | None] = []
         for size, axis in zip(self.shape, self.axes):
             edge = Edge(self.index[axis], self.memory.type.shape[axis])
@@ -538,6 +541,8 @@ def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileVal
         chosen = dtype or own
         if chosen.is_integer:
             value = int(value)
+            if chosen.kind == "int" and 1 << (chosen.bits - 1) <= value < 1 << chosen.bits:
+                value -= 1 << chosen.bits  # as the bits it is written with
             if not -(1 << (chosen.bits - 1)) <= value < 1 << chosen.bits:
                 raise DTypeError(
                     "a number does not fit the dtype of its partner",

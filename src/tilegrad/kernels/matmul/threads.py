@@ -17,31 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ...core.dtype import float32, int64
+from ... import tile
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.symbol import (
-    Size,
-    ceil_divide,
-    combine,
-    floor_divide,
-    high,
-    low,
-    maximum,
-    minimum,
-    modulo,
-    multiply,
-)
-from ...ir.types import Memory, Tile
-from ...tile import ops, placed
+from ...ir.symbol import ceil_divide, low
+from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
-from .shape import Epilogue, Operands, swizzle_of
+from .shape import Epilogue, Operands, box, positions, side, swizzle_of, walk
 
 DEPTH = 16  # of k in one product of the matrix units
-Corner = tuple[Size, Size, Size]  # batch, row, column
-Source = tuple[Corner, Size]  # of copies: a tile, and where along k
+Corner = tuple[Any, Any, Any]  # batch, row, column
 
 
 @dataclass(frozen=True)
@@ -59,21 +47,14 @@ class ThreadPlan:
 
 def thread_matmul(x: Operands, plan: ThreadPlan, name: str = "thread_matmul") -> Body:
     """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it."""
-    lead = () if x.batch == 1 else (x.batch,)
-    b = PlacedBuilder(
-        name,
-        [
-            ("a", Memory((*lead, *((x.m, x.k) if x.a_along_k else (x.k, x.m))), x.dtype)),
-            (
-                "b",
-                Memory(
-                    (*lead, *((x.n, x.k) if x.b_along_k else (x.k, x.n))), x.dtype, use="constant"
-                ),
-            ),
-            ("c", Memory((*lead, x.m, x.n), x.result, use="result")),
-        ],
-    )
-    return ThreadMatmul(x, plan, b, b.parameters).build()
+    a, b, c = x.stored
+    parameters = [
+        ("a", Memory(a, x.dtype)),
+        ("b", Memory(b, x.dtype, use="constant")),
+        ("c", Memory(c, x.result, use="result")),
+    ]
+    builder = PlacedBuilder(name, parameters)
+    return ThreadMatmul(x, plan, builder, builder.parameters).build()
 
 
 class ThreadMatmul:
@@ -87,8 +68,9 @@ class ThreadMatmul:
         memories: Sequence[Node],
         epilogue: Epilogue | None = None,
     ) -> None:
-        self.x, self.plan, self.b, self.epilogue = x, plan, b, epilogue or self.hole
-        self.a, self.weight, self.c = memories
+        self.x, self.plan, self.b = x, plan, b
+        self.epilogue = self.hole if epilogue is None else tile.outside(epilogue)
+        self.a, self.weight, self.c = map(tile.memory, memories)
         tm, tn, tk = plan.tile
         self.threads = 32 * plan.warps[0] * plan.warps[1]
         self.steps = ceil_divide(x.k, tk)
@@ -99,214 +81,176 @@ class ThreadMatmul:
                 f"{self.steps} steps of k are fewer than "
                 f"a ring of {plan.stages} stages holds ahead",
             )
-        self.tiles_m, self.tiles_n = ceil_divide(x.m, tm), ceil_divide(x.n, tn)
-        self.tiles = multiply(x.batch, multiply(self.tiles_m, self.tiles_n))
+        self.counts = ceil_divide(x.m, tm), ceil_divide(x.n, tn)
+        self.tiles = x.batch * self.counts[0] * self.counts[1]
 
     def build(self) -> Body:
         """Places and the role."""
-        b, plan, x = self.b, self.plan, self.x
-        tm, tn, tk = plan.tile
-        left = (tm, tk) if x.a_along_k else (tk, tm)
-        right = (tn, tk) if x.b_along_k else (tk, tn)
-        self.left, self.right = (
-            b.allocate((plan.stages, *side), x.dtype, "shared", swizzle_of(side[1], x.dtype))
-            for side in (left, right)
-        )
-        layout = swizzle_of(plan.staged[1], x.result)
-        self.staged = b.allocate((2, *plan.staged), x.result, "shared", layout)
+        plan, x, (tm, tn, tk) = self.plan, self.x, self.plan.tile
         programs = plan.programs or self.tiles
-        program = b.program(0, programs)
-        b.role("threads", self.threads // 32, 0, lambda: self.role(program))
-        return b.finish((programs,), plan=plan)
+        with tile.into(self.b):
+            self.left, self.right = (
+                tile.shared((plan.stages, *shape), x.dtype, swizzle_of(shape[1], x.dtype))
+                for shape in (side(tm, tk, x.a_along_k), side(tn, tk, x.b_along_k))
+            )
+            layout = swizzle_of(plan.staged[1], x.result)
+            self.staged = tile.shared((2, *plan.staged), x.result, layout)
+            program = tile.grid(programs)
+            with tile.role("threads", self.threads // 32):
+                self.work(program)
+        return self.b.finish((programs,), plan=plan)
 
-    # ---- which tile -------------------------------------------------------------------------
-
-    def corner(self, number: Size) -> Corner:
-        """(batch, row, column) of a tile: groups of rows are walked down, then across."""
+    def corner(self, number: Any) -> Corner:
+        """(batch, row, column) where a tile begins; within the matrices, which is said where their
+        sizes are no Symbols."""
         tm, tn, _ = self.plan.tile
-        each = multiply(self.tiles_m, self.tiles_n)
-        batch, rest = floor_divide(number, each), modulo(number, each)
-        if self.x.batch == 1:
-            batch, rest = 0, number
-        group = self.plan.group
-        wide = multiply(group, self.tiles_n)
-        first = multiply(floor_divide(rest, wide), group)
-        rows = maximum(minimum(combine(self.tiles_m, first, -1), group), 1)
-        within = modulo(rest, wide)
-        row = combine(first, modulo(within, rows), 1)
-        column = floor_divide(within, rows)
-        return (
-            self.held("batch", batch, self.x.batch, 1),
-            self.held("row", multiply(row, tm), self.tiles_m, tm),
-            self.held("column", multiply(column, tn), self.tiles_n, tn),
-        )
-
-    def held(self, name: str, value: Size, count: Size = 0, each: int = 0) -> Size:
-        """A value computed here, once, within `count` places; said where that is no Symbol."""
-        if isinstance(count, int) and count and not isinstance(value, int):
-            value = minimum(value, (count - 1) * each)
-        if isinstance(value, int):
-            return value
-        return self.b.atom(name, self.b.index(value), low(value), high(value))
+        counts, sizes = (self.x.batch, *self.counts), (1, tm, tn)
+        at = walk(number, self.x, self.counts, self.plan.group)
+        found = []
+        for name, place, count, each in zip(("batch", "row", "column"), at, counts, sizes):
+            place = place * each
+            if isinstance(count, int) and not isinstance(place, int):
+                place = tile.minimum(place, (count - 1) * each)
+            found.append(tile.hold(place, name))
+        return tuple(found)
 
     # ---- the role ---------------------------------------------------------------------------
 
-    def role(self, program: Size) -> None:
+    @tile.function
+    def work(self, program: Any) -> None:
         """Fill the ring, then tile by tile multiply from it and write."""
-        b, plan, x = self.b, self.plan, self.x
-        tm, tn, tk = plan.tile
+        plan, x, (tm, tn, tk) = self.plan, self.x, self.plan.tile
         where = self.corner(program)
         for step in range(plan.stages - 1):
-            self.copy((where, step * tk), step, range(self.groups))
-            b.do(placed.commit_threads)
-        total = b.register_tile((tm, tn), float32)
+            self.copy(where, step * tk, step, range(self.groups))
+            tile.commit_threads()
+        total = tile.register((tm, tn))
         self.operands = [
-            (b.register_tile((tm, DEPTH), x.dtype), b.register_tile((tn, DEPTH), x.dtype))
+            (tile.register((tm, DEPTH), x.dtype), tile.register((tn, DEPTH), x.dtype))
             for _ in range(plan.buffers)
         ]
         self.meet(plan.stages - 2)
         self.load(0, 0)
         if plan.programs:
-            mine = ceil_divide(combine(self.tiles, program, -1), plan.programs)
-
-            def tile(count: Size, _: list[Node]) -> Sequence[Node]:
-                self.tile(total, count, combine(program, multiply(count, plan.programs), 1))
-                return []
-
-            b.loop("count", 0, mine, 1, tile)
+            mine = tile.ceil_divide(self.tiles - program, plan.programs)
+            for count in tile.range(mine):
+                self.one_tile(total, count, program + count * plan.programs)
         else:
-            self.tile(total, 0, program, where)
-        b.do(placed.wait_threads, pending=0)
+            self.one_tile(total, 0, program, where)
+        tile.wait_threads(0)
 
-    def tile(self, total: Node, count: Size, number: Size, where: Corner | None = None) -> None:
+    @tile.function
+    def one_tile(self, total: Any, count: Any, number: Any, where: Corner | None = None) -> None:
         """One tile; copies past its end are those of the next one."""
-        b, plan = self.b, self.plan
-        following = None
+        plan, following = self.plan, None
         if where is None:
             where = self.corner(number)
-            last = combine(self.tiles, 1, -1)
-            after = combine(number, plan.programs, 1)
-            following = (b.less_equal(after, last), self.corner(minimum(after, last)))
-        own = where
-        b.write(total, b.constant(0.0, float32, total.shape))
-        before = self.held("turn", multiply(count, self.steps))
-
-        def step(s: Size, _: list[Node]) -> Sequence[Node]:
-            turn = combine(before, s, 1)
-            ahead = combine(s, plan.stages - 1, 1)
-            source = self.source(ahead, own, following)
+            last, after = self.tiles - 1, number + plan.programs
+            more = tile.less_equal(after, last)
+            following = (more, self.corner(tile.minimum(after, last)))
+        tile.write(total, tile.zeros(total.shape))
+        before = tile.hold(count * self.steps, "turn")
+        for step in tile.range(self.steps):
+            turn = before + step
+            source = self.source(step + plan.stages - 1, where, following)
             for group in range(self.groups):
-                last = group == self.groups - 1
-                if last:
+                last_one = group == self.groups - 1
+                if last_one:
                     self.meet(plan.stages - 2)
                 if plan.buffers == 1:
                     self.multiply(total, group)
-                self.load(combine(turn, int(last), 1) % plan.stages, group + 1)
-                if not last:
-                    self.copy(source, combine(turn, plan.stages - 1, 1) % plan.stages, [group])
+                self.load((turn + int(last_one)) % plan.stages, group + 1)
+                if not last_one:
+                    self.copy(*source, (turn + plan.stages - 1) % plan.stages, [group])
                 if group == self.groups - 2:
-                    b.do(placed.commit_threads)
+                    tile.commit_threads()
                 if plan.buffers > 1:
                     self.multiply(total, group)
-            return []
-
-        b.loop("step", 0, self.steps, 1, step)
         self.write(total, where)
 
-    def source(self, ahead: Size, own: Corner, following: tuple[Node, Corner] | None) -> Source:
-        """Where a step to come reads: in this tile, or past its end in the next one."""
-        b, tk = self.b, self.plan.tile[2]
-        k = multiply(ahead, tk)
+    def source(self, ahead: Any, own: Corner, following: Any) -> tuple[Corner, Any]:
+        """Where a step to come reads, and where along k: in this tile, or past its end in the next
+        one."""
+        tk = self.plan.tile[2]
+        k = ahead * tk
         if following is None:
             return own, k
         more, corner = following
-        here = b.less(ahead, self.steps)
-        end = multiply(self.steps, tk)
-        beyond = b.apply("where", more, b.index(combine(k, end, -1)), b.index(end))
+        here, end = tile.less(ahead, self.steps), self.steps * tk
+        beyond = tile.where(more, k - end, end)
 
-        def choose(name: str, one: Size, other: Size) -> Size:
-            if one == other:
-                return one
-            most = max(high(one), high(other))
-            return b.atom(name, b.apply("where", here, b.index(one), b.index(other)), 0, most)
+        def choose(name: str, one: Any, other: Any, most: int) -> Any:
+            return tile.hold(tile.where(here, one, other), name, (0, most))
 
-        found = tuple(choose("from", one, other) for one, other in zip(own, corner))
-        k = b.atom("k", b.apply("where", here, b.index(k), beyond), 0, high(end))
-        return found, k  # type: ignore[return-value]
+        found = [
+            one
+            if isinstance(one, int)
+            else choose("from", one, other, max(map(tile.most, (one, other))))
+            for one, other in zip(own, corner)
+        ]
+        return tuple(found), choose("k", k, beyond, tile.most(end))  # type: ignore[return-value]
 
     def meet(self, pending: int) -> None:
         """Copies but those of the last groups are there, for all threads."""
-        self.b.do(placed.wait_threads, pending=pending)
-        self.b.do(placed.named_sync, number=0, threads=self.threads)
+        tile.wait_threads(pending)
+        tile.named_sync(0, self.threads)
 
-    def load(self, stage: Size, group: int) -> None:
+    def load(self, stage: Any, group: int) -> None:
         """Registers for a group of products of a stage."""
         left, right = self.operands[group % self.plan.buffers]
-        start = group % self.groups * DEPTH
-        self.b.load_operand(left, self.left, (stage,), start, not self.x.a_along_k)
-        self.b.load_operand(right, self.right, (stage,), start, not self.x.b_along_k)
+        start, (a, b) = group % self.groups * DEPTH, (self.left[stage], self.right[stage])
+        tile.load_operand(left, a if self.x.a_along_k else a.T, start)
+        tile.load_operand(right, b if self.x.b_along_k else b.T, start)
 
-    def multiply(self, total: Node, group: int) -> None:
+    def multiply(self, total: Any, group: int) -> None:
         """A group of products."""
-        operands = self.operands[group % self.plan.buffers]
-        self.b.matrix_sync(total, *operands, self.plan.warps)
+        tile.matrix_sync(total, *self.operands[group % self.plan.buffers], self.plan.warps)
 
-    def copy(self, source: Source, stage: Size, groups: Sequence[int]) -> None:
+    def copy(self, where: Corner, k: Any, stage: Any, groups: Sequence[int]) -> None:
         """What is copied beside some groups of products; past the end of k that is zeros."""
-        (batch, row, column), k = source
+        batch, row, column = where
         sides = (
-            (self.left, self.a, row, self.x.a_along_k),
-            (self.right, self.weight, column, self.x.b_along_k),
+            (self.left, self.a, side(row, k, self.x.a_along_k)),
+            (self.right, self.weight, side(column, k, self.x.b_along_k)),
         )
-        parts = [(side, rows) for side in sides for rows in self.shares(side[0])]
+        parts = [(*one, rows) for one in sides for rows in self.shares(one[0])]
         beside = max(1, self.groups - 1)
-        for number, ((place, memory, at, along_k), rows) in enumerate(parts):
-            if number * beside // len(parts) not in groups:
-                continue
-            index = [at, k] if along_k else [k, at]
-            index[0] = combine(index[0], rows[0], 1)
-            lead, axes = ((), (0, 1)) if self.x.batch == 1 else ((batch,), (1, 2))
-            self.b.copy_threads(place, (stage,), memory, (*lead, *index), axes, rows)
+        for number, (place, memory, at, (first, rows)) in enumerate(parts):
+            if number * beside // len(parts) in groups:
+                begin = (at[0] + first, at[1])
+                source = box(self.of_batch(memory, batch), begin, (rows, place.shape[2]))
+                tile.copy_threads(place[stage][first : first + rows, :], source)
 
-    def shares(self, place: Node) -> list[tuple[int, int]]:
+    def of_batch(self, memory: Any, batch: Any) -> Any:
+        """The matrix of a batch."""
+        return memory if self.x.batch == 1 else memory[batch]
+
+    def shares(self, place: Any) -> list[tuple[int, int]]:
         """Rows (first, count) of a place that one round of all threads copies."""
-        rows, columns = (int(s) for s in place.shape[1:])
+        _, rows, columns = place.shape
         round_ = max(8, self.threads * 16 // (columns * self.x.dtype.size))
         return [(first, min(round_, rows)) for first in range(0, rows, round_)]
 
     # ---- the result -------------------------------------------------------------------------
 
-    def write(self, total: Node, where: Corner) -> None:
+    def write(self, total: Any, where: Corner) -> None:
         """Piece by piece: epilogue, cast, stage (two places in turn), store."""
-        b, x = self.b, self.x
         (tm, tn, _), (down, wide) = self.plan.tile, self.plan.staged
         batch, row, column = where
-        lead, axes = ((), (0, 1)) if x.batch == 1 else ((batch,), (1, 2))
-        sums = b.read(total)
+        sums, out = tile.read(total), self.of_batch(self.c, batch)
         corners = [(r, c) for r in range(0, tm, down) for c in range(0, tn, wide)]
         for number, (r, c) in enumerate(corners):
-            piece = b.add(ops.part(sums, start=(r, c), shape=(down, wide)))
-            at = (combine(row, r, 1), combine(column, c, 1))
-            value = b.cast(self.epilogue(piece, (batch, *at)), x.result)
-            b.write(self.staged, value, number % 2)
-            b.do(placed.named_sync, number=0, threads=self.threads)
-            b.store_threads(self.c, (*lead, *at), axes, self.staged, (number % 2,))
+            piece = sums[r : r + down, c : c + wide]
+            at, place = (row + r, column + c), self.staged[number % 2]
+            tile.write(place, tile.cast(self.epilogue(piece, (batch, *at)), self.x.result))
+            tile.named_sync(0, self.threads)
+            tile.store_threads(box(out, at, (down, wide)), place)
 
-    def hole(self, piece: Node, where: tuple[Size, Size, Size]) -> Node:
+    def hole(self, piece: Any, where: Corner) -> Any:
         """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
-        b, (batch, row, column) = self.b, where
+        batch, row, column = where
         down, wide = piece.shape
-        inputs = [
-            piece,
-            self.positions(down, row, (down, 1)),
-            self.positions(wide, column, (1, wide)),
-        ]
-        if self.x.batch != 1:
-            inputs.append(b.index(batch))
-        return b.hole("epilogue", Tile(piece.shape, float32), *inputs)
-
-    def positions(self, size: int, start: Size, shape: tuple[int, int]) -> Node:
-        """start, start + 1, ... as a column or a row."""
-        b = self.b
-        line = b.apply("add", b.add(ops.iota(size=size, dtype=int64)), b.index(start))
-        return b.add(ops.reshape(line, shape=shape))
+        places = [positions(down, row)[:, None], positions(wide, column)[None, :]]
+        return tile.hole(
+            "epilogue", piece.shape, piece, *places, *([] if self.x.batch == 1 else [batch])
+        )

@@ -158,7 +158,7 @@ class WideMatmul(Leaving):
         else:
             row = row * plan.cluster + self.near
         found = ((batch, "batch"), (row * tm, "row"), (column * tn, "column"))
-        return tuple(tile.hold(value, name) for value, name in found)  # type: ignore[return-value]
+        return tuple(tile.hold(value, name) for value, name in found)
 
     # ---- the producer -----------------------------------------------------------------------
 

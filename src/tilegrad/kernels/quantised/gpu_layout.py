@@ -29,13 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from ...core.dtype import DType, float16, float32, int32, int64, uint8, uint16
+from ... import tile
+from ...core.dtype import DType, float16, float32, int32, uint8, uint16
 from ...core.format import NUMPY
-from ...ir.node import Node
-from ...ir.symbol import Size, floor_divide
 from ...ir.types import Memory
-from ...tile import ops
-from ...tile.build import BodyBuilder
 from .shape import QuantisedShape, padded
 
 ROWS = 16  # rows are padded to a multiple of this
@@ -43,6 +40,7 @@ GROUP = 32
 STEP = 32  # groups of a row are padded to a multiple of this
 BLOCK = 8  # groups that share what `scales` holds, where there are small ones
 MAGIC = 0x4B000000  # the bits of 2 ** 23: a byte below makes that number more
+BYTES = 0x01010101  # 1 in each byte of a word
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values
 Array = np.ndarray[Any, Any]
 
@@ -232,47 +230,44 @@ def _scales(shape: QuantisedShape, x: Layout, fields: dict[str, Array], n: int) 
 class Groups:
     """Loads groups of some rows in a kernel and takes them apart; Tiles are (rows, groups, 1)."""
 
-    def __init__(self, b: BodyBuilder, shape: QuantisedShape, memories: Sequence[Node]) -> None:
-        self.b, self.x = b, layout_of(shape)
+    def __init__(self, shape: QuantisedShape, memories: Sequence[Any]) -> None:
+        self.x = layout_of(shape)
         self.memories = {name: m for (name, _, _), m in zip(parts(shape), memories)}
         self.planes = 2 if self.x.codes == "bytes" else 1
 
     def load(
-        self, row: Size, group: Size, rows: int, groups: int, limit: int | None = None
-    ) -> list[Node]:
+        self, row: Any, group: Any, rows: int, groups: int, limit: int | None = None
+    ) -> list[Any]:
         """All there is of rows and groups from a row and a group on, as it lies; 0 for groups
         from `limit` on."""
-        b, made = self.b, []
+        made = []
         for name, memory in self.memories.items():
             if name == "codes":
                 shape: tuple[int, ...] = (rows, groups, self.x.words)
                 inside = self.inside(group, shape, limit)
-                made += [
-                    b.load(memory, (row, p, group, 0), shape, (0, 2, 3), inside)
-                    for p in range(self.planes)
-                ]
+                for plane in range(self.planes):
+                    at = (row, plane, group, 0)
+                    made.append(tile.load(memory, at, shape, axes=(0, 2, 3), mask=inside))
             elif name == "pairs":
                 shape = (rows, groups, 2)
                 inside = self.inside(group, shape, limit)
-                made.append(b.load(memory, (row, group, 0), shape, (0, 1, 2), inside))
+                made.append(tile.load(memory, (row, group, 0), shape, mask=inside))
             else:
                 each = BLOCK if name == "scales" and self.x.small else 1
-                shape, first = (rows, max(1, groups // each)), floor_divide(group, each)
+                shape, first = (rows, max(1, groups // each)), group // each
                 inside = self.inside(first, shape, limit and limit // each)
-                made.append(b.load(memory, (row, first), shape, (0, 1), inside))
+                made.append(tile.load(memory, (row, first), shape, mask=inside))
         return made
 
-    def inside(self, first: Size, shape: tuple[int, ...], limit: int | None) -> Node | None:
+    def inside(self, first: Any, shape: tuple[int, ...], limit: int | None) -> Any:
         """Which groups (the second axis) are below a limit; None for all."""
-        b = self.b
         if limit is None:
             return None
-        line = b.apply("add", b.add(ops.iota(size=shape[1], dtype=int64)), b.index(first))
-        line = b.apply("less", line, b.constant(limit, int64))
+        line = tile.arange(shape[1]) + first < limit
         only = (1, shape[1], *(1 for _ in shape[2:]))
-        return b.broadcast(b.add(ops.reshape(line, shape=only)), shape)
+        return tile.broadcast(tile.reshape(line, only), shape)
 
-    def named(self, loaded: Sequence[Node]) -> dict[str, Node]:
+    def named(self, loaded: Sequence[Any]) -> dict[str, Any]:
         """What `load` gave, by name; the second plane of codes as 'codes1'."""
         names = [
             n
@@ -281,144 +276,108 @@ class Groups:
         ]
         return dict(zip(names, loaded))
 
-    def integer(self, value: int) -> Node:
-        """A constant of 32 bits."""
-        return self.b.constant(value - (1 << 32) if value >> 31 else value, int32)
-
-    def one(self, x: Node, at: int) -> Node:
-        """Index `at` of the last axis."""
-        rows, groups, _ = x.shape
-        return self.b.add(ops.part(x, start=(0, 0, at), shape=(rows, groups, 1)))
-
-    def column(self, x: Node) -> Node:
-        """(rows, groups) as (rows, groups, 1)."""
-        return self.b.add(ops.reshape(x, shape=(*x.shape, 1)))
-
-    def masked(self, x: Node, by: int, mask: int) -> Node:
-        """Bits shifted right (left where negative), and masked."""
-        b = self.b
-        if by:
-            name = "shift_right" if by > 0 else "shift_left"
-            x = b.apply(name, x, self.integer(abs(by)))
-        return b.apply("bit_and", x, self.integer(mask))
-
-    def word(self, found: dict[str, Node], number: int) -> Node:
+    def word(self, found: dict[str, Any], number: int) -> Any:
         """Four codes of a group, as bytes."""
-        b, x = self.b, self.x
+        x, codes = self.x, found["codes"]
         if x.codes == "bytes":
-            return self.one(found["codes" if number < 4 else "codes1"], number % 4)
-        if x.codes == "nibbles":
-            low = self.masked(self.one(found["codes"], number // 2), 4 * (number % 2), 0x0F0F0F0F)
-            above = 4
-        else:
-            low = self.masked(self.one(found["codes"], number // 4), 2 * (number % 4), 0x03030303)
-            above = 2
+            return one(codes if number < 4 else found["codes1"], number % 4)
+        bits = 4 if x.codes == "nibbles" else 2  # of a code in a byte of a word
+        each, ones = 8 // bits, (1 << bits) - 1
+        low = shifted(one(codes, number // each), bits * (number % each)) & ones * BYTES
         if x.scales == "power":
-            return self.e2m1(low)
+            return e2m1(low)
         if x.more == "pairs":
-            high = self.one(found["pairs"], number // 4)
-            return b.apply(
-                "bit_or", low, self.masked(high, 2 * (number % 4) - above, 0x03030303 << above)
-            )
+            high = shifted(one(found["pairs"], number // 4), 2 * (number % 4) - bits)
+            return low | high & (3 * BYTES << bits)
         if x.more == "bits":
-            high = self.column(found["bits"])
-            return b.apply("bit_or", low, self.masked(high, number - above, 0x01010101 << above))
+            high = shifted(found["bits"][:, :, None], number - bits)
+            return low | high & (BYTES << bits)
         return low
 
-    def e2m1(self, digits: Node) -> Node:
-        """Bytes 12 + twice the value of sign, two exponent bits and one of the mantissa."""
-        b = self.b
-        one, both = 0x01010101, "bit_and"
-        first, second, third, sign = (self.masked(digits, by, one) for by in range(4))
-        small, low = (b.apply("bit_xor", bit, self.integer(one)) for bit in (third, second))
-        size = [
-            b.apply(both, first, small),
-            b.apply(
-                "bit_or",
-                b.apply(both, second, small),
-                b.apply(both, b.apply(both, first, third), low),
-            ),
-            b.apply(both, third, b.apply("bit_or", low, first)),
-            b.apply(both, third, second),
-        ]
-        total = size[0]
-        for place, bit in enumerate(size[1:], 1):
-            total = b.apply("bit_or", total, b.apply("shift_left", bit, self.integer(place)))
-        less = b.apply("multiply", sign, self.integer(255))
-        taken = b.apply("multiply", b.apply(both, total, less), self.integer(2))
-        moved = b.apply("add", total, self.integer(0x0C0C0C0C))
-        return b.apply("subtract", moved, taken)
-
-    def half(self, word: Node, number: int) -> Node:
-        """One of two float16 of a word, in float32."""
-        b = self.b
-        if number:
-            word = b.apply("shift_right", word, self.integer(16))
-        return b.cast(b.add(ops.bitcast(b.cast(word, uint16), dtype=float16)), float32)
-
-    def scales(self, found: dict[str, Node]) -> list[tuple[Node, Node | None]]:
-        """(scale, minimum) of a group, or of each of its halves."""
-        b, x = self.b, self.x
-        own = found["scales"]
+    def scales(self, found: dict[str, Any]) -> list[tuple[Any, Any]]:
+        """(scale, minimum or None) of a group, or of each of its halves."""
+        x, own = self.x, found["scales"]
         if x.scales == "power":
-            return [(self.column(self.power(own)), None)]
+            return [(power(own)[:, :, None], None)]
         if x.small:
             (rows, blocks), groups = own.shape, found["small"].shape[1]
-            own = b.broadcast(
-                b.add(ops.reshape(own, shape=(rows, blocks, 1))), (rows, blocks, groups // blocks)
-            )
-            own = b.add(ops.reshape(own, shape=(rows, groups)))
-        own = self.column(own)
-        scale = b.cast(own, float32) if x.scales == "one" else self.half(own, 0)
-        minimum = None if x.scales == "one" else self.half(own, 1)
+            own = tile.broadcast(own[:, :, None], (rows, blocks, groups // blocks))
+            own = tile.reshape(own, (rows, groups))
+        own = own[:, :, None]
+        scale = own.to(float32) if x.scales == "one" else half(own, 0)
+        minimum = None if x.scales == "one" else half(own, 1)
         if not x.small:
             return [(scale, minimum)]
-        small = b.cast(self.column(found["small"]), int32)
+        small = found["small"][:, :, None].to(int32)
         return [self.small(small, number, scale, minimum) for number in range(x.halves)]
 
-    def small(
-        self, word: Node, number: int, scale: Node, minimum: Node | None
-    ) -> tuple[Node, Node | None]:
+    def small(self, word: Any, number: int, scale: Any, minimum: Any) -> tuple[Any, Any]:
         """The scale and minimum of a half (or of all) of a group."""
-        b, x = self.b, self.x
-        if x.small == "halves":  # signed
-            word = b.apply("shift_left", word, self.integer(24 - 8 * number))
-            word = b.apply("shift_right", word, self.integer(24))
-            return b.apply("multiply", scale, b.cast(word, float32)), None
-        width = 8 if x.small == "two" else 4
-        low, high = (
-            self.masked(word, 8 * number + place, (1 << width) - 1) for place in (0, width)
-        )
-        assert minimum is not None
-        less = b.apply("multiply", minimum, b.cast(high, float32))
-        return b.apply("multiply", scale, b.cast(low, float32)), b.apply("negative", less)
+        if self.x.small == "halves":  # signed
+            return scale * (word << 24 - 8 * number >> 24).to(float32), None
+        width = 8 if self.x.small == "two" else 4
+        low, high = (shifted(word, 8 * number + place) & (1 << width) - 1 for place in (0, width))
+        less = minimum * high.to(float32)
+        return scale * low.to(float32), -less
 
-    def codes(self, found: dict[str, Node]) -> list[Node]:
+    def codes(self, found: dict[str, Any]) -> list[Any]:
         """The codes of the Format as float32, by element of a group."""
-        b, made = self.b, {}
-        base, less = self.integer(MAGIC), b.constant(float(1 << 23) + self.x.offset, float32)
+        made: dict[int, Any] = {}
+        base, less = tile.full((), MAGIC, int32), tile.full((), float(1 << 23) + self.x.offset)
         for number in range(8):
             word = self.word(found, number)
             for i, element in enumerate(self.x.order(number)):
-                bits = b.apply("byte_permute", word, base, self.integer(0x7440 + i))
-                value = b.add(ops.bitcast(bits, dtype=float32))
-                made[element] = b.apply("subtract", value, less)
+                bits = tile.byte_permute(word, base, 0x7440 + i)
+                made[element] = tile.bitcast(bits, float32) - less
         return [made[element] for element in range(GROUP)]
 
-    def beside(self, values: Sequence[Node]) -> Node:
-        """Values (rows, groups, 1) by element of a group as (rows, groups * 32)."""
-        b, (rows, groups, _) = self.b, values[0].shape
-        whole = b.add(ops.transpose(b.add(ops.stack_rows(*values)), order=(1, 2, 3, 0)))
-        return b.add(ops.reshape(whole, shape=(rows, groups * GROUP)))
 
-    def power(self, exponent: Node) -> Node:
-        """2 ** (e - 128); the least two are subnormal."""
-        b = self.b
-        e = b.cast(exponent, int32)
-        low = b.apply("less", e, self.integer(2))
-        tiny = b.apply("shift_left", self.integer(1 << 21), b.apply("minimum", e, self.integer(1)))
-        bits = b.apply("shift_left", b.apply("subtract", e, self.integer(1)), self.integer(23))
-        return b.add(ops.bitcast(b.apply("where", low, tiny, bits), dtype=float32))
+def one(x: Any, at: int) -> Any:
+    """Index `at` of the last axis, (rows, groups, 1)."""
+    return x[:, :, at : at + 1]
+
+
+def shifted(x: Any, by: int) -> Any:
+    """Bits shifted right (left where negative)."""
+    return x >> by if by > 0 else x << -by if by else x
+
+
+def e2m1(digits: Any) -> Any:
+    """Bytes 12 + twice the value of sign, two exponent bits and one of the mantissa."""
+    first, second, third, sign = (shifted(digits, by) & BYTES for by in range(4))
+    small, low = third ^ BYTES, second ^ BYTES
+    size = [
+        first & small,
+        second & small | first & third & low,
+        third & (low | first),
+        third & second,
+    ]
+    total = size[0]
+    for place, bit in enumerate(size[1:], 1):
+        total = total | bit << place
+    less = sign * 255
+    taken = (total & less) * 2
+    return total + 12 * BYTES - taken
+
+
+def half(word: Any, number: int) -> Any:
+    """One of two float16 of a word, in float32."""
+    return tile.bitcast((word >> 16 if number else word).to(uint16), float16).to(float32)
+
+
+def power(exponent: Any) -> Any:
+    """2 ** (e - 128); the least two are subnormal."""
+    e = exponent.to(int32)
+    low, tiny = e < 2, tile.full((), 1 << 21, int32)
+    tiny = tiny << tile.minimum(e, 1)
+    return tile.bitcast(tile.where(low, tiny, e - 1 << 23), float32)
+
+
+def beside(values: Sequence[Any]) -> Any:
+    """Values (rows, groups, 1) by element of a group as (rows, groups * 32)."""
+    rows, groups, _ = values[0].shape
+    whole = tile.transpose(tile.stack(values), (1, 2, 3, 0))
+    return tile.reshape(whole, (rows, groups * GROUP))
 
 
 def part_parameters(shape: QuantisedShape) -> list[tuple[str, Memory]]:

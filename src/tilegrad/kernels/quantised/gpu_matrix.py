@@ -14,22 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ...core.dtype import float32, int64
+from ... import tile
 from ...core.errors import InternalError
-from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, minimum
+from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
-from ...tile import ops, placed
-from ...tile.build import Body, BodyBuilder
-from .gpu_layout import (
-    BLOCK,
-    GROUP,
-    ROWS,
-    Groups,
-    groups_of,
-    part_parameters,
-)
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
+from .gpu_layout import BLOCK, GROUP, ROWS, Groups, beside, groups_of, part_parameters
 from .shape import QuantisedShape, padded
 
 
@@ -45,103 +38,72 @@ class MatrixPlan:
 
 def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_matrix") -> Body:
     """The kernel: x (tokens, columns), the parts, out (tokens, rows)."""
-    return _Matrix(shape, plan, name).build()
+    rows = padded(shape.rows, ROWS)
+    if BLOCK % plan.groups or rows % plan.rows:
+        raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
+    x = ("x", Memory((shape.tokens, shape.columns), shape.dtype))
+    out = ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result"))
+    b = PlacedBuilder(name, [x, *part_parameters(shape), out])
+    with tile.into(b):
+        grid = multiply(shape, plan, *map(tile.memory, b.parameters))
+    return b.finish(grid, warps=plan.warps, level="placed")
 
 
-class _Matrix:
-    """Builds the Body of `many_tokens`."""
+@tile.function
+def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tuple[Any, Any]:
+    """Step by step along the columns, then write; gives the grid."""
+    *parts, out = rest
+    weights, rows = Groups(shape, parts), padded(shape.rows, ROWS)
+    grid = (rows // plan.rows, ceil_divide(shape.tokens, plan.tokens))
+    number, block = tile.grid(*grid)
+    row, token, last = number * plan.rows, block * plan.tokens, groups_of(shape) - plan.groups
+    while last * GROUP >= shape.columns:
+        last -= plan.groups  # groups that are there for their number alone
+    loaded = weights.load(row, 0, plan.rows, plan.groups)
+    # the launch after this one begins when it ends: programs that wait would take its place
+    tile.grid_dependency_wait()
+    total = tile.zeros((plan.tokens, plan.rows))
+    left = load_input(shape, plan, x, token, 0)
+    for group in tile.range(0, last + 1, plan.groups):
+        at = tile.minimum(group + plan.groups, last)
+        ahead = load_input(shape, plan, x, token, at)
+        following = weights.load(row, at, plan.rows, plan.groups)
+        total = tile.dot(left, values(weights, loaded, shape.dtype).T, total)
+        left, loaded = ahead, following
+    size = (plan.tokens, plan.rows)
+    mask = there(size, 0, token, shape.tokens, plan.tokens)
+    mask = both(mask, there(size, 1, row, shape.rows, ROWS))
+    tile.store(out, (token, row), total.to(shape.dtype), mask=mask)
+    return grid
 
-    def __init__(self, shape: QuantisedShape, plan: MatrixPlan, name: str) -> None:
-        self.shape, self.plan = shape, plan
-        self.b = b = BodyBuilder(
-            name,
-            [
-                ("x", Memory((shape.tokens, shape.columns), shape.dtype)),
-                *part_parameters(shape),
-                ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
-            ],
-        )
-        self.input, self.out = b.parameters[0], b.parameters[-1]
-        self.weights = Groups(b, shape, b.parameters[1:-1])
-        self.groups, self.rows = groups_of(shape), padded(shape.rows, ROWS)
-        if BLOCK % plan.groups or self.rows % plan.rows:
-            raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
 
-    def build(self) -> Body:
-        """Step by step along the columns, then write."""
-        b, plan = self.b, self.plan
-        blocks = ceil_divide(self.shape.tokens, plan.tokens)
-        self.row = b.program(0, self.rows // plan.rows) * plan.rows
-        self.token = b.program(1, blocks) * plan.tokens
-        self.wide = plan.groups * GROUP
-        last = self.groups - plan.groups
-        while last * GROUP >= self.shape.columns:
-            last -= plan.groups  # groups that are there for their number alone
+def load_input(shape: QuantisedShape, plan: MatrixPlan, x: Any, token: Any, group: Any) -> Any:
+    """A step of x, 0 past its ends."""
+    size = (plan.tokens, plan.groups * GROUP)
+    mask = there(size, 0, token, shape.tokens, plan.tokens)
+    mask = both(mask, there(size, 1, group * GROUP, shape.columns, size[1]))
+    return tile.load(x, (token, group * GROUP), size, mask=mask)
 
-        def step(group: Size, carried: list[Node]) -> Sequence[Node]:
-            at = minimum(group + plan.groups, last)
-            following = [self.load_input(at), *self.load_weights(at)]
-            return [self.multiply(carried[0], carried[1:]), *following]
 
-        weights = self.load_weights(0)
-        # the launch after this one begins when it ends: programs that wait would take its place
-        b.add(placed.grid_dependency_wait())
-        zero = b.constant(0.0, float32, (plan.tokens, plan.rows))
-        given = [zero, self.load_input(0), *weights]
-        carried = b.loop("group", 0, last + 1, plan.groups, step, given)
-        self.finish(carried[0])
-        return b.finish((self.rows // plan.rows, blocks), warps=plan.warps, level="placed")
+def there(size: tuple[int, int], axis: int, start: Any, limit: Any, step: int) -> Any:
+    """Which of a tile's rows or columns there are; None for all, where steps fill the limit."""
+    if isinstance(limit, int) and limit % step == 0:
+        return None
+    line = tile.arange(size[axis]) + start < limit
+    return tile.broadcast(line[None, :] if axis else line[:, None], size)
 
-    def load_weights(self, group: Size) -> list[Node]:
-        """A step of the weights, as they lie."""
-        return self.weights.load(self.row, group, self.plan.rows, self.plan.groups)
 
-    def load_input(self, group: Size) -> Node:
-        """A step of x."""
-        b, plan = self.b, self.plan
-        shape = (plan.tokens, self.wide)
-        mask = self.tokens_there(shape)
-        if self.shape.columns % self.wide:
-            line = b.add(ops.iota(size=self.wide, dtype=int64))
-            at = b.apply("add", line, b.index(group * GROUP))
-            inside = b.apply("less", at, b.constant(self.shape.columns, int64))
-            inside = b.broadcast(b.add(ops.reshape(inside, shape=(1, self.wide))), shape)
-            mask = b.logical_and(mask, inside)
-        return b.load(self.input, (self.token, group * GROUP), shape, (0, 1), mask)
+def both(a: Any, b: Any) -> Any:
+    """Two masks; None is true."""
+    return a if b is None else b if a is None else a & b
 
-    def tokens_there(self, shape: tuple[int, int]) -> Node | None:
-        """Which tokens of a tile there are; None for all."""
-        b, tokens = self.b, self.shape.tokens
-        if isinstance(tokens, int) and tokens % self.plan.tokens == 0:
-            return None
-        line = b.apply("add", b.add(ops.iota(size=shape[0], dtype=int64)), b.index(self.token))
-        inside = b.apply("less", line, b.index(tokens))
-        return b.broadcast(b.add(ops.reshape(inside, shape=(shape[0], 1))), shape)
 
-    def multiply(self, total: Node, loaded: Sequence[Node]) -> Node:
-        """One step."""
-        b, weights, dtype = self.b, self.weights, self.shape.dtype
-        found, made = weights.named(loaded[1:]), []
-        scales = weights.scales(found)
-        for element, code in enumerate(weights.codes(found)):
-            scale, minimum = scales[element * len(scales) // GROUP]
-            value = (
-                b.apply("multiply", scale, code)
-                if minimum is None
-                else b.apply("multiply_add", scale, code, minimum)
-            )
-            made.append(b.cast(value, dtype))
-        right = b.add(ops.transpose(weights.beside(made), order=(1, 0)))
-        return b.add(ops.dot(loaded[0], right, total))
-
-    def finish(self, total: Node) -> None:
-        """Write the tile."""
-        b, plan = self.b, self.plan
-        shape = (plan.tokens, plan.rows)
-        mask = self.tokens_there(shape)
-        if self.rows != self.shape.rows:
-            line = b.apply("add", b.add(ops.iota(size=plan.rows, dtype=int64)), b.index(self.row))
-            inside = b.apply("less", line, b.constant(self.shape.rows, int64))
-            inside = b.broadcast(b.add(ops.reshape(inside, shape=(1, plan.rows))), shape)
-            mask = b.logical_and(mask, inside)
-        b.store(self.out, b.cast(total, self.shape.dtype), (self.token, self.row), (0, 1), mask)
+def values(weights: Groups, loaded: Sequence[Any], dtype: Any) -> Any:
+    """Weights (rows, columns) of a step, rounded to the dtype of x."""
+    found, made = weights.named(loaded), []
+    scales = weights.scales(found)
+    for element, code in enumerate(weights.codes(found)):
+        scale, minimum = scales[element * len(scales) // GROUP]
+        value = scale * code if minimum is None else tile.multiply_add(scale, code, minimum)
+        made.append(value.to(dtype))
+    return beside(made)

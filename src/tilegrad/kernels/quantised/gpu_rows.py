@@ -24,22 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ...core.dtype import float32, int32, int64
+from ... import tile
+from ...core.dtype import float32, int32
 from ...core.errors import InternalError
-from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, high, maximum
+from ...ir.symbol import ceil_divide, high
 from ...ir.types import Memory
-from ...tile import ops, placed
-from ...tile.build import Body, BodyBuilder
-from .gpu_layout import (
-    GROUP,
-    ROWS,
-    Groups,
-    groups_of,
-    layout_of,
-    part_parameters,
-)
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
+from .gpu_layout import BYTES, GROUP, ROWS, Groups, groups_of, layout_of, one, part_parameters
 from .shape import NOTHING, Around, QuantisedShape, padded
 
 MOST = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
@@ -129,194 +123,155 @@ class _Rows:
         if self.rows % self.each or plan.groups % 32 or uneven:
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         given = parameters(shape, around)
-        self.b = b = BodyBuilder(name, given)
-        self.memory = dict(zip((n for n, _ in given), b.parameters))
-        own = [self.memory[n] for n, _ in part_parameters(shape)]
-        self.weights = Groups(b, shape, own)
+        self.b = PlacedBuilder(name, given)
+        self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
+        self.weights = Groups(shape, [self.memory[n] for n, _ in part_parameters(shape)])
 
     def build(self) -> Body:
-        """Ask for weights, wait, multiply turn by turn, sum up."""
-        b, plan = self.b, self.plan
-        b.add(placed.grid_launch_dependents())
-        grid: tuple[Size, ...] = (self.rows // self.each,)
-        self.token: Size = 0
-        if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights
-            blocks = ceil_divide(self.shape.tokens, self.tokens)
-            self.token = b.program(0, blocks) * self.tokens
-            grid = (blocks, *grid)
-        self.row = b.program(len(grid) - 1, self.rows // self.each) * self.each
-        tokens, step = self.tokens, plan.groups
-        stages = min(plan.stages, self.turns)
+        """Which rows and tokens a program has, then its work."""
+        plan = self.plan
+        grid: list[Any] = [self.rows // self.each]
+        with tile.into(self.b):
+            tile.grid_launch_dependents()
+            if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights
+                grid.insert(0, ceil_divide(self.shape.tokens, self.tokens))
+                block, number = tile.grid(*grid)
+            else:
+                block, number = 0, tile.grid(*grid)
+            self.token, self.row = block * self.tokens, number * self.each
+            self.finish(self.work())
+        notes = {"resident": plan.resident} if plan.resident else {}
+        return self.b.finish(grid, warps=plan.warps, level="placed", **notes)
+
+    @tile.function
+    def work(self) -> list[Any]:
+        """Ask for weights, wait, multiply turn by turn; gives the sums, of a token for each side
+        one after the other."""
+        step, stages = self.plan.groups, min(self.plan.stages, self.turns)
         loaded = [x for i in range(stages) for x in self.load(i * step)]
         self.constants()
-        b.add(placed.grid_dependency_wait())
-        self.residuals = [self.load_residual(token) for token in range(tokens)]
+        tile.grid_dependency_wait()
+        self.residuals = [self.load_residual(token) for token in range(self.tokens)]
         self.round_inputs()
-        self.divisors = [self.roots(token) for token in range(tokens)]
-        tokens *= self.sides  # sums of a token for each side, one after the other
-        sums = [b.constant(0.0, float32, (self.each, step, 1)) for _ in range(tokens)]
-        each = len(loaded) // stages
-
-        def turn(group: Size, carried: list[Node]) -> Sequence[Node]:
+        self.divisors = [self.roots(token) for token in range(self.tokens)]
+        shape = (self.each, step, 1)
+        sums = [tile.zeros(shape) for _ in range(self.tokens * self.sides)]
+        each, rest = len(loaded) // stages, (self.turns - stages) * step
+        for group in tile.range(0, rest, step):
             following = self.load(group + stages * step)
-            own = carried[tokens : tokens + each]
-            return [
-                *self.multiply(group, own, carried[:tokens]),
-                *carried[tokens + each :],
-                *following,
-            ]
-
-        rest = (self.turns - stages) * step
-        carried = b.loop("group", 0, rest, step, turn, [*sums, *loaded])
-        sums = carried[:tokens]
+            sums = self.multiply(group, loaded[:each], sums)
+            loaded = [*loaded[each:], *following]
         for i in range(stages):
-            own = carried[tokens + i * each : tokens + (i + 1) * each]
-            sums = self.multiply(rest + i * step, own, sums)
-        self.finish(sums)
-        notes = {"resident": plan.resident} if plan.resident else {}
-        return b.finish(grid, warps=plan.warps, level="placed", **notes)
+            sums = self.multiply(rest + i * step, loaded[i * each : (i + 1) * each], sums)
+        return sums
 
-    def load(self, group: Size) -> list[Node]:
+    def load(self, group: Any) -> list[Any]:
         """The weights of a turn, side by side."""
-        return [
-            x
-            for side in range(self.sides)
-            for x in self.weights.load(
-                self.row + side * self.rows, group, self.each, self.plan.groups, self.limit
-            )
-        ]
+        groups, rows = self.plan.groups, [self.row + side * self.rows for side in range(self.sides)]
+        return [x for r in rows for x in self.weights.load(r, group, self.each, groups, self.limit)]
 
     def constants(self) -> None:
         """Norm and bias, which need not wait."""
-        b, around = self.b, self.around
-        wide = rounded_groups(self.shape, self.plan) * GROUP
+        around, wide = self.around, rounded_groups(self.shape, self.plan) * GROUP
         self.norm = self.bias = None
         if around.norm is not None:
-            self.norm = b.load(self.memory["norm"], (0,), (wide,), (0,), self.columns_there(wide))
+            self.norm = tile.load(self.memory["norm"], 0, wide, mask=self.columns_there(wide))
         if around.bias:
-            self.bias = b.load(
-                self.memory["bias"], (self.row,), (self.each,), (0,), self.rows_there()
-            )
+            bias = self.memory["bias"]
+            self.bias = tile.load(bias, self.row, self.each, mask=self.rows_there())
 
-    def load_residual(self, token: int) -> Node | None:
+    def load_residual(self, token: int) -> Any:
         """What is added to a token's results: asked for before it is needed."""
         if not self.around.residual:
             return None
         there = self.token_there(token, (self.each,), self.rows_there())
         at = (self.token + token, self.row)
-        return self.b.load(self.memory["residual"], at, (self.each,), (1,), there)
+        return tile.load(self.memory["residual"], at, self.each, mask=there)
 
-    def rows_there(self) -> Node | None:
+    def rows_there(self) -> Any:
         """Which rows of a program there are; None for all."""
-        b, line = self.b, ops.iota(size=self.each, dtype=int64)
         if self.rows == self.results:
             return None
-        at = b.apply("add", b.add(line), b.index(self.row))
-        return b.apply("less", at, b.constant(self.results, int64))
+        return tile.arange(self.each) + self.row < self.results
 
-    def columns_there(self, wide: int) -> Node | None:
+    def columns_there(self, wide: int) -> Any:
         """Which columns there are; None for all."""
-        if wide == self.shape.columns:
-            return None
-        line = self.b.add(ops.iota(size=wide, dtype=int64))
-        return self.b.apply("less", line, self.b.constant(self.shape.columns, int64))
+        return None if wide == self.shape.columns else tile.arange(wide) < self.shape.columns
+
+    def token_there(self, token: int, shape: tuple[int, ...], mask: Any) -> Any:
+        """A mask, where a token of the program is there."""
+        tokens = self.shape.tokens
+        if isinstance(tokens, int) and tokens % self.tokens == 0:
+            return mask
+        inside = tile.broadcast(tile.less(self.token + token, tokens), shape)
+        return inside if mask is None else mask & inside
 
     # ---- x --------------------------------------------------------------------------------------
 
     def round_inputs(self) -> None:
         """x as integers, 256 * high + low, into shared memory: words of bytes in the order of
         the codes, sums of each half of a group (or of all of it), scales."""
-        b, halves = self.b, self.layout.halves
-        tokens, groups = self.tokens, rounded_groups(self.shape, self.plan)
+        groups, halves = rounded_groups(self.shape, self.plan), self.layout.halves
         # a place for everything that is written at once: threads need not meet in between
         each = 1 if self.layout.codes == "nibbles" else 2  # planes that are written at once
+        tokens = range(self.tokens)
         self.words = [
-            [b.allocate((each, groups, 4), int32, "shared") for _ in range(4 // each)]
-            for _ in range(tokens)
+            [tile.shared((each, groups, 4), int32) for _ in range(4 // each)] for _ in tokens
         ]
-        self.sums = [b.allocate((halves, groups), int32, "shared") for _ in range(tokens)]
-        self.scales = [b.allocate((groups,), float32, "shared") for _ in range(tokens)]
-        self.squares = [
-            b.allocate((groups,), float32, "shared")
-            for _ in range(0 if self.around.norm is None else tokens)
-        ]
-        for token in range(tokens):
+        self.sums = [tile.shared((halves, groups), int32) for _ in tokens]
+        self.scales = [tile.shared((groups,)) for _ in tokens]
+        normed = tokens if self.around.norm is not None else ()
+        self.squares = [tile.shared((groups,)) for _ in normed]
+        for token in tokens:
             values = self.load_inputs(token, groups)
-            size = b.add(ops.reduce(b.apply("absolute", values), axis=1, kind="max"))
-            size = b.apply("maximum", size, b.constant(LEAST, float32))
-            inverse = b.apply(
-                "multiply", b.apply("quick_reciprocal", size), b.constant(MOST, float32)
-            )
-            inverse = b.add(ops.reshape(inverse, shape=(groups, 1)))
-            moved = b.apply(
-                "multiply_add",
-                values,
-                b.broadcast(inverse, values.shape),
-                b.constant(MAGIC, float32, values.shape),
-            )
-            scale = b.apply("multiply", size, b.constant(1 / MOST, float32))
-            b.store(self.scales[token], scale, (0,), (0,))
-            self.store_words(token, b.add(ops.bitcast(moved, dtype=int32)))
-        b.load(self.scales[0], (0,))  # threads meet here, and not in each turn
+            size = tile.maximum(tile.max(tile.abs(values), 1), LEAST)
+            inverse = (tile.quick_reciprocal(size) * MOST)[:, None]
+            inverse = tile.broadcast(inverse, values.shape)
+            moved = tile.multiply_add(values, inverse, tile.full(values.shape, MAGIC))
+            tile.store(self.scales[token], 0, size * (1 / MOST))
+            self.store_words(token, tile.bitcast(moved, int32))
+        tile.load(self.scales[0][0])  # threads meet here, and not in each turn
 
-    def load_inputs(self, token: int, groups: int) -> Node:
+    def load_inputs(self, token: int, groups: int) -> Any:
         """All of a token, 0 past its end, as (groups, 32); times the weights of a norm."""
-        b, wide = self.b, groups * GROUP
+        wide, shape = groups * GROUP, (groups, GROUP)
         there = self.token_there(token, (wide,), self.columns_there(wide))
-        at = (self.token + token, 0)
-        values = b.cast(b.load(self.memory["x"], at, (wide,), (1,), there), float32)
-        shape = (groups, GROUP)
+        values = tile.load(self.memory["x"], (self.token + token, 0), wide, mask=there).to(float32)
         if self.norm is None:
-            return b.add(ops.reshape(values, shape=shape))
-        square = b.add(ops.reshape(b.apply("multiply", values, values), shape=shape))
-        square = b.add(ops.reduce(square, axis=1, kind="sum"))
-        b.store(self.squares[token], square, (0,), (0,))
-        factor = b.cast(self.norm, float32)
+            return tile.reshape(values, shape)
+        square = tile.sum(tile.reshape(values * values, shape), 1)
+        tile.store(self.squares[token], 0, square)
+        factor = self.norm.to(float32)
         if self.around.offset:
-            factor = b.apply("add", factor, b.constant(self.around.offset, float32))
-        return b.add(ops.reshape(b.apply("multiply", values, factor), shape=shape))
+            factor = factor + self.around.offset
+        return tile.reshape(values * factor, shape)
 
-    def token_there(self, token: int, shape: tuple[int, ...], mask: Node | None) -> Node | None:
-        """A mask, where a token of the program is there."""
-        b, tokens = self.b, self.shape.tokens
-        if isinstance(tokens, int) and tokens % self.tokens == 0:
-            return mask
-        inside = b.broadcast(b.less(self.token + token, tokens), shape)
-        return b.logical_and(mask, inside)
-
-    def store_words(self, token: int, bits: Node) -> None:
+    def store_words(self, token: int, bits: Any) -> None:
         """Words of bytes of integers (groups, 32), and their sums."""
-        b, integer, ones = self.b, self.weights.integer, self.weights.integer(0x01010101)
         groups, halves = bits.shape[0], self.layout.halves
         nibbles = self.layout.codes == "nibbles"
+        ones = tile.full((), BYTES, int32)
         wide, sums = (8 if nibbles else 4), []
-        split = b.add(ops.reshape(bits, shape=(groups, GROUP // wide, wide)))
+        split = tile.reshape(bits, (groups, GROUP // wide, wide))
         chosen = ((0, 2, 4, 6), (1, 3, 5, 7)) if nibbles else ((0, 1, 2, 3),)
         for plane, elements in enumerate(chosen):
-            one = [
-                b.add(ops.part(split, start=(0, 0, e), shape=(groups, GROUP // wide, 1)))
-                for e in elements
-            ]
-            left, right = (
-                b.apply("byte_permute", *pair, integer(0x5140)) for pair in (one[:2], one[2:])
-            )
-            low = b.apply("byte_permute", left, right, integer(0x5410))
-            low = b.apply("bit_xor", low, integer(0x80808080))
-            top = b.apply("byte_permute", left, right, integer(0x7632))
-            sum_ = b.apply("shift_left", b.apply("byte_dot", ones, top, integer(0)), integer(8))
-            sums.append(b.apply("byte_dot", ones, low, sum_))
+            four = [one(split, e) for e in elements]
+            left = tile.byte_permute(four[0], four[1], 0x5140)
+            right = tile.byte_permute(four[2], four[3], 0x5140)
+            low = tile.byte_permute(left, right, 0x5410) ^ 0x80808080
+            top = tile.byte_permute(left, right, 0x7632)
+            sums.append(tile.byte_dot(ones, low, tile.byte_dot(ones, top, 0) << 8))
             for number, word in enumerate((top, low)):
-                word = b.add(ops.reshape(word, shape=(groups, GROUP // wide // 4, 4)))
+                word = tile.reshape(word, (groups, GROUP // wide // 4, 4))
                 place = self.words[token][number * len(chosen) + plane]
-                b.store(place, word, (0, 0, 0), (1, 0, 2))
-        total = sums[0] if len(sums) == 1 else b.apply("add", *sums)
-        total = b.add(ops.reshape(total, shape=(groups, halves, GROUP // wide // halves)))
-        total = b.add(ops.transpose(b.add(ops.reduce(total, axis=2, kind="sum")), order=(1, 0)))
-        b.store(self.sums[token], total, (0, 0), (0, 1))
+                tile.store(place, (0, 0, 0), word, axes=(1, 0, 2))
+        total = sums[0] if len(sums) == 1 else sums[0] + sums[1]
+        total = tile.reshape(total, (groups, halves, GROUP // wide // halves))
+        tile.store(self.sums[token], (0, 0), tile.sum(total, 2).T)
 
     # ---- a turn -------------------------------------------------------------------------------
 
-    def multiply(self, group: Size, loaded: Sequence[Node], sums: Sequence[Node]) -> list[Node]:
+    def multiply(self, group: Any, loaded: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
         """Add what some groups give, for all tokens and sides."""
         count = len(sums) // self.sides
         made = list(sums)
@@ -331,163 +286,120 @@ class _Rows:
                 for i, token in enumerate(tokens):
                     at = token * self.sides + side
                     for half, scale in enumerate(scales):
-                        made[at] = self.scaled(totals[i][half], scale, rounded[i], half, made[at])
+                        made[at] = scaled(totals[i][half], *scale, rounded[i], half, made[at])
         return made
 
     def byte_products(
-        self, found: dict[str, Node], rounded: Sequence[_Rounded]
-    ) -> list[list[tuple[Node, Node]]]:
+        self, found: dict[str, Any], rounded: Sequence[_Rounded]
+    ) -> list[list[tuple[Any, Any]]]:
         """For tokens and halves of groups the (high, low) sums of integers."""
-        b, halves = self.b, self.layout.halves
-        shape = (self.each, self.plan.groups, 1)
-        zero = b.constant(0, int32, shape)
+        halves, shape = self.layout.halves, (self.each, self.plan.groups, 1)
+        zero = tile.zeros(shape, int32)
         totals = [[(zero, self.start(x, half, shape)) for half in range(halves)] for x in rounded]
         for number in range(8):
             word = self.weights.word(found, number)
             half = number * halves // 8
             for x, own in zip(rounded, totals):
                 high, low = (
-                    b.apply("byte_dot", word, w, total)
-                    for w, total in zip(x.words(number), own[half])
+                    tile.byte_dot(word, w, total) for w, total in zip(x.words(number), own[half])
                 )
                 own[half] = (high, low)
         return totals
 
-    def start(self, x: _Rounded, half: int, shape: tuple[int, ...]) -> Node:
+    def start(self, x: _Rounded, half: int, shape: tuple[int, ...]) -> Any:
         """What the offset of codes takes off."""
-        b = self.b
-        less = b.apply("multiply", x.sums[half], self.weights.integer(-self.layout.offset % 2**32))
-        return b.broadcast(less if self.layout.offset else b.constant(0, int32), shape)
-
-    def scaled(
-        self,
-        parts: tuple[Node, Node],
-        scales: tuple[Node, Node | None],
-        x: _Rounded,
-        half: int,
-        total: Node,
-    ) -> Node:
-        """A sum and the value of a group (or half of one)."""
-        b = self.b
-        whole = b.apply("add", b.apply("shift_left", parts[0], self.weights.integer(8)), parts[1])
-        value, (scale, minimum) = b.cast(whole, float32), scales
-        if minimum is None:
-            return b.apply("multiply_add", b.apply("multiply", value, x.scale), scale, total)
-        less = b.apply("multiply", minimum, b.cast(x.sums[half], float32))
-        return b.apply(
-            "multiply_add",
-            b.apply("multiply_add", value, scale, less),
-            b.broadcast(x.scale, value.shape),
-            total,
-        )
+        less = x.sums[half] * -self.layout.offset
+        return tile.broadcast(less if self.layout.offset else tile.zeros((), int32), shape)
 
     # ---- results --------------------------------------------------------------------------------
 
-    def finish(self, sums: Sequence[Node]) -> None:
+    def finish(self, sums: Sequence[Any]) -> None:
         """Sum over the threads of a row, do what is around and write."""
-        b, size = self.b, self.each
-        whole = [b.add(ops.reduce(s, axis=1, kind="sum")) for s in self.met(sums)]
+        whole = [tile.sum(s, 1) for s in self.met(sums)]
         mask = self.rows_there()
-        for token in range(len(sums) // self.sides):
-            there = self.token_there(token, (size,), mask)
-            own = [
-                self.normed(token, whole[token * self.sides + side]) for side in range(self.sides)
-            ]
-            value = b.cast(self.surrounded(token, own), self.shape.dtype)
-            self.write(token, value, there)
+        for token in range(self.tokens):
+            there = self.token_there(token, (self.each,), mask)
+            own = whole[token * self.sides : (token + 1) * self.sides]
+            if self.divisors[token] is not None:
+                own = [self.divide(value, self.divisors[token]) for value in own]
+            self.write(token, self.surrounded(token, own).to(self.shape.dtype), there)
 
-    def write(self, token: int, value: Node, there: Node | None, number: int = 0) -> None:
+    @tile.function
+    def write(self, token: int, value: Any, there: Any, number: int = 0) -> None:
         """Rows of a token into the result that has them, from a result on."""
-        b, sizes = self.b, self.around.results(self.shape)
+        sizes, out = self.around.results(self.shape), self.memory[f"out{number}"]
         first = sum(sizes[:number])
-        row = self.row if not number else maximum(self.row - first, 0)
-
-        def here() -> Sequence[Node]:
-            at = (self.token + token, row)
-            b.store(self.memory[f"out{number}"], value, at, (1,), there)
-            return ()
-
-        def further() -> Sequence[Node]:
-            self.write(token, value, there, number + 1)
-            return ()
-
-        if number + 1 == len(sizes):
-            here()
+        row = self.row if not number else tile.maximum(self.row - first, 0)
+        if number + 1 == len(sizes) or tile.less(self.row, first + sizes[number]):
+            tile.store(out, (self.token + token, row), value, mask=there)
         else:
-            b.branch(b.less(self.row, first + sizes[number]), here, further)
+            self.write(token, value, there, number + 1)
 
-    def surrounded(self, token: int, sides: Sequence[Node]) -> Node:
+    def surrounded(self, token: int, sides: Sequence[Any]) -> Any:
         """A token's results with what is around them."""
-        b, value, residual = self.b, sides[0], self.residuals[token]
+        value, residual = sides[0], self.residuals[token]
         if self.bias is not None:
-            value = b.apply("add", value, b.cast(self.bias, float32))
+            value = value + self.bias.to(float32)
         if self.around.gated:
-            one, quick = b.constant(1.0, float32), "quick_" * (self.shape.dtype.bits < 32)
-            share = b.apply("add", b.apply(quick + "exp", b.apply("negative", value)), one)
-            value = b.apply("multiply", b.apply(quick + "divide", value, share), sides[1])
-        if residual is not None:
-            value = b.apply("add", value, b.cast(residual, float32))
-        return value
+            exp = tile.quick_exp if self.shape.dtype.bits < 32 else tile.exp
+            unit = tile.full((), 1.0)
+            value = self.divide(value, exp(-value) + unit) * sides[1]
+        return value if residual is None else value + residual.to(float32)
 
-    def roots(self, token: int) -> Node | None:
+    def divide(self, a: Any, b: Any) -> Any:
+        """a / b, as exact as the result is kept."""
+        return tile.quick_divide(a, b) if self.shape.dtype.bits < 32 else a / b
+
+    def roots(self, token: int) -> Any:
         """The root of a token's mean square, for each row; None where there is no norm."""
-        b = self.b
         if self.around.norm is None:
             return None
         # each warp sums for the rows it holds: threads need not meet for it
-        shape = (self.each, rounded_groups(self.shape, self.plan))
-        found = b.load(self.squares[token], (0,), shape[1:], (0,))
-        found = b.broadcast(b.add(ops.reshape(found, shape=(1, shape[1]))), shape)
-        total = b.add(ops.reduce(found, axis=1, kind="sum"))
-        mean = b.apply("multiply", total, b.constant(1 / self.shape.columns, float32))
-        mean = b.apply("add", mean, b.constant(self.around.norm, float32))
-        return b.apply("square_root", mean)
+        groups = rounded_groups(self.shape, self.plan)
+        found = tile.load(self.squares[token], 0, groups)[None, :]
+        total = tile.sum(tile.broadcast(found, (self.each, groups)), 1)
+        return tile.sqrt(total * (1 / self.shape.columns) + self.around.norm)
 
-    def normed(self, token: int, value: Node) -> Node:
-        """A token's results, divided by the root of its mean square where asked."""
-        root = self.divisors[token]
-        if root is None:
-            return value
-        return self.b.apply("quick_" * (self.shape.dtype.bits < 32) + "divide", value, root)
-
-    def met(self, sums: Sequence[Node]) -> list[Node]:
+    def met(self, sums: Sequence[Any]) -> list[Any]:
         """Sums as a warp holds whole rows of them, which costs far fewer shuffles."""
-        b, shape = self.b, (self.each, self.plan.groups)
-        places = [b.allocate(shape, float32, "shared") for _ in sums]
+        shape = (self.each, self.plan.groups)
+        places = [tile.shared(shape) for _ in sums]
         for place, value in zip(places, sums):
-            b.store(place, b.add(ops.reshape(value, shape=shape)), (0, 0), (0, 1))
-        return [b.load(place, (0, 0), shape, (0, 1)) for place in places]
+            tile.store(place, (0, 0), tile.reshape(value, shape))
+        return [tile.load(place, (0, 0), shape) for place in places]
+
+
+def scaled(
+    parts: tuple[Any, Any], scale: Any, minimum: Any, x: _Rounded, half: int, total: Any
+) -> Any:
+    """A sum and the value of a group (or half of one)."""
+    value = ((parts[0] << 8) + parts[1]).to(float32)
+    if minimum is None:
+        return tile.multiply_add(value * x.scale, scale, total)
+    less = minimum * x.sums[half].to(float32)
+    value = tile.multiply_add(value, scale, less)
+    return tile.multiply_add(value, x.scale, total)
 
 
 class _Rounded:
     """x of a token and some groups as integers, from shared memory: Tiles (1, groups, 1)."""
 
-    def __init__(self, kernel: _Rows, token: int, group: Size) -> None:
-        b, count = kernel.b, kernel.plan.groups
-        self.kernel = kernel
+    def __init__(self, kernel: _Rows, token: int, group: Any) -> None:
+        self.nibbles, count = kernel.layout.codes == "nibbles", kernel.plan.groups
         self.planes = [
-            b.add(
-                ops.reshape(
-                    b.load(place, (plane, group, 0), (count, 4), (1, 2)), shape=(1, count, 4)
-                )
-            )
+            tile.load(place, (plane, group, 0), (count, 4))[None, :, :]
             for place in kernel.words[token]
             for plane in range(place.shape[0])
         ]
-        self.scale = self.line(b.load(kernel.scales[token], (group,), (count,), (0,)))
+        self.scale = tile.load(kernel.scales[token], group, count)[None, :, None]
         self.sums = [
-            self.line(b.load(kernel.sums[token], (half, group), (count,), (1,)))
+            tile.load(kernel.sums[token], (half, group), count)[None, :, None]
             for half in range(kernel.layout.halves)
         ]
 
-    def line(self, x: Node) -> Node:
-        """(groups,) as (1, groups, 1)."""
-        return self.kernel.b.add(ops.reshape(x, shape=(1, *x.shape, 1)))
-
-    def words(self, number: int) -> tuple[Node, Node]:
+    def words(self, number: int) -> tuple[Any, Any]:
         """The (high, low) bytes that meet a word of codes."""
         plane, at = divmod(number, 4)
-        if self.kernel.layout.codes == "nibbles":
+        if self.nibbles:
             at, plane = divmod(number, 2)
-        one = self.kernel.weights.one
         return one(self.planes[plane], at), one(self.planes[2 + plane], at)
