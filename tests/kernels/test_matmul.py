@@ -114,6 +114,10 @@ CASES: dict[str, tuple[Operands, WidePlan]] = {
     "width 48 to float32": (operands(40, 96, 72, bfloat16, float32),
                             WidePlan((64, 48, 64), 3, 2, staged=48)),
     "width 104, batch": (operands(40, 104, 72, batch=2), WidePlan((64, 104, 64), 3, 2, staged=104)),
+    "three consumers": (operands(150, 136, 136),
+                        WidePlan((192, 72, 64), 3, 2, staged=72, dependent=True)),
+    "three consumers, split": (operands(192, 80, 400),
+                               WidePlan((192, 80, 64), 3, 2, staged=40, split=2, dependent=True)),
     "split 2, rows of tokens": (operands(40, 96, 400),
                                 WidePlan((64, 48, 128), 2, 4, staged=24, split=2, dependent=True)),
     "split 2": (operands(72, 72, 200), WidePlan((64, 64, 64), 2, 8, staged=32, split=2)),
@@ -319,7 +323,7 @@ def real_sizes() -> Iterator[Operands]:
     draw = random.Random(0)
     for number in range(20):
         n, k = draw.randrange(1024, 16384, 64), draw.randrange(1024, 16384, 64)
-        yield operands((1, 8, 32, 64, 128, 512, 2048, 8192)[number % 8], n, k)
+        yield operands((1, 8, 32, 64, 128, 192, 512, 2048, 8192)[number % 9], n, k)
     for m in (8, 64, 128, 2048):
         yield operands(m, 4096, 4096, float16, float32)
         yield operands(m, 4096, 4096, float32)

@@ -73,6 +73,10 @@ CASES: dict[str, Case] = {
         operands(72, 72, 136, **GATED),
         WidePlan((128, 128, 64), 2, 4, staged=32, split=2, dependent=True),
     ),
+    "gated, three consumers": (
+        operands(136, 72, 136, **GATED),
+        WidePlan((192, 96, 64), 3, 2, staged=16, dependent=True),
+    ),
     "gated, turned": (
         operands(72, 5, 136, **GATED, **TURNED),
         WidePlan((128, 8, 64), 3, 2, 1, 8, dependent=True),

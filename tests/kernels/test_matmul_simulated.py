@@ -37,6 +37,10 @@ CASES = {
         operands(128, 136, 136, a_along_k=False),
         WidePlan((128, 64, 64), 3, 2, 2, cluster=2, across=True),
     ),
+    "three consumers": (
+        operands(150, 72, 136),
+        WidePlan((192, 72, 64), 3, 1, 1, 72, dependent=True),
+    ),
     "split": (operands(128, 64, 200), WidePlan((128, 64, 64), 2, 2, 1, 32, split=2)),
 }
 

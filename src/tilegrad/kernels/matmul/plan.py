@@ -41,6 +41,7 @@ PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way 
 EFFICIENCY = {256: 0.98, 224: 0.98, 192: 0.97, 160: 0.95, 128: 0.94, 112: 0.92, 96: 0.9, 64: 0.85}
 # few tokens: times of memory, of the L2 cache and of what is asked for ahead, in one norm
 NORM, FEW = 3.7, 128
+FITTED = 192  # tokens that one tile may hold beside weights as wide as a core's share of them
 FEW_SHARE, FEW_IDLE = 0.98, 0.15  # of the copy rate; what idle cores cost it, as a power
 FEW_CACHE, FEW_INGRESS = 2.7e13, 1.3e11  # bytes/s out of the L2 cache, into one multiprocessor
 FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
@@ -95,7 +96,7 @@ def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     found: list[Iterator[tuple[WidePlan, bool]]] = []
     if high(x.m) <= 128:
         found.append(few_tokens(x, target))
-    if (16 if not x.gated else 1) < high(x.m) <= 128:  # fewer wait for memory alone
+    if (16 if not x.gated else 1) < high(x.m) <= FITTED:  # fewer wait for memory alone
         found.append(fitted_widths(x, target))
     if high(x.m) > 32 or not x.a_along_k:
         found.append(many_tokens(x, target))
@@ -144,12 +145,14 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
 
 def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     """Few tokens as rows, and tiles of the weights so wide that each core has as many as others:
-    one, or where that is too wide two or three."""
-    size, tm = x.dtype.size, 64 if high(x.m) <= 64 else 128
+    one, or where that is too wide two or three, or more of three consumers."""
+    size, tm = x.dtype.size, 64 * -(-high(x.m) // 64)
     columns = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated)
-    several = columns > 256 * target.cores and high(x.m) > 32  # fewer rows are mostly beyond a box
-    once = tuple((split, 1) for split in (1, 2, 3, 4))
-    for split, rounds in (*once, (1, 2), (1, 3)) if several else once:
+    fewest = -(-columns // (256 * target.cores))
+    several = fewest > 1 and high(x.m) > 32  # fewer rows are mostly beyond a box
+    most = fewest + 1 if tm > FEW else 3
+    shares = [(split, 1) for split in (1, 2, 3, 4)]
+    for split, rounds in [*shares, *((1, r) for r in range(2, most + 1))] if several else shares:
         unit = 8 * split * (2 * len(x.weights) if x.gated else 1)
         limit = CLUSTERS[split] if split > 1 else rounds * target.cores
         least = high(x.batch) * high(x.n) // limit // unit * unit
