@@ -110,3 +110,46 @@ def test_masks() -> None:
     assert tile.inputs[-1].type == Tile((4, 8), bool_)
     with pytest.raises(InternalError, match="not bool"):
         b.load(b.parameters[0], (0, 0), (8,), (1,), b.add(ops.iota(size=8, dtype=int64)))
+
+
+def test_loops_and_conditions_as_statements() -> None:
+    def built(statements: bool) -> BodyBuilder:
+        b = BodyBuilder("sums", [("x", Memory((8,), float32)), ("out", Memory((2,), float32))])
+        x, out = b.parameters
+        total, most = b.constant(0.0, float32), b.constant(-1.0, float32)
+        if statements:
+            found = [total, most]
+            for i in b.each("i", 0, 8, carried=found):
+                value = b.load(x, (i,))
+                found[:] = [b.apply("add", found[0], value), b.apply("maximum", found[1], value)]
+            with b.when(b.apply("less", found[0], b.constant(100.0, float32))):
+                for i, value in enumerate(found):
+                    b.store(out, value, (i,))
+            return b
+
+        def step(i, carried):
+            value = b.load(x, (i,))
+            return [b.apply("add", carried[0], value), b.apply("maximum", carried[1], value)]
+
+        last = b.loop("i", 0, 8, 1, step, [total, most])
+
+        def write() -> None:
+            for i, value in enumerate(last):
+                b.store(out, value, (i,))
+
+        b.branch(b.apply("less", last[0], b.constant(100.0, float32)), write)
+        return b
+
+    body, other = (built(statements).finish((1,)) for statements in (True, False))
+    assert body_text(body) == body_text(other)
+    verify_body(body)
+    given, found = np.arange(8, dtype=np.float32), np.zeros(2, np.float32)
+    interpret.run(body, [given, found])
+    assert found.tolist() == [28.0, 7.0]
+
+
+def test_each_writes_short_loops_out() -> None:
+    b = BodyBuilder("short", [("out", Memory((4,), float32))])
+    assert list(b.each("none", 3, 3)) == []
+    assert list(b.each("once", 1, 3, 4)) == [1]
+    assert not b.finish((1,)).block.nodes

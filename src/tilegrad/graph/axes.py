@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..core.errors import InternalError
 from ..ir.node import Node
-from ..ir.symbol import Size, combine, floor_divide, low, multiply
+from ..ir.symbol import Size, floor_divide, low
 from ..ir.types import product
 from . import build, ops
 from .movement import axis_groups
@@ -109,7 +109,7 @@ def down(node: Node, places: Places) -> tuple[Node, Places] | None:
         a = node.attrs
         return node.inputs[0], tuple(
             [
-                Place(p.atoms, combine(start, multiply(p.start, step), 1), p.step * step)
+                Place(p.atoms, start + p.start * step, p.step * step)
                 for p, start, step in zip(places, a["start"], a["step"])
             ]
         )
@@ -141,15 +141,15 @@ def _through_reshape(source: Node, node: Node, places: Places) -> Places | None:
 def _through_concatenate(node: Node, places: Places) -> tuple[Node, Places] | None:
     axis = node.attrs["axis"]
     place = places[axis]
-    last = multiply(combine(size_of(place.atoms), 1, -1), place.step)
+    last = (size_of(place.atoms) - 1) * place.step
     offset: Size = 0
     for part in node.inputs:
-        start = combine(place.start, offset, -1)
-        rest = combine(combine(part.shape[axis], start, -1), last, -1)
+        start = place.start - offset
+        rest = part.shape[axis] - start - last
         if low(start) >= 0 and low(rest) >= 1:
             inside = Place(place.atoms, start, place.step)
             return part, (*places[:axis], inside, *places[axis + 1 :])
-        offset = combine(offset, part.shape[axis], 1)
+        offset = offset + part.shape[axis]
     return None
 
 
@@ -178,7 +178,7 @@ def split(atoms: Sequence[Atom], sizes: Sequence[Size]) -> list[Atoms] | None:
 
 def _divides(a: Size, b: Size) -> bool:
     """Whether a * something is b, for sure."""
-    return a == b or (a != 0 and multiply(floor_divide(b, a), a) == b)
+    return a == b or (a != 0 and floor_divide(b, a) * a == b)
 
 
 # ---- what a value depends on ----------------------------------------------------------------
@@ -260,7 +260,7 @@ def on_leaf(node: Node, places: Places, axes: Atoms) -> Node:
         count = size_of(p.atoms)
         if p.plain and count == node.shape[axis]:
             continue
-        stop = combine(combine(p.start, multiply(combine(count, 1, -1), p.step), 1), 1, 1)
+        stop = p.start + (count - 1) * p.step + 1
         node = build.slice_axis(node, axis, p.start, stop, p.step)
     node = build.reshape(node, tuple([a.size for a in own]))
     node = build.permute(node, [own.index(a) for a in axes if a in own])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..core.dtype import bool_
 from ..ir.node import Node
-from ..ir.symbol import Size, combine, floor_divide, high, low, maximum, minimum, multiply
+from ..ir.symbol import Size, combine, floor_divide, high, low, maximum, minimum
 from . import build, ops
 from .axes import ELEMENTWISE, Atom, Atoms, Places, down, flat
 from .notation import fold
@@ -103,8 +103,8 @@ class Affine:
 
     def times(self, factor: Size) -> Affine:
         """The product with a number."""
-        terms = {a: multiply(c, factor) for a, c in self.terms.items()}
-        return Affine({a: c for a, c in terms.items() if c != 0}, multiply(self.constant, factor))
+        terms = {a: c * factor for a, c in self.terms.items()}
+        return Affine({a: c for a, c in terms.items() if c != 0}, self.constant * factor)
 
 
 def affine(node: Node, places: Places) -> Affine | None:
@@ -143,7 +143,7 @@ def _affine_iota(places: Places) -> Affine:
     stride: Size = place.step
     for atom in reversed(flat(place.atoms)):
         terms[atom] = stride
-        stride = multiply(stride, atom.size)
+        stride = stride * atom.size
     return Affine(terms, place.start)
 
 
@@ -264,7 +264,7 @@ def always(function: Affine) -> bool:
     most = function.constant
     for atom, c in function.terms.items():
         if low(c) >= 0:
-            most = combine(most, multiply(c, combine(atom.size, 1, -1)), 1)
+            most = most + c * (atom.size - 1)
         elif high(c) > 0:
             return False
     return high(most) <= 0
@@ -279,7 +279,7 @@ def index_of(atoms: Atoms) -> dict[Atom, Size]:
     stride: Size = 1
     for atom in reversed(atoms):
         terms[atom] = stride
-        stride = multiply(stride, atom.size)
+        stride = stride * atom.size
     return terms
 
 
@@ -288,14 +288,14 @@ def bounds(function: Affine, queries: Atoms, keys: Atoms) -> Band | None:
     difference = Affine(index_of(keys)).plus(Affine(index_of(queries)), -1)
     for sign in (1, -1):
         if function.terms == difference.times(sign).terms:
-            limit = multiply(function.constant, -sign)
+            limit = function.constant * -sign
             return (None, limit) if sign == 1 else (limit, None)
         factor = function.terms.get(keys[-1])
         if not isinstance(factor, int) or factor * sign <= 1:
             continue
         if function.terms == difference.times(factor).terms:
-            limit = floor_divide(multiply(function.constant, -1), abs(factor))
-            return (None, limit) if sign == 1 else (multiply(limit, -1), None)
+            limit = floor_divide(function.constant * -1, abs(factor))
+            return (None, limit) if sign == 1 else (limit * -1, None)
     return None
 
 
@@ -318,6 +318,6 @@ def shows_all(band: Band, queries: Size, keys: Size) -> bool:
         return False
     if most is not None and low(most) < 0:
         return False
-    if least is not None and low(combine(combine(keys, queries, -1), least, -1)) < 0:
+    if least is not None and low(keys - queries - least) < 0:
         return False
-    return least is None or most is None or low(combine(most, least, -1)) >= 0
+    return least is None or most is None or low(most - least) >= 0

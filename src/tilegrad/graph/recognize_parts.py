@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..core.dtype import DType, bfloat16, float16, float32, float64, promote
 from ..ir.node import Node
-from ..ir.symbol import Size, floor_divide
+from ..ir.symbol import Size
 from . import attention, build, ops
 from .axes import (
     Atom,
@@ -366,7 +366,7 @@ def _mean(v: Node, heads: Size) -> Node:
     wide = float64 if v.dtype is float64 else float32
     total = build.sum_(build.cast(v, wide), 2, keep=True)
     mean = build.divide(total, build.cast(build.size_value(keys), wide))
-    group = floor_divide(heads, key_heads)
+    group = heads // key_heads
     mean = build.expand(build.unsqueeze(mean, 2), (batch, key_heads, group, 1, width))
     return build.cast(build.reshape(mean, (batch, heads, 1, width)), v.dtype)
 

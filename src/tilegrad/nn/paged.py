@@ -25,10 +25,12 @@ from ..core.errors import MemoryLimitError, StateError
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.device import device as opened
 from ..tensor.creation import tensor
-from ..tensor.paged import paged_append, paged_attention, paged_step
+from ..tensor.paged import paged_append, paged_attention
 from ..tensor.placement import default_device, use
 from ..tensor.realize import from_buffer
 from ..tensor.tensor import Tensor, mode, wrap
+
+TURNING = ("frequencies", "interleaved", "factor")  # options of `append`
 
 
 class PagedCache:
@@ -94,87 +96,31 @@ class PagedCache:
         table: Any,
         lengths: Any,
         query_starts: Any,
-        *,
-        frequencies: Any = None,
-        interleaved: bool = False,
-        factor: float = 1.0,
+        **turning: Any,
     ) -> Tensor:
-        """Put a layer's new keys and values, turned, into their pages; gives q turned."""
+        """Put a layer's new keys and values, turned, into their pages; gives q turned. How they
+        turn (frequencies, interleaved, factor) is as `paged_append` says."""
         _in_step("append")
-        turned, keys, values = paged_append(
-            q,
-            k,
-            v,
-            self.keys[layer],
-            self.values[layer],
-            table,
-            lengths,
-            query_starts,
-            frequencies=frequencies,
-            interleaved=interleaved,
-            factor=factor,
-            scales=self.scales,
-        )
-        self.keys[layer].assign(keys)
-        self.values[layer].assign(values)
+        cache, where = (self.keys[layer], self.values[layer]), (table, lengths, query_starts)
+        turned, *new = paged_append(q, k, v, *cache, *where, scales=self.scales, **turning)
+        for old, found in zip(cache, new):
+            old.assign(found)
         return turned
 
-    def step(
-        self,
-        layer: int,
-        q: Any,
-        k: Any,
-        v: Any,
-        table: Any,
-        lengths: Any,
-        query_starts: Any,
-        **how: Any,
-    ) -> Tensor:
-        """`append` and `attend` at once: attention of the new tokens; see `paged_step`."""
-        _in_step("step")
-        out, keys, values = paged_step(
-            q,
-            k,
-            v,
-            self.keys[layer],
-            self.values[layer],
-            table,
-            lengths,
-            query_starts,
-            scales=self.scales,
-            **how,
-        )
-        self.keys[layer].assign(keys)
-        self.values[layer].assign(values)
-        return out
-
     def attend(
-        self,
-        layer: int,
-        q: Any,
-        table: Any,
-        lengths: Any,
-        query_starts: Any,
-        *,
-        scale: float | None = None,
-        window: int = 0,
-        softcap: float = 0.0,
-        queries: int | None = None,
+        self, layer: int, q: Any, table: Any, lengths: Any, query_starts: Any, **how: Any
     ) -> Tensor:
-        """Attention of q (tokens, heads, width) over a layer's pages; see `paged_attention`."""
-        return paged_attention(
-            q,
-            self.keys[layer],
-            self.values[layer],
-            table,
-            lengths,
-            query_starts,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            scales=self.scales,
-            queries=queries,
-        )
+        """Attention of q (tokens, heads, width) over a layer's pages; options as `paged_attention`
+        has them."""
+        cache, where = (self.keys[layer], self.values[layer]), (table, lengths, query_starts)
+        return paged_attention(q, *cache, *where, scales=self.scales, **how)
+
+    def step(self, layer: int, q: Any, k: Any, v: Any, *where: Any, **how: Any) -> Tensor:
+        """`append` and `attend` at once: attention of the new tokens; `where` is table, lengths and
+        query_starts, `how` has the options of both."""
+        turning = {name: how.pop(name) for name in TURNING if name in how}
+        turned = self.append(layer, q, k, v, *where, **turning)
+        return self.attend(layer, turned, *where, **how)
 
 
 def _in_step(op: str) -> None:
