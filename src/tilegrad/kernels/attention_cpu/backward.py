@@ -21,7 +21,7 @@ from ...tile.build import Body
 from ..attention.shape import AttentionShape, backward_parameters
 from .forward import Forward, Scored
 from .holes import LOG2_E
-from .tiles import PAD, Builder, CpuPlan, up
+from .tiles import PAD, CpuPlan, Kernel, product, up
 
 
 def choose(x: AttentionShape, target: Target) -> CpuPlan:
@@ -47,7 +47,7 @@ class Backward(Scored):
     ) -> None:
         given = backward_parameters(x, more)
         kept = [(n, t) for n, t in given if t.use != "result" or n in results]
-        Builder.__init__(self, x, kept, plan, name)
+        Kernel.__init__(self, x, kept, plan, name)
         self.prepare_scores()
 
     def columns(self, width: int) -> int:
@@ -77,21 +77,21 @@ class Backward(Scored):
     def take_queries(self) -> None:
         """Queries and gradients of their results, turned; what each query has one of."""
         x, where = self.x, (self.head, self.first, self.stop)
-        self.turn_rows("q", *where, x.width, self.turned)
-        self.turn_rows("dout", *where, x.value_width, self.turned_out)
+        self.source.turn_rows("q", *where, x.width, self.turned)
+        self.source.turn_rows("dout", *where, x.value_width, self.turned_out)
         self.take_sums()
 
     def take_sums(self) -> None:
         """What each query has one of: its log-sum-exp, as a base of powers, and delta."""
         b, n = self.b, self.lanes
-        for i in self.query_vectors("rows"):
+        for i in self.v.chunks("rows", self.plan.queries):
             token = self.first + i
-            inside = self.below(token, n, self.stop)
-            index = (self.batch, self.head, token)
+            inside = self.v.below(token, n, self.stop)
+            index = (self.source.batch, self.head, token)
             sums = b.load(self.memory["lse"], index, (n,), (2,), inside)
-            none = b.apply("equal", sums, self.constant(-math.inf))
-            base = b.apply("multiply", sums, self.constant(-LOG2_E))
-            b.store(self.base, b.apply("where", none, self.constant(0.0), base), (i,), (0,))
+            none = b.apply("equal", sums, self.v.constant(-math.inf))
+            base = b.apply("multiply", sums, self.v.constant(-LOG2_E))
+            b.store(self.base, b.apply("where", none, self.v.constant(0.0), base), (i,), (0,))
             delta = b.load(self.memory["delta"], index, (n,), (2,), inside)
             b.store(self.delta, delta, (i,), (0,))
 
@@ -104,7 +104,9 @@ class Backward(Scored):
         def left(step: Size, first: Size, rows: int) -> Node:
             return b.load(self.value_rows, (first, step), (rows, 1), (0, 1))
 
-        self.product(self.count, self.x.value_width, left, self.turned_out, self.change_of)
+        product(
+            self.v, self.plan, self.count, self.x.value_width, left, self.turned_out, self.change_of
+        )
         width, bounds = plan.panel, (0, plan.keys - 1)
         for c in b.each("gradients", 0, plan.queries, width):
             base, delta = (b.load(place, (c,), (width,), (0,)) for place in (self.base, self.delta))
@@ -140,7 +142,7 @@ class QueryGradient(Backward, Forward):
         """Queries turned; an empty sum."""
         self.stop = minimum(self.first + self.plan.queries, self.x.queries)
         self.take_queries()
-        self.clear(self.result, self.plan.queries)
+        self.v.clear(self.result, self.plan.queries)
 
     def block(self) -> None:
         """What a block of keys adds: result^T += keys^T @ gradient of scores^T."""
@@ -155,13 +157,15 @@ class QueryGradient(Backward, Forward):
         def start(first: Size, c: Size, rows: int) -> Node:
             return b.load(self.result, (first, c), (rows, panel), (0, 1))
 
-        self.product(self.x.width, self.count, left, self.change_of, self.result, start)
+        product(
+            self.v, self.plan, self.x.width, self.count, left, self.change_of, self.result, start
+        )
 
     def finish(self) -> None:
         """Scale, turn, store."""
-        x, scale = self.x, self.constant(self.x.scale)
-        for i in self.query_vectors("finish"):
-            self.put_turned("dq", i, self.result, x.width, scale)
+        x, scale = self.x, self.v.constant(self.x.scale)
+        for i in self.v.chunks("finish", self.plan.queries):
+            self.source.put_turned("dq", self.head, self.first + i, self.result, i, x.width, scale)
 
 
 class KeyGradient(Backward):
@@ -177,7 +181,7 @@ class KeyGradient(Backward):
         self.sums = {n: self.scratch(plan.keys, self.columns(w)) for n, w in self.widths.items()}
         self.keys_of()
         for place in self.sums.values():
-            self.clear(place, high(place.shape[1]))
+            self.v.clear(place, high(place.shape[1]))
         self.take_keys()
         self.take_values()
         lower, upper, most = self.lower, self.upper, max(0, high(x.queries) - 1)
@@ -186,8 +190,8 @@ class KeyGradient(Backward):
             for first in b.each("queries", lower, upper, plan.queries, bounds=(0, most)):
                 self.first, self.stop = first, minimum(first + plan.queries, upper)
                 self.take_queries()
-                if self.in_a_row:
-                    self.find_limits()
+                if self.sequences is not None:
+                    *_, self.all_see = self.sequences.find(first)
                 self.add_block()
         for name in self.sums:
             self.put(name)
@@ -198,14 +202,14 @@ class KeyGradient(Backward):
         b, x, plan = self.b, self.x, self.plan
         self.count = self.all = minimum(x.keys - self.key, plan.keys)
         if "key_lengths" in x.extras:
-            length = b.cast(b.load(self.memory["key_lengths"], (self.batch,)), int64)
+            length = b.cast(b.load(self.memory["key_lengths"], (self.source.batch,)), int64)
             length = b.apply("minimum", length, b.index(x.keys))
             length = b.apply("maximum", length, b.index(0))
             limit = b.atom("length", length, 0, high(x.keys))
             self.count = maximum(0, minimum(limit - self.key, plan.keys))
         low, high_ = x.band
         self.lower, self.upper = 0, x.queries
-        if self.in_a_row:
+        if self.sequences is not None:
             self.find_queries()
             return
         if high_ is not None:
@@ -241,7 +245,7 @@ class KeyGradient(Backward):
         rows = {}
         for name, given, width in (("dk", "q", x.width), ("dv", "dout", x.value_width)):
             rows[name] = self.scratch(queries, self.columns(width) + PAD)
-            self.copy_rows(given, self.head, self.first, depth, width, rows[name])
+            self.source.copy_rows(given, self.head, self.first, depth, width, rows[name])
         self.gradient_of_scores()
         for name, scores in (("dv", self.scores), ("dk", self.change_of)):
             place = self.sums[name]
@@ -253,7 +257,7 @@ class KeyGradient(Backward):
                 return b.load(place, (at, c), (size, panel), (0, 1))
 
             width = high(place.shape[1])
-            self.product(self.count, depth, left, rows[name], place, start, width)
+            product(self.v, self.plan, self.count, depth, left, rows[name], place, start, width)
 
     def put(self, name: str) -> None:
         """Store the sums of the block; 0 for keys that are never seen."""
@@ -262,10 +266,10 @@ class KeyGradient(Backward):
             for d in range(0, width, n):
                 part = b.load(self.sums[name], (r, d), (n,), (1,))
                 if name == "dk":
-                    part = b.apply("multiply", part, self.constant(self.x.scale))
-                self.put_line(name, self.key_head, self.key + r, d, part, width)
+                    part = b.apply("multiply", part, self.v.constant(self.x.scale))
+                self.source.put_line(name, self.key_head, self.key + r, d, part, width)
         if self.count is not self.all:
             for r in b.each("nothing", self.count, self.all, bounds=bounds):
                 for d in range(0, width, n):
                     zeros = b.constant(0, self.sum, (n,))
-                    self.put_line(name, self.key_head, self.key + r, d, zeros, width)
+                    self.source.put_line(name, self.key_head, self.key + r, d, zeros, width)

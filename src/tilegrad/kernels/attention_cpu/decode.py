@@ -20,7 +20,7 @@ from ...ir.types import Memory
 from ...tile import ops
 from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters, parameters
-from .tiles import Builder, CpuPlan, Pairs, up
+from .tiles import CpuPlan, Kernel, Pairs, up
 
 KEYS = 64  # of a block: their values are still near when they are read again
 MOST_ROWS = 16
@@ -67,7 +67,7 @@ def partial_parameters(
     return [("partial", wide), ("maxima", rows), ("sums", rows)]
 
 
-class Rows(Builder):
+class Rows(Kernel):
     """What both Bodies share: rows are the queries of the heads of one key head."""
 
     parts: int
@@ -79,7 +79,11 @@ class Rows(Builder):
         keys = self.x.key_heads
         grid = self.lead() * keys * parts
         p = self.b.program(0, grid)
-        self.part, self.key_head, self.batch = p % parts, p // parts % keys, p // parts // keys
+        self.part, self.key_head, self.source.batch = (
+            p % parts,
+            p // parts % keys,
+            p // parts // keys,
+        )
         return grid
 
     def lead(self) -> Size:
@@ -107,18 +111,22 @@ class Rows(Builder):
 
     def part_at(self, r: Size, part: Size) -> tuple[Size, ...]:
         """Where a row's part waits for the others."""
-        return self.batch, self.key_head, part, r
+        return self.source.batch, self.key_head, part, r
+
+    def share_of(self, total: Node) -> Node:
+        """What sums of products are multiplied with in the end."""
+        return self.v.share_of(total)
 
     def put(self, r: Size, line: Callable[[Size], Node], most: Node, total: Node) -> None:
         """Store a finished row: line(d) are sums of products not divided yet."""
         b, width = self.b, self.x.value_width
         share = self.share_of(total)
         head, query = self.row_at(r)
-        for d in self.chunks(width):
-            self.put_line("out", head, query, d, b.apply("multiply", line(d), share), width)
+        for d in self.v.chunks("chunk", width):
+            self.source.put_line("out", head, query, d, b.apply("multiply", line(d), share), width)
         if "lse" in self.memory:
-            sums = self.log_sum(most, total)
-            b.store(self.memory["lse"], sums, (self.batch, head, query))
+            sums = self.v.log_sum(most, total)
+            b.store(self.memory["lse"], sums, (self.source.batch, head, query))
 
 
 class Decode(Rows):
@@ -166,7 +174,7 @@ class Decode(Rows):
     def begin(self) -> None:
         """The keys of this part that some query may see: lower <= j < upper."""
         x = self.x
-        self.lower, self.upper = 0, self.key_length()
+        self.lower, self.upper = 0, self.source.key_length()
         low, high_ = x.band
         if high_ is not None:
             self.upper = minimum(self.upper, high_ + x.queries)
@@ -182,8 +190,8 @@ class Decode(Rows):
         """A query, scaled; its sums as they begin, in the first part."""
         b, x, n = self.b, self.x, self.lanes
         head, query = self.row_at(r)
-        for d in self.chunks(x.width):
-            part = b.cast(self.line("q", head, query, d, n, x.width), self.sum)
+        for d in self.v.chunks("chunk", x.width):
+            part = b.cast(self.source.line("q", head, query, d, n, x.width), self.sum)
             b.store(self.query_rows, b.apply("multiply", part, self.first_factor()), (r, d), (1,))
         size = high(self.result.shape[1])
         for d in b.each("clear", 0, size, n, bounds=(0, size - n)):
@@ -196,7 +204,7 @@ class Decode(Rows):
 
     def first_factor(self) -> Node:
         """What queries are multiplied by."""
-        return self.constant(self.holes.first)
+        return self.v.constant(self.holes.first)
 
     # ---- a block of keys ------------------------------------------------------------------
 
@@ -211,7 +219,9 @@ class Decode(Rows):
         if self.count % n != 0:
             with b.when(b.less(whole, self.count)):
                 for r in self.each_row():
-                    self.score(r, whole, b.apply("less", self.steps(n, whole), b.index(self.count)))
+                    self.score(
+                        r, whole, b.apply("less", self.v.steps(n, whole), b.index(self.count))
+                    )
         for r in self.each_row():
             self.soften(r)
         self.gather_rows(0, self.plan.queries)
@@ -221,7 +231,7 @@ class Decode(Rows):
         width, line = self.x.width, 64 // self.x.dtype.size
         for d in self.b.each("ask", 0, width, line, bounds=(0, width - 1)):
             for r in range(self.lanes):
-                index = self.at("k", self.batch, self.key_head, key + r, d)
+                index = self.source.at("k", self.key_head, key + r, d)
                 self.b.prefetch(self.memory["k"], *index)
 
     def score(self, r: Size, j: Size, inside: Node | None = None) -> None:
@@ -229,8 +239,8 @@ class Decode(Rows):
         b, x, n = self.b, self.x, self.lanes
         head, query = self.row_at(r)
         sums = [b.constant(0, self.sum, (n, n))]
-        for d in self.chunks(x.width, sums):
-            mask = self.both(inside, self.below(d, n, x.width), (n, n))
+        for d in self.v.chunks("chunk", x.width, sums):
+            mask = self.v.both(inside, self.v.below(d, n, x.width), (n, n))
             keys = self.key_square(self.key + j, d, mask)
             line = b.load(self.query_rows, (r, d), (n,), (1,))
             sums[0] = b.apply("multiply_add", b.cast(keys, self.sum), line, sums[0])
@@ -238,15 +248,12 @@ class Decode(Rows):
         at = Pairs(self, head, query, self.key + j, banded=x.queries != 1)
         total = self.holes.hidden(self.holes.score(total, at, scaled=True), at)
         if inside is not None:
-            total = b.apply("where", inside, total, self.constant(-math.inf))
+            total = b.apply("where", inside, total, self.v.constant(-math.inf))
         b.store(self.scores, total, (r, j), (1,))
 
     def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
         """Neighbouring keys, a piece of each."""
-        n, order = self.lanes, self.order("k")
-        index = self.at("k", self.batch, self.key_head, token, d)
-        axes = (order.index("t"), order.index("d"))
-        return self.b.load(self.memory["k"], index, (n, n), axes, mask)
+        return self.source.square("k", self.key_head, token, d, mask)
 
     def soften(self, r: Size) -> None:
         """Scores of a row to probabilities (not yet divided); its result and sum fade."""
@@ -255,15 +262,15 @@ class Decode(Rows):
         bounds = (0, self.plan.keys - n)
         top = [b.constant(-math.inf, self.sum, (n,))]
         for j in b.each("largest", 0, stop, n, top, bounds=bounds):
-            top[0] = self.greater(b.load(self.scores, (r, j), (n,), (1,)), top[0])
+            top[0] = self.v.greater(b.load(self.scores, (r, j), (n,), (1,)), top[0])
         before = b.load(self.most, (r,))
-        most = self.greater(b.add(ops.reduce(top[0], axis=0, kind="max")), before)
-        base = self.base_of(most)
-        decay = self.power(b.apply("subtract", before, base))
+        most = self.v.greater(b.add(ops.reduce(top[0], axis=0, kind="max")), before)
+        base = self.v.base_of(most)
+        decay = self.v.power(b.apply("subtract", before, base))
         sums = [b.constant(0, self.sum, (n,))]
         for j in b.each("powers", 0, stop, n, sums, bounds=bounds):
             score = b.load(self.scores, (r, j), (n,), (1,))
-            value = self.power(b.apply("subtract", score, base))
+            value = self.v.power(b.apply("subtract", score, base))
             b.store(self.scores, value, (r, j), (1,))
             sums[0] = b.apply("add", sums[0], value)
         total = b.apply("multiply", b.load(self.total, (r,)), decay)
@@ -293,7 +300,7 @@ class Decode(Rows):
 
         def weighed(j: Size, sums: Node) -> Node:
             value = self.key + j
-            line = self.line("v", self.key_head, value, d, wide, self.x.value_width)
+            line = self.source.line("v", self.key_head, value, d, wide, self.x.value_width)
             return self.weighed(first, rows, j, line, sums)
 
         for j in b.each("key", 0, even, ways, sums, unroll=4 // ways, bounds=bounds):
@@ -325,8 +332,8 @@ class Decode(Rows):
         place = self.part_at(r, self.part)
         b.store(self.memory["maxima"], most, place)
         b.store(self.memory["sums"], total, place)
-        for d in self.chunks(width):
-            inside = self.below(d, n, width)
+        for d in self.v.chunks("chunk", width):
+            inside = self.v.below(d, n, width)
             b.store(self.memory["partial"], line(d), (*place, d), (4,), inside)
 
 
@@ -357,17 +364,17 @@ class Combine(Rows):
         maxima = [b.load(self.memory["maxima"], at) for at in place]
         most = maxima[0]
         for other in maxima[1:]:
-            most = self.greater(other, most)
-        base = self.base_of(most)
-        weights = [self.power(b.apply("subtract", m, base)) for m in maxima]
-        total = self.constant(0.0)
+            most = self.v.greater(other, most)
+        base = self.v.base_of(most)
+        weights = [self.v.power(b.apply("subtract", m, base)) for m in maxima]
+        total = self.v.constant(0.0)
         for at, weight in zip(place, weights):
             total = b.apply("multiply_add", b.load(self.memory["sums"], at), weight, total)
 
         def line(d: Size) -> Node:
             value = b.constant(0, self.sum, (n,))
             for at, weight in zip(place, weights):
-                inside = self.below(d, n, width)
+                inside = self.v.below(d, n, width)
                 part = b.load(self.memory["partial"], (*at, d), (n,), (4,), inside)
                 value = b.apply("multiply_add", part, weight, value)
             return value

@@ -25,7 +25,7 @@ from ...ir.types import Memory
 from ...tile import ops
 from ...tile.build import Body
 from ..attention.shape import AttentionShape, parameters
-from .tiles import PAD, Builder, CpuPlan, Pairs, up
+from .tiles import PAD, CpuPlan, Kernel, Pairs, Source, Vectors, product, up
 
 FAR = 1 << 30  # more than any token's number
 
@@ -48,52 +48,39 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan:
     return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=invariant())
 
 
-class Scored(Builder):
-    """Blocks of scores of a block of queries: what is done to them between the products."""
+class Sequences:
+    """Sequences one after the other in the queries and keys: which keys each query sees."""
 
-    scores: Node
-    key_rows: Node
-    value_rows: Node
-    turned: Node
-    stop: Size  # where the queries at work end
+    def __init__(self, v: Vectors, source: Source, plan: CpuPlan) -> None:
+        self.v, self.source, self.plan = v, source, plan
+        self.limits = v.b.allocate((3, plan.queries), int32, "l2")
 
-    def prepare_scores(self) -> None:
-        """How raw scores become powers of two: a factor as they are read, or a pass before."""
-        self.changed = not self.holes.plain
-        self.factor = 1.0 if self.changed else self.holes.first
-        self.offset: Size = 0  # of the queries at work among those of the program
-        self.in_a_row = "query_starts" in self.x.extras  # sequences one after the other
-        if self.in_a_row:
-            self.limits = self.b.allocate((3, self.plan.queries), int32, "l2")
-
-    # ---- sequences in a row ---------------------------------------------------------------
-
-    def find_limits(self) -> None:
-        """The keys that each query sees; those of the block are from the least to the most."""
-        b, x, queries = self.b, self.x, self.plan.queries
-        self.each_limit()
+    def find(self, first: Size) -> tuple[Size, Size, tuple[Size, Size]]:
+        """The keys that queries from the first on see: those of the block are from the least to the
+        most, lower <= j < upper; and those that all of them see, from the first to the last."""
+        b, keys, queries = self.v.b, self.source.x.keys, self.plan.queries
+        self.each_limit(first)
         rows = [b.load(self.limits, (number, 0), (queries,), (1,)) for number in range(2)]
         wanted = ((0, "min"), (1, "max"), (0, "max"), (1, "min"))
         found = [
             b.cast(b.add(ops.reduce(rows[row], axis=0, kind=kind)), int64) for row, kind in wanted
         ]
-        found[1] = b.apply("minimum", found[1], b.index(x.keys - 1))
+        found[1] = b.apply("minimum", found[1], b.index(keys - 1))
         found[0] = b.apply("maximum", found[0], b.index(0))
-        top = max(1, high(x.keys))
-        self.lower = self.plan.begin(b.atom("lower", found[0], 0, FAR))
-        self.upper = b.atom("upper", found[1], -1, top - 1) + 1
-        self.all_see = b.atom("begin", found[2], 0, FAR), b.atom("last", found[3], -1, FAR)
+        lower = self.plan.begin(b.atom("lower", found[0], 0, FAR))
+        upper = b.atom("upper", found[1], -1, max(1, high(keys)) - 1) + 1
+        return lower, upper, (b.atom("begin", found[2], 0, FAR), b.atom("last", found[3], -1, FAR))
 
-    def each_limit(self) -> None:
+    def each_limit(self, first: Size) -> None:
         """For each query the first and the last key it sees, and how far its sequences are apart.
 
         A query of no sequence sees keys FAR to -1: none.
         """
-        b, n = self.b, self.lanes
-        for c in self.query_vectors("limits"):
-            token = self.steps(n, self.first + c, int32)
+        v, b, n = self.v, self.v.b, self.v.lanes
+        for c in v.chunks("limits", self.plan.queries):
+            token = v.steps(n, first + c, int32)
             found = [b.constant(value, int32, (n,)) for value in (FAR, -1, 0)]
-            sequences = self.memory["query_starts"].shape[0] - 1
+            sequences = self.source.memory["query_starts"].shape[0] - 1
             for number in b.each("sequence", 0, sequences, carried=found):
                 own, *limits = self.limits_in(number, token)
                 found[:] = [b.apply("where", own, new, old) for new, old in zip(limits, found)]
@@ -102,9 +89,9 @@ class Scored(Builder):
 
     def limits_in(self, number: Size, token: Node) -> list[Node]:
         """Which tokens belong to a sequence; the keys these see, and how far it is shifted."""
-        b, band = self.b, self.x.band
-        first, end = (b.load(self.memory["query_starts"], (number + i,)) for i in range(2))
-        key, stop = (b.load(self.memory["key_starts"], (number + i,)) for i in range(2))
+        b, band, memory = self.v.b, self.source.x.band, self.source.memory
+        first, end = (b.load(memory["query_starts"], (number + i,)) for i in range(2))
+        key, stop = (b.load(memory["key_starts"], (number + i,)) for i in range(2))
         own = b.apply("less_equal", first, token)
         own = b.apply("bit_and", own, b.apply("less", token, end))
         shift = b.apply("subtract", first, key)  # of a query's number to its key's
@@ -118,16 +105,40 @@ class Scored(Builder):
             most = b.apply("minimum", most, near)
         return [own, least, most, shift]
 
+    def limit(self, number: int, i: Size) -> Node:
+        """What was found for neighbouring queries, from number i of the program on."""
+        return self.v.b.load(self.limits, (number, i), (self.v.lanes,), (1,))
+
+
+class Scored(Kernel):
+    """Blocks of scores of a block of queries: what is done to them between the products."""
+
+    scores: Node
+    key_rows: Node
+    value_rows: Node
+    turned: Node
+    stop: Size  # where the queries at work end
+    all_see: tuple[Size, Size]  # the first and last key that all of them see, of sequences in a row
+
+    def prepare_scores(self) -> None:
+        """How raw scores become powers of two: a factor as they are read, or a pass before."""
+        self.changed = not self.holes.plain
+        self.factor = 1.0 if self.changed else self.holes.first
+        self.offset: Size = 0  # of the queries at work among those of the program
+        self.sequences: Sequences | None = None
+        if "query_starts" in self.x.extras:
+            self.sequences = Sequences(self.v, self.source, self.plan)
+
     # ---- scores ---------------------------------------------------------------------------
 
     def take_keys(self) -> None:
         """A block of keys in scratch."""
-        self.copy_rows("k", self.key_head, self.key, self.count, self.x.width, self.key_rows)
+        self.source.copy_rows("k", self.key_head, self.key, self.count, self.x.width, self.key_rows)
 
     def take_values(self) -> None:
         """A block of values in scratch."""
         width = self.x.value_width
-        self.copy_rows("v", self.key_head, self.key, self.count, width, self.value_rows)
+        self.source.copy_rows("v", self.key_head, self.key, self.count, width, self.value_rows)
 
     def score(self) -> None:
         """scores[j, i] = key j times query i."""
@@ -135,7 +146,7 @@ class Scored(Builder):
         def left(step: Size, first: Size, rows: int) -> Node:
             return self.b.load(self.key_rows, (first, step), (rows, 1), (0, 1))
 
-        self.product(self.count, self.x.width, left, self.turned, self.scores)
+        product(self.v, self.plan, self.count, self.x.width, left, self.turned, self.scores)
 
     def change(self) -> None:
         """What the holes do to a block of scores: nothing where they only hide and all is seen."""
@@ -146,7 +157,7 @@ class Scored(Builder):
         low, high_ = x.band
         hidden: list[Node] = []
         last = self.key + self.count - 1
-        if self.in_a_row:
+        if self.sequences is not None:
             hidden = [b.less(self.key, self.all_see[0]), b.less(self.all_see[1], last)]
         else:
             if high_ is not None:
@@ -176,16 +187,16 @@ class Scored(Builder):
         b = self.b
         score = b.load(self.scores, (j, c), (width,), (1,))
         if self.factor == 1.0:
-            return self.power(b.apply("add", score, base))
-        return self.power(b.apply("multiply_add", score, self.constant(self.factor), base))
+            return self.v.power(b.apply("add", score, base))
+        return self.v.power(b.apply("multiply_add", score, self.v.constant(self.factor), base))
 
     def kept(self, j: Size, c: Size, width: int) -> Node | None:
         """What probabilities of a key are multiplied by; None for 1."""
         b, x = self.b, self.x
 
         def linear() -> Node:
-            row = (self.batch * x.heads + self.head) * x.queries + self.first + c
-            steps = b.apply("multiply", self.steps(width), b.index(x.keys))
+            row = (self.source.batch * x.heads + self.head) * x.queries + self.first + c
+            steps = b.apply("multiply", self.v.steps(width), b.index(x.keys))
             return b.apply("add", steps, b.index(row * x.keys + self.key + j))
 
         return self.holes.weight(linear)
@@ -194,29 +205,24 @@ class Scored(Builder):
 class Square(Pairs):
     """A square of a block of scores: keys key + j ..., queries first + i ...."""
 
-    of: Scored
-
     def __init__(self, of: Scored, j: Size, i: Size) -> None:
         super().__init__(of, of.head, of.first + i, of.key + j, square=True)
-        self.i = i
-
-    def limit(self, number: int) -> Node:
-        """What `find_limits` left for neighbouring queries."""
-        of = self.of
-        return of.b.load(of.limits, (number, of.offset + self.i), (of.lanes,), (1,))
+        self.sequences, self.i = of.sequences, of.offset + i
 
     def apart(self) -> tuple[Node, Size]:
         """Numbers count within a sequence."""
         tile, ahead = super().apart()
-        return (self.of.b.apply("add", tile, self.limit(2)) if self.of.in_a_row else tile), ahead
+        if self.sequences is not None:
+            tile = self.of.b.apply("add", tile, self.sequences.limit(2, self.i))
+        return tile, ahead
 
     def limits(self) -> list[Node] | None:
         """The keys of a query's own sequence."""
-        of, b = self.of, self.of.b
-        if not of.in_a_row:
+        v, b = self.of.v, self.of.b
+        if self.sequences is None:
             return None
-        key = of.column(of.steps(of.lanes, self.key, int32))
-        least, most = self.limit(0), self.limit(1)
+        key = v.column(v.steps(v.lanes, self.key, int32))
+        least, most = (self.sequences.limit(number, self.i) for number in range(2))
         return [b.apply("less_equal", least, key), b.apply("less_equal", key, most)]
 
 
@@ -273,21 +279,21 @@ class Forward(Scored):
         self.take_queries()
         for place, value in zip((self.most, self.total), self.holes.start(self.head)):
             b.store(place, b.broadcast(value, (queries,)), (0,), (0,))
-        self.clear(self.result, queries)
+        self.v.clear(self.result, queries)
 
     def take_queries(self) -> None:
         """Queries as the products read them."""
         x = self.x
-        self.turn_rows("q", self.head, self.first, x.queries, x.width, self.turned)
+        self.source.turn_rows("q", self.head, self.first, x.queries, x.width, self.turned)
 
     def keys_of(self) -> None:
         """The keys that some query of the block may see: lower <= j < upper."""
         x, plan = self.x, self.plan
         self.stop = minimum(self.first + plan.queries, x.queries)
-        if self.in_a_row:
-            self.find_limits()
+        if self.sequences is not None:
+            self.lower, self.upper, self.all_see = self.sequences.find(self.first)
             return
-        self.lower, self.upper = 0, self.key_length()
+        self.lower, self.upper = 0, self.source.key_length()
         low, high_ = x.band
         if high_ is not None:
             self.upper = minimum(self.upper, self.stop + high_)
@@ -316,13 +322,13 @@ class Forward(Scored):
             before = b.load(self.most, (at,), (width,), (0,))
             top = [b.constant(-math.inf, self.sum, (width,))]
             for j in b.each("largest", 0, self.rows(), 1, top, unroll=4, bounds=bounds):
-                top[0] = self.greater(b.load(self.scores, (j, c), (width,), (1,)), top[0])
+                top[0] = self.v.greater(b.load(self.scores, (j, c), (width,), (1,)), top[0])
             found = top[0]
             if self.factor != 1.0:
-                found = b.apply("multiply", found, self.constant(self.factor))
-            most = self.greater(found, before)
-            base = self.base_of(most)
-            decay = self.power(b.apply("subtract", before, base))
+                found = b.apply("multiply", found, self.v.constant(self.factor))
+            most = self.v.greater(found, before)
+            base = self.v.base_of(most)
+            decay = self.v.power(b.apply("subtract", before, base))
             total = b.apply("multiply", b.load(self.total, (at,), (width,), (0,)), decay)
             b.store(self.most, most, (at,), (0,))
             b.store(self.decay, decay, (at,), (0,))
@@ -360,16 +366,21 @@ class Forward(Scored):
             before = b.load(self.result, (first, c), (rows, panel), (0, 1))
             return b.apply("multiply", before, b.load(self.decay, (c,), (panel,), (0,)))
 
-        self.product(self.x.value_width, self.count, left, self.scores, self.result, start)
+        product(
+            self.v, self.plan, self.x.value_width, self.count, left, self.scores, self.result, start
+        )
 
     def finish(self) -> None:
         """Divide by the sums, turn, store; log-sum-exps."""
         b, x, n = self.b, self.x, self.lanes
-        for i in self.query_vectors("finish"):
+        for i in self.v.chunks("finish", self.plan.queries):
             token = self.first + i
-            inside = self.below(token, n, x.queries)
+            inside = self.v.below(token, n, x.queries)
             total = b.load(self.total, (i,), (n,), (0,))
-            self.put_turned("out", i, self.result, x.value_width, self.share_of(total))
+            share, width = self.v.share_of(total), x.value_width
+            self.source.put_turned("out", self.head, token, self.result, i, width, share)
             if "lse" in self.memory:
-                sums = self.log_sum(b.load(self.most, (i,), (n,), (0,)), total)
-                b.store(self.memory["lse"], sums, (self.batch, self.head, token), (2,), inside)
+                sums = self.v.log_sum(b.load(self.most, (i,), (n,), (0,)), total)
+                b.store(
+                    self.memory["lse"], sums, (self.source.batch, self.head, token), (2,), inside
+                )

@@ -25,6 +25,12 @@ from ..attention.shape import AttentionShape
 LOG2_E = 1.4426950408889634
 
 
+class Attention(Protocol):
+    """Who knows the attention: a program may find out more of it."""
+
+    x: AttentionShape
+
+
 class Pairs(Protocol):
     """Which queries and keys a Tile of scores is of."""
 
@@ -43,10 +49,16 @@ class Pairs(Protocol):
 class Holes:
     """What one attention fills the holes with."""
 
-    def __init__(self, b: BodyBuilder, x: AttentionShape, memory: Mapping[str, Node]) -> None:
-        self.b, self.x, self.memory, self.sum = b, x, memory, x.sum_dtype
+    def __init__(self, b: BodyBuilder, of: Attention, memory: Mapping[str, Node]) -> None:
+        x = of.x
+        self.b, self.of, self.memory, self.sum = b, of, memory, x.sum_dtype
         # What raw scores are multiplied by before all else.
         self.first = x.scale / x.softcap if x.softcap else x.scale * LOG2_E
+
+    @property
+    def x(self) -> AttentionShape:
+        """The attention, as far as a program knows it."""
+        return self.of.x
 
     @property
     def plain(self) -> bool:

@@ -19,8 +19,8 @@ from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, high, maximum, minimum
 from ...tile import ops
 from ..attention.shape import AttentionShape
-from .forward import Forward, Scored, fitting
-from .tiles import CpuPlan
+from .forward import Forward, fitting
+from .tiles import CpuPlan, Source
 
 TILE = 16
 PAIR = 2 * TILE
@@ -45,16 +45,21 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     return CpuPlan(queries, keys, TILE, 2, TILE, units[0].name, part, invariant())
 
 
-class MatrixTiles(Scored):
+def whole(count: Size) -> Size:
+    """A number of keys, up to a whole number of pairs of tiles."""
+    return ceil_divide(count, PAIR) * PAIR
+
+
+class Unit:
     """Tiles of a matrix unit: how operands are packed, read and multiplied."""
 
-    def rows(self) -> Size:
-        """Keys of the block, up to a whole number of pairs of tiles."""
-        return ceil_divide(self.count, PAIR) * PAIR
+    def __init__(self, source: Source, plan: CpuPlan) -> None:
+        self.source, self.plan = source, plan
+        self.b, self.sum = source.v.b, source.v.sum
 
     def tiles(self, *lead: int) -> Node:
         """Scratch of tiles."""
-        return self.scratch(*lead, TILE, PAIR, dtype=bfloat16)
+        return self.b.allocate((*lead, TILE, PAIR), bfloat16, "l2")
 
     def tile(self, memory: Node, *index: Size) -> Node:
         """A tile in the unit's registers."""
@@ -70,6 +75,14 @@ class MatrixTiles(Scored):
         """A right side that lies in rows of pairs."""
         return lambda column, step: self.tile(memory, step * TILE, column * PAIR)
 
+    def rows_in(self, memory: Node) -> Operand:
+        """A left side that lies row by row."""
+        return lambda row, step: self.tile(memory, row * TILE, step * PAIR)
+
+    def steps_in(self, memory: Node) -> Operand:
+        """A right side that lies tile by tile, step by step."""
+        return lambda column, step: self.tile(memory, step, column, 0, 0)
+
     def turn_pairs(self, x: Node) -> Node:
         """(16, 16 pairs) with the pairs of a column in a row."""
         b = self.b
@@ -83,41 +96,72 @@ class MatrixTiles(Scored):
         both = b.add(ops.transpose(b.add(ops.stack_rows(first, second)), order=(1, 0)))
         return b.add(ops.reshape(both, shape=(2 * first.shape[0],)))
 
-    # ---- packing: past the last token it is repeated ---------------------------------------
+    # ---- packing: tokens of a head from the first on; past the last it is repeated -----------
 
-    def pack_queries(self, name: str, last: Size, width: int, place: Node) -> None:
+    def pack_columns(
+        self, name: str, head: Size, first: Size, last: Size, width: int, place: Node
+    ) -> None:
         """Pairs of d side by side, queries across."""
         b = self.b
         for i in b.each("turn", 0, self.plan.queries // TILE):
             for s in b.each("step", 0, -(-width // PAIR)):
-                tokens = [minimum(self.first + i * TILE + r, last) for r in range(TILE)]
-                lines = [self.line(name, self.head, t, s * PAIR, PAIR, width) for t in tokens]
+                tokens = [minimum(first + i * TILE + r, last) for r in range(TILE)]
+                lines = [self.source.line(name, head, t, s * PAIR, PAIR, width) for t in tokens]
                 value = self.turn_pairs(b.add(ops.stack_rows(*lines)))
                 b.store(place, value, (i, s, 0, 0), (2, 3))
 
-    def pack_keys(self, name: str, last: Size, width: int, place: Node) -> None:
-        """Rows of keys or values tile by tile."""
+    def pack_rows(
+        self,
+        name: str,
+        head: Size,
+        first: Size,
+        last: Size,
+        count: Size,
+        width: int,
+        place: Node,
+    ) -> None:
+        """So many keys or values, tile by tile."""
         b = self.b
-        for r in b.each("row", 0, self.rows(), bounds=(0, self.plan.keys - 1)):
-            token = minimum(self.key + r, last)
+        for r in b.each("row", 0, whole(count), bounds=(0, self.plan.keys - 1)):
+            token = minimum(first + r, last)
             for s in range(-(-width // PAIR)):
-                part = self.line(name, self.key_head, token, s * PAIR, PAIR, width)
+                part = self.source.line(name, head, token, s * PAIR, PAIR, width)
                 b.store(place, part, (r // TILE, s, r % TILE, 0), (3,))
 
-    def pack_turned(self, name: str, last: Size, width: int, place: Node) -> None:
-        """Keys or values turned, in pairs of keys."""
+    def pack_turned(
+        self,
+        name: str,
+        head: Size,
+        first: Size,
+        last: Size,
+        count: Size,
+        width: int,
+        place: Node,
+    ) -> None:
+        """So many keys or values turned, in pairs of keys."""
         b, most = self.b, self.plan.keys // PAIR - 1
-        for g in b.each("group", 0, ceil_divide(self.count, PAIR), bounds=(0, most)):
+        for g in b.each("group", 0, ceil_divide(count, PAIR), bounds=(0, most)):
             for t in b.each("chunk", 0, -(-width // TILE)):
-                tokens = [minimum(self.key + g * PAIR + r, last) for r in range(PAIR)]
-                lines = [self.line(name, self.key_head, i, t * TILE, TILE, width) for i in tokens]
+                tokens = [minimum(first + g * PAIR + r, last) for r in range(PAIR)]
+                lines = [self.source.line(name, head, i, t * TILE, TILE, width) for i in tokens]
                 rows = [self.beside(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
                 value = self.turn_pairs(b.add(ops.stack_rows(*rows)))
                 b.store(place, value, (t, g, 0, 0), (2, 3))
 
+    def pack_pairs(
+        self, name: str, head: Size, first: Size, last: Size, width: int, place: Node
+    ) -> None:
+        """Queries in pairs side by side, d across."""
+        b = self.b
+        for i in b.each("pair", 0, self.plan.queries // 2):
+            tokens = [minimum(first + i * 2 + n, last) for n in range(2)]
+            for t in range(-(-width // TILE)):
+                lines = [self.source.line(name, head, at, t * TILE, TILE, width) for at in tokens]
+                b.store(place, self.beside(*lines), (i // TILE, t, i % TILE, 0), (3,))
+
     # ---- products -------------------------------------------------------------------------
 
-    def tile_product(
+    def product(
         self,
         down: Size,
         across: int,
@@ -157,17 +201,18 @@ class MatrixTiles(Scored):
             row([even])
 
 
-class MatrixForward(MatrixTiles, Forward):
+class MatrixForward(Forward):
     """Builds the forward Body on a matrix unit."""
 
     def places(self) -> None:
         """Scratch, in the layouts that the unit reads."""
         x, plan = self.x, self.plan
+        self.unit = unit = Unit(self.source, plan)
         self.deep = -(-x.width // PAIR)  # steps of a product over d
         self.wide = -(-x.value_width // TILE)  # tiles of the result
-        self.packed = self.tiles(plan.queries // TILE, self.deep)
-        self.key_tiles = self.tiles(plan.keys // TILE, self.deep)
-        self.value_tiles = self.tiles(self.wide, plan.keys // PAIR)
+        self.packed = unit.tiles(plan.queries // TILE, self.deep)
+        self.key_tiles = unit.tiles(plan.keys // TILE, self.deep)
+        self.value_tiles = unit.tiles(self.wide, plan.keys // PAIR)
         self.pairs = self.scratch(plan.keys // 2, 2 * plan.strip + SPACE, dtype=bfloat16)
         self.scores = self.scratch(plan.keys, plan.strip + TILE)
         self.result = self.scratch(self.wide * TILE, plan.queries + TILE)
@@ -175,19 +220,21 @@ class MatrixForward(MatrixTiles, Forward):
 
     def take_queries(self) -> None:
         """Queries as the products read them."""
-        self.pack_queries("q", self.x.queries - 1, self.x.width, self.packed)
+        last, width = self.x.queries - 1, self.x.width
+        self.unit.pack_columns("q", self.head, self.first, last, width, self.packed)
 
     def block(self) -> None:
         """As for vectors, some queries at a time, so that their scores stay near."""
         x, size = self.x, self.plan.strip
-        self.pack_keys("k", self.upper - 1, x.width, self.key_tiles)
-        self.pack_turned("v", self.upper - 1, x.value_width, self.value_tiles)
+        where = (self.key_head, self.key, self.upper - 1, self.count)
+        self.unit.pack_rows("k", *where, x.width, self.key_tiles)
+        self.unit.pack_turned("v", *where, x.value_width, self.value_tiles)
         first, stop, everything = self.first, self.stop, self.count
         top = minimum(stop - first, self.plan.queries)
         for offset in self.b.each("strip", 0, top, size, bounds=(0, self.plan.queries - size)):
             self.offset, self.first = offset, first + offset
             self.stop = minimum(self.first + size, stop)
-            if x.band[1] is not None and not self.in_a_row:  # not all that others see
+            if x.band[1] is not None and self.sequences is None:  # not all that others see
                 self.count = maximum(0, minimum(everything, self.stop + x.band[1] - self.key))
             self.score()
             self.change()
@@ -197,12 +244,12 @@ class MatrixForward(MatrixTiles, Forward):
 
     def score(self) -> None:
         """scores[j, i] = key j times query i."""
-        before, queries = self.offset // TILE, self.packed_in(self.packed)
-        self.tile_product(
+        before, queries = self.offset // TILE, self.unit.packed_in(self.packed)
+        self.unit.product(
             ceil_divide(self.count, PAIR) * 2,
             self.plan.strip // TILE,
             self.deep,
-            self.packed_in(self.key_tiles),
+            self.unit.packed_in(self.key_tiles),
             lambda column, step: queries(column + before, step),
             self.scores,
             adds=False,
@@ -215,12 +262,12 @@ class MatrixForward(MatrixTiles, Forward):
         for d in b.each("fade", 0, self.wide * TILE):
             row = b.load(self.result, (d, self.offset), (size,), (1,))
             b.store(self.result, b.apply("multiply", row, decay), (d, self.offset), (1,))
-        self.tile_product(
+        self.unit.product(
             self.wide,
             size // TILE,
             ceil_divide(self.count, PAIR),
-            self.packed_in(self.value_tiles),
-            self.pairs_in(self.pairs),
+            self.unit.packed_in(self.value_tiles),
+            self.unit.pairs_in(self.pairs),
             self.result,
             adds=True,
             shift=self.offset // TILE,
@@ -232,17 +279,21 @@ class MatrixForward(MatrixTiles, Forward):
         """As for vectors; rows of scores past the last key are hidden first."""
         b = self.b
         hidden = b.constant(-math.inf, self.sum, (self.plan.strip,))
-        for j in b.each("hide", self.count, self.rows(), bounds=(0, self.plan.keys - 1)):
+        for j in b.each("hide", self.count, whole(self.count), bounds=(0, self.plan.keys - 1)):
             b.store(self.scores, hidden, (j, 0), (1,))
         super().soften()
+
+    def rows(self) -> Size:
+        """Rows of scores that count: whole pairs of tiles."""
+        return whole(self.count)
 
     def powers(self, c: Size, width: int, base: Node, total: Node) -> Node:
         """Probabilities of some queries, two keys at a time, rounded; the sums of those not."""
         b, sums = self.b, [total]
-        for j in b.each("powers", 0, self.rows(), 2, sums, bounds=(0, self.plan.keys - 2)):
+        for j in b.each("powers", 0, whole(self.count), 2, sums, bounds=(0, self.plan.keys - 2)):
             found = [self.probability(j + n, c, width, base) for n in range(2)]
             rest = [self.dropped(p, j + n, c) for n, p in enumerate(found)]
-            pair = self.beside(*(b.cast(p, bfloat16) for p in rest))
+            pair = self.unit.beside(*(b.cast(p, bfloat16) for p in rest))
             b.store(self.pairs, pair, (j // 2, c * 2), (1,))
             sums[0] = b.apply("add", sums[0], b.apply("add", *found))
         return sums[0]

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, high, minimum
+from ...ir.symbol import Size, ceil_divide, high
 from ..attention.shape import AttentionShape
 from . import matrix
 from .backward import Backward, KeyGradient, QueryGradient
 from .forward import fitting
-from .matrix import PAIR, SPACE, TILE, MatrixTiles, Operand
+from .matrix import PAIR, SPACE, TILE, Unit, whole
 from .tiles import CpuPlan, up
 
 
@@ -34,7 +34,7 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     return CpuPlan(fitting(x, target, 128, PAIR), keys, TILE, 2, TILE, forward.unit)
 
 
-class MatrixBackward(MatrixTiles, Backward):
+class MatrixBackward(Backward):
     """Products and packing of both Bodies."""
 
     def columns(self, width: int) -> int:
@@ -44,42 +44,48 @@ class MatrixBackward(MatrixTiles, Backward):
     def block_places(self) -> None:
         """Scratch of a block of scores."""
         x, plan = self.x, self.plan
+        self.unit = unit = Unit(self.source, plan)
         self.deep, self.wide = (-(-w // PAIR) for w in (x.width, x.value_width))
-        self.packed = self.tiles(plan.queries // TILE, self.deep)
-        self.packed_out = self.tiles(plan.queries // TILE, self.wide)
-        self.key_tiles = self.tiles(plan.keys // TILE, self.deep)
-        self.value_tiles = self.tiles(plan.keys // TILE, self.wide)
+        self.packed = unit.tiles(plan.queries // TILE, self.deep)
+        self.packed_out = unit.tiles(plan.queries // TILE, self.wide)
+        self.key_tiles = unit.tiles(plan.keys // TILE, self.deep)
+        self.value_tiles = unit.tiles(plan.keys // TILE, self.wide)
         self.score_places(plan.keys, plan.queries + TILE)
 
     def take_queries(self) -> None:
         """Queries and gradients of their results; what each query has one of."""
         b, x, n = self.b, self.x, self.lanes
-        self.pack_queries("q", self.stop - 1, x.width, self.packed)
-        self.pack_queries("dout", self.stop - 1, x.value_width, self.packed_out)
+        where = (self.head, self.first, self.stop - 1)
+        self.unit.pack_columns("q", *where, x.width, self.packed)
+        self.unit.pack_columns("dout", *where, x.value_width, self.packed_out)
         self.take_sums()
-        for i in self.query_vectors("past"):
-            inside = b.apply("less", self.steps(n, self.first + i), b.index(self.stop))
+        for i in self.v.chunks("past", self.plan.queries):
+            inside = b.apply("less", self.v.steps(n, self.first + i), b.index(self.stop))
             base = b.load(self.base, (i,), (n,), (0,))
-            base = b.apply("where", inside, base, self.constant(-math.inf))
+            base = b.apply("where", inside, base, self.v.constant(-math.inf))
             b.store(self.base, base, (i,), (0,))
 
     def take_keys(self) -> None:
         """A block of keys."""
-        self.pack_keys("k", self.key + self.count - 1, self.x.width, self.key_tiles)
+        self.unit.pack_rows("k", *self.keys_at_work(), self.x.width, self.key_tiles)
 
     def take_values(self) -> None:
         """A block of values."""
-        self.pack_keys("v", self.key + self.count - 1, self.x.value_width, self.value_tiles)
+        self.unit.pack_rows("v", *self.keys_at_work(), self.x.value_width, self.value_tiles)
+
+    def keys_at_work(self) -> tuple[Size, Size, Size, Size]:
+        """Key head, first and last key of the block, and how many it has."""
+        return self.key_head, self.key, self.key + self.count - 1, self.count
 
     def gradient_of_scores(self) -> None:
         """Raw scores, and the gradient of probabilities; then what each Body wants of them."""
-        across, down = self.plan.queries // TILE, self.rows() // TILE
+        across, down = self.plan.queries // TILE, whole(self.count) // TILE
         for left, right, steps, place in (
             (self.key_tiles, self.packed, self.deep, self.scores),
             (self.value_tiles, self.packed_out, self.wide, self.change_of),
         ):
-            operands = self.packed_in(left), self.packed_in(right)
-            self.tile_product(down, across, steps, *operands, place, adds=False)
+            operands = self.unit.packed_in(left), self.unit.packed_in(right)
+            self.unit.product(down, across, steps, *operands, place, adds=False)
         self.change()
         self.round_scores()
 
@@ -91,7 +97,7 @@ class MatrixBackward(MatrixTiles, Backward):
         b, bounds = self.b, (0, self.plan.keys - step)
         for c in b.each("gradients", 0, self.plan.queries, PAIR):
             base, delta = (b.load(m, (c,), (PAIR,), (0,)) for m in (self.base, self.delta))
-            for j in b.each("gradient", 0, self.rows(), step, bounds=bounds):
+            for j in b.each("gradient", 0, whole(self.count), step, bounds=bounds):
                 yield j, c, base, delta
 
 
@@ -102,7 +108,7 @@ class MatrixQueryGradient(MatrixBackward, QueryGradient):
         """Scratch."""
         x, plan = self.x, self.plan
         self.block_places()
-        self.turned_keys = self.tiles(self.columns(x.width) // TILE, plan.keys // PAIR)
+        self.turned_keys = self.unit.tiles(self.columns(x.width) // TILE, plan.keys // PAIR)
         self.pairs = self.scratch(plan.keys // 2, 2 * plan.queries + SPACE, dtype=bfloat16)
         self.result = self.scratch(self.columns(x.width), plan.queries + TILE)
 
@@ -111,14 +117,14 @@ class MatrixQueryGradient(MatrixBackward, QueryGradient):
         x = self.x
         self.take_keys()
         self.take_values()
-        self.pack_turned("k", self.key + self.count - 1, x.width, self.turned_keys)
+        self.unit.pack_turned("k", *self.keys_at_work(), x.width, self.turned_keys)
         self.gradient_of_scores()
-        self.tile_product(
+        self.unit.product(
             self.columns(x.width) // TILE,
             self.plan.queries // TILE,
             ceil_divide(self.count, PAIR),
-            self.packed_in(self.turned_keys),
-            self.pairs_in(self.pairs),
+            self.unit.packed_in(self.turned_keys),
+            self.unit.pairs_in(self.pairs),
             self.result,
             adds=True,
         )
@@ -131,8 +137,8 @@ class MatrixQueryGradient(MatrixBackward, QueryGradient):
             for n in range(2):
                 one = self.both_of(j + n, c, PAIR, base, delta)[1]
                 there = b.broadcast(b.less(j + n, self.count), (PAIR,))
-                found.append(b.apply("where", there, one, self.constant(0.0)))
-            pair = self.beside(*(b.cast(p, bfloat16) for p in found))
+                found.append(b.apply("where", there, one, self.v.constant(0.0)))
+            pair = self.unit.beside(*(b.cast(p, bfloat16) for p in found))
             b.store(self.pairs, pair, (j // 2, c * 2), (1,))
 
 
@@ -146,43 +152,27 @@ class MatrixKeyGradient(MatrixBackward, KeyGradient):
         shape = (plan.keys, plan.queries + SPACE)
         self.left = {name: self.scratch(*shape, dtype=bfloat16) for name in ("dv", "dk")}
         self.right = {
-            name: self.tiles(plan.queries // PAIR, self.columns(width) // TILE)
+            name: self.unit.tiles(plan.queries // PAIR, self.columns(width) // TILE)
             for name, width in (("dv", x.value_width), ("dk", x.width))
         }
 
     def add_block(self) -> None:
         """What a block of queries adds."""
         x = self.x
-        self.pair_rows("dout", x.value_width, self.right["dv"])
-        self.pair_rows("q", x.width, self.right["dk"])
+        where = (self.head, self.first, self.stop - 1)
+        self.unit.pack_pairs("dout", *where, x.value_width, self.right["dv"])
+        self.unit.pack_pairs("q", *where, x.width, self.right["dk"])
         self.gradient_of_scores()
         for name in ("dv", "dk"):
-            self.tile_product(
-                self.rows() // TILE,
+            self.unit.product(
+                whole(self.count) // TILE,
                 self.columns(self.widths[name]) // TILE,
                 self.plan.queries // PAIR,
-                self.rows_in(self.left[name]),
-                self.steps_in(self.right[name]),
+                self.unit.rows_in(self.left[name]),
+                self.unit.steps_in(self.right[name]),
                 self.sums[name],
                 adds=True,
             )
-
-    def rows_in(self, memory: Node) -> Operand:
-        """A left side that lies row by row."""
-        return lambda row, step: self.tile(memory, row * TILE, step * PAIR)
-
-    def steps_in(self, memory: Node) -> Operand:
-        """A right side that lies tile by tile, step by step."""
-        return lambda column, step: self.tile(memory, step, column, 0, 0)
-
-    def pair_rows(self, name: str, width: int, place: Node) -> None:
-        """Tokens in pairs side by side, d across; the last one repeated past the end."""
-        b, last = self.b, self.stop - 1
-        for i in b.each("pair", 0, self.plan.queries // 2):
-            tokens = [minimum(self.first + i * 2 + n, last) for n in range(2)]
-            for t in range(-(-width // TILE)):
-                lines = [self.line(name, self.head, at, t * TILE, TILE, width) for at in tokens]
-                b.store(place, self.beside(*lines), (i // TILE, t, i % TILE, 0), (3,))
 
     def round_scores(self) -> None:
         """Probabilities and gradients of scores, row by row."""

@@ -1,23 +1,23 @@
-"""What attention kernels on CPUs are made of: queries along the lanes, products, powers of two.
+"""What attention kernels on CPUs are made of: vectors, a source of tokens, products.
 
-A block of queries is turned once, so that a column of it is a vector; keys and values are copied
-as they lie into scratch, widened to the accumulator's dtype. A product keeps a register tile of
-rows by vectors of queries. Invariant: nothing is read past the end of an axis.
+`Vectors` has the arithmetic of Tiles, `Source` says where tokens lie, and brings them into scratch:
+a block of queries is turned once, so that a column of it is a vector; keys and values are copied as
+they lie, widened to the accumulator's dtype. `product` keeps a register tile of rows by vectors of
+queries. `Kernel` is what every Body has. Invariant: nothing is read past the end of an axis.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...core.dtype import DType, float32, int32, int64
 from ...ir.node import Node
 from ...ir.symbol import Size, floor_divide, high, minimum, modulo
-from ...ir.types import Memory
 from ...tile import ops
 from ...tile.build import BodyBuilder
-from ..attention.shape import AttentionShape
+from ..attention.shape import AttentionShape, Parameters
 from .holes import LOG2_E, Holes
 
 PAD = 16  # elements after each row of scratch: breaks power-of-two strides
@@ -67,72 +67,27 @@ class CpuPlan:
         return key // unit * unit if unit > 1 else key
 
 
-class Builder:
-    """What forward, backward and decode share: indices, scratch, products, powers of two."""
+class Vectors:
+    """Arithmetic on the Tiles of a Body; sums have a dtype of their own."""
 
-    batch: Size
-    head: Size
-    key_head: Size
-    first: Size  # query of the program
-    lower: Size  # keys at work: lower <= j < upper
-    upper: Size
-    key: Size  # the first one of a block, and how many it has
-    count: Size
+    def __init__(self, b: BodyBuilder, plan: CpuPlan, x: AttentionShape) -> None:
+        self.b, self.lanes, self.sum = b, plan.lanes, x.sum_dtype
+        self.exact = x.dtype is float32
 
-    def __init__(
-        self, x: AttentionShape, given: Sequence[tuple[str, Memory]], plan: CpuPlan, name: str
-    ) -> None:
-        self.plan, self.lanes = plan, plan.lanes
-        self.b = BodyBuilder(name, given)
-        self.memory = dict(zip((n for n, _ in given), self.b.parameters))
-        self.sum: DType = x.sum_dtype
-        self.holes = Holes(self.b, x, self.memory)
-
-    @property
-    def x(self) -> AttentionShape:
-        """The attention, as far as a program knows it."""
-        return self.holes.x
-
-    def program(self, blocks: Size, heads: int) -> tuple[Size, Size]:
-        """The grid, one program for each block of each head, and this one's block; its head and
-        batch are set. `blocks` may be 0: then there is no program."""
-        grid = self.x.batch * heads * blocks
-        p = self.b.program(0, grid)
-        rest = floor_divide(p, blocks)
-        self.head, self.batch = rest % heads, rest // heads
-        return grid, modulo(p, blocks)
-
-    # ---- memory ---------------------------------------------------------------------------
-
-    def order(self, name: str) -> str:
-        """The axes of q, k, v, out or of a gradient."""
-        return self.x.orders[("q", "k", "v", "out").index(name.removeprefix("d"))]
-
-    def at(self, name: str, batch: Size, head: Size, token: Size, d: Size) -> list[Size]:
-        """An index of q, k, v, out or of a gradient."""
-        place = {"b": batch, "h": head, "t": token, "d": d}
-        return [place[axis] for axis in self.order(name)]
-
-    def line(self, name: str, head: Size, token: Size, d: Size, size: int, width: int) -> Node:
-        """`size` elements of a token, 0 past its width."""
-        index, axis = self.at(name, self.batch, head, token, d), self.order(name).index("d")
-        return self.b.load(self.memory[name], index, (size,), (axis,), self.below(d, size, width))
-
-    def put_line(self, name: str, head: Size, token: Size, d: Size, part: Node, width: int) -> None:
-        """Write a piece of a token."""
-        index, axis = self.at(name, self.batch, head, token, d), self.order(name).index("d")
-        inside = self.below(d, self.lanes, width)
-        self.b.store(self.memory[name], self.b.cast(part, self.x.dtype), index, (axis,), inside)
-
-    def scratch(self, *shape: int, dtype: DType | None = None) -> Node:
-        """A place of the program's own."""
-        return self.b.allocate(shape, dtype or self.sum, "l2")
+    def chunks(self, name: str, width: int, carried: list[Node] | None = None) -> Iterator[Size]:
+        """A loop over an axis, lanes at a time."""
+        n, top = self.lanes, up(width, self.lanes)
+        return self.b.each(name, 0, top, n, carried, bounds=(0, top - n))
 
     def clear(self, place: Node, width: int) -> None:
         """Zeros, row by row."""
         zeros = self.b.constant(0, self.sum, (width,))
         for r in self.b.each("clear", 0, place.shape[0]):
             self.b.store(place, zeros, (r, 0), (1,))
+
+    def constant(self, value: float) -> Node:
+        """A number of the accumulator's dtype."""
+        return self.b.constant(value, self.sum)
 
     def steps(self, size: int, start: Size = 0, dtype: DType = int64) -> Node:
         """start, start + 1, ... as a tile."""
@@ -157,80 +112,9 @@ class Builder:
         deep = None if columns is None else b.broadcast(columns, shape)
         return b.logical_and(wide, deep)
 
-    def square(self, name: str, head: Size, token: Size, limit: Size, d: Size, width: int) -> Node:
-        """lanes tokens x lanes of d, in the accumulator's dtype, 0 past the ends."""
-        b, n = self.b, self.lanes
-        order = self.order(name)
-        mask = self.both(self.below(token, n, limit), self.below(d, n, width), (n, n))
-        axes = (order.index("t"), order.index("d"))
-        index = self.at(name, self.batch, head, token, d)
-        return b.cast(b.load(self.memory[name], index, (n, n), axes, mask), self.sum)
-
     def turn(self, x: Node) -> Node:
         """A square, transposed."""
         return self.b.add(ops.transpose(x, order=(1, 0)))
-
-    def copy_rows(
-        self, name: str, head: Size, first: Size, count: Size, width: int, place: Node
-    ) -> None:
-        """place[r, :] = tokens first ... of k, v or others, as they lie."""
-        b, n = self.b, self.lanes
-        for r in b.each("row", 0, count, bounds=(0, high(place.shape[0]) - 1)):
-            for d in range(0, width, n):
-                part = self.line(name, head, first + r, d, n, width)
-                b.store(place, b.cast(part, self.sum), (r, d), (1,))
-
-    def query_vectors(self, name: str) -> Iterator[Size]:
-        """A loop over the queries of a program, lanes at a time."""
-        queries, n = self.plan.queries, self.lanes
-        return self.b.each(name, 0, queries, n, bounds=(0, queries - n))
-
-    def turn_rows(
-        self, name: str, head: Size, first: Size, limit: Size, width: int, place: Node
-    ) -> None:
-        """place[d, i] = token first + i of q: for a block of queries."""
-        for i in self.query_vectors("turn"):
-            for d in self.chunks(width):
-                part = self.square(name, head, first + i, limit, d, width)
-                self.b.store(place, self.turn(part), (d, i), (0, 1))
-
-    def put_turned(self, name: str, i: Size, place: Node, width: int, factor: Node) -> None:
-        """Tokens first + i ... of out or dq = factor * what lies turned in a place."""
-        b, x, n = self.b, self.x, self.lanes
-        order, token = self.order(name), self.first + i
-        inside = self.below(token, n, x.queries)
-        for d in self.chunks(width):
-            part = b.apply("multiply", b.load(place, (d, i), (n, n), (0, 1)), factor)
-            mask = self.both(inside, self.below(d, n, width), (n, n))
-            index = self.at(name, self.batch, self.head, token, d)
-            axes = (order.index("t"), order.index("d"))
-            b.store(self.memory[name], b.cast(self.turn(part), x.dtype), index, axes, mask)
-
-    def chunks(self, width: int, carried: list[Node] | None = None) -> Iterator[Size]:
-        """A loop over an axis, lanes at a time."""
-        n, top = self.lanes, up(width, self.lanes)
-        return self.b.each("chunk", 0, top, n, carried, bounds=(0, top - n))
-
-    def each_block(self) -> Iterator[Size]:
-        """A loop over the keys at work, a block at a time: `key` and `count` say which."""
-        most = max(0, high(self.x.keys) - 1)
-        for key in self.b.each("keys", self.lower, self.upper, self.plan.keys, bounds=(0, most)):
-            self.key, self.count = key, minimum(self.upper - key, self.plan.keys)
-            yield key
-
-    def key_length(self) -> Size:
-        """How many keys there are, of a sequence that may have a length of its own."""
-        b, keys = self.b, self.x.keys
-        if "key_lengths" not in self.x.extras:
-            return keys
-        length = b.cast(b.load(self.memory["key_lengths"], (self.batch,)), int64)
-        return b.atom("length", b.apply("minimum", length, b.index(keys)), 0, high(keys))
-
-    # ---- arithmetic -----------------------------------------------------------------------
-
-    def constant(self, value: float) -> Node:
-        """A number of the accumulator's dtype."""
-        return self.b.constant(value, self.sum)
 
     def greater(self, x: Node, y: Node) -> Node:
         """The greater of two; y where one is nan."""
@@ -261,7 +145,7 @@ class Builder:
         b = self.b
         if self.sum is not float32:
             return b.apply("exp2", x)
-        terms = EXACT if self.x.dtype is float32 else SHORT
+        terms = EXACT if self.exact else SHORT
         least = b.constant(-127.0, float32)
         x = b.apply("where", b.apply("less", x, least), least, x)  # a nan stays
         shifted = b.apply("add", x, b.constant(MAGIC, float32))
@@ -273,46 +157,174 @@ class Builder:
         exponent = b.apply("shift_left", bits[0], b.constant(23, int32))
         return b.add(ops.bitcast(b.apply("add", bits[1], exponent), dtype=float32))
 
-    def product(
-        self,
-        rows: Size,
-        depth: Size,
-        left: Callable[[Size, Size, int], Node],
-        right: Node,
-        place: Node,
-        start: Callable[[Size, Size, int], Node] | None = None,
-        columns: int | None = None,
+
+class Source:
+    """Where q, k, v, the result and their gradients lie, for the programs of one batch entry."""
+
+    batch: Size
+
+    def __init__(self, v: Vectors, x: AttentionShape, memory: Mapping[str, Node]) -> None:
+        self.v, self.x, self.memory = v, x, memory
+
+    def order(self, name: str) -> str:
+        """The axes of q, k, v, out or of a gradient."""
+        return self.x.orders[("q", "k", "v", "out").index(name.removeprefix("d"))]
+
+    def at(self, name: str, head: Size, token: Size, d: Size) -> list[Size]:
+        """An index of q, k, v, out or of a gradient."""
+        place = {"b": self.batch, "h": head, "t": token, "d": d}
+        return [place[axis] for axis in self.order(name)]
+
+    def line(self, name: str, head: Size, token: Size, d: Size, size: int, width: int) -> Node:
+        """`size` elements of a token, 0 past its width."""
+        v, index, axis = self.v, self.at(name, head, token, d), self.order(name).index("d")
+        return v.b.load(self.memory[name], index, (size,), (axis,), v.below(d, size, width))
+
+    def put_line(self, name: str, head: Size, token: Size, d: Size, part: Node, width: int) -> None:
+        """Write a piece of a token."""
+        v, index, axis = self.v, self.at(name, head, token, d), self.order(name).index("d")
+        inside, part = v.below(d, v.lanes, width), v.b.cast(part, self.x.dtype)
+        v.b.store(self.memory[name], part, index, (axis,), inside)
+
+    def square(self, name: str, head: Size, token: Size, d: Size, mask: Node | None) -> Node:
+        """lanes tokens x lanes of d."""
+        n, order = self.v.lanes, self.order(name)
+        axes = (order.index("t"), order.index("d"))
+        return self.v.b.load(self.memory[name], self.at(name, head, token, d), (n, n), axes, mask)
+
+    def copy_rows(
+        self, name: str, head: Size, first: Size, count: Size, width: int, place: Node
     ) -> None:
-        """place[r, :] = start + sum over depth of left(r ...) times right[depth, :].
+        """place[r, :] = tokens first ... of k, v or others, as they lie."""
+        v, b, n = self.v, self.v.b, self.v.lanes
+        for r in b.each("row", 0, count, bounds=(0, high(place.shape[0]) - 1)):
+            for d in range(0, width, n):
+                part = self.line(name, head, first + r, d, n, width)
+                b.store(place, b.cast(part, v.sum), (r, d), (1,))
 
-        The columns are the queries, or as many as said, a multiple of the register tile's width.
-        `left(step, first, rows)` is a column (rows, 1). Rows of `place` up to the next multiple of
-        the register tile's height are written too where `rows` is known only at run time.
-        """
-        b, panel = self.b, self.plan.panel
+    def turn_rows(
+        self, name: str, head: Size, first: Size, limit: Size, width: int, place: Node
+    ) -> None:
+        """place[d, i] = token first + i of q: for a block of queries, 0 past the limit."""
+        v, n = self.v, self.v.lanes
+        for i in v.chunks("turn", high(place.shape[1])):
+            for d in v.chunks("chunk", width):
+                mask = v.both(v.below(first + i, n, limit), v.below(d, n, width), (n, n))
+                part = v.b.cast(self.square(name, head, first + i, d, mask), v.sum)
+                v.b.store(place, v.turn(part), (d, i), (0, 1))
 
-        def many(first: Size, stop: Size, size: int) -> None:
-            for r in b.each("tile", first, stop, size, bounds=(0, high(stop))):
-                for c in b.each("across", 0, columns or self.plan.queries, panel):
-                    total = [b.constant(0, self.sum, (size, panel))]
-                    if start is not None:
-                        total = [start(r, c, size)]
-                    bounds = (0, high(right.shape[0]) - 1)
-                    for s in b.each("depth", 0, depth, 1, total, unroll=4, bounds=bounds):
-                        line = b.load(right, (s, c), (1, panel), (0, 1))
-                        total[0] = b.add(ops.dot(left(s, r, size), line, total[0]))
-                    b.store(place, total[0], (r, c), (0, 1))
+    def put_turned(
+        self, name: str, head: Size, token: Size, place: Node, i: Size, width: int, factor: Node
+    ) -> None:
+        """Tokens of out or dq = factor * what lies turned in columns i ... of a place."""
+        v, b, n, order = self.v, self.v.b, self.v.lanes, self.order(name)
+        inside = v.below(token, n, self.x.queries)
+        for d in v.chunks("chunk", width):
+            part = b.apply("multiply", b.load(place, (d, i), (n, n), (0, 1)), factor)
+            mask = v.both(inside, v.below(d, n, width), (n, n))
+            part, axes = b.cast(v.turn(part), self.x.dtype), (order.index("t"), order.index("d"))
+            b.store(self.memory[name], part, self.at(name, head, token, d), axes, mask)
 
-        if rows == 0:
-            return
-        if not isinstance(rows, int):
-            many(0, rows, self.plan.rows)
-            return
-        count = -(-rows // self.plan.rows)  # nearly equal ones
-        size, longer = divmod(rows, count)
-        if longer:
-            many(0, longer * (size + 1), size + 1)
-        many(longer * (size + 1), rows, size)
+    def key_length(self) -> Size:
+        """How many keys there are, of a sequence that may have a length of its own."""
+        b, keys = self.v.b, self.x.keys
+        if "key_lengths" not in self.x.extras:
+            return keys
+        length = b.cast(b.load(self.memory["key_lengths"], (self.batch,)), int64)
+        return b.atom("length", b.apply("minimum", length, b.index(keys)), 0, high(keys))
+
+
+class Kernel:
+    """What every Body has: parameters, vectors, a source, holes; heads and keys at work."""
+
+    head: Size
+    key_head: Size
+    first: Size  # query of the program
+    lower: Size  # keys at work: lower <= j < upper
+    upper: Size
+    key: Size  # the first one of a block, and how many it has
+    count: Size
+
+    def __init__(self, x: AttentionShape, given: Parameters, plan: CpuPlan, name: str) -> None:
+        self.plan, self.lanes = plan, plan.lanes
+        self.b = BodyBuilder(name, given)
+        self.memory = dict(zip((n for n, _ in given), self.b.parameters))
+        self.v = Vectors(self.b, plan, x)
+        self.sum: DType = x.sum_dtype
+        self.source = self.source_of(self.v, x, self.memory)
+        self.holes = Holes(self.b, self.source, self.memory)
+
+    def source_of(self, v: Vectors, x: AttentionShape, memory: Mapping[str, Node]) -> Source:
+        """Where its tokens lie."""
+        return Source(v, x, memory)
+
+    @property
+    def x(self) -> AttentionShape:
+        """The attention, as far as a program knows it."""
+        return self.source.x
+
+    def program(self, blocks: Size, heads: int) -> tuple[Size, Size]:
+        """The grid, one program for each block of each head, and this one's block; its head and
+        batch are set. `blocks` may be 0: then there is no program."""
+        grid = self.x.batch * heads * blocks
+        p = self.b.program(0, grid)
+        rest = floor_divide(p, blocks)
+        self.head, self.source.batch = rest % heads, rest // heads
+        return grid, modulo(p, blocks)
+
+    def scratch(self, *shape: int, dtype: DType | None = None) -> Node:
+        """A place of the program's own."""
+        return self.b.allocate(shape, dtype or self.sum, "l2")
+
+    def each_block(self) -> Iterator[Size]:
+        """A loop over the keys at work, a block at a time: `key` and `count` say which."""
+        most = max(0, high(self.x.keys) - 1)
+        for key in self.b.each("keys", self.lower, self.upper, self.plan.keys, bounds=(0, most)):
+            self.key, self.count = key, minimum(self.upper - key, self.plan.keys)
+            yield key
+
+
+def product(
+    v: Vectors,
+    plan: CpuPlan,
+    rows: Size,
+    depth: Size,
+    left: Callable[[Size, Size, int], Node],
+    right: Node,
+    place: Node,
+    start: Callable[[Size, Size, int], Node] | None = None,
+    columns: int | None = None,
+) -> None:
+    """place[r, :] = start + sum over depth of left(r ...) times right[depth, :].
+
+    The columns are the queries, or as many as said, a multiple of the register tile's width.
+    `left(step, first, rows)` is a column (rows, 1). Rows of `place` up to the next multiple of
+    the register tile's height are written too where `rows` is known only at run time.
+    """
+    b, panel = v.b, plan.panel
+
+    def many(first: Size, stop: Size, size: int) -> None:
+        for r in b.each("tile", first, stop, size, bounds=(0, high(stop))):
+            for c in b.each("across", 0, columns or plan.queries, panel):
+                total = [b.constant(0, v.sum, (size, panel))]
+                if start is not None:
+                    total = [start(r, c, size)]
+                bounds = (0, high(right.shape[0]) - 1)
+                for s in b.each("depth", 0, depth, 1, total, unroll=4, bounds=bounds):
+                    line = b.load(right, (s, c), (1, panel), (0, 1))
+                    total[0] = b.add(ops.dot(left(s, r, size), line, total[0]))
+                b.store(place, total[0], (r, c), (0, 1))
+
+    if rows == 0:
+        return
+    if not isinstance(rows, int):
+        many(0, rows, plan.rows)
+        return
+    count = -(-rows // plan.rows)  # nearly equal ones
+    size, longer = divmod(rows, count)
+    if longer:
+        many(0, longer * (size + 1), size + 1)
+    many(longer * (size + 1), rows, size)
 
 
 class Pairs:
@@ -320,7 +332,7 @@ class Pairs:
 
     def __init__(
         self,
-        of: Builder,
+        of: Kernel,
         head: Size,
         query: Size,
         key: Size,
@@ -334,7 +346,7 @@ class Pairs:
         """Number of the key - number of the query: a Tile, and what all have in common."""
         b = self.of.b
         steps = b.add(ops.iota(size=self.of.lanes, dtype=int32))
-        tile = b.apply("subtract", self.of.column(steps), steps) if self.square else steps
+        tile = b.apply("subtract", self.of.v.column(steps), steps) if self.square else steps
         return tile, self.key - self.query
 
     def limits(self) -> list[Node] | None:
@@ -343,20 +355,20 @@ class Pairs:
 
     def extra(self, name: str) -> Node:
         """A Tile of bias or mask, keys down; a mask as bool. 0 (or false) past the ends."""
-        of, b, n, memory = self.of, self.of.b, self.of.lanes, self.of.memory[name]
+        v, b, n, memory = self.of.v, self.of.b, self.of.lanes, self.of.memory[name]
         sizes = memory.shape
-        place = (of.batch, self.head, self.query, self.key)
+        place = (self.of.source.batch, self.head, self.query, self.key)
         index = [0 if size == 1 else at for size, at in zip(sizes, place)]
         queries = self.square and sizes[2] != 1
-        rows = of.below(index[2], n, sizes[2]) if queries else None
-        keys = None if sizes[3] == 1 else of.below(index[3], n, sizes[3])
+        rows = v.below(index[2], n, sizes[2]) if queries else None
+        keys = None if sizes[3] == 1 else v.below(index[3], n, sizes[3])
         if sizes[3] == 1:  # one for all keys
             return b.load(memory, index, (n,), (2,), rows) if queries else b.load(memory, index)
         if not queries:
             found = b.load(memory, index, (n,), (3,), keys)
-            return of.column(found) if self.square else found
-        found = b.load(memory, index, (n, n), (2, 3), of.both(rows, keys, (n, n)))
+            return v.column(found) if self.square else found
+        found = b.load(memory, index, (n, n), (2, 3), v.both(rows, keys, (n, n)))
         if found.dtype.is_float:
-            return of.turn(b.cast(found, of.sum))
-        one = b.apply("where", found, of.constant(1.0), of.constant(0.0))
-        return b.apply("not_equal", of.turn(one), of.constant(0.0))
+            return v.turn(b.cast(found, v.sum))
+        one = b.apply("where", found, v.constant(1.0), v.constant(0.0))
+        return b.apply("not_equal", v.turn(one), v.constant(0.0))

@@ -21,7 +21,7 @@ Target's cores, never on other requests.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...core.config import invariant
@@ -35,7 +35,7 @@ from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape, Parameters
 from ..attention_cpu.decode import KEYS, LEAST_PART, Combine, Decode, partial_parameters, plan_of
 from ..attention_cpu.decode import Rows as DecodeRows
-from ..attention_cpu.tiles import Builder, CpuPlan
+from ..attention_cpu.tiles import CpuPlan, Kernel, Source, Vectors
 from .shape import PagedShape, cache_parameters
 
 ROWS = 32  # of a program, about
@@ -127,27 +127,22 @@ def row_blocks(x: PagedShape, per: int) -> Size:
     return minimum(x.tokens, x.tokens // per + x.requests)
 
 
-class Blocks(Builder):
-    """Programs that have some tokens (`per` at most) of one request of a paged cache; within one,
-    tokens count from 0."""
+class Pages(Source):
+    """The tokens of a row block (`per` at most, of one request), which count from 0, and the keys
+    and values in the pages of the request."""
 
-    def __init__(
-        self, p: PagedShape, given: Parameters, plan: CpuPlan, name: str, per: int
-    ) -> None:
-        Builder.__init__(self, shape_of(p), given, plan, name)
-        self.p, self.per = p, per
-
-    def blocks(self) -> Size:
-        """Row blocks there may be."""
-        return row_blocks(self.p, self.per)
+    def __init__(self, p: PagedShape, per: int, v: Vectors, memory: Mapping[str, Node]) -> None:
+        super().__init__(v, shape_of(p), memory)
+        self.p, self.per, self.batch = p, per, 0
 
     def integer(self, name: str, *index: Size) -> Node:
         """An int32 of memory as an index."""
-        return self.b.cast(self.b.load(self.memory[name], index), int64)
+        return self.v.b.cast(self.v.b.load(self.memory[name], index), int64)
 
-    def find(self, block: Size) -> None:
-        """Request, first token and number of tokens of a row block; keys they see."""
-        b, p = self.b, self.p
+    def find(self, block: Size, plan: CpuPlan) -> tuple[Size, Size]:
+        """Request, first token and number of tokens of a row block; the keys they see: lower <= j <
+        upper."""
+        b, p, keys = self.v.b, self.p, self.x.keys
         zero, each = b.index(0), b.index(self.per)
         found = [zero] * 4
         for r in b.each("look", 0, p.requests, carried=found):
@@ -174,22 +169,23 @@ class Blocks(Builder):
         last = self.integer("query_starts", self.request + 1)
         sees = b.apply("subtract", self.integer("lengths", self.request), last)
         sees = b.apply("add", sees, b.index(self.token + 1))
-        self.sees = b.atom("sees", sees, -high(p.tokens), high(self.x.keys))  # by the first token
+        self.sees = b.atom("sees", sees, -high(p.tokens), high(keys))  # by the first token
         ends = self.sees + self.tokens - 1
-        self.upper = minimum(ends, self.x.keys) * minimum(self.tokens, 1)
-        self.lower = 0
+        upper = minimum(ends, keys) * minimum(self.tokens, 1)
+        lower: Size = 0
         if p.window:
-            self.lower = self.plan.begin(maximum(0, self.sees - p.window), self.lanes)
+            lower = plan.begin(maximum(0, self.sees - p.window), plan.lanes)
         band = (self.sees - p.window if p.window else None, self.sees - 1)
-        self.holes.x = replace(self.x, queries=self.tokens, band=band)
+        self.x = replace(self.x, queries=self.tokens, band=band)
+        return lower, upper
 
     def page_at(self, key: Size) -> tuple[Size, Size]:
         """Page of a key and its place there."""
         p = self.p
         number = self.integer("table", self.request, key // p.page)
-        return self.b.atom("page", number, 0, max(0, high(p.pages) - 1)), key % p.page
+        return self.v.b.atom("page", number, 0, max(0, high(p.pages) - 1)), key % p.page
 
-    def at(self, name: str, batch: Size, head: Size, token: Size, d: Size) -> list[Size]:
+    def at(self, name: str, head: Size, token: Size, d: Size) -> list[Size]:
         """Where a token lies: in its page, or after the program's first one."""
         if name in ("k", "v"):
             page, place = self.page_at(token)
@@ -199,48 +195,52 @@ class Blocks(Builder):
     def clear_rest(self, block: Size, heads: Sequence[Size]) -> None:
         """0 for tokens past the last query start, by the first program of each head: nobody else
         writes them."""
-        b, p, n = self.b, self.p, self.lanes
+        v, b, p, n = self.v, self.v.b, self.p, self.v.lanes
         with b.when(b.apply("equal", b.index(block), b.index(0))):
             end = b.atom("end", self.integer("query_starts", p.requests), 0, high(p.tokens))
             most = max(0, high(p.tokens) - 1)
             for t in b.each("clear", end, p.tokens, bounds=(0, most)):
                 for head in heads:
-                    for d in self.chunks(p.value_width):
-                        zeros, inside = (
-                            b.constant(0, p.dtype, (n,)),
-                            self.below(d, n, p.value_width),
-                        )
+                    for d in v.chunks("chunk", p.value_width):
+                        zeros, inside = b.constant(0, p.dtype, (n,)), v.below(d, n, p.value_width)
                         b.store(self.memory["out"], zeros, (t, head, d), (2,), inside)
 
 
-class Rows(Blocks, DecodeRows):
+class Rows(DecodeRows):
     """Rows of a program are the heads of a key head, token by token."""
 
+    source: Pages
     notes = {"fits": True}
 
     def __init__(
         self, p: PagedShape, given: Parameters, plan: CpuPlan, name: str, parts: int
     ) -> None:
-        super().__init__(p, given, plan, name, plan.queries // p.group)
-        self.parts = parts
+        self.p, self.parts, self.per = p, parts, plan.queries // p.group
+        Kernel.__init__(self, shape_of(p), given, plan, name)
+
+    def source_of(self, v: Vectors, x: AttentionShape, memory: Mapping[str, Node]) -> Pages:
+        """Pages."""
+        return Pages(self.p, self.per, v, memory)
 
     def lead(self) -> Size:
         """A row block each."""
-        return self.blocks()
+        return row_blocks(self.p, self.per)
 
     def begin(self) -> None:
         """The tokens."""
-        self.find(self.batch)
+        self.lower, self.upper = self.source.find(self.source.batch, self.plan)
 
     def end(self) -> None:
         """Tokens of no request, where results are stored."""
         if "out" in self.memory:
             group = self.p.group
-            self.clear_rest(self.batch, [self.key_head * group + g for g in range(group)])
+            self.source.clear_rest(
+                self.source.batch, [self.key_head * group + g for g in range(group)]
+            )
 
     def live(self) -> Size:
         """Rows of the tokens that are there."""
-        return self.tokens * self.p.group
+        return self.source.tokens * self.p.group
 
     def row_at(self, r: Size) -> tuple[Size, Size]:
         """Head and token of a row."""
@@ -289,7 +289,7 @@ class _Attend(Rows, Decode):
         """Scores, softmax and values of a block of keys."""
         b, n = self.b, self.lanes
         for j in b.each("some", 0, self.count, n, bounds=(0, self.plan.keys - n)):
-            self.current = self.page_at(self.key + j)
+            self.current = self.source.page_at(self.key + j)
             self.widen()
             for r in self.each_row():
                 for row in range(0, n, self.p.group):
@@ -297,7 +297,7 @@ class _Attend(Rows, Decode):
                 self.score(r, j)
         for r in self.each_row():
             self.soften(r)
-        for t in b.each("token", 0, self.tokens, bounds=(0, self.per - 1)):
+        for t in b.each("token", 0, self.source.tokens, bounds=(0, self.per - 1)):
             self.gather_rows(t * self.p.group, self.p.group)
 
     def ask_for(self, name: str, place: tuple[Size, Size], row: Size) -> None:
@@ -327,8 +327,8 @@ class _Attend(Rows, Decode):
         b, n = self.b, self.lanes
         if self.wide_keys is None:
             return
-        for d in self.chunks(self.p.width):
-            mask = self.both(None, self.below(d, n, self.p.width), (n, n))
+        for d in self.v.chunks("chunk", self.p.width):
+            mask = self.v.both(None, self.v.below(d, n, self.p.width), (n, n))
             keys = b.cast(self.page_square(d, mask), self.sum)
             b.store(self.wide_keys, keys, (0, d), (0, 1))
 
@@ -338,15 +338,15 @@ class _Attend(Rows, Decode):
         asks = d == 0 and first % self.p.group == 0
         sums = [b.load(self.result, (first, d), (rows, wide), (0, 1))]
         for j in b.each("some", 0, self.count, n, sums, bounds=(0, plan.keys - n)):
-            page, place = self.page_at(self.key + j)
+            page, place = self.source.page_at(self.key + j)
             ahead = minimum(self.key + j + plan.keys, self.upper - 1)
-            following = self.page_at(ahead // n * n)
+            following = self.source.page_at(ahead // n * n)
             here = minimum(self.count - j, n)
             for i in b.each("key", 0, here, 1, sums, unroll=4, bounds=(0, n - 1)):
                 if asks:
                     self.ask_for("k", following, i)
                 index = (page, self.key_head, place + i, d)
-                inside = self.below(d, wide, self.p.value_width)
+                inside = self.v.below(d, wide, self.p.value_width)
                 line = b.load(self.memory["v"], index, (wide,), (3,), inside)
                 sums[0] = self.weighed(first, rows, j + i, line, sums[0])
         b.store(self.result, sums[0], (first, d), (0, 1))

@@ -11,17 +11,20 @@ Invariant: the meaning is that of `graph.paged_reference`; tokens of no request 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ...core.target import Target
+from ...ir.node import Node
 from ...ir.symbol import high, minimum
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
+from ..attention.shape import AttentionShape
 from ..attention_cpu import forward, matrix
 from ..attention_cpu.forward import Forward
 from ..attention_cpu.matrix import MatrixForward
-from ..attention_cpu.tiles import CpuPlan
-from .attention_cpu import Blocks, attend_parameters, called, shape_of
+from ..attention_cpu.tiles import CpuPlan, Kernel, Vectors
+from .attention_cpu import Pages, attend_parameters, called, row_blocks, shape_of
 from .shape import PagedShape
 
 LEAST = 16  # new tokens a request, as a rule, from which these kernels are the quicker ones
@@ -60,29 +63,36 @@ def _built(x: PagedShape, plan: CpuPlan) -> KernelCallee:
     return called("paged_prefill", x, prefill(x, plan))
 
 
-class _Vectors(Blocks, Forward):
+class _Vectors(Forward):
     """On vectors: the tokens of a block over their pages."""
 
+    source: Pages
+
     def __init__(self, p: PagedShape, plan: CpuPlan, name: str) -> None:
-        Blocks.__init__(self, p, attend_parameters(p), plan, name, plan.queries)
+        self.p = p
+        Kernel.__init__(self, shape_of(p), attend_parameters(p), plan, name)
         self.prepare_scores()
+
+    def source_of(self, v: Vectors, x: AttentionShape, memory: Mapping[str, Node]) -> Pages:
+        """Pages."""
+        return Pages(self.p, self.plan.queries, v, memory)
 
     def build(self) -> Body:
         """The Body: programs for each row block there may be and each head."""
-        b, p = self.b, self.p
-        grid = self.blocks() * p.heads
+        b, p, plan = self.b, self.p, self.plan
+        grid = row_blocks(p, plan.queries) * p.heads
         number = b.program(0, grid)
-        self.head, self.batch, self.first = number % p.heads, 0, 0
+        self.head, self.first = number % p.heads, 0
         self.key_head = self.head // p.group
         block = number // p.heads
         self.places()
-        self.find(block)
-        with b.when(b.less(0, self.tokens)):
+        self.lower, self.upper = self.source.find(block, plan)
+        with b.when(b.less(0, self.source.tokens)):
             self.prepare()
-            self.stop = minimum(self.plan.queries, self.tokens)
+            self.stop = minimum(plan.queries, self.source.tokens)
             self.walk()
-        self.clear_rest(block, [self.head])
-        return b.finish((grid,), plan=self.plan, fits=True)
+        self.source.clear_rest(block, [self.head])
+        return b.finish((grid,), plan=plan, fits=True)
 
 
 class _Matrix(_Vectors, MatrixForward):
