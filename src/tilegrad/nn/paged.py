@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -25,12 +25,10 @@ from ..core.errors import MemoryLimitError, StateError
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.device import device as opened
 from ..tensor.creation import tensor
-from ..tensor.paged import paged_append, paged_attention
+from ..tensor.paged import paged_append, paged_attention, paged_step
 from ..tensor.placement import default_device, use
 from ..tensor.realize import from_buffer
 from ..tensor.tensor import Tensor, mode, wrap
-
-TURNING = ("frequencies", "interleaved", "factor")  # options of `append`
 
 
 class PagedCache:
@@ -100,12 +98,40 @@ class PagedCache:
     ) -> Tensor:
         """Put a layer's new keys and values, turned, into their pages; gives q turned. How they
         turn (frequencies, interleaved, factor) is as `paged_append` says."""
-        _in_step("append")
-        cache, where = (self.keys[layer], self.values[layer]), (table, lengths, query_starts)
-        turned, *new = paged_append(q, k, v, *cache, *where, scales=self.scales, **turning)
-        for old, found in zip(cache, new):
-            old.assign(found)
-        return turned
+        where = (table, lengths, query_starts)
+        return self._changed("append", paged_append, layer, (q, k, v), where, turning)
+
+    def step(
+        self,
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        table: Any,
+        lengths: Any,
+        query_starts: Any,
+        **how: Any,
+    ) -> Tensor:
+        """`append` and `attend` at once: attention of the new tokens; see `paged_step`."""
+        where = (table, lengths, query_starts)
+        return self._changed("step", paged_step, layer, (q, k, v), where, how)
+
+    def _changed(
+        self,
+        op: str,
+        function: Callable[..., tuple[Tensor, Tensor, Tensor]],
+        layer: int,
+        new: tuple[Any, ...],
+        where: tuple[Any, ...],
+        how: dict[str, Any],
+    ) -> Tensor:
+        """The first result of a function whose others are a layer's keys and values from now on."""
+        _in_step(op)
+        cache = self.keys[layer], self.values[layer]
+        found, *after = function(*new, *cache, *where, scales=self.scales, **how)
+        for before, now in zip(cache, after):
+            before.assign(now)
+        return found
 
     def attend(
         self, layer: int, q: Any, table: Any, lengths: Any, query_starts: Any, **how: Any
@@ -114,13 +140,6 @@ class PagedCache:
         has them."""
         cache, where = (self.keys[layer], self.values[layer]), (table, lengths, query_starts)
         return paged_attention(q, *cache, *where, scales=self.scales, **how)
-
-    def step(self, layer: int, q: Any, k: Any, v: Any, *where: Any, **how: Any) -> Tensor:
-        """`append` and `attend` at once: attention of the new tokens; `where` is table, lengths and
-        query_starts, `how` has the options of both."""
-        turning = {name: how.pop(name) for name in TURNING if name in how}
-        turned = self.append(layer, q, k, v, *where, **turning)
-        return self.attend(layer, turned, *where, **how)
 
 
 def _in_step(op: str) -> None:
