@@ -16,19 +16,15 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import bool_, float32
-from .shape import Operands, WidePlan, box, positions, side, waves
+from .bring import Bringing
+from .shape import box, positions, side, waves
 
 
-class Leaving:
+class Leaving(Bringing):
     """The part of a WideMatmul that brings finished tiles out; see there for what it is made of."""
 
-    x: Operands
-    plan: WidePlan
     own = 0  # the consumer that is being written
     piece = 0  # the column of its tile that the epilogue's piece begins at
-
-    def __getattr__(self, name: str) -> Any:  # what WideMatmul sets
-        raise AttributeError(name)
 
     # ---- before the first product -----------------------------------------------------------
 
@@ -144,67 +140,6 @@ class Leaving:
         return found
 
     # ---- matrices beside --------------------------------------------------------------------
-
-    def plan_beside(self) -> int:
-        """How columns of what the epilogue reads share stages; gives the steps it takes."""
-        tk, most = self.plan.tile[2], 1
-        self.wide = tk if self.x.a_along_k else 64  # columns that come with a step
-        self.chunks = -(-self.span[1] // self.wide) if self.beside else 0
-        if self.x.b_along_k:
-            most += self.plan.tile[1] // self.span[0]  # chunks that a stage holds
-        self.fills = -(-self.chunks // most)
-        self.per_fill = max(1, -(-self.chunks // max(1, self.fills)))
-        return self.fills * len(self.beside)
-
-    def beside_turn(self, before: Any, fill: int, number: int) -> Any:
-        """The turn of the ring that brings columns of a matrix beside."""
-        return before + self.steps + fill * len(self.beside) + number
-
-    def chunks_of(self, fill: int) -> range:
-        """The chunks of columns that come with one of the stages that a matrix beside takes."""
-        return range(fill * self.per_fill, min(self.chunks, (fill + 1) * self.per_fill))
-
-    def beside_place(self, stage: Any, chunk: int, own: int) -> tuple[Any, int]:
-        """Where a consumer's rows of a chunk lie in a stage: the first chunk where a's tile does,
-        others one below another where b's does; and the first row."""
-        below = chunk % self.per_fill - 1
-        if below < 0:
-            return self.left[stage, own], 0
-        return self.right[stage], 64 * (below * self.halves + own)
-
-    def fill_beside(self, turn: Any, where: Any) -> None:
-        """Some columns of what the epilogue reads, those of each matrix in a stage.
-
-        Programs of a cluster bring each other's rows in equal parts: who has all of his then knows
-        that the stage is free everywhere, and may say that it is free again.
-        """
-        (batch, row, column), cluster = where, self.plan.cluster
-        count = 64 // cluster
-        first = self.near * count
-        for fill, (number, memory) in itertools.product(range(self.fills), enumerate(self.beside)):
-            chunks, source = self.chunks_of(fill), self.of_batch(memory, batch)
-            stage = self.ring.acquire(self.beside_turn(turn, fill, number))
-            slot = self.ring.full[stage]
-            bytes_ = len(chunks) * self.span[0] * self.wide * memory.dtype.size
-            self.ring.full.expect(stage, bytes_)
-            for chunk, own, near in itertools.product(chunks, range(self.halves), range(cluster)):
-                at = (row + 64 * own, column + chunk * self.wide)
-                place, begin = self.beside_place(stage, chunk, own)
-                if cluster == 1:
-                    rows = place[begin : begin + 64, :]
-                    tile.copy_async(rows, box(source, at, (64, self.wide)), slot)
-                    continue
-                at, begin = self.of_neighbour(near, at[0] + first, at[1]), begin + first
-                rows = place[begin : begin + count, :]
-                part = box(source, at, (count, self.wide))
-                tile.copy_multicast(rows, part, slot, 1 << near, self.first)
-
-    def of_neighbour(self, near: int, row: Any, column: Any) -> tuple[Any, Any]:
-        """A row and column of this program's tile, in that of another of the cluster."""
-        away = near - self.near
-        if self.plan.across:
-            return row, column + away * self.span[1]
-        return row + away * self.span[0], column
 
     def read_beside(self, own: int, count: Any, fill: int, number: int, sums: Any) -> list[Any]:
         """Columns of a matrix that the ring brought, in chunks; their stage is given back."""

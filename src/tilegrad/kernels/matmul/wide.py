@@ -32,7 +32,6 @@ from .shape import (
     Operands,
     Prologue,
     WidePlan,
-    box,
     in_ring,
     places_out,
     side,
@@ -175,74 +174,6 @@ class WideMatmul(Leaving):
                 self.fill_left(stage, where, step)
                 self.fill_right(stage, where, step)
             self.fill_beside(turn, where)
-
-    @tile.function
-    def begin_early(self) -> int:
-        """Of the first tile, the first steps of the constant operand come before the launch before
-        has ended; gives how many."""
-        constant = (self.a if self.x.turned else self.weight).type.use == "constant"
-        count = min(self.plan.stages, self.steps) if isinstance(self.steps, int) else 0
-        if not constant or not count:
-            tile.grid_dependency_wait()
-            return 0
-        some = tile.less(self.program, self.tiles)
-        fills = (self.fill_left, self.fill_right)
-        for constant, fill in ((True, fills[not self.x.turned]), (False, fills[self.x.turned])):
-            if some:
-                where = self.corner(self.program)
-                for early in tile.range(count):
-                    if constant:
-                        self.ring.full.expect(early, self.stage_bytes)
-                    fill(early, where, early)
-            if constant:
-                tile.grid_dependency_wait()
-        return count
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes that land in one stage."""
-        tm, tn, tk = self.plan.tile
-        return (tm + tn) * tk * self.x.dtype.size
-
-    def along_k(self, step: Any) -> Any:
-        """Where along k a step of this program lies."""
-        return (self.share * self.steps + step) * self.plan.tile[2]
-
-    def of_batch(self, memory: Any, batch: Any) -> Any:
-        """The matrix of a batch."""
-        return memory if self.x.batch == 1 else memory[batch]
-
-    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
-        """A tile of a, 64 rows a copy; shared along n, each program brings some for all."""
-        plan, (batch, row, _) = self.plan, where
-        shared = plan.across and plan.cluster > 1
-        each = self.halves // plan.cluster if shared else self.halves
-        for own in range(each):
-            half = self.near * each + own if shared else own
-            at = side(row + half * 64, self.along_k(step), self.x.a_along_k)
-            place = self.left[stage, half]
-            self.copy(place, box(self.of_batch(self.a, batch), at, place.shape), stage, shared)
-
-    def fill_right(self, stage: Any, where: Any, step: Any, at: tuple[int, ...] = ()) -> None:
-        """A tile of b; shared along m, each program brings some of its rows for all."""
-        plan, (batch, _, column) = self.plan, where
-        shared = plan.cluster > 1 and not plan.across
-        place = self.right[(stage, *at)]
-        rows = place.shape[0] // plan.cluster if shared else place.shape[0]
-        first = self.near * rows if shared else 0
-        row, column = side(column, self.along_k(step), self.x.b_along_k)
-        source = box(
-            self.of_batch(self.weight, batch), (row + first, column), (rows, place.shape[1])
-        )
-        self.copy(place[first : first + rows, :], source, stage, shared)
-
-    def copy(self, place: Any, source: Any, stage: Any, shared: bool) -> None:
-        """A copy into a stage, of this program or of all that share what is read."""
-        slot = self.ring.full[stage]
-        if shared:
-            tile.copy_multicast(place, source, slot, (1 << self.plan.cluster) - 1, self.first)
-        else:
-            tile.copy_async(place, source, slot)
 
     # ---- the consumers ----------------------------------------------------------------------
 

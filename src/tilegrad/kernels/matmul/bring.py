@@ -1,0 +1,156 @@
+"""How tiles come to a wide matmul: copies into the stages of its ring, and who makes them.
+
+A stage takes a tile of a, 64 rows a copy, and a tile of b; programs of a cluster bring each other
+what they share. The first steps of the first tile come early where an operand is constant: before
+the launch before has ended. Matrices like the result that the epilogue reads come as further steps.
+Invariant: the bytes that a stage expects are those of the copies into it, whoever makes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from ... import tile
+from .shape import Operands, WidePlan, box, side
+
+
+class Bringing:
+    """The part of a WideMatmul that fills the ring; see there for what it is made of."""
+
+    x: Operands
+    plan: WidePlan
+
+    def __getattr__(self, name: str) -> Any:  # what WideMatmul sets
+        raise AttributeError(name)
+
+    @tile.function
+    def begin_early(self) -> int:
+        """Of the first tile, the first steps of the constant operand come before the launch before
+        has ended; gives how many."""
+        constant = (self.a if self.x.turned else self.weight).type.use == "constant"
+        count = min(self.plan.stages, self.steps) if isinstance(self.steps, int) else 0
+        if not constant or not count:
+            tile.grid_dependency_wait()
+            return 0
+        some = tile.less(self.program, self.tiles)
+        fills = (self.fill_left, self.fill_right)
+        for constant, fill in ((True, fills[not self.x.turned]), (False, fills[self.x.turned])):
+            if some:
+                where = self.corner(self.program)
+                for early in tile.range(count):
+                    if constant:
+                        self.ring.full.expect(early, self.stage_bytes)
+                    fill(early, where, early)
+            if constant:
+                tile.grid_dependency_wait()
+        return count
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that land in one stage."""
+        tm, tn, tk = self.plan.tile
+        return (tm + tn) * tk * self.x.dtype.size
+
+    def along_k(self, step: Any) -> Any:
+        """Where along k a step of this program lies."""
+        return (self.share * self.steps + step) * self.plan.tile[2]
+
+    def of_batch(self, memory: Any, batch: Any) -> Any:
+        """The matrix of a batch."""
+        return memory if self.x.batch == 1 else memory[batch]
+
+    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
+        """A tile of a, 64 rows a copy; shared along n, each program brings some for all."""
+        plan, (batch, row, _) = self.plan, where
+        shared = plan.across and plan.cluster > 1
+        each = self.halves // plan.cluster if shared else self.halves
+        for own in range(each):
+            half = self.near * each + own if shared else own
+            at = side(row + half * 64, self.along_k(step), self.x.a_along_k)
+            place = self.left[stage, half]
+            self.copy(place, box(self.of_batch(self.a, batch), at, place.shape), stage, shared)
+
+    def fill_right(self, stage: Any, where: Any, step: Any, at: tuple[int, ...] = ()) -> None:
+        """A tile of b; shared along m, each program brings some of its rows for all."""
+        plan, (batch, _, column) = self.plan, where
+        shared = plan.cluster > 1 and not plan.across
+        place = self.right[(stage, *at)]
+        rows = place.shape[0] // plan.cluster if shared else place.shape[0]
+        first = self.near * rows if shared else 0
+        row, column = side(column, self.along_k(step), self.x.b_along_k)
+        source = box(
+            self.of_batch(self.weight, batch), (row + first, column), (rows, place.shape[1])
+        )
+        self.copy(place[first : first + rows, :], source, stage, shared)
+
+    def copy(self, place: Any, source: Any, stage: Any, shared: bool) -> None:
+        """A copy into a stage, of this program or of all that share what is read."""
+        slot = self.ring.full[stage]
+        if shared:
+            tile.copy_multicast(place, source, slot, (1 << self.plan.cluster) - 1, self.first)
+        else:
+            tile.copy_async(place, source, slot)
+
+    # ---- matrices beside --------------------------------------------------------------------
+
+    def plan_beside(self) -> int:
+        """How columns of what the epilogue reads share stages; gives the steps it takes."""
+        tk, most = self.plan.tile[2], 1
+        self.wide = tk if self.x.a_along_k else 64  # columns that come with a step
+        self.chunks = -(-self.span[1] // self.wide) if self.beside else 0
+        if self.x.b_along_k:
+            most += self.plan.tile[1] // self.span[0]  # chunks that a stage holds
+        self.fills = -(-self.chunks // most)
+        self.per_fill = max(1, -(-self.chunks // max(1, self.fills)))
+        return self.fills * len(self.beside)
+
+    def beside_turn(self, before: Any, fill: int, number: int) -> Any:
+        """The turn of the ring that brings columns of a matrix beside."""
+        return before + self.steps + fill * len(self.beside) + number
+
+    def chunks_of(self, fill: int) -> range:
+        """The chunks of columns that come with one of the stages that a matrix beside takes."""
+        return range(fill * self.per_fill, min(self.chunks, (fill + 1) * self.per_fill))
+
+    def beside_place(self, stage: Any, chunk: int, own: int) -> tuple[Any, int]:
+        """Where a consumer's rows of a chunk lie in a stage: the first chunk where a's tile does,
+        others one below another where b's does; and the first row."""
+        below = chunk % self.per_fill - 1
+        if below < 0:
+            return self.left[stage, own], 0
+        return self.right[stage], 64 * (below * self.halves + own)
+
+    def fill_beside(self, turn: Any, where: Any) -> None:
+        """Some columns of what the epilogue reads, those of each matrix in a stage.
+
+        Programs of a cluster bring each other's rows in equal parts: who has all of his then knows
+        that the stage is free everywhere, and may say that it is free again.
+        """
+        (batch, row, column), cluster = where, self.plan.cluster
+        count = 64 // cluster
+        first = self.near * count
+        for fill, (number, memory) in itertools.product(range(self.fills), enumerate(self.beside)):
+            chunks, source = self.chunks_of(fill), self.of_batch(memory, batch)
+            stage = self.ring.acquire(self.beside_turn(turn, fill, number))
+            slot = self.ring.full[stage]
+            bytes_ = len(chunks) * self.span[0] * self.wide * memory.dtype.size
+            self.ring.full.expect(stage, bytes_)
+            for chunk, own, near in itertools.product(chunks, range(self.halves), range(cluster)):
+                at = (row + 64 * own, column + chunk * self.wide)
+                place, begin = self.beside_place(stage, chunk, own)
+                if cluster == 1:
+                    rows = place[begin : begin + 64, :]
+                    tile.copy_async(rows, box(source, at, (64, self.wide)), slot)
+                    continue
+                at, begin = self.of_neighbour(near, at[0] + first, at[1]), begin + first
+                rows = place[begin : begin + count, :]
+                part = box(source, at, (count, self.wide))
+                tile.copy_multicast(rows, part, slot, 1 << near, self.first)
+
+    def of_neighbour(self, near: int, row: Any, column: Any) -> tuple[Any, Any]:
+        """A row and column of this program's tile, in that of another of the cluster."""
+        away = near - self.near
+        if self.plan.across:
+            return row, column + away * self.span[1]
+        return row + away * self.span[0], column
