@@ -37,6 +37,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from . import block_packing as packing
 from . import dtype as dtypes
 from .dtype import DType, float16, float32, int8, int32, uint8, uint32
 from .errors import DTypeError, ShapeError, UserError
@@ -314,9 +315,6 @@ class Format:
         if self.dtype is not None:
             plain = np.ascontiguousarray(values, self.dtype.numpy)
             return plain.view(np.uint8).reshape(self.storage_shape(values.shape))
-        if self.packer is None and not self.apart:
-            able = ", ".join(f.name for f in ALL if f.packer or f.dtype)
-            raise DTypeError("this format is only read", op=self.name, expected=able, got=self.name)
         shape = self.storage_shape(values.shape)
         if self.apart:
             from .scaled import pack_array
@@ -531,43 +529,6 @@ def _q6_k_scales(operations: Operations, fields: Fields) -> tuple[Any, Any]:
     return _product(operations, fields["scale"], fields["scales"]), None
 
 
-# ---- packing --------------------------------------------------------------------------------
-
-
-def _inverse(scale: Array) -> Array:
-    inverse = np.float32(1) / scale
-    return np.where(np.isfinite(inverse), inverse, np.float32(0))
-
-
-def _pack_nibbles(codes: Array) -> Array:
-    codes = np.clip(codes, 0, 15).astype(np.uint8)
-    low, high = np.split(codes, 2, axis=-1)
-    return low | (high << np.uint8(4))
-
-
-def _pack_q4_0(blocks: Array) -> dict[str, Array]:
-    largest = np.abs(blocks).argmax(axis=-1, keepdims=True)
-    scale = np.take_along_axis(blocks, largest, axis=-1) / np.float32(-8)
-    codes = np.trunc(blocks * _inverse(scale) + np.float32(8.5))
-    return {"scale": scale, "nibbles": _pack_nibbles(codes)}
-
-
-def _pack_q4_1(blocks: Array) -> dict[str, Array]:
-    minimum = blocks.min(axis=-1, keepdims=True)
-    scale = (blocks.max(axis=-1, keepdims=True) - minimum) / np.float32(15)
-    codes = np.trunc((blocks - minimum) * _inverse(scale) + np.float32(0.5))
-    return {"scale": scale, "minimum": minimum, "nibbles": _pack_nibbles(codes)}
-
-
-def _pack_q8_0(blocks: Array) -> dict[str, Array]:
-    """Halves are rounded away from zero."""
-    scale = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
-    codes = blocks * _inverse(scale)
-    size = np.floor(np.abs(codes))
-    size = size + np.floor(2 * (np.abs(codes) - size))
-    return {"scale": scale, "codes": np.copysign(size, codes)}
-
-
 # ---- the table ------------------------------------------------------------------------------
 
 
@@ -616,13 +577,23 @@ F32, F16, BF16 = PLAIN[float32], PLAIN[float16], PLAIN[dtypes.bfloat16]
 _SCALE, _MINIMUM, _NIBBLES = ("scale", float16, 1), ("minimum", float16, 1), ("nibbles", uint8, 16)
 _SIX_BITS = (("scales", uint8, 4), ("minima", uint8, 4), ("both", uint8, 4))
 
-Q4_0 = _blocks("Q4_0", 32, 32, (_SCALE, _NIBBLES), _q4_0, _scale, _pack_q4_0)
-Q4_1 = _blocks("Q4_1", 32, 32, (_SCALE, _MINIMUM, _NIBBLES), _q4_1, _scale_minimum, _pack_q4_1)
-Q5_0 = _blocks("Q5_0", 32, 32, (_SCALE, ("fifth", uint8, 4), _NIBBLES), _q5_0, _scale)
-Q5_1 = _blocks(
-    "Q5_1", 32, 32, (_SCALE, _MINIMUM, ("fifth", uint8, 4), _NIBBLES), _q5_1, _scale_minimum
+Q4_0 = _blocks("Q4_0", 32, 32, (_SCALE, _NIBBLES), _q4_0, _scale, packing.pack_q4_0)
+Q4_1 = _blocks(
+    "Q4_1", 32, 32, (_SCALE, _MINIMUM, _NIBBLES), _q4_1, _scale_minimum, packing.pack_q4_1
 )
-Q8_0 = _blocks("Q8_0", 32, 32, (_SCALE, ("codes", int8, 32)), _q8_0, _scale, _pack_q8_0)
+Q5_0 = _blocks(
+    "Q5_0", 32, 32, (_SCALE, ("fifth", uint8, 4), _NIBBLES), _q5_0, _scale, packing.pack_q5_0
+)
+Q5_1 = _blocks(
+    "Q5_1",
+    32,
+    32,
+    (_SCALE, _MINIMUM, ("fifth", uint8, 4), _NIBBLES),
+    _q5_1,
+    _scale_minimum,
+    packing.pack_q5_1,
+)
+Q8_0 = _blocks("Q8_0", 32, 32, (_SCALE, ("codes", int8, 32)), _q8_0, _scale, packing.pack_q8_0)
 Q2_K = _blocks(
     "Q2_K",
     256,
@@ -630,6 +601,7 @@ Q2_K = _blocks(
     (("scales", uint8, 16), ("pairs", uint8, 64), _SCALE, _MINIMUM),
     _q2_k,
     _q2_k_scales,
+    packing.pack_q2_k,
 )
 Q3_K = _blocks(
     "Q3_K",
@@ -644,9 +616,16 @@ Q3_K = _blocks(
     ),
     _q3_k,
     _q3_k_scales,
+    packing.pack_q3_k,
 )
 Q4_K = _blocks(
-    "Q4_K", 256, 32, (_SCALE, _MINIMUM, *_SIX_BITS, ("nibbles", uint8, 128)), _q4_k, _q4_k_scales
+    "Q4_K",
+    256,
+    32,
+    (_SCALE, _MINIMUM, *_SIX_BITS, ("nibbles", uint8, 128)),
+    _q4_k,
+    _q4_k_scales,
+    packing.pack_q4_k,
 )
 Q5_K = _blocks(
     "Q5_K",
@@ -655,6 +634,7 @@ Q5_K = _blocks(
     (_SCALE, _MINIMUM, *_SIX_BITS, ("fifth", uint8, 32), ("nibbles", uint8, 128)),
     _q5_k,
     _q4_k_scales,
+    packing.pack_q5_k,
 )
 Q6_K = _blocks(
     "Q6_K",
@@ -663,8 +643,9 @@ Q6_K = _blocks(
     (("nibbles", uint8, 128), ("pairs", uint8, 64), ("scales", int8, 16), _SCALE),
     _q6_k,
     _q6_k_scales,
+    packing.pack_q6_k,
 )
-MXFP4 = _blocks("MXFP4", 32, 32, (("power", uint8, 1), _NIBBLES), _e2m1, _e8m0)
+MXFP4 = _blocks("MXFP4", 32, 32, (("power", uint8, 1), _NIBBLES), _e2m1, _e8m0, packing.pack_mxfp4)
 
 QUANTISED: tuple[Format, ...] = (
     Q4_0,
