@@ -1,5 +1,5 @@
-"""All commands of `tilegrad`: run, chat, serve, batch, info, bench, models, demo, doctor, explain,
-compile, tune, chip, cache.
+"""All commands of `tilegrad`: run, chat, serve, batch, info, quantize, bench, models, demo, doctor,
+explain, compile, tune, chip, cache.
 
 Invariant: a command imports what it needs when it runs, so that others start quickly.
 """
@@ -13,7 +13,20 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import batch, bench, bench_serve, chat, chip, compile, explain, info, models, run, serve
+from . import (
+    batch,
+    bench,
+    bench_serve,
+    chat,
+    chip,
+    compile,
+    explain,
+    info,
+    models,
+    quantize,
+    run,
+    serve,
+)
 from .flags import App, Commands, WithDefault
 from .progress import Bars
 
@@ -28,6 +41,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("batch")(batch.batch)
 app.command("info")(info.info)
+app.command("quantize")(quantize.quantize)
 bench_app = App(
     cls=WithDefault,
     help="Measure a model here (tilegrad bench MODEL), or an endpoint under load (serve).",

@@ -15,7 +15,13 @@ from typing import Any
 
 from .terminal import harmless, is_terminal, put, status
 
-WORDS = {"load": "loading", "pack": "packing", "compile": "compiling", "prepare": "preparing"}
+WORDS = {
+    "load": "loading",
+    "pack": "packing",
+    "compile": "compiling",
+    "prepare": "preparing",
+    "quantise": "quantising",
+}
 TOLD = ("licence", "retry", "done")  # stages of a fetch that are lines, not bars
 EVERY = 10.0  # seconds between lines where no bar is drawn
 

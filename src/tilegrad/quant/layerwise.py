@@ -131,7 +131,7 @@ def seen_by(block: Module, groups: Sequence[Shared], states: Sequence[Array], ru
     recorders = [Recorder(layer) for layer in firsts]
     found = [
         Seen(np.zeros((n, n), np.float32), np.zeros(n, np.float64), np.zeros(n, np.float32))
-        for n in (layer.in_features for layer in firsts)  # type: ignore[attr-defined]
+        for n in (layer.in_features for layer in firsts)
     ]
     try:
         for group, recorder in zip(groups, recorders):
