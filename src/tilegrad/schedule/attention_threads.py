@@ -1,4 +1,5 @@
-"""Attention on GPUs whose matrix units run beside the threads: the library's placed kernels.
+"""Attention on GPUs: the library's placed kernels, for matrix units that run beside the threads and
+for those of a warp.
 
 Invariant: as in `attention`; no launch keeps scores or probabilities in memory.
 """
@@ -17,22 +18,31 @@ from ..ir.types import Array, Memory
 from ..kernels.attention import backward as attention_backward
 from ..kernels.attention import forward as attention
 from ..kernels.attention import plan as attention_plan
+from ..kernels.attention import threads
 from ..kernels.attention.shape import AttentionShape
 from .attention import AttentionFamily, Given
 
 
 def why_not(node: Node, x: AttentionShape, target: Target) -> str:
     """Why no kernel takes the Node; '' where one does."""
-    if not target.asynchronous_units:
-        return f"{target.name} has no matrix units beside its threads"
     if node.op is ops.attention and invariant():
         return "invariant: its Plan depends on the number of queries"
+    if not target.asynchronous_units:
+        return _of_warps(node, x, target)
     if node.op is ops.attention:
         return attention.why_not(x) or _no_plan(x, target)
     wanted = node.attrs["wanted"]
     return attention_backward.why_not(x, None, wanted) or (
         "" if attention_backward.candidates(x, target, fast()) else "no Plan fits shared memory"
     )
+
+
+def _of_warps(node: Node, x: AttentionShape, target: Target) -> str:
+    if not target.matrix_units(x.dtype, x.dtype):
+        return f"{target.name} has no matrix units for {x.dtype}"
+    if node.op is not ops.attention:
+        return f"{target.name} has no matrix units beside its threads"
+    return threads.why_not(x) or ("" if threads.choose(x, target) else "no Plan fits shared memory")
 
 
 def _no_plan(x: AttentionShape, target: Target) -> str:
@@ -51,6 +61,8 @@ def launches(node: Node, x: AttentionShape, target: Target, wanted: set[int], na
 
 
 def _forward(node: Node, x: AttentionShape, target: Target, name: str) -> Given:
+    if not target.asynchronous_units:
+        return _forward_of_warps(node, x, target)
     plan = attention_plan.choose(x, target)
     rows = plan.tile[0]
     tiles = x.batch * x.heads * -(-high(x.queries) // rows)
@@ -58,6 +70,15 @@ def _forward(node: Node, x: AttentionShape, target: Target, name: str) -> Given:
     body = attention.wide_attention(x, plan, name, [memory_of(i) for i in node.inputs[3:]])
     inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
     return [(body, [*inputs, ("result", 0), ("result", 1)])]
+
+
+def _forward_of_warps(node: Node, x: AttentionShape, target: Target) -> Given:
+    plan = threads.choose(x, target)
+    assert plan is not None
+    body = threads.attend(x, plan, target, [memory_of(i) for i in node.inputs[3:]])
+    stands: dict[str, Any] = {n: ("input", i) for i, n in enumerate(("q", "k", "v", *x.extras))}
+    stands |= {"out": ("result", 0), "lse": ("result", 1)}
+    return [(body, [stands[p.attrs["name"]] for p in body.parameters])]
 
 
 def _backward(node: Node, x: AttentionShape, target: Target, name: str) -> Given:

@@ -60,6 +60,7 @@ from .language import prod
 from .language import program_id
 from .language import quick_divide
 from .language import quick_exp
+from .language import quick_exp2
 from .language import quick_reciprocal
 from .language import range_ as range
 from .language import range_n
@@ -205,6 +206,7 @@ __all__ = [
     "program_id",
     "quick_divide",
     "quick_exp",
+    "quick_exp2",
     "quick_reciprocal",
     "range",
     "range_n",

@@ -270,9 +270,10 @@ def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Fin
 def operands(block: Block, threads: int) -> int:
     """Registers a thread of places that products only read: they may take over those of the
     tiles they are written from."""
-    nodes = [node for node, _ in walk(block) if node.op.name == "matrix_async"]
+    nodes = [n for n, _ in walk(block) if n.op.name in ("matrix_async", "matrix_sync")]
     totals = {node.inputs[0] for node in nodes}
-    found = {n.inputs[1] for n in nodes if n.inputs[1].type.scope == "register"}  # type: ignore[union-attr]
+    read = {place for node in nodes for place in node.inputs[1:3]}
+    found = {place for place in read if place.type.scope == "register"}  # type: ignore[union-attr]
     return sum(-(-place_bytes(place) // (4 * threads)) for place in found - totals)
 
 

@@ -490,6 +490,7 @@ ceil = _unary("ceil", "Rounded up.")
 round_ = _unary("round", "Rounded to the nearest, halves to even.")
 trunc = _unary("trunc", "Rounded towards 0.")
 quick_exp = _unary("quick_exp", "e**x to a few ulp.")
+quick_exp2 = _unary("quick_exp2", "2**x to a few ulp.")
 quick_reciprocal = _unary("quick_reciprocal", "1 / x to a few ulp.")
 sign = _unary("sign", "-1, 0 or 1.")
 

@@ -7,6 +7,8 @@ places; nothing is copied on the way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ...core.dtype import bfloat16, float16, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
@@ -154,14 +156,21 @@ def matrix_sync(e: Emission, node: Node) -> None:
     name = MATRIX_TYPES[a.dtype]
     form = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32"
     wide = len(right) // 2
-    for i in range(len(left) // 4):
-        for step in range(wide):
-            j = wide - 1 - step if i % 2 else step  # back and forth: one operand stays
-            at = (i * wide + j) * 4
-            held = braced(sums[at : at + 4])
-            e.w.put(
-                form, held, braced(left[4 * i : 4 * i + 4]), braced(right[2 * j : 2 * j + 2]), held
-            )
+    for i, j in serpentine(len(left) // 4, wide):
+        at = (i * wide + j) * 4
+        held = braced(sums[at : at + 4])
+        e.w.put(form, held, braced(left[4 * i : 4 * i + 4]), braced(right[2 * j : 2 * j + 2]), held)
+
+
+def serpentine(high: int, wide: int) -> Iterator[tuple[int, int]]:
+    """Products of a warp back and forth, so that one operand stays: along the longer side, and
+    where that is much longer along the shorter one, so that its words are soon free."""
+    if 4 * high <= wide:
+        for j in range(wide):
+            yield from ((high - 1 - i if j % 2 else i, j) for i in range(high))
+        return
+    for i in range(high):
+        yield from ((i, wide - 1 - j if i % 2 else j) for j in range(wide))
 
 
 OPS = {

@@ -39,6 +39,7 @@ def register_tile(e: Emission, node: Node) -> None:
     """A place in registers; of 16 bits two elements share one where they are neighbours."""
     if node in operands_of(e):
         e.placed.registers[node] = operand_words(e, node)
+        e.placed.paired.add(node)
         return
     spread, kind = e.plan.spread(node), rules.kind_of(node.dtype)
     count = len(spread.registers)
@@ -94,7 +95,7 @@ def write_place(e: Emission, node: Node) -> None:
         return
     spread = e.values.spread_of(value)
     registers = e.values.get(value, spread)
-    if by_matrix(e, place, spread):
+    if by_matrix(e, place, spread) and e.overlaps:  # sm_80 has no stmatrix
         for where, first in matrix_rows(e, place, index, spread):
             words = packed(w, registers[first : first + 8], place.dtype)
             w.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where, braced(words))

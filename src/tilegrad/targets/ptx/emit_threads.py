@@ -222,11 +222,16 @@ def pieces_inside(
         held = w.test("lt.u32", at, limit(e, type_, across))
     if fits(e, type_, index, down, rows):
         return [held] * walk.rounds
-    first = w.add(e.values.index32(index[down]), row)
+    first, end, test = e.values.index32(index[down]), limit(e, type_, down), "lt.u32"
+    if node.op.name == "store_threads":  # in other words than of copies of the same rows: an
+        end = w.value("b32", "sub.s32", end, first)  # assembler keeps no answer until then
+        first, test = row, "lt.s32"
+    else:
+        first = w.add(first, row)
     found = []
     for step in walk.starts:  # below 0 is far above, unsigned
         at = w.add(first, step) if step else first
-        mine = w.test("lt.u32", at, limit(e, type_, down))
+        mine = w.test(test, at, end)
         found.append(w.both(mine, held) if held else mine)
     return found
 

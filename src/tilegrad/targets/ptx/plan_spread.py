@@ -301,6 +301,8 @@ class SpreadPlan:
         total, a = node.inputs[0], node.inputs[1]
         if node.op.name == "matrix_sync":
             self._anchor(total, accumulator_turns(total.shape, *node.attrs["warps"]))
+            if node.attrs["warps"][1] == 1:  # a left operand may be written as a result is held
+                self._anchor(a, accumulator_turns(a.shape, *node.attrs["warps"]))
             return
         for place in (total, a):
             if place.type.scope == "register":  # type: ignore[union-attr]
