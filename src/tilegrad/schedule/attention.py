@@ -22,7 +22,7 @@ from ..ir.node import Node
 from ..ir.types import Array, Memory, Tuple
 from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
-from .family import Bodies, Family, Offer, roofline
+from .family import Bodies, Family, Made, Offer, roofline
 from .fuse import Region
 
 # Bodies with what each parameter stands for: ('input', i), ('result', i) or ('scratch', type)
@@ -71,7 +71,7 @@ class AttentionFamily(Family):
                     roles.append(("scratch", (node.type.items[what], "result", what)))
                 else:
                     roles.append((kind, what))
-            found.append((body, roles))
+            found.append(Made(body, roles))
         return found
 
 

@@ -24,7 +24,7 @@ from ..tile.callee import KernelCallee
 from ..tile.check import verify_body, walk
 from ..tile.legalize import legalize
 from ..tile.prove import require
-from .family import Bodies, Family, Offer, Verdict
+from .family import Bodies, Family, Made, Offer, Verdict
 from .fuse import Region
 
 
@@ -70,7 +70,7 @@ def lower_call(group: Region, reads: Sequence[Node], target: Target) -> Bodies:
                 given.append(("store", results[place]))
             else:
                 given.append(("scratch", (callee.types("store")[place], place)))
-        found.append((body, given))
+        found.append(Made(body, given))
     return found
 
 

@@ -37,14 +37,16 @@ from ..ir.symbol import (
 )
 from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
-from ..tile.build import Body, BodyBuilder
+from ..tile.build import BodyBuilder
 from . import plan as plans
-from .access import Index, offset_of, reads_below, unravel
+from . import sheet as parameters
+from .access import Index, offset_of, reads_below
 from .evaluate import Evaluator, wide
-from .family import Bodies, Family, Offer, roofline
+from .family import Bodies, Family, Made, Offer, roofline
 from .fuse import Fuser, Region
 from .plan import Plan
-from .problem import Problem, stride_of
+from .problem import Problem, power_of_two, stride_of
+from .sheet import Parameter, Sheet
 
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
 
@@ -60,8 +62,17 @@ class RowEvaluator(Evaluator):
         return self.own[node] if node in self.own else super()._value(node, index)
 
 
+class RowSheet(Sheet):
+    """A Body that hands rows of products to what is computed of them."""
+
+    e: RowEvaluator
+    evaluator = RowEvaluator
+
+
 class DotLowering:
     """Lowers one dot Region."""
+
+    keeps_sums = True  # whether sums over a part of k are kept in memory
 
     def __init__(
         self, group: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
@@ -81,55 +92,36 @@ class DotLowering:
 
     # ---- the Body -------------------------------------------------------------------------
 
-    def lower(self) -> list[tuple[Body, list[tuple[str, Any]]]]:
-        """Bodies with the roles of their parameters."""
+    def lower(self) -> Made:
+        """The Body."""
         plan = self.plan()
-        reads: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
-        inputs = [
-            (f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(self.reads)
-        ]
         self.parts = ceil_divide(self.problem.sizes[2], plan.block_k)
-        roles = [*reads, *(("store", i) for i in range(len(self.stored)))]
-        parameters = inputs + [
-            (f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
-            for i, v in enumerate(self.stored)
-        ]
-        partial = self.partial_sums(parameters, roles)
-        self.b = BodyBuilder(self.name, parameters)
-        self.partial = None if partial is None else self.b.parameters[partial]
-        self.e = RowEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
-        self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
-        grid = self.body(plan)
-        return [(self.b.finish(grid, plan=plan), roles)]
+        given = [*parameters.reads(self.reads), *parameters.results(self.stored)]
+        self.sheet = RowSheet(self.name, [*given, *self.partial_sums()])
+        self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
+        self.partial = self.sheet.others.get("partial")
+        if self.partial is None and self.parts != 1 and self.keeps_sums:
+            self.partial = self.outputs[self.group.values[0]]
+        return self.sheet.end(self.body(plan), plan=plan)
 
     def sums_in_result(self) -> bool:
         """Whether sums over a part of k can be kept where the result goes."""
         dot = self.group.values[0]
         return dot in self.stored and dot.dtype is self.accumulator
 
-    def partial_sums(self, parameters: list[Any], roles: list[tuple[str, Any]]) -> int | None:
-        """Where sums over a part of k are kept: the result itself, or scratch."""
+    def partial_sums(self) -> list[Parameter]:
+        """Where sums over a part of k are kept apart from the result."""
         dot = self.group.values[0]
-        if self.parts == 1:
-            return None
-        if self.sums_in_result():
-            return len(self.reads) + self.stored.index(dot)
-        parameters.append(
-            ("partial", Memory((product(dot.shape),), self.accumulator, "global", "state"))
-        )
-        roles.append(("scratch", Array(dot.shape, self.accumulator)))
-        return len(parameters) - 1
+        if self.parts == 1 or not self.keeps_sums or self.sums_in_result():
+            return []
+        memory = Memory((product(dot.shape),), self.accumulator, "global", "state")
+        return [Parameter("partial", memory, ("scratch", Array(dot.shape, self.accumulator)))]
 
     def body(self, plan: Plan) -> tuple[Size, ...]:
         """One program: for each block of k, pack b, then every row panel."""
         b = self.b
-        batch, m, k, n = self.problem.sizes
-        blocks_m, blocks_n = ceil_divide(m, plan.block_m), ceil_divide(n, plan.block_n)
-        p = b.program(0, batch * (blocks_m * blocks_n))
-        at_batch = floor_divide(p, blocks_m * blocks_n)
-        rest = modulo(p, blocks_m * blocks_n)
-        row = floor_divide(rest, blocks_n) * plan.block_m
-        column = modulo(rest, blocks_n) * plan.block_n
+        _, m, k, n = self.problem.sizes
+        grid, at_batch, row, column = self.problem.blocks(b, plan.block_m, plan.block_n)
         shape = (plan.block_n // plan.nr, plan.block_k, plan.nr)
         self.packed_b = b.allocate(shape, self.accumulator, "l2")
         self.turned_a = self.is_turned(at_batch)
@@ -150,7 +142,7 @@ class DotLowering:
 
         end = maximum(k, 1) if low(k) < 1 else k  # a sum of nothing is written too
         b.loop("k_block", 0, end, plan.block_k, part)
-        return (batch * (blocks_m * blocks_n),)
+        return (grid,)
 
     def columns(self, plan: Plan, start: Size) -> Any:
         """A vector over the columns of a panel, masked past the end of n."""
@@ -327,15 +319,12 @@ class DotLowering:
         def add() -> Sequence[Node]:
             assert self.partial is not None
             with self.columns(plan, start) as lane:
-                rows = [self.e._load(self.partial, self.linear(batch, p, lane)) for p in places]
+                rows = [
+                    self.e._load(self.partial, self.problem.linear(batch, p, lane)) for p in places
+                ]
                 return [b.apply("add", acc, b.add(tile_ops.stack_rows(*rows)))]
 
         return b.branch(b.less(0, at), add, lambda: [acc])[0]
-
-    def linear(self, batch: Size, row: Size, lane: Size) -> Size:
-        """The element number of a result."""
-        _, m, _, n = self.problem.sizes
-        return (batch * m + row) * n + lane
 
     def micro(self, plan: Plan, count: Size, j: Size, ahead: list[tuple[Node, Size]]) -> Node:
         """The register tile: acc += a[:, k] outer b[k, :] over a block of k."""
@@ -404,7 +393,7 @@ class DotLowering:
                 with self.e.scope(), self.columns(plan, start) as lane:
                     for r in range(plan.mr):
                         row = b.add(tile_ops.extract(acc, index=r))
-                        self.e.store(memory, row, self.linear(batch, i + r, lane))
+                        self.e.store(memory, row, self.problem.linear(batch, i + r, lane))
                 return ()
 
             return run
@@ -453,17 +442,15 @@ class DotLowering:
     def keep(self, batch: Size, row: Size, lane: Size, acc: Node) -> None:
         """Store sums that are not complete yet."""
         assert self.partial is not None
-        self.e.store(self.partial, acc, self.linear(batch, row, lane))
+        self.e.store(self.partial, acc, self.problem.linear(batch, row, lane))
 
     def epilogue(self, batch: Size, row: Size, lane: Size, acc: Node) -> None:
         """Evaluate and store what the Region wants of one row."""
         e = self.e
         dot = self.group.values[0]
-        linear = self.linear(batch, row, lane)
         e.own[dot] = e.settled(self.b.cast(acc, wide(dot.dtype)), dot)
         for v in self.stored:
-            at = self.index_of(v, v.shape, batch, row, lane, linear)
-            e.store(self.outputs[v], e.value(v, at), offset_of(v, at))
+            self.sheet.write(v, self.problem.index_like(v.shape, v, batch, row, lane))
 
     def prefetch_rows(self, plan: Plan, batch: Size, places: list[Size], start: Size) -> None:
         """Ask for what the epilogue will read and write while the register tile is computed."""
@@ -471,8 +458,8 @@ class DotLowering:
         _, m, _, n = self.problem.sizes
         row = named("loop", "far_row", 0, max(1, high(m) - 1))
         lane = named("loop", "far_lane", 0, max(1, high(n) - 1))
-        linear = self.linear(batch, row, lane)
-        starts = [(v, self.index_of(v, v.shape, batch, row, lane, linear)) for v in self.stored]
+        linear = self.problem.linear(batch, row, lane)
+        starts = [(v, self.problem.index_like(v.shape, v, batch, row, lane)) for v in self.stored]
         found = [(self.outputs[v], offset_of(v, i)) for v, i in starts]
         for node, index in reads_below(starts, self.e.memories):
             found.append((self.e.memories[node], offset_of(node, index)))
@@ -486,25 +473,6 @@ class DotLowering:
                 for column in range(0, plan.nr, line):
                     at = substitute(offset, {row: place, lane: start + column})
                     b.prefetch(memory, at)
-
-    def index_of(
-        self, node: Node, shape: Any, batch: Size, row: Size, lane: Size, linear: Size
-    ) -> Index:
-        """The index of an element: by axes where the shape is the dot's own."""
-        dot = self.group.values[0]
-        if shape == dot.shape:
-            return self.result_index(dot, batch, row, lane)
-        return unravel(linear, node.shape)
-
-    def result_index(self, dot: Node, batch: Size, row: Size, lane: Size) -> Index:
-        """The index of the dot's own result."""
-        p = self.problem
-        return (*unravel(batch, p.batch_shape), *unravel(row, p.m_shape), *unravel(lane, p.n_shape))
-
-
-def power_of_two(size: int) -> int:
-    """The least power of two that is not smaller."""
-    return 1 << max(0, size - 1).bit_length()
 
 
 class VectorProducts(Family):
@@ -522,4 +490,4 @@ class VectorProducts(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies."""
-        return DotLowering(region, region.inputs, region.known, target, name).lower()
+        return [DotLowering(region, region.inputs, region.known, target, name).lower()]

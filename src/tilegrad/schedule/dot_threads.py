@@ -9,23 +9,21 @@ applies. Invariant: the order of a sum over k depends on the shape alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, floor_divide, high, modulo
-from ..ir.types import Memory, product
+from ..ir.symbol import Size, floor_divide, high, modulo
 from ..tile import ops as tile_ops
-from ..tile.build import Body
-from .access import Index, offset_of, unravel
+from . import sheet as parameters
+from .access import Index
 from .evaluate import wide
-from .family import Bodies, Family, Offer
+from .family import Bodies, Family, Made, Offer
 from .fuse import Fuser, Region
-from .problem import Problem
-from .threads.tiles import TileEvaluator, Viewed, power_of_two
+from .problem import Problem, power_of_two
+from .threads.tiles import ThreadSheet
 
 STEP = 32  # of k
 SIDE = 64  # most rows and columns of a tile
@@ -40,28 +38,16 @@ class TiledDot:
         self.dot, self.stored = group.values[0], group.stored
         self.problem = Problem(self.dot)
         self.accumulator = wide(dtypes.accumulator(self.dot.inputs[0].dtype))
-        parameters = [
-            (f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(self.reads)
-        ]
-        parameters += [
-            (f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
-            for i, v in enumerate(self.stored)
-        ]
-        self.b = Viewed(name, parameters)
-        self.e = TileEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
+        given = [*parameters.reads(self.reads), *parameters.results(self.stored)]
+        self.sheet = ThreadSheet(name, given)
+        self.b, self.e = self.sheet.b, self.sheet.e
         self.e.rounded = group.rounded
-        self.outputs = dict(zip(self.stored, self.b.parameters[len(self.reads) :]))
 
-    def lower(self) -> list[tuple[Body, list[tuple[str, Any]]]]:
-        """The Body with the roles of its parameters."""
-        batch, m, k, n = self.problem.sizes
+    def lower(self) -> Made:
+        """The Body."""
+        _, m, k, n = self.problem.sizes
         rows, columns, warps = tile_of(self.problem)
-        blocks_m, blocks_n = ceil_divide(m, rows), ceil_divide(n, columns)
-        tiles = blocks_m * blocks_n
-        p = self.b.program(0, batch * tiles)
-        batch_at, rest = floor_divide(p, tiles), modulo(p, tiles)
-        row = floor_divide(rest, blocks_n) * rows
-        column = modulo(rest, blocks_n) * columns
+        grid, batch_at, row, column = self.problem.blocks(self.b, rows, columns)
         whole = floor_divide(k, STEP) * STEP
 
         def step(start: Size, carried: list[Node], size: Size) -> Sequence[Node]:
@@ -78,10 +64,7 @@ class TiledDot:
             total = self.b.loop("rest", whole, k, STEP, lambda at, c: step(at, c, k), total)
         with self.e.tile(row, rows, m, column, columns, n) as (i, j):
             self.epilogue(batch_at, i, j, total[0])
-        body = self.b.finish((batch * tiles,), warps=warps)
-        roles: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
-        roles += [("store", i) for i in range(len(self.stored))]
-        return [(body, [roles[number] for number in self.b.numbers])]
+        return self.sheet.end((grid,), warps=warps)
 
     def operand(self, node: Node, index: Index) -> Node:
         """A tile of an operand, 0 outside, in a dtype that products are taken in."""
@@ -94,24 +77,12 @@ class TiledDot:
 
     def epilogue(self, batch: Size, row: Size, lane: Size, total: Node) -> None:
         """Evaluate and store what the Region wants of the tile."""
-        _, m, _, n = self.problem.sizes
-        linear = (batch * m + row) * n + lane
+        p, at = self.problem, (batch, row, lane)
         rounded = self.e.settled(self.b.cast(total, wide(self.dot.dtype)), self.dot)
         for shape in {self.dot.shape: None, **{v.shape: None for v in self.stored}}:
-            self.e.bind(self.dot, self.index_of(self.dot, shape, batch, row, lane, linear), rounded)
+            self.e.bind(self.dot, p.index_like(shape, self.dot, *at), rounded)
         for v in self.stored:
-            at = self.index_of(v, v.shape, batch, row, lane, linear)
-            x = self.e.value(v, at)
-            self.e.store(self.outputs[v], x, offset_of(v, at))
-
-    def index_of(
-        self, node: Node, shape: Any, batch: Size, row: Size, lane: Size, linear: Size
-    ) -> Index:
-        """The index of an element: by axes where the shape is the dot's own."""
-        p = self.problem
-        if shape != self.dot.shape:
-            return unravel(linear, node.shape)
-        return (*unravel(batch, p.batch_shape), *unravel(row, p.m_shape), *unravel(lane, p.n_shape))
+            self.sheet.write(v, p.index_like(v.shape, v, *at))
 
 
 def tile_of(problem: Problem) -> tuple[int, int, int]:
@@ -156,4 +127,4 @@ class TiledProducts(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """One Body."""
-        return TiledDot(region, region.inputs, name).lower()
+        return [TiledDot(region, region.inputs, name).lower()]

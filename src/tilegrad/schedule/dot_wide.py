@@ -34,14 +34,15 @@ from ..kernels.matmul.wide import WideMatmul
 from ..tile import ops as tile_ops
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
+from . import sheet as parameters
 from .access import MOVEMENT, Index, offset_of, reads_below, through, unravel
 from .block_sums import is_part, is_whole
 from .evaluate import wide
-from .family import Bodies, Family, Offer
+from .family import Bodies, Family, Made, Offer
 from .fuse import REDUCE, Fuser, Region, leaves_of
 from .instructions import instructions
-from .problem import Problem
-from .threads.tiles import TileEvaluator, Viewed, power_of_two
+from .problem import Problem, power_of_two
+from .threads.tiles import ThreadSheet, TileEvaluator, Viewed
 
 ALIGNMENT = 16  # bytes
 FEW = 128  # tokens
@@ -69,6 +70,14 @@ class DirectEvaluator(TileEvaluator):
 
     def _turns(self, memory: Node) -> bool:
         return False
+
+
+class PlacedSheet(ThreadSheet):
+    """A Body of a kernel of the library, under construction."""
+
+    b: PlacedViews
+    builder = PlacedViews
+    evaluator = DirectEvaluator
 
 
 @dataclass(frozen=True)
@@ -237,34 +246,14 @@ class WideDot:
         plain = all(v is self.dot or v.op is ops.cast or v.op in MOVEMENT for v in between)
         return PLAIN if plain else "computes"
 
-    def lower(self, name: str) -> list[tuple[Body, list[tuple[str, Any]]]]:
-        """The Body with the roles of its parameters."""
+    def lower(self, name: str) -> Made:
+        """The Body."""
         assert self.choice is not None and self.operands is not None
-        parameters = [
-            (
-                f"in{i}",
-                Memory(
-                    (product(r.shape),),
-                    r.dtype,
-                    "global",
-                    "constant" if r in self.constants else "value",
-                ),
-            )
-            for i, r in enumerate(self.reads)
-        ]
-        parameters += [
-            (f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
-            for i, v in enumerate(self.group.stored)
-        ]
-        self.b = PlacedViews(name, parameters)
-        self.e = DirectEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
+        given = parameters.reads(self.reads, self.constants)
+        sheet = PlacedSheet(name, [*given, *parameters.results(self.group.stored)])
+        self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
         self.e.rounded = self.group.rounded
-        self.outputs = dict(zip(self.group.stored, self.b.parameters[len(self.reads) :]))
-        x = turn(self.operands) if self.choice.turned else self.operands
-        body = self.build(x)
-        roles: list[tuple[str, Any]] = [("read", i) for i in range(len(self.reads))]
-        roles += [("store", i) for i in range(len(self.group.stored))]
-        return [(body, [roles[number] for number in self.b.numbers])]
+        return sheet.made(self.build(turn(self.operands) if self.choice.turned else self.operands))
 
     def build(self, x: Operands) -> Body:
         """The kernel over this group's parameters."""
@@ -323,7 +312,7 @@ class WideDot:
         (_, m, _, n), (rows, columns), (batch, row, column) = self.problem.sizes, shape, where
         sizes = (n, m) if self.choice.turned else (m, n)
         with self.e.tile(row, rows, sizes[0], column, columns, sizes[1]) as (i, j):
-            own = self.index_of(batch, *((j, i) if self.choice.turned else (i, j)))
+            own = self.problem.result_index(batch, *((j, i) if self.choice.turned else (i, j)))
             starts = [(v, own) for v in self.stored if v.shape == self.dot.shape]
             found = reads_below(starts, set(self.reads))
             self.brought[(self.kernel.own, self.kernel.piece)] = [
@@ -467,8 +456,8 @@ class WideDot:
             near = dict(zip(self.near, pieces[len(self.dots) :]))
             kind, own_pieces = wide(self.dot.dtype), pieces[: len(self.dots)]
             rounded = [self.e.settled(self.b.cast(p, kind), self.dot) for p in own_pieces]
-            linear = (batch * m + at_m) * n + at_n
-            own = self.index_of(batch, at_m, at_n)
+            linear = self.problem.linear(batch, at_m, at_n)
+            own = self.problem.result_index(batch, at_m, at_n)
             if self.wholes and self.kernel is not None:
                 self.bind_wholes(self.kernel.own, at_m, columns)
             for dot, sums in zip(self.dots, rounded):
@@ -488,11 +477,6 @@ class WideDot:
                 self.e.store(self.outputs[v], value, offset_of(v, at))
             self.hand_on(own, at_m, row, column, (rows, columns))
             return self.b.broadcast(values[0][2], piece.shape)
-
-    def index_of(self, batch: Size, m: Size, n: Size) -> Index:
-        """The dot's own index of an element."""
-        p = self.problem
-        return (*unravel(batch, p.batch_shape), *unravel(m, p.m_shape), *unravel(n, p.n_shape))
 
 
 def block_of(part: Node) -> int:
@@ -563,8 +547,7 @@ class LibraryProducts(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Body."""
-        found: Bodies = offer.plan.lower(name)
-        return found
+        return [offer.plan.lower(name)]
 
 
 __all__ = ["LibraryProducts", "WideDot", "accepts"]

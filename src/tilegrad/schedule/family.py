@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.errors import InternalError
 from ..core.target import Target
@@ -24,11 +24,20 @@ from .cost import bytes_moved
 if TYPE_CHECKING:
     from .fuse import Fuser, Region
 
-# Bodies with what each parameter stands for: ('read', i) of the Region's inputs, ('store', i) of
-# what it stores, ('state', i) of what it writes in place, or ('scratch', type, or type and a name).
-Roles = list[tuple[str, Any]]
-Bodies = list[tuple[Body, Roles]]
 ROOFLINE = "roofline"
+Roles = Sequence[tuple[str, Any]]
+
+
+class Made(NamedTuple):
+    """What a lowering gives for one launch: a Body, and what each parameter of it stands for:
+    ('read', i) of the Region's inputs, ('store', i) of what it stores, ('state', i) of what it
+    writes in place, or ('scratch', type, or type and a name)."""
+
+    body: Body
+    roles: Roles
+
+
+Bodies = list[Made]  # in the order they run
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,15 @@ from ..ir.symbol import (
     substitute,
 )
 from ..tile import ops as tile_ops
-from ..tile.build import Body, BodyBuilder
+from . import sheet as parameters
 from .access import Index, offset_of, reads_below
-from .evaluate import Evaluator, wide
+from .evaluate import wide
 from .family import Bodies, Family, Offer
+from .lines import Lines
 from .reduce_columns import ColumnLoops
+from .reduce_rows import RowLoops
+from .sheet import Sheet
+from .space import Part, Space
 
 if TYPE_CHECKING:
     from .fuse import Fuser, Region
@@ -43,41 +47,39 @@ if TYPE_CHECKING:
 BLOCK = 8192  # elements of a flat elementwise program
 
 
-class LoopLowering(ColumnLoops):
-    """Lowers one Region."""
+def lower_loops(
+    group: Region, reads: list[Node], values: set[Node], target: Target, name: str
+) -> Bodies:
+    """The Body of a Region; its parameters are `reads`, then what is stored."""
+    space = Space(group, reads, values, target, name)
+    sheet = Sheet(name, [*parameters.reads(reads), *parameters.results(group.stored)])
+    inner = space.pick_inner()
+    space.settle(inner)
+    lanes = space.pick_lanes(inner)
+    if space.reduces:
+        kind = ColumnLoops if space.order == "column" else RowLoops
+        return [sheet.end(kind(space, sheet, lanes).body(), lanes=lanes, inner=inner)]
+    flat = FlatLoops(space, sheet, lanes)
+    turned = flat.turned_reads()
+    grid = flat.turned_body(turned) if turned else flat.body()
+    return [sheet.end(grid, lanes=flat.lanes, inner=inner)]
 
-    def lower(self) -> Body:
-        """The Body; its parameters are `reads` then `stored`."""
-        parameters = [(f"in{i}", self._memory(n, "value")) for i, n in enumerate(self.reads)]
-        parameters += [
-            (f"out{i}", self._memory(n, "result")) for i, n in enumerate(self.group.stored)
-        ]
-        self.b = BodyBuilder(self.name, parameters)
-        self.inputs = dict(zip(self.reads, self.b.parameters))
-        self.outputs = dict(zip(self.group.stored, self.b.parameters[len(self.reads) :]))
-        self.e = Evaluator(self.b, self.inputs)
-        inner = self.pick_inner()
-        self.shape = self._shape(inner)
-        self.inner, self.lanes = inner, self.pick_lanes(inner)
-        if self.reduces and self.order == "column":
-            grid = self.column_body()
-        elif self.reduces:
-            grid = self.row_body()
-        elif turned := self.turned_reads():
-            grid = self.turned_body(turned)
-        else:
-            grid = self.flat_body()
-        return self.b.finish(grid, lanes=self.lanes, inner=inner)
 
-    def flat_body(self) -> tuple[Size, ...]:
+class FlatLoops(Part):
+    """Lowers Regions without reductions."""
+
+    def __init__(self, space: Space, sheet: Sheet, lanes: int) -> None:
+        super().__init__(space, sheet)
+        self.lanes, self.lines = lanes, Lines(sheet, lanes)
+
+    def body(self) -> tuple[Size, ...]:
         """Elementwise: rows of `inner` elements, long rows in blocks."""
-        rows, inner = self.shape.rows, self.inner
+        rows, inner = self.space.shape.rows, self.space.inner
         assert rows is not None
         block = BLOCK
         blocks: Size = ceil_divide(inner, block) if high(inner) > 2 * block else 1
         p = self.b.program(0, rows * blocks)
         row = floor_divide(p, blocks)
-        stored = self.group.stored
 
         def body(lane: Size, _: list[Node]) -> Sequence[Node]:
             self.write_all(row, lane)
@@ -85,21 +87,21 @@ class LoopLowering(ColumnLoops):
 
         lane = named("loop", "lane", 0, max(1, high(inner) - 1))
         with self.e.scope():
-            for v in stored:
-                self.e.hoist(v, self.index_at(v, row, lane), [lane])
+            for v in self.space.group.stored:
+                self.e.hoist(v, self.space.index_at(v, row, lane), [lane])
             if blocks == 1:
-                self.lane_loop(0, inner, body)
+                self.lines.lane_loop(0, inner, body)
             else:
                 start = modulo(p, blocks) * block
                 stop = minimum(start + block, inner)
-                self.lane_loop(start, stop, body, size=inner)
+                self.lines.lane_loop(start, stop, body, size=inner)
         return (rows * blocks,)
 
     # ---- turned: reads that run across the rows -------------------------------------------
 
     def turned_reads(self) -> list[tuple[Node, Index]]:
         """Reads that jump along the lanes but are contiguous along rows: worth turning."""
-        side, inner, rows = self.target.lanes(float32), self.inner, self.shape.rows
+        side, inner, rows = self.sizes()
         if not isinstance(inner, int) or not isinstance(rows, int) or side < 4:
             return []
         if inner < side or rows % side or inner * rows < 1 << 12:
@@ -108,8 +110,9 @@ class LoopLowering(ColumnLoops):
         block, turn = loop_index("block", rows // side), named("loop", "turn", 0, side - 1)
         row = block * side + turn
         found: dict[tuple[Node, Index], None] = {}
-        for v in self.group.stored:
-            for node, index in reads_below([(v, self.index_at(v, row, lane))], self.inputs):
+        for v in self.space.group.stored:
+            start = (v, self.space.index_at(v, row, lane))
+            for node, index in reads_below([start], self.sheet.inputs):
                 offset = offset_of(node, index)
                 if coefficient(offset, lane) in (0, 1):
                     continue
@@ -120,7 +123,7 @@ class LoopLowering(ColumnLoops):
 
     def turned_body(self, reads: list[tuple[Node, Index]]) -> tuple[Size, ...]:
         """Square tiles: read along rows, turned in registers, computed and written along lanes."""
-        side, inner, rows = self.target.lanes(float32), self.inner, self.shape.rows
+        side, inner, rows = self.sizes()
         assert isinstance(inner, int) and isinstance(rows, int)
         self.lanes = side
         b, e = self.b, self.e
@@ -141,7 +144,7 @@ class LoopLowering(ColumnLoops):
                 for k in range(side):
                     at = place(index, base + k, 0)
                     offset = offset_of(node, at)
-                    rows_.append(b.load(self.inputs[node], (offset,), (side,), (0,)))
+                    rows_.append(b.load(self.sheet.inputs[node], (offset,), (side,), (0,)))
                 turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows_)), order=(1, 0)))
                 lines.append([b.add(tile_ops.extract(turned, index=k)) for k in range(side)])
             for k in range(side):
@@ -163,13 +166,14 @@ class LoopLowering(ColumnLoops):
             b.loop("turn", 0, side, 1, rest)
         return (rows // side,)
 
+    def sizes(self) -> tuple[int, Size, Size | None]:
+        """The side of a square that is turned, elements of a row, rows."""
+        return self.space.target.lanes(float32), self.space.inner, self.space.shape.rows
+
     def write_all(self, row: Size, lane: Size) -> None:
         """Evaluate and store every wanted value at (row, lane)."""
-        for v in self.group.stored:
-            index = self.index_at(v, row, lane)
-            x = self.e.value(v, index)
-            self.e.bind(v, index, x)
-            self.e.store(self.outputs[v], x, offset_of(v, index))
+        for v in self.space.group.stored:
+            self.sheet.write(v, self.space.index_at(v, row, lane))
 
 
 class VectorLoops(Family):
@@ -181,6 +185,4 @@ class VectorLoops(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """One Body."""
-        lowering = LoopLowering(region, region.known, target, name)
-        lowering.reads = region.inputs
-        return [(lowering.lower(), list(region.roles))]
+        return lower_loops(region, region.inputs, region.known, target, name)

@@ -19,7 +19,7 @@ from ..ir.types import Tuple, product
 from ..runtime.buffer import HOST
 from .cost import bytes_moved, work_of
 from .families import families_of
-from .family import Bodies, Verdict, select
+from .family import Bodies, Made, Verdict, select
 from .fuse import DOTS, Fuser, Region
 from .join import lower_join
 from .schedule import Frame, Kernel, Launch, Schedule, Slot
@@ -195,7 +195,7 @@ class Lowering:
                 body = one.function(body, kind, self.target)
                 stage.fired["Bodies"] = stage.fired.get("Bodies", 0) + 1
                 stage.changed = True
-            found.append((body, roles))
+            found.append(Made(body, roles))
         return found
 
     def key(

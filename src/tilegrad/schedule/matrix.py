@@ -42,6 +42,8 @@ def unit_for(group: Region, target: Target) -> MatrixUnit | None:
 class MatrixLowering(DotLowering):
     """Lowers one dot Region to a matrix unit."""
 
+    keeps_sums = False  # they stay in the program's own scratch
+
     def __init__(self, unit: MatrixUnit, *rest: Any) -> None:
         super().__init__(*rest)
         self.unit = unit
@@ -72,10 +74,6 @@ class MatrixLowering(DotLowering):
                 block_n = min(block_n, max(side, rounded(-(-n // count), side)))
         return Plan(side, 2, TILE, block_m, block_n, block_k, self.unit.name)
 
-    def partial_sums(self, parameters: list[Any], roles: list[tuple[str, Any]]) -> int | None:
-        """Sums over a part of k stay in the program's own scratch."""
-        return None
-
     def places(self, plan: Plan) -> None:
         """Scratch in the layouts the unit reads."""
         b, steps = self.b, plan.block_k // self.unit.k
@@ -91,13 +89,8 @@ class MatrixLowering(DotLowering):
     def body(self, plan: Plan) -> tuple[Size, ...]:
         """One program: for each block of k, pack b, then every row panel."""
         b = self.b
-        batch, m, k, n = self.problem.sizes
-        blocks_m, blocks_n = ceil_divide(m, plan.block_m), ceil_divide(n, plan.block_n)
-        p = b.program(0, batch * (blocks_m * blocks_n))
-        at_batch = p // (blocks_m * blocks_n)
-        rest = modulo(p, blocks_m * blocks_n)
-        row = rest // blocks_n * plan.block_m
-        column = modulo(rest, blocks_n) * plan.block_n
+        _, m, k, n = self.problem.sizes
+        grid, at_batch, row, column = self.problem.blocks(b, plan.block_m, plan.block_n)
         self.turned_a = self.is_turned(at_batch)
         self.places(plan)
         live = ceil_divide(minimum(n - column, plan.block_n), plan.nr)
@@ -118,7 +111,7 @@ class MatrixLowering(DotLowering):
         if last > 1:
             b.loop("k_block", 1, last, 1, lambda block, _: part(block, ""))
         part(last, "last" if last else "first last")
-        return (batch * (blocks_m * blocks_n),)
+        return (grid,)
 
     def operand(self, x: Node, index: Index, k: Size, lanes: int) -> Node:
         """An operand in the unit's dtype, zero where k is past its end."""
@@ -334,4 +327,4 @@ class TileProducts(Family):
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies."""
         given = (region, region.inputs, region.known, target, name)
-        return MatrixLowering(offer.plan, *given).lower()
+        return [MatrixLowering(offer.plan, *given).lower()]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, coefficient
+from ..ir.symbol import Expr, Size, ceil_divide, coefficient, floor_divide, modulo
 from ..ir.types import product
+from ..tile.build import BodyBuilder
 from .access import Index, offset_of, through, unravel
 from .evaluate import Evaluator
 
@@ -45,6 +46,31 @@ class Problem:
         """Where b is read."""
         return self._index(self.b, 1, self.free_b, self.n_shape, batch, n, k)
 
+    def result_index(self, batch: Size, m: Size, n: Size) -> Index:
+        """The index of an element of the result."""
+        shapes = (self.batch_shape, self.m_shape, self.n_shape)
+        return tuple(i for at, s in zip((batch, m, n), shapes) for i in unravel(at, s))
+
+    def linear(self, batch: Size, m: Size, n: Size) -> Size:
+        """The number of an element of the result."""
+        return (batch * self.sizes[1] + m) * self.sizes[3] + n
+
+    def index_like(self, shape: Sequence[Size], other: Node, *at: Size) -> Index:
+        """The index of an element of a value with as many: by axes where a shape, mostly its own,
+        is the result's."""
+        if tuple(shape) == self.node.shape:
+            return self.result_index(*at)
+        return unravel(self.linear(*at), other.shape)
+
+    def blocks(self, b: BodyBuilder, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
+        """A program for each block of the result: (grid, batch, first row, first column)."""
+        batch, m, _, n = self.sizes
+        across = ceil_divide(n, columns)
+        each = ceil_divide(m, rows) * across
+        p = b.program(0, batch * each)
+        at, rest = floor_divide(p, each), modulo(p, each)
+        return batch * each, at, floor_divide(rest, across) * rows, modulo(rest, across) * columns
+
     def _index(
         self,
         x: Node,
@@ -71,3 +97,8 @@ def stride_of(e: Evaluator, node: Node, index: Index, atom: Size) -> Size | None
     if place is None or not isinstance(atom, Expr):
         return None if place is None else 0
     return coefficient(offset_of(*place), atom)
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below a size."""
+    return 1 << max(0, size - 1).bit_length()

@@ -24,25 +24,27 @@ from ..ir.symbol import (
 )
 from .access import offset_of, reads_below, unravel
 from .evaluate import wide
-from .reduce_rows import RowLoops
-from .space import CHAIN, is_blocked, reduce_index
+from .lines import CHAIN
+from .reduce_rows import Reductions
+from .space import is_blocked
 
 Step = Callable[[Size, list[Node]], Sequence[Node]]
 MANY = 8  # reduced elements that are added between reading and writing running results
 COLUMN_BLOCK = 1024  # results of a column program: a 4 KiB page of float32 is read by one
 
 
-class ColumnLoops(RowLoops):
+class ColumnLoops(Reductions):
     """Lowers Regions whose reductions run over leading axes."""
 
-    def column_body(self) -> tuple[Size, ...]:
+    def body(self) -> tuple[Size, ...]:
         """A block of neighbouring results a program."""
-        rows, inner = self.group.rows, self.inner
+        space = self.space
+        rows, inner = space.group.rows, space.inner
         assert rows is not None
         outer_size = floor_divide(rows, inner)
         block = min(COLUMN_BLOCK, max(self.lanes, high(inner)))
         if high(inner) >= 2 * self.lanes:
-            parts = 2 * max(2, self.target.cores)
+            parts = 2 * max(2, space.target.cores)
             share = max(4 * self.lanes, -(-high(inner) // parts // self.lanes) * self.lanes)
             block = min(block, max(self.lanes, share))
         blocks = ceil_divide(inner, block)
@@ -51,10 +53,10 @@ class ColumnLoops(RowLoops):
         start = modulo(p, blocks) * block
         stop = minimum(start + block, inner)
         self.outer_row, self.start, self.stop = outer, start, stop
-        self.places = {v: self.accumulators(v, block) for v in self.reduces}
-        stages = max(self.levels[v] for v in self.reduces)
+        self.places = {v: self.accumulators(v, block) for v in space.reduces}
+        stages = space.stages()
         for stage in range(1, stages + 1):
-            self.column_stage([v for v in self.reduces if self.levels[v] == stage], stage)
+            self.column_stage(space.at_stage(stage), stage)
         self.column_results(stages)
         return (outer_size * blocks,)
 
@@ -70,11 +72,11 @@ class ColumnLoops(RowLoops):
         """body(row, place in the block) for each vector of results."""
 
         def run(lane: Size, _: list[Node]) -> Sequence[Node]:
-            row = self.outer_row * self.inner + lane
+            row = self.outer_row * self.space.inner + lane
             body(row, lane - self.start)
             return ()
 
-        self.lane_loop(self.start, self.stop, run, size=self.inner)
+        self.lines.lane_loop(self.start, self.stop, run, size=self.space.inner)
 
     def peek(self, memory: Node, place: Size) -> Node:
         """Running results; the scratch is a whole number of vectors, so no mask is needed."""
@@ -88,8 +90,8 @@ class ColumnLoops(RowLoops):
 
     def known_results(self, stage: int, row: Size, place: Size) -> None:
         """Bind the reductions of earlier stages at this place."""
-        for v in self.reduces:
-            if self.levels[v] < stage:
+        for v in self.space.reduces:
+            if self.space.levels[v] < stage:
                 index = unravel(row, v.shape)
                 found = self.peek(self.places[v][-1], place)
                 self.e.bind(v, index, self.e.settled(found, v))
@@ -99,11 +101,11 @@ class ColumnLoops(RowLoops):
 
         def clear(row: Size, place: Size) -> None:
             for v in reduces:
-                for memory, x in zip(self.places[v], self.start_values(v)):
+                for memory, x in zip(self.places[v], self.sums.starts(v, (self.lanes,))):
                     self.poke(memory, x, place)
 
         self.over_block(clear)
-        many = MANY if high(self.group.columns) >= 2 * MANY else 1
+        many = MANY if high(self.space.group.columns) >= 2 * MANY else 1
 
         def walk(count: int) -> Step:
             def at(column: Size, _: list[Node]) -> Sequence[Node]:
@@ -128,7 +130,7 @@ class ColumnLoops(RowLoops):
 
     def over_columns(self, reduces: Sequence[Node], many: int, walk: Callable[[int], Step]) -> None:
         """All reduced elements, `many` at a time; long sums of floats in blocks."""
-        b, columns = self.b, self.group.columns
+        b, columns = self.b, self.space.group.columns
         whole = floor_divide(columns, many) * many
         long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
         totals = {v: b.allocate(self.places[v][0].shape, float64, "l1") for v in long}
@@ -154,7 +156,7 @@ class ColumnLoops(RowLoops):
         """Add what a block gave to its total and start anew; at last put the total back."""
         b = self.b
         for v, memory in totals.items():
-            own, (none,) = self.places[v][0], self.start_values(v)
+            own, (none,) = self.places[v][0], self.sums.starts(v, (self.lanes,))
             new = b.cast(none if first else self.peek(own, place), float64)
             new = new if first else b.apply("add", self.peek(memory, place), new)
             if last:
@@ -167,23 +169,20 @@ class ColumnLoops(RowLoops):
         """Prefetch what a later turn reads: each row is a page of its own, unknown to hardware."""
         e, b = self.e, self.b
         assert e.lane is not None
-        starts = [(v.inputs[0], reduce_index(v, row, column)) for v in reduces]
-        for node, index in reads_below(starts, self.inputs):
+        starts = self.space.expressions_at(reduces, (), row, column)
+        for node, index in reads_below(starts, self.sheet.inputs):
             offset = offset_of(node, index)
             if coefficient(offset, e.lane) != 1:
                 continue
             for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
                 at = substitute(offset, {e.lane: e.base + part})
-                b.prefetch(self.inputs[node], at)
+                b.prefetch(self.sheet.inputs[node], at)
 
     def column_results(self, stages: int) -> None:
         """Write results and what follows from them."""
 
         def body(row: Size, place: Size) -> None:
             self.known_results(stages + 1, row, place)
-            for v in self.group.stored:
-                index = unravel(row, v.shape)
-                x = self.e.value(v, index)
-                self.e.store(self.outputs[v], x, offset_of(v, index))
+            self.write_rows(self.space.group.stored, row)
 
         self.over_block(body)

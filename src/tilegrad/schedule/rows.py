@@ -8,85 +8,71 @@ walked from its start, so results do not depend on the number of workers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..core.dtype import int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
-from ..ir.types import Array, Memory, product
+from ..ir.types import product
 from ..tile import ops as tile_ops
-from ..tile.build import Body, BodyBuilder
+from . import sheet as parameters
 from .access import Index, offset_of, unravel
-from .evaluate import Evaluator, running, wide
-from .family import Bodies, Family, Offer
+from .evaluate import running, wide
+from .family import Bodies, Family, Made, Offer
 from .fuse import Region
+from .sheet import Sheet
 from .space import COMBINE, identity
 
 BLOCK = 64  # elements that a running sum adds one by one before what came before is added
 
 
-class AxisLowering:
-    """What cumulative and sort share: parameters, and the index of (outer, k, inner)."""
+class Axis:
+    """An op that walks an axis: its input as (outer, axis, inner), and the index of an element."""
 
-    def __init__(
-        self,
-        group: Region,
-        reads: Sequence[Node],
-        results: Sequence[Array],
-        target: Target,
-        name: str,
-    ) -> None:
-        self.node = group.values[0]
-        self.x, self.axis = self.node.inputs[0], self.node.attrs["axis"]
-        self.target = target
+    def __init__(self, node: Node) -> None:
+        self.node, self.x, self.axis = node, node.inputs[0], node.attrs["axis"]
         shape = self.x.shape
         self.outer, self.size = product(shape[: self.axis]), shape[self.axis]
         self.inner = product(shape[self.axis + 1 :])
-        parameters = [(f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(reads)]
-        parameters += [
-            (f"out{i}", Memory((product(t.shape),), t.dtype, "global", "result"))
-            for i, t in enumerate(results)
-        ]
-        self.b = BodyBuilder(name, parameters)
-        self.e = Evaluator(self.b, dict(zip(reads, self.b.parameters)))
-        self.results = self.b.parameters[len(reads) :]
+        self.lines = self.outer * self.inner
 
     def index(self, outer: Size, k: Size, inner: Size) -> Index:
         """The full index of an element."""
         shape = self.x.shape
         return (*unravel(outer, shape[: self.axis]), k, *unravel(inner, shape[self.axis + 1 :]))
 
-    def offset(self, outer: Size, k: Size, inner: Size) -> Size:
+    def line_index(self, line: Size, k: Size) -> Index:
+        """The index of element k of a line; lines are numbered by (outer, inner)."""
+        return self.index(floor_divide(line, self.inner), k, modulo(line, self.inner))
+
+    def offset(self, index: Index) -> Size:
         """The linear offset of an element."""
-        return offset_of(self.x, self.index(outer, k, inner))
+        return offset_of(self.x, index)
 
 
-def lower_cumulative(
-    group: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
-) -> Body:
+def lower_cumulative(node: Node, reads: list[Node], target: Target, name: str) -> Made:
     """A running sum, product, maximum or minimum."""
-    node = group.values[0]
-    low = AxisLowering(group, reads, [node.type], target, name)  # type: ignore[list-item]
-    b, e = low.b, low.e
-    lanes = target.lanes(wide(node.dtype)) if high(low.inner) >= 4 else 1
-    while lanes > 1 and lanes >= 2 * high(low.inner):
+    walk = Axis(node)
+    sheet = Sheet(name, [*parameters.reads(reads), *parameters.results([node])])
+    lanes = target.lanes(wide(node.dtype)) if high(walk.inner) >= 4 else 1
+    while lanes > 1 and lanes >= 2 * high(walk.inner):
         lanes //= 2
-    blocks = ceil_divide(low.inner, lanes)
-    p = b.program(0, low.outer * blocks)
+    blocks = ceil_divide(walk.inner, lanes)
+    p = sheet.b.program(0, walk.outer * blocks)
     outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
     if lanes == 1:
-        _run_along(low, outer, base, ())
+        _run_along(sheet, walk, outer, base, ())
     else:
-        with e.vector(base, lanes, low.inner, modulo(low.inner, lanes) == 0) as lane:
-            _run_along(low, outer, lane, (lanes,))
-    return b.finish((low.outer * blocks,))
+        whole = modulo(walk.inner, lanes) == 0
+        with sheet.e.vector(base, lanes, walk.inner, whole) as lane:
+            _run_along(sheet, walk, outer, lane, (lanes,))
+    return sheet.end((walk.outer * blocks,))
 
 
-def _run_along(low: AxisLowering, outer: Size, lane: Size, shape: tuple[int, ...]) -> None:
+def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[int, ...]) -> None:
     """Walk the axis: one element in float64, vectors in blocks whose totals are float64."""
-    b, e, kind = low.b, low.e, low.node.attrs["kind"]
+    b, e, kind = sheet.b, sheet.e, low.node.attrs["kind"]
     dtype, kept = wide(low.node.dtype), running(low.node.dtype, kind)
 
     def block(start: Size, stop: Size, before: Node | None) -> Node:
@@ -94,10 +80,11 @@ def _run_along(low: AxisLowering, outer: Size, lane: Size, shape: tuple[int, ...
 
         def step(k: Size, carried: list[Node]) -> Sequence[Node]:
             with e.scope():
-                x = b.cast(e.value(low.x, low.index(outer, k, lane)), own)
+                at = low.index(outer, k, lane)
+                x = b.cast(e.value(low.x, at), own)
                 total = b.apply(COMBINE[kind], carried[0], b.broadcast(x, shape))
                 whole = total if before is None else b.apply(COMBINE[kind], before, total)
-                e.store(low.results[0], whole, low.offset(outer, k, lane))
+                e.store(sheet.outputs[low.node], whole, low.offset(at))
             return [total]
 
         return b.loop("k", start, stop, 1, step, [b.constant(identity(kind, own), own, shape)])[0]
@@ -114,22 +101,18 @@ def _run_along(low: AxisLowering, outer: Size, lane: Size, shape: tuple[int, ...
         b.loop("block", 0, low.size, BLOCK, turn, [none])
 
 
-def lower_sort(
-    group: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
-) -> list[tuple[Body, list[tuple[str, Any]]]]:
+def lower_sort(region: Region, name: str) -> Made:
     """A stable sort of every line along the axis: values and indices."""
-    node = group.values[0]
-    x = node.inputs[0]
-    roles: list[tuple[str, Any]] = [("read", i) for i in range(len(reads))]
-    stored = [v for v in group.stored if v.op is ops.get]
-    kinds = [v.attrs["index"] for v in stored]
-    low = AxisLowering(group, reads, [v.type for v in stored], target, name)  # type: ignore[misc]
-    b, e = low.b, low.e
+    node = region.anchor
+    stored = [v for v in region.stored if v.op is ops.get]
+    low = Axis(node)
+    sheet = Sheet(name, [*parameters.reads(region.inputs), *parameters.results(stored)])
+    b, e, x = sheet.b, sheet.e, low.x
     size = high(low.size)
     dtype = wide(x.dtype)
     keys, places = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
     other_keys, other_places = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
-    p = b.program(0, low.outer * low.inner)
+    p = b.program(0, low.lines)
     outer, inner = floor_divide(p, low.inner), modulo(p, low.inner)
 
     def take(k: Size, _: list[Node]) -> Sequence[Node]:
@@ -139,9 +122,9 @@ def lower_sort(
         return ()
 
     def give(k: Size, _: list[Node]) -> Sequence[Node]:
-        for memory, kind in zip(low.results, kinds):
-            value = b.load(keys if kind == 0 else places, (k,))
-            e.store(memory, value, low.offset(outer, k, inner))
+        for v, memory in sheet.outputs.items():
+            value = b.load(keys if v.attrs["index"] == 0 else places, (k,))
+            e.store(memory, value, low.offset(low.index(outer, k, inner)))
         return ()
 
     b.loop("k", 0, low.size, 1, take)
@@ -157,8 +140,7 @@ def lower_sort(
         )
     )
     b.loop("k", 0, low.size, 1, give)
-    body = b.finish((low.outer * low.inner,))
-    return [(body, roles + [("store", i) for i in range(len(stored))])]
+    return sheet.end((low.lines,))
 
 
 class VectorScan(Family):
@@ -166,8 +148,7 @@ class VectorScan(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """One Body."""
-        body = lower_cumulative(region, region.inputs, region.known, target, name)
-        return [(body, list(region.roles))]
+        return [lower_cumulative(region.anchor, region.inputs, target, name)]
 
 
 class VectorSort(Family):
@@ -175,4 +156,4 @@ class VectorSort(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """One Body."""
-        return lower_sort(region, region.inputs, region.known, target, name)
+        return [lower_sort(region, name)]

@@ -7,7 +7,7 @@ where there is such an axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.config import invariant
@@ -27,14 +27,12 @@ from ..ir.symbol import (
     modulo,
     named,
 )
-from ..ir.types import Memory, product
-from ..tile.build import BodyBuilder
+from ..ir.types import product
 from .access import MOVEMENT, Index, Place, below, offset_of, places, unravel
-from .evaluate import Evaluator, symbolic
+from .evaluate import symbolic
 from .fuse import COSTLY, REDUCE, Region, leaves_of, own_index
+from .sheet import Sheet
 
-Line = Callable[[Size, Size, Size, list[Node]], list[Node]]
-CHAIN = 64  # additions to one accumulator before it is added to a total
 KINDS = {ops.sum_: "sum", ops.prod: "prod", ops.max_: "max", ops.min_: "min"}
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
@@ -68,23 +66,20 @@ def is_blocked(node: Node) -> bool:
     return node.op is ops.sum_ and dtype.is_float and dtype is not float64
 
 
-class LoopSpace:
-    """A Region, its Body under construction, and the shape of its work."""
+class Space:
+    """A Region and the shape of its work: rows and columns, and the axis of vectors."""
 
-    b: BodyBuilder
-    e: Evaluator
-    inputs: dict[Node, Node]
-    outputs: dict[Node, Node]
     shape: Region
     inner: Size
-    lanes: int
     strict = False  # whether loaded indices must not vary along a line
     least_line = 32  # elements of a line that is worth being one
 
-    def __init__(self, group: Region, values: set[Node], target: Target, name: str) -> None:
+    def __init__(
+        self, group: Region, reads: list[Node], values: set[Node], target: Target, name: str
+    ) -> None:
         self.group, self.all_values, self.target, self.name = group, values, target, name
         self.members = set(group.values)
-        self.reads = sorted(group.reads, key=lambda n: n.serial)
+        self.reads, self.stored_reads = reads, set(reads)
         self.reduces = [v for v in group.values if v.op in REDUCE]
         self.order = group.order
         if group.kind == "mixed":
@@ -119,13 +114,24 @@ class LoopSpace:
             raise InternalError("schedule.loops", f"{node!r} has no place in {self.group}")
         return found
 
-    def expressions(self) -> list[tuple[Node, bool]]:
-        """What loops evaluate: (value, is it a reduction)."""
-        return [
-            (v, v in self.reduces)
-            for v in self.group.values
-            if v in self.reduces or v in self.group.stored
-        ]
+    def stages(self) -> int:
+        """Levels of reductions."""
+        return max(self.levels[v] for v in self.reduces)
+
+    def at_stage(self, stage: int) -> list[Node]:
+        """The reductions of a level."""
+        return [v for v in self.reduces if self.levels[v] == stage]
+
+    def elements(self) -> list[Node]:
+        """What is stored of every element, not of rows."""
+        return [v for v in self.group.stored if not self.is_row_level(v)]
+
+    def expressions_at(
+        self, reduces: Sequence[Node], writes: Sequence[Node], row: Size, column: Size
+    ) -> list[Place]:
+        """What a loop evaluates that reduces and writes some values, and where."""
+        found = [(v.inputs[0], reduce_index(v, row, column)) for v in reduces]
+        return found + [(v, self.index_at(v, row, column)) for v in writes]
 
     def pick_inner(self) -> Size:
         """How many neighbouring elements the vector axis has: as many as stay linear. Loaded
@@ -186,16 +192,11 @@ class LoopSpace:
             row, column = loop_index("row", self.group.rows), along
         elif self.reduces:
             row, column = along, loop_index("column", self.group.columns)
-        for value, is_reduce in self.expressions():
-            if is_reduce:
-                start = (value.inputs[0], reduce_index(value, row, column))
-            else:
-                if self.is_row_level(value) and self.order == "row":
-                    continue
-                start = (value, self.index_at(value, row, column))
-            if not self._reads_linear(start, lane):
-                return False
-        return True
+        by_row = self.reduces and self.order == "row"
+        stored = [v for v in self.group.stored if v not in self.reduces]
+        writes = [v for v in stored if not (by_row and self.is_row_level(v))]
+        starts = self.expressions_at(self.reduces, writes, row, column)
+        return all(self._reads_linear(start, lane) for start in starts)
 
     def _shape(self, inner: Size) -> Region:
         """The Region with rows filled in for elementwise work cut at `inner`."""
@@ -276,125 +277,24 @@ class LoopSpace:
             stack.extend(i for i in node.inputs if i not in self.all_values)
         return list(found)
 
-    def _memory(self, node: Node, use: str) -> Memory:
-        return Memory((product(node.shape),), node.dtype, "global", use)
+    def settle(self, inner: Size) -> None:
+        """Take an axis of vectors."""
+        self.inner, self.shape = inner, self._shape(inner)
 
-    def lane_loop(
-        self,
-        start: Size,
-        stop: Size,
-        body: Callable[[Size, list[Node]], Sequence[Node]],
-        carried: Sequence[Node] = (),
-        size: Size | None = None,
-        unroll: int = 1,
-    ) -> list[Node]:
-        """Vectors over [start, stop): whole ones, then one that is masked."""
-        size = stop if size is None else size
-        b, e, lanes = self.b, self.e, self.lanes
-        span = stop - start
-        whole = floor_divide(span, lanes) * lanes
-        middle = start + whole
 
-        def step(is_whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
-            def run(base: Size, values: list[Node]) -> Sequence[Node]:
-                with e.vector(base, lanes, stop if not is_whole else size, is_whole) as lane:
-                    return body(lane, values)
+class Part:
+    """A piece of a lowering: the space it works in, and the Body that it writes to."""
 
-            return run
+    def __init__(self, space: Space, sheet: Sheet) -> None:
+        self.space, self.sheet, self.b, self.e = space, sheet, sheet.b, sheet.e
 
-        values = b.loop("i", start, middle, lanes, step(True), carried, unroll)
-        if modulo(span, lanes) == 0:
-            return values
-        if isinstance(span, int) and isinstance(middle, int):
-            return list(step(False)(middle, values))
-        return b.loop("tail", middle, stop, lanes, step(False), values)
+    def write_rows(self, values: Sequence[Node], row: Size) -> None:
+        """Evaluate and store values that rows have one of."""
+        for v in values:
+            self.sheet.write(v, unravel(row, v.shape))
 
-    # ---- long sums ------------------------------------------------------------------------
-
-    def over_lines(
-        self,
-        blocked: Sequence[bool],
-        fresh: Sequence[Node],
-        lines: Size,
-        span: tuple[Size, Size],
-        run: Line,
-        values: list[Node],
-    ) -> list[Node]:
-        """run(line, first, last, accumulators) over the span of each line of `inner` elements.
-
-        Accumulators that are `blocked` start anew, as `fresh` ones, after CHAIN additions.
-        """
-        b, e = self.b, self.e
-        turns = -(-high(span[1] - span[0]) // self.lanes)
-
-        def whole(first: Size, last: Size, carried: list[Node]) -> list[Node]:
-            def nest(line: Size, inside: list[Node]) -> Sequence[Node]:
-                with e.scope():
-                    return run(line, *span, inside)
-
-            return b.loop("outer", first, last, 1, nest, carried)
-
-        if high(lines) * turns <= CHAIN or not any(blocked):
-            return run(0, *span, values) if lines == 1 else whole(0, lines, values)
-        totals = [b.cast(x, float64) if t else x for t, x in zip(blocked, values)]
-        if lines != 1 and turns <= CHAIN:
-            totals = self.in_blocks(blocked, fresh, (0, lines), CHAIN // turns, whole, totals)
-        else:
-
-            def line(number: Size, carried: list[Node]) -> list[Node]:
-                with e.scope():
-                    return self.in_blocks(
-                        blocked,
-                        fresh,
-                        span,
-                        CHAIN * self.lanes,
-                        lambda *x: run(number, *x),
-                        carried,
-                    )
-
-            totals = line(0, totals) if lines == 1 else b.loop("outer", 0, lines, 1, line, totals)
-        return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
-
-    def over_span(
-        self,
-        blocked: Sequence[bool],
-        fresh: list[Node],
-        span: tuple[Size, Size],
-        block: int,
-        run: Callable[[Size, Size, list[Node]], list[Node]],
-    ) -> list[Node]:
-        """run(first, last, accumulators) over a span; where it is long, in blocks."""
-        b = self.b
-        if not any(blocked) or high(span[1] - span[0]) <= block:
-            return run(*span, fresh)
-        totals = [b.cast(x, float64) if t else x for t, x in zip(blocked, fresh)]
-        totals = self.in_blocks(blocked, fresh, span, block, run, totals)
-        return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
-
-    def in_blocks(
-        self,
-        blocked: Sequence[bool],
-        fresh: Sequence[Node],
-        span: tuple[Size, Size],
-        block: int,
-        run: Callable[[Size, Size, list[Node]], list[Node]],
-        totals: list[Node],
-    ) -> list[Node]:
-        """run(first, last, accumulators) over a span, a block at a time, added to totals."""
-        b, (start, stop) = self.b, span
-
-        def added(first: Size, last: Size, carried: list[Node]) -> list[Node]:
-            own = [f if t else x for t, f, x in zip(blocked, fresh, carried)]
-            return [
-                b.apply("add", x, b.cast(new, float64)) if t else new
-                for t, x, new in zip(blocked, carried, run(first, last, own))
-            ]
-
-        def turn(at: Size, carried: list[Node]) -> Sequence[Node]:
-            with self.e.scope():
-                return added(at, at + block, carried)
-
-        size = stop - start
-        middle = start + floor_divide(size, block) * block
-        totals = b.loop("block", start, middle, block, turn, totals)
-        return totals if modulo(size, block) == 0 else added(middle, stop, totals)
+    def row_results(self, row: Size, stage: int) -> None:
+        """Write what is known of a row after a stage."""
+        space = self.space
+        known = [v for v in space.group.stored if space.is_row_level(v)]
+        self.write_rows([v for v in known if space.levels[v] == stage], row)

@@ -8,20 +8,94 @@ index order, whatever the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from ..core.dtype import int64
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, high, minimum, modulo
-from ..ir.types import Memory, product
-from ..tile.build import Body, BodyBuilder
-from .access import Condition, offset_of, unravel
-from .evaluate import Evaluator, symbolic
-from .family import Bodies, Family, Offer, Roles
-from .fuse import Region
-from .loops import LoopLowering
+from ..ir.symbol import Size, atoms, ceil_divide, coefficient, high, loop_index, minimum, modulo
+from ..ir.types import product
+from ..tile.build import BodyBuilder
+from . import sheet as parameters
+from .access import Condition, Index, offset_of, unravel
+from .evaluate import symbolic
+from .family import Bodies, Family, Made, Offer
+from .fuse import Region, leaves_of
+from .loops import lower_loops
+from .sheet import Sheet
 
 BLOCK = 1024
+
+
+NAMES = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
+Loops = Callable[[Region, list[Node], set[Node], Target, str], Bodies]
+
+
+class Update:
+    """An update: its state, values and indices, and where the values go."""
+
+    def __init__(self, node: Node, values: set[Node]) -> None:
+        self.node, self.values = node, values
+        self.state, self.value, *self.indices = node.inputs
+        self.index_shape = self.indices[0].shape
+        self.rank = len(self.index_shape)
+        self.axes, self.mode = node.attrs["axes"], node.attrs["mode"]
+        shape = self.value.shape
+        self.count, self.rest = product(shape[: self.rank]), product(shape[self.rank :])
+
+    def once(self) -> bool:
+        """Whether every index is known from the value's own index and hits a place once."""
+        probe = tuple(loop_index(f"probe{i}", s) for i, s in enumerate(self.index_shape))
+        found = [f for f in (self.probed(i, probe) for i in self.indices) if f is not None]
+        if len(found) < len(self.indices):
+            return False
+        used = [p for p in probe if not isinstance(p, int)]
+        for p in used:  # each own axis moves exactly one state axis
+            moving = [f for f in found if coefficient(f, p) != 0]
+            if len(moving) != 1 or coefficient(moving[0], p) is None:
+                return False
+        return all(len([p for p in used if coefficient(f, p) != 0]) <= 1 for f in found)
+
+    def probed(self, node: Node, index: Index) -> Size | None:
+        """An index at the value's own index, where it is known from that."""
+        return symbolic(node, index, self.values)
+
+    def offset(self, places: dict[int, Size], inner: Index) -> Size:
+        """The element of the state at some places and an index of the other axes."""
+        rest = iter(inner)
+        full = tuple(places[a] if a in places else next(rest) for a in range(len(self.state.shape)))
+        return offset_of(self.state, full)
+
+    def taken(self, b: BodyBuilder, old: Node, x: Node) -> Node:
+        """One value taken into what the state holds."""
+        return x if self.mode == "set" else b.apply(NAMES[self.mode], old, x)
+
+
+def update_bodies(
+    region: Region, target: Target, loops: Loops, write: Callable[[list[Node]], Bodies]
+) -> Bodies:
+    """The Bodies of an update that write(what they read) gives; where the state is not stored,
+    Bodies of `loops` that write it come first."""
+    node, reads, values = region.anchor, region.inputs, region.known
+    state = node.inputs[0]
+    found: Bodies = []
+    if not region.filled:
+        fill = Region("loops", [state], product(state.shape), stored=[state])
+        wanted = leaves_of(state, values)
+        needed = [r for r in reads if r in wanted]
+        made = loops(fill, needed, values | {state}, target, f"fill_{state.op.name}")
+        found += [_of_update(one, needed, reads) for one in made]
+    if product(node.inputs[1].shape) != 0:
+        again = any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
+        own = [r for r in reads if r is not state or again]
+        found += [_of_update(one, own, reads) for one in write(own)]
+    return found
+
+
+def _of_update(made: Made, used: list[Node], reads: list[Node]) -> Made:
+    """A Body that reads some of the update's inputs, and stores its state."""
+    of = {"read": lambda i: ("read", reads.index(used[i])), "store": lambda i: ("state", 0)}
+    return Made(made.body, [of[r](i) if r in of else (r, i) for r, i in made.roles])
 
 
 class VectorUpdates(Family):
@@ -29,89 +103,26 @@ class VectorUpdates(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Body that scatters; where the state is not stored, one that writes it comes first."""
-        node, reads, values = region.anchor, region.inputs, region.known
-        state = node.inputs[0]
-        found: Bodies = []
-        if not region.filled:
-            body, needed = _fill(state, reads, values, target)
-            found.append((body, _roles(needed, reads)))
-        own = [r for r in reads if r is not state or _reads_state(node, values)]
-        if product(node.inputs[1].shape) != 0:
-            body = UpdateLowering(node, own, values, target).lower()
-            found.append((body, _roles(own, reads)))
-        return found
+
+        def write(reads: list[Node]) -> Bodies:
+            return [VectorUpdate(region.anchor, reads, region.known, target).lower()]
+
+        return update_bodies(region, target, lower_loops, write)
 
 
-def _roles(used: Sequence[Node], reads: Sequence[Node]) -> Roles:
-    return [*(("read", reads.index(r)) for r in used), ("state", 0)]
-
-
-def _reads_state(node: Node, values: set[Node]) -> bool:
-    from .fuse import leaves_of
-
-    state = node.inputs[0]
-    return any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
-
-
-def _fill(
-    state: Node, reads: Sequence[Node], values: set[Node], target: Target
-) -> tuple[Body, list[Node]]:
-    """A Body that writes the (inlined) state."""
-    from .fuse import leaves_of
-
-    group = Region("loops", [state], product(state.shape))
-    group.stored = [state]
-    needed = [r for r in reads if r in leaves_of(state, values)]
-    lowering = LoopLowering(group, values | {state}, target, f"fill_{state.op.name}")
-    lowering.reads = needed
-    return lowering.lower(), needed
-
-
-class UpdateLowering:
+class VectorUpdate(Update):
     """Lowers one update."""
 
     def __init__(self, node: Node, reads: list[Node], values: set[Node], target: Target) -> None:
-        self.node, self.reads, self.values, self.target = node, reads, values, target
-        self.state, self.value, *self.indices = node.inputs
-        self.rank = len(self.indices[0].shape)
-        self.axes, self.mode = node.attrs["axes"], node.attrs["mode"]
+        super().__init__(node, values)
+        self.target = target
+        given = [*parameters.reads(reads), parameters.state(self.state)]
+        self.sheet = Sheet(f"update_{self.mode}", given)
+        self.b, self.e, self.memory = self.sheet.b, self.sheet.e, self.sheet.others["state"]
 
-    def lower(self) -> Body:
+    def lower(self) -> Made:
         """The Body: one program per block of the value's unindexed elements."""
-        parameters = [
-            (f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(self.reads)
-        ]
-        parameters.append(
-            ("state", Memory((product(self.state.shape),), self.state.dtype, "global", "state"))
-        )
-        self.b = BodyBuilder(f"update_{self.mode}", parameters)
-        self.e = Evaluator(self.b, dict(zip(self.reads, self.b.parameters)))
-        self.memory = self.b.parameters[-1]
-        shape = self.value.shape
-        lead, rest = product(shape[: self.rank]), product(shape[self.rank :])
-        grid = self.body(lead, rest, self._affine())
-        return self.b.finish(grid)
-
-    def _affine(self) -> bool:
-        """Whether every index is known from the value's own index and hits a place once."""
-        shape = self.indices[0].shape
-        from ..ir.symbol import loop_index
-
-        probe = tuple(loop_index(f"probe{i}", s) for i, s in enumerate(shape))
-        found = [symbolic(i, probe, self.values) for i in self.indices]
-        if any(f is None for f in found):
-            return False
-        used = [p for p in probe if not isinstance(p, int)]
-        from ..ir.symbol import coefficient
-
-        for p in used:  # each own axis moves exactly one state axis
-            moving = [f for f in found if f is not None and coefficient(f, p) not in (0,)]
-            if len(moving) != 1 or coefficient(moving[0], p) is None:
-                return False
-        return all(
-            len([p for p in used if coefficient(f, p) != 0]) <= 1  # type: ignore[arg-type]
-            for f in found
-        )
+        return self.sheet.end(self.body(self.count, self.rest, self.once()))
 
     def body(self, lead: Size, rest: Size, any_order: bool) -> tuple[Size, ...]:
         """Grid over blocks of the rest (and over the indices, where order is free)."""
@@ -144,16 +155,8 @@ class UpdateLowering:
 
     def row(self, i: Size, start: Size, rest: Size, block: int, lanes: int) -> None:
         """All writes of index number i within a block."""
-        index = unravel(i, self.indices[0].shape)
-        places = dict(
-            zip(
-                self.axes,
-                (
-                    self.position(n, index, self.state.shape[a])
-                    for n, a in zip(self.indices, self.axes)
-                ),
-            )
-        )
+        index = unravel(i, self.index_shape)
+        places = {a: self.position(n, index) for n, a in zip(self.indices, self.axes)}
         conditions = [Condition(places[a], self.state.shape[a]) for a in self.axes]
         conditions = [c for c in conditions if not self._in_range(c)]
         stop = minimum(start + block, rest)
@@ -161,12 +164,7 @@ class UpdateLowering:
         def write(lane: Size) -> None:
             inner = unravel(lane, self.value.shape[self.rank :])
             x = self.e.value(self.value, index + inner)
-            inner_places = iter(inner)
-            full = tuple(
-                places[a] if a in places else next(inner_places)
-                for a in range(len(self.state.shape))
-            )
-            self.combine(x, offset_of(self.state, full))
+            self.combine(x, self.offset(places, inner))
 
         def all_lanes() -> Sequence[Node]:
             if lanes == 1 and high(rest) == 1:
@@ -191,14 +189,10 @@ class UpdateLowering:
         return condition.holds() and not self._loaded(condition.value)
 
     def _loaded(self, value: Size) -> bool:
-        from ..ir.symbol import atoms
-
         return any(a.name.startswith("at") for a in atoms(value))
 
-    def position(self, node: Node, index: tuple[Size, ...], size: Size) -> Size:
+    def position(self, node: Node, index: Index) -> Size:
         """An index as an Expr; a loaded one may be out of range."""
-        from ..core.dtype import int64
-
         exact = symbolic(node, index, self.values)
         if exact is not None:
             return exact
@@ -208,8 +202,5 @@ class UpdateLowering:
     def combine(self, x: Node, offset: Size) -> None:
         """state[offset] = mode(state[offset], x)."""
         if self.mode != "set":
-            name = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
-            old = self.e._load(self.memory, offset)
-            old = self.b.cast(old, x.dtype)
-            x = self.b.apply(name[self.mode], old, x)
+            x = self.taken(self.b, self.b.cast(self.e._load(self.memory, offset), x.dtype), x)
         self.e.store(self.memory, x, offset)

@@ -12,77 +12,38 @@ from collections.abc import Sequence
 from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
-from ...ir.types import Array, Memory, product
 from ...tile import ops as tile_ops
-from ...tile.build import Body
-from ..access import Index, offset_of, unravel
+from .. import sheet as parameters
+from ..access import Index
 from ..evaluate import running, wide
-from ..family import Bodies, Family, Offer
+from ..family import Bodies, Family, Made, Offer
 from ..fuse import Region
+from ..problem import power_of_two
+from ..rows import Axis
 from ..space import COMBINE, identity
-from .space import WARP, Roles
-from .tiles import TileEvaluator, Viewed, power_of_two
+from .space import WARP
+from .tiles import ThreadSheet
 
 ELEMENTS = 2048  # of a tile
 LONG = 16  # inner sizes from which tiles lie along them
 
 
-class Axis:
-    """A Body under construction over (outer, axis, inner), and the index of an element."""
-
-    def __init__(
-        self, node: Node, reads: Sequence[Node], results: Sequence[Array], name: str
-    ) -> None:
-        self.node, self.reads = node, list(reads)
-        self.x, self.axis = node.inputs[0], node.attrs["axis"]
-        shape = self.x.shape
-        self.outer, self.size = product(shape[: self.axis]), shape[self.axis]
-        self.inner = product(shape[self.axis + 1 :])
-        parameters = [(f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(reads)]
-        parameters += [
-            (f"out{i}", Memory((product(t.shape),), t.dtype, "global", "result"))
-            for i, t in enumerate(results)
-        ]
-        self.b = Viewed(name, parameters)
-        self.e = TileEvaluator(self.b, dict(zip(reads, self.b.parameters)))
-        self.results = self.b.parameters[len(reads) :]
-
-    def index(self, outer: Size, k: Size, inner: Size) -> Index:
-        """The full index of an element."""
-        shape = self.x.shape
-        return (*unravel(outer, shape[: self.axis]), k, *unravel(inner, shape[self.axis + 1 :]))
-
-    def line_index(self, line: Size, k: Size) -> Index:
-        """The index of element k of a line; lines are numbered by (outer, inner)."""
-        return self.index(floor_divide(line, self.inner), k, modulo(line, self.inner))
-
-    def offset(self, index: Index) -> Size:
-        """The linear offset of an element."""
-        return offset_of(self.x, index)
-
-
-def lower_cumulative(group: Region, reads: Sequence[Node], name: str) -> list[tuple[Body, Roles]]:
+def lower_cumulative(node: Node, reads: list[Node], name: str) -> Made:
     """A running sum, product, maximum or minimum."""
-    node = group.values[0]
-    walk = Axis(node, reads, [node.type], name)  # type: ignore[list-item]
-    if high(walk.inner) >= LONG:
-        grid, elements = _along_inner(walk)
-    else:
-        grid, elements = _along_axis(walk)
-    warps = max(1, min(8, elements // (8 * WARP)))
-    body = walk.b.finish((grid,), warps=warps)
-    roles: Roles = [("read", i) for i in range(len(walk.reads))] + [("store", 0)]
-    return [(body, [roles[n] for n in walk.b.numbers])]
+    walk = Axis(node)
+    sheet = ThreadSheet(name, [*parameters.reads(reads), *parameters.results([node])])
+    along = _along_inner if high(walk.inner) >= LONG else _along_axis
+    grid, elements = along(sheet, walk)
+    return sheet.end((grid,), warps=max(1, min(8, elements // (8 * WARP))))
 
 
-def _along_axis(walk: Axis) -> tuple[Size, int]:
+def _along_axis(sheet: ThreadSheet, walk: Axis) -> tuple[Size, int]:
     """Tiles of (lines, axis)."""
-    b, e = walk.b, walk.e
-    lines = walk.outer * walk.inner
+    b, e = sheet.b, sheet.e
+    lines = walk.lines
     lanes = max(2, min(ELEMENTS, power_of_two(high(walk.size))))
     rows = 1 if lanes > 256 else max(1, min(ELEMENTS // lanes, power_of_two(high(lines))))
     p = b.program(0, ceil_divide(lines, rows))
-    dtype = wide(walk.node.dtype)
     kind = walk.node.attrs["kind"]
     kept = running(walk.node.dtype, kind)
     start = b.constant(identity(kind, kept), kept, (rows, 1) if rows > 1 else ())
@@ -90,10 +51,7 @@ def _along_axis(walk: Axis) -> tuple[Size, int]:
     def step(at: Size, carried: list[Node]) -> Sequence[Node]:
         with e.tile(p * rows, rows, lines, at, lanes, walk.size) as (line, lane):
             index = walk.line_index(line, lane)
-            x, run = _scan(walk, index, dtype, len(e.full) - 1)
-            before = b.cast(carried[0], dtype)
-            e.store(walk.results[0], b.apply(COMBINE[kind], before, run), walk.offset(index))
-            total = b.add(tile_ops.reduce(x, axis=len(e.full) - 1, kind=kind))
+            total = _scan(sheet, walk, index, carried[0], len(e.full) - 1)
             total = e.column(total) if total.shape else total
         return [b.apply(COMBINE[kind], carried[0], b.cast(total, kept))]
 
@@ -101,24 +59,20 @@ def _along_axis(walk: Axis) -> tuple[Size, int]:
     return ceil_divide(lines, rows), rows * lanes
 
 
-def _along_inner(walk: Axis) -> tuple[Size, int]:
+def _along_inner(sheet: ThreadSheet, walk: Axis) -> tuple[Size, int]:
     """Tiles of (axis, inner)."""
-    b, e = walk.b, walk.e
+    b, e = sheet.b, sheet.e
     lanes = min(32, power_of_two(high(walk.inner)))
     rows = max(2, min(ELEMENTS // lanes, power_of_two(high(walk.size))))
     blocks = ceil_divide(walk.inner, lanes)
     p = b.program(0, walk.outer * blocks)
     outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
-    dtype = wide(walk.node.dtype)
     kind = walk.node.attrs["kind"]
 
     def step(at: Size, carried: list[Node]) -> Sequence[Node]:
         with e.tile(at, rows, walk.size, base, lanes, walk.inner) as (k, lane):
             index = walk.index(outer, k, lane)
-            x, run = _scan(walk, index, dtype, 0)
-            before = b.cast(carried[0], dtype)
-            e.store(walk.results[0], b.apply(COMBINE[kind], before, run), walk.offset(index))
-            total = b.add(tile_ops.reduce(x, axis=0, kind=kind))
+            total = _scan(sheet, walk, index, carried[0], 0)
         return [b.apply(COMBINE[kind], carried[0], b.cast(total, kept))]
 
     kept = running(walk.node.dtype, kind)
@@ -127,14 +81,17 @@ def _along_inner(walk: Axis) -> tuple[Size, int]:
     return walk.outer * blocks, rows * lanes
 
 
-def _scan(walk: Axis, index: Index, dtype: object, axis: int) -> tuple[Node, Node]:
-    """A tile (what is outside changes nothing), and the same scanned along an axis."""
-    b, e, kind = walk.b, walk.e, walk.node.attrs["kind"]
-    x = b.broadcast(b.cast(e.value(walk.x, index), dtype), e.full)  # type: ignore[arg-type]
+def _scan(sheet: ThreadSheet, walk: Axis, index: Index, carried: Node, axis: int) -> Node:
+    """Scan a tile along an axis and store it with what came before; gives what it adds up to."""
+    b, e, kind, dtype = sheet.b, sheet.e, walk.node.attrs["kind"], wide(walk.node.dtype)
+    x = b.broadcast(b.cast(e.value(walk.x, index), dtype), e.full)
     inside = e.inside()
-    if inside is not None:
+    if inside is not None:  # what is outside changes nothing
         x = b.apply("where", inside, x, b.constant(identity(kind, x.dtype), x.dtype))
-    return x, b.add(tile_ops.cumulative(x, axis=axis, kind=kind))
+    run = b.add(tile_ops.cumulative(x, axis=axis, kind=kind))
+    before = b.cast(carried, dtype)
+    e.store(sheet.outputs[walk.node], b.apply(COMBINE[kind], before, run), walk.offset(index))
+    return b.add(tile_ops.reduce(x, axis=axis, kind=kind))
 
 
 class ThreadScan(Family):
@@ -142,4 +99,4 @@ class ThreadScan(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """Bodies, in the order they run."""
-        return lower_cumulative(region, region.inputs, name)
+        return [lower_cumulative(region.anchor, region.inputs, name)]

@@ -13,40 +13,34 @@ from ...ir.node import Node
 from ...ir.symbol import (
     Size,
     ceil_divide,
-    coefficient,
     combine,
     floor_divide,
     high,
-    loop_index,
     modulo,
 )
-from ...ir.types import Array, Memory, product
-from ...tile.build import Body
-from ..access import MOVEMENT, Condition, Index, offset_of, ravel, unravel
+from ...ir.types import Array, product
+from .. import sheet as parameters
+from ..access import MOVEMENT, Condition, Index, ravel, unravel
 from ..evaluate import symbolic
+from ..problem import power_of_two
+from ..update import Update
 from . import sort as sorting
-from .space import Roles
-from .tiles import TileEvaluator, Viewed, power_of_two
+from .tiles import ThreadSheet, TileEvaluator, Viewed
 
-NAMES = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 WIDE = 32  # unindexed elements from which a tile lies along them
 RANKED = 1 << 15  # indices that are ranked by comparing all with all
 
 
-class UpdateDestinations:
+class UpdateDestinations(Update):
     """One update, its Bodies under construction, and where its values go."""
 
+    sheet: ThreadSheet
     b: Viewed
     e: TileEvaluator
 
     def __init__(self, node: Node, reads: list[Node], values: set[Node], name: str) -> None:
-        self.node, self.reads, self.values, self.name = node, reads, values, name
-        self.state, self.value, *self.indices = node.inputs
-        self.index_shape = self.indices[0].shape
-        self.rank = len(self.index_shape)
-        self.axes, self.mode = node.attrs["axes"], node.attrs["mode"]
-        shape = self.value.shape
-        self.count, self.rest = product(shape[: self.rank]), product(shape[self.rank :])
+        super().__init__(node, values)
+        self.reads, self.name = reads, name
         after = max(self.axes, default=-1) + 1  # what follows lies in one piece in the state
         tail = product(self.state.shape[after:])
         self.span = tail if high(tail) >= WIDE else self.rest
@@ -58,29 +52,14 @@ class UpdateDestinations:
         self, name: str, extra: Sequence[str] = (), writes: Sequence[str] = (), state: bool = False
     ) -> dict[str, Node]:
         """Start a Body over the reads, some scratch that is read or written, and the state."""
-        parameters = [
-            (f"in{i}", Memory((product(r.shape),), r.dtype)) for i, r in enumerate(self.reads)
-        ]
-        self.roles: Roles = [("read", i) for i in range(len(self.reads))]
+        given = parameters.reads(self.reads)
         for names, use in ((extra, "value"), (writes, "state")):
-            for n in names:
-                t = self.scratch(n)
-                parameters.append((n, Memory(t.shape, t.dtype, "global", use)))
-                self.roles.append(("scratch", (t, n)))
-        if state:
-            size = (product(self.state.shape),)
-            parameters.append(("state", Memory(size, self.state.dtype, "global", "state")))
-            self.roles.append(("state", 0))
+            given += parameters.scratch([(n, self.scratch(n)) for n in names], use)
+        given += [parameters.state(self.state)] if state else []
         self.scalars: dict[Node, Size] = {}
-        self.b = Viewed(name, parameters)
-        self.e = TileEvaluator(self.b, dict(zip(self.reads, self.b.parameters)))
-        names = [*extra, *writes, *(["state"] if state else [])]
-        return dict(zip(names, self.b.parameters[len(self.reads) :]))
-
-    def end(self, grid: Size, warps: int) -> tuple[Body, Roles]:
-        """The Body and the roles of its parameters."""
-        body = self.b.finish((grid,), warps=warps)
-        return body, [self.roles[n] for n in self.b.numbers]
+        self.sheet = ThreadSheet(name, given)
+        self.b, self.e = self.sheet.b, self.sheet.e
+        return self.sheet.others
 
     @property
     def key_dtype(self) -> DType:
@@ -102,21 +81,9 @@ class UpdateDestinations:
 
     # ---- where things go ------------------------------------------------------------------
 
-    def once(self) -> bool:
-        """Whether every index is known from the value's own index and hits a place once."""
-        probe = tuple(loop_index(f"probe{i}", s) for i, s in enumerate(self.index_shape))
-        found = [self.exact(i, probe, lambda _: 0) for i in self.indices]
-        if any(f is None for f in found):
-            return False
-        used = [p for p in probe if not isinstance(p, int)]
-        for p in used:  # each own axis moves exactly one state axis
-            moving = [f for f in found if f is not None and coefficient(f, p) not in (0,)]
-            if len(moving) != 1 or coefficient(moving[0], p) is None:
-                return False
-        return all(
-            len([p for p in used if coefficient(f, p) != 0]) <= 1  # type: ignore[arg-type]
-            for f in found
-        )
+    def probed(self, node: Node, index: Index) -> Size | None:
+        """See `Update`: a start that is loaded does not matter."""
+        return self.exact(node, index, lambda _: 0)
 
     def exact(self, node: Node, index: Index, scalar: Callable[[Node], Size]) -> Size | None:
         """An index that is affine in the value's own index, beside scalars that are loaded."""
@@ -173,15 +140,9 @@ class UpdateDestinations:
             return key
         return self.b.apply("where", inside, key, self.b.constant(-1, self.key_dtype))
 
-    def offset(self, places: dict[int, Size], inner: Index) -> Size:
-        """The element of the state at some places and an index of the other axes."""
-        rest = iter(inner)
-        full = tuple(places[a] if a in places else next(rest) for a in range(len(self.state.shape)))
-        return offset_of(self.state, full)
-
     def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""
-        return x if self.mode == "set" else self.b.apply(NAMES[self.mode], old, x)
+        return self.taken(self.b, old, x)
 
     def read(self, number: Size, inner: Index) -> Node:
         """The value to write."""

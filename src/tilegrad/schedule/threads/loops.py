@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import high
-from ...tile.build import Body
+from ...ir.symbol import Size, high
 from ..family import Bodies, Family, Offer
 from ..fuse import Region
-from .columns import ThreadColumns
-from .space import Roles
+from .columns import by_columns
+from .flat import FlatTiles
+from .pair import Pair, lower_pair
+from .rows import by_rows
+from .space import ThreadSpace
 
 if TYPE_CHECKING:
     from ..fuse import Fuser
@@ -24,35 +26,24 @@ if TYPE_CHECKING:
 UNEVEN = 512  # rows below this are better cut without regard to rows than read off their vectors
 
 
-class ThreadLowering(ThreadColumns):
-    """Lowers one Region."""
-
-    def lower(self) -> list[tuple[Body, Roles]]:
-        """Bodies, with the roles of their parameters."""
-        self.inputs = {n: n for n in self.reads}  # until there are parameters
-        self.inner = self.pick_inner()
-        self.shape = self._shape(self.inner)
-        if self.reduces:
-            return self.by_columns() if self.order == "column" else self.by_rows()
-        if self.crooked() and not self.turned() and not self.has_loaded_gather():
-            self.inner = self.group.total
-            self.shape = self._shape(self.inner)
-        return self.flat()
-
-    def crooked(self) -> bool:
-        """Whether rows are short and so uneven that no vector of theirs is aligned."""
-        if not isinstance(self.inner, int):
-            return high(self.inner) < 8
-        return self.inner < 8 or (self.inner < UNEVEN and self.inner % 4 != 0)
-
-
 def lower_loops(
     group: Region, reads: list[Node], values: set[Node], target: Target, name: str
-) -> list[tuple[Body, Roles]]:
+) -> Bodies:
     """The Bodies of a Region."""
-    lowering = ThreadLowering(group, values, target, name)
-    lowering.reads = reads
-    return lowering.lower()
+    space = ThreadSpace(group, reads, values, target, name)
+    space.settle(space.pick_inner())
+    if space.reduces:
+        return by_columns(space) if space.order == "column" else by_rows(space)
+    if crooked(space.inner) and not space.turned() and not space.has_loaded_gather():
+        space.settle(group.total)
+    return FlatTiles(space, space.sheet(name)).lower()
+
+
+def crooked(inner: Size) -> bool:
+    """Whether rows are short and so uneven that no vector of theirs is aligned."""
+    if not isinstance(inner, int):
+        return high(inner) < 8
+    return inner < 8 or (inner < UNEVEN and inner % 4 != 0)
 
 
 class ThreadLoops(Family):
@@ -64,9 +55,6 @@ class ThreadLoops(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """Bodies, in the order they run."""
-        if region.kind == "pair":
-            from .pair import Pair, lower_pair
-
-            assert isinstance(region, Pair)
-            return lower_pair(region, region.inputs, region.known, target, name)
+        if isinstance(region, Pair):
+            return lower_pair(region, target, name)
         return lower_loops(region, region.inputs, region.known, target, name)

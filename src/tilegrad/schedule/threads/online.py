@@ -22,7 +22,8 @@ from ...tile import ops as tile_ops
 from ..access import MOVEMENT, unravel
 from ..evaluate import wide
 from ..space import reduce_index
-from .space import ThreadSpace
+from .space import ThreadPart, ThreadSpace
+from .tiles import ThreadSheet
 
 FINITE, FINITE_WIDE = 3.4028234663852886e38, 1.7e308  # least and most of a shift
 
@@ -39,62 +40,65 @@ class Online:
     shift: Node
 
 
-class ThreadOnline(ThreadSpace):
-    """Sums of exponentials beside the largest value on which they rest."""
+def find_online(space: ThreadSpace) -> list[Online]:
+    """Sums of exp(x - max of the row): they need no walk of their own."""
+    found = []
+    for v in space.reduces:
+        if v.op is not ops.sum_ or space.levels[v] != 2:
+            continue
+        e = _through_casts(v.inputs[0])
+        if e.op is not ops.exp or e.inputs[0].op is not ops.subtract:
+            continue
+        x, shift = e.inputs[0].inputs
+        if any(space.levels[u] for u in own_below(space, x)):
+            continue
+        first = [u for u in own_below(space, shift) if u.op is ops.max_ and space.levels[u] == 1]
+        if first and _per_row(space, shift):
+            found.append(Online(v, first[0], x, shift))
+    return found
 
-    lanes: int
 
-    def find_online(self) -> list[Online]:
-        """Sums of exp(x - max of the row): they need no walk of their own."""
-        found = []
-        for v in self.reduces:
-            if v.op is not ops.sum_ or self.levels[v] != 2:
-                continue
-            e = _through_casts(v.inputs[0])
-            if e.op is not ops.exp or e.inputs[0].op is not ops.subtract:
-                continue
-            x, shift = e.inputs[0].inputs
-            if any(self.levels[u] for u in self.below(x)):
-                continue
-            first = [u for u in self.below(shift) if u.op is ops.max_ and self.levels[u] == 1]
-            if first and self._per_row(shift):
-                found.append(Online(v, first[0], x, shift))
-        return found
+def own_below(space: ThreadSpace, node: Node) -> list[Node]:
+    """The Region's own values that an expression rests on, itself included."""
+    found: dict[Node, None] = {}
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current in space.members and current not in found:
+            found[current] = None
+        if current in space.members or current not in space.all_values:
+            stack.extend(i for i in current.inputs if current not in space.reduces)
+    return list(found)
 
-    def below(self, node: Node) -> list[Node]:
-        """The Region's own values that an expression rests on, itself included."""
-        found: dict[Node, None] = {}
-        stack = [node]
-        while stack:
-            current = stack.pop()
-            if current in self.members and current not in found:
-                found[current] = None
-            if current in self.members or current not in self.all_values:
-                stack.extend(i for i in current.inputs if current not in self.reduces)
-        return list(found)
 
-    def _per_row(self, node: Node) -> bool:
-        """Whether a value is the same for all columns of a row."""
-        while node.op in MOVEMENT:
-            if node.op is ops.expand and self.is_row_level(node.inputs[0]):
-                return True
-            node = node.inputs[0]
-        return self.is_row_level(node)
+def _per_row(space: ThreadSpace, node: Node) -> bool:
+    """Whether a value is the same for all columns of a row."""
+    while node.op in MOVEMENT:
+        if node.op is ops.expand and space.is_row_level(node.inputs[0]):
+            return True
+        node = node.inputs[0]
+    return space.is_row_level(node)
 
-    # ---- accumulators ---------------------------------------------------------------------
+
+class OnlineSums(ThreadPart):
+    """Accumulators of sums of exponentials, beside the largest value on which they rest."""
+
+    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, lanes: int) -> None:
+        super().__init__(space, sheet)
+        self.lanes = lanes
 
     def grouped(self) -> tuple[int]:
         """The shape of what each thread has one of."""
-        return (self.lanes // self.vector(),)
+        return (self.lanes // self.space.vector(),)
 
     def run(self) -> int:
         """Neighbours that a thread holds: as many as rows are aligned to."""
-        run = self.vector()
-        while modulo(self.group.columns, run) != 0:
+        run = self.space.vector()
+        while modulo(self.space.group.columns, run) != 0:
             run //= 2
         return run
 
-    def start_online(self, online: Online) -> list[Node]:
+    def start(self, online: Online) -> list[Node]:
         """The sum, and the factor and level of its terms, before a walk."""
         dtype = wide(online.total.dtype)
         return [self.b.constant(x, dtype, self.grouped()) for x in (0.0, 1.0, -_most(dtype))]
@@ -137,7 +141,7 @@ class ThreadOnline(ThreadSpace):
             shrink = b.apply("where", same, shrink, none)
         return [b.apply("multiply_add", total, shrink, grown), factor, after]
 
-    def finish_online(
+    def finish(
         self, online: Online, row: Size, largest: Node, total: Node, before: Node, level: Node
     ) -> None:
         """Combine the lanes, at the level that the shift of the whole row gives."""

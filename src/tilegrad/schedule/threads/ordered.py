@@ -17,14 +17,14 @@ from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import product
 from ...tile import ops as tile_ops
-from ...tile.build import Body
 from ..access import unravel
 from ..evaluate import wide
+from ..family import Bodies, Made
+from ..problem import power_of_two
 from . import sort as sorting
 from .destination import WIDE, UpdateDestinations
 from .sort import Network
-from .space import WARP, Roles
-from .tiles import power_of_two
+from .space import WARP
 
 
 class OrderedUpdate(UpdateDestinations):
@@ -32,7 +32,7 @@ class OrderedUpdate(UpdateDestinations):
 
     # ---- indices in order -----------------------------------------------------------------
 
-    def ranks(self) -> tuple[Body, Roles]:
+    def ranks(self) -> Made:
         """The rank of every index among all, by comparing each with each."""
         memory = self.begin(f"{self.name}_ranks", writes=("keys", "numbers"))
         rows, lanes = 32, 128
@@ -65,9 +65,9 @@ class OrderedUpdate(UpdateDestinations):
             mask = None if e.row_mask is None else e.column(e.row_mask)
             b.scatter(memory["keys"], key, e.column(rank), mask)
             b.scatter(memory["numbers"], number, e.column(rank), mask)
-        return self.end(grid, 8)
+        return self.sheet.end((grid,), warps=8)
 
-    def sorts(self) -> list[tuple[Body, Roles]]:
+    def sorts(self) -> Bodies:
         """The same by a sorting network over pairs in scratch."""
         found = [self.chunks()]
         levels, local = self.padded.bit_length() - 1, sorting.LOCAL.bit_length() - 1
@@ -76,11 +76,11 @@ class OrderedUpdate(UpdateDestinations):
                 memory = self.begin(f"{self.name}_far_{level}_{far}", writes=("keys", "numbers"))
                 net = Network(self.b, sorting.FAR_TILE, self.key_dtype, False)
                 grid = net.far_programs(list(memory.values()), self.padded, 1, level, far)
-                found.append(self.end(grid, 4))
+                found.append(self.sheet.end((grid,), warps=4))
             found.append(self.chunks(level))
         return found
 
-    def chunks(self, level: int = 0) -> tuple[Body, Roles]:
+    def chunks(self, level: int = 0) -> Made:
         """Chunks of pairs: made and sorted (level 0), or the rest of a doubling."""
         memory = self.begin(f"{self.name}_chunks_{level}", writes=("keys", "numbers"))
         b, e = self.b, self.e
@@ -104,9 +104,9 @@ class OrderedUpdate(UpdateDestinations):
             pair = net.sorted([key, numbers], numbers)
         for m, x in zip(memory.values(), pair):
             b.store(m, x, (base,), (0,))
-        return self.end(self.padded // sorting.LOCAL, 16)
+        return self.sheet.end((self.padded // sorting.LOCAL,), warps=16)
 
-    def runs(self) -> tuple[Body, Roles]:
+    def runs(self) -> Made:
         """How many pairs have the same destination, at the first of them; 0 at the others."""
         memory = self.begin(f"{self.name}_runs", ("keys", "numbers"), ("lengths",))
         b, e, lanes = self.b, self.e, 256
@@ -134,11 +134,11 @@ class OrderedUpdate(UpdateDestinations):
             _, end = b.loop("halve", 0, steps, 1, halve, [low, end])
             length = b.apply("where", first, b.apply("subtract", end, at), none)
             e.store(memory["lengths"], b.cast(length, int32), lane)
-        return self.end(grid, 4)
+        return self.sheet.end((grid,), warps=4)
 
     # ---- runs taken by their owners -------------------------------------------------------
 
-    def owned(self) -> tuple[Body, Roles]:
+    def owned(self) -> Made:
         """Each run of equal destinations, by whoever has its first pair."""
         memory = self.begin(f"{self.name}_owned", ("keys", "numbers", "lengths"), state=True)
         if high(self.rest) >= WIDE:
@@ -150,7 +150,7 @@ class OrderedUpdate(UpdateDestinations):
         shape = tuple(self.state.shape[a] for a in self.axes)
         return dict(zip(self.axes, unravel(key, shape)))
 
-    def owned_lines(self, memory: dict[str, Node]) -> tuple[Body, Roles]:
+    def owned_lines(self, memory: dict[str, Node]) -> Made:
         """A program for each pair and block of unindexed elements."""
         b, e = self.b, self.e
         lanes = min(1024, power_of_two(high(self.span)))
@@ -178,7 +178,7 @@ class OrderedUpdate(UpdateDestinations):
             return ()
 
         b.branch(b.apply("less", b.constant(0, int64), length), take)
-        return self.end(grid, max(1, min(8, lanes // (8 * WARP))))
+        return self.sheet.end((grid,), warps=max(1, min(8, lanes // (8 * WARP))))
 
     def number(self, memory: dict[str, Node], at: Size) -> Size:
         """The index number at a place in the order."""
@@ -188,7 +188,7 @@ class OrderedUpdate(UpdateDestinations):
             self.e.lane_atoms.add(found)
         return found
 
-    def owned_elements(self, memory: dict[str, Node]) -> tuple[Body, Roles]:
+    def owned_elements(self, memory: dict[str, Node]) -> Made:
         """Tiles over (pairs, unindexed elements) in one line: as many turns as the longest run."""
         b, e, lanes = self.b, self.e, 256
         total = self.count * self.rest
@@ -224,4 +224,4 @@ class OrderedUpdate(UpdateDestinations):
             e.only = owns
             e.store(memory["state"], found[0], where)
             e.only = None
-        return self.end(grid, 4)
+        return self.sheet.end((grid,), warps=4)

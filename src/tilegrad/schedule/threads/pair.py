@@ -20,16 +20,18 @@ from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum, named
-from ...ir.types import Array, Memory, product
-from ...tile.build import Body
+from ...ir.types import Array, product
 from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset_of, places
 from ..evaluate import wide
+from ..family import Bodies, Made
 from ..fuse import REDUCE, Region, leaves_of, own_index
 from ..order import bit
+from ..problem import power_of_two
 from ..space import COMBINE, KINDS, identity, reduce_index
-from .loops import ThreadLowering
-from .space import WARP, Roles, plain_reads
-from .tiles import power_of_two
+from .columns import sum_parts
+from .rows import HeldRows
+from .space import WARP, ThreadSpace, parts_of, plain_reads
+from .tiles import ThreadSheet
 
 if TYPE_CHECKING:
     from ..lower import Lowering
@@ -170,50 +172,40 @@ def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> 
     return True
 
 
-class PairLowering(ThreadLowering):
-    """Lowers the rows of a pair, with the columns along."""
+def lower_pair(pair: Pair, target: Target, name: str) -> Bodies:
+    """The launch over rows, with the columns along, and the one that adds up the columns."""
+    values, rows, columns = pair.known, pair.first.rows, pair.first.columns
+    assert rows is not None and isinstance(columns, int)
+    space = ThreadSpace(pair.first, pair.inputs, values, target, name)
+    space.settle(columns)
+    sums = reductions(pair.second)
+    lanes = power_of_two(columns)
+    each = EACH if len(space.reduces) < 3 else MANY
+    threads = space.threads_for(lanes, each)
+    resident = max(1, BUSY // (threads * each))  # programs of a core, within its registers
+    programs = resident * max(1, target.cores)
+    programs = max(1, min(programs, high(rows) // 8))
+    types = [Array((programs * columns,), wide(v.inputs[0].dtype)) for v in sums]
+    sheet = space.sheet(name, after=parts_of(types, "result"))
+    PairRows(space, sheet, sums).over_rows(rows, columns, lanes, programs)
+    first = sheet.end((programs,), warps=threads // WARP, resident=resident)
+    own = _reads_after(pair.second, values, set(pair.first.values))
+    last = ThreadSpace(pair.second, own, values, target, name)
+    last.settle(columns)
+    body, given = sum_parts(last, columns, programs, types)
+    start = len(pair.first.stored)
+    fixed = {"read": lambda n: pair.inputs.index(own[n]), "store": lambda n: start + n}
+    return [first, Made(body, [(role, fixed.get(role, lambda n: n)(n)) for role, n in given])]
 
-    def lower_pair(self, pair: Pair, values: set[Node]) -> list[tuple[Body, Roles]]:
-        """The launch over rows and the one that adds up the columns."""
-        rows, columns = self.group.rows, self.group.columns
-        assert rows is not None and isinstance(columns, int)
-        self.inputs = {n: n for n in self.reads}
-        self.inner = columns
-        self.shape = self._shape(columns)
-        self.sums = reductions(pair.second)
-        lanes = power_of_two(columns)
-        each = EACH if len(self.reduces) < 3 else MANY
-        threads = self.threads_for(lanes, each)
-        resident = max(1, BUSY // (threads * each))  # programs of a core, within its registers
-        programs = resident * max(1, self.target.cores)
-        programs = max(1, min(programs, high(rows) // 8))
-        types = [Array((programs * columns,), wide(v.inputs[0].dtype)) for v in self.sums]
-        after = [
-            (f"part{n}", Memory(t.shape, t.dtype, "global", "result")) for n, t in enumerate(types)
-        ]
-        places = self.begin(self.name, after=after)
-        self.over_rows(rows, columns, lanes, programs, places)
-        roles = self.roles() + self.scratch_roles(types)
-        first = self.end((programs,), threads // WARP, roles, resident=resident)
-        last = ThreadLowering(pair.second, values, self.target, self.name)
-        last.inner = columns
-        last.reads = _reads_after(pair.second, values, set(pair.first.values))
-        numbers = {n: i for i, n in enumerate(self.reads)}
-        body, given = last.sum_parts(columns, programs, types)
-        start = len(pair.first.stored)
-        fixed = [
-            ("read", numbers[last.reads[what]])
-            if role == "read"
-            else ("store", start + what)
-            if role == "store"
-            else (role, what)
-            for role, what in given
-        ]
-        return [first, (body, fixed)]
 
-    def over_rows(
-        self, rows: Size, columns: int, lanes: int, programs: int, places: Sequence[Node]
-    ) -> None:
+class PairRows(HeldRows):
+    """Rows that are held, with sums by columns along."""
+
+    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, sums: Sequence[Node]) -> None:
+        super().__init__(space, sheet)
+        self.sums = sums
+
+    def over_rows(self, rows: Size, columns: int, lanes: int, programs: int) -> None:
         """Every `programs`-th row, the accumulators of the columns carried along."""
         b, e = self.b, self.e
         p = b.program(0, programs)
@@ -236,31 +228,26 @@ class PairLowering(ThreadLowering):
                     after = minimum(row + programs, rows - 1)
                     wanted = self.first_reads(after, lane)
                     ahead = [b.cast(e.value(n, i), n.dtype) for n, i in wanted]
-                    self.one_row(row, lane)
+                    self.reduce_stages(row, lane)
+                    self.write_all(row, lane)
                     return [*self.added(row, lane, sums), *ahead]
 
             bounds = (0, max(0, high(rows) - 1))
             found = b.loop("row", p, rows, programs, step, [*starts, *raw], bounds=bounds)
-            for x, place in zip(found, places):
+            for x, place in zip(found, self.sheet.others.values()):
                 e.store(place, x, p * columns + lane)
 
     def first_reads(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
         """Full rows that are read at a row, in a fixed order: they are asked for ahead."""
         found = self.reads_at(row, lane)
-        return [(n, i) for n, i in found if product(n.shape) == self.group.total][:3]
+        return [(n, i) for n, i in found if product(n.shape) == self.space.group.total][:3]
 
     def reads_at(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
         """What is read at a row without a guard."""
-        starts = [(v.inputs[0], reduce_index(v, row, lane)) for v in self.reduces]
-        starts += [(v, self.index_at(v, row, lane)) for v in self.group.stored]
+        space = self.space
+        starts = space.expressions_at(space.reduces, space.group.stored, row, lane)
         starts += [(v.inputs[0], reduce_index(v, lane, row)) for v in self.sums]
-        return plain_reads(starts, self.inputs)
-
-    def one_row(self, row: Size, lane: Size) -> None:
-        """All stages of one row, and what is stored of it."""
-        for stage in range(1, self.stages() + 1):
-            self.reduce_stage(stage, row, lane)
-        self.write_all(row, lane)
+        return plain_reads(starts, space.stored_reads)
 
     def added(self, row: Size, lane: Size, sums: Sequence[Node]) -> list[Node]:
         """The accumulators with one more row."""
@@ -282,12 +269,3 @@ def _reads_after(group: Region, values: set[Node], inside: set[Node]) -> list[No
         if v.op not in REDUCE:
             found.update(dict.fromkeys(n for n in leaves_of(v, values) if n not in own))
     return [n for n in found if n not in inside]
-
-
-def lower_pair(
-    pair: Pair, reads: list[Node], values: set[Node], target: Target, name: str
-) -> list[tuple[Body, Roles]]:
-    """The Bodies of a pair."""
-    lowering = PairLowering(pair.first, values, target, name)
-    lowering.reads = reads
-    return lowering.lower_pair(pair, values)

@@ -12,21 +12,25 @@ keep their order, ascending or descending.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...core.dtype import DType, int32, int64
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, floor_divide, high, modulo
-from ...ir.types import Array, Memory, product
+from ...ir.types import Array
 from ...tile import ops as tile_ops
-from ...tile.build import Body, BodyBuilder
+from ...tile.build import BodyBuilder
+from .. import sheet as parameters
 from ..evaluate import wide
-from ..family import Bodies, Family, Offer
+from ..family import Bodies, Family, Made, Offer
 from ..fuse import Region
-from .axis import Axis
-from .space import WARP, Roles
-from .tiles import TileEvaluator, Viewed, power_of_two
+from ..problem import power_of_two
+from ..rows import Axis
+from ..sheet import Sheet
+from .space import WARP
+from .tiles import ThreadSheet
 
 LOCAL = 4096  # elements that one program sorts
 FAR_TILE = 1024  # partners that one program exchanges
@@ -140,28 +144,36 @@ class Network:
 class SortLowering:
     """Lowers one sort."""
 
-    def __init__(self, group: Region, reads: Sequence[Node], name: str) -> None:
-        self.node, self.reads, self.name = group.values[0], list(reads), name
-        self.x = self.node.inputs[0]
-        self.stored = [v for v in group.stored if v.op is ops.get]
-        self.dtype = key_dtype(self.x.dtype)
-        self.descending = self.node.attrs["descending"]
-        self.padded = max(2, power_of_two(high(self.x.shape[self.node.attrs["axis"]])))
+    def __init__(self, region: Region, name: str) -> None:
+        self.walk, self.reads, self.name = Axis(region.anchor), region.inputs, name
+        self.stored = [v for v in region.stored if v.op is ops.get]
+        self.dtype = key_dtype(self.walk.x.dtype)
+        self.descending = region.anchor.attrs["descending"]
+        self.padded = max(2, power_of_two(high(self.walk.size)))
+        size = self.walk.lines * self.padded
+        self.scratch = [("keys", Array((size,), self.dtype)), ("places", Array((size,), int32))]
 
-    def lower(self) -> list[tuple[Body, Roles]]:
-        """One launch, or chunks and then doublings."""
+    def lower(self) -> Bodies:
+        """One launch, or chunks sorted into scratch and then doublings over it."""
         if self.padded <= LOCAL:
-            walk = Axis(self.node, self.reads, [v.type for v in self.stored], self.name)  # type: ignore[misc]
-            net = self.network(walk.b, self.padded)
-            lines = walk.outer * walk.inner
-            line = walk.b.program(0, lines)
-            pair, numbers = self.take(walk, net, line, 0)
-            self.give(walk, line, 0, net.sorted(pair, numbers))
-            body = walk.b.finish((lines,), warps=self.warps(self.padded))
-            roles: Roles = [("read", i) for i in range(len(self.reads))]
-            roles += [("store", i) for i in range(len(self.stored))]
-            return [(body, [roles[n] for n in walk.b.numbers])]
-        return self.long()
+            return [self.whole()]
+        found = [self.chunks()]
+        levels, local = self.padded.bit_length() - 1, LOCAL.bit_length() - 1
+        for level in range(local + 1, levels + 1):
+            for far in range(level - 1, local - 1, -1):
+                found.append(self.far(level, far))
+            found.append(self.near(level, level == levels))
+        return found
+
+    def whole(self) -> Made:
+        """Every line by one program."""
+        stored = parameters.results(self.stored)
+        sheet = ThreadSheet(self.name, [*parameters.reads(self.reads), *stored])
+        net, lines = self.network(sheet.b, self.padded), self.walk.lines
+        line = sheet.b.program(0, lines)
+        pair, numbers = self.take(sheet, net, line, 0)
+        self.give(sheet, line, 0, net.sorted(pair, numbers))
+        return sheet.end((lines,), warps=self.warps(self.padded))
 
     def network(self, b: BodyBuilder, size: int) -> Network:
         """The steps of this sort."""
@@ -171,9 +183,9 @@ class SortLowering:
         """Warps of a program that has a tile of pairs."""
         return max(1, min(16, size // (4 * WARP)))
 
-    def take(self, walk: Axis, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
+    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
         """A tile of a line as pairs, padded; and the elements' places in the line."""
-        b, e = walk.b, walk.e
+        b, e, walk = sheet.b, sheet.e, self.walk
         with e.tile(line, 1, 1, start, net.size, walk.size) as (_, lane):
             x = b.broadcast(e.value(walk.x, walk.line_index(line, lane)), (net.size,))
             x = b.cast(x, self.dtype)
@@ -182,84 +194,54 @@ class SortLowering:
             numbers = b.cast(b.index(lane), int32)
         return [x, numbers], numbers
 
-    def give(self, walk: Axis, line: Size, start: Size, pair: Pair) -> None:
+    def give(self, sheet: ThreadSheet, line: Size, start: Size, pair: Pair) -> None:
         """Write sorted pairs as the op's results."""
-        e = walk.e
+        e, walk = sheet.e, self.walk
         with e.tile(line, 1, 1, start, pair[0].shape[0], walk.size) as (_, lane):
-            for memory, v in zip(walk.results, self.stored):
+            for v, memory in sheet.outputs.items():
                 x = pair[0] if v.attrs["index"] == 0 else pair[1]
                 e.store(memory, x, walk.offset(walk.line_index(line, lane)))
 
     # ---- long lines -----------------------------------------------------------------------
 
-    def long(self) -> list[tuple[Body, Roles]]:
-        """Chunks sorted, then doublings over scratch."""
-        walk = Axis(self.node, self.reads, [], f"{self.name}_size")
-        lines = walk.outer * walk.inner
-        walk.b.finish(())
-        found = [self.chunks(lines)]
-        levels, local = self.padded.bit_length() - 1, LOCAL.bit_length() - 1
-        for level in range(local + 1, levels + 1):
-            for far in range(level - 1, local - 1, -1):
-                found.append(self.far(lines, level, far))
-            found.append(self.near(lines, level, level == levels))
-        return found
+    def chunk(self, sheet: ThreadSheet) -> tuple[Size, Size, Size, Size]:
+        """A program for each chunk of each line: (grid, its number, its line, where it starts)."""
+        count = self.padded // LOCAL
+        grid = self.walk.lines * count
+        p = sheet.b.program(0, grid)
+        return grid, p, floor_divide(p, count), modulo(p, count) * LOCAL
 
-    def scratch(self, lines: Size) -> list[Array]:
-        """Where pairs lie between launches."""
-        size = lines * self.padded
-        return [Array((size,), self.dtype), Array((size,), int32)]
-
-    def pairs(self, lines: Size, use: str) -> tuple[list[tuple[str, Memory]], Roles]:
-        """Parameters and roles of the scratch."""
-        types = self.scratch(lines)
-        names = ("keys", "places")
-        return (
-            [(n, Memory(t.shape, t.dtype, "global", use)) for n, t in zip(names, types)],
-            [("scratch", (t, n)) for n, t in zip(names, types)],
-        )
-
-    def chunks(self, lines: Size) -> tuple[Body, Roles]:
+    def chunks(self) -> Made:
         """Every chunk of a line, sorted, into scratch."""
-        types = self.scratch(lines)
-        walk = Axis(self.node, self.reads, types, f"{self.name}_chunks")
-        net = self.network(walk.b, LOCAL)
-        count = self.padded // LOCAL
-        p = walk.b.program(0, lines * count)
-        line, start = floor_divide(p, count), modulo(p, count) * LOCAL
-        pair, numbers = self.take(walk, net, line, start)
-        for memory, x in zip(walk.results, net.sorted(pair, numbers)):
-            walk.b.store(memory, x, (p * LOCAL,), (0,))
-        body = walk.b.finish((lines * count,), warps=self.warps(LOCAL))
-        roles: Roles = [("read", i) for i in range(len(self.reads))] + self.pairs(lines, "")[1]
-        return body, [roles[n] for n in walk.b.numbers]
+        pairs = [
+            replace(p, name=f"out{i}")
+            for i, p in enumerate(parameters.scratch(self.scratch, "result"))
+        ]
+        sheet = ThreadSheet(f"{self.name}_chunks", [*parameters.reads(self.reads), *pairs])
+        net = self.network(sheet.b, LOCAL)
+        grid, p, line, start = self.chunk(sheet)
+        pair, numbers = self.take(sheet, net, line, start)
+        for memory, x in zip(sheet.others.values(), net.sorted(pair, numbers)):
+            sheet.b.store(memory, x, (p * LOCAL,), (0,))
+        return sheet.end((grid,), warps=self.warps(LOCAL))
 
-    def far(self, lines: Size, level: int, far: int) -> tuple[Body, Roles]:
+    def far(self, level: int, far: int) -> Made:
         """Partners 2 ** far apart, farther than a chunk: both are in memory."""
-        parameters, roles = self.pairs(lines, "state")
-        b = BodyBuilder(f"{self.name}_far_{level}_{far}", parameters)
-        net = self.network(b, FAR_TILE)
-        grid = net.far_programs(b.parameters, self.padded, lines, level, far)
-        return b.finish((grid,), warps=4), roles
+        pairs = parameters.scratch(self.scratch, "state")
+        sheet = Sheet(f"{self.name}_far_{level}_{far}", pairs)
+        net, lines = self.network(sheet.b, FAR_TILE), self.walk.lines
+        grid = net.far_programs(sheet.b.parameters, self.padded, lines, level, far)
+        return sheet.end((grid,), warps=4)
 
-    def near(self, lines: Size, level: int, last: bool) -> tuple[Body, Roles]:
+    def near(self, level: int, last: bool) -> Made:
         """The rest of a doubling within chunks; the last one writes the results."""
-        parameters, roles = self.pairs(lines, "value" if last else "state")
-        walk = Axis(self.node, [], [], f"{self.name}_sizes")
-        walk.b.finish(())
-        if last:
-            parameters += [
-                (f"out{i}", Memory((product(v.shape),), v.dtype, "global", "result"))
-                for i, v in enumerate(self.stored)
-            ]
-            roles = roles + [("store", i) for i in range(len(self.stored))]
-        b = Viewed(f"{self.name}_near_{level}", parameters)
-        walk.b, walk.e, walk.results = b, TileEvaluator(b, {}), b.parameters[2:]
+        pairs = parameters.scratch(self.scratch, "value" if last else "state")
+        stored = parameters.results(self.stored if last else [])
+        sheet = ThreadSheet(f"{self.name}_near_{level}", [*pairs, *stored])
+        b, memories = sheet.b, sheet.others.values()
         net = self.network(b, LOCAL)
-        count = self.padded // LOCAL
-        p = b.program(0, lines * count)
-        line, start = floor_divide(p, count), modulo(p, count) * LOCAL
-        pair = [b.load(m, (p * LOCAL,), (LOCAL,), (0,)) for m in b.parameters[:2]]
+        grid, p, line, start = self.chunk(sheet)
+        pair = [b.load(m, (p * LOCAL,), (LOCAL,), (0,)) for m in memories]
         numbers = b.apply(
             "add", b.add(tile_ops.iota(size=LOCAL, dtype=int32)), b.cast(b.index(start), int32)
         )
@@ -267,17 +249,11 @@ class SortLowering:
         run = b.constant(1 << level, int32)
         pair = net.merge(pair, shared, numbers, LOCAL.bit_length() - 1, run)
         if last:
-            self.give(walk, line, start, pair)
+            self.give(sheet, line, start, pair)
         else:
-            for memory, x in zip(b.parameters, pair):
+            for memory, x in zip(memories, pair):
                 b.store(memory, x, (p * LOCAL,), (0,))
-        body = b.finish((lines * count,), warps=self.warps(LOCAL))
-        return body, [roles[n] for n in b.numbers]
-
-
-def lower_sort(group: Region, reads: Sequence[Node], name: str) -> list[tuple[Body, Roles]]:
-    """A stable sort of every line along the axis: values and indices."""
-    return SortLowering(group, reads, name).lower()
+        return sheet.end((grid,), warps=self.warps(LOCAL))
 
 
 class ThreadSort(Family):
@@ -285,4 +261,4 @@ class ThreadSort(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """Bodies, in the order they run."""
-        return lower_sort(region, region.inputs, name)
+        return SortLowering(region, name).lower()

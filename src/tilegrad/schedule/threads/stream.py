@@ -21,11 +21,13 @@ from dataclasses import dataclass, field
 from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.symbol import Size, floor_divide, named
-from ...tile.build import Body
 from ..access import Index
 from ..evaluate import wide
-from .space import Roles
-from .sweep import Part, ThreadSweep, Walk
+from ..family import Bodies
+from .online import Part
+from .space import ThreadPart, ThreadSpace
+from .sweep import Sweep, Walk, lanes_of, reads_of_walk, walks
+from .tiles import ThreadSheet
 
 TILES = 4  # of a turn
 WARPS = 16  # of a program: half the threads a core has, so that each has twice the registers
@@ -48,48 +50,49 @@ class Stream:
     places: list[Node] = field(default_factory=list)
 
 
-class ThreadStream(ThreadSweep):
+def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Stream | None:
+    """What is kept, where rows are many and so long that one takes most of a core."""
+    shared = space.target.memories.get("shared")
+    if not isinstance(rows, int) or not isinstance(columns, int) or shared is None:
+        return None
+    if space.inner != columns or rows < LEAST * space.target.cores:
+        return None
+    row, lane = (
+        named("loop", name, 0, size - 1) for name, size in (("row", rows), ("lane", columns))
+    )
+    lanes = lanes_of(space, WARPS)
+    found = [w for _, w in walks(space, row, lanes) if w.reduces or w.writes]
+    if len(found) != 2 or found[0].writes or found[1].reduces:
+        return None
+    first, second = (reads_of_walk(space, w, lane, lane) for w in found)
+    kept = [key for key in first if key in second]
+    step, each = TILES * lanes, sum(n.dtype.size for n, _ in kept)
+    if not kept or 2 * columns * each <= shared.bytes:
+        return None
+    size = min((shared.bytes - SPARE) // each, columns) // step * step
+    if size < 2 * step or 2 * size < columns:
+        return None
+    own, again = ([reads.index(k) for k in kept] for reads in (first, second))
+    return Stream(rows, columns, size, own, again, [n.dtype for n, _ in kept])
+
+
+class StreamedRows(ThreadPart):
     """Lowers Regions of long rows that one walk reduces and another writes."""
 
-    stream: Stream
+    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, stream: Stream) -> None:
+        super().__init__(space, sheet)
+        self.stream, self.sweep = stream, Sweep(space, sheet, WARPS)
+        self.lanes = self.sweep.lanes
 
-    def plan_stream(self, rows: Size, columns: Size) -> Stream | None:
-        """What is kept, where rows are many and so long that one takes most of a core."""
-        shared = self.target.memories.get("shared")
-        if not isinstance(rows, int) or not isinstance(columns, int) or shared is None:
-            return None
-        if self.inner != columns or rows < LEAST * self.target.cores:
-            return None
-        row, lane = (
-            named("loop", name, 0, size - 1) for name, size in (("row", rows), ("lane", columns))
-        )
-        walks = [w for _, w in self.walks(row) if w.reduces or w.writes]
-        if len(walks) != 2 or walks[0].writes or walks[1].reduces:
-            return None
-        first, second = (self.reads_of_walk(w, lane, lane) for w in walks)
-        kept = [key for key in first if key in second]
-        self.use_threads(WARPS)
-        step, each = TILES * self.lanes, sum(n.dtype.size for n, _ in kept)
-        if not kept or 2 * columns * each <= shared.bytes:
-            return None
-        size = min((shared.bytes - SPARE) // each, columns) // step * step
-        if size < 2 * step or 2 * size < columns:
-            return None
-        own, again = ([reads.index(k) for k in kept] for reads in (first, second))
-        return Stream(rows, columns, size, own, again, [n.dtype for n, _ in kept])
-
-    def streamed(self, stream: Stream) -> list[tuple[Body, Roles]]:
+    def lower(self) -> Bodies:
         """Every so-many-th row a program."""
-        self.begin(self.name)
-        self.use_threads(WARPS)
-        self.stream = stream
-        b, rows = self.b, stream.rows
-        programs = -(-rows // -(-rows // self.target.cores))  # as many rows for each
+        stream, b, rows = self.stream, self.b, self.stream.rows
+        programs = -(-rows // -(-rows // self.space.target.cores))  # as many rows for each
         p = b.program(0, programs)
         first = self.walks_of(p)[0]
         stream.places = [b.allocate((stream.size,), dtype, "shared") for dtype in stream.dtypes]
         with self.e.scope():
-            values = self.start_walk(first)
+            values = self.sweep.start(first)
             values, rest = self.fill(first, values)
         width = len(values)
 
@@ -99,7 +102,7 @@ class ThreadStream(ThreadSweep):
                 ahead = self.asked(after, 0, TILES)
                 rest = self.tiles_of(carried[width:])
                 second = self.finish(row, carried[:width], rest)
-                values, rest = self.exchange(second, after, self.start_walk(after), ahead)
+                values, rest = self.exchange(second, after, self.sweep.start(after), ahead)
                 return [*values, *_flat(rest)]
 
         bounds = (0, rows - 1 - programs)
@@ -110,19 +113,23 @@ class ThreadStream(ThreadSweep):
         last = whole * programs + p
         second = self.finish(last, found[:width], self.tiles_of(found[width:]))
         self.empty(second)
-        return [self.end((programs,), self.warps, self.roles(), resident=1)]
+        return [self.sheet.end((programs,), warps=WARPS, resident=1)]
 
     def walks_of(self, row: Size) -> tuple[Walk, Walk]:
         """The two walks over a row."""
         first, second = (w for _, w in self.walks(row) if w.reduces or w.writes)
         return first, second
 
+    def walks(self, row: Size) -> list[tuple[int, Walk]]:
+        """All walks over a row, with their stages."""
+        return walks(self.space, row, self.lanes)
+
     # ---- tiles ----------------------------------------------------------------------------
 
     def kept_reads(self, walk: Walk, lane: Size) -> list[tuple[Node, Index]]:
         """The reads of a walk that are kept, at a lane."""
         chosen = self.stream.second if walk.writes else self.stream.first
-        found = self.reads_of_walk(walk, lane, lane)  # type: ignore[arg-type]
+        found = reads_of_walk(self.space, walk, lane, lane)  # type: ignore[arg-type]
         return [found[i] for i in chosen]
 
     def left(self) -> tuple[int, int]:
@@ -140,7 +147,13 @@ class ThreadStream(ThreadSweep):
         for k in range(count):
             at = base + k * self.lanes
             with e.tile(
-                walk.row, 1, self.group.rows or 1, at, self.lanes, self.stream.columns, k < whole
+                walk.row,
+                1,
+                self.space.group.rows or 1,
+                at,
+                self.lanes,
+                self.stream.columns,
+                k < whole,
             ) as (_, lane):
                 found.append(
                     [b.cast(e.value(n, i), n.dtype) for n, i in self.kept_reads(walk, lane)]
@@ -154,11 +167,11 @@ class ThreadStream(ThreadSweep):
     def take_tile(self, walk: Walk, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
         """What a walk does with one tile that is there."""
         with self.e.tile(
-            walk.row, 1, self.group.rows or 1, at, self.lanes, self.stream.columns, whole
+            walk.row, 1, self.space.group.rows or 1, at, self.lanes, self.stream.columns, whole
         ) as (_, lane):
             for (node, index), x in zip(self.kept_reads(walk, lane), values):
                 self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
-            return self.taken(walk, lane)
+            return self.sweep.taken(walk, lane)
 
     def kept_tiles(self, base: Size) -> Raw:
         """Tiles of a turn from shared memory."""
@@ -189,11 +202,11 @@ class ThreadStream(ThreadSweep):
         """Whether some tiles have a place that a walk compares with; None where it does not."""
         b, e, found = self.b, self.e, None
         with e.tile(
-            walk.row, 1, self.group.rows or 1, base, self.lanes, self.stream.columns, True
+            walk.row, 1, self.space.group.rows or 1, base, self.lanes, self.stream.columns, True
         ) as (_, lane):
             numbers = [
                 number
-                for node, index in self.expressions_at(walk, lane)
+                for node, index in walk.expressions(self.space, lane)
                 for number in e.lane_numbers(node, index)
             ]
         for number in numbers:
@@ -222,7 +235,7 @@ class ThreadStream(ThreadSweep):
                     for place, x in zip(self.stream.places, tile):
                         self.b.store(place, x, (at,), (0,))
                     parts.append(self.take_tile(walk, at, True, tile))
-                return self.combine_parts(walk, parts, carried)
+                return self.sweep.combine_parts(walk, parts, carried)
 
         values = self.b.loop("i", 0, self.stream.size, TILES * self.lanes, turn, values)
         return values, self.asked_rest(walk)
@@ -231,10 +244,10 @@ class ThreadStream(ThreadSweep):
         """Reduce and write what shared memory does not hold of a row, with what the row has one
         of; gives the walk that writes the others."""
         stream, walks = self.stream, self.walks(row)
-        self.ask_row(walks)
+        self.sweep.ask_row(walks)
         for stage, walk in walks:
             if walk.reduces or walk.writes:
-                start = self.start_walk(walk)  # what is the same for the whole row
+                start = self.sweep.start(walk)  # what is the same for the whole row
                 values = values if walk.reduces else start
                 if rest and walk.writes:
                     self.write_tiles(walk, stream.size, rest, self.left()[1])
@@ -243,11 +256,11 @@ class ThreadStream(ThreadSweep):
                         self.take_tile(walk, stream.size + k * self.lanes, k < self.left()[1], tile)
                         for k, tile in enumerate(rest)
                     ]
-                    values = self.combine_parts(walk, parts, values)
+                    values = self.sweep.combine_parts(walk, parts, values)
                 else:
                     walk.tiles = TILES
-                    values = self.sweep(walk, stream.size, stream.columns, values)
-                self.finish_walk(walk, values)
+                    values = self.sweep.sweep(walk, stream.size, stream.columns, values)
+                self.sweep.finish(walk, values)
             self.row_results(row, stage)
         return next(w for _, w in walks if w.writes)
 
@@ -271,7 +284,7 @@ class ThreadStream(ThreadSweep):
                     self.take_tile(walk, base + k * self.lanes, True, tile)
                     for k, tile in enumerate(tiles)
                 ]
-                return [*self.combine_parts(walk, parts, carried[:count]), *_flat(new)]
+                return [*self.sweep.combine_parts(walk, parts, carried[:count]), *_flat(new)]
 
         end = self.stream.size - step
         found = b.loop("i", 0, end, step, turn, [*values, *_flat(ahead)])

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.config import invariant
-from ...core.dtype import int64
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
@@ -29,15 +28,17 @@ from ...ir.symbol import (
     named,
     substitute,
 )
-from ...tile import ops as tile_ops
-from ...tile.build import Body
-from ..access import Index, depends, offset_of, unravel
+from ..access import Index, Place, depends, offset_of, unravel
+from ..accumulate import Accumulators, shared_out
 from ..evaluate import wide
-from ..space import COMBINE, KINDS, identity, is_blocked, reduce_index
-from .online import Online, Part, ThreadOnline
-from .space import WARP, Roles, plain_reads
+from ..family import Bodies
+from ..lines import Lines
+from ..space import is_blocked, reduce_index
+from .online import Online, OnlineSums, Part, find_online
+from .space import WARP, ThreadPart, ThreadSpace, plain_reads
+from .tiles import ThreadSheet
 
-FAR_OFF = 1 << 62  # no place: above every index
+WARPS, MANY_WARPS = 16, 32  # of a program; many where it has a core for itself
 SPARE = 16 << 10  # bytes of shared memory that are left to reductions
 
 
@@ -51,6 +52,10 @@ class Walk:
     writes: Sequence[Node] = ()
     online: Sequence[Online] = ()
     tiles: int = 4  # taken in one turn
+
+    def expressions(self, space: ThreadSpace, column: Size) -> list[Place]:
+        """What it evaluates at a column, and where."""
+        return space.expressions_at(self.reduces, self.writes, self.row, column)
 
 
 @dataclass
@@ -72,130 +77,134 @@ class Kept:
         ]
 
 
-class ThreadSweep(ThreadOnline):
-    """Walks over long rows, and the accumulators of reductions."""
+def walks(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Walk]]:
+    """The walks over a row in order, each with the stage whose results it ends. Linear pieces are
+    walked where they are long enough to fill a tile, else the whole row."""
+    online, columns = find_online(space), space.group.columns
+    done = {o.total for o in online}
+    inner = space.inner if low(space.inner) * 2 >= lanes else columns
+    found = []
+    for stage in range(1, space.stages() + 2):
+        reduces = [v for v in space.at_stage(stage) if v not in done]
+        writes = [v for v in space.elements() if space.levels[v] == stage - 1]
+        own = [o for o in online if o.largest in reduces]
+        found.append((stage, Walk(row, inner, reduces, writes, own, 1 if writes else 4)))
+    return found
 
-    def stages(self) -> int:
-        """Levels of reductions."""
-        return max(self.levels[v] for v in self.reduces)
 
-    # ---- walks ----------------------------------------------------------------------------
+def reads_of_walk(space: ThreadSpace, walk: Walk, lane: Expr, column: Size) -> list[Place]:
+    """The contiguous reads of a walk that nothing guards."""
+    found = plain_reads(walk.expressions(space, column), space.stored_reads)
+    return [place for place in found if coefficient(offset_of(*place), lane) == 1]
 
-    def swept(self, rows: Size, columns: Size) -> list[tuple[Body, Roles]]:
-        """One row a program, one loop over it a stage."""
-        self.begin(self.name)
-        row = self.b.program(0, rows)
-        self.use_threads(16)
-        walks = self.walks(row)
-        kept = self.plan_kept(walks)
-        self.ask_row(walks)
-        self.row_results(row, 0)  # what needs no reduction
-        for stage, walk in walks:
-            if walk.reduces or walk.writes:
-                values = self.start_walk(walk)
-                if kept.size:
-                    values = self.sweep(walk, 0, kept.size, values, kept)
-                    kept.filled = True
-                    walk.tiles = 4  # of the rest, all that registers hold is asked for at once
-                values = self.sweep(walk, kept.size, columns, values)
-                self.finish_walk(walk, values)
-            self.row_results(row, stage)
-        return [self.end((rows,), self.warps, self.roles())]
+
+def lanes_of(space: ThreadSpace, warps: int) -> int:
+    """Lanes of the tiles of a program that walks a long row."""
+    return warps * WARP * space.vector()
+
+
+def swept(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
+    """One row a program, one loop over it a stage."""
+    sheet = space.sheet(space.name)
+    row = sheet.b.program(0, rows)
+    found = walks(space, row, lanes_of(space, WARPS))
+    warps, size, again = plan_kept(space, found)
+    sweep = Sweep(space, sheet, warps)
+    lane = _lane(columns)
+    places = {(n, i): sheet.b.allocate((size,), n.dtype, "shared") for n, i in again}
+    kept = Kept(size, lane, places)
+    sweep.ask_row(found)
+    sweep.row_results(row, 0)  # what needs no reduction
+    for stage, walk in found:
+        if walk.reduces or walk.writes:
+            values = sweep.start(walk)
+            if kept.size:
+                values = sweep.sweep(walk, 0, kept.size, values, kept)
+                kept.filled = True
+                walk.tiles = 4  # of the rest, all that registers hold is asked for at once
+            values = sweep.sweep(walk, kept.size, columns, values)
+            sweep.finish(walk, values)
+        sweep.row_results(row, stage)
+    return [sheet.end((rows,), warps=warps)]
+
+
+def plan_kept(
+    space: ThreadSpace, walks: Sequence[tuple[int, Walk]]
+) -> tuple[int, int, list[Place]]:
+    """Keep what the first walk reads and a later one reads again, as much as fits: the warps of a
+    program, the elements of a row that are kept, and of which reads."""
+    columns = space.group.columns
+    lane = _lane(columns)
+    first, *later = [reads_of_walk(space, w, lane, lane) for _, w in walks if w.reduces or w.writes]
+    again = [key for key in first if any(key in reads for reads in later)]
+    shared = space.target.memories.get("shared")
+    if not again or shared is None or not isinstance(columns, int) or space.inner != columns:
+        return WARPS, 0, []
+    if invariant():
+        return WARPS, 0, []  # more threads would add in another order
+    lanes = lanes_of(space, MANY_WARPS)
+    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in again)
+    size = min(room, columns) // lanes * lanes
+    return (WARPS, 0, []) if size * 4 < columns else (MANY_WARPS, size, again)
+
+
+def _lane(columns: Size) -> Expr:
+    return named("loop", "lane", 0, max(1, high(columns) - 1))
+
+
+class Sweep(ThreadPart):
+    """Walks over long rows in one Body."""
+
+    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, warps: int) -> None:
+        super().__init__(space, sheet)
+        self.lanes = lanes_of(space, warps)
+        self.sums = Accumulators(self.b, space.group.columns != 0)
+        self.online = OnlineSums(space, sheet, self.lanes)
 
     def ask_row(self, walks: Sequence[tuple[int, Walk]]) -> None:
         """Ask for what a row has one of, so that nothing waits for it after a reduction."""
-        lane = named("loop", "lane", 0, max(1, high(self.group.columns) - 1))
+        lane = _lane(self.space.group.columns)
         for _, walk in walks:
-            for node, index in plain_reads(self.expressions_at(walk, lane), self.inputs):
+            for node, index in plain_reads(
+                walk.expressions(self.space, lane), self.space.stored_reads
+            ):
                 if not any(depends(i, [lane]) for i in index):
                     self.e.value(node, index)
 
-    def walks(self, row: Size) -> list[tuple[int, Walk]]:
-        """The walks over a row in order, each with the stage whose results it ends."""
-        online = self.find_online()
-        done = {o.total for o in online}
-        inner = self.inner if self.inner == self.group.columns else self._inner_of_walk()
-        element = [v for v in self.group.stored if not self.is_row_level(v)]
-        found = []
-        for stage in range(1, self.stages() + 2):
-            reduces = [v for v in self.reduces if self.levels[v] == stage and v not in done]
-            writes = [v for v in element if self.levels[v] == stage - 1]
-            own = [o for o in online if o.largest in reduces]
-            found.append((stage, Walk(row, inner, reduces, writes, own, 1 if writes else 4)))
-        return found
-
-    def use_threads(self, warps: int) -> None:
-        """Threads and lanes of a program that walks a long row."""
-        self.warps = warps
-        self.lanes = self.warps * WARP * self.vector()
-
-    def _inner_of_walk(self) -> Size:
-        """Linear pieces where they are long enough to fill a tile, else the whole row."""
-        return self.inner if low(self.inner) * 2 >= self.lanes else self.group.columns
-
-    def plan_kept(self, walks: Sequence[tuple[int, Walk]]) -> Kept:
-        """Keep what the first walk reads and a later one reads again, as much as fits."""
-        columns = self.group.columns
-        lane = named("loop", "lane", 0, max(1, high(columns) - 1))
-        first, *later = [
-            self.reads_of_walk(w, lane, lane) for _, w in walks if w.reduces or w.writes
-        ]
-        again = [key for key in first if any(key in reads for reads in later)]
-        shared = self.target.memories.get("shared")
-        if not again or shared is None or not isinstance(columns, int) or self.inner != columns:
-            return Kept()
-        if invariant():
-            return Kept()  # more threads would add in another order
-        self.use_threads(32)  # one program has a core for itself
-        room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in again)
-        size = min(room, columns) // self.lanes * self.lanes
-        if size * 4 < columns:
-            self.use_threads(16)
-            return Kept()
-        places = {(n, i): self.b.allocate((size,), n.dtype, "shared") for n, i in again}
-        return Kept(size, lane, places)
-
-    def reads_of_walk(self, walk: Walk, lane: Expr, column: Size) -> list[tuple[Node, Index]]:
-        """The contiguous reads of a walk that nothing guards."""
-        found = plain_reads(self.expressions_at(walk, column), self.inputs)
-        return [(n, i) for n, i in found if coefficient(offset_of(n, i), lane) == 1]
-
-    def expressions_at(self, walk: Walk, column: Size) -> list[tuple[Node, Index]]:
-        """What a walk evaluates, and where."""
-        found = [(v.inputs[0], reduce_index(v, walk.row, column)) for v in walk.reduces]
-        return found + [(v, self.index_at(v, walk.row, column)) for v in walk.writes]
-
-    def start_walk(self, walk: Walk) -> list[Node]:
+    def start(self, walk: Walk) -> list[Node]:
         """Accumulators before a walk; what is the same for the whole row is evaluated here."""
-        lane = named("loop", "lane", 0, max(1, high(walk.inner) - 1))
-        outer = loop_index("outer", floor_divide(self.group.columns, walk.inner))
+        lane = _lane(walk.inner)
+        outer = loop_index("outer", floor_divide(self.space.group.columns, walk.inner))
         column = outer * walk.inner + lane
-        for node, index in self.expressions_at(walk, column):
+        for node, index in walk.expressions(self.space, column):
             self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
         return self.accumulators(walk)
 
     def accumulators(self, walk: Walk) -> list[Node]:
         """Accumulators that have taken nothing."""
-        one, shifts = self.grouped(), [o.largest for o in walk.online]
+        one, shifts = self.online.grouped(), [o.largest for o in walk.online]
         values = [
-            x for v in walk.reduces for x in self.starts(v, one if v in shifts else (self.lanes,))
+            x
+            for v in walk.reduces
+            for x in self.sums.starts(v, one if v in shifts else (self.lanes,))
         ]
-        return values + [x for o in walk.online for x in self.start_online(o)]
+        return values + [x for o in walk.online for x in self.online.start(o)]
 
     def sweep(
         self, walk: Walk, start: Size, stop: Size, values: list[Node], kept: Kept | None = None
     ) -> list[Node]:
         """Accumulators after columns start to stop of a row."""
-        outer_size = floor_divide(self.group.columns, walk.inner)
+        outer_size = floor_divide(self.space.group.columns, walk.inner)
         span = (start, stop) if outer_size == 1 else (0, walk.inner)
         fresh = self.accumulators(walk)
-        blocked = [is_blocked(v) for v in walk.reduces for _ in self.starts(v, ())]
+        blocked = [is_blocked(v) for v, own in shared_out(walk.reduces, fresh) for _ in own]
         blocked += [False] * (len(fresh) - len(blocked))
 
         def piece(outer: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
             return self.piece(walk, outer, first, last, carried, kept)
 
-        return self.over_lines(blocked, fresh, outer_size, span, piece, values)
+        lines = Lines(self.sheet, self.lanes)
+        return lines.over_lines(blocked, fresh, outer_size, span, piece, values)
 
     def piece(
         self,
@@ -245,7 +254,7 @@ class ThreadSweep(ThreadOnline):
 
         def tile(k: int) -> Any:
             at = base + k * self.lanes
-            return e.tile(walk.row, 1, self.group.rows or 1, at, self.lanes, stop, k < whole)
+            return e.tile(walk.row, 1, self.space.group.rows or 1, at, self.lanes, stop, k < whole)
 
         asked: list[list[tuple[Node, Index, Node]]] = [[] for _ in range(count)]
         for k in range(count if walk.writes and count > 1 else 0):  # before anything is written
@@ -253,7 +262,7 @@ class ThreadSweep(ThreadOnline):
                 column = outer * walk.inner + lane
                 asked[k] = [
                     (n, i, b.cast(e.value(n, i), n.dtype))
-                    for n, i in self.reads_of_walk(walk, lane, column)
+                    for n, i in reads_of_walk(self.space, walk, lane, column)
                 ]
         for k in range(count):
             at = base + k * self.lanes
@@ -275,8 +284,7 @@ class ThreadSweep(ThreadOnline):
             place = b.broadcast(b.index(column), (self.lanes,))
             found.append((b.broadcast(x, (self.lanes,)), place, e.lane_mask))
         for v in walk.writes:
-            index = self.index_at(v, walk.row, column)
-            e.store(self.outputs[v], e.value(v, index), offset_of(v, index))
+            self.sheet.write(v, self.space.index_at(v, walk.row, column))
         return found
 
     def keep(self, kept: Kept, lane: Size, at: Size) -> None:
@@ -289,107 +297,38 @@ class ThreadSweep(ThreadOnline):
             else:
                 b.store(place, b.cast(e.value(node, index), node.dtype), (at,), (0,))
 
-    def row_results(self, row: Size, stage: int) -> None:
-        """Write what is known of the row after a stage."""
-        for v in self.group.stored:
-            if self.is_row_level(v) and self.levels[v] == stage:
-                index = unravel(row, v.shape)
-                x = self.e.value(v, index)
-                self.e.store(self.outputs[v], x, offset_of(v, index))
-
-    # ---- accumulators ---------------------------------------------------------------------
-
-    def starts(self, node: Node, shape: tuple[int, ...]) -> list[Node]:
-        """Accumulators of a reduction before its walk."""
-        dtype = wide(node.inputs[0].dtype)
-        if node.op is ops.argmax:
-            first = FAR_OFF if self.group.columns != 0 else 0  # of nothing: index 0
-            return [
-                self.b.constant(dtype.lowest, dtype, shape),
-                self.b.constant(first, int64, shape),
-            ]
-        return [self.b.constant(identity(KINDS[node.op], dtype), dtype, shape)]
-
     def combine_parts(self, walk: Walk, parts: list[list[Part]], values: list[Node]) -> list[Node]:
         """Accumulators with the values of some tiles taken in."""
         result: list[Node] = []
         online = {o.largest for o in walk.online}
         shifts: dict[Node, Node] = {}  # the largest with these tiles
-        position = 0
-        for n, v in enumerate(walk.reduces):
-            width = 2 if v.op is ops.argmax else 1
-            new = values[position : position + width]
+        for n, (v, new) in enumerate(shared_out(walk.reduces, values)):
             if v in online:
-                new = [self.take_largest(new[0], [p[n] for p in parts])]
+                new = [self.online.take_largest(new[0], [p[n] for p in parts])]
                 shifts[v] = new[0]
             else:
                 for part in parts:
-                    new = self.take(v, *part[n], new)
+                    new = self.sums.take(v, *part[n], new)
             result += new
-            position += width
+        first = len(result)
         for n, o in enumerate(walk.online):
             own = [part[len(walk.reduces) + n] for part in parts]
-            old = values[position + 3 * n : position + 3 * n + 3]
-            result += self.take_exponentials(shifts[o.largest], own, *old)
+            old = values[first + 3 * n : first + 3 * n + 3]
+            result += self.online.take_exponentials(shifts[o.largest], own, *old)
         return result
 
-    def take(
-        self, node: Node, x: Node, place: Node, mask: Node | None, old: list[Node]
-    ) -> list[Node]:
-        """One tile taken into the accumulators of a reduction."""
-        b = self.b
-        if node.op is not ops.argmax:
-            new = b.apply(COMBINE[KINDS[node.op]], old[0], x)
-            return [new if mask is None else b.apply("where", mask, new, old[0])]
-        best, where = old
-        better = b.apply("less", best, x)
-        if x.dtype.is_float:
-            is_new = b.apply("bit_and", b.apply("not_equal", x, x), b.apply("equal", best, best))
-            better = b.apply("bit_or", better, is_new)
-        better = b.apply("bit_or", better, b.apply("equal", where, b.constant(FAR_OFF, int64)))
-        if mask is not None:
-            better = b.apply("bit_and", better, mask)
-        return [b.apply("where", better, x, best), b.apply("where", better, place, where)]
-
-    def finish_walk(self, walk: Walk, values: list[Node]) -> None:
+    def finish(self, walk: Walk, values: list[Node]) -> None:
         """Combine the lanes and say what each reduction gave."""
-        position = 0
         tops: dict[Node, Node] = {}
-        for v in walk.reduces:
+        for v, own in shared_out(walk.reduces, values):
             if v.op is ops.argmax:
-                best, where = values[position : position + 2]
-                position += 2
-                index = unravel(walk.row, v.shape)
-                self.e.bind(v, index, self.first_largest(best, where, None, 0))
-                continue
-            tops[v] = values[position]
-            position += 1
-        totals = [(v, self._all(x, KINDS[v.op])) for v, x in tops.items()]  # side by side
+                found = self.sums.first_largest(own[0], own[1], None, 0)
+                self.e.bind(v, unravel(walk.row, v.shape), found)
+            else:
+                tops[v] = own[0]
+        totals = [(v, self.sums.total(v, x)) for v, x in tops.items()]  # side by side
         for v, total in totals:
             self.e.bind(v, unravel(walk.row, v.shape), self.e.settled(total, v))
-        for o in walk.online:
-            self.finish_online(o, walk.row, tops[o.largest], *values[position : position + 3])
-            position += 3
-
-    def _all(self, x: Node, kind: str) -> Node:
-        return self.b.add(tile_ops.reduce(x, axis=0, kind=kind)) if x.shape else x
-
-    def first_largest(self, x: Node, place: Node, mask: Node | None, axis: int) -> Node:
-        """The first place of the largest value along an axis; nan is the largest."""
-        b = self.b
-        none = b.constant(FAR_OFF if self.group.columns != 0 else 0, int64)
-        if not x.shape:
-            return place
-        kept = x if mask is None else b.apply("where", mask, x, b.constant(x.dtype.lowest, x.dtype))
-        top = self._kept(b.add(tile_ops.reduce(kept, axis=axis, kind="max")), axis)
-        best = b.apply("equal", x, top)
-        if x.dtype.is_float:  # where the largest is nan, every nan is it
-            is_nan = b.apply("bit_and", b.apply("not_equal", top, top), b.apply("not_equal", x, x))
-            best = b.apply("bit_or", best, is_nan)
-        best = b.apply("bit_and", best, mask) if mask is not None else best
-        found = b.add(tile_ops.reduce(b.apply("where", best, place, none), axis=axis, kind="min"))
-        return self._kept(found, axis) if axis == 1 else found
-
-    def _kept(self, x: Node, axis: int) -> Node:
-        """A reduced tile in a shape that broadcasts with what it was."""
-        return self.e.column(x) if axis == 1 else x
+        rest = values[len(values) - 3 * len(walk.online) :]
+        for n, o in enumerate(walk.online):
+            self.online.finish(o, walk.row, tops[o.largest], *rest[3 * n : 3 * n + 3])

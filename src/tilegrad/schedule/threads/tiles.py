@@ -42,16 +42,12 @@ from ...tile.build import Body, BodyBuilder
 from ...tile.check import walk
 from ..access import ELEMENTWISE, Index
 from ..evaluate import symbolic
+from ..sheet import Sheet
 from .exponent import ExponentEvaluator
 
 TURN_BYTES = 36 << 10  # most bytes of shared memory that one turned read takes
 LITTLE = 1 << 30  # places up to here are compared in 32 bits
 FAR = 1 << 40  # the size of a view's axis whose bounds the offset itself keeps
-
-
-def power_of_two(size: int) -> int:
-    """The least power of two that is not below a size."""
-    return 1 << max(0, size - 1).bit_length()
 
 
 class Viewed(BodyBuilder):
@@ -471,6 +467,19 @@ class TileEvaluator(ExponentEvaluator):
         parts = b._level([b.index(offset), value, *([] if self.only is None else [self.only])])
         mask = b.logical_and(self._range(parts[0].shape), parts[2] if parts[2:] else None)
         b.scatter(memory, parts[1], parts[0], mask)
+
+
+class ThreadSheet(Sheet):
+    """A Body of a program that is a block of threads, under construction."""
+
+    b: Viewed
+    e: TileEvaluator
+    builder = Viewed
+    evaluator = TileEvaluator
+
+    def numbers(self) -> Sequence[int]:
+        """Views stand for the parameters that they are views of."""
+        return self.b.numbers
 
 
 def _is_stride(factor: Size) -> bool:

@@ -19,22 +19,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.target import Target
-from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
-from ...ir.types import product
 from ...tile import ops as tile_ops
-from ...tile.build import Body
 from ..access import Index
 from ..evaluate import wide
-from ..family import Bodies, Family, Offer
-from ..fuse import Region, leaves_of
+from ..family import Bodies, Family, Made, Offer
+from ..fuse import Region
+from ..problem import power_of_two
+from ..update import update_bodies
 from . import destination as sizes
 from .destination import WIDE
 from .loops import lower_loops
 from .ordered import OrderedUpdate
-from .space import WARP, Roles
-from .tiles import power_of_two
+from .space import WARP
 
 FEW = 64  # indices that every program compares itself
 FEWER = 256  # indices of single elements that are set by a program each
@@ -44,7 +42,7 @@ FEW_SET = 2048  # the same where the last one is all that counts
 class UpdateLowering(OrderedUpdate):
     """Lowers one update."""
 
-    def lower(self) -> list[tuple[Body, Roles]]:
+    def lower(self) -> Bodies:
         """The Bodies in order."""
         if high(self.count) <= 1 or self.once():
             return [self.any_order()]
@@ -59,7 +57,7 @@ class UpdateLowering(OrderedUpdate):
 
     # ---- each place once ------------------------------------------------------------------
 
-    def any_order(self) -> tuple[Body, Roles]:
+    def any_order(self) -> Made:
         """Tiles of (indices, unindexed elements), or of indices alone."""
         memory = self.begin(self.name, state=True)["state"]
         alone = high(self.rest) == 1  # a tile of indices
@@ -92,11 +90,11 @@ class UpdateLowering(OrderedUpdate):
                 self.b.branch(inside, write)
             else:
                 write()
-        return self.end(grid, max(1, min(8, rows * lanes // (8 * WARP))))
+        return self.sheet.end((grid,), warps=max(1, min(8, rows * lanes // (8 * WARP))))
 
     # ---- few indices ----------------------------------------------------------------------
 
-    def few_lines(self) -> tuple[Body, Roles]:
+    def few_lines(self) -> Made:
         """A program for each index and block of unindexed elements; one of equal ones writes."""
         memory = self.begin(self.name, state=True)["state"]
         b, e, size = self.b, self.e, max(2, power_of_two(high(self.count)))
@@ -130,7 +128,7 @@ class UpdateLowering(OrderedUpdate):
             return ()
 
         b.branch(wins, write)
-        return self.end(grid, max(1, min(8, lanes // (8 * WARP))))
+        return self.sheet.end((grid,), warps=max(1, min(8, lanes // (8 * WARP))))
 
     def take_equal(
         self, memory: Node, key: Node, at: Size, inner: Index, where: Size, lanes: int
@@ -151,7 +149,7 @@ class UpdateLowering(OrderedUpdate):
 
         return b.loop("j", at, self.count, 1, step, [b.broadcast(old, (lanes,))])[0]
 
-    def few_elements(self) -> tuple[Body, Roles]:
+    def few_elements(self) -> Made:
         """One program: every element takes all values of its destination; the first of equal
         ones writes it."""
         memory = self.begin(self.name, state=True)["state"]
@@ -180,54 +178,7 @@ class UpdateLowering(OrderedUpdate):
             found, e.only = b.loop("j", 0, self.count, 1, step, start)
             e.store(memory, found, where)
             e.only = None
-        return self.end(1, max(1, min(8, lanes // (4 * WARP))))
-
-
-def lower_update(
-    group: Region, reads: list[Node], values: set[Node], target: Target, stored: bool
-) -> list[tuple[Body, Roles]]:
-    """The Bodies of an update; ('state', None) is the Slot that is written.
-
-    Where the state is not stored, a Body that writes it comes first.
-    """
-    node = group.values[0]
-    state = node.inputs[0]
-    found: list[tuple[Body, Roles]] = []
-    if not stored:
-        fill = Region("loops", [state], product(state.shape))
-        fill.stored = [state]
-        wanted = set(leaves_of(state, values))
-        numbers = [i for i, r in enumerate(reads) if r in wanted]
-        given = [reads[i] for i in numbers]
-        for body, roles in lower_loops(fill, given, values | {state}, target, _name(state, "fill")):
-            found.append(
-                (
-                    body,
-                    [
-                        ("read", numbers[what]) if role == "read" else ("state", 0)
-                        for role, what in roles
-                    ],
-                )
-            )
-    if product(node.inputs[1].shape) == 0:
-        return found
-    own = [i for i, r in enumerate(reads) if r is not state or _reads_state(node, values)]
-    name = _name(node, node.attrs["mode"])
-    lowering = UpdateLowering(node, [reads[i] for i in own], values, name)
-    for body, roles in lowering.lower():
-        found.append(
-            (body, [(role, own[what] if role == "read" else what) for role, what in roles])
-        )
-    return found
-
-
-def _name(node: Node, what: str) -> str:
-    return f"{what}_{node.op.name}" if node.op is not ops.update else f"update_{what}"
-
-
-def _reads_state(node: Node, values: set[Node]) -> bool:
-    state = node.inputs[0]
-    return any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
+        return self.sheet.end((1,), warps=max(1, min(8, lanes // (4 * WARP))))
 
 
 class ThreadUpdates(Family):
@@ -235,4 +186,9 @@ class ThreadUpdates(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """Bodies, in the order they run."""
-        return lower_update(region, region.inputs, region.known, target, region.filled)
+
+        def write(reads: list[Node]) -> Bodies:
+            own = f"update_{region.anchor.attrs['mode']}"
+            return UpdateLowering(region.anchor, reads, region.known, own).lower()
+
+        return update_bodies(region, target, lower_loops, write)
