@@ -26,7 +26,7 @@ from tilegrad.runtime.buffer import Buffer
 from tilegrad.schedule import families
 from tilegrad.schedule.families import KINDS, TABLE, Row, family_of, rows_of
 from tilegrad.schedule.family import Bodies, Family, Offer, roofline, select
-from tilegrad.schedule.fuse import Region
+from tilegrad.schedule.region import Region
 from tilegrad.tile.build import BodyBuilder
 
 

@@ -30,7 +30,7 @@ from ..runtime.buffer import HOST
 from ..runtime.language import LANGUAGES
 
 if TYPE_CHECKING:
-    from ..schedule.lower import Steps
+    from ..schedule.lowering import Steps
     from ..schedule.schedule import Schedule
     from ..tile.build import Body
 
@@ -136,25 +136,25 @@ GRAPH = [
 ]
 
 REGIONS = [
-    Pass("choose values", "schedule.fuse:start", needed=_START),
+    Pass("choose values", "schedule.lower:start", needed=_START),
     # What is cheaper computed twice than stored, before what reads it is cut.
     Pass("recompute", "schedule.threads.recompute:recompute_cheap", threads),
     Pass("keep sums", "schedule.block_sums:keep_sums", threads, varies=_ORDER_OF_SUMS),
     Pass("hand over sums", "schedule.block_sums:hand_over", threads, varies=_ORDER_OF_SUMS),
     Pass("lay out operands", "schedule.operands:lay_out", threads),
-    Pass("look ahead", "schedule.fuse:look_ahead", threads),
+    Pass("look ahead", "schedule.lower:look_ahead", threads),
     Pass(
         "round early",
         "schedule.threads.rounding:round_early",
         threads,
         varies="a value is rounded otherwise where it is stored",
     ),
-    Pass("fuse", "schedule.fuse:fuse", needed=_START),
+    Pass("fuse", "schedule.lower:fuse", needed=_START),
     Pass("leave long epilogues", "schedule.epilogue:leave_long_epilogues", threads),
     Pass("join dots", "schedule.dot_joint:join_dots", asynchronous, varies=_JOINED),
     # After the Regions are what they stay.
     Pass("order updates", "schedule.state:order_updates", needed=_ORDER),
-    Pass("order Regions", "schedule.order:order_regions", needed=_ORDER),
+    Pass("order Regions", "schedule.lower:order_regions", needed=_ORDER),
     # Neighbours in that order.
     Pass("pair up", "schedule.threads.pair:pair_up", threads, varies=_ORDER_OF_SUMS),
     Pass("lower", "schedule.lower:lower_regions", needed=_START),
@@ -222,7 +222,7 @@ def schedule_graph(
     was lowered for later Graphs; it must be for the same Target and the same `without`. A Graph
     over several Devices (`device` is its own, `homes` those of its arguments) goes through the page
     in parts, each for the Target of its Device."""
-    from ..schedule.lower import Steps
+    from ..schedule.lowering import Steps
 
     own_passes = passes_of(target)
     check_names([*PAGE, *own_passes], without)

@@ -17,22 +17,23 @@ from ..runtime.language import language_of
 from ..tile.array import ArrayWork
 from .array_steps import VECTOR, Reader, Refused, takes_product
 from .array_work import work_of_region
+from .cut import Cut
 from .dot import VectorProducts
 from .family import Bodies, Offer
-from .fuse import Fuser, Region, leaves_of
 from .loops import VectorLoops
+from .region import Region, leaves_of
 
 
-def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], fuser: Fuser) -> str:
+def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], cut: Cut) -> str:
     """Why the vector unit does not compute a value of a Region; '' if it does."""
     inside = list(region.values) if region is not None else []
     dot = inside[0] if inside and inside[0].op is ops.dot else None
     own = set(inside)
     outside = {x for x in leaves if x not in own}
     for v in inside:  # what values before it read
-        outside |= {n for n in topological([v]) if n in fuser.values and n not in own}
+        outside |= {n for n in topological([v]) if n in cut.values and n not in own}
     try:
-        Reader([*inside, node], outside, fuser.target, dot).value(node)
+        Reader([*inside, node], outside, cut.target, dot).value(node)
     except Refused as why:
         return str(why)
     return ""
@@ -62,13 +63,13 @@ class ArrayProducts(ArrayFamily, VectorProducts):
         """By the dtypes of the multipliers."""
         return takes_product(node, target)
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether the vector unit can go on with the sums."""
-        if takes_product(region.anchor, fuser.target):
+        if takes_product(region.anchor, cut.target):
             return False
-        if not fuser.follows(node, region, leaves):
+        if not cut.follows(node, region, leaves):
             return False
-        return not refuses_value(node, region, leaves, fuser)
+        return not refuses_value(node, region, leaves, cut)
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """Where it takes all of it."""
@@ -82,13 +83,13 @@ class ArrayProducts(ArrayFamily, VectorProducts):
 class ArrayLoops(ArrayFamily, VectorLoops):
     """Elements through the vector unit of the array."""
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether all of it is the vector unit's."""
-        if region.rows is not None or not fuser.fits_loops(node, region, leaves):
+        if region.rows is not None or not cut.fits_loops(node, region, leaves):
             return False
-        if refuses_first(region, fuser):
+        if refuses_first(region, cut):
             return False
-        return not refuses_value(node, region, leaves, fuser)
+        return not refuses_value(node, region, leaves, cut)
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """Where it takes all of it."""
@@ -101,10 +102,10 @@ class ArrayLoops(ArrayFamily, VectorLoops):
         return marked(super().lower(region, offer, target, f"array_{name}"), offer.plan)
 
 
-def refuses_first(region: Region, fuser: Fuser) -> str:
+def refuses_first(region: Region, cut: Cut) -> str:
     """Why the vector unit does not compute the value that a Region of loops began with."""
     first = region.values[0]
-    return refuses_value(first, None, leaves_of(first, fuser.values), fuser)
+    return refuses_value(first, None, leaves_of(first, cut.values), cut)
 
 
 class HostProducts(VectorProducts):
@@ -112,11 +113,11 @@ class HostProducts(VectorProducts):
 
     fallback = True
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """As without an array, unless the product is the array's."""
-        if not takes_product(region.anchor, fuser.target):
+        if not takes_product(region.anchor, cut.target):
             return False
-        return super().grow(region, node, leaves, fuser)
+        return super().grow(region, node, leaves, cut)
 
 
 class HostLoops(VectorLoops):
@@ -124,14 +125,14 @@ class HostLoops(VectorLoops):
 
     fallback = True
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """As without an array; what the array takes is left to it."""
-        if not super().grow(region, node, leaves, fuser):
+        if not super().grow(region, node, leaves, cut):
             return False
         if node.op in VECTOR or node.op is ops.cast:
-            if not refuses_value(node, None, leaves, fuser):
+            if not refuses_value(node, None, leaves, cut):
                 return False
-        return region.rows is not None or bool(refuses_first(region, fuser))
+        return region.rows is not None or bool(refuses_first(region, cut))
 
 
 def marked(bodies: Bodies, work: ArrayWork) -> Bodies:

@@ -21,8 +21,8 @@ from ..ir.text import parse_block, print_block
 from ..ir.types import Array, product
 from ..tile.array import FULL, HELD, LEFT, RIGHT, ArrayWork, Operand, Output, VectorStep
 from .array_steps import Reader, Refused, takes_product
-from .fuse import Region
 from .problem import Problem
+from .region import Region
 
 SATURATES = (("max", -128), ("max", 0), ("min", 127))  # what storing int8 does itself
 Sizes = tuple[Size, Size, Size, Size]  # batch, M, N, K

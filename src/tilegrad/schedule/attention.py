@@ -23,7 +23,7 @@ from ..ir.types import Array, Memory, Tuple
 from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
 from .family import Bodies, Family, Made, Offer, roofline
-from .fuse import Region
+from .region import Region
 
 # Bodies with what each parameter stands for: ('input', i), ('result', i) or ('scratch', type)
 Given = list[tuple[Body, list[Any]]]

@@ -12,7 +12,6 @@ Invariant: values taken out of the set are read by the epilogues of products alo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..graph import ops
 from ..ir.node import Node, topological, users
@@ -20,10 +19,8 @@ from ..ir.symbol import high
 from ..ir.types import Array, product
 from ..kernels.matmul.matvec import LONGEST, WHOLE
 from .access import ELEMENTWISE, MOVEMENT
-from .fuse import leaves_of
-
-if TYPE_CHECKING:
-    from .lower import Lowering
+from .lowering import Lowering
+from .region import leaves_of
 
 MOST_PARTS = 256  # blocks of a row
 

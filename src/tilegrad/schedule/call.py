@@ -25,7 +25,7 @@ from ..tile.check import verify_body, walk
 from ..tile.legalize import legalize
 from ..tile.prove import require
 from .family import Bodies, Family, Made, Offer, Verdict
-from .fuse import Region
+from .region import Region
 
 
 class Calls(Family):

@@ -7,15 +7,11 @@ scratch Slots on the same bytes, and no jump without its Label.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..core.errors import InternalError
 from ..ir.types import Memory, product
 from ..tile.check import walk
+from .lowering import Lowering
 from .schedule import Control, Copy, Label, Launch, Schedule, Slot, Transfer, slots_of
-
-if TYPE_CHECKING:
-    from .lower import Lowering
 
 
 def check_lowered(lowering: Lowering, schedule: Schedule) -> None:

@@ -10,7 +10,7 @@ control moves is named by one number wherever it is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.dtype import bool_
 from ..core.errors import InternalError
@@ -19,12 +19,10 @@ from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.symbol import Size, high
 from ..ir.types import Array, product
-from .fuse import Region
+from .lowering import Lowering
+from .region import Region
 from .schedule import Control, Copy, Kernel, Label, Launch
 from .state import is_updated
-
-if TYPE_CHECKING:
-    from .lower import Lowering
 
 GUESS = 16  # steps of a loop whose length is not known
 

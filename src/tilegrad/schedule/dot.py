@@ -41,11 +41,12 @@ from ..tile.build import BodyBuilder
 from . import plan as plans
 from . import sheet as parameters
 from .access import Index, offset_of, reads_below
+from .cut import Cut
 from .evaluate import Evaluator, wide
 from .family import Bodies, Family, Made, Offer, roofline
-from .fuse import Fuser, Region
 from .plan import Plan
 from .problem import Problem, power_of_two, stride_of
+from .region import Region
 from .sheet import Parameter, Sheet
 
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
@@ -478,9 +479,9 @@ class DotLowering:
 class VectorProducts(Family):
     """Products on vectors, packed and register-tiled."""
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether a value can be computed of the product on its way out."""
-        return fuser.follows(node, region, leaves)
+        return cut.follows(node, region, leaves)
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The roofline at the accumulator's rate: products are made in its dtype."""

@@ -14,12 +14,12 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
+from ..core.config import invariant
 from ..core.target import Target
 from ..graph import ops
-from ..ir.node import Node, topological
-from ..ir.symbol import high
+from ..ir.node import Node
+from ..ir.symbol import Size, high
 from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
@@ -29,12 +29,14 @@ from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import PLAIN
 from ..tile.build import Body
 from .access import base_of
+from .block_sums import is_part
+from .cut import Cut
 from .dot_wide import WideDot, accepts
-from .fuse import Fuser, Region, leaves_of
+from .family import Bodies, Family, Offer
+from .fuse import FEW, Fuser
+from .lowering import Lowering
 from .order import bit
-
-if TYPE_CHECKING:
-    from .lower import Lowering
+from .region import REDUCE, Region, leaves_of
 
 MOST = 4  # weights of one launch
 APART = 4  # Regions that one dot may need and another not: else they are ready at other times
@@ -100,9 +102,7 @@ class _Joiner:
     def wide(self, group: Region) -> WideDot:
         """The Region as the library's kernel sees it."""
         if group.number not in self.lowered:
-            inside, values = set(group.values), self.fuser.values
-            order = topological(group.stored, lambda n: n in values and n not in inside)
-            reads = [n for n in order if n in values and n not in inside]
+            reads = group.reads_among(self.fuser.values)
             self.lowered[group.number] = WideDot(group, reads, self.target, set(), choose=False)
         return self.lowered[group.number]
 
@@ -306,4 +306,58 @@ class JointDot(WideDot):
         return part
 
 
-__all__ = ["Joint", "JointDot", "join_dots"]
+def takes_parts(part: Node, group: Region, cut: Cut, target: Target) -> bool:
+    """Whether the library's kernel of a product can leave the sums of its blocks behind."""
+    if not is_part(part):
+        return False
+    source, values = part.inputs[0].inputs[0], cut.values
+    if source.shape != group.values[0].shape:
+        return False
+    if not cut.aligned(source, group, leaves_of(source, values)):
+        return False
+    stored = [v for v in group.values if not is_part(v)]
+    like = Region("dot", group.values, group.total, stored=stored)
+    reads = like.reads_among(values)
+    like.stored = [*stored, part]
+    found = WideDot(like, reads, target, set())
+    return found.asynchronous and found.choice is not None
+
+
+class LibraryProducts(Family):
+    """Products by kernels of the library: on matrix units, alone or several in one launch."""
+
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
+        """Whether a value can be computed of the product on its way out: sums over blocks of
+        columns that the kernel has whole too."""
+        if region.kind == "dot" and node.op in REDUCE:
+            units = cut.target.asynchronous_units  # others leave no sums behind
+            return bool(units) and takes_parts(node, region, cut, cut.target)
+        return cut.follows(node, region, leaves)
+
+    def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
+        """Few rows are one tile or two, and weights are all that is read: (the rows, the first
+        number that is more), where there may be far more than few."""
+        rows = node.shape[-2] if len(node.shape) > 1 else 1
+        few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW
+        return () if few else [(rows, FEW + 1), (rows, 2 * FEW + 1)]
+
+    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+        """The Plan that its model of time, or a table of measured ones, puts first."""
+        given = (region.inputs, target, region.constants)
+        if region.kind == "dot":
+            dot: WideDot = WideDot(region, *given)
+        else:
+            assert isinstance(region, Joint)
+            dot = JointDot(region, *given)
+        if dot.operands is None:
+            return "the operands are no plain matrices in a dtype of its matrix units"
+        if dot.choice is None:
+            return "no Plan fits"
+        return [Offer(dot.choice.seconds, dot, "model of the kernel")]
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """The Body."""
+        return [offer.plan.lower(name)]
+
+
+__all__ = ["Joint", "JointDot", "LibraryProducts", "join_dots"]

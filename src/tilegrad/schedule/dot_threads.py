@@ -19,10 +19,11 @@ from ..ir.symbol import Size, floor_divide, high, modulo
 from ..tile import ops as tile_ops
 from . import sheet as parameters
 from .access import Index
+from .cut import Cut
 from .evaluate import wide
 from .family import Bodies, Family, Made, Offer
-from .fuse import Fuser, Region
 from .problem import Problem, power_of_two
+from .region import Region
 from .threads.tiles import ThreadSheet
 
 STEP = 32  # of k
@@ -121,9 +122,9 @@ class TiledProducts(Family):
 
     fallback = True
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether a value can be computed of the product on its way out."""
-        return fuser.follows(node, region, leaves)
+        return cut.follows(node, region, leaves)
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """One Body."""

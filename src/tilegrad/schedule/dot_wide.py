@@ -38,10 +38,10 @@ from . import sheet as parameters
 from .access import MOVEMENT, Index, offset_of, reads_below, through, unravel
 from .block_sums import is_part, is_whole
 from .evaluate import wide
-from .family import Bodies, Family, Made, Offer
-from .fuse import REDUCE, Fuser, Region, leaves_of
+from .family import Made
 from .instructions import instructions
 from .problem import Problem, power_of_two
+from .region import Region
 from .threads.tiles import ThreadSheet, TileEvaluator, Viewed
 
 ALIGNMENT = 16  # bytes
@@ -484,24 +484,6 @@ def block_of(part: Node) -> int:
     return high(part.inputs[0].shape[-1])
 
 
-def takes_parts(part: Node, group: Region, fuser: Fuser, target: Target) -> bool:
-    """Whether the library's kernel of a product can leave the sums of its blocks behind."""
-    if not is_part(part):
-        return False
-    source, values = part.inputs[0].inputs[0], fuser.values
-    if source.shape != group.values[0].shape:
-        return False
-    if not fuser.aligned(source, group, leaves_of(source, values)):
-        return False
-    stored = [v for v in group.values if not is_part(v)]
-    inside = set(group.values)
-    order = topological(stored, lambda n: n in values and n not in inside)
-    reads = [n for n in order if n in values and n not in inside]
-    like = Region("dot", group.values, group.total, stored=[*stored, part])
-    found = WideDot(like, reads, target, set())
-    return found.asynchronous and found.choice is not None
-
-
 def accepts(stored: Node, dot: Node) -> bool:
     """Whether the kernel can store a value that is computed of a dot's products."""
     return product(stored.shape) == product(dot.shape) and stored.dtype in (
@@ -511,43 +493,4 @@ def accepts(stored: Node, dot: Node) -> bool:
     )
 
 
-class LibraryProducts(Family):
-    """Products by kernels of the library: on matrix units, alone or several in one launch."""
-
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
-        """Whether a value can be computed of the product on its way out: sums over blocks of
-        columns that the kernel has whole too."""
-        if region.kind == "dot" and node.op in REDUCE:
-            units = fuser.target.asynchronous_units  # others leave no sums behind
-            return bool(units) and takes_parts(node, region, fuser, fuser.target)
-        return fuser.follows(node, region, leaves)
-
-    def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
-        """Few rows are one tile or two, and weights are all that is read: (the rows, the first
-        number that is more), where there may be far more than few."""
-        rows = node.shape[-2] if len(node.shape) > 1 else 1
-        few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW
-        return () if few else [(rows, FEW + 1), (rows, 2 * FEW + 1)]
-
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
-        """The Plan that its model of time, or a table of measured ones, puts first."""
-        given = (region.inputs, target, region.constants)
-        if region.kind == "dot":
-            dot: WideDot = WideDot(region, *given)
-        else:
-            from .dot_joint import Joint, JointDot
-
-            assert isinstance(region, Joint)
-            dot = JointDot(region, *given)
-        if dot.operands is None:
-            return "the operands are no plain matrices in a dtype of its matrix units"
-        if dot.choice is None:
-            return "no Plan fits"
-        return [Offer(dot.choice.seconds, dot, "model of the kernel")]
-
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """The Body."""
-        return [offer.plan.lower(name)]
-
-
-__all__ = ["LibraryProducts", "WideDot", "accepts"]
+__all__ = ["WideDot", "accepts", "matrix_of"]

@@ -11,22 +11,19 @@ Invariant: Regions form no cycle, before and after; a product of few sums a thre
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..core.target import Target
-from ..ir.node import Node, topological
+from ..ir.node import Node
 from ..ir.types import product
 from ..kernels.matmul.shape import WidePlan
 from ..kernels.matmul.threads import ThreadPlan
 from .block_sums import is_part
 from .dot_threads import tiled_copies
 from .dot_wide import WideDot
-from .fuse import Fuser, Region, leaves_of
+from .fuse import Fuser
 from .instructions import instructions
+from .lowering import Lowering
 from .order import bit
-
-if TYPE_CHECKING:
-    from .lower import Lowering
+from .region import Region, leaves_of
 
 MOST = 24_000  # instructions of all epilogues of a Body: about 2 s in the assembler
 LONG = 40  # of one element: fewer are within the bound for any tile
@@ -50,9 +47,7 @@ def too_long(group: Region, fuser: Fuser, target: Target, rounded: set[Node]) ->
     """Whether the epilogue of a Region is more than its kernel should have."""
     if any(is_part(v) for v in group.values):
         return False  # sums of blocks need the product's kernel, and are chosen for few tokens
-    inside, values = set(group.values), fuser.values
-    order = topological(group.stored, lambda n: n in values and n not in inside)
-    reads = [n for n in order if n in values and n not in inside]
+    reads = group.reads_among(fuser.values)
     beside = [n for n in (*reads, *group.stored[1:]) if product(n.shape) == group.total]
     count = instructions(group.stored, {*reads, group.values[0]}, rounded) + BESIDE * len(beside)
     if count <= LONG:

@@ -10,7 +10,7 @@ lanes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..core.config import invariant
 from ..core.dtype import DType, int64, uint32
 from ..core.errors import InternalError
 from ..graph import ops
-from ..ir.node import Node, located
+from ..ir.node import Node, Op, located
 from ..ir.symbol import (
     Expr,
     Size,
@@ -82,6 +82,7 @@ class Evaluator:
         self.mask: Node | None = None  # lanes in range, where not all are
         self.lane_atoms: set[Expr] = set()
         self.settles = invariant()  # whether every result is rounded to its dtype
+        self.handlers: dict[Op, Row] = ROWS
 
     # ---- context --------------------------------------------------------------------------
 
@@ -153,10 +154,9 @@ class Evaluator:
             seen = self.as_stored if op in COMPARE else self.value
             x = self.body.apply(self.tile_op(node), *(seen(i, index) for i in node.inputs))
             return self.settled(x, node)
-        handler = getattr(self, "_" + op.name, None)
-        if handler is None:
+        if op not in self.handlers:
             raise InternalError("schedule.evaluate", f"{op} cannot be evaluated inside a kernel")
-        return handler(node, index)
+        return self.handlers[op](self, node, index)
 
     def as_stored(self, node: Node, index: Index) -> Node:
         """The value as its dtype has it. A value that is computed anew and compared with one that
@@ -201,75 +201,9 @@ class Evaluator:
         assert mask is not None
         return mask
 
-    def _cast(self, node: Node, index: Index) -> Node:
-        x = self.value(node.inputs[0], index)
-        exact = self.body.cast(x, node.dtype)
-        return self.body.cast(exact, wide(node.dtype))
-
-    def _bitcast(self, node: Node, index: Index) -> Node:
-        source = node.inputs[0]
-        x = self.body.cast(self.value(source, index), source.dtype)
-        bits = self.body.bitcast(x, node.dtype)
-        return self.body.cast(bits, wide(node.dtype))
-
-    def _stop_gradient(self, node: Node, index: Index) -> Node:
-        return self.value(node.inputs[0], index)
-
-    _barrier = _stop_gradient
-
-    def _in_range(self, node: Node, index: Index) -> Node:
-        """The index; what is out of range is an error of the run."""
-        b, x = self.body, self.value(node.inputs[0], index)
-        if symbolic(node, index, self.memories) is None:
-            place, size = b.cast(x, int64), b.index(node.attrs["size"])
-            inside = b.apply(
-                "bit_and",
-                b.apply("less_equal", b.constant(0, int64), place),
-                b.apply("less", place, size),
-            )
-            b.require(inside, node.attrs["message"], node.attrs["place"], self.active(inside.shape))
-        return x
-
     def active(self, shape: tuple[int, ...]) -> Node | None:
         """Which elements of a tile of this shape count; None for all."""
         return self.mask
-
-    def _where(self, node: Node, index: Index) -> Node:
-        return self.body.apply("where", *(self.value(i, index) for i in node.inputs))
-
-    def _iota(self, node: Node, index: Index) -> Node:
-        return self.body.cast(self.body.index(index[0]), wide(node.dtype))
-
-    def _size(self, node: Node, index: Index) -> Node:
-        return self.body.index(node.attrs["value"])
-
-    def _concatenate(self, node: Node, index: Index) -> Node:
-        result: Node | None = None
-        for x, inner, condition in joined(node, index):
-            if condition.holds():
-                return self.value(x, inner)
-            if condition.size == 0 or condition.fails():
-                continue
-            part = self._guarded(x, inner, [condition])
-            if result is None:
-                result = part
-            else:
-                result = self.body.apply("where", self.conditions([condition]), part, result)
-        assert result is not None
-        return result
-
-    def _gather(self, node: Node, index: Index) -> Node:
-        x, axes = node.inputs[0], node.attrs["axes"]
-        rank = len(node.inputs[1].shape)
-        positions = dict(
-            zip(
-                axes,
-                (self.position(i, index[:rank], x.shape[a]) for i, a in zip(node.inputs[1:], axes)),
-            )
-        )
-        rest = iter(index[rank:])
-        full = tuple(positions[a] if a in positions else next(rest) for a in range(len(x.shape)))
-        return self.value(x, full)
 
     def position(self, node: Node, index: Index, size: Size) -> Size:
         """An integer value as an index Expr: exact for iotas, an atom for loaded values."""
@@ -287,23 +221,6 @@ class Evaluator:
         if value.shape:
             self.lane_atoms.add(atom)
         return atom
-
-    def _random_bits(self, node: Node, index: Index) -> Node:
-        """Philox-2x32-10 of (linear index, offset) under the key; word 0."""
-        b = self.body
-        key, offset = (self.value(i, ()) for i in node.inputs)
-        linear = b.index(ravel(index, node.shape))
-        low_word = b.cast(linear, uint32)
-        high_word = b.cast(b.apply("shift_right", linear, b.constant(32, int64)), uint32)
-        x, y = low_word, b.apply("bit_xor", high_word, offset)
-        multiplier, weyl = b.constant(0xD256D193, uint32), b.constant(0x9E3779B9, uint32)
-        for turn in range(10):
-            top = b.apply("multiply_high", x, multiplier)
-            bottom = b.apply("multiply", x, multiplier)
-            x, y = b.apply("bit_xor", b.apply("bit_xor", top, key), y), bottom
-            if turn < 9:
-                key = b.apply("add", key, weyl)
-        return x
 
     # ---- loads and stores -----------------------------------------------------------------
 
@@ -374,6 +291,117 @@ class Evaluator:
 
     def _hoistable(self, node: Node) -> bool:
         return node.op is not ops.constant or not node.shape
+
+
+# ---- ops, one row each --------------------------------------------------------------------------
+
+
+def _cast(e: Evaluator, node: Node, index: Index) -> Node:
+    x = e.value(node.inputs[0], index)
+    exact = e.body.cast(x, node.dtype)
+    return e.body.cast(exact, wide(node.dtype))
+
+
+def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
+    source = node.inputs[0]
+    x = e.body.cast(e.value(source, index), source.dtype)
+    bits = e.body.bitcast(x, node.dtype)
+    return e.body.cast(bits, wide(node.dtype))
+
+
+def _stop_gradient(e: Evaluator, node: Node, index: Index) -> Node:
+    return e.value(node.inputs[0], index)
+
+
+def _in_range(e: Evaluator, node: Node, index: Index) -> Node:
+    """The index; what is out of range is an error of the run."""
+    b, x = e.body, e.value(node.inputs[0], index)
+    if symbolic(node, index, e.memories) is None:
+        place, size = b.cast(x, int64), b.index(node.attrs["size"])
+        inside = b.apply(
+            "bit_and",
+            b.apply("less_equal", b.constant(0, int64), place),
+            b.apply("less", place, size),
+        )
+        b.require(inside, node.attrs["message"], node.attrs["place"], e.active(inside.shape))
+    return x
+
+
+def _where(e: Evaluator, node: Node, index: Index) -> Node:
+    return e.body.apply("where", *(e.value(i, index) for i in node.inputs))
+
+
+def _iota(e: Evaluator, node: Node, index: Index) -> Node:
+    return e.body.cast(e.body.index(index[0]), wide(node.dtype))
+
+
+def _size(e: Evaluator, node: Node, index: Index) -> Node:
+    return e.body.index(node.attrs["value"])
+
+
+def _concatenate(e: Evaluator, node: Node, index: Index) -> Node:
+    result: Node | None = None
+    for x, inner, condition in joined(node, index):
+        if condition.holds():
+            return e.value(x, inner)
+        if condition.size == 0 or condition.fails():
+            continue
+        part = e._guarded(x, inner, [condition])
+        if result is None:
+            result = part
+        else:
+            result = e.body.apply("where", e.conditions([condition]), part, result)
+    assert result is not None
+    return result
+
+
+def _gather(e: Evaluator, node: Node, index: Index) -> Node:
+    x, axes = node.inputs[0], node.attrs["axes"]
+    rank = len(node.inputs[1].shape)
+    positions = dict(
+        zip(
+            axes,
+            (e.position(i, index[:rank], x.shape[a]) for i, a in zip(node.inputs[1:], axes)),
+        )
+    )
+    rest = iter(index[rank:])
+    full = tuple(positions[a] if a in positions else next(rest) for a in range(len(x.shape)))
+    return e.value(x, full)
+
+
+def _random_bits(e: Evaluator, node: Node, index: Index) -> Node:
+    """Philox-2x32-10 of (linear index, offset) under the key; word 0."""
+    b = e.body
+    key, offset = (e.value(i, ()) for i in node.inputs)
+    linear = b.index(ravel(index, node.shape))
+    low_word = b.cast(linear, uint32)
+    high_word = b.cast(b.apply("shift_right", linear, b.constant(32, int64)), uint32)
+    x, y = low_word, b.apply("bit_xor", high_word, offset)
+    multiplier, weyl = b.constant(0xD256D193, uint32), b.constant(0x9E3779B9, uint32)
+    for turn in range(10):
+        top = b.apply("multiply_high", x, multiplier)
+        bottom = b.apply("multiply", x, multiplier)
+        x, y = b.apply("bit_xor", b.apply("bit_xor", top, key), y), bottom
+        if turn < 9:
+            key = b.apply("add", key, weyl)
+    return x
+
+
+Row = Callable[[Any, Node, Index], Node]
+ROWS: dict[Op, Row] = {
+    ops.cast: _cast,
+    ops.bitcast: _bitcast,
+    ops.stop_gradient: _stop_gradient,
+    ops.in_range: _in_range,
+    ops.where: _where,
+    ops.iota: _iota,
+    ops.size: _size,
+    ops.concatenate: _concatenate,
+    ops.gather: _gather,
+    ops.random_bits: _random_bits,
+}
+if "barrier" in ops.graph.ops:
+    ROWS[ops.graph.ops["barrier"]] = _stop_gradient
 
 
 def symbolic(node: Node, index: Index, stored: Any) -> Size | None:

@@ -10,22 +10,18 @@ kind, which follows from its first op alone; what is registered is part of every
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError
 from ..core.target import Target
-from .outside import OUTSIDE, outside
+from .outside import MADE, OUTSIDE, Row, any_target, family_of, outside
 
 if TYPE_CHECKING:
     from ..ir.node import Node
     from .family import Family
-    from .fuse import Region
+    from .region import Region
 
-PACKAGE = __package__.rpartition(".")[0]
 ANY = ("*",)  # ops that no other row names
 
 
@@ -64,22 +60,6 @@ def asynchronous(target: Target) -> bool:
     return bool(target.asynchronous_units)
 
 
-def any_target(target: Target) -> bool:
-    """No fact is asked for."""
-    return True
-
-
-@dataclass(frozen=True)
-class Row:
-    """One Family: the kinds of Regions it is for, the ops that start them, facts, class."""
-
-    name: str
-    anchors: tuple[str, ...]  # names of Graph ops
-    where: str | Family  # "folder.module:Class" of this package, or a Family from outside
-    applies: Callable[[Target], bool] = any_target
-    kinds: tuple[str, ...] = ()  # of ours; one from outside goes by its anchors
-
-
 _LOOPS, _DOTS, _ATTENTION = ("loops", "mixed", "pair"), ("dot",), ("attention",)
 _ATTEND = ("attention", "attention_backward")
 _APPEND, _PAGED, _UNPACK = ("paged_append",), ("paged_attention",), ("unpack",)
@@ -96,7 +76,7 @@ TABLE = [
     Row(
         "products of the library",
         ("dot",),
-        "schedule.dot_wide:LibraryProducts",
+        "schedule.dot_joint:LibraryProducts",
         threads_units,
         ("dot", "dots", "gated"),
     ),
@@ -159,8 +139,6 @@ CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, a
 KINDS = {op: row.kinds[0] for row in TABLE for op in row.anchors if row.anchors is not ANY}
 KINDS |= dict.fromkeys(CONTROL, "control")
 
-_made: dict[str, Family] = {}
-
 
 def register(row: Row) -> None:
     """Add a Family from outside; one of the same name is replaced."""
@@ -173,23 +151,9 @@ def register(row: Row) -> None:
 def remove(name: str) -> None:
     """Take a Family from outside back."""
     OUTSIDE.remove(name)
-    _made.pop(name, None)
+    MADE.pop(name, None)
     rows_of.cache_clear()
     outside.cache_clear()
-
-
-def family_of(row: Row) -> Family:
-    """The Family of a row, imported now if it was not before."""
-    found = _made.get(row.name)
-    if found is None:
-        if isinstance(row.where, str):
-            module, _, name = row.where.partition(":")
-            found = getattr(import_module(f"{PACKAGE}.{module}"), name)()
-        else:
-            found = row.where
-        found.name = row.name
-        _made[row.name] = found
-    return found
 
 
 @lru_cache(maxsize=256)
@@ -218,3 +182,16 @@ def why_not(node: Node, target: Target | None) -> str:
         return "no kernel for this machine"
     reasons = [family_of(row).why_not(node, target) for row in rows]
     return "" if "" in reasons else reasons[0]
+
+
+__all__ = [
+    "KINDS",
+    "TABLE",
+    "Row",
+    "families_of",
+    "family_of",
+    "register",
+    "remove",
+    "rows_of",
+    "why_not",
+]

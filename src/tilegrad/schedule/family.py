@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.errors import InternalError
 from ..core.target import Target
@@ -20,9 +20,8 @@ from ..ir.node import Node
 from ..ir.symbol import Size, high
 from ..tile.build import Body
 from .cost import bytes_moved
-
-if TYPE_CHECKING:
-    from .fuse import Fuser, Region
+from .cut import Cut
+from .region import Region
 
 ROOFLINE = "roofline"
 Roles = Sequence[tuple[str, Any]]
@@ -55,7 +54,7 @@ class Family:
     name = ""
     fallback = False  # whether it is taken only where no other Family offers
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether a value, which reads `leaves`, may join a Region of this Family."""
         return False
 

@@ -9,18 +9,15 @@ overwritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import loop_index
 from .access import MOVEMENT, Index, Place, base_of, below, places, ravel, unravel
-from .fuse import Region, leaves_of
+from .lowering import Lowering
+from .region import Region, leaves_of
 from .reuse import find_lives
 from .schedule import Kernel, Launch, Schedule, Slot
-
-if TYPE_CHECKING:
-    from .lower import Lowering
 
 
 def take_over(lowering: Lowering, schedule: Schedule) -> None:

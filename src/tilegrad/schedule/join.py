@@ -8,16 +8,9 @@ parts into ones of few. Invariant: every byte of the result is copied once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.types import product
-from .schedule import Control, Copy, Kernel
-
-if TYPE_CHECKING:
-    from .fuse import Region
-    from .lower import Lowering
 
 FEW = 16  # parts of a concatenation that is computed where it is read
 
@@ -43,24 +36,3 @@ def stored_part(node: Node) -> Node:
     while node.op is ops.reshape:
         node = node.inputs[0]
     return node
-
-
-def lower_join(lowering: Lowering, group: Region, reads: list[Node]) -> None:
-    """Add the Kernel of a concatenation: a copy for each part."""
-    node = group.values[0]
-    whole = lowering.slot_of[node]
-    steps: list[Any] = []
-    place = 0
-    for part in node.inputs:
-        size: int = product(part.shape) * part.dtype.size
-        if not size:
-            continue
-        view = lowering.new_slot(part.type, "view")
-        lowering.slots[view].alias = whole
-        steps.append(Control("set_slot", (view, whole), (-1, 0, place)))
-        steps.append(Copy(lowering.slot_of[stored_part(part)], view, size))
-        place += size
-    kernel = Kernel("join", "join", (tuple(reads), (node,)), steps, depth=lowering.depth)
-    kernel.bytes = 2 * place
-    kernel.notes["group"] = group
-    lowering.kernels.append(kernel)

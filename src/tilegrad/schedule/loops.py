@@ -12,7 +12,6 @@ workers, so results are the same bits run to run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..core.dtype import float32
 from ..core.target import Target
@@ -33,16 +32,15 @@ from ..ir.symbol import (
 from ..tile import ops as tile_ops
 from . import sheet as parameters
 from .access import Index, offset_of, reads_below
+from .cut import Cut
 from .evaluate import wide
 from .family import Bodies, Family, Offer
 from .lines import Lines
 from .reduce_columns import ColumnLoops
 from .reduce_rows import RowLoops
+from .region import Region
 from .sheet import Sheet
 from .space import Part, Space
-
-if TYPE_CHECKING:
-    from .fuse import Fuser, Region
 
 BLOCK = 8192  # elements of a flat elementwise program
 
@@ -179,9 +177,9 @@ class FlatLoops(Part):
 class VectorLoops(Family):
     """Generated loops over vectors."""
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether a value is read and written at the Region's own elements."""
-        return fuser.fits_loops(node, region, leaves)
+        return cut.fits_loops(node, region, leaves)
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """One Body."""

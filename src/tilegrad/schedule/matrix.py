@@ -18,11 +18,12 @@ from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, loop_index, minimum, modulo
 from ..tile import ops as tile_ops
 from .access import Condition, Index
+from .cut import Cut
 from .dot import DotLowering
 from .family import Bodies, Family, Offer, roofline
-from .fuse import Fuser, Region
 from .plan import Plan
 from .problem import stride_of
+from .region import Region
 
 SCRATCH = 1 << 20  # bytes of packed b
 FEW_COLUMNS = 256  # of b at a time: fewer read a from afar too often
@@ -312,9 +313,9 @@ def even(size: int, most: int, unit: int) -> int:
 class TileProducts(Family):
     """Products on a matrix unit with tiles of its own."""
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether a value can be computed of the product on its way out."""
-        return fuser.follows(node, region, leaves)
+        return cut.follows(node, region, leaves)
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The first unit for the dtypes."""

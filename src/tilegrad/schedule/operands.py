@@ -11,7 +11,6 @@ copy of, or nearly (windows stay unfolded).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from ..core.target import Target
 from ..graph import ops
@@ -20,11 +19,9 @@ from ..ir.symbol import high, loop_index
 from ..ir.types import product
 from .access import base_of
 from .dot_wide import WideDot, matrix_of
-from .fuse import Region
+from .lowering import Lowering
 from .problem import Problem
-
-if TYPE_CHECKING:
-    from .lower import Lowering
+from .region import Region
 
 SLOWER = 4.0  # the tiled kernel beside the library's, at least
 LAUNCH = 3e-6  # seconds

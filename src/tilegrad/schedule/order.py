@@ -8,13 +8,9 @@ joining two Regions would close a cycle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..core.errors import InternalError
-
-if TYPE_CHECKING:
-    from .fuse import Region
-    from .lower import Lowering
+from .region import Region
 
 
 def bit(number: int) -> int:
@@ -40,11 +36,6 @@ def need(group: Region, more: int, dependents: Mapping[int, Sequence[Region]]) -
         if more & ~current.needs:  # else those behind it need all that too
             current.needs |= more
             waiting += dependents.get(current.number, ())
-
-
-def order_regions(lowering: Lowering) -> None:
-    """The pass: each Region after what it needs."""
-    lowering.ordered = lowering.fuser.in_order()
 
 
 def in_order(groups: Sequence[Region]) -> list[Region]:

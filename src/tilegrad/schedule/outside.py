@@ -1,4 +1,4 @@
-"""Families from outside the package, and what of them is in every compile key.
+"""Rows of Families, those from outside the package, and what of them is in every compile key.
 
 It stands apart from the table of Families so that a warm start, which only needs the key, imports
 none of it. Invariant: two processes with the same `outside()` select the same Families.
@@ -6,16 +6,54 @@ none of it. Invariant: two processes with the same `outside()` select the same F
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..core.target import Target
 from ..runtime.registry import Registry
 
 if TYPE_CHECKING:
-    from .families import Row
+    from .family import Family
 
+PACKAGE = __package__.rpartition(".")[0]
 GROUP = "tilegrad.families"  # of entry points
+
+
+def any_target(target: Target) -> bool:
+    """No fact is asked for."""
+    return True
+
+
+@dataclass(frozen=True)
+class Row:
+    """One Family: the kinds of Regions it is for, the ops that start them, facts, class."""
+
+    name: str
+    anchors: tuple[str, ...]  # names of Graph ops
+    where: str | Family  # "folder.module:Class" of this package, or a Family from outside
+    applies: Callable[[Target], bool] = any_target
+    kinds: tuple[str, ...] = ()  # of ours; one from outside goes by its anchors
+
+
 OUTSIDE: Registry[Row] = Registry("family", GROUP, {})
+MADE: dict[str, Family] = {}  # Families by the names of their rows
+
+
+def family_of(row: Row) -> Family:
+    """The Family of a row, imported now if it was not before."""
+    found = MADE.get(row.name)
+    if found is None:
+        if isinstance(row.where, str):
+            module, _, name = row.where.partition(":")
+            found = getattr(import_module(f"{PACKAGE}.{module}"), name)()
+        else:
+            found = row.where
+        found.name = row.name
+        MADE[row.name] = found
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -26,8 +64,6 @@ def outside() -> tuple[str, ...]:
         return ()
     import hashlib
     import inspect
-
-    from .families import family_of
 
     found = []
     for row in map(OUTSIDE.get, names):

@@ -21,8 +21,8 @@ from ..tile import ops as tile_ops
 from .access import Index, Place, below, depends, places, unravel
 from .accumulate import FAR_OFF, Accumulators, shared_out
 from .evaluate import wide
-from .fuse import COSTLY
 from .lines import Lines
+from .region import COSTLY
 from .sheet import Sheet
 from .space import Part, Space, is_blocked, reduce_index
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from .lowering import Lowering
 from .schedule import Schedule, Slot, slots_of
-
-if TYPE_CHECKING:
-    from .lower import Lowering
 
 LINE = 64
 MANY = 2048  # scratch Slots, from which on each is not held against all others

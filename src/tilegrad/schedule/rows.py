@@ -20,7 +20,7 @@ from . import sheet as parameters
 from .access import Index, offset_of, unravel
 from .evaluate import running, wide
 from .family import Bodies, Family, Made, Offer
-from .fuse import Region
+from .region import Region
 from .sheet import Sheet
 from .space import COMBINE, identity
 

@@ -10,7 +10,7 @@ Invariant: none of the joined Kernels reads or writes what another of them write
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..ir.block import Block, argument
 from ..ir.node import Node
@@ -20,11 +20,9 @@ from ..tile import ops
 from ..tile.build import Body, BodyBuilder
 from ..tile.check import walk
 from .in_place import only_moves
+from .lowering import Lowering
 from .reuse import find_lives
 from .schedule import Kernel, Launch, Schedule, Slot
-
-if TYPE_CHECKING:
-    from .lower import Lowering
 
 MOST_PROGRAMS = 1024
 MOST_ELEMENTS = 1 << 20  # that one of them writes

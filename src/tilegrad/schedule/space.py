@@ -30,7 +30,7 @@ from ..ir.symbol import (
 from ..ir.types import product
 from .access import MOVEMENT, Index, Place, below, offset_of, places, unravel
 from .evaluate import symbolic
-from .fuse import COSTLY, REDUCE, Region, leaves_of, own_index
+from .region import COSTLY, REDUCE, Region, leaves_of, own_index
 from .sheet import Sheet
 
 KINDS = {ops.sum_: "sum", ops.prod: "prod", ops.max_: "max", ops.min_: "min"}

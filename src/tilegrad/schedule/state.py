@@ -7,19 +7,17 @@ other reader.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.errors import StateError
 from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.types import Tuple, product
-from .fuse import Region
+from .lowering import Lowering
 from .order import bit, need
+from .region import Region
 from .schedule import Copy, Slot
-
-if TYPE_CHECKING:
-    from .lower import Lowering
 
 
 def order_updates(lowering: Lowering) -> None:

@@ -20,8 +20,8 @@ from . import sheet as parameters
 from .access import Condition, Index, offset_of, unravel
 from .evaluate import symbolic
 from .family import Bodies, Family, Made, Offer
-from .fuse import Region, leaves_of
 from .loops import lower_loops
+from .region import Region, leaves_of
 from .sheet import Sheet
 
 BLOCK = 1024

@@ -17,8 +17,8 @@ from .. import sheet as parameters
 from ..access import Index
 from ..evaluate import running, wide
 from ..family import Bodies, Family, Made, Offer
-from ..fuse import Region
 from ..problem import power_of_two
+from ..region import Region
 from ..rows import Axis
 from ..space import COMBINE, identity
 from .space import WARP

@@ -49,6 +49,18 @@ def _is_largest(node: Node) -> bool:
     return False
 
 
+def known_below(e: Evaluator, node: Node, index: Index) -> Node | None:
+    """A value found before, seen through movements."""
+    while True:
+        found = e.known(node, index)
+        if found is not None or node.op not in MOVEMENT:
+            return found
+        index, conditions = MOVEMENT[node.op](node, index)
+        if conditions:
+            return None
+        node = node.inputs[0]
+
+
 class ExponentEvaluator(Evaluator):
     """Evaluates exponentials, reciprocals and quotients as exactly as they are seen."""
 
@@ -113,20 +125,9 @@ class ExponentEvaluator(Evaluator):
                 continue
             if self._shifted(current):
                 at = index if current.shape == node.shape else None
-                shift = None if at is None else self.known_below(current.inputs[0].inputs[1], at)
+                shift = None if at is None else known_below(self, current.inputs[0].inputs[1], at)
                 if shift is not None and not shift.shape and shift.dtype is float32:
                     self.exponent(shift)
             found = [i for i in current.inputs if i not in seen]
             seen.update(found)
             stack += found if current.op.group in ELEMENTWISE else []
-
-    def known_below(self, node: Node, index: Index) -> Node | None:
-        """A value found before, seen through movements."""
-        while True:
-            found = self.known(node, index)
-            if found is not None or node.op not in MOVEMENT:
-                return found
-            index, conditions = MOVEMENT[node.op](node, index)
-            if conditions:
-                return None
-            node = node.inputs[0]

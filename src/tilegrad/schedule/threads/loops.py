@@ -7,21 +7,18 @@ on shapes and the Target alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, high
+from ..cut import Cut
 from ..family import Bodies, Family, Offer
-from ..fuse import Region
+from ..region import Region
 from .columns import by_columns
 from .flat import FlatTiles
 from .pair import Pair, lower_pair
 from .rows import by_rows
 from .space import ThreadSpace
-
-if TYPE_CHECKING:
-    from ..fuse import Fuser
 
 UNEVEN = 512  # rows below this are better cut without regard to rows than read off their vectors
 
@@ -49,9 +46,9 @@ def crooked(inner: Size) -> bool:
 class ThreadLoops(Family):
     """Generated loops for blocks of threads."""
 
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], fuser: Fuser) -> bool:
+    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether a value is read and written at the Region's own elements."""
-        return fuser.fits_loops(node, region, leaves)
+        return cut.fits_loops(node, region, leaves)
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """Bodies, in the order they run."""

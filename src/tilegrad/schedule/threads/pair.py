@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ...core.target import Target
 from ...graph import ops
@@ -24,17 +23,15 @@ from ...ir.types import Array, product
 from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset_of, places
 from ..evaluate import wide
 from ..family import Bodies, Made
-from ..fuse import REDUCE, Region, leaves_of, own_index
+from ..lowering import Lowering
 from ..order import bit
 from ..problem import power_of_two
+from ..region import REDUCE, Region, leaves_of, own_index
 from ..space import COMBINE, KINDS, identity, reduce_index
 from .columns import sum_parts
 from .rows import HeldRows
 from .space import WARP, ThreadSpace, parts_of, plain_reads
 from .tiles import ThreadSheet
-
-if TYPE_CHECKING:
-    from ..lower import Lowering
 
 SHORTEST, LONGEST = 512, 8192  # columns of rows of which a program holds one and accumulates
 EACH = 8  # elements of a row that a thread holds: it has accumulators beside them

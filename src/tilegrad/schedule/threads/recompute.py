@@ -9,17 +9,14 @@ argument, a result, or computed by anything but inlined elementwise ops stays a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...graph import ops
 from ...ir.node import Node, topological, users
 from ...ir.symbol import high
 from ...ir.types import Array, product
 from ..access import MOVEMENT
-from ..fuse import INLINE, cost, leaves_of
-
-if TYPE_CHECKING:
-    from ..lower import Lowering
+from ..lowering import Lowering
+from ..region import INLINE, cost, leaves_of
 
 SHORT = 1024  # places
 KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads that do not line up

@@ -8,14 +8,11 @@ no value that is stored in more than 16 bits, compared, or subtracted from anoth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ...graph import ops
 from ...ir.node import Node, Op, needs, topological
 from ..access import MOVEMENT
-
-if TYPE_CHECKING:
-    from ..lower import Lowering
+from ..lowering import Lowering
 
 KEEPS: set[Op] = {
     ops.multiply,

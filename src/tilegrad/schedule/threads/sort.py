@@ -25,8 +25,8 @@ from ...tile.build import BodyBuilder
 from .. import sheet as parameters
 from ..evaluate import wide
 from ..family import Bodies, Family, Made, Offer
-from ..fuse import Region
 from ..problem import power_of_two
+from ..region import Region
 from ..rows import Axis
 from ..sheet import Sheet
 from .space import WARP

@@ -27,7 +27,7 @@ from ..family import Bodies
 from .online import Part
 from .space import ThreadPart, ThreadSpace
 from .sweep import Sweep, Walk, lanes_of, reads_of_walk, walks
-from .tiles import ThreadSheet
+from .tiles import ThreadSheet, lane_numbers
 
 TILES = 4  # of a turn
 WARPS = 16  # of a program: half the threads a core has, so that each has twice the registers
@@ -207,7 +207,7 @@ class StreamedRows(ThreadPart):
             numbers = [
                 number
                 for node, index in walk.expressions(self.space, lane)
-                for number in e.lane_numbers(node, index)
+                for number in lane_numbers(e, node, index)
             ]
         for number in numbers:
             first, size = (b.constant(i, number.dtype) for i in (0, count * self.lanes))

@@ -41,7 +41,7 @@ from ...tile import ops as tile_ops
 from ...tile.build import Body, BodyBuilder
 from ...tile.check import walk
 from ..access import ELEMENTWISE, Index
-from ..evaluate import symbolic
+from ..evaluate import ROWS, symbolic
 from ..sheet import Sheet
 from .exponent import ExponentEvaluator
 
@@ -123,6 +123,7 @@ class TileEvaluator(ExponentEvaluator):
         self.row_mask: Node | None = None  # (rows,)
         self.lane_mask: Node | None = None  # (lanes,)
         self.only: Node | None = None  # a further mask on what is stored
+        self.handlers = {**ROWS, ops.sum_: _short_sum}
         self.outside = False  # no lane of the tile is at a place that is compared
         self.values: set[Node] | None = None  # values that some kernel stores, where known
 
@@ -184,18 +185,11 @@ class TileEvaluator(ExponentEvaluator):
         atom = named("loop", name, 0, max(1, high(size) - 1))
         b.atoms[atom] = node  # one name in all tiles, so that indices compare equal
         self.lane_atoms.add(atom)
-        if whole or self._fits(base, count, size):
+        if whole or _fits(base, count, size):
             return atom, atom, None
         left = b.cast(b.index(minimum(size - base, count)), int32)
         numbers = b.add(tile_ops.iota(size=count, dtype=int32))
         return atom, atom, b.apply("less", numbers, b.broadcast(left, (count,)))
-
-    def _fits(self, base: Size, count: int, size: Size) -> bool:
-        rest = size - base
-        if low(rest) >= count:
-            return True
-        begins = low(rest) > 0 if isinstance(size, int) else high(rest) > 0  # inside
-        return begins and modulo(size, count) == 0 and modulo(base, count) == 0
 
     @property
     def full(self) -> tuple[int, ...]:
@@ -232,7 +226,7 @@ class TileEvaluator(ExponentEvaluator):
                     return self.body.apply("multiply_add", *parts)
         if node.op is ops.equal and self.row is None and self.lane is not None:
             for x, other in (node.inputs, node.inputs[::-1]):
-                number = self._lane_number(x, other, index)
+                number = lane_number(self, x, other, index)
                 if number is not None:
                     return self._is_lane(number)
         if node.op is ops.where and self.outside:
@@ -241,16 +235,6 @@ class TileEvaluator(ExponentEvaluator):
                 return self.value(node.inputs[2], index)
         return super()._value(node, index)
 
-    def _sum(self, node: Node, index: Index) -> Node:
-        """A short sum that no launch of its own finds: of the last axis, term by term."""
-        x, last = node.inputs[0], len(node.inputs[0].shape) - 1
-        if node.attrs["axes"] != (last,) or not isinstance(x.shape[last], int):
-            raise InternalError("schedule.threads", f"{node!r} is no short sum")
-        total = self.value(x, (*index, 0))
-        for at in range(1, x.shape[last]):
-            total = self.body.apply("add", total, self.value(x, (*index, at)))
-        return total
-
     def _is_lane(self, number: Node) -> Node:
         """Whether a lane has a number, for all of them."""
         b = self.body
@@ -258,45 +242,6 @@ class TileEvaluator(ExponentEvaluator):
             return b.constant(False, bool_)
         lanes = b.add(tile_ops.iota(size=self.lanes, dtype=int32))
         return b.apply("equal", lanes, b.broadcast(number, (self.lanes,)))
-
-    def lane_numbers(self, node: Node, index: Index) -> list[Node]:
-        """Which lanes, counted from the tile's first, some places below a value are at that are
-        compared with values that all lanes share."""
-        found: dict[Node, None] = {}
-        stack, seen = [node], {node}
-        while stack:
-            current = stack.pop()
-            if current in self.memories or current.shape != node.shape:
-                continue
-            if current.op is ops.equal:
-                for x, other in (current.inputs, current.inputs[::-1]):
-                    number = self._lane_number(x, other, index)
-                    if number is not None:
-                        found[number] = None
-            elif current.op.group in ELEMENTWISE:
-                below = [i for i in current.inputs if i not in seen]
-                seen.update(below)
-                stack += below
-        return list(found)
-
-    def _lane_number(self, x: Node, other: Node, index: Index) -> Node | None:
-        """The number of the lane whose place x equals a value that all lanes share, in 32 bits."""
-        b, place = self.body, symbolic(x, index, self.memories)
-        if x.dtype not in (int32, int64):
-            return None
-        if place is None or isinstance(place, int) or low(place) < -LITTLE or high(place) > LITTLE:
-            return None
-        varying = self._varying(place)
-        found = self._affine(place, varying) if varying == [self.lane] else None
-        if found is None or found[1] != 1 or symbolic(other, index, self.memories) is not None:
-            return None
-        wanted = self.value(other, index)
-        if wanted.shape:
-            return None
-        wanted = b.apply("maximum", wanted, b.constant(low(place) - 1, wanted.dtype))
-        wanted = b.apply("minimum", wanted, b.constant(high(place) + 1, wanted.dtype))
-        first = b.cast(b.index(found[2] + self.base), int32)
-        return b.apply("subtract", b.cast(wanted, int32), first)
 
     # ---- loads and stores -----------------------------------------------------------------
 
@@ -324,7 +269,7 @@ class TileEvaluator(ExponentEvaluator):
         if not varying and (guard is None or not guard.shape):
             return b.load(memory, (offset,), mask=guard)
         found = self._affine(offset, varying) if varying else None
-        if found is None or (guard is not None and not self._reaches(guard, found)):
+        if found is None or (guard is not None and not _reaches(self, guard, found)):
             return self._gathered(memory, offset, guard)
         by_row, by_lane, start = found
         if by_row == 1 and by_lane not in (0, 1) and guard is None and self._turns(memory):
@@ -344,46 +289,10 @@ class TileEvaluator(ExponentEvaluator):
         mask = b.logical_and(self.inside(), guard)
         return b.load(place, index, self.full, (0, 1), mask)
 
-    def _reaches(self, guard: Node, found: tuple[Size, Size, Size]) -> bool:
-        """Whether a guard is no larger than what an affine read gives."""
-        if not guard.shape:
-            return True
-        by_row, by_lane, _ = found
-        if by_row != 0 and by_lane != 0:
-            return True
-        return guard.shape == ((self.lanes,) if by_row == 0 else (self.rows, 1))
-
     def _seen(self, memory: Node, by_row: Size, by_lane: Size, start: Size) -> Any:
         """The view and index of an affine access, or None where it has no plain one."""
         axes = [(by_row, self.row_base), (by_lane, self.base)]
-        return self._view(memory, [(s, base) for s, base in axes if s != 0], start)
-
-    def _view(self, memory: Node, axes: list[tuple[Size, Size]], start: Size) -> Any:
-        """A parameter seen along axes of (stride, base), `start` elements further on."""
-        strides, index = [s for s, _ in axes], [base for _, base in axes]
-        if strides == [1]:
-            return memory, (index[0] + start,)
-        fixed = start if isinstance(start, int) else start.constant
-        if fixed < 0 and low(start - fixed) >= 0:
-            strides, index = [*strides, -1], [*index, -fixed]  # back, by an axis of its own
-            start = start - fixed
-        elif low(start) < 0 < high(start):  # whole steps of an axis may be negative
-            for n, s in enumerate(strides):
-                rest = modulo(start, s)
-                if isinstance(rest, int):
-                    index[n] = index[n] + floor_divide(start, s)
-                    start = rest
-                    break
-            else:
-                return None
-        if low(start) < 0:
-            strides, index = [*strides, -1], [*index, start * -1]
-        elif 1 in strides:
-            at = strides.index(1)
-            index[at] = index[at] + start
-        elif start != 0:
-            strides, index = [*strides, 1], [*index, start]
-        return self.body.view(memory, tuple(strides)), tuple(index)
+        return _view(self.body, memory, [(s, base) for s, base in axes if s != 0], start)
 
     def _gathered(self, memory: Node, offset: Size, guard: Node | None) -> Node:
         """Elements at offsets, as wide as the offsets and the guard."""
@@ -419,7 +328,7 @@ class TileEvaluator(ExponentEvaluator):
         mask = b.logical_and(
             None if self.lane_mask is None else self.column(self.lane_mask), self.row_mask
         )
-        seen = self._view(memory, [(by_lane, self.base), (1, self.row_base)], start)
+        seen = _view(self.body, memory, [(by_lane, self.base), (1, self.row_base)], start)
         if seen is None:
             return self._gathered(memory, by_lane * self.lane + self.row + start, None)
         source = b.load(seen[0], seen[1], shape, (0, 1), mask)
@@ -439,7 +348,7 @@ class TileEvaluator(ExponentEvaluator):
             b.store(memory, value, (offset,))
             return
         found = self._affine(offset, varying)
-        if found is None or (self.only is not None and not self._reaches(self.only, found)):
+        if found is None or (self.only is not None and not _reaches(self, self.only, found)):
             self._scattered(memory, value, offset)
             return
         by_row, by_lane, start = found
@@ -467,6 +376,104 @@ class TileEvaluator(ExponentEvaluator):
         parts = b._level([b.index(offset), value, *([] if self.only is None else [self.only])])
         mask = b.logical_and(self._range(parts[0].shape), parts[2] if parts[2:] else None)
         b.scatter(memory, parts[1], parts[0], mask)
+
+
+def _short_sum(e: TileEvaluator, node: Node, index: Index) -> Node:
+    """A short sum that no launch of its own finds: of the last axis, term by term."""
+    x, last = node.inputs[0], len(node.inputs[0].shape) - 1
+    if node.attrs["axes"] != (last,) or not isinstance(x.shape[last], int):
+        raise InternalError("schedule.threads", f"{node!r} is no short sum")
+    total = e.value(x, (*index, 0))
+    for at in range(1, x.shape[last]):
+        total = e.body.apply("add", total, e.value(x, (*index, at)))
+    return total
+
+
+def lane_numbers(e: TileEvaluator, node: Node, index: Index) -> list[Node]:
+    """Which lanes, counted from the tile's first, some places below a value are at that are
+    compared with values that all lanes share."""
+    found: dict[Node, None] = {}
+    stack, seen = [node], {node}
+    while stack:
+        current = stack.pop()
+        if current in e.memories or current.shape != node.shape:
+            continue
+        if current.op is ops.equal:
+            for x, other in (current.inputs, current.inputs[::-1]):
+                number = lane_number(e, x, other, index)
+                if number is not None:
+                    found[number] = None
+        elif current.op.group in ELEMENTWISE:
+            below = [i for i in current.inputs if i not in seen]
+            seen.update(below)
+            stack += below
+    return list(found)
+
+
+def lane_number(e: TileEvaluator, x: Node, other: Node, index: Index) -> Node | None:
+    """The number of the lane whose place x equals a value that all lanes share, in 32 bits."""
+    b, place = e.body, symbolic(x, index, e.memories)
+    if x.dtype not in (int32, int64):
+        return None
+    if place is None or isinstance(place, int) or low(place) < -LITTLE or high(place) > LITTLE:
+        return None
+    varying = e._varying(place)
+    found = e._affine(place, varying) if varying == [e.lane] else None
+    if found is None or found[1] != 1 or symbolic(other, index, e.memories) is not None:
+        return None
+    wanted = e.value(other, index)
+    if wanted.shape:
+        return None
+    wanted = b.apply("maximum", wanted, b.constant(low(place) - 1, wanted.dtype))
+    wanted = b.apply("minimum", wanted, b.constant(high(place) + 1, wanted.dtype))
+    first = b.cast(b.index(found[2] + e.base), int32)
+    return b.apply("subtract", b.cast(wanted, int32), first)
+
+
+def _fits(base: Size, count: int, size: Size) -> bool:
+    rest = size - base
+    if low(rest) >= count:
+        return True
+    begins = low(rest) > 0 if isinstance(size, int) else high(rest) > 0  # inside
+    return begins and modulo(size, count) == 0 and modulo(base, count) == 0
+
+
+def _view(body: Viewed, memory: Node, axes: list[tuple[Size, Size]], start: Size) -> Any:
+    """A parameter seen along axes of (stride, base), `start` elements further on."""
+    strides, index = [s for s, _ in axes], [base for _, base in axes]
+    if strides == [1]:
+        return memory, (index[0] + start,)
+    fixed = start if isinstance(start, int) else start.constant
+    if fixed < 0 and low(start - fixed) >= 0:
+        strides, index = [*strides, -1], [*index, -fixed]  # back, by an axis of its own
+        start = start - fixed
+    elif low(start) < 0 < high(start):  # whole steps of an axis may be negative
+        for n, s in enumerate(strides):
+            rest = modulo(start, s)
+            if isinstance(rest, int):
+                index[n] = index[n] + floor_divide(start, s)
+                start = rest
+                break
+        else:
+            return None
+    if low(start) < 0:
+        strides, index = [*strides, -1], [*index, start * -1]
+    elif 1 in strides:
+        at = strides.index(1)
+        index[at] = index[at] + start
+    elif start != 0:
+        strides, index = [*strides, 1], [*index, start]
+    return body.view(memory, tuple(strides)), tuple(index)
+
+
+def _reaches(e: TileEvaluator, guard: Node, found: tuple[Size, Size, Size]) -> bool:
+    """Whether a guard is no larger than what an affine read gives."""
+    if not guard.shape:
+        return True
+    by_row, by_lane, _ = found
+    if by_row != 0 and by_lane != 0:
+        return True
+    return guard.shape == ((e.lanes,) if by_row == 0 else (e.rows, 1))
 
 
 class ThreadSheet(Sheet):

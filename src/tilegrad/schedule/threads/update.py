@@ -25,8 +25,8 @@ from ...tile import ops as tile_ops
 from ..access import Index
 from ..evaluate import wide
 from ..family import Bodies, Family, Made, Offer
-from ..fuse import Region
 from ..problem import power_of_two
+from ..region import Region
 from ..update import update_bodies
 from . import destination as sizes
 from .destination import WIDE

@@ -1,0 +1,94 @@
+"""What is known of a Graph while it is cut into Regions, and what Families ask of that.
+
+Invariant: the Region's own values are read at their own element only, wherever the answer is yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..core.target import Target
+from ..graph import ops
+from ..ir.node import Node
+from ..ir.symbol import loop_index
+from ..ir.types import product
+from .access import MOVEMENT, Index, Place, places
+from .region import REDUCE, Region, leaves_of, own_index, reduce_split
+
+MOST_VALUES = 32  # of a Region of loops
+
+
+class Cut:
+    """Values, and the Regions they are in so far."""
+
+    def __init__(self, values: set[Node], target: Target) -> None:
+        self.values, self.target = values, target
+        self.group_of: dict[Node, Region] = {}
+        self.groups: list[Region] = []
+
+    def fits_loops(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
+        """Whether a value may join a Region of generated loops."""
+        if group.kind != "loops" or len(group.values) >= MOST_VALUES:
+            return False
+        shape = self.adapted(node, group)
+        return shape is not None and self.aligned(node, shape, leaves)
+
+    def follows(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
+        """Whether a value, no sum, can be computed of a product on its way out."""
+        if group.kind != "dot" or node.op in REDUCE:
+            return False
+        return product(node.shape) == group.total and self.aligned(node, group, leaves)
+
+    def adapted(self, node: Node, group: Region) -> Region | None:
+        """The Region with rows set so that the value has a place in it, or None."""
+        if node.op not in REDUCE:
+            size = product(node.shape)
+            if size == group.total or (group.rows is not None and size == group.rows):
+                if group.order == "column" and size == group.total:
+                    return None  # columns are walked once: no element-level results
+                return group
+            return None
+        split = reduce_split(node)
+        if split is None or product(node.inputs[0].shape) != group.total:
+            return None
+        rows, order = split
+        if group.rows is None:
+            if order == "column":
+                return None
+            return Region("loops", group.values, group.total, rows, order, group.number)
+        return group if (rows, order) == (group.rows, group.order) else None
+
+    def aligned(
+        self, node: Node, group: Region, leaves: Sequence[Node], own: set[Node] | None = None
+    ) -> bool:
+        """Whether the value reads the Region's own values only at its own element."""
+        mine = self.groups[group.number] if own is None else None
+        inside = {x for x in leaves if (self.group_of.get(x) is mine if own is None else x in own)}
+        if not inside:
+            return True
+        row = loop_index("row", group.rows if group.rows is not None else 1)
+        column = loop_index("column", group.columns)
+        source = node.inputs[0] if node.op in REDUCE else node
+        start = own_index(source, row, column, group)
+        if start is None:
+            return False
+        unknown: list[Node] = []  # what may read one of the Region's own elsewhere
+
+        def step(current: Node, index: Index) -> Sequence[Place]:
+            if current is not node and (current in inside or current in self.values):
+                return ()
+            if current.op in (ops.gather, ops.concatenate, ops.random_bits):
+                unknown.extend(inside.intersection(leaves_of(current, self.values)))
+                return ()
+            if current.op not in MOVEMENT:
+                return [(i, index) for i in current.inputs]
+            found, conditions = MOVEMENT[current.op](current, index)
+            unknown.extend(inside.intersection(current.inputs) if conditions else ())
+            return [(current.inputs[0], found)]
+
+        for current, index in places([(source, start)], step):
+            if unknown:
+                break
+            if current in inside and own_index(current, row, column, group) != index:
+                return False
+        return not unknown

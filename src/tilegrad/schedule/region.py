@@ -1,0 +1,183 @@
+"""Regions: the values that one Kernel computes, and where in it an element of each is.
+
+Inside a Region a value is read only at its own element, so it needs no memory unless someone
+outside wants it. A Region's elements are numbered by rows and columns: L = row * columns + column;
+a reduction over trailing axes has one row per result ('row' Regions), one over leading axes one
+column per result ('column' Regions). Invariant: `own_index` of (row, column) is one to one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..core.dtype import DType, float32
+from ..graph import ops
+from ..ir.node import Node, needs, topological
+from ..ir.symbol import Size, floor_divide
+from ..ir.types import Tuple, product
+from .access import MOVEMENT, Index, unravel
+from .evaluate import DIRECT
+
+REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
+COSTLY = {
+    ops.exp,
+    ops.exp2,
+    ops.log,
+    ops.log2,
+    ops.log10,
+    ops.expm1,
+    ops.log1p,
+    ops.sin,
+    ops.cos,
+    ops.tan,
+    ops.asin,
+    ops.acos,
+    ops.atan,
+    ops.sinh,
+    ops.cosh,
+    ops.tanh,
+    ops.erf,
+    ops.erfc,
+    ops.erf_inverse,
+    ops.power,
+    ops.random_bits,
+    ops.floor_divide_,
+    ops.remainder,
+    ops.fmod,
+}
+INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT} | {
+    ops.where,
+    ops.cast,
+    ops.bitcast,
+    ops.constant,
+    ops.iota,
+    ops.size,
+    ops.stop_gradient,
+    ops.concatenate,
+    ops.gather,
+    ops.in_range,
+    ops.random_bits,
+}
+if "barrier" in ops.graph.ops:
+    INLINE.add(ops.graph.ops["barrier"])
+DOTS = ("dot", "dots", "gated")  # kinds of Regions with products: one, several, two that meet
+
+
+@dataclass(eq=False)
+class Region:
+    """Values computed by one Kernel."""
+
+    kind: str  # 'loops', one of DOTS, or a kind of ALONE
+    values: list[Node] = field(default_factory=list)
+    total: Size = 1  # elements
+    rows: Size | None = None  # of a Region with reductions
+    order: str = "row"  # where reductions run: 'row' = trailing, 'column' = leading
+    number: int = 0
+    needs: int = 0  # Regions, transitively: a bit for each number
+    after: set[int] = field(default_factory=set)  # Regions that it needs itself
+    reads: set[Node] = field(default_factory=set)  # stored values and inputs
+    stored: list[Node] = field(default_factory=list)  # values someone outside wants
+    constants: set[Node] = field(default_factory=set)  # reads that no kernel here writes
+    rounded: set[Node] = field(default_factory=set)  # of which only 16 bits are ever seen
+    nodes: int = 0  # of the Graph that it computes, about
+    inputs: list[Node] = field(default_factory=list)  # the reads, in the order Bodies take them
+    known: set[Node] = field(default_factory=set)  # all values of the Graph: none is inlined
+    work: tuple[Size, DType] = (0, float32)  # FLOPs, and the dtype whose peak they run at
+    filled: bool = True  # whether the state that it updates is stored
+
+    @property
+    def anchor(self) -> Node:
+        """The Node that it started with."""
+        return self.values[0]
+
+    @property
+    def arrays(self) -> list[Node]:
+        """What it stores, tuples left out: their items are there."""
+        return [v for v in self.stored if not isinstance(v.type, Tuple)]
+
+    def reads_among(self, values: set[Node]) -> list[Node]:
+        """The values that it reads, in the order its structure names them."""
+        others = values.difference(self.values)
+        order = topological(self.stored or self.values, others.__contains__)
+        return [n for n in order if n in others]
+
+    @property
+    def columns(self) -> Size:
+        """Elements of a row."""
+        return self.total if self.rows is None else floor_divide(self.total, self.rows)
+
+
+def cost(node: Node, values: set[Node], limit: int = 64) -> int:
+    """About how many operations recomputing an inlined Node takes."""
+    total, seen, stack = 0, {node}, [node]
+    while stack and total < limit:
+        current = stack.pop()
+        if current.op in COSTLY:
+            total += 12
+        elif current.op not in MOVEMENT and current.op is not ops.constant:
+            total += 1
+        for i in current.inputs:
+            if i not in values and i not in seen:
+                seen.add(i)
+                stack.append(i)
+    return total
+
+
+def leaves_of(node: Node, values: set[Node]) -> list[Node]:
+    """The values (and inputs) an expression reads."""
+    found: dict[Node, None] = {}
+    stack, seen = list(needs(node)), set()
+    while stack:
+        current = stack.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if current in values:
+            found[current] = None
+        else:
+            stack.extend(current.inputs)
+    return list(found)
+
+
+def own_index(node: Node, row: Size, column: Size, group: Region) -> Index | None:
+    """The index of a value's element at (row, column) of its Region, or None if none fits."""
+    size = product(node.shape)
+    if size == group.total:
+        if group.order == "row" or group.rows is None:
+            linear = row * group.columns + column if group.rows is not None else column
+        else:
+            linear = column * group.rows + row  # rows run fastest: reductions lead
+        return _split_index(node, linear, row, column, group)
+    if group.rows is not None and size == group.rows:
+        return unravel(row, node.shape)
+    return None
+
+
+def _split_index(node: Node, linear: Size, row: Size, column: Size, group: Region) -> Index:
+    """Unravel row and column apart where the shape has a boundary between them."""
+    if group.rows is None:
+        return unravel(linear, node.shape)
+    first, second = (row, column) if group.order == "row" else (column, row)
+    lead = group.rows if group.order == "row" else group.columns
+    size: Size = 1
+    for axis in range(len(node.shape) + 1):
+        if size == lead and product(node.shape[:axis]) == lead:
+            return unravel(first, node.shape[:axis]) + unravel(second, node.shape[axis:])
+        if axis < len(node.shape):
+            size = size * node.shape[axis]
+    return unravel(linear, node.shape)
+
+
+def reduce_split(node: Node) -> tuple[Size, str] | None:
+    """Rows and order of a reduction whose axes are all trailing or all leading."""
+    x = node.inputs[0]
+    axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+    live = [a for a in range(len(x.shape)) if x.shape[a] != 1]
+    reduced = [a for a in live if a in axes]
+    kept = [a for a in live if a not in axes]
+    rows = product(tuple(x.shape[a] for a in kept))
+    if not reduced or not kept or min(reduced) > max(kept):
+        return rows, "row"
+    if max(reduced) < min(kept):
+        return rows, "column"
+    return None
