@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, Op
-from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, modulo
+from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, modulo
 from ..ir.types import product, row_major
 
 Index = tuple[Size, ...]
@@ -226,3 +227,32 @@ def reads_below(
         return () if node in stored else below(node, index, guarded)
 
     return [place for place in places(starts, step, forward) if place[0] in stored]
+
+
+def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
+    """An integer value that is an affine function of the index, as an Expr."""
+    if node in stored:
+        return None
+    if node.op in MOVEMENT:
+        inner, conditions = MOVEMENT[node.op](node, index)
+        return None if conditions else symbolic(node.inputs[0], inner, stored)
+    if node.op is ops.in_range:
+        place = symbolic(node.inputs[0], index, stored)
+        proved = place is not None and Condition(place, node.attrs["size"]).holds()
+        return place if proved else None
+    if node.op is ops.iota and node.dtype.is_integer:
+        return index[0]
+    if node.op is ops.constant and node.dtype.is_integer:
+        return int(node.attrs["value"])
+    if node.op is ops.size:
+        return node.attrs["value"]
+    if node.op in (ops.add, ops.subtract, ops.multiply) and node.dtype.is_integer:
+        a, b = (symbolic(i, index, stored) for i in node.inputs)
+        if a is None or b is None:
+            return None
+        if node.op is ops.multiply:
+            return a * b
+        return combine(a, b, 1 if node.op is ops.add else -1)
+    if node.op is ops.cast and node.dtype.is_integer and node.inputs[0].dtype.is_integer:
+        return symbolic(node.inputs[0], index, stored)
+    return None

@@ -25,7 +25,6 @@ from ..ir.symbol import (
     Size,
     atoms,
     coefficient,
-    combine,
     high,
     low,
     maximum,
@@ -47,6 +46,7 @@ from .access import (
     offset_of,
     places,
     ravel,
+    symbolic,
 )
 
 # Graph ops that are one Tile op of the same name.
@@ -402,32 +402,3 @@ ROWS: dict[Op, Row] = {
 }
 if "barrier" in ops.graph.ops:
     ROWS[ops.graph.ops["barrier"]] = _stop_gradient
-
-
-def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
-    """An integer value that is an affine function of the index, as an Expr."""
-    if node in stored:
-        return None
-    if node.op in MOVEMENT:
-        inner, conditions = MOVEMENT[node.op](node, index)
-        return None if conditions else symbolic(node.inputs[0], inner, stored)
-    if node.op is ops.in_range:
-        place = symbolic(node.inputs[0], index, stored)
-        proved = place is not None and Condition(place, node.attrs["size"]).holds()
-        return place if proved else None
-    if node.op is ops.iota and node.dtype.is_integer:
-        return index[0]
-    if node.op is ops.constant and node.dtype.is_integer:
-        return int(node.attrs["value"])
-    if node.op is ops.size:
-        return node.attrs["value"]
-    if node.op in (ops.add, ops.subtract, ops.multiply) and node.dtype.is_integer:
-        a, b = (symbolic(i, index, stored) for i in node.inputs)
-        if a is None or b is None:
-            return None
-        if node.op is ops.multiply:
-            return a * b
-        return combine(a, b, 1 if node.op is ops.add else -1)
-    if node.op is ops.cast and node.dtype.is_integer and node.inputs[0].dtype.is_integer:
-        return symbolic(node.inputs[0], index, stored)
-    return None

@@ -28,8 +28,7 @@ from ..ir.symbol import (
     named,
 )
 from ..ir.types import product
-from .access import MOVEMENT, Index, Place, below, offset_of, places, unravel
-from .evaluate import symbolic
+from .access import MOVEMENT, Index, Place, below, offset_of, places, symbolic, unravel
 from .region import COSTLY, REDUCE, Region, leaves_of, own_index
 from .sheet import Sheet
 

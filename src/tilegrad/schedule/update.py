@@ -17,8 +17,7 @@ from ..ir.symbol import Size, atoms, ceil_divide, coefficient, high, loop_index,
 from ..ir.types import product
 from ..tile.build import BodyBuilder
 from . import sheet as parameters
-from .access import Condition, Index, offset_of, unravel
-from .evaluate import symbolic
+from .access import Condition, Index, offset_of, symbolic, unravel
 from .family import Bodies, Family, Made, Offer
 from .loops import lower_loops
 from .region import Region, leaves_of

@@ -20,8 +20,7 @@ from ...ir.symbol import (
 )
 from ...ir.types import Array, product
 from .. import sheet as parameters
-from ..access import MOVEMENT, Condition, Index, ravel, unravel
-from ..evaluate import symbolic
+from ..access import MOVEMENT, Condition, Index, ravel, symbolic, unravel
 from ..problem import power_of_two
 from ..update import Update
 from . import sort as sorting

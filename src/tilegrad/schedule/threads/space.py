@@ -27,8 +27,8 @@ from ..access import (
     Place,
     offset_of,
     reads_below,
+    symbolic,
 )
-from ..evaluate import symbolic
 from ..instructions import instructions
 from ..problem import power_of_two
 from ..sheet import Parameter

@@ -8,8 +8,7 @@ offset is affine in the atoms is one `load` through a *view*: another parameter 
 storage whose strides are the factors of the atoms. A read that runs along the rows is loaded that
 way and turned in shared memory.
 
-Invariant: a masked lane or row is never read or written, and views are named after the parameters
-they stand for (`Viewed.numbers`).
+Invariant: a masked lane or row is never read or written.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ from typing import Any
 from ...core.dtype import bool_, int32, int64
 from ...core.errors import InternalError
 from ...graph import ops
-from ...ir.block import Block, argument
 from ...ir.node import Node
 from ...ir.symbol import (
     Expr,
     Size,
     atoms,
     coefficient,
-    floor_divide,
     high,
     low,
     minimum,
@@ -36,78 +33,15 @@ from ...ir.symbol import (
     named,
     substitute,
 )
-from ...ir.types import Memory
 from ...tile import ops as tile_ops
-from ...tile.build import Body, BodyBuilder
-from ...tile.check import walk
-from ..access import ELEMENTWISE, Index
-from ..evaluate import ROWS, symbolic
+from ..access import ELEMENTWISE, Index, symbolic
+from ..evaluate import ROWS
 from ..sheet import Sheet
 from .exponent import ExponentEvaluator
+from .views import Viewed, seen_along
 
 TURN_BYTES = 36 << 10  # most bytes of shared memory that one turned read takes
 LITTLE = 1 << 30  # places up to here are compared in 32 bits
-FAR = 1 << 40  # the size of a view's axis whose bounds the offset itself keeps
-
-
-class Viewed(BodyBuilder):
-    """Builds a Body whose parameters may be seen through several Memory types."""
-
-    def __init__(self, name: str, parameters: Sequence[tuple[str, Memory]]) -> None:
-        super().__init__(name, parameters)
-        self.views: dict[Any, Node] = {}
-        self.numbers: list[int] = list(range(len(self.parameters)))
-
-    def view(self, memory: Node, strides: tuple[Size, ...]) -> Node:
-        """The parameter with other axes: strides in elements, any size."""
-        key = (memory, strides)
-        if key not in self.views:
-            old = memory.type
-            assert isinstance(old, Memory)
-            shape = (FAR,) * len(strides)
-            new = Memory(shape, old.dtype, old.scope, old.use, strides)
-            made = argument(f"{memory.attrs['name']}_{len(self.views)}", new)
-            self.views[key] = made
-            self.builder.known[0].add(id(made))  # it is an argument of the outermost Block
-        return self.views[key]
-
-    def finish(self, grid: Sequence[Size], **notes: Any) -> Body:
-        """Close the Block; `numbers` says which parameter each of the Body's stands for.
-
-        Inputs come first in their order, then their other views, then results.
-        """
-        body = super().finish(grid, **notes)
-        if any(node.op.name == "scatter" for node, _ in walk(body.block)):
-            body.notes["distinct"] = True  # no element is written twice
-        used = touched(body.block)
-        seen_as: list[list[Node]] = []
-        for own in self.parameters:
-            found = [own] + [v for (m, _), v in self.views.items() if m is own]
-            seen_as.append([f for f in found if id(f) in used] or [own])
-        last = [n for n, p in enumerate(self.parameters) if _use(p) in ("result", "state")]
-        first = [n for n in range(len(self.parameters)) if n not in last]
-        ordered = [(n, seen_as[n][0]) for n in first]
-        ordered += [(n, v) for n in first for v in seen_as[n][1:]]
-        ordered += [(n, v) for n in last for v in seen_as[n]]
-        body.block.arguments = tuple(node for _, node in ordered)
-        self.numbers = [number for number, _ in ordered]
-        return body
-
-
-def _use(parameter: Node) -> str:
-    type_ = parameter.type
-    assert isinstance(type_, Memory)
-    return type_.use
-
-
-def touched(block: Block) -> set[int]:
-    """The identities of all inputs of a Block's Nodes, inner Blocks included."""
-    found: set[int] = set()
-    for node in block.nodes:
-        found.update(id(i) for i in node.inputs)
-        for inner in node.blocks:
-            found |= touched(inner)
-    return found
 
 
 class TileEvaluator(ExponentEvaluator):
@@ -292,7 +226,7 @@ class TileEvaluator(ExponentEvaluator):
     def _seen(self, memory: Node, by_row: Size, by_lane: Size, start: Size) -> Any:
         """The view and index of an affine access, or None where it has no plain one."""
         axes = [(by_row, self.row_base), (by_lane, self.base)]
-        return _view(self.body, memory, [(s, base) for s, base in axes if s != 0], start)
+        return seen_along(self.body, memory, [(s, base) for s, base in axes if s != 0], start)
 
     def _gathered(self, memory: Node, offset: Size, guard: Node | None) -> Node:
         """Elements at offsets, as wide as the offsets and the guard."""
@@ -328,7 +262,7 @@ class TileEvaluator(ExponentEvaluator):
         mask = b.logical_and(
             None if self.lane_mask is None else self.column(self.lane_mask), self.row_mask
         )
-        seen = _view(self.body, memory, [(by_lane, self.base), (1, self.row_base)], start)
+        seen = seen_along(self.body, memory, [(by_lane, self.base), (1, self.row_base)], start)
         if seen is None:
             return self._gathered(memory, by_lane * self.lane + self.row + start, None)
         source = b.load(seen[0], seen[1], shape, (0, 1), mask)
@@ -436,34 +370,6 @@ def _fits(base: Size, count: int, size: Size) -> bool:
         return True
     begins = low(rest) > 0 if isinstance(size, int) else high(rest) > 0  # inside
     return begins and modulo(size, count) == 0 and modulo(base, count) == 0
-
-
-def _view(body: Viewed, memory: Node, axes: list[tuple[Size, Size]], start: Size) -> Any:
-    """A parameter seen along axes of (stride, base), `start` elements further on."""
-    strides, index = [s for s, _ in axes], [base for _, base in axes]
-    if strides == [1]:
-        return memory, (index[0] + start,)
-    fixed = start if isinstance(start, int) else start.constant
-    if fixed < 0 and low(start - fixed) >= 0:
-        strides, index = [*strides, -1], [*index, -fixed]  # back, by an axis of its own
-        start = start - fixed
-    elif low(start) < 0 < high(start):  # whole steps of an axis may be negative
-        for n, s in enumerate(strides):
-            rest = modulo(start, s)
-            if isinstance(rest, int):
-                index[n] = index[n] + floor_divide(start, s)
-                start = rest
-                break
-        else:
-            return None
-    if low(start) < 0:
-        strides, index = [*strides, -1], [*index, start * -1]
-    elif 1 in strides:
-        at = strides.index(1)
-        index[at] = index[at] + start
-    elif start != 0:
-        strides, index = [*strides, 1], [*index, start]
-    return body.view(memory, tuple(strides)), tuple(index)
 
 
 def _reaches(e: TileEvaluator, guard: Node, found: tuple[Size, Size, Size]) -> bool:

@@ -1,0 +1,106 @@
+"""Views: a parameter of a Body seen with other axes, strides and any size.
+
+Invariant: views are named after the parameters they stand for (`Viewed.numbers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...ir.block import Block, argument
+from ...ir.node import Node
+from ...ir.symbol import Size, floor_divide, high, low, modulo
+from ...ir.types import Memory
+from ...tile.build import Body, BodyBuilder
+from ...tile.check import walk
+
+FAR = 1 << 40  # the size of a view's axis whose bounds the offset itself keeps
+
+
+class Viewed(BodyBuilder):
+    """Builds a Body whose parameters may be seen through several Memory types."""
+
+    def __init__(self, name: str, parameters: Sequence[tuple[str, Memory]]) -> None:
+        super().__init__(name, parameters)
+        self.views: dict[Any, Node] = {}
+        self.numbers: list[int] = list(range(len(self.parameters)))
+
+    def view(self, memory: Node, strides: tuple[Size, ...]) -> Node:
+        """The parameter with other axes: strides in elements, any size."""
+        key = (memory, strides)
+        if key not in self.views:
+            old = memory.type
+            assert isinstance(old, Memory)
+            shape = (FAR,) * len(strides)
+            new = Memory(shape, old.dtype, old.scope, old.use, strides)
+            made = argument(f"{memory.attrs['name']}_{len(self.views)}", new)
+            self.views[key] = made
+            self.builder.known[0].add(id(made))  # it is an argument of the outermost Block
+        return self.views[key]
+
+    def finish(self, grid: Sequence[Size], **notes: Any) -> Body:
+        """Close the Block; `numbers` says which parameter each of the Body's stands for.
+
+        Inputs come first in their order, then their other views, then results.
+        """
+        body = super().finish(grid, **notes)
+        if any(node.op.name == "scatter" for node, _ in walk(body.block)):
+            body.notes["distinct"] = True  # no element is written twice
+        used = touched(body.block)
+        seen_as: list[list[Node]] = []
+        for own in self.parameters:
+            found = [own] + [v for (m, _), v in self.views.items() if m is own]
+            seen_as.append([f for f in found if id(f) in used] or [own])
+        last = [n for n, p in enumerate(self.parameters) if _use(p) in ("result", "state")]
+        first = [n for n in range(len(self.parameters)) if n not in last]
+        ordered = [(n, seen_as[n][0]) for n in first]
+        ordered += [(n, v) for n in first for v in seen_as[n][1:]]
+        ordered += [(n, v) for n in last for v in seen_as[n]]
+        body.block.arguments = tuple(node for _, node in ordered)
+        self.numbers = [number for number, _ in ordered]
+        return body
+
+
+def _use(parameter: Node) -> str:
+    type_ = parameter.type
+    assert isinstance(type_, Memory)
+    return type_.use
+
+
+def touched(block: Block) -> set[int]:
+    """The identities of all inputs of a Block's Nodes, inner Blocks included."""
+    found: set[int] = set()
+    for node in block.nodes:
+        found.update(id(i) for i in node.inputs)
+        for inner in node.blocks:
+            found |= touched(inner)
+    return found
+
+
+def seen_along(body: Viewed, memory: Node, axes: list[tuple[Size, Size]], start: Size) -> Any:
+    """A parameter seen along axes of (stride, base), `start` elements further on."""
+    strides, index = [s for s, _ in axes], [base for _, base in axes]
+    if strides == [1]:
+        return memory, (index[0] + start,)
+    fixed = start if isinstance(start, int) else start.constant
+    if fixed < 0 and low(start - fixed) >= 0:
+        strides, index = [*strides, -1], [*index, -fixed]  # back, by an axis of its own
+        start = start - fixed
+    elif low(start) < 0 < high(start):  # whole steps of an axis may be negative
+        for n, s in enumerate(strides):
+            rest = modulo(start, s)
+            if isinstance(rest, int):
+                index[n] = index[n] + floor_divide(start, s)
+                start = rest
+                break
+        else:
+            return None
+    if low(start) < 0:
+        strides, index = [*strides, -1], [*index, start * -1]
+    elif 1 in strides:
+        at = strides.index(1)
+        index[at] = index[at] + start
+    elif start != 0:
+        strides, index = [*strides, 1], [*index, start]
+    return body.view(memory, tuple(strides)), tuple(index)
