@@ -31,9 +31,9 @@ from ..tile.build import Body
 from .access import base_of
 from .block_sums import is_part
 from .cut import Cut
-from .dot_wide import WideDot, accepts
+from .dot_wide import FEW, WideDot, accepts
 from .family import Bodies, Family, Offer
-from .fuse import FEW, Fuser
+from .fuse import Fuser
 from .lowering import Lowering
 from .order import bit
 from .region import REDUCE, Region, leaves_of

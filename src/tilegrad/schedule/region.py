@@ -95,6 +95,12 @@ class Region:
         """What it stores, tuples left out: their items are there."""
         return [v for v in self.stored if not isinstance(v.type, Tuple)]
 
+    @property
+    def roles(self) -> list[tuple[str, int]]:
+        """Those of a Body that takes all inputs, then all that is stored."""
+        reads = [("read", i) for i in range(len(self.inputs))]
+        return reads + [("store", i) for i in range(len(self.arrays))]
+
     def reads_among(self, values: set[Node]) -> list[Node]:
         """The values that it reads, in the order its structure names them."""
         others = values.difference(self.values)
