@@ -95,13 +95,11 @@ def candidates(form: str, place: int) -> Iterator[str]:
         number = "32"
     if form.startswith("setmaxnreg"):
         number = "40"
-    if "tensormap::generic" in form:
-        number = "128"
     first = 4 * place if "m64n" not in form else 140 * place
     shape = re.search(r"m64n(\d+)", form)
     yield from (f"%{kind}{place + 1}" for kind in "phrd")
     yield from (f"!%p{place + 1}", number, "0f3F800000", "0d3FF0000000000000", "_")
-    yield from ("%tid.x", "%cluster_ctarank", "%clock64", "%is_explicit_cluster")
+    yield from ("%tid.x", "%cluster_ctarank")
     yield from ("%r250|%p1", "%r250|_", "_|%p1", "%p7|%p8")
     yield "$L" if form.startswith("bra") else "argument" if "param" in form else "shared_bytes"
     yield from (f"[%r{place + 1}+16]", f"[%d{place + 1}+-16]")
@@ -139,7 +137,7 @@ def test_every_row_assembles(tmp_path) -> None:
         examples.update(examples_of(form))
     for form, operands in examples:
         isa.check(form, operands)
-    assert len(examples) > 3000 and refused < 200
+    assert len(examples) > 2000 and refused < 200
     wrong = assembled(sorted(examples), tmp_path)
     assert not wrong, f"{len(wrong)} wrong:\n" + "\n".join(wrong[:60])
 
@@ -158,10 +156,8 @@ LEGAL: list[Example] = [
 mad.lo.s32 %r1 %r2 3 %r4
 mul.wide.u32 %d1 %r1 24
 fma.rn.f32 %r1 %r2 0f3F000000 %r3
-fma.rn.bf16x2 %r1 %r2 %r3 %r4
 max.NaN.f32 %r1 %r2 %r3
 ex2.approx.ftz.f32 %r1 %r2
-setp.lt.and.s32 %p1 %r1 0x10 !%p2
 setp.neu.f32 %p1|%p2 %r1 %r2
 selp.b16 %h1 %h2 0 %p1
 cvt.rn.bf16.f32 %h1 %r1
@@ -174,7 +170,6 @@ cvt.rn.f32.s8 %r1 %h1
 mov.b32 %r1 {%h1,%h2}
 mov.b64 {%r1,%r2} %d1
 mov.u32 %r1 %ctaid.y
-mov.u64 %d1 %globaltimer
 mov.u32 %r1 shared_bytes
 mov.pred %p1 1
 and.pred %p1 %p2 !%p3
@@ -182,39 +177,28 @@ ld.param.u64 %d1 [argument+8]
 ld.global.nc.L1::no_allocate.v4.b32 {%r1,%r2,%r3,%r4} [%d1+16]
 ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%r1,%r2,%r3,%r4} [%d1+16]
 ld.global.L1::evict_last.L2::cache_hint.b16 %h1 [%d1] %d2
-ld.acquire.gpu.global.u32 %r1 [%d1]
 ld.shared::cluster.v2.b64 {%d1,%d2} [%r1]
 st.shared.b8 [%r1+-4] %h1
 st.release.gpu.global.s32 [%d1] 1
 red.relaxed.gpu.global.add.f32 [%d1] %r1
 red.global.add.v4.f32 [%d1] {%r1,%r2,%r3,%r4}
-atom.acq_rel.gpu.global.cas.b32 %r1 [%d1] 0 1
-atom.global.add.noftz.bf16x2 %r1 [%d1] %r2
 prefetch.global.L2 [%d1]
 prefetch.tensormap [%d1]
 mapa.shared::cluster.u32 %r1 %r2 1
 shfl.sync.bfly.b32 %r1|%p1 %r2 16 31 0xffffffff
-vote.sync.ballot.b32 %r1 %p1 -1
-redux.sync.max.s32 %r1 %r2 -1
-elect.sync _|%p1 0xffffffff
 bar.sync 1 128
 bar.warp.sync -1
-barrier.cluster.arrive.relaxed.aligned
-barrier.cluster.wait.acquire.aligned
 fence.acq_rel.cluster
 fence.proxy.async.shared::cta
 fence.proxy.async.global
 fence.mbarrier_init.release.cluster
-fence.proxy.tensormap::generic.acquire.gpu [%d1] 128
 ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%r1,%r2,%r3,%r4} [%r5]
 stmatrix.sync.aligned.m8n8.x2.shared::cta.b16 [%r5] {%r1,%r2}
 setmaxnreg.inc.sync.aligned.u32 240
 wgmma.fence.sync.aligned
 wgmma.wait_group.sync.aligned 0
 cp.async.cg.shared.global.L2::128B [%r1] [%d1] 16 %r2
-cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r1]
 cp.async.bulk.wait_group.read 0
-cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d1] [%r1] %r2
 mbarrier.init.shared::cta.b64 [%r1] 1
 mbarrier.arrive.expect_tx.shared::cta.b64 _ [%r1] 49152
 mbarrier.arrive.release.cluster.shared::cluster.b64 _ [%r1]
@@ -223,10 +207,7 @@ st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%r1] {%r2,%r3,%r4,
 mbarrier.try_wait.parity.shared::cta.b64 %p1 [%r1+8] %r2
 mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 %p1 [%r1] %r2 1000
 griddepcontrol.wait
-createpolicy.fractional.L2::evict_last.b64 %d1 0f3F800000
 bra.uni $L
-nanosleep.u32 20
-exit
 """.strip().splitlines()
 ]
 WGMMA = "wgmma.mma_async.sync.aligned."
@@ -289,7 +270,7 @@ ILLEGAL = [
     ("no such modifiers", "mbarrier.try_wait.parity.cta.shared::cta.b64 %p1 [%r1] %r2"),
     ("no such modifiers", "cp.async.bulk.tensor.6d.shared::cluster.global %r1"),
     ("wrong number", "add.s32 %r1 %r2"),
-    ("wrong number", "exit %r1"),
+    ("wrong number", "ret %r1"),
     ("wrong number", "mbarrier.init.shared::cta.b64 [%r1]"),
     ("wrong number", "ld.global.L2::cache_hint.b32 %r1 [%d1]"),
     ("wrong number", "ld.global.b32 %r1 [%d1] %d2"),
@@ -299,7 +280,7 @@ ILLEGAL = [
     ("wrong sort", "add.s32 %r1 %r2 %tid.x"),
     ("wrong sort", "add.f32 %r1 %r2 1"),
     ("wrong sort", "add.f32 %r1 %r2 0d3FF0000000000000"),
-    ("wrong sort", "add.f16 %h1 %h2 1"),
+    ("wrong sort", "max.NaN.f16 %h1 %h2 1"),
     ("wrong sort", "mul.wide.s32 %r1 %r2 %r3"),
     ("wrong sort", "setp.eq.s32 %r1 %r2 %r3"),
     ("wrong sort", "selp.b32 %r1 %r2 %r3 %r4"),
@@ -356,7 +337,7 @@ def test_illegal_matrix_operands_are_refused() -> None:
 def test_requirements_are_the_most_any_form_needs() -> None:
     assert isa.requirements([]) == ("7.0", "sm_80")
     assert isa.requirements(["add.s32", "ld.global.nc.v4.b32"]) == ("7.4", "sm_80")
-    assert isa.requirements(["add.s32", "elect.sync"]) == ("8.0", "sm_90")
+    assert isa.requirements(["add.s32", "fence.proxy.async.global"]) == ("8.0", "sm_90")
     assert isa.requirements(["fence.acq_rel.cluster"])[1] == "sm_90"
     assert isa.requirements(["mov.u32", "%cluster_ctarank"]) == ("7.8", "sm_90")
     wide = WGMMA + "m64n64k16.f32.bf16.bf16"
@@ -371,7 +352,7 @@ def test_every_form_of_the_table_is_simulated() -> None:
     for form in sorted(set(forms())):
         if form.split(".")[0] in isa.HINTED and isa.REFUSED.fullmatch(form):
             continue
-        if re.match(r"ld\.(weak\.)?const|mbarrier\.pending_count", form):
+        if re.match(r"ld\.(weak\.)?const", form):
             continue
         form, operands = next(iter(examples_of(form)))
         line, tried = f"{form} {', '.join(operands)};", tried + 1
@@ -380,4 +361,4 @@ def test_every_form_of_the_table_is_simulated() -> None:
             decode(text, 64)
         except SimulationError as error:
             unknown.append(f"{line}: {error}")
-    assert tried > 1000 and not unknown, unknown[:10]
+    assert tried > 800 and not unknown, unknown[:10]

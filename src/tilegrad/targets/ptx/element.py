@@ -73,7 +73,7 @@ def constant(w: Writer, value: Any, dtype: DType) -> str:
     kind = kind_of(dtype)
     if kind == "pred":
         return w.value("pred", "setp.eq.s32" if value else "setp.ne.s32", "0", "0")
-    return w.value(kind, f"mov.{kind}", literal(value, dtype))
+    return w.copy(kind, literal(value, dtype))
 
 
 def wrap(w: Writer, dtype: DType, x: str) -> str:

@@ -1,4 +1,4 @@
-"""The PTX instruction forms we use, as data, and the check that every written line passes.
+"""The PTX instruction forms we write, as data, and the check that every line passes.
 
 A row of TABLE reads `parts : signature / signature`. The parts are the dotted words of a form in
 order, each a choice `a|b`, named `NAME=a|b` where the signature asks for it, left out at will
@@ -42,7 +42,6 @@ SETS = {
     "fetch": "L2::64B|L2::128B|L2::256B",
     "scope": "cta|cluster|gpu|sys",
     "cta": "shared::cta|shared",
-    "where": "shared::cta|shared::cluster|shared",
     "bytes": "mbarrier::complete_tx::bytes",
     "dim": "1d|2d|3d|4d|5d",
     "wide16": "|".join(f"m64n{n}k16" for n in range(8, 257, 8)),
@@ -54,49 +53,27 @@ SETS = {
 TABLE = """
 == 7.0 sm_80 integers
 add|sub T=$int : =T T T
-add|sub sat s32 : =s32 s32 s32
-add|sub cc T=u32|s32|u64|s64 : =T T T
-addc|subc cc? T=u32|s32|u64|s64 : =T T T
 mul|mul24 lo|hi T=u32|s32 : =T T T
 mul lo|hi T=u16|s16|u64|s64 : =T T T
 mul wide T=u16|s16|u32|s32 : =2T T T
 mad lo|hi T=$int : =T T T T
-mad24 lo|hi T=u32|s32 : =T T T T
 mad wide T=u16|s16|u32|s32 : =2T T T 2T
-mad lo|hi cc T=u32|s32|u64|s64 : =T T T T
-madc lo|hi cc? T=u32|s32|u64|s64 : =T T T T
 div|rem|min|max T=$int : =T T T
 abs|neg T=s16|s32|s64 : =T T
-sad T=$int : =T T T T
 and|or|xor T=pred|b16|b32|b64 : =T T T
 not T=pred|b16|b32|b64 : =T T
-cnot T=$bits : =T T
 shl T=$bits : =T T u32
 shr T=b16|u16|s16|b32|u32|s32|b64|u64|s64 : =T T u32
-shf l|r wrap|clamp b32 : =b32 b32 b32 u32
 bfe T=u32|s32|u64|s64 : =T T u32 u32
 bfi T=b32|b64 : =T T T u32 u32
-bfind shiftamt? T=u32|s32|u64|s64 : =u32 T
-popc|clz T=b32|b64 : =u32 T
-brev T=b32|b64 : =T T
 prmt b32 f4e|b4e|rc8|ecl|ecr|rc16? : =b32 b32 b32 b32
-lop3 b32 : =b32 b32 b32 b32 #
 dp4a u32|s32 u32|s32 : =b32 b32 b32 b32
-dp2a lo|hi u32|s32 u32|s32 : =b32 b32 b32 b32
-== 8.0 sm_90
-min|max relu s32 : =s32 s32 s32
-min|max relu? s16x2 : =s16x2 s16x2 s16x2
-min|max u16x2 : =u16x2 u16x2 u16x2
 
 == 7.0 sm_80 floats
 add|sub|mul $round? ftz? sat? f32 : =f32 f32 f32
 add|sub|mul $round? f64 : =f64 f64 f64
-add|sub|mul rn? ftz? sat? T=f16|f16x2 : =T T T
 fma|mad $round ftz? sat? f32 : =f32 f32 f32 f32
 fma|mad $round f64 : =f64 f64 f64 f64
-fma rn ftz? sat? T=f16|f16x2 : =T T T T
-fma rn ftz? relu T=f16|f16x2 : =T T T T
-fma rn relu? T=bf16|bf16x2 : =T T T T
 div approx|full ftz? f32 : =f32 f32 f32
 div $round ftz? f32 : =f32 f32 f32
 div $round f64 : =f64 f64 f64
@@ -106,196 +83,85 @@ min|max ftz? NaN? T=f16|f16x2 : =T T T
 min|max NaN? T=bf16|bf16x2 : =T T T
 abs|neg ftz? T=f32|f16|f16x2 : =T T
 abs|neg T=f64|bf16|bf16x2 : =T T
-copysign T=f32|f64 : =T T T
-testp finite|infinite|number|notanumber|normal|subnormal T=f32|f64 : =pred T
 rcp|sqrt approx ftz? f32 : =f32 f32
 rcp|sqrt $round ftz? f32 : =f32 f32
 rcp|sqrt $round f64 : =f64 f64
-rcp|rsqrt approx ftz f64 : =f64 f64
 rsqrt|sin|cos|lg2|ex2 approx ftz? f32 : =f32 f32
-rsqrt approx f64 : =f64 f64
-tanh approx f32 : =f32 f32
-tanh|ex2 approx T=f16|f16x2 : =T T
-== 7.8 sm_90
-add|sub|mul rn? T=bf16|bf16x2 : =T T T
-tanh approx T=bf16|bf16x2 : =T T
-ex2 approx ftz T=bf16|bf16x2 : =T T
 
 == 7.0 sm_80 comparison and choice
 selp T=$any : =T T T pred
-slct T=$any s32 : =T T T s32
-slct ftz? T=$any f32 : =T T T f32
 setp $order T=s16|s32|s64 : =pred T T / =pred|pred T T
 setp $order|lo|ls|hi|hs T=u16|u32|u64 : =pred T T / =pred|pred T T
 setp eq|ne T=$bits : =pred T T / =pred|pred T T
 setp $float_order ftz? f32 : =pred f32 f32 / =pred|pred f32 f32
 setp $float_order f64 : =pred f64 f64 / =pred|pred f64 f64
-setp $float_order ftz? f16 : =pred f16 f16
-setp $float_order ftz? f16x2 : =pred|pred f16x2 f16x2
-setp $order and|or|xor T=s16|s32|s64 : =pred T T pred / =pred|pred T T pred
-setp $order|lo|ls|hi|hs and|or|xor T=u16|u32|u64 : =pred T T pred / =pred|pred T T pred
-setp eq|ne and|or|xor T=$bits : =pred T T pred / =pred|pred T T pred
-setp $float_order and|or|xor ftz? f32 : =pred f32 f32 pred / =pred|pred f32 f32 pred
-setp $float_order and|or|xor f64 : =pred f64 f64 pred / =pred|pred f64 f64 pred
-set $order D=u32|s32|f32 T=s16|s32|s64|u16|u32|u64 : =D T T
-set $float_order ftz? D=u32|s32|f32 T=f32 : =D T T
-set $float_order D=u32|s32|f32 T=f64 : =D T T
-== 7.8 sm_90
-setp $float_order bf16 : =pred bf16 bf16
-setp $float_order bf16x2 : =pred|pred bf16x2 bf16x2
 
 == 7.0 sm_80 conversion and moves
 cvt D=$int8 S=$int8 : =+D +S
-cvt sat D=u8 S=s8|u16|s16|u32|s32|u64|s64 : =+D +S
-cvt sat D=s8 S=u8|u16|s16|u32|s32|u64|s64 : =+D +S
-cvt sat D=u16 S=s8|s16|u32|s32|u64|s64 : =+D +S
-cvt sat D=s16 S=u16|u32|s32|u64|s64 : =+D +S
-cvt sat D=u32 S=s8|s16|s32|u64|s64 : =+D +S
-cvt sat D=s32 S=u32|u64|s64 : =+D +S
-cvt sat D=u64 S=s8|s16|s32|s64 : =+D +S
-cvt sat D=s64 S=u64 : =+D +S
 cvt $round sat? D=f16|f32|f64 S=$int8 : =D +S
 cvt $toint ftz? sat? D=$int8 S=f32 : =+D S
 cvt $toint sat? D=$int8 S=f16|f64 : =+D S
 cvt $round ftz? sat? f32 f64 : =f32 f64
 cvt $round ftz? sat? f16 f32 : =f16 f32
-cvt $round sat? f16 f64 : =f16 f64
 cvt ftz? sat? f64 f32 : =f64 f32
 cvt ftz? sat? f32 f16 : =f32 f16
-cvt sat? f64 f16 : =f64 f16
 cvt $toint? ftz? sat? f32 f32 : =f32 f32
 cvt $toint? sat? T=f64.f64|f16.f16 : =T T
 cvt rn|rz relu? bf16 f32 : =bf16 f32
 cvt rn|rz relu? T=f16x2|bf16x2 f32 : =T f32 f32
-cvt rna tf32 f32 : =b32 f32
-cvt pack sat u8|s8 s32 b32 : =b32 s32 s32 b32
-cvt pack sat u16|s16 s32 : =b32 s32 s32
 mov T=pred|$any : =T T
-mov T=pred|b32|u32|s32|b64|u64|s64 : =T %T
+mov T=b32|u32|s32 : =T %T
 mov T=b32|u32|s32|b64|u64|s64 : =T name
 mov b32 : =b32 f32 / =b32 {2*b16} / ={2*b16} b32
 mov b64 : =b64 f64 / =b64 {2*b32} / ={2*b32} b64 / =b64 {4*b16} / ={4*b16} b64
 cvta to? global|shared|local|const u64 : =u64 u64
-cvta shared u64 : =u64 name
-isspacep global|shared|local|const|shared::cta|shared::cluster : =pred u64
 == 7.7 sm_80
 cvta to? param u64 : =u64 u64
 cvta param u64 : =u64 name
-isspacep param : =pred u64
 == 7.1 sm_80
 cvt f32 bf16 : =f32 bf16
 == 7.8 sm_90
-cvt rn|rz relu? tf32 f32 : =b32 f32
-cvt $round D=bf16 S=$int|f64 : =D S
-cvt $round bf16 f16 : =bf16 f16
-cvt $toint D=$int S=bf16 : =D S
-cvt f64 bf16 : =f64 bf16
-cvt $round f16 bf16 : =f16 bf16
 cvt rn satfinite relu? T=e4m3x2|e5m2x2 f32 : =T f32 f32
-cvt rn satfinite relu? T=e4m3x2|e5m2x2 f16x2 : =T f16x2
 cvt rn relu? f16x2 S=e4m3x2|e5m2x2 : =f16x2 S
 mapa A=shared::cluster? T=u32|u64 : =T T u32
-getctarank A=shared::cluster? T=u32|u64 : =u32 T
 
 == 7.0 sm_80 control
 bra uni? : name
 ret uni? :
-exit :
-trap|brkpt :
-nanosleep u32 : u32
 
 == 7.4 sm_80 memory
 ld weak? SPACE=$space? $evict? H=L2::cache_hint? $fetch? V=v2|v4? T=$memory : =V*+T [SPACE] H:b64
 ld weak? SPACE=param|const V=v2|v4? T=$memory : =V*+T [SPACE]
 ld global nc $evict? H=L2::cache_hint? $fetch? V=v2|v4? T=$memory : =V*+T [global] H:b64
-ld volatile SPACE=$space? V=v2|v4? T=$memory : =V*+T [SPACE]
-ld relaxed|acquire $scope SPACE=$space? $evict? H=L2::cache_hint? $fetch? V=v2|v4? T=$memory : \
-=V*+T [SPACE] H:b64
-ld SPACE=global lu|cv V=v2|v4? T=$memory : =V*+T [SPACE]
-ld SPACE=global ca|cg|cs nc? V=v2|v4? T=$memory : =V*+T [SPACE]
 st weak? SPACE=$space? $evict? H=L2::cache_hint? V=v2|v4? T=$memory : [SPACE] V*+T H:b64
-st volatile SPACE=$space? V=v2|v4? T=$memory : [SPACE] V*+T
 st relaxed|release $scope SPACE=$space? $evict? H=L2::cache_hint? V=v2|v4? T=$memory : \
 [SPACE] V*+T H:b64
-st SPACE=global wb|cg|cs|wt V=v2|v4? T=$memory : [SPACE] V*+T
-ld local V=v2|v4? T=$memory : =V*+T [local]
-st local V=v2|v4? T=$memory : [local] V*+T
 prefetch SPACE=global|local L1|L2 : [SPACE]
-prefetch global L2::evict_last|L2::evict_normal : [global]
-createpolicy fractional L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged \
-L2::evict_first|L2::evict_unchanged? b64 : =b64 f32?
 == 8.1 sm_90
 st async weak? shared::cluster $bytes V=v2|v4? T=b32|u32|s32|f32|b64|u64|s64|f64 : \
 [shared] V*T [shared]
 == 8.0 sm_90
 prefetch tensormap : [global]
-prefetch SPACE=param|const tensormap : [SPACE]
 
 == 7.4 sm_80 atomics
-atom $sem? $scope? SPACE=$space? and|or|xor|exch H=L2::cache_hint? \
-T=b32|b64 : =T [SPACE] T H:b64
-atom $sem? $scope? SPACE=$space? cas T=$bits : =T [SPACE] T T
 atom $sem? $scope? SPACE=$space? add H=L2::cache_hint? \
 T=u32|s32|u64|f32|f64 : =T [SPACE] T H:b64
-atom $sem? $scope? SPACE=$space? inc|dec H=L2::cache_hint? u32 : \
-=u32 [SPACE] u32 H:b64
-atom $sem? $scope? SPACE=$space? min|max H=L2::cache_hint? \
-T=u32|s32|u64|s64 : =T [SPACE] T H:b64
 atom $sem? $scope? SPACE=$space? add noftz H=L2::cache_hint? \
 T=f16|f16x2 : =T [SPACE] T H:b64
-red relaxed|release? $scope? SPACE=$space? and|or|xor H=L2::cache_hint? T=b32|b64 : \
-[SPACE] T H:b64
 red relaxed|release? $scope? SPACE=$space? add H=L2::cache_hint? T=u32|s32|u64|f32|f64 : \
 [SPACE] T H:b64
-red relaxed|release? $scope? SPACE=$space? inc|dec H=L2::cache_hint? u32 : [SPACE] u32 H:b64
-red relaxed|release? $scope? SPACE=$space? min|max H=L2::cache_hint? T=u32|s32|u64|s64 : \
-[SPACE] T H:b64
-red relaxed|release? $scope? SPACE=$space? add noftz H=L2::cache_hint? T=f16|f16x2 : \
-[SPACE] T H:b64
-== 7.8 sm_90
-atom $sem? $scope? SPACE=$space? add noftz H=L2::cache_hint? \
-T=bf16|bf16x2 : =T [SPACE] T H:b64
-red relaxed|release? $scope? SPACE=$space? add noftz H=L2::cache_hint? T=bf16|bf16x2 : \
-[SPACE] T H:b64
 == 8.1 sm_90
-atom $sem? $scope? global add H=L2::cache_hint? V=v2|v4 f32 : \
-=V*f32 [global] V*f32 H:b64
-atom $sem? $scope? global add|min|max noftz H=L2::cache_hint? V=v2|v4 \
-T=f16|bf16|f16x2|bf16x2 : =V*T [global] V*T H:b64
 red relaxed|release? $scope? global add H=L2::cache_hint? V=v2|v4 f32 : [global] V*f32 H:b64
-red relaxed|release? $scope? global add|min|max noftz H=L2::cache_hint? V=v2|v4 \
-T=f16|bf16|f16x2|bf16x2 : [global] V*T H:b64
 
 == 7.0 sm_80 order and barriers
-membar cta|gl|sys :
 fence sc|acq_rel $scope :
 bar sync : u32 u32?
 bar arrive : u32 u32
-bar red popc u32 : =u32 u32 pred / =u32 u32 u32 pred
-bar red and|or pred : =pred u32 pred / =pred u32 u32 pred
-barrier sync aligned? : u32 u32?
-barrier arrive aligned? : u32 u32
 bar warp sync : u32
 shfl sync bfly|up|down|idx b32 : =b32 b32 u32 u32 u32 / =b32|pred b32 u32 u32 u32
-vote sync any|all|uni pred : =pred pred u32
-vote sync ballot b32 : =b32 pred u32
-match any sync T=b32|b64 : =b32 T u32
-match all sync T=b32|b64 : =b32 T u32 / =b32|pred T u32
-redux sync add|min|max T=u32|s32 : =T T u32
-redux sync and|or|xor b32 : =b32 b32 u32
-activemask b32 : =b32
-== 7.5 sm_80
-fence proxy alias :
 == 8.0 sm_90
-elect sync : =b32|pred u32 / =_|pred u32
-fence proxy async :
 fence proxy async global|shared::cta|shared::cluster :
 fence mbarrier_init release cluster :
-barrier cluster arrive release|relaxed aligned? :
-barrier cluster wait acquire aligned? :
-== 8.3 sm_90
-fence proxy tensormap::generic release $scope :
-fence proxy tensormap::generic acquire $scope : [global] #
 == 7.8 sm_90
 barrier cluster arrive|wait aligned? :
 griddepcontrol wait|launch_dependents :
@@ -315,7 +181,6 @@ mma sync aligned m16n8k16 row col satfinite? s32 s8|u8 s8|u8 s32 : \
 mma sync aligned m16n8k32 row col satfinite? s32 s8|u8 s8|u8 s32 : \
 ={4*b32} {4*=b32} {2*=b32} {4*=b32}
 mma sync aligned m8n8k4 row col f64.f64.f64.f64 : ={2*b64} {1*=b64} {1*=b64} {2*=b64}
-movmatrix sync aligned m8n8 trans b16 : =b32 =b32
 == 7.8 sm_90
 stmatrix sync aligned m8n8 V=x1|x2|x4 trans? SPACE=$cta? b16 : [SPACE] {V*=b32}
 == 8.4 sm_90
@@ -342,58 +207,22 @@ cp async ca|cg $cta global H=L2::cache_hint? $fetch? : \
 [shared] [global] # H:b64 / [shared] [global] # u32 H:b64
 cp async commit_group|wait_all :
 cp async wait_group : #
-cp async mbarrier arrive noinc? SPACE=$cta? b64 : [SPACE]
 == 8.0 sm_90
-cp async bulk shared::cluster global $bytes M=multicast::cluster? H=L2::cache_hint? : \
-[shared] [global] u32 [shared] M:u16 H:b64
-cp async bulk shared::cluster shared::cta $bytes : [shared] [shared] u32 [shared]
-cp async bulk global shared::cta bulk_group H=L2::cache_hint? : [global] [shared] u32 H:b64
-cp async bulk prefetch L2 global H=L2::cache_hint? : [global] u32 H:b64
 cp async bulk commit_group :
 cp async bulk wait_group read? : #
 cp async bulk tensor N=$dim shared::cluster global tile? $bytes M=multicast::cluster? \
 H=L2::cache_hint? : [shared] [map] [shared] M:u16 H:b64
-== 8.6 sm_90
-cp async bulk shared::cta global $bytes H=L2::cache_hint? : [shared] [global] u32 [shared] H:b64
-cp async bulk tensor N=$dim shared::cta global tile? $bytes H=L2::cache_hint? : \
-[shared] [map] [shared] H:b64
-== 8.0 sm_90
 cp async bulk tensor N=$dim global shared::cta tile? bulk_group H=L2::cache_hint? : \
 [map] [shared] H:b64
-cp async bulk prefetch tensor N=$dim L2 global tile? H=L2::cache_hint? : [map] H:b64
-cp reduce async bulk shared::cluster shared::cta $bytes \
-and.b32|or.b32|xor.b32|add.u32|add.s32|add.u64|inc.u32|dec.u32|min.u32|min.s32|max.u32|max.s32 : \
-[shared] [shared] u32 [shared]
-cp reduce async bulk global shared::cta bulk_group H=L2::cache_hint? add \
-u32|s32|u64|f32|f64|noftz.f16|noftz.bf16 : [global] [shared] u32 H:b64
-cp reduce async bulk global shared::cta bulk_group H=L2::cache_hint? min|max \
-u32|s32|u64|s64|f16|bf16 : [global] [shared] u32 H:b64
-cp reduce async bulk global shared::cta bulk_group H=L2::cache_hint? and|or|xor b32|b64 : \
-[global] [shared] u32 H:b64
-cp reduce async bulk tensor N=$dim global shared::cta add|min|max|inc|dec|and|or|xor tile? \
-bulk_group H=L2::cache_hint? : [map] [shared] H:b64
 
 == 7.0 sm_80 barriers in shared memory
 mbarrier init SPACE=$cta? b64 : [SPACE] u32
-mbarrier inval SPACE=$cta? b64 : [SPACE]
-mbarrier test_wait SPACE=$cta? b64 : =pred [SPACE] b64
-mbarrier pending_count b64 : =u32 b64
 == 7.1 sm_80
 mbarrier arrive|arrive_drop SPACE=$cta? b64 : =b64 [SPACE] / _ [SPACE]
-mbarrier arrive|arrive_drop noComplete SPACE=$cta? b64 : =b64 [SPACE] u32 / _ [SPACE] u32
-mbarrier test_wait parity SPACE=$cta? b64 : =pred [SPACE] u32
 == 8.0 sm_90
-mbarrier arrive|arrive_drop release.cta|release.cluster SPACE=$cta? b64 : \
-=b64 [SPACE] u32? / _ [SPACE] u32?
 mbarrier arrive|arrive_drop expect_tx release.cta|release.cluster? SPACE=$cta? b64 : \
 =b64 [SPACE] u32 / _ [SPACE] u32
 mbarrier arrive|arrive_drop release.cta|release.cluster? shared::cluster b64 : _ [shared] u32?
-mbarrier arrive|arrive_drop expect_tx release.cta|release.cluster? shared::cluster b64 : \
-_ [shared] u32
-mbarrier expect_tx|complete_tx relaxed.cta|relaxed.cluster? SPACE=$where? b64 : [SPACE] u32
-mbarrier test_wait acquire.cta|acquire.cluster SPACE=$cta? b64 : =pred [SPACE] b64
-mbarrier test_wait parity acquire.cta|acquire.cluster SPACE=$cta? b64 : =pred [SPACE] u32
-mbarrier try_wait acquire.cta|acquire.cluster? SPACE=$cta? b64 : =pred [SPACE] b64 u32?
 mbarrier try_wait parity acquire.cta|acquire.cluster? SPACE=$cta? b64 : =pred [SPACE] u32 u32?
 """
 
@@ -412,44 +241,8 @@ NEEDS = {
 }
 TARGETS = ("sm_80", "sm_90", "sm_90a")
 
-_AXES = {
-    f"%{name}{axis}": "b32"
-    for name in ("tid", "ntid", "ctaid", "nctaid")
-    for axis in (".x", ".y", ".z")
-}
-_CLUSTER = {
-    f"%{name}.{axis}": "b32"
-    for axis in "xyz"
-    for name in ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
-}
-_CLUSTER |= {
-    "%cluster_ctarank": "b32",
-    "%cluster_nctarank": "b32",
-    "%is_explicit_cluster": "pred",
-    "%aggr_smem_size": "b32",
-}
-SPECIAL = {
-    **_AXES,
-    **_CLUSTER,
-    **dict.fromkeys(
-        (
-            "%laneid",
-            "%warpid",
-            "%nwarpid",
-            "%smid",
-            "%nsmid",
-            "%clock",
-            "%clock_hi",
-            "%globaltimer_lo",
-            "%globaltimer_hi",
-            "%dynamic_smem_size",
-            "%total_smem_size",
-        ),
-        "b32",
-    ),
-    **{f"%lanemask_{name}": "b32" for name in ("eq", "le", "lt", "ge", "gt")},
-    **dict.fromkeys(("%clock64", "%globaltimer", "%gridid"), "b64"),
-}
+# Special registers; all hold 32 bits.
+SPECIAL = frozenset(("%tid.x", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%cluster_ctarank"))
 
 # The register kind that holds a type, and the kinds in order of width.
 KIND = {
@@ -507,7 +300,7 @@ def operand_of(text: str) -> Operand:
         if pattern.match(text):
             return Operand(sort)
     if text in SPECIAL:
-        return Operand("special", SPECIAL[text])
+        return Operand("special", "b32")
     if text == "_":
         return Operand("_")
     if text.startswith("{") and text.endswith("}"):
@@ -726,7 +519,7 @@ def requirements(forms: Iterable[str]) -> tuple[str, str]:
     version, target = "7.0", "sm_80"
     for form in forms:
         if form.startswith("%"):
-            need = ("7.8", "sm_90") if form in _CLUSTER else ("7.0", "sm_80")
+            need = ("7.8", "sm_90") if form.startswith("%cluster") else ("7.0", "sm_80")
         else:
             known = form_of(form)
             need = (known.version, known.target)

@@ -12,7 +12,8 @@ table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ...core import dtype as dtypes
@@ -94,6 +95,41 @@ class Value:
 
 INTEGER = {32: dtypes.int32, 64: dtypes.int64}
 FLOAT = {32: F32, 64: F64}
+# Operations that are one instruction: typed by the first operand, a comparison, on bits, unsigned.
+TYPED = {
+    "add": "add.rn",
+    "subtract": "sub.rn",
+    "multiply": "mul.rn",
+    "divide": "div.rn",
+    "multiply_add": "fma.rn",
+    "negative": "neg",
+    "absolute": "abs",
+    "square_root": "sqrt.rn",
+    "int_add": "add",
+    "int_subtract": "sub",
+    "int_multiply": "mul.lo",
+    "int_shift_right": "shr",
+}
+TESTS = {
+    "less": "setp.lt",
+    "less_equal": "setp.le",
+    "equal": "setp.eq",
+    "int_equal": "setp.eq",
+    "int_less": "setp.lt",
+}
+BITS = {
+    "logical_and": "and",
+    "logical_or": "or",
+    "logical_not": "not",
+    "int_and": "and",
+    "int_or": "or",
+    "int_xor": "xor",
+    "int_shift_left": "shl",
+}
+UNSIGNED = {
+    "int_multiply_high": "mul.hi",
+    "int_shift_right_unsigned": "shr",
+}
 
 
 class Operations:
@@ -103,14 +139,35 @@ class Operations:
         self.writer = writer
         self.near = near  # no argument is ever far
 
-    def _do(self, form: str, *inputs: Value, dtype: DType | None = None) -> Value:
-        d = dtype or inputs[0].dtype
-        full = f"{form}.{TYPES[inputs[0].dtype.name]}"
-        return Value(self.writer.value(kind_of(d), full, *(i.text for i in inputs)), d)
+    def __getattr__(self, name: str) -> Callable[..., Value]:
+        if name in TYPED:
+            return partial(self._do, TYPED[name])
+        if name in TESTS:
+            return partial(self._do, TESTS[name], dtype=dtypes.bool_)
+        if name in BITS:
+            return partial(self._untyped, BITS[name], "b")
+        if name in UNSIGNED:
+            return partial(self._untyped, UNSIGNED[name], "u")
+        raise AttributeError(name)
 
-    def _bits(self, form: str, *inputs: Value) -> Value:
-        d = inputs[0].dtype
-        return Value(logic(self.writer, form, d, *(i.text for i in inputs)), d)
+    def _do(self, form: str, *inputs: Value | int, dtype: DType | None = None) -> Value:
+        """An instruction typed by its first operand."""
+        first, texts = self._operands(inputs)
+        d = dtype or first.dtype
+        return Value(self.writer.value(kind_of(d), f"{form}.{TYPES[first.dtype.name]}", *texts), d)
+
+    def _untyped(self, form: str, letter: str, *inputs: Value | int) -> Value:
+        """An instruction on bits, or on unsigned integers."""
+        first, texts = self._operands(inputs)
+        kind = kind_of(first.dtype)
+        type_ = kind if kind == "pred" else f"{letter}{kind[1:]}"
+        return Value(self.writer.value(kind, f"{form}.{type_}", *texts), first.dtype)
+
+    def _operands(self, inputs: Sequence[Value | int]) -> tuple[Value, list[str]]:
+        """The first operand and the texts of all; a number is how far to shift."""
+        first = inputs[0]
+        assert isinstance(first, Value)
+        return first, [str(i) if isinstance(i, int) else i.text for i in inputs]
 
     def dtype(self, x: Value) -> str:
         return x.dtype.name
@@ -119,30 +176,6 @@ class Operations:
         return Value(literal(value, like.dtype), like.dtype)
 
     int_constant = constant
-
-    def add(self, a: Value, b: Value) -> Value:
-        return self._do("add.rn", a, b)
-
-    def subtract(self, a: Value, b: Value) -> Value:
-        return self._do("sub.rn", a, b)
-
-    def multiply(self, a: Value, b: Value) -> Value:
-        return self._do("mul.rn", a, b)
-
-    def divide(self, a: Value, b: Value) -> Value:
-        return self._do("div.rn", a, b)
-
-    def multiply_add(self, a: Value, b: Value, c: Value) -> Value:
-        return self._do("fma.rn", a, b, c)
-
-    def negative(self, x: Value) -> Value:
-        return self._do("neg", x)
-
-    def absolute(self, x: Value) -> Value:
-        return self._do("abs", x)
-
-    def square_root(self, x: Value) -> Value:
-        return self._do("sqrt.rn", x)
 
     def round_even(self, x: Value) -> Value:
         return self._do(f"cvt.rni.{TYPES[x.dtype.name]}", x)
@@ -160,26 +193,8 @@ class Operations:
             return self._do("max.NaN", a, b)
         return self.select(self.less(b, a), a, b)
 
-    def less(self, a: Value, b: Value) -> Value:
-        return self._do("setp.lt", a, b, dtype=dtypes.bool_)
-
-    def less_equal(self, a: Value, b: Value) -> Value:
-        return self._do("setp.le", a, b, dtype=dtypes.bool_)
-
-    def equal(self, a: Value, b: Value) -> Value:
-        return self._do("setp.eq", a, b, dtype=dtypes.bool_)
-
     def select(self, mask: Value, a: Value, b: Value) -> Value:
         return Value(select(self.writer, a.dtype, mask.text, a.text, b.text), a.dtype)
-
-    def logical_and(self, a: Value, b: Value) -> Value:
-        return self._bits("and", a, b)
-
-    def logical_or(self, a: Value, b: Value) -> Value:
-        return self._bits("or", a, b)
-
-    def logical_not(self, a: Value) -> Value:
-        return self._bits("not", a)
 
     def bitcast_int(self, x: Value) -> Value:
         return Value(x.text, INTEGER[x.dtype.bits])
@@ -195,63 +210,21 @@ class Operations:
         target = FLOAT[x.dtype.bits]
         return self._do(f"cvt.rn.{TYPES[target.name]}", x, dtype=target)
 
-    def int_add(self, a: Value, b: Value) -> Value:
-        return self._do("add", a, b)
-
-    def int_subtract(self, a: Value, b: Value) -> Value:
-        return self._do("sub", a, b)
-
-    def int_and(self, a: Value, b: Value) -> Value:
-        return self._bits("and", a, b)
-
-    def int_or(self, a: Value, b: Value) -> Value:
-        return self._bits("or", a, b)
-
-    def int_xor(self, a: Value, b: Value) -> Value:
-        return self._bits("xor", a, b)
-
-    def int_shift_left(self, a: Value, n: int) -> Value:
-        return self._bits("shl", a, Value(str(n), dtypes.int32))
-
-    def int_shift_right(self, a: Value, n: int) -> Value:
-        return self._do("shr", a, Value(str(n), dtypes.int32))
-
-    def int_equal(self, a: Value, b: Value) -> Value:
-        return self._do("setp.eq", a, b, dtype=dtypes.bool_)
-
-    def int_less(self, a: Value, b: Value) -> Value:
-        return self._do("setp.lt", a, b, dtype=dtypes.bool_)
-
-    def int_multiply(self, a: Value, b: Value) -> Value:
-        return self._do("mul.lo", a, b)
-
-    def int_multiply_high(self, a: Value, b: Value) -> Value:
-        return self._unsigned("mul.hi", a, b)
-
-    def int_shift_right_unsigned(self, a: Value, n: int) -> Value:
-        return self._unsigned("shr", a, Value(str(n), dtypes.int32))
-
     def int_shift_left_by(self, a: Value, n: Value) -> Value:
-        return self._bits("shl", a, self._amount(n))
+        return self._untyped("shl", "b", a, self._amount(n))
 
     def int_shift_right_by(self, a: Value, n: Value) -> Value:
-        return self._unsigned("shr", a, self._amount(n))
-
-    def _unsigned(self, form: str, *inputs: Value) -> Value:
-        d = inputs[0].dtype
-        texts = (i.text for i in inputs)
-        return Value(self.writer.value(kind_of(d), f"{form}.u{d.bits}", *texts), d)
+        return self._untyped("shr", "u", a, self._amount(n))
 
     def _amount(self, n: Value) -> Value:
-        """A shift's amount, which has 32 bits."""
+        """How far to shift, in 32 bits."""
         if n.dtype.bits == 32:
             return n
         return Value(self.writer.value("b32", "cvt.u32.u64", n.text), dtypes.int32)
 
     def _held(self, x: Value) -> Value:
         """The value in a register that may be written again."""
-        kind = kind_of(x.dtype)
-        return Value(self.writer.value(kind, f"mov.{kind}", x.text), x.dtype)
+        return Value(self.writer.copy(kind_of(x.dtype), x.text), x.dtype)
 
     def repeat(
         self, going: Callable[[Value], Value], step: Callable[[Value], Value], x: Value
