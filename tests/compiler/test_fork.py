@@ -69,7 +69,7 @@ assert codes == [0] * FORKS, codes
 
 @pytest.mark.parametrize("busy", BUSY)
 def test_a_child_of_a_busy_process(busy, tmp_path):
-    program = textwrap.dedent(PROGRAM).replace("BUSY", BUSY[busy]).replace("FORKS", "12")
+    program = textwrap.dedent(PROGRAM).replace("BUSY", BUSY[busy]).replace("FORKS", "6")
     environment = {**os.environ, "TILEGRAD_CACHE": str(tmp_path), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         [sys.executable, "-c", program],

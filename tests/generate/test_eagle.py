@@ -27,6 +27,7 @@ CONFIG: dict[str, Any] = {**FAMILIES["llama"], "architectures": ["LlamaForCausal
 WIDTH, HIDDEN, WORDS = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
 HEADS, KEYS = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
 HEAD = WIDTH // HEADS
+LENGTH = 64  # tokens that a plain pass is compiled for
 
 
 def drawn(bias: bool = True, embeds: bool = True, seed: int = 4) -> dict[str, Array]:
@@ -97,11 +98,12 @@ def target() -> Decoder:
 
 
 def features_of(model: Decoder, tokens: list[int]) -> Array:
-    """What the decoder's head reads at each token, by a plain pass."""
+    """What the decoder's head reads at each token, by a plain pass over one length (so that it is
+    compiled once): what follows the tokens changes nothing before it."""
     with tg.no_grad():
-        index = tg.tensor(np.array([tokens]))
-        found = model.hidden(index, tg.arange(len(tokens)), model._causal)
-        return model.norm(found).numpy()[0].astype(np.float64)
+        index = tg.tensor(np.array([tokens + [0] * (LENGTH - len(tokens))]))
+        found = model.hidden(index, tg.arange(LENGTH), model._causal)
+        return model.norm(found).numpy()[0, : len(tokens)].astype(np.float64)
 
 
 def arrays(model: Decoder) -> tuple[Array, Array]:

@@ -252,7 +252,7 @@ def asks(llm: LLM, chance: random.Random, alone: dict[Any, Any], ended: list[str
         ended.append(ending)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_threads_with_failures(llm: LLM, seed: int, overlaps: bool) -> None:
     chance = random.Random(seed)

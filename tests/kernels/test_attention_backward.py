@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sampled import sampled
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
@@ -290,7 +291,18 @@ CASES: dict[str, tuple[AttentionShape, BackwardPlan]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("label", CASES)
+# What has an option alone is in "all at once" too.
+ALONE = {
+    *("one block", "causal from the bottom right", "tokens before heads", "width 96, values 40"),
+    *("width 32, values 128", "mixed", "fast", "fast, several blocks", "fast, window"),
+    *("fast, early", "fast, width 128", "softcap", "sinks", "key lengths", "key lengths, fast"),
+    *("slopes", "bias", "mask", "dropout", "dropout, fast", "packed", "packed, causal"),
+    "width 72, values 192",
+}
+assert set(CASES) >= ALONE
+
+
+@pytest.mark.parametrize("label", sampled(CASES, lambda label: label not in ALONE))
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
     run(*CASES[label], "interpreted", list(CASES).index(label))

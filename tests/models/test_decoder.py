@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoder_families import FAMILIES, LLAMA_31_8B, loaded, peer, tokens
+from sampled import sampled
 from torch_peer import torch
 
 import tilegrad as tg
@@ -72,7 +73,12 @@ def test_a_batch_is_its_rows() -> None:
     assert np.abs(logits - theirs).max() < 2e-4
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# What rounds in its own way: plain, norms after and soft limits, experts, LayerNorm, scales.
+ROUNDED = {"llama", "olmo2", "gemma2", "gemma3", "mixtral", "gpt2", "granite"}
+assert set(FAMILIES) >= ROUNDED
+
+
+@pytest.mark.parametrize("name", sampled(FAMILIES, ROUNDED.__contains__))
 def test_bfloat16_is_as_near_to_float64_as_torch(name: str) -> None:
     rounded = copy.deepcopy(peer(name)).bfloat16()
     given = torch.tensor(tokens(2, 48))

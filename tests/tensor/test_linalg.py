@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+from sampled import sampled
 from torch_tables import torch
 
 import tilegrad as tg
@@ -114,9 +117,13 @@ def residuals(m, a, s, b):
     return {name: np.abs(value).max() for name, value in errors.items()}
 
 
-@pytest.mark.parametrize("hard", [False, True], ids=["easy", "hard"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("n", [8, 64, pytest.param(512, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("n", "hard"),
+    sampled(
+        itertools.product((8, 64, 512), (False, True)), lambda c: c in ((8, False), (64, True))
+    ),
+)
 def test_residuals(n, dtype, hard):
     """At most ten times torch's (or one unit in the last place)."""
     a, s = conditioned(n, dtype, hard)

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pytest
+from sampled import sampled
 
 import tilegrad as tg
 from tilegrad.graph.recognize import recognize
@@ -83,7 +84,7 @@ def sdpa(m, q, k, v, mask, fill):
 SPELLINGS = (where, masked_fill, added, multiplied, of_positions, logs, sdpa_of_floats, sdpa)
 
 
-@pytest.mark.parametrize("fill", FILLS, ids=str)
+@pytest.mark.parametrize("fill", sampled(FILLS, lambda fill: fill in FILLS[::2]), ids=str)
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda f: f.__name__)
 def test_rows_that_see_nothing(spelling, fill):
     given = [torch.tensor(x, requires_grad=True) for x in (Q, K, V)]

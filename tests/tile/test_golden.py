@@ -14,6 +14,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from sampled import sampled
 
 FOLDER = Path(__file__).parent.parent / "golden"
 sys.path.insert(0, str(FOLDER))
@@ -266,7 +267,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("name,op,index", CASES)
+def often(case: tuple[str, str, int]) -> bool:
+    """The first, every third, and those that are harmless."""
+    name, op, index = case
+    return index % 3 == 0 or index in HARMLESS.get((name, op), ())
+
+
+@pytest.mark.parametrize("name,op,index", sampled(CASES, often))
 def test_dropping_one_is_reported(name: str, op: str, index: int) -> None:
     """Without one wait, arrive, fence or commit, something shows."""
     body = golden(name)

@@ -6,6 +6,7 @@ machine, and legalized for machines with few and with many vector registers in t
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import ml_dtypes
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampled import sampled
 
 import tilegrad as tg
 from tilegrad import kernel, tile
@@ -554,8 +556,13 @@ def two_products(a, b, c, *, turned: bool):
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.int8])
-@pytest.mark.parametrize("shape", [(16, 16, 64), (32, 48, 128), (64, 32, 64)])
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "turned"),
+    sampled(
+        itertools.product([(16, 16, 64), (32, 48, 128), (64, 32, 64)], [False, True]),
+        lambda case: case in (((16, 16, 64), True), ((32, 48, 128), False)),
+    ),
+)
 def test_dots_on_a_matrix_unit(dtype, shape, turned):
     m, n, k = shape
     sums = np.float32 if dtype is ml_dtypes.bfloat16 else np.int32

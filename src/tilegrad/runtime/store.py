@@ -52,6 +52,7 @@ class Store:
         # Short processes put little: start part way, so that some of them sweep.
         self._puts = os.getpid() % self.evict_every
         self._put_bytes = 0
+        self._room = 0  # bytes that may be put before the next sweep, by what the last one found
         self._warned = False
 
     def get(self, key: str) -> bytes | None:
@@ -86,7 +87,8 @@ class Store:
         with self._lock:
             self._puts += 1
             self._put_bytes += size
-            due = self._puts >= self.evict_every or self._put_bytes > self.cap_bytes // 8
+            due = self._puts >= self.evict_every and self._put_bytes >= self._room
+            due |= self._put_bytes > self.cap_bytes // 8
             if due:
                 self._puts = self._put_bytes = 0
         if due:
@@ -102,6 +104,7 @@ class Store:
             else:
                 entries.append((status.st_mtime, status.st_size, path))
         held = sum(size for _, size, _ in entries)
+        self._room = max(0, self.cap_bytes - held) // 16  # others may put as much, and more
         if held <= self.cap_bytes:
             return
         goal = self.cap_bytes * 9 // 10
