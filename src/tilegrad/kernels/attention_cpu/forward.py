@@ -151,7 +151,7 @@ class Scored(Kernel):
     def change(self) -> None:
         """What the holes do to a block of scores: nothing where they only hide and all is seen."""
         x, b = self.x, self.b
-        if self.changed or "mask" in x.extras:
+        if self.holes.everywhere:
             self.change_squares()
             return
         low, high_ = x.band

@@ -67,6 +67,11 @@ class Holes:
         return not x.softcap and x.scale > 0 and not {"bias", "slopes"} & {*x.extras}
 
     @property
+    def everywhere(self) -> bool:
+        """Whether any Tile may be changed, not only those that the limits of keys cut."""
+        return not self.plain or "mask" in self.x.extras
+
+    @property
     def bent(self) -> bool:
         """Whether `slope` is not 1."""
         return bool(self.x.softcap)
