@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tilegrad.core import dtype as dtypes
-from tilegrad.tile import functions, numeric
+from tilegrad.tile import functions, numeric, scope
 
 LONG = np.longdouble
 INTEGERS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
@@ -455,6 +455,6 @@ def test_price_of_the_hot_functions() -> None:
 
 
 def test_numpy_operations_are_the_protocol() -> None:
-    wanted = {name for name in vars(functions.Operations) if not name.startswith("_")}
+    wanted = {name for name in vars(scope.Operations) if not name.startswith("_")}
     ours = {name for name in vars(NumpyOperations) if not name.startswith("_")} - {"total"}
     assert ours == wanted

@@ -9,22 +9,32 @@ every role and what it waits for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..core.errors import InternalError
+from ..ir.block import Block
 from ..ir.node import Node
 from .access import Place, Region
+from .build import Body
 from .ordering import Order, Role
 from .row import Touch
 
-if TYPE_CHECKING:
-    from .interpret import Interpreter
-
 Steps = Generator["Waiting | list[Node] | None", None, Any]
+
+
+class Program(Protocol):
+    """A program of the grid that is being run."""
+
+    body: Body
+    rank: int  # within its cluster
+    frame: Any  # its role and its values
+
+    def block(self, frame: Any, block: Block) -> Steps:
+        """Run the Nodes of a Block."""
 
 
 class RaceError(InternalError):
@@ -60,11 +70,11 @@ class Judge(Order):
             kind = InternalError if rule in ("index", "arrivals") else RaceError
             raise kind("tile.interpret", f"{rule}: {message}")
 
-    def some(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
+    def chosen(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
         """The elements that are touched."""
         storage = values[touch.memory]
         if storage.type.strides is not None or not touch.memory.shape:
-            return super().some(place, touch, values)
+            return super().chosen(place, touch, values)
         offset, mask = storage.elements(touch, values)
         return place.chosen(offset.reshape(-1) if mask is None else offset[mask])
 
@@ -72,7 +82,7 @@ class Judge(Order):
 class Task:
     """A program or a role being run."""
 
-    def __init__(self, program: Interpreter, role: Role | None, steps: Steps) -> None:
+    def __init__(self, program: Program, role: Role | None, steps: Steps) -> None:
         self.program, self.role, self.steps = program, role, steps
         self.waiting: Waiting | None = None
         self.roles: list[Node] = []  # that a program has come to
@@ -109,14 +119,14 @@ class Machine:
         self.order = order
         self.random = None if seed is None else np.random.default_rng(seed)
         self.eager = 0.5 if self.random is None else float(self.random.choice([0.02, 0.3, 0.8]))
-        self.programs: list[Interpreter] = []
+        self.programs: Sequence[Program] = ()
         self.queues: dict[Any, list[tuple[int, Callable[[], None]]]] = {}
         if order is not None:
             order.late = []
 
     # ---- turns ------------------------------------------------------------------------------
 
-    def run(self, programs: list[Interpreter]) -> None:
+    def run(self, programs: Sequence[Program]) -> None:
         """Run programs together to their ends."""
         self.programs = programs
         mains = [Task(p, p.frame.role, p.block(p.frame, p.body.block)) for p in programs]

@@ -135,7 +135,13 @@ class Storage:
             offset = np.arange(self.data.size).reshape(self.shape)
         else:
             index = [scalar(s, values) for s in touch.index]
-            offset, inside = self.offsets(index, touch.shape, touch.axes)
+            if touch.pages is not None:
+                first, *rest = index
+                at = [[first + int(page), *rest] for page in values[touch.pages]]
+                boxes = [self.offsets(own, touch.shape, touch.axes) for own in at]
+                offset, inside = (np.concatenate(part) for part in zip(*boxes))
+            else:
+                offset, inside = self.offsets(index, touch.shape, touch.axes)
             if touch.clips:
                 return offset, inside
             bad = ~inside if mask is None else ~inside & mask
@@ -334,27 +340,25 @@ class Interpreter:
         key = (role.number, work.engine)
         self.machine.issue(key, number, lambda: self.move(node, touched, {}))
 
-    def land(self, frame: Frame, node: Node, land: row.Land, data: Any = None) -> None:
-        """A copy to places, whose bytes land on barriers at some time; `data` gives what is copied
-        if the row does not say."""
+    def land(self, frame: Frame, node: Node, land: row.Land) -> None:
+        """A copy to places, whose bytes land on barriers at some time."""
         order, role, values = self.machine.order, frame.role, frame.values
         assert order is not None and order.late is not None and role is not None
         ranks, counts = order.reached(role, node, land, values), order.late
         order.late = []
+        source: Located | None = None
+        parts: list[Any] = []
         if land.source is None:
             value = values[node.inputs[1]]
             parts = np.split(value, land.parts) if land.parts else [value] * len(ranks)
-        elif data is None:
+        else:
             (source,) = self.located(values, node, [land.source])
-            assert source is not None
-            data = source.read
         for place, (rank, count) in enumerate(zip(ranks, counts)):
             storage = self.remote(frame, node, land.into.memory, rank)
             into = Located(storage, *storage.elements(land.into, values, node), True)
-            read = (lambda place=place: parts[place]) if land.source is None else data
 
-            def work(into: Located = into, read: Any = read, count: Any = count) -> None:
-                into.write(read())
+            def work(into: Located = into, place: int = place, count: Any = count) -> None:
+                into.write(parts[place] if source is None else source.read())
                 count()
 
             self.machine.issue(("copy", id(count)), 0, work)
@@ -455,19 +459,6 @@ def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
     into.storage.data[into.offset[start:stop]] = 0
 
 
-def _copy_pages(self: Interpreter, frame: Frame, node: Node) -> None:
-    memory, pages = frame.values[node.inputs[1]], frame.values[node.inputs[4]]
-    first, *rest = (int(frame.values[i]) for i in node.inputs[5 : 5 + len(memory.shape)])
-    found = []
-    for page in pages:
-        at = [first + int(page), *rest]
-        offset, inside = memory.offsets(at, node.attrs["shape"], node.attrs["axes"])
-        found.append(Located(memory, offset, inside, False))
-    (land,) = effects_of(node)
-    assert isinstance(land, row.Land)
-    self.land(frame, node, land, lambda: np.concatenate([one.read() for one in found]))
-
-
 def _require(self: Interpreter, frame: Frame, node: Node) -> None:
     if not np.all(frame.values[node.inputs[0]]):
         raise Site(node.attrs["message"], node.attrs["location"]).error()
@@ -482,7 +473,6 @@ SPECIAL: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
     "atomic_add": _atomic_add,
     "sort": _sort,
     "clear_rows": _clear_rows,
-    "copy_pages": _copy_pages,
     "require": _require,
     "hole": _hole,
 }

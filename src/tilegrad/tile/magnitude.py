@@ -1,6 +1,6 @@
 """How large a value can be in size, where the ops that compute it show that.
 
-An angle that is known to be small needs no way for large ones (`functions.Operations.rarely`).
+An angle that is known to be small needs no way for large ones (`scope.Operations.rarely`).
 Invariant: in no run is a value that is a number larger in size than what is found for it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ..ir.node import Node
-from .functions import ANGLE_LIMITS
+from .scope import ANGLE_LIMITS
 
 DEPTH = 12  # ops that are looked through
 SAME = ("broadcast", "reshape", "transpose", "part", "extract", "negative", "absolute")

@@ -3,7 +3,7 @@
 What `tile.functions` computes in a straight line holds while the quotient has few bits. These are
 the other lanes' ways, which a kernel takes rarely: a long division that leaves the exact rest of a
 mantissa's worth of quotient bits a turn, and the product of an angle with just those bits of 2/pi
-that matter to it (Payne and Hanek's reduction). Both are written over `functions.Operations`.
+that matter to it (Payne and Hanek's reduction). Both are written over `scope.Operations`.
 
 Invariant: a remainder is the exact one. An angle's is within 2**-60 (float32) or 2**-124 (float64)
 of pi/2, which leaves 8 bits more than the mantissa has for the float nearest to a multiple of pi/2.
@@ -13,14 +13,9 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .functions import Scope
-
-Value = Any
-Mask = Any
-Integer = Any
+from .scope import Integer, Mask, Scope, Value
 
 # The bits of 2/pi after the point in words of an integer's width, a word of zeros before them.
 TWO_OVER_PI = {

@@ -280,22 +280,21 @@ class Order:
         if not own and memory not in self.tracked:
             return None
         place = self.place(rank, memory)
-        if touch.some:
-            found = self.some(place, touch, values)
-            return None if found is None else (place, found)
-        if not touch.index:
-            return place, place.at(())  # type: ignore[return-value]
+        if touch.some or touch.pages is not None:
+            chosen = self.chosen(place, touch, values)
+            return None if chosen is None else (place, chosen)
         index = tuple([scalar(s, values) for s in touch.index])
-        found = place.boxed(index, touch.shape, touch.axes)
         if own and touch.mask is None and place.leaves(index, touch.shape, touch.axes):
             text = f"{node.op.name} at {list(index)} leaves {place_name(memory)}"
             self.report("index", text, node, memory)
             return None
-        return place, found
+        return place, place.boxed(index, touch.shape, touch.axes)
 
-    def some(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
-        """The box of elements that data chooses: any of a place; of a parameter nobody minds."""
-        return place.at(()) if is_place(touch.memory) else None
+    def chosen(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
+        """The box of elements that data chooses: any of a place, and any page; nobody minds which
+        others of a parameter."""
+        known = is_place(touch.memory) or touch.pages is not None
+        return place.at(()) if known else None
 
     def name_of(self, place: Place, region: Region) -> str:
         """A box of a place in words."""

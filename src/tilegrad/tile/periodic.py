@@ -21,16 +21,13 @@ least `2 * stages + 2`, and after it two.
 from __future__ import annotations
 
 from math import gcd, lcm
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from .check import walk
-from .skeleton import BINARY, COMPARES, computable, uses
-
-if TYPE_CHECKING:
-    from .skeleton import Scenario, Skeleton
+from .scalars import BINARY, COMPARES, Scalars, Scenario, computable, uses
 
 Shift = tuple[int, int]  # period in trips, shift after it
 CONSTANT: Shift = (1, 0)
@@ -40,7 +37,7 @@ LONGEST = 1 << 12
 class Periods:
     """The period of a skeleton's loops."""
 
-    def __init__(self, skeleton: Skeleton, scenario: Scenario | None) -> None:
+    def __init__(self, skeleton: Scalars, scenario: Scenario | None) -> None:
         self.skeleton, self.scenario = skeleton, scenario
         self.repeating: set[Node] = set()
         self.expected: dict[Node, dict[Node, int]] = {}
@@ -83,7 +80,7 @@ def _holds_loop(block: Block) -> bool:
 class _Loop:
     """The shifts of the scalars within one loop, by its trip."""
 
-    def __init__(self, skeleton: Skeleton, scenario: Scenario | None, loop: Node) -> None:
+    def __init__(self, skeleton: Scalars, scenario: Scenario | None, loop: Node) -> None:
         self.skeleton, self.scenario, self.loop = skeleton, scenario, loop
         self.inside: set[Node] = set(loop.blocks[0].arguments)
         self._enter(loop.blocks[0])

@@ -261,8 +261,10 @@ HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves
 
 def _pages(node: Node) -> tuple[Land]:
     place, memory, barrier_, stage = node.inputs[:4]
-    into = lead(place, True, node.inputs[5 + len(memory.shape) :])
-    return (Land(into, Touch(memory, False), barrier_, stage),)  # any page
+    at, (shape, axes) = 5 + len(memory.shape), (node.attrs["shape"], node.attrs["axes"])
+    source = box(memory, False, node.inputs[5:at], shape, axes, clips=True)
+    into = lead(place, True, node.inputs[at:])
+    return (Land(into, changed(source, pages=node.inputs[4]), barrier_, stage),)
 
 
 @row("copy", effects=_pages, placed=True)

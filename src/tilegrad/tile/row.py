@@ -39,6 +39,7 @@ class Touch:
     axes: tuple[int, ...] = ()
     mask: Node | None = None
     offsets: Node | None = None
+    pages: Node | None = None  # numbers added to the first index: a box for each, one below another
     when: Node | None = None  # it happens only where this holds
     some: bool = False  # only data says which elements of the box, or of the Memory
     clips: bool = False  # what lies outside of the Memory is 0, or is dropped
