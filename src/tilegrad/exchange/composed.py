@@ -164,7 +164,11 @@ def rows_of(form: Format, fields: Fields, rows: int) -> Array:
 def bits_of(words: Array, bits: int, count: int) -> Array:
     """The first so many numbers of `bits` bits in rows of int32 words, the lowest bits first."""
     raw = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1)
-    return np.asarray(digits(NUMPY, raw, bits))[:, :count]
+    left = -(-count * bits // 8) - raw.shape[1]
+    assert left <= 0, (words.shape, bits, count)
+    whole = raw[:, : left or None]
+    more = -whole.shape[1] % bits if 8 % bits else 0  # eight numbers at a time
+    return np.asarray(digits(NUMPY, np.pad(whole, ((0, 0), (0, more))), bits))[:, :count]
 
 
 def to_bits(codes: Array, bits: int) -> Array:
