@@ -51,6 +51,7 @@ CASES: dict[str, Case] = {
         ThreadAttentionPlan((128, 48), 4, 2),
         (),
     ),
+    "one stage, steps known": (one_head(queries=70, keys=40, band=CAUSAL), ONE, ()),
     "bottom right": (one_head(queries=72, keys=200, band=(None, 128)), SMALL, ()),
     "rows that see nothing": (one_head(queries=200, keys=72, band=(None, -100)), SMALL, ()),
     "window": (one_head(queries=130, keys=130, band=(-70, 0)), SMALL, ()),

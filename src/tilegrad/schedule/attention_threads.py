@@ -18,7 +18,7 @@ from ..ir.types import Array, Memory
 from ..kernels.attention import backward as attention_backward
 from ..kernels.attention import forward as attention
 from ..kernels.attention import plan as attention_plan
-from ..kernels.attention import threads
+from ..kernels.attention import threads, threads_backward
 from ..kernels.attention.shape import AttentionShape
 from .attention import AttentionFamily, Given
 
@@ -41,7 +41,10 @@ def _of_warps(node: Node, x: AttentionShape, target: Target) -> str:
     if not target.matrix_units(x.dtype, x.dtype):
         return f"{target.name} has no matrix units for {x.dtype}"
     if node.op is not ops.attention:
-        return f"{target.name} has no matrix units beside its threads"
+        chosen = [threads_backward.choose(x, target, side) for side in threads_backward.SIDES]
+        return threads_backward.why_not(x, node.attrs["wanted"]) or (
+            "" if all(chosen) else "no Plan fits shared memory"
+        )
     return threads.why_not(x) or ("" if threads.choose(x, target) else "no Plan fits shared memory")
 
 
@@ -81,7 +84,23 @@ def _forward_of_warps(node: Node, x: AttentionShape, target: Target) -> Given:
     return [(body, [stands[p.attrs["name"]] for p in body.parameters])]
 
 
+def _backward_of_warps(node: Node, x: AttentionShape, target: Target) -> Given:
+    more = [memory_of(i) for i in node.inputs[6:]]
+    names = ("q", "k", "v", "dout", "lse", "delta", *x.extras)
+    stands: dict[str, Any] = {n: ("input", i) for i, n in enumerate(names)}
+    stands |= {f"d{n}": ("result", i) for i, n in enumerate("qkv")}
+    found: Given = []
+    for side in threads_backward.SIDES:
+        plan = threads_backward.choose(x, target, side)
+        assert plan is not None
+        body = threads_backward.backward(x, plan, target, side, more)
+        found.append((body, [stands[p.attrs["name"]] for p in body.parameters]))
+    return found
+
+
 def _backward(node: Node, x: AttentionShape, target: Target, name: str) -> Given:
+    if not target.asynchronous_units:
+        return _backward_of_warps(node, x, target)
     plan = attention_backward.choose(x, target, fast())
     more = [memory_of(i) for i in node.inputs[6:]]
     wanted = node.attrs["wanted"]

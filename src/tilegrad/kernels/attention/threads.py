@@ -265,11 +265,9 @@ class _Block:
     def load(self, which: int, j: Any, later: bool = False) -> None:
         """The keys (0) or values (1) of step j, in a group of their own. Of a `later` one than the
         first no block reaches past the last key; past the last step nobody reads it."""
-        block, most = self.seen.last, last_block(self.x, self.keys)
-        if later:
-            block = tile.index(tile.maximum(block - j, 0), 0, max(0, most - 1))
-        elif not isinstance(j, int):
-            block = tile.index(block - j, 0, most)
+        most = last_block(self.x, self.keys)
+        end = max(0, most - 1) if later else most
+        block = tile.index(tile.maximum(self.seen.last - j, 0), 0, end)
         if most or not later:
             place = self.ring[which][j % self.plan.stages]
             tile.copy_threads(place, self.part(1 + which, block * self.keys))

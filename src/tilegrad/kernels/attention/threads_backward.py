@@ -1,0 +1,310 @@
+"""Backward of attention on the matrix units of a warp: gradients of q, k and v, in two launches.
+
+With p = exp(s - lse) recomputed and ds = p (dout v^T - delta): dv = p^T dout, dk = scale ds^T q,
+dq = scale ds k. `thread_backward` keeps a block of tokens of one side and walks over blocks of the
+other: of keys, it gives dk and dv, over all query heads that share them; of queries, dq. What is
+kept are the rows of every product, so p and ds are left operands in the registers they were made
+in. Blocks of the other side come as in `threads`. Both launches recompute the scores: 7 products
+instead of 5, no sums between programs, and the same inputs give the same bits.
+
+Invariant: what is outside of the tokens, of the band or of a row without a seen key adds exactly 0;
+sums over blocks go in the order of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ... import tile
+from ...core.target import Target
+from ...ir.symbol import combine, high
+from ...ir.types import Array, Memory
+from ...tile.build import Body
+from ...tile.define import Definition
+from ...tile.plan import Plan
+from ...tile.value import index_of
+from . import threads
+from .holes import EXTRAS, Holes
+from .parts import LOG2_E
+from .shape import AttentionShape
+from .threads import DEPTH, Seen, ends, last_block, padded, seen_by, shared_place, tokens_of
+
+SIDES = ("keys", "queries")  # whose tokens a program keeps
+
+
+@dataclass(frozen=True)
+class ThreadBackwardPlan:
+    """Choices of `thread_backward`: tokens kept and walked a step, warps, blocks at hand."""
+
+    tile: tuple[int, int] = (64, 32)
+    warps: int = 4
+    stages: int = 2
+
+
+def shared_bytes(x: AttentionShape, plan: ThreadBackwardPlan) -> int:
+    """Bytes of shared memory that a Plan takes, what aligns it included."""
+    tokens = plan.tile[0] + plan.stages * plan.tile[1]
+    return tokens * (padded(x.width) + padded(x.value_width)) * x.dtype.size + 1024
+
+
+def why_not(x: AttentionShape, wanted: Sequence[str] = ()) -> str:
+    """Why the kernel does not take a case; '' where it does."""
+    if max(x.width, x.value_width) > 128:
+        return "heads are wider than 128"
+    if wanted:
+        return f"gradients of {sorted(wanted)}"
+    return threads.why_not(x)
+
+
+def tiles(x: AttentionShape, side: str) -> tuple[int, int]:
+    """(tokens kept, walked a step): as much as registers hold beside what edges and extras take."""
+    wide = max(padded(x.width), padded(x.value_width)) > 64
+    if x.softcap or x.extras:
+        return (64, 32)
+    if side == "queries":
+        return (64, 64) if wide else (128, 32)
+    if wide:
+        return (64, 32)
+    return (128, 32) if x.band == (None, None) else (64, 64)
+
+
+def choose(x: AttentionShape, target: Target, side: str) -> ThreadBackwardPlan | None:
+    """The likeliest Plan of a side; None where none fits."""
+    made = [ThreadBackwardPlan(tiles(x, side), 4, stages) for stages in (2, 1)]
+    core = target.limits["shared_bytes_per_core"]
+    fits = [p for p in made if shared_bytes(x, p) <= target.memories["shared"].bytes]
+    return min(fits, key=lambda p: 2 * (shared_bytes(x, p) + 1024) > core, default=None)
+
+
+# ---- the kernel ------------------------------------------------------------------------------
+
+
+@Definition
+def thread_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    dout: Any,
+    lse: Any,
+    delta: Any,
+    bias: Any = None,
+    mask: Any = None,
+    slopes: Any = None,
+    sinks: Any = None,
+    key_lengths: Any = None,
+    key: Any = None,
+    offset: Any = None,
+    *,
+    x: AttentionShape,
+    plan: ThreadBackwardPlan,
+    side: str,
+) -> None:
+    """(dk, dv) or (dq,) of a side's tokens."""
+    of_keys = side == "keys"
+    tokens, heads = (x.keys, x.key_heads) if of_keys else (x.queries, x.heads)
+    blocks = tile.ceil_divide(index_of(tokens), plan.tile[0])
+    block, lane = tile.grid(blocks, index_of(x.batch) * heads)
+    results = [
+        tile.result(tuple(map(index_of, x.sizes(n))), x.dtype, name=f"d{n}", fill="none")
+        for n in (("k", "v") if of_keys else ("q",))
+    ]
+    if not of_keys and x.band[1] is not None:  # the last queries see most: they begin first
+        block = blocks - 1 - block
+    given = (bias, mask, slopes, sinks, key_lengths, key, offset)
+    extras = {name: m for name, m in zip(EXTRAS, given) if m is not None}
+    group = x.group if of_keys else 1
+    batch, head = tile.hold(lane // heads), tile.hold(lane % heads)
+    kept = _Kept(x, plan, of_keys, (q, k, v, dout, lse, delta), extras)
+    with tile.role("threads", plan.warps):
+        kept.begin(batch, head, tile.hold(block) * plan.tile[0])
+        for member in tile.range(0, group):
+            seen = kept.walk(head * group + member)
+            for j in tile.range(0, seen.right):
+                kept.step(j, True)
+            for j in tile.range(seen.right, seen.left):
+                kept.step(j, kept.always_cut)
+            if kept.x_seen.band[0] is not None:
+                for j in tile.range(seen.left, seen.count):
+                    kept.step(j, True)
+        kept.finish(results)
+
+
+class _Kept:
+    """Tokens of one side, and the steps over blocks of the other."""
+
+    def __init__(
+        self,
+        x: AttentionShape,
+        plan: ThreadBackwardPlan,
+        of_keys: bool,
+        memories: Sequence[Any],
+        extras: dict[str, Any],
+    ) -> None:
+        self.x, self.plan, self.of_keys, self.extras = x, plan, of_keys, extras
+        q, k, v, dout, self.lse, self.delta = memories
+        pairs = [((q, 0), (dout, 3)), ((k, 1), (v, 2))]  # memories, and their orders
+        self.own, self.other = pairs[::-1] if of_keys else pairs
+        self.rows, self.columns = plan.tile
+        self.widths = padded(x.width), padded(x.value_width)
+        self.kept = [shared_place(x.dtype, self.rows, w) for w in self.widths]
+        self.ring = [shared_place(x.dtype, plan.stages, self.columns, w) for w in self.widths]
+        self.x_seen = x
+        if of_keys:  # queries i that a key j sees: -high <= i - j <= -low
+            least, most = (None if s is None else combine(0, s, -1) for s in x.band)
+            self.x_seen = replace(x, queries=x.keys, keys=x.queries, band=(most, least), extras=())
+        more = {"mask", "key_lengths"} if of_keys else {"mask"}
+        self.always_cut = bool(more & set(extras))
+
+    # ---- copies -----------------------------------------------------------------------------
+
+    def begin(self, batch: Any, head: Any, first: Any) -> None:
+        """Sums; what is kept is on its way."""
+        x, rows, columns = self.x, self.rows, self.columns
+        self.batch, self.first = batch, first
+        self.products = [tile.register((rows, columns)) for _ in range(2)]  # scores, dout v^T
+        wide = self.widths if self.of_keys else self.widths[:1]
+        self.totals = [tile.register((rows, w), fill=0.0) for w in wide]
+        steps = range(columns // DEPTH)
+        self.weights = [[tile.register((rows, DEPTH), x.dtype) for _ in steps] for _ in wide]
+        self.left, self.right = (tile.register((size, DEPTH), x.dtype) for size in (rows, columns))
+        self.below = [tile.register((w, DEPTH), x.dtype) for w in wide]
+        self.own_head = head
+        for place, source in zip(self.kept, self.own):
+            tile.copy_threads(place, self.part(*source, head, first, place.shape))
+        tile.commit_threads()
+
+    def walk(self, query_head: Any) -> Seen:
+        """The blocks of the other side that are seen, for one query head; one is under way."""
+        self.head = query_head
+        self.holes = Holes(self.x, self.extras, self.batch, query_head, self.of_keys)
+        self.limit = self.holes.limit
+        limit = index_of(self.x.queries) if self.of_keys else self.limit
+        self.seen = seen_by(self.x_seen, self.first, self.rows, self.columns, limit)
+        if not self.of_keys:
+            known = self.of_queries(self.first, self.rows)
+            self.known = [tuple(x[:, None] for x in known)] * (self.columns // DEPTH)
+        if self.plan.stages > 1:
+            self.meet()  # nobody reads or writes the blocks of the head before
+            self.load(0)
+        return self.seen
+
+    def of_queries(self, row: Any, count: int) -> tuple[Any, Any]:
+        """(-lse as the exponent of 2 has it, delta) of some queries, 0 past the last one."""
+        if isinstance(row, int) and row >= high(self.x.queries):
+            return tile.zeros((count,)), tile.zeros((count,))
+        lse, delta = (
+            tile.fill(tile.load(m, (self.batch, self.head, row), (count,)), 0.0)
+            for m in (self.lse, self.delta)
+        )
+        return tile.where(lse == -tile.INF, 0.0, lse * -LOG2_E), delta
+
+    def load(self, j: Any, later: bool = False) -> None:
+        """Both matrices of step j; see `threads`."""
+        most = last_block(self.x_seen, self.columns)
+        end = max(0, most - 1) if later else most
+        block = tile.index(tile.maximum(self.seen.last - j, 0), 0, end)
+        if most or not later:
+            head = self.head if self.of_keys else self.head // self.x.group
+            for ring, source in zip(self.ring, self.other):
+                place, token = ring[j % self.plan.stages], block * self.columns
+                tile.copy_threads(place, self.part(*source, head, token, ring.shape[1:]))
+        tile.commit_threads()
+
+    def part(self, memory: Any, order: int, head: Any, token: Any, shape: Any) -> Any:
+        """Tokens of an array that lies in the order of q, k, v or the result."""
+        return tokens_of(memory, self.x.orders[order], (self.batch, head, token), shape)
+
+    def meet(self) -> None:
+        """All that was copied is there, and nobody reads what was there before."""
+        tile.wait_threads(0)
+        tile.named_sync(0, 32 * self.plan.warps)
+
+    # ---- a step -----------------------------------------------------------------------------
+
+    def step(self, j: Any, cut: bool) -> None:
+        """Scores of a block again, weights and their changes, and the products with both."""
+        stage, at = j % self.plan.stages, tile.hold((self.seen.last - j) * self.columns)
+        if self.plan.stages == 1:
+            tile.named_sync(0, 32 * self.plan.warps)
+            self.load(j)
+        if self.of_keys:
+            starts = range(0, self.columns, DEPTH)
+            known = [self.of_queries(at + start, DEPTH) for start in starts]
+            self.known = [tuple(x[None, :] for x in one) for one in known]
+        self.meet()
+        if self.plan.stages > 1:
+            self.load(j + 1, later=True)
+        warps = (self.plan.warps, 1)
+        for which, total in enumerate(self.products):
+            tile.write(total, tile.zeros((self.rows, self.columns)))
+            for start in range(0, (self.x.width, self.x.value_width)[which], DEPTH):
+                tile.load_operand(self.left, self.kept[which], start)
+                tile.load_operand(self.right, self.ring[which][stage], start)
+                tile.matrix_sync(total, self.left, self.right, warps)
+        self.weigh(at, cut)
+        for which, total in enumerate(self.totals):
+            for number, weights in enumerate(self.weights[which]):
+                below = self.below[which]
+                tile.load_operand(below, self.ring[which][stage].T, DEPTH * number)
+                tile.matrix_sync(total, weights, below, warps)
+
+    def weigh(self, at: Any, cut: bool) -> None:
+        """Left operands from the products of a block: ds, and p for the gradient of values."""
+        holes, x = self.holes, self.x
+        scores, changes = (tile.read(total) for total in self.products)
+        for number, (top, delta) in enumerate(self.known):
+            start = DEPTH * number
+            across = slice(start, start + DEPTH)
+            where = (at + start, self.first) if self.of_keys else (self.first, at + start)
+            raw, dp = scores[:, across], changes[:, across]
+            s = holes.score(raw, *where)
+            if cut:
+                past = ends(x, self.rows if self.of_keys else self.columns)
+                seen = holes.seen(s.shape, *where, self.limit, past)
+                s = tile.where(seen, s, -tile.INF)
+            p = tile.quick_exp2(tile.multiply_add(s, holes.factor, top))
+            if self.of_keys:
+                dropped = tile.cast(holes.weight(p, *where), x.dtype)
+                tile.write(self.weights[1][number], dropped)
+            if x.dropout:
+                dp = holes.weight(dp, *where) * holes.grown
+            ds = p * (dp - delta)
+            if x.softcap:
+                ds = ds * holes.bent(raw)
+            tile.write(self.weights[0][number], tile.cast(ds, x.dtype))
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    def finish(self, results: Sequence[Any]) -> None:
+        """Sums go out through the places of what was kept."""
+        self.meet()
+        orders = (1, 2) if self.of_keys else (0,)
+        grown = Holes(self.x, {}, self.batch, self.own_head).grown
+        for total, place, factor in zip(self.totals, self.kept, (self.x.scale, grown)):
+            tile.write(place, tile.cast(tile.read(total) * factor, self.x.dtype))
+        tile.named_sync(0, 32 * self.plan.warps)
+        for result, place, order in zip(results, self.kept, orders):
+            target = self.part(result, order, self.own_head, self.first, place.shape)
+            tile.store_threads(target, place)
+
+
+def backward(
+    x: AttentionShape,
+    plan: ThreadBackwardPlan,
+    target: Target,
+    side: str,
+    more: Sequence[Memory] = (),
+) -> Body:
+    """The Body of a side; its parameters bear the names of `backward_parameters`."""
+    given: dict[str, Any] = {name: Array(x.sizes(name), x.dtype) for name in ("q", "k", "v")}
+    given["dout"] = Array(x.sizes("out"), x.dtype)
+    given |= {name: Array(x.rows, x.sum_dtype) for name in ("lse", "delta")}
+    given |= {name: Array(m.shape, m.dtype) for name, m in zip(x.extras, more)}
+    bound = thread_backward.bind((), {**given, "x": x, "plan": plan, "side": side}, Plan())
+    ((body, _),) = thread_backward.callee(bound, Plan(), target).launches
+    return body
+
+
+__all__ = ["SIDES", "ThreadBackwardPlan", "backward", "choose", "why_not"]
