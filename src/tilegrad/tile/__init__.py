@@ -26,7 +26,8 @@ LANGUAGE = {
     "prod", "cumsum", "cumprod", "cummax", "cummin", "dot", "softmax_online",
     "softmax_accumulate", "load", "store", "atomic_add", "require", "shared", "index", "hold",
     "hole", "less", "less_equal", "byte_dot", "byte_permute", "quick_divide", "quick_exp",
-    "quick_exp2", "quick_reciprocal", "most", "stack", "INF",
+    "quick_exp2", "quick_reciprocal", "prefetch", "scratch", "matrix_load", "matrix_dot",
+    "matrix_store", "most", "stack", "INF",
     *RENAMED,
 }  # fmt: skip
 ROLES = {

@@ -49,6 +49,9 @@ from .language import load
 from .language import log
 from .language import log1p
 from .language import log2
+from .language import matrix_dot
+from .language import matrix_load
+from .language import matrix_store
 from .language import max_ as max
 from .language import maximum_ as maximum
 from .language import min_ as min
@@ -56,6 +59,7 @@ from .language import minimum_ as minimum
 from .language import most
 from .language import multiply_add
 from .language import num_programs
+from .language import prefetch
 from .language import prod
 from .language import program_id
 from .language import quick_divide
@@ -70,6 +74,7 @@ from .language import reshape
 from .language import result
 from .language import round_ as round
 from .language import rsqrt
+from .language import scratch
 from .language import shared
 from .language import sigmoid
 from .language import sign
@@ -187,7 +192,10 @@ __all__ = [
     "log2",
     "matrix_async",
     "matrix_commit",
+    "matrix_dot",
     "matrix_fence",
+    "matrix_load",
+    "matrix_store",
     "matrix_sync",
     "matrix_wait",
     "max",
@@ -202,6 +210,7 @@ __all__ = [
     "num_programs",
     "outside",
     "pipeline",
+    "prefetch",
     "prod",
     "program_id",
     "quick_divide",
@@ -219,6 +228,7 @@ __all__ = [
     "role",
     "round",
     "rsqrt",
+    "scratch",
     "send",
     "shared",
     "sigmoid",

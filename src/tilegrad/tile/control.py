@@ -380,6 +380,8 @@ class _Loop:
 
     def bounds(self) -> tuple[int, int]:
         values = self.values
+        if values.bounds is not None:
+            return values.bounds
         lower, last = values.lower, high(values.upper) - 1
         if isinstance(lower, int) and isinstance(values.upper, int):
             last = lower + (values.upper - lower - 1) // values.step * values.step
@@ -389,7 +391,7 @@ class _Loop:
         """What the loop's index is, by the loop's own bounds."""
         values = self.values
         if isinstance(values.lower, int) and isinstance(values.upper, int):
-            return Limit(*self.bounds(), True, values.step)
+            return Limit(*self.bounds(), values.bounds is None, values.step)
         last = combine(values.upper, 1, -1)
         return Limit(values.lower, last, values.step == 1, values.step)
 

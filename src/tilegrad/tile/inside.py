@@ -117,6 +117,8 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
     """The index of a box and its mask, so that it stays inside along axes that are not walked;
     `masked` says that the kernel gave a mask of its own."""
     t = tracer(op)
+    if t.trusts:
+        return box.index, mask
     index, b, name = list(box.index), t.builder, box.memory.name
     certain = not (masked or t.maybe)
     sizes = box.memory.type.shape

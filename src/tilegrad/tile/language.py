@@ -148,14 +148,20 @@ def result(
 # ---- loops and sizes --------------------------------------------------------------------------
 
 
-def range_(*bounds: Any, unroll: int = 1, stages: int | None = None) -> Range:
+def range_(
+    *ends: Any,
+    unroll: int = 1,
+    stages: int | None = None,
+    bounds: tuple[int, int] | None = None,
+) -> Range:
     """A loop that runs in the kernel: range(stop), range(start, stop), range(start, stop, step).
 
-    Bounds may be symbolic or loaded; `stages` asks for that many copies under way.
+    Ends may be symbolic or loaded; `stages` asks for that many copies under way. `bounds` are the
+    least and the most that the index is, where the kernel knows more than the ends say.
     """
     if stages is not None:
         tracer("range").hints["stages"] = stages
-    return make_range("tile.range", *bounds, unroll=unroll)
+    return make_range("tile.range", *ends, unroll=unroll, bounds=bounds)
 
 
 def range_n(size: Any, block: int) -> Range:
@@ -848,6 +854,8 @@ def _given_mask(mask: Any, shape: tuple[int, ...], op: str) -> Node | None:
             expected=f"a bool tile {shape}",
             got=repr(test),
         )
+    if not test.shape and tracer(op).trusts:
+        return test.node  # one answer for all elements
     return broadcast_tile(test, shape).node
 
 
@@ -1017,6 +1025,37 @@ def require(condition: Any, message: str) -> None:
     b.require(
         test.node, f"tile.require: {message}", user_location(), mask_of(test.shape, test.edges)
     )
+
+
+def prefetch(memory: Any, index: Sequence[Any], to: str = "l1") -> None:
+    """Bring the line at an index of an array into a cache."""
+    tracer("prefetch").builder.prefetch(memory.node, *(size_of(i, "index") for i in index), to=to)
+
+
+def scratch(shape: Any, dtype: Any = dtypes.float32, scope: str = "l2") -> MemoryValue:
+    """A place of the program's own in a cache, not initialised."""
+    node = tracer("scratch").builder.allocate(static_shape(shape), dtype_of(dtype), scope)
+    return MemoryValue("scratch", node, True)
+
+
+def matrix_load(memory: Any, index: Sequence[Any], shape: Any, unit: str) -> TileValue:
+    """A tile in the registers of a CPU's matrix unit."""
+    b = tracer("matrix_load").builder
+    at = [b.index(size_of(i, "index")) for i in index]
+    return TileValue(b.add(ops.matrix_load(memory.node, *at, shape=static_shape(shape), unit=unit)))
+
+
+def matrix_dot(total: TileValue, a: TileValue, b: TileValue, unit: str) -> TileValue:
+    """total + a @ b, on a matrix unit."""
+    made = ops.matrix_dot(total.node, a.node, b.node, unit=unit)
+    return TileValue(tracer("matrix_dot").builder.add(made))
+
+
+def matrix_store(memory: Any, index: Sequence[Any], value: TileValue, unit: str) -> None:
+    """Write a tile of a matrix unit."""
+    b = tracer("matrix_store").builder
+    at = [b.index(size_of(i, "index")) for i in index]
+    b.add(ops.matrix_store(memory.node, value.node, *at, unit=unit))
 
 
 def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryValue:

@@ -81,6 +81,7 @@ class Range:
     step: int
     unroll: int = 1
     block: int | None = None  # rows of each Rows, for tile.range_n
+    bounds: tuple[int, int] | None = None  # the least and most that its index is, where known
 
     def __iter__(self) -> Iterator[Any]:
         raise TraceError(
@@ -399,11 +400,17 @@ def check_grid(sizes: Sequence[Size]) -> None:
         )
 
 
-def make_range(op: str, *given: Any, unroll: int = 1, block: int | None = None) -> Range:
+def make_range(
+    op: str,
+    *given: Any,
+    unroll: int = 1,
+    block: int | None = None,
+    bounds: tuple[int, int] | None = None,
+) -> Range:
     """tile.range(stop), (start, stop) or (start, stop, step)."""
     if not 1 <= len(given) <= 3:
         raise UserError("wrong number of bounds", op=op, expected="1, 2 or 3", got=len(given))
     lower, upper, step = (0, *given, 1) if len(given) == 1 else (*given, 1)[:3]
     if not isinstance(step, int) or isinstance(step, bool) or step < 1:
         raise UserError("the step is not a positive integer", op=op, got=repr(step))
-    return Range(size_of(lower, "bound"), size_of(upper, "bound"), step, unroll, block)
+    return Range(size_of(lower, "bound"), size_of(upper, "bound"), step, unroll, block, bounds)

@@ -13,15 +13,16 @@ count as 0 and are not stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from ...core.dtype import DType, bfloat16, float32, int32, uint32
+from ... import tile
+from ...core.dtype import bfloat16, float32, uint32
 from ...core.target import Target
-from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, combine, high, minimum, multiply
+from ...ir.symbol import Size, ceil_divide, high
 from ...ir.types import Memory
-from ...tile import ops
-from ...tile.build import Body, BodyBuilder
-from .cpu_decode import Weights, multiply_add
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
+from .cpu_decode import Weights, multiply_add, shifted
 from .cpu_parts import ROWS, STEP, parts
 from .shape import QuantisedShape, padded
 
@@ -47,7 +48,7 @@ def depth_of(shape: QuantisedShape) -> int:
 
 def split_memory(shape: QuantisedShape, use: str) -> Memory:
     """Tokens in tiles: (parts, tiles of tokens, steps, 16 tokens, 32 columns)."""
-    tiles = multiply(ceil_divide(shape.tokens, PAIR), 2)
+    tiles = ceil_divide(shape.tokens, PAIR) * 2
     sizes = (depth_of(shape), tiles, shape.columns // STEP, TILE, PAIR)
     return Memory(sizes, bfloat16, use=use)
 
@@ -66,33 +67,27 @@ def panel_blocks(shape: QuantisedShape, target: Target, each: int) -> int:
     return 2 * min(range(1, most + 1), key=longest)
 
 
-class Builder:
+class Writer:
     """What the Bodies share."""
 
     def __init__(
         self, shape: QuantisedShape, target: Target, given: Sequence[tuple[str, Memory]], name: str
     ) -> None:
         self.shape, self.target = shape, target
-        self.b = BodyBuilder(name, given)
-        self.memory = dict(zip((n for n, _ in given), self.b.parameters))
-        self.weights = Weights(self.b, shape, self.memory)
+        self.b = PlacedBuilder(name, given)
+        self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
+        self.weights = Weights(shape, self.memory)
 
-    def scratch(self, *shape: int, dtype: DType = float32) -> Node:
-        """A place of the program's own."""
-        return self.b.allocate(shape, dtype, "l2")
-
-    def below(self, start: Size, size: int, limit: Size) -> Node | None:
+    def below(self, start: Any, size: int, limit: Any) -> Any:
         """Which of start, start + 1, ... are less than a limit; None where all are known to be."""
-        if high(combine(combine(start, size, 1), limit, -1)) <= 0:
+        if tile.most(start + size - limit) <= 0:
             return None
-        counted = self.b.add(ops.iota(size=size, dtype=self.b.index(0).dtype))
-        places = self.b.apply("add", counted, self.b.index(start))
-        return self.b.apply("less", places, self.b.index(limit))
+        return tile.arange(size) + start < limit
 
-    def values(self, block: Size, step: Size) -> list[Node]:
+    def values(self, block: Any, step: Any) -> list[Any]:
         """The weights of 16 rows in 32 columns: a tile of 16 for each column, in float32."""
-        b, weights = self.b, self.weights
-        layout, found = weights.layout, []
+        weights, found = self.weights, []
+        layout = weights.layout
         quads, groups = weights.quads(block, step), weights.groups(step)
         each = len(quads) // len(groups)
         for g, group in enumerate(groups):
@@ -100,23 +95,20 @@ class Builder:
             lowest = weights.scale(block, step, group, "minimum") if layout.minimum else None
             for quad in quads[g * each : (g + 1) * each]:
                 for byte in range(4):
-                    code = weights.shifted(quad, 8 * byte)
-                    code = b.apply("bit_and", code, b.constant(255, int32))
-                    if layout.centre:
-                        code = b.apply("subtract", code, b.constant(layout.centre, int32))
-                    one = b.cast(code, float32)
+                    code = shifted(quad, 8 * byte) & 255
+                    one = (code - layout.centre if layout.centre else code).to(float32)
                     if lowest is None:
-                        found.append(b.apply("multiply", one, scale))
+                        found.append(one * scale)
                     else:
-                        found.append(multiply_add(b, self.target, one, scale, lowest))
+                        found.append(multiply_add(self.target, one, scale, lowest))
         return found
 
 
 # ---- a matrix unit ------------------------------------------------------------------------------
 
 
-class Split(Builder):
-    """Builds the Body that splits tokens: a program for each tile of 16."""
+class Split(Writer):
+    """Writes the Body that splits tokens: a program for each tile of 16."""
 
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
         given = [
@@ -127,38 +119,34 @@ class Split(Builder):
 
     def build(self, share: Size) -> Body:
         """The Body."""
-        b, shape = self.b, self.shape
-        tiles = multiply(ceil_divide(shape.tokens, PAIR), 2)
-        tile = b.program(0, tiles)
+        tiles = ceil_divide(self.shape.tokens, PAIR) * 2
+        with tile.into(self.b):
+            self.work(tile.grid(tiles))
+        return self.b.finish((tiles * share,))
 
-        def row(r: Size, _: list[Node]) -> Sequence[Node]:
-            token = combine(multiply(tile, TILE), r, 1)
-            inside = b.less(token, shape.tokens)
-
-            def step(s: Size, _: list[Node]) -> Sequence[Node]:
-                x = b.load(self.memory["x"], (token, multiply(s, STEP)), (STEP,), (1,), inside)
-                for part, value in enumerate(halves(b, x, depth_of(shape))):
-                    b.store(self.memory["split"], value, (part, tile, s, r, 0), (4,))
-                return ()
-
-            b.loop("step", 0, shape.columns // STEP, 1, step)
-            return ()
-
-        b.loop("row", 0, TILE, 1, row)
-        return b.finish((multiply(tiles, share),))
+    @tile.function
+    def work(self, number: Any) -> None:
+        """Row by row, step by step."""
+        shape = self.shape
+        for row in tile.range(TILE):
+            token = number * TILE + row
+            inside = tile.less(token, shape.tokens)
+            for step in tile.range(shape.columns // STEP):
+                x = tile.load(self.memory["x"], (token, step * STEP), STEP, mask=inside)
+                for part, value in enumerate(halves(x, depth_of(shape))):
+                    tile.store(self.memory["split"], (part, number, step, row, 0), value)
 
 
-def halves(b: BodyBuilder, x: Node, depth: int) -> list[Node]:
+def halves(x: Any, depth: int) -> list[Any]:
     """x as bfloat16, and what is left of it as another."""
-    first = b.cast(x, bfloat16)
+    first = x.to(bfloat16)
     if depth == 1:
         return [first]
-    rest = b.apply("subtract", b.cast(x, float32), b.cast(first, float32))
-    return [first, b.cast(rest, bfloat16)]
+    return [first, (x.to(float32) - first.to(float32)).to(bfloat16)]
 
 
-class Matrix(Builder):
-    """Builds the Body that multiplies on a matrix unit: a program for each panel of rows."""
+class Matrix(Writer):
+    """Writes the Body that multiplies on a matrix unit: a program for each panel of rows."""
 
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
         given = [
@@ -173,146 +161,107 @@ class Matrix(Builder):
 
     def build(self, share: Size) -> Body:
         """The Body."""
-        b, shape = self.b, self.shape
-        blocks = padded(shape.rows, ROWS) // ROWS
+        blocks = padded(self.shape.rows, ROWS) // ROWS
         panels = -(-blocks // self.count)
-        number = b.program(0, panels)
-        self.first = multiply(number, self.count)
-        self.panel = self.scratch(self.depth, self.count, self.steps, TILE, TILE, dtype=uint32)
-        self.sums, self.zeros = self.scratch(PAIR, PAIR), self.scratch(TILE, TILE)
-        b.loop("zero", 0, TILE, 1, self.clear)
-        here = minimum(combine(blocks, self.first, -1), self.count)  # blocks that there are
+        with tile.into(self.b):
+            self.first = tile.grid(panels) * self.count
+            panel = (self.depth, self.count, self.steps, TILE, TILE)
+            self.panel = tile.scratch(panel, uint32)
+            self.sums, self.zeros = tile.scratch((PAIR, PAIR)), tile.scratch((TILE, TILE))
+            self.work(tile.minimum(blocks - self.first, self.count))
+        return self.b.finish((panels * share,))
 
-        def unpack(r: Size, _: list[Node]) -> Sequence[Node]:
-            self.unpack(r)
-            return ()
+    @tile.function
+    def work(self, here: Any) -> None:
+        """Unpack the blocks that there are, then multiply all tokens by them."""
+        for zero in tile.range(TILE):  # the unit loads what sums begin with, one for each sum
+            tile.store(self.zeros, (zero, 0), tile.zeros((TILE,)))
+        for unpack in tile.range(here, bounds=(0, self.count - 1)):
+            self.unpack(unpack)
+        tiles = ceil_divide(self.shape.tokens, PAIR)
+        for tokens in tile.range(0, tiles * 2, 2, bounds=(0, 2 * high(tiles) - 2)):
+            for pair in tile.range(0, here, 2, bounds=(0, self.count - 2)):
+                self.product(tokens, pair)
 
-        b.loop("unpack", 0, here, 1, unpack, bounds=(0, self.count - 1))
-
-        def tokens(t: Size, _: list[Node]) -> Sequence[Node]:
-            def pair(r: Size, _: list[Node]) -> Sequence[Node]:
-                self.product(t, r)
-                return ()
-
-            b.loop("pair", 0, here, 2, pair, bounds=(0, self.count - 2))
-            return ()
-
-        tiles = ceil_divide(shape.tokens, PAIR)
-        b.loop("tokens", 0, multiply(tiles, 2), 2, tokens, bounds=(0, 2 * high(tiles) - 2))
-        return b.finish((multiply(panels, share),))
-
-    def clear(self, i: Size, _: list[Node]) -> Sequence[Node]:
-        """A row of the zeros that sums begin with: the unit loads them, one for each sum."""
-        self.b.store(self.zeros, self.b.constant(0.0, float32, (TILE,)), (i, 0), (1,))
-        return ()
-
-    def unpack(self, r: Size) -> None:
+    @tile.function
+    def unpack(self, number: Any) -> None:
         """A block of rows, in tiles: pairs of columns side by side, as words."""
-        b, block = self.b, combine(self.first, r, 1)
-
-        def step(s: Size, _: list[Node]) -> Sequence[Node]:
-            columns = self.values(block, s)
+        block = self.first + number
+        for step in tile.range(self.steps):
+            columns = self.values(block, step)
             for pair in range(TILE):
                 two = [self.rounded(x) for x in columns[2 * pair : 2 * pair + 2]]
                 for part in range(self.depth):
-                    lower = b.apply("shift_right", two[0][part], b.constant(16, uint32))
-                    b.store(
-                        self.panel,
-                        b.apply("bit_or", two[1][part], lower),
-                        (part, r, s, pair, 0),
-                        (4,),
-                    )
-            return ()
+                    lower = two[0][part] >> 16
+                    tile.store(self.panel, (part, number, step, pair, 0), two[1][part] | lower)
 
-        b.loop("step", 0, self.steps, 1, step)
-
-    def rounded(self, x: Node) -> list[Node]:
+    def rounded(self, x: Any) -> list[Any]:
         """A float32 as its high part and, of what is left, another: bfloat16 in the upper bits."""
-        b, found = self.b, []
+        found: list[Any] = []
         for part in range(self.depth):
-            bits = b.apply("add", b.add(ops.bitcast(x, dtype=uint32)), b.constant(0x8000, uint32))
-            found.append(b.apply("bit_and", bits, b.constant(0xFFFF0000, uint32)))
+            found.append(tile.bitcast(x, uint32) + 0x8000 & 0xFFFF0000)
             if part + 1 < self.depth:
-                x = b.apply("subtract", x, b.add(ops.bitcast(found[-1], dtype=float32)))
+                x = x - tile.bitcast(found[-1], float32)
         return found
 
-    def tile(self, memory: Node, *index: Size) -> Node:
-        """A tile in the unit's registers."""
-        b, shape = self.b, (TILE, PAIR if memory.dtype is bfloat16 else TILE)
-        scalars = [b.index(i) for i in index]
-        return b.add(ops.matrix_load(memory, *scalars, shape=shape, unit=self.unit))
+    def two(self, memory: Any, part: int, first: Any, step: Any) -> list[Any]:
+        """Two neighbouring tiles in the unit's registers."""
+        shape = (TILE, PAIR if memory.dtype is bfloat16 else TILE)
+        at = [(part, first + i, step, 0, 0) for i in range(2)]
+        return [tile.matrix_load(memory, index, shape, self.unit) for index in at]
 
-    def product(self, t: Size, r: Size) -> None:
-        """32 tokens by 32 rows, from tile t of the tokens and block r of the panel on."""
-        b, unit = self.b, self.unit
+    def add(self, left: Sequence[Any], right: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
+        """Four sums after the products of two tiles with two."""
+        return [
+            tile.matrix_dot(total, left[n // 2], right[n % 2], self.unit)
+            for n, total in enumerate(sums)
+        ]
 
-        def step(s: Size, sums: list[Node]) -> Sequence[Node]:
-            def tokens(part: int) -> list[Node]:
-                return [
-                    self.tile(self.memory["split"], part, combine(t, i, 1), s, 0, 0)
-                    for i in range(2)
-                ]
-
-            def rows(part: int) -> list[Node]:
-                return [self.tile(self.panel, part, combine(r, i, 1), s, 0, 0) for i in range(2)]
-
-            def add(left: list[Node], right: list[Node], sums: list[Node]) -> list[Node]:
-                return [
-                    b.add(ops.matrix_dot(total, left[n // 2], right[n % 2], unit=unit))
-                    for n, total in enumerate(sums)
-                ]
-
-            upper = tokens(0)
-            if self.depth == 1:
-                return add(upper, rows(0), sums)
-            sums = add(upper, rows(1), sums)  # four sums and four operands at a time: all there are
-            above = rows(0)
-            sums = add(upper, above, sums)
-            return add(tokens(1), above, sums)
-
-        zeros = [self.tile(self.zeros, 0, 0) for _ in range(4)]
-        found = b.loop("depth", 0, self.steps, 1, step, zeros)
-        token, row = multiply(t, TILE), multiply(combine(self.first, r, 1), ROWS)
-
-        def store(place: Node, down: Size, across: Size) -> Sequence[Node]:
-            for n, total in enumerate(found):
-                at = (combine(down, TILE * (n // 2), 1), combine(across, TILE * (n % 2), 1))
-                b.add(ops.matrix_store(place, total, *(b.index(i) for i in at), unit=unit))
-            return ()
-
-        def by_lines() -> Sequence[Node]:
-            store(self.sums, 0, 0)
-            self.put(token, row)
-            return ()
-
-        end = combine(token, PAIR, 1)
-        if self.shape.dtype is not float32 or self.shape.rows % PAIR:
-            by_lines()
-        elif high(combine(end, self.shape.tokens, -1)) <= 0:
-            store(self.memory["out"], token, row)
+    @tile.function
+    def product(self, first: Any, number: Any) -> None:
+        """32 tokens by 32 rows, from a tile of the tokens and a block of the panel on."""
+        split, shape = self.memory["split"], self.shape
+        sums = [tile.matrix_load(self.zeros, (0, 0), (TILE, TILE), self.unit) for _ in range(4)]
+        for depth in tile.range(self.steps):
+            upper = self.two(split, 0, first, depth)
+            if self.depth == 2:  # four sums and four operands at a time: all there are
+                sums = self.add(upper, self.two(self.panel, 1, number, depth), sums)
+            above = self.two(self.panel, 0, number, depth)
+            sums = self.add(upper, above, sums)
+            if self.depth == 2:
+                sums = self.add(self.two(split, 1, first, depth), above, sums)
+        token, row = first * TILE, (self.first + number) * ROWS
+        fits = tile.most(token + PAIR - shape.tokens) <= 0
+        if shape.dtype is not float32 or shape.rows % PAIR:
+            self.by_lines(sums, token, row)
+        elif fits or tile.less_equal(token + PAIR, shape.tokens):
+            self.store(self.memory["out"], sums, token, row)
         else:
-            whole = b.less_equal(end, self.shape.tokens)
-            b.branch(whole, lambda: store(self.memory["out"], token, row), by_lines)
+            self.by_lines(sums, token, row)
 
-    def put(self, token: Size, row: Size) -> None:
+    def store(self, place: Any, sums: Sequence[Any], down: Any, across: Any) -> None:
+        """Four tiles of the unit."""
+        for n, total in enumerate(sums):
+            at = (down + TILE * (n // 2), across + TILE * (n % 2))
+            tile.matrix_store(place, at, total, self.unit)
+
+    @tile.function
+    def by_lines(self, sums: Sequence[Any], token: Any, row: Any) -> None:
         """Store what there is of 32 tokens by 32 rows."""
-        b, shape = self.b, self.shape
+        self.store(self.sums, sums, 0, 0)
+        shape = self.shape
         mask = None if shape.rows % PAIR == 0 else self.below(row, PAIR, shape.rows)
-
-        def line(i: Size, _: list[Node]) -> Sequence[Node]:
-            value = b.cast(b.load(self.sums, (i, 0), (PAIR,), (1,)), shape.dtype)
-            b.store(self.memory["out"], value, (combine(token, i, 1), row), (1,), mask)
-            return ()
-
-        stop = minimum(combine(shape.tokens, token, -1), PAIR)
-        b.loop("line", 0, stop, 1, line, bounds=(0, PAIR - 1))
+        stop = tile.minimum(shape.tokens - token, PAIR)
+        for line in tile.range(stop, bounds=(0, PAIR - 1)):
+            value = tile.load(self.sums, (line, 0), PAIR).to(shape.dtype)
+            tile.store(self.memory["out"], (token + line, row), value, mask=mask)
 
 
 # ---- vectors ------------------------------------------------------------------------------------
 
 
-class Vectors(Builder):
-    """Builds the Body that multiplies by vectors: a program for each panel of rows."""
+class Vectors(Writer):
+    """Writes the Body that multiplies by vectors: a program for each panel of rows."""
 
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
         given = [
@@ -328,50 +277,42 @@ class Vectors(Builder):
 
     def build(self, share: Size) -> Body:
         """The Body."""
-        b, shape = self.b, self.shape
-        blocks = padded(shape.rows, ROWS) // ROWS
+        blocks = padded(self.shape.rows, ROWS) // ROWS
         panels = -(-blocks // self.across)
-        self.first = multiply(b.program(0, panels), self.across)
-        self.panel = self.scratch(shape.columns, self.across * ROWS)
-        last = blocks - 1
+        with tile.into(self.b):
+            self.first = tile.grid(panels) * self.across
+            self.panel = tile.scratch((self.shape.columns, self.across * ROWS))
+            self.work(blocks - 1)
+        return self.b.finish((panels * share,))
 
-        def step(s: Size, _: list[Node]) -> Sequence[Node]:
-            for i in range(self.across):  # past the last block it is repeated
-                block = minimum(combine(self.first, i, 1), last)
-                for k, value in enumerate(self.values(block, s)):
-                    at = (combine(multiply(s, STEP), k, 1), i * ROWS)
-                    b.store(self.panel, value, at, (1,))
-            return ()
+    @tile.function
+    def work(self, last: int) -> None:
+        """Unpack the panel, past the last block that one again; then all tokens, some at once."""
+        shape = self.shape
+        for unpack in tile.range(shape.columns // STEP):
+            for i in range(self.across):
+                block = tile.minimum(self.first + i, last)
+                for k, value in enumerate(self.values(block, unpack)):
+                    tile.store(self.panel, (unpack * STEP + k, i * ROWS), value)
+        bounds = (0, max(0, high(shape.tokens) - 1))
+        for tokens in tile.range(0, shape.tokens, self.tokens, bounds=bounds):
+            self.product(tokens)
 
-        b.loop("unpack", 0, shape.columns // STEP, 1, step)
-
-        def some(t: Size, _: list[Node]) -> Sequence[Node]:
-            self.product(t)
-            return ()
-
-        b.loop(
-            "tokens", 0, shape.tokens, self.tokens, some, bounds=(0, max(0, high(shape.tokens) - 1))
-        )
-        return b.finish((multiply(panels, share),))
-
-    def product(self, t: Size) -> None:
+    @tile.function
+    def product(self, first: Any) -> None:
         """Some tokens by a panel; past the last token it is repeated."""
-        b, shape = self.b, self.shape
-        wide = self.across * ROWS
-        last = combine(shape.tokens, 1, -1)
-        tokens = [minimum(combine(t, i, 1), last) for i in range(self.tokens)]
-
-        def column(k: Size, sums: list[Node]) -> Sequence[Node]:
-            line = b.load(self.panel, (k, 0), (wide,), (1,))
-            xs = [b.cast(b.load(self.memory["x"], (token, k)), float32) for token in tokens]
-            return [multiply_add(b, self.target, x, line, total) for x, total in zip(xs, sums)]
-
-        zero = b.constant(0.0, float32, (wide,))
-        sums = b.loop("depth", 0, shape.columns, 1, column, [zero] * self.tokens, unroll=2)
-        row = multiply(self.first, ROWS)
+        shape, wide = self.shape, self.across * ROWS
+        last = shape.tokens - 1
+        tokens = [tile.minimum(first + i, last) for i in range(self.tokens)]
+        sums = [tile.zeros((wide,)) for _ in tokens]
+        for depth in tile.range(shape.columns, unroll=2):
+            line = tile.load(self.panel, (depth, 0), wide)
+            xs = [tile.load(self.memory["x"], (t, depth)).to(float32) for t in tokens]
+            sums = [multiply_add(self.target, x, line, total) for x, total in zip(xs, sums)]
+        row = self.first * ROWS
         mask = None if shape.rows % wide == 0 else self.below(row, wide, shape.rows)
         for token, total in zip(tokens, sums):
-            b.store(self.memory["out"], b.cast(total, shape.dtype), (token, row), (1,), mask)
+            tile.store(self.memory["out"], (token, row), total.to(shape.dtype), mask=mask)
 
 
 def prefill(

@@ -7,16 +7,15 @@ within the rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
-from ...core.dtype import float32, int32, int64
+from ... import tile
+from ...core.dtype import float32, int32
 from ...core.target import Target
-from ...ir.node import Node
-from ...ir.symbol import Size, floor_divide, modulo, multiply
 from ...ir.types import Memory
-from ...tile import ops
-from ...tile.build import Body, BodyBuilder
-from .cpu_decode import Weights
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
+from .cpu_decode import Weights, doubled, moved, shifted
 from .cpu_parts import QUADS, ROWS, STEP, parts
 from .shape import QuantisedShape
 
@@ -24,34 +23,23 @@ from .shape import QuantisedShape
 class Lane(Weights):
     """Reads one row's words: a tile of words is that of neighbouring quads."""
 
-    lane: Size = 0
+    lane: Any = 0
 
-    def column(self, block: Size, step: Size, first: int, count: int) -> Node:
-        """The words of the row in neighbouring vectors."""
-        index = (block, step, first, self.lane)
-        return self.b.load(self.memory["codes"], index, (count,), (2,))
-
-    def steps_codes(self, block: Size, step: Size) -> Node:
+    def steps_codes(self, block: Any, step: Any) -> Any:
         """Codes (8 quads,) of a step as words."""
-        b, first, low, total = self.b, 0, 0, None
+        first, low, total = 0, 0, None
         for bits in self.layout.planes:
-            lines = self.column(block, step, first, bits)
-            found = [self._bits(lines, bits, place * bits - low, low) for place in range(8 // bits)]
-            whole = found[0]
-            if len(found) > 1:
-                whole = b.add(ops.reshape(b.add(ops.stack_rows(*found)), shape=(QUADS,)))
-            total = whole if total is None else b.apply("bit_or", total, whole)
+            at = (block, step, first, self.lane)
+            lines = tile.load(self.memory["codes"], at, bits, axes=(2,))
+            found = [moved(lines, bits, place * bits - low, low) for place in range(8 // bits)]
+            whole = found[0] if len(found) == 1 else tile.reshape(tile.stack(found), (QUADS,))
+            total = whole if total is None else total | whole
             first, low = first + bits, low + bits
-        assert total is not None
-        return self._doubled(total) if self.layout.doubled else total
+        return doubled(total) if self.layout.doubled else total
 
-    def one(self, name: str, *index: Size) -> Node:
-        """An element of a part."""
-        return self.b.load(self.memory[name], (*index, self.lane))
-
-    def line(self, name: str, *index: Size) -> Node:
+    def line(self, name: str, *index: Any) -> Any:
         """The row's own element: `scale` then gives a scalar."""
-        return self.one(name, *index)
+        return tile.load(self.memory[name], (*index, self.lane))
 
 
 def take(shape: QuantisedShape, target: Target, name: str = "quantised_take") -> Body:
@@ -61,44 +49,38 @@ def take(shape: QuantisedShape, target: Target, name: str = "quantised_take") ->
         *((n, Memory(s, d)) for n, s, d in parts(shape)),
         ("out", Memory((shape.tokens, shape.columns), shape.dtype, use="result")),
     ]
-    b = BodyBuilder(name, given)
-    memory = dict(zip((n for n, _ in given), b.parameters))
-    rows = Lane(b, shape, memory)
-    token = b.program(0, shape.tokens)
-    number = b.cast(b.load(memory["ids"], (token,)), int64)
-    row = b.atom("row", number, 0, shape.rows - 1)
-    block, rows.lane = floor_divide(row, ROWS), modulo(row, ROWS)
-
-    def step(s: Size, _: list[Node]) -> Sequence[Node]:
-        values = _values(rows, block, s)
-        b.store(memory["out"], b.cast(values, shape.dtype), (token, multiply(s, STEP)), (1,))
-        return ()
-
-    b.loop("step", 0, shape.columns // STEP, 1, step)
+    b = PlacedBuilder(name, given)
+    with tile.into(b):
+        write_row(shape, {n: tile.memory(p) for (n, _), p in zip(given, b.parameters)})
     return b.finish((shape.tokens,))
 
 
-def _values(rows: Lane, block: Size, step: Size) -> Node:
+@tile.function
+def write_row(shape: QuantisedShape, memory: dict[str, Any]) -> None:
+    """The row that a token names, step by step."""
+    token, rows = tile.grid(shape.tokens), Lane(shape, memory)
+    number = tile.load(memory["ids"], token).to(tile.i64)
+    row = tile.hold(number, "row", (0, shape.rows - 1))
+    block, rows.lane = row // ROWS, row % ROWS
+    for step in tile.range(shape.columns // STEP):
+        values = values_of(rows, block, step).to(shape.dtype)
+        tile.store(memory["out"], (token, step * STEP), values)
+
+
+def values_of(rows: Lane, block: Any, step: Any) -> Any:
     """The 32 values of a step."""
-    b, layout = rows.b, rows.layout
-    words = rows.steps_codes(block, step)
-    found = [
-        b.apply("bit_and", rows.shifted(words, 8 * i), b.constant(255, int32)) for i in range(4)
-    ]
-    codes = b.add(ops.transpose(b.add(ops.stack_rows(*found)), order=(1, 0)))  # (quads, 4)
-    codes = b.apply("subtract", codes, b.constant(layout.centre, int32))
-    groups = rows.groups(step)
-    each = QUADS // len(groups)
-    codes = b.add(ops.reshape(codes, shape=(len(groups), 4 * each)))
-    parts_: list[Node] = []
+    layout, words = rows.layout, rows.steps_codes(block, step)
+    found = [shifted(words, 8 * i) & 255 for i in range(4)]
+    codes = tile.stack(found).T - layout.centre  # (quads, 4)
+    groups, made = rows.groups(step), []
+    codes = tile.reshape(codes, (len(groups), 4 * (QUADS // len(groups))))
     for g, group in enumerate(groups):
-        part = b.add(ops.extract(codes, index=g))
-        part = b.apply("multiply", rows.scale(block, step, group), b.cast(part, float32))
+        part = codes[g]
+        part = rows.scale(block, step, group) * part.to(float32)
         if layout.minimum:
-            part = b.apply("add", part, rows.scale(block, step, group, "minimum"))
-        parts_.append(part)
-    whole = parts_[0] if len(parts_) == 1 else b.add(ops.stack_rows(*parts_))
-    return b.add(ops.reshape(whole, shape=(STEP,)))
+            part = part + rows.scale(block, step, group, "minimum")
+        made.append(part)
+    return tile.reshape(made[0] if len(made) == 1 else tile.stack(made), (STEP,))
 
 
 __all__ = ["take"]
