@@ -134,12 +134,11 @@ class DotLowering:
         live = ceil_divide(minimum(n - column, plan.block_n), plan.nr)
         stop = minimum(row + plan.block_m, m)
 
-        def part(at: Size, _: list[Node]) -> Sequence[Node]:
+        def part(at: Size, _: list[Node]) -> None:
             count = minimum(k - at, plan.block_k)
             with self.e.scope():
                 self.pack_b(plan, at_batch, at, count, column, live)
                 self.rows(plan, at_batch, at, count, row, stop, column, live)
-            return ()
 
         end = maximum(k, 1) if low(k) < 1 else k  # a sum of nothing is written too
         b.loop("k_block", 0, end, plan.block_k, part)
@@ -174,25 +173,21 @@ class DotLowering:
         b, x, lies = self.b, self.problem.b, self.lies(plan, batch)
         bounds = (0, plan.block_k - 1)
 
-        def square(j: Size, _: list[Node]) -> Sequence[Node]:
+        def square(j: Size, _: list[Node]) -> None:
             self.pack_turned(plan, batch, at, count, column + j * plan.nr, j)
-            return ()
 
-        def piece(i: Size, j: Size) -> Sequence[Node]:
+        def piece(i: Size, j: Size) -> None:
             with self.columns(plan, column + j * plan.nr) as lane:
                 value = self.e.value(x, self.problem.index_b(batch, at + i, lane))
                 value = b.broadcast(b.cast(value, self.accumulator), (plan.nr,))
                 b.store(self.packed_b, value, (j, i, 0), (2,))
-            return ()
 
-        def line(i: Size, _: list[Node]) -> Sequence[Node]:
+        def line(i: Size, _: list[Node]) -> None:
             with self.e.scope():
                 b.loop("panel", 0, live, 1, lambda j, _: piece(i, j))
-            return ()
 
-        def panel(j: Size, _: list[Node]) -> Sequence[Node]:
+        def panel(j: Size, _: list[Node]) -> None:
             b.loop("k", 0, count, 1, lambda i, _: piece(i, j), unroll=4, bounds=bounds)
-            return ()
 
         if lies == "turned":
             b.loop("panel", 0, live, 1, square)
@@ -208,7 +203,7 @@ class DotLowering:
         b, e, lanes = self.b, self.e, plan.lanes
         k = self.problem.sizes[2]
 
-        def square(i: Size, _: list[Node]) -> Sequence[Node]:
+        def square(i: Size, _: list[Node]) -> None:
             for piece in range(plan.across):
                 rows = []
                 for r in range(lanes):
@@ -223,7 +218,6 @@ class DotLowering:
                     (j, i, piece * lanes),
                     (0, 1, 2),
                 )
-            return ()
 
         b.loop("k", 0, count, lanes, square, bounds=(0, plan.block_k - 1))
 
@@ -236,13 +230,12 @@ class DotLowering:
             return
         for r, m in enumerate(places):
 
-            def vector(i: Size, _: list[Node], r: int = r, m: Size = m) -> Sequence[Node]:
+            def vector(i: Size, _: list[Node], r: int = r, m: Size = m) -> None:
                 whole = modulo(k, plan.lanes) == 0 and plan.block_k % plan.lanes == 0
                 with e.vector(at + i, plan.lanes, k, whole) as lane:
                     x = e.value(self.problem.a, self.problem.index_a(batch, m, lane))
                     x = b.broadcast(b.cast(x, self.accumulator), (plan.lanes,))
                     b.store(self.packed_a, x, (r, i), (1,))
-                return ()
 
             b.loop("k", 0, count, plan.lanes, vector, unroll=4, bounds=(0, plan.block_k - 1))
 
@@ -252,13 +245,12 @@ class DotLowering:
         m = self.problem.sizes[1]
         width = power_of_two(plan.mr)
 
-        def line(i: Size, _: list[Node]) -> Sequence[Node]:
+        def line(i: Size, _: list[Node]) -> None:
             with e.vector(row, width, m, False) as lane:
                 x = e.value(self.problem.a, self.problem.index_a(batch, lane, at + i))
                 b.store(
                     self.packed_a, b.broadcast(b.cast(x, self.accumulator), (width,)), (i, 0), (1,)
                 )
-            return ()
 
         b.loop("k", 0, count, 1, line, unroll=4, bounds=(0, plan.block_k - 1))
 
@@ -288,13 +280,13 @@ class DotLowering:
         top = m - 1
         whole = modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0
 
-        def row_panel(i: Size, _: list[Node]) -> Sequence[Node]:
+        def row_panel(i: Size, _: list[Node]) -> None:
             places = [i + r for r in range(plan.mr)]
             if not whole:
                 places = [minimum(p, top) for p in places]
             self.pack_a(plan, batch, at, count, places)
 
-            def column_panel(j: Size, _: list[Node]) -> Sequence[Node]:
+            def column_panel(j: Size, _: list[Node]) -> None:
                 start = column + j * plan.nr
                 self.prefetch_rows(plan, batch, places, start)
                 with self.e.scope():
@@ -302,10 +294,8 @@ class DotLowering:
                     acc = self.micro(plan, count, j, ahead)
                     acc = self.with_earlier(plan, acc, batch, at, places, start)
                     self.put(plan, acc, batch, at, i, stop, start)
-                return ()
 
             b.loop("column_panel", 0, live, 1, column_panel)
-            return ()
 
         b.loop("row_panel", row, stop, plan.mr, row_panel, bounds=(0, high(m) - 1))
 
@@ -384,18 +374,16 @@ class DotLowering:
         """Store a register tile: straight from registers where nothing is left to compute."""
         b, dot, m = self.b, self.group.values[0], self.problem.sizes[1]
 
-        def by_rows() -> Sequence[Node]:
+        def by_rows() -> None:
             b.store(self.strip, acc, (0, 0), (0, 1))
             self.finish(plan, batch, at, i, stop, start)
-            return ()
 
         def straight(memory: Node) -> Any:
-            def run() -> Sequence[Node]:
+            def run() -> None:
                 with self.e.scope(), self.columns(plan, start) as lane:
                     for r in range(plan.mr):
                         row = b.add(tile_ops.extract(acc, index=r))
                         self.e.store(memory, row, self.problem.linear(batch, i + r, lane))
-                return ()
 
             return run
 
@@ -422,15 +410,13 @@ class DotLowering:
         count = minimum(stop - i, plan.mr)
 
         def rows(action: Any) -> Any:
-            def one(r: Size, _: list[Node]) -> Sequence[Node]:
+            def one(r: Size, _: list[Node]) -> None:
                 with self.e.scope(), self.columns(plan, start) as lane:
                     acc = b.load(self.strip, (r, 0), (plan.nr,), (1,))
                     action(batch, i + r, lane, acc)
-                return ()
 
-            def run() -> Sequence[Node]:
+            def run() -> None:
                 b.loop("r", 0, count, 1, one, bounds=(0, plan.mr - 1))
-                return ()
 
             return run
 

@@ -12,6 +12,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, floor_divide, high, modulo
 from .sheet import Sheet
 
+Step = Callable[[Size, list[Node]], Sequence[Node] | None]
 Line = Callable[[Size, Size, Size, list[Node]], list[Node]]
 CHAIN = 64  # additions to one accumulator before it is added to a total
 
@@ -26,7 +27,7 @@ class Lines:
         self,
         start: Size,
         stop: Size,
-        body: Callable[[Size, list[Node]], Sequence[Node]],
+        body: Step,
         carried: Sequence[Node] = (),
         size: Size | None = None,
         unroll: int = 1,
@@ -41,7 +42,7 @@ class Lines:
         def step(is_whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
             def run(base: Size, values: list[Node]) -> Sequence[Node]:
                 with e.vector(base, lanes, stop if not is_whole else size, is_whole) as lane:
-                    return body(lane, values)
+                    return body(lane, values) or ()
 
             return run
 

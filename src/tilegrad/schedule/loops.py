@@ -79,9 +79,8 @@ class FlatLoops(Part):
         p = self.b.program(0, rows * blocks)
         row = floor_divide(p, blocks)
 
-        def body(lane: Size, _: list[Node]) -> Sequence[Node]:
+        def body(lane: Size, _: list[Node]) -> None:
             self.write_all(row, lane)
-            return ()
 
         lane = named("loop", "lane", 0, max(1, high(inner) - 1))
         with self.e.scope():
@@ -135,7 +134,7 @@ class FlatLoops(Part):
                 mapping[block] = p
             return tuple(substitute(i, mapping) for i in index)
 
-        def square(base: Size, _: list[Node]) -> Sequence[Node]:
+        def square(base: Size, _: list[Node]) -> None:
             lines: list[list[Node]] = []
             for node, index in reads:
                 rows_ = []
@@ -151,13 +150,11 @@ class FlatLoops(Part):
                     for (node, index), line in zip(reads, lines):
                         e.bind(node, place(index, own, k), b.cast(line[k], wide(node.dtype)))
                     self.write_all(row, own)
-            return ()
 
-        def rest(at: Size, _: list[Node]) -> Sequence[Node]:
+        def rest(at: Size, _: list[Node]) -> None:
             row = p * side + at
             with e.scope(), e.vector(inner // side * side, side, inner, False) as own:
                 self.write_all(row, own)
-            return ()
 
         b.loop("i", 0, inner // side * side, side, square)
         if inner % side:

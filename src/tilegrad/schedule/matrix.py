@@ -98,13 +98,12 @@ class MatrixLowering(DotLowering):
         stop = minimum(row + plan.block_m, m)
         whole, each = ceil_divide(k, self.unit.k), plan.block_k // self.unit.k
 
-        def part(block: Size, ends: str) -> Sequence[Node]:
+        def part(block: Size, ends: str) -> None:
             self.first = block * each
             self.steps = minimum(whole - self.first, each)
             with self.e.scope():
                 self.pack_columns(plan, at_batch, column, live)
                 self.panels(plan, at_batch, (row, stop), column, live, ends)
-            return ()
 
         last = self.blocks - 1
         if last:
@@ -142,27 +141,24 @@ class MatrixLowering(DotLowering):
             and self.together == 2
         )
 
-        def one(j: Size, s: Size, g: Size = 0) -> Sequence[Node]:
+        def one(j: Size, s: Size, g: Size = 0) -> None:
             start = column + j * plan.nr
             if turned:
                 self.turned_step(plan, batch, start, j, s)
             else:
                 self.plain_group(plan, batch, start, (j, s, g))
-            return ()
 
-        def panel(j: Size, _: list[Node]) -> Sequence[Node]:
+        def panel(j: Size, _: list[Node]) -> None:
             b.loop("step", 0, self.steps, 1, lambda s, _: one(j, s))
-            return ()
 
-        def chunk(c: Size, _: list[Node]) -> Sequence[Node]:
+        def chunk(c: Size, _: list[Node]) -> None:
             top = minimum(c + CHUNK, live)
 
-            def group(s: Size, g: Size) -> Sequence[Node]:
+            def group(s: Size, g: Size) -> None:
                 with self.e.scope():
                     b.loop(
                         "panel", c, top, 1, lambda j, _: one(j, s, g), bounds=(0, high(live) - 1)
                     )
-                return ()
 
             b.loop(
                 "step",
@@ -171,7 +167,6 @@ class MatrixLowering(DotLowering):
                 1,
                 lambda s, _: b.loop("group", 0, TILE, 1, lambda g, _: group(s, g)),
             )
-            return ()
 
         if turned:
             b.loop("panel", 0, live, 1, panel)
@@ -214,7 +209,7 @@ class MatrixLowering(DotLowering):
         b, x = self.b, self.problem.a
         k = self.problem.sizes[2]
 
-        def step(s: Size, _: list[Node]) -> Sequence[Node]:
+        def step(s: Size, _: list[Node]) -> None:
             for r, m in enumerate(places):
                 base = (self.first + s) * self.unit.k
                 with self.e.vector(base, self.unit.k, k, modulo(k, self.unit.k) == 0) as lane:
@@ -224,7 +219,6 @@ class MatrixLowering(DotLowering):
                         zero = b.constant(0, self.input)
                         value = b.apply("where", self.e.mask, value, zero)
                     b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0), (3,))
-            return ()
 
         b.loop("step", 0, self.steps, 1, step)
 
@@ -238,14 +232,14 @@ class MatrixLowering(DotLowering):
         top = m - 1
         at = self.first * self.unit.k
 
-        def row_panel(i: Size, _: list[Node]) -> Sequence[Node]:
+        def row_panel(i: Size, _: list[Node]) -> None:
             places = [i + r for r in range(plan.mr)]
             if not whole:
                 places = [minimum(p, top) for p in places]
             self.pack_rows(plan, batch, places)
             panel = floor_divide(i - row, plan.mr)
 
-            def column_panel(j: Size, _: list[Node]) -> Sequence[Node]:
+            def column_panel(j: Size, _: list[Node]) -> None:
                 start = column + j * plan.nr
                 if "last" in ends:
                     self.prefetch_rows(plan, batch, places, start)
@@ -253,10 +247,8 @@ class MatrixLowering(DotLowering):
                     self.matrix_micro((panel, j), self.rows_ahead(plan, batch, at, i, j), ends)
                     if "last" in ends:
                         self.finish(plan, batch, at, i, stop, start)
-                return ()
 
             b.loop("column_panel", 0, live, 1, column_panel)
-            return ()
 
         b.loop("row_panel", row, stop, plan.mr, row_panel, bounds=(0, high(m) - 1))
 

@@ -24,11 +24,10 @@ from ..ir.symbol import (
 )
 from .access import offset_of, reads_below, unravel
 from .evaluate import wide
-from .lines import CHAIN
+from .lines import CHAIN, Step
 from .reduce_rows import Reductions
 from .space import is_blocked
 
-Step = Callable[[Size, list[Node]], Sequence[Node]]
 MANY = 8  # reduced elements that are added between reading and writing running results
 COLUMN_BLOCK = 1024  # results of a column program: a 4 KiB page of float32 is read by one
 
@@ -71,10 +70,9 @@ class ColumnLoops(Reductions):
     def over_block(self, body: Callable[[Size, Size], None]) -> None:
         """body(row, place in the block) for each vector of results."""
 
-        def run(lane: Size, _: list[Node]) -> Sequence[Node]:
+        def run(lane: Size, _: list[Node]) -> None:
             row = self.outer_row * self.space.inner + lane
             body(row, lane - self.start)
-            return ()
 
         self.lines.lane_loop(self.start, self.stop, run, size=self.space.inner)
 
@@ -108,7 +106,7 @@ class ColumnLoops(Reductions):
         many = MANY if high(self.space.group.columns) >= 2 * MANY else 1
 
         def walk(count: int) -> Step:
-            def at(column: Size, _: list[Node]) -> Sequence[Node]:
+            def at(column: Size, _: list[Node]) -> None:
                 def body(row: Size, place: Size) -> None:
                     self.known_results(stage, row, place)
                     values = [self.peek(m, place) for v in reduces for m in self.places[v]]
@@ -122,7 +120,6 @@ class ColumnLoops(Reductions):
 
                 with self.e.scope():
                     self.over_block(body)
-                return ()
 
             return at
 
@@ -135,10 +132,9 @@ class ColumnLoops(Reductions):
         long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
         totals = {v: b.allocate(self.places[v][0].shape, float64, "l1") for v in long}
 
-        def block(at: Size, _: list[Node]) -> Sequence[Node]:
+        def block(at: Size, _: list[Node]) -> None:
             b.loop("column", at, minimum(at + CHAIN, whole), many, walk(many))
             self.over_block(lambda _, place: self.to_totals(totals, place))
-            return ()
 
         if long:
             self.over_block(lambda _, place: self.to_totals(totals, place, first=True))

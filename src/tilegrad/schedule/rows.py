@@ -115,17 +115,15 @@ def lower_sort(region: Region, name: str) -> Made:
     p = b.program(0, low.lines)
     outer, inner = floor_divide(p, low.inner), modulo(p, low.inner)
 
-    def take(k: Size, _: list[Node]) -> Sequence[Node]:
+    def take(k: Size, _: list[Node]) -> None:
         with e.scope():
             b.store(keys, e.value(x, low.index(outer, k, inner)), (k,))
             b.store(places, b.index(k), (k,))
-        return ()
 
-    def give(k: Size, _: list[Node]) -> Sequence[Node]:
+    def give(k: Size, _: list[Node]) -> None:
         for v, memory in sheet.outputs.items():
             value = b.load(keys if v.attrs["index"] == 0 else places, (k,))
             e.store(memory, value, low.offset(low.index(outer, k, inner)))
-        return ()
 
     b.loop("k", 0, low.size, 1, take)
     b.add(

@@ -139,22 +139,21 @@ def side_by_side(bodies: Sequence[Body]) -> Body:
     sizes = [int(high(body.grid[0])) for body in bodies]
     firsts = [sum(len(x.parameters) for x in bodies[:n]) for n in range(len(bodies))]
 
-    def among(number: int, start: int) -> Sequence[Node]:
-        def here() -> Sequence[Node]:
+    def among(number: int, start: int) -> None:
+        def here() -> None:
             own = program
             if start:
                 own = b.apply("subtract", program, b.constant(start, program.dtype))
             body = bodies[number]
             given = b.parameters[firsts[number] : firsts[number] + len(body.parameters)]
             _copy(b, body.block, dict(zip(body.parameters, given)), own)
-            return ()
 
-        if number == len(bodies) - 1:
-            return here()
         end = start + sizes[number]
-        inside = b.apply("less", program, b.constant(end, program.dtype))
-        b.branch(inside, here, lambda: among(number + 1, end))
-        return ()
+        if number == len(bodies) - 1:
+            here()
+        else:
+            inside = b.apply("less", program, b.constant(end, program.dtype))
+            b.branch(inside, here, lambda: among(number + 1, end))
 
     among(0, 0)
     notes: dict[str, Any] = {"warps": max(body.notes.get("warps", 4) for body in bodies)}

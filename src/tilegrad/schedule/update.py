@@ -137,10 +137,9 @@ class VectorUpdate(Update):
         p = self.b.program(0, blocks)
         start = p * block
 
-        def walk(i: Size, _: list[Node]) -> Sequence[Node]:
+        def walk(i: Size, _: list[Node]) -> None:
             with self.e.scope():
                 self.row(i, start, rest, block, lanes)
-            return ()
 
         self.b.loop("i", 0, lead, 1, walk)
         return (blocks,)
@@ -170,11 +169,10 @@ class VectorUpdate(Update):
                 write(0)
                 return ()
 
-            def vector(base: Size, _: list[Node]) -> Sequence[Node]:
+            def vector(base: Size, _: list[Node]) -> None:
                 whole = modulo(rest, lanes) == 0
                 with self.e.vector(base, lanes, rest, whole) as lane:
                     write(lane)
-                return ()
 
             self.b.loop("j", start, stop, lanes, vector)
             return ()

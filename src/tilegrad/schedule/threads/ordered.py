@@ -158,7 +158,7 @@ class OrderedUpdate(UpdateDestinations):
         length = b.cast(b.load(memory["lengths"], (at,)), int64)
         longest = b.atom("length", length, 0, high(self.count))
 
-        def take() -> Sequence[Node]:
+        def take() -> None:
             key = b.cast(b.load(memory["keys"], (at,)), int64)
             limit = max(1, high(product(tuple(self.state.shape[a] for a in self.axes))) - 1)
             places = self.split(b.atom("to", key, 0, limit))
@@ -175,7 +175,6 @@ class OrderedUpdate(UpdateDestinations):
                 start = longest - 1 if self.mode == "set" else 0
                 total = b.loop("t", start, longest, 1, step, [old], 4, (0, high(self.count) - 1))
                 e.store(memory["state"], total[0], where)
-            return ()
 
         b.branch(b.apply("less", b.constant(0, int64), length), take)
         return self.sheet.end((grid,), warps=max(1, min(8, lanes // (8 * WARP))))

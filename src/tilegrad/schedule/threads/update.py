@@ -73,7 +73,7 @@ class UpdateLowering(OrderedUpdate):
             places, inside = self.places(number)
             inner = self.inner(0) if alone else self.inner(lane, head)
 
-            def write() -> Sequence[Node]:
+            def write() -> None:
                 where = self.offset(places, inner)
                 x = self.read(number, inner)
                 if self.mode != "set":
@@ -84,7 +84,6 @@ class UpdateLowering(OrderedUpdate):
                 self.e.only = inside if inside is not None and inside.shape else None
                 self.e.store(memory, x, where)
                 self.e.only = None
-                return ()
 
             if inside is not None and not inside.shape:
                 self.b.branch(inside, write)
@@ -117,7 +116,7 @@ class UpdateLowering(OrderedUpdate):
         )
         places, _ = self.places(at)
 
-        def write() -> Sequence[Node]:
+        def write() -> None:
             with e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
                 inner = self.inner(lane, head)
                 where = self.offset(places, inner)
@@ -125,7 +124,6 @@ class UpdateLowering(OrderedUpdate):
                 if self.mode != "set":
                     x = self.take_equal(memory, key, at, inner, where, lanes)
                 e.store(memory, x, where)
-            return ()
 
         b.branch(wins, write)
         return self.sheet.end((grid,), warps=max(1, min(8, lanes // (8 * WARP))))
