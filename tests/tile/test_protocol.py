@@ -61,14 +61,9 @@ KERNELS: dict[str, Callable[[], Body]] = {
 TURN = "named barrier 4 is as good as 3: nobody else uses it"
 ORDERED = "the first consumer waited for the same phase before it handed over the turn"
 FILLED = "before keys come the values of the block before, and these wait for the whole trip"
-TOLD = "what it touches it was told of by the producer, which waits for the launches before"
 LAST = "the release of the last values: nobody waits for it"
 EQUIVALENT: dict[str, dict[str, str]] = {
-    "ping_pong_matmul_gelu": {
-        "named_sync 3 number + 1": TURN,
-        "grid_dependency_wait 1 dropped": TOLD,
-        "grid_dependency_wait 2 dropped": TOLD,
-    },
+    "ping_pong_matmul_gelu": {"named_sync 3 number + 1": TURN},
     "flash_attention": {
         "named_sync 3 number + 1": TURN,
         "named_arrive 1 number + 1": "the second consumer takes the first turn instead",
@@ -86,8 +81,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "wide_matmul": {
         "named_sync 2 number + 1": "the barrier of the second consumer alone may have any number",
         "named_sync 3 number + 1": "the barrier of the second consumer alone may have any number",
-        "grid_dependency_wait 1 dropped": TOLD,
-        "grid_dependency_wait 2 dropped": TOLD,
         "expect 0 next stage": "at the start both stages are expected before either is waited for",
     },
 }

@@ -70,6 +70,10 @@ class Judge(Order):
             kind = InternalError if rule in ("index", "arrivals") else RaceError
             raise kind("tile.interpret", f"{rule}: {message}")
 
+    def may_touch(self, role: Role) -> bool:
+        """Whether a role has itself waited for the launches before."""
+        return role.waited
+
     def chosen(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
         """The elements that are touched."""
         storage = values[touch.memory]

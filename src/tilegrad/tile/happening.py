@@ -192,7 +192,7 @@ def _drain(order: Order, role: Role, node: Node, drain: row.Drain, values: Any) 
 
 
 def _depend(order: Order, role: Role, node: Node, _: row.Depend, values: Any) -> None:
-    role.clock[order.grid] = 1
+    role.clock[order.grid], role.waited = 1, True
 
 
 DO: dict[type, Callable[..., bool | None]] = {

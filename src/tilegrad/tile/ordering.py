@@ -66,6 +66,7 @@ class Role:
         self.groups = {kind: Group(number + 1 + i) for i, kind in enumerate(ENGINES)}
         self.joined: int | None = None  # round of a named barrier it waits in
         self.fenced = False
+        self.waited = False  # itself for the launches before
         self.registers: set[Node] = set()  # touched since the last matrix_fence
         self.unfenced: list[Plain] = []
         self.synced = 0  # up to here the warps of the role have met
@@ -174,6 +175,7 @@ class Order:
                 own = role.epoch
                 join(role.clock, clock)
                 role.clock[role.number] = own
+                role.waited = self.roles[rank, None].waited
                 started.append(role)
         return started
 
@@ -464,9 +466,13 @@ class Order:
                     hint="named_sync with the role's own threads between the two",
                 )
 
+    def may_touch(self, role: Role) -> bool:
+        """Whether a role knows, if only by others, that the launches before are done."""
+        return role.clock[self.grid] > 0
+
     def depends(self, role: Role, memory: Node, node: Node, writes: bool) -> None:
         """Parameters are touched after the dependency wait, but for reads of constants."""
-        if self.dependent and role.clock[self.grid] < 1 and not is_place(memory):
+        if self.dependent and not self.may_touch(role) and not is_place(memory):
             if writes or memory.type.use != "constant":  # type: ignore[union-attr]
                 verb = "writes" if writes else "reads"
                 self.report(

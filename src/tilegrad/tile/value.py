@@ -96,6 +96,14 @@ def index_of(size: Size) -> Any:
     return size if isinstance(size, int) else Index(size)
 
 
+def _indexed(name: str, mirrored: bool = False) -> Callable[[Any, Any], Any]:
+    return lambda self, other: self._with(other, name, mirrored)
+
+
+def _compared(name: str, swap: bool = False) -> Callable[[Any, Any], Any]:
+    return lambda self, other: self._compare(other, name, swap)
+
+
 class Index:
     """A scalar integer known by its bounds; arithmetic with integers stays exact and symbolic."""
 
@@ -127,35 +135,11 @@ class Index:
             return elementwise(name, scalar(first), scalar(second))
         return index_of(first // second if name == "floor_divide" else first % second)
 
-    def __add__(self, other: Any) -> Any:
-        return self._with(other, "add")
-
-    def __radd__(self, other: Any) -> Any:
-        return self._with(other, "add", True)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with(other, "subtract")
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with(other, "subtract", True)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with(other, "multiply")
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._with(other, "multiply", True)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._with(other, "floor_divide")
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._with(other, "floor_divide", True)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._with(other, "remainder")
-
-    def __rmod__(self, other: Any) -> Any:
-        return self._with(other, "remainder", True)
+    __add__, __radd__ = _indexed("add"), _indexed("add", True)
+    __sub__, __rsub__ = _indexed("subtract"), _indexed("subtract", True)
+    __mul__, __rmul__ = _indexed("multiply"), _indexed("multiply", True)
+    __floordiv__, __rfloordiv__ = _indexed("floor_divide"), _indexed("floor_divide", True)
+    __mod__, __rmod__ = _indexed("remainder"), _indexed("remainder", True)
 
     def __truediv__(self, other: Any) -> Any:
         return scalar(self.size) / other
@@ -178,24 +162,10 @@ class Index:
         known = _decide(a, b, name)
         return elementwise(name, scalar(a), scalar(b)) if known is None else known
 
-    def __lt__(self, other: Any) -> Any:
-        return self._compare(other, "less", False)
-
-    def __le__(self, other: Any) -> Any:
-        return self._compare(other, "less_equal", False)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._compare(other, "less", True)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._compare(other, "less_equal", True)
-
-    def __eq__(self, other: Any) -> Any:
-        return self._compare(other, "equal", False)
-
-    def __ne__(self, other: Any) -> Any:
-        return self._compare(other, "not_equal", False)
-
+    __lt__, __gt__ = _compared("less"), _compared("less", True)
+    __le__, __ge__ = _compared("less_equal"), _compared("less_equal", True)
+    __eq__ = _compared("equal")
+    __ne__ = _compared("not_equal")
     __hash__ = None  # type: ignore[assignment]
 
     def _refuse(self) -> Any:
