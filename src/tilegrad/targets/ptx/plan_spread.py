@@ -103,9 +103,8 @@ def far(memory: Node) -> bool:
 class SpreadPlan:
     """Spreads by Node, for one Body."""
 
-    def __init__(self, body: Body, warps: int, wide_matrix: bool = True) -> None:
+    def __init__(self, body: Body, warps: int) -> None:
         self.bounds = Bounds(body)
-        self.warps, self.wide_matrix = warps, wide_matrix
         self.parent: dict[Node, Node] = {}
         self.threads: dict[Node, int] = {}
         self.anchors: dict[Node, Spread] = {}
