@@ -64,7 +64,7 @@ def test_text_does_not_depend_on_what_was_built_before() -> None:
     loops: list[Expr] = []
     b = BodyBuilder("other", [])
     for size in (7, 4):  # the same atoms, in the other order
-        b._serial = {7: 1, 4: 0}[size]
+        b.serial = {7: 1, 4: 0}[size]
         loops.append(b.atom("p", b.index(0), 0, size - 1))
     assert [x.name for x in loops] == ["p2", "p1"]
     text = build()

@@ -3,7 +3,8 @@
 All that is run is asked for here. A Bundle has a Recipe for every Graph that it was made of, so a
 program that computes nothing else never imports the compiler, and needs neither LLVM nor ptxas.
 Who makes a Bundle listens to what is asked for. Invariant: a Recipe of a Bundle is used exactly for
-a Graph of the name that the compiler would give it.
+a Graph of the name that the compiler would give it; what only Bundles and prepared weights need is
+imported where one is met.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import config
 from ..core.lock import new_rlock
@@ -20,12 +21,14 @@ from ..ir.fingerprint import Place, digest, structure
 from ..ir.node import Node
 from ..ir.requirement import Requirement, check_all
 from ..runtime.buffer import HOST, Buffer
-from ..runtime.bundle import Bundle
 from ..runtime.device import Device, device
 from ..runtime.executable import Executable
-from ..runtime.prepared import Layout, Ready, Source
-from ..runtime.preparing import LayoutOf, PreparedExecutable, inner_recipe
 from ..runtime.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ..runtime.bundle import Bundle
+    from ..runtime.prepared import Layout
+    from ..runtime.preparing import LayoutOf
 
 _bundles: list[Opened] = []
 _listeners: list[Callable[[Wanted], None]] = []
@@ -97,6 +100,8 @@ class Opened:
 
     def layout_of(self, text: str, sources: Sequence[Buffer]) -> Layout:
         """Weights of the Bundle, where it has them; others are packed by the compiler's Layout."""
+        from ..runtime.prepared import Ready, Source
+
         names = [s.name if isinstance(s, Source) else "" for s in sources]
         if self.bundle.has_weights(text, names):
             return Ready(self.bundle, text, names)
@@ -115,6 +120,8 @@ def bind(
     """A Recipe over loaded code as an Executable; `others` are further Devices and their code."""
     if not recipe.preparing:
         return Executable(recipe, code, machine, others)
+    from ..runtime.preparing import PreparedExecutable, inner_recipe
+
     inner = Executable(inner_recipe(recipe), code, machine, others)
     return PreparedExecutable(inner, recipe, machine, layout_of)
 

@@ -17,8 +17,7 @@ from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.symbol import high
 from ..ir.types import product
-from ..schedule.join import FEW as JOINED
-from ..schedule.join import has_many_parts, lies_in_line
+from ..schedule.region import JOINED, has_many_parts, lies_in_line
 
 PARTS = 32
 LEAST = 1 << 15  # elements of a reduction worth splitting

@@ -35,8 +35,7 @@ from .dot_wide import FEW, WideDot, accepts
 from .family import Bodies, Family, Offer
 from .fuse import Fuser
 from .lowering import Lowering
-from .order import bit
-from .region import REDUCE, Region, leaves_of
+from .region import REDUCE, Region, bit, leaves_of
 
 MOST = 4  # weights of one launch
 APART = 4  # Regions that one dot may need and another not: else they are ready at other times

@@ -22,8 +22,7 @@ from .dot_wide import WideDot
 from .fuse import Fuser
 from .instructions import instructions
 from .lowering import Lowering
-from .order import bit
-from .region import Region, leaves_of
+from .region import Region, bit, leaves_of
 
 MOST = 24_000  # instructions of all epilogues of a Body: about 2 s in the assembler
 LONG = 40  # of one element: fewer are within the bound for any tile

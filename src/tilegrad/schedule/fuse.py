@@ -19,9 +19,20 @@ from .access import MOVEMENT
 from .cut import Cut
 from .extent import DEPTH, NODES, READS, Extents
 from .families import KINDS, families_of
-from .join import has_many_parts, joins, stored_part
-from .order import bit, in_order, need
-from .region import INLINE, REDUCE, Region, cost, leaves_of, reduce_split
+from .region import (
+    INLINE,
+    REDUCE,
+    Region,
+    bit,
+    cost,
+    has_many_parts,
+    in_order,
+    joins,
+    leaves_of,
+    need,
+    reduce_split,
+    stored_part,
+)
 
 ALONE = {ops.graph.ops[op]: kind for op, kind in KINDS.items() if kind != "dot"}
 SCALAR_COST = 64  # operations on one element that cost less than a launch

@@ -36,7 +36,6 @@ from .cut import Cut
 from .evaluate import wide
 from .family import Bodies, Family, Offer
 from .lines import Lines
-from .reduce_columns import ColumnLoops
 from .reduce_rows import RowLoops
 from .region import Region
 from .sheet import Sheet
@@ -54,9 +53,12 @@ def lower_loops(
     inner = space.pick_inner()
     space.settle(inner)
     lanes = space.pick_lanes(inner)
+    if space.reduces and space.order == "column":
+        from .reduce_columns import ColumnLoops  # few Regions need it
+
+        return [sheet.end(ColumnLoops(space, sheet, lanes).body(), lanes=lanes, inner=inner)]
     if space.reduces:
-        kind = ColumnLoops if space.order == "column" else RowLoops
-        return [sheet.end(kind(space, sheet, lanes).body(), lanes=lanes, inner=inner)]
+        return [sheet.end(RowLoops(space, sheet, lanes).body(), lanes=lanes, inner=inner)]
     flat = FlatLoops(space, sheet, lanes)
     turned = flat.turned_reads()
     grid = flat.turned_body(turned) if turned else flat.body()

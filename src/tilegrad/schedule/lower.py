@@ -19,9 +19,8 @@ from .cost import bytes_moved, work_of
 from .families import families_of
 from .family import Bodies, Made, Verdict, select
 from .fuse import Fuser
-from .join import stored_part
 from .lowering import Lowering, Steps
-from .region import DOTS, Region
+from .region import DOTS, Region, stored_part
 from .schedule import Control, Copy, Kernel, Launch, Schedule
 from .state import hold, hold_states, shares_slot, state_behind, states_of
 

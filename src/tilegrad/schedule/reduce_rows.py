@@ -19,9 +19,8 @@ from ..ir.node import Node
 from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, named, substitute
 from ..tile import ops as tile_ops
 from .access import Index, Place, below, depends, places, unravel
-from .accumulate import FAR_OFF, Accumulators, shared_out
 from .evaluate import wide
-from .lines import Lines
+from .lines import FAR_OFF, Accumulators, Lines, shared_out
 from .region import COSTLY
 from .sheet import Sheet
 from .space import Part, Space, is_blocked, reduce_index

@@ -8,9 +8,11 @@ column per result ('column' Regions). Invariant: `own_index` of (row, column) is
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.dtype import DType, float32
+from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, needs, topological
 from ..ir.symbol import Size, floor_divide
@@ -60,6 +62,7 @@ INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT}
 }
 if "barrier" in ops.graph.ops:
     INLINE.add(ops.graph.ops["barrier"])
+JOINED = 16  # parts of a concatenation that is computed where it is read
 DOTS = ("dot", "dots", "gated")  # kinds of Regions with products: one, several, two that meet
 
 
@@ -187,3 +190,79 @@ def reduce_split(node: Node) -> tuple[Size, str] | None:
     if max(reduced) < min(kept):
         return rows, "column"
     return None
+
+
+# ---- order --------------------------------------------------------------------------------------
+# A Region knows those that it needs itself (`after`) and, in one number with a bit for each, all
+# that those need in turn (`needs`): one test says whether joining two would close a cycle.
+
+
+def bit(number: int) -> int:
+    """The bit of a Region."""
+    return 1 << number
+
+
+def need(group: Region, more: int, dependents: Mapping[int, Sequence[Region]]) -> None:
+    """Let a Region need more Regions, and with it all that need it."""
+    waiting = [group]
+    while waiting:
+        current = waiting.pop()
+        if more & ~current.needs:  # else those behind it need all that too
+            current.needs |= more
+            waiting += dependents.get(current.number, ())
+
+
+def in_order(groups: Sequence[Region]) -> list[Region]:
+    """Regions, each after what it needs: in rounds of those that can run, by number."""
+    known = {g.number for g in groups}
+    behind: dict[int, list[Region]] = {}
+    missing: dict[int, int] = {}
+    for g in groups:
+        before = g.after & known
+        missing[g.number] = len(before)
+        for number in before:
+            behind.setdefault(number, []).append(g)
+    place = {g.number: i for i, g in enumerate(groups)}
+    ready = [g for g in groups if not missing[g.number]]
+    found: list[Region] = []
+    while ready:
+        found += ready
+        freed: list[Region] = []
+        for g in ready:
+            for other in behind.get(g.number, ()):
+                missing[other.number] -= 1
+                if not missing[other.number]:
+                    freed.append(other)
+        ready = sorted(freed, key=lambda g: place[g.number])
+    if len(found) < len(groups):
+        raise InternalError("schedule.region", "Regions need one another in a circle")
+    return found
+
+
+# ---- many parts ---------------------------------------------------------------------------------
+# A concatenation of few parts is computed where it is read, each element asking which part it is
+# of. Many parts that lie behind one another in memory are copied there as they are;
+# `compiler/split.py` cuts other concatenations of many parts into ones of few.
+
+
+def has_many_parts(node: Node) -> bool:
+    """Whether a Node is a concatenation that is not computed where it is read."""
+    return node.op is ops.concatenate and len(node.inputs) > JOINED
+
+
+def joins(node: Node) -> bool:
+    """Whether a Node is a concatenation of many parts that lie behind one another."""
+    return has_many_parts(node) and lies_in_line(node)
+
+
+def lies_in_line(node: Node) -> bool:
+    """Whether the parts of a concatenation lie behind one another in memory."""
+    known = all(isinstance(size, int) for x in node.inputs for size in x.shape)
+    return known and product(node.shape[: node.attrs["axis"]]) == 1
+
+
+def stored_part(node: Node) -> Node:
+    """The value whose bytes a part is: another shape has the same ones."""
+    while node.op is ops.reshape:
+        node = node.inputs[0]
+    return node

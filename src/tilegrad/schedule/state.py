@@ -15,8 +15,7 @@ from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.types import Tuple, product
 from .lowering import Lowering
-from .order import bit, need
-from .region import Region
+from .region import Region, bit, need
 from .schedule import Copy, Slot
 
 

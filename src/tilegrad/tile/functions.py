@@ -20,7 +20,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .modulo import far_angle, far_modulo
 from .scope import Coefficients, Integer, Mask, Operations, Scope, Value
 
 
@@ -420,6 +419,8 @@ def _of_angle(name: str, operations: Operations, x: Value, done: Callable[..., V
         return o.logical_not(inside), *_near_angle(scope, x)
 
     def far(o: Operations, x: Value) -> tuple[Any, ...]:
+        from .modulo import far_angle
+
         return far_angle(Scope(o, x), x)
 
     def end(o: Operations, x: Value, *parts: Any) -> Value:
@@ -517,6 +518,8 @@ def _of_remainder(
         return o.logical_not(few), rest
 
     def far(o: Operations, x: Value, y: Value) -> tuple[Any, ...]:
+        from .modulo import far_modulo
+
         return (far_modulo(Scope(o, x), x, y),)
 
     def end(o: Operations, x: Value, y: Value, rest: Value) -> Value:

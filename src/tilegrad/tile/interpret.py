@@ -152,13 +152,13 @@ class Storage:
                     f"<{self.shape}>\n    {print_node(node)}\n ",
                 )
         if mask is None:
-            return self.inside(offset, node), None
+            return self.inside(offset, True, node), None
         mask = np.broadcast_to(mask, offset.shape)
-        return self.inside(np.where(mask, offset, 0), node), mask
+        return self.inside(np.where(mask, offset, 0), mask, node), mask
 
-    def inside(self, offset: Array, node: Node | None) -> Array:
-        """Offsets, all of which the storage has."""
-        bad = (offset < 0) | (offset >= self.data.size)
+    def inside(self, offset: Array, meant: Array | bool, node: Node | None) -> Array:
+        """Offsets, all of which the storage has where they are meant."""
+        bad = ((offset < 0) | (offset >= self.data.size)) & meant
         if bad.any() and node is not None:
             raise InternalError(
                 "tile.interpret",

@@ -17,10 +17,9 @@ from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
 from ...ir.types import Array
 from ...tile import ops as tile_ops
 from ..access import unravel
-from ..accumulate import Accumulators, shared_out
 from ..evaluate import wide
 from ..family import Bodies, Made
-from ..lines import CHAIN, Lines
+from ..lines import CHAIN, Accumulators, Lines, shared_out
 from ..problem import power_of_two
 from ..space import is_blocked, reduce_index
 from .rows import EACH

@@ -24,9 +24,8 @@ from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset
 from ..evaluate import wide
 from ..family import Bodies, Made
 from ..lowering import Lowering
-from ..order import bit
 from ..problem import power_of_two
-from ..region import REDUCE, Region, leaves_of, own_index
+from ..region import REDUCE, Region, bit, leaves_of, own_index
 from ..space import COMBINE, KINDS, identity, reduce_index
 from .columns import sum_parts
 from .rows import HeldRows

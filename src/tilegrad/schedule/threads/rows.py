@@ -19,9 +19,9 @@ from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo,
 from ...ir.types import Array, product
 from ...tile import ops as tile_ops
 from ..access import unravel
-from ..accumulate import Accumulators
 from ..evaluate import wide
 from ..family import Bodies, Made
+from ..lines import Accumulators
 from ..problem import power_of_two
 from ..space import KINDS, identity, reduce_index
 from .space import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads

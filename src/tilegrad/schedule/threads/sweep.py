@@ -29,10 +29,9 @@ from ...ir.symbol import (
     substitute,
 )
 from ..access import Index, Place, depends, offset_of, unravel
-from ..accumulate import Accumulators, shared_out
 from ..evaluate import wide
 from ..family import Bodies
-from ..lines import Lines
+from ..lines import Accumulators, Lines, shared_out
 from ..space import is_blocked, reduce_index
 from .online import Online, OnlineSums, Part, find_online
 from .space import WARP, ThreadPart, ThreadSpace, plain_reads

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from ...ir.symbol import evaluate
 from ...runtime.device import Device
 from ...runtime.fault import Faults, fault_slots
 from ...runtime.launcher import Launcher, SlotCopy
-from ...runtime.profile import Profile, in_order
 from ...runtime.recipe import Recipe, Step
 from .table import DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
 from .workers import RECORD, worker_pool
+
+if TYPE_CHECKING:
+    from ...runtime.profile import Profile
 
 SMALL_COPY = 60_000  # bytes, below which one worker copies alone
 
@@ -208,6 +210,8 @@ class NativeCaptured:
     def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Profile:
         """Times of the entries of `runs` runs, each entry walked by itself (the median counts);
         `restore` puts back what a run changed. A table with control is one Record."""
+        from ...runtime.profile import Profile, in_order
+
         launcher = self.launcher
         steps = launcher.recipe.steps
         parts = [launcher.described(i, self.steps.symbols) for i in range(len(steps))]
