@@ -103,3 +103,10 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 def test_what_is_refused(wanted: Any, match: str, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=match):
         quantise_model(folder, tmp_path / "out", Wanted(**wanted), said)
+
+
+def test_files_have_blocks_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
+    """Another group would not be what is written, so it is not taken."""
+    source = gguf_file(tmp_path, monkeypatch)
+    with pytest.raises(UserError, match="no --group, or 32"):
+        quantise_model(source, tmp_path / "out.gguf", Wanted("int4", group=64), said)

@@ -37,7 +37,12 @@ Text = Annotated[
 Judged = Annotated[
     Path | None, typer.Option("--eval", help="Text for perplexity.", show_default=False)
 ]
-Group = Annotated[int, typer.Option(min=8, help="Columns that share a scale.")]
+Group = Annotated[
+    int | None,
+    typer.Option(
+        min=8, help="Columns that share a scale: 128, and 32 in GGUF files.", show_default=False
+    ),
+]
 Samples = Annotated[int, typer.Option(min=1, help="Rows of text that a recipe looks at.")]
 Length = Annotated[int, typer.Option(min=8, help="Tokens of a row.")]
 SHOWN = 8  # layers that cost most
@@ -49,7 +54,7 @@ def quantize(
     out: Out,
     text: Text = None,
     judged: Judged = None,
-    group: Group = 128,
+    group: Group = None,
     samples: Samples = 32,
     length: Length = 256,
     threads: options.Threads = None,
@@ -62,7 +67,7 @@ def quantize(
     if threads is not None:
         set_threads(threads)
     seen, asked = _read(text), _read(judged)
-    wanted = Wanted(to.lower(), seen, asked or seen, group, samples, length)
+    wanted = Wanted(to.lower(), seen, asked or seen, group or 0, samples, length)
     begun = time.perf_counter()
     with Bars() as bars:
         report = quantise_model(model, out, wanted, bars.stage)

@@ -37,6 +37,7 @@ Tell = Callable[[str, float, float], None]
 BLOCKS = tuple(form.name.lower() for form in QUANTISED)
 # What a row takes whose length is no multiple of 256.
 SHORTER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+GROUP, GGUF_GROUP = 128, 32  # columns that share a scale, where nothing else is asked for
 WHOLE = "Q8_0"  # embeddings and heads of GGUF files
 
 
@@ -65,7 +66,7 @@ class Wanted:
     to: str
     text: str = ""  # to look at
     judged: str = ""  # to measure perplexity on
-    group: int = 128
+    group: int = 0  # columns that share a scale; 0: 32 in GGUF files, else 128
     samples: int = 32
     length: int = 256
 
@@ -163,7 +164,7 @@ def _folder(
             expected=", ".join(RECIPES),
             got=wanted.to,
         )
-    recipe = Recipe(wanted.to, group=wanted.group)
+    recipe = Recipe(wanted.to, group=wanted.group or GROUP)
     model = _opened(files, tell)
     if judged:
         report.perplexity_before = perplexity(model, judged)
@@ -222,6 +223,13 @@ def _gguf(
 ) -> None:
     if Path(out).exists():
         raise UserError("there is something already", op="quantize", got=os.fspath(out))
+    if wanted.group not in (0, GGUF_GROUP):
+        raise UserError(
+            "blocks of GGUF files are what they are",
+            op="quantize",
+            expected=f"no --group, or {GGUF_GROUP}",
+            got=wanted.group,
+        )
     model = _opened(files, tell)
     if judged:
         report.perplexity_before = perplexity(model, judged)
@@ -242,7 +250,7 @@ def _gguf(
         def write(number: int, layers: list[Rounding]) -> None:
             tensors.update(_as_q4_1(model, names, number, layers))
 
-        recipe = Recipe(wanted.to, group=32)
+        recipe = Recipe(wanted.to, group=GGUF_GROUP)
         _rounded(model, files, recipe, wanted, report, tell, write)
     write_gguf(out, files.metadata, tensors, kinds=files.kinds)
     report.bytes_after = sum(t.bytes for t in tensors.values())
