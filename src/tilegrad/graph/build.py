@@ -205,11 +205,6 @@ def unary(op: Op, x: Node) -> Node:
     return op(x)
 
 
-def float_unary(op: Op, x: Node) -> Node:
-    """An elementwise op of floats; integers become float32 first."""
-    return op(x if x.dtype.is_float else cast(x, dtypes.float32))
-
-
 def binary(op: Op, a: Value, b: Value) -> Node:
     """An elementwise op of two operands, broadcast and promoted."""
     left, right = promoted(op.name, a, b)

@@ -23,7 +23,6 @@ from ..core.dtype import DType
 from ..core.errors import InternalError
 
 Array = np.ndarray[Any, Any]
-FLOAT_BITS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
 def elementwise(name: str, dtype: DType, inputs: list[Array]) -> Array:

@@ -102,11 +102,6 @@ class Context(runtime.Device):
             call("cuCtxSetCurrent", self.context)
             _thread.device = self
 
-    def new_stream(self, ordered: bool = False) -> Any:
-        """Another stream; `ordered` ones are in order with the legacy default stream."""
-        self.activate()
-        return call("cuStreamCreate", 0 if ordered else 1)
-
     def hand_over(self, stream: int) -> None:
         """Let another stream of this context wait for all work on ours."""
         Event(self, timing=False).record().wait(stream)

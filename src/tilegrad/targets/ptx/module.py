@@ -111,8 +111,3 @@ class Function:
             kind = kinds.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             call("cuFuncSetAttribute", self.handle, kind, 1, during=self.name)
             self._wide = True
-
-    def blocks_per_multiprocessor(self, threads: int, shared_bytes: int = 0) -> int:
-        """How many blocks of this function one multiprocessor holds at once."""
-        name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-        return int(call(name, self.handle, threads, shared_bytes, during=self.name))
