@@ -102,6 +102,7 @@ def test_attention_with_another_scale_each_time() -> None:
 # ---- what is kept ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_compiled_graphs_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_memory", Recent(lambda: 4))
     monkeypatch.setattr(lift, "_variants", Recent(lambda: 4))
@@ -118,6 +119,7 @@ def test_compiled_graphs_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert sum(ref() is not None for ref in gone) <= 5  # code goes with its Executables
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_code_that_a_function_holds_is_not_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_memory", Recent(lambda: 1))
     held = tg.jit(lambda x: x * 3 + 1)
@@ -158,6 +160,7 @@ def test_the_first_gradient_that_is_read_computes_all() -> None:
     assert all(np.isfinite(g).all() and g.any() for g in together)
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_gradients_that_nobody_holds_are_not_computed() -> None:
     a = tg.tensor(X, requires_grad=True)
     b = tg.tensor(X, requires_grad=True)

@@ -52,7 +52,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays(llm: LLM) -> Any:
+def nothing_stays(llm: LLM, quick_collect: None) -> Any:
     yield
     gc.collect()
     engine = llm.engine

@@ -52,6 +52,7 @@ def test_nan_is_one_constant():
     assert zero(float("nan")) is zero(float("inf") - float("inf"))
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_interned_nodes_are_freed():
     a = argument("a", VECTOR)
     gc.collect()  # what other tests left

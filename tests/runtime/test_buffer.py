@@ -73,6 +73,7 @@ def test_array_types_and_bounds():
         buffer.array((17,), np.float32)
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_wrap_is_zero_copy():
     array = np.arange(12, dtype=np.float32)
     buffer = Buffer.wrap(array, label="weights")
@@ -116,6 +117,7 @@ def test_ended_buffers_refuse_and_say_where():
         _ = heir.pointer
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_accounts():
     gc.collect()
     before = memory_in_use()
@@ -127,6 +129,7 @@ def test_accounts():
     assert memory_peak() - before == 10 * size_class(10_240)
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_limit_names_peak_and_holders():
     gc.collect()
     limit = memory_in_use() + (8 << 20)

@@ -163,6 +163,7 @@ def test_a_fault_shows_at_the_next_read(toy: ToyDevice) -> None:
 # ---- how long code is kept ------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_machine_code_that_nobody_uses_is_unloaded() -> None:
     fake = FakeCuda()
     context._thread.__dict__.clear()

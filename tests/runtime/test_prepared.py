@@ -60,6 +60,7 @@ def test_rows_follow_one_another(sizes: tuple[int, ...], chunk: int, monkeypatch
     assert [w.dropped for w in several] == [1] * len(several)
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_made_once_and_gone_with_the_source() -> None:
     weights = Weights(32)
     source = weights.source()

@@ -197,7 +197,7 @@ def test_state_is_written_in_place(toy) -> None:
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def cuda(monkeypatch, quick_collect):
     """A fake driver whose stream runs when somebody waits for it."""
     fake = LateCuda()
     forget()

@@ -163,6 +163,7 @@ def test_many_threads_compile_and_load(host):
     assert not faults
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_many_modules_live_and_die(host):
     data = driver.compile_text(SQUARE.format(name="f"), host)
     modules = [driver.load(data) for _ in range(60)]

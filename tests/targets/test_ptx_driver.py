@@ -188,6 +188,7 @@ def test_l2_persistence(device, cuda) -> None:
     assert cuda.count("cuCtxResetPersistingL2Cache") == 1
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_buffers_go_back_from_the_garbage_collector(device) -> None:
     held = [device.allocate(512) for _ in range(4)]
     held.append(held)  # a cycle

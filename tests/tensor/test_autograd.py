@@ -136,6 +136,7 @@ def test_update_under_no_grad():
     np.testing.assert_allclose(w.numpy(), [0.125])
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_leaf_is_freed():
     w = leaf(1.0)
     (w * w).sum().backward()

@@ -167,6 +167,7 @@ def test_plain_calls_in_between_work_on_the_same_memory() -> None:
     assert state.rows.buffer().pointer == place
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_assigned_state_is_followed() -> None:
     _, state, x, made = bound()
     made.run()

@@ -94,7 +94,7 @@ class LateCuda(FakeCuda):
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def cuda(monkeypatch, quick_collect):
     fake = LateCuda()
     forget()
     monkeypatch.setattr(driver, "_devices", {})

@@ -113,7 +113,7 @@ def forget() -> None:
 
 
 @pytest.fixture(params=[Interpreted, Simulated])
-def cuda(request, monkeypatch):
+def cuda(request, monkeypatch, quick_collect):
     fake = FakeCuda()
     forget()
     monkeypatch.setattr(driver, "_devices", {})

@@ -397,6 +397,7 @@ def test_in_place_on_an_argument_reaches_the_caller():
     assert x.tolist() == [2.0, 3.0]
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_objects_are_known_by_identity_and_freed():
     f = jit(lambda layer, x: layer(x))
     one, two = Layer(), Layer()

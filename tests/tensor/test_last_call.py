@@ -101,6 +101,7 @@ def test_state_and_donation_take_the_other_path(hits) -> None:
         g(old)
 
 
+@pytest.mark.usefixtures("quick_collect")
 def test_nothing_is_kept_alive() -> None:
     f = jit(lambda a: a + 1.0)
     x = tensor(1, 2)
