@@ -17,7 +17,6 @@ from tilegrad.graph.interpret import interpret
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.device import device
 from tilegrad.schedule.schedule import Transfer
-from tilegrad.schedule.text import parse_schedule, print_schedule
 from tilegrad.tensor.placement import on_host
 
 DEVICES = ("cpu", "toy:0", "toy:1")
@@ -95,10 +94,6 @@ def test_kernels_name_their_device_and_memory_is_apart() -> None:
         for step in kernel.steps:
             if isinstance(step, Transfer):
                 assert schedule.slots[step.source].device != schedule.slots[step.target].device
-    text = print_schedule(schedule)
-    parsed = parse_schedule(text)
-    assert print_schedule(parsed) == text and parsed.arenas == schedule.arenas
-    assert [k.device for k in parsed.kernels] == [k.device for k in schedule.kernels]
     assert schedule.arenas["toy:0"] >= 64 * 64 * 4 and schedule.arena_bytes >= 64 * 64 * 4
 
 

@@ -57,8 +57,6 @@ ATTRIBUTES = {
     "MAX_THREADS_PER_BLOCK": 1024,
     "WARP_SIZE": 32,
     "MAX_REGISTERS_PER_BLOCK": 65536,
-    "MAX_PERSISTING_L2_CACHE_SIZE": 30 << 20,
-    "MAX_ACCESS_POLICY_WINDOW_SIZE": 128 << 20,
     "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
     "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
     "MAX_BLOCKS_PER_MULTIPROCESSOR": 32,
@@ -192,7 +190,6 @@ class FakeCuda:
 
     def do_cuCtxSetLimit(self, limit: str, value: int) -> None: ...
 
-    def do_cuCtxResetPersistingL2Cache(self) -> None: ...
 
     def do_cuMemGetInfo(self) -> Any:
         return self.memory_bytes - self.held(), self.memory_bytes

@@ -177,17 +177,6 @@ def test_events_measure_seconds(device) -> None:
     assert timed(device, lambda: None, repeats=3) == pytest.approx([1.5e-3] * 3)
 
 
-def test_l2_persistence(device, cuda) -> None:
-    buffer = device.allocate(1 << 20)
-    device.persist(buffer, 0.5)
-    (_, (_, kind, value)) = [c for c in cuda.calls if c[0] == "cuStreamSetAttribute"][-1]
-    assert kind == "CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW"
-    window = value.accessPolicyWindow
-    assert (window.base_ptr, window.num_bytes, window.hitRatio) == (buffer.pointer, 1 << 20, 0.5)
-    device.end_persistence()
-    assert cuda.count("cuCtxResetPersistingL2Cache") == 1
-
-
 @pytest.mark.usefixtures("quick_collect")
 def test_buffers_go_back_from_the_garbage_collector(device) -> None:
     held = [device.allocate(512) for _ in range(4)]
@@ -243,12 +232,7 @@ def test_names_of_the_real_enumerations(bindings) -> None:
         "NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
     ):
         assert hasattr(bindings.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{kind}")
-    assert hasattr(bindings.CUstreamAttrID, "CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW")
-    assert hasattr(bindings.CUlimit, "CU_LIMIT_PERSISTING_L2_CACHE_SIZE")
     assert not bindings.CUresult.CUDA_SUCCESS and int(bindings.CUresult(700)) in cuda_api.FAULTS
-    value = bindings.CUstreamAttrValue()
-    value.accessPolicyWindow.num_bytes = 5
-    assert value.accessPolicyWindow.num_bytes == 5
 
 
 def test_arguments_are_what_the_real_functions_take(bindings) -> None:

@@ -7,7 +7,7 @@ import os
 import pytest
 import trial_functions
 
-from tilegrad.targets.ptx.trial import Worker, run_once
+from tilegrad.targets.ptx.trial import Worker
 
 
 @pytest.fixture
@@ -35,7 +35,3 @@ def test_values_errors_hangs_and_deaths(worker) -> None:
 def test_what_cannot_be_sent(worker) -> None:
     outcome = worker.run(lambda: 1)
     assert outcome.kind == "error" and "cannot be sent" in outcome.error
-
-
-def test_one_trial() -> None:
-    assert run_once(trial_functions.add, 2).value == 3

@@ -38,8 +38,6 @@ ATTRIBUTES = (
     "max_shared_memory_per_multiprocessor",
     "reserved_shared_memory_per_block",
     "l2_cache_size",
-    "max_persisting_l2_cache_size",
-    "max_access_policy_window_size",
     "global_memory_bus_width",
     "memory_clock_rate",
     "clock_rate",

@@ -22,7 +22,7 @@ from ...runtime.buffer import Buffer
 from ...runtime.recipe import Recipe
 from ...runtime.store import content_key
 from .context import Context, Event
-from .cuda_api import api, call
+from .cuda_api import call
 from .launcher import CudaLauncher
 from .module import Module
 from .pinned import Landing, Landings, Ring
@@ -142,38 +142,6 @@ class Device(Context):
     def trim(self) -> None:
         """Give memory that nothing holds back to the driver (waits for the GPU)."""
         self.pool.trim()
-
-    def persist(self, buffer: Buffer, ratio: float = 1.0) -> None:
-        """Ask that a Buffer stays in the L2 cache while the stream's kernels read it."""
-        self.activate()
-        here = api()
-        most = self.attributes["max_persisting_l2_cache_size"]
-        limit = here.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
-        call("cuCtxSetLimit", limit, min(most, buffer.bytes))
-        value = here.CUstreamAttrValue()
-        window = value.accessPolicyWindow
-        window.base_ptr = buffer.pointer
-        window.num_bytes = min(buffer.bytes, self.attributes["max_access_policy_window_size"])
-        window.hitRatio = float(ratio)
-        window.hitProp = here.CUaccessProperty.CU_ACCESS_PROPERTY_PERSISTING
-        window.missProp = here.CUaccessProperty.CU_ACCESS_PROPERTY_STREAMING
-        value.accessPolicyWindow = window
-        self._set_window(value)
-
-    def _set_window(self, value: Any) -> None:
-        kind = api().CUstreamAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
-        for stream in (self.stream, self.capture_stream):
-            call("cuStreamSetAttribute", stream, kind, value)
-
-    def end_persistence(self) -> None:
-        """Let the L2 cache hold what it likes again."""
-        self.activate()
-        value = api().CUstreamAttrValue()
-        window = value.accessPolicyWindow
-        window.num_bytes = 0
-        value.accessPolicyWindow = window
-        self._set_window(value)
-        call("cuCtxResetPersistingL2Cache")
 
     # ---- code -----------------------------------------------------------------------------
 

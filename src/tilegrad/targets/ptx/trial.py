@@ -150,11 +150,3 @@ def _spoilt() -> bool:
     except Exception:
         return True
     return False
-
-
-def run_once(
-    function: Callable[..., Any], *arguments: Any, seconds: float = 30.0, **options: Any
-) -> Outcome:
-    """One trial in a process of its own."""
-    with Worker() as worker:
-        return worker.run(function, *arguments, seconds=seconds, **options)
