@@ -190,7 +190,6 @@ class FakeCuda:
 
     def do_cuCtxSetLimit(self, limit: str, value: int) -> None: ...
 
-
     def do_cuMemGetInfo(self) -> Any:
         return self.memory_bytes - self.held(), self.memory_bytes
 
