@@ -271,6 +271,17 @@ case(
     normal("p", 3),
 )
 case(ops.dot, "empty", build.matmul, np.zeros((2, 0)), np.zeros((0, 3)))
+OFFSETS = np.array([0, 2, 2, 5], np.int32)
+for _axis, _shape in ((2, (3, 4, 3)), (1, (3, 3, 4))):
+    case(
+        ops.grouped_dot,
+        f"axis{_axis}",
+        lambda x, w, o, axis=_axis: ops.grouped_dot(x, w, o, axis=axis),
+        normal("x", 5, 3),
+        normal("w", *_shape),
+        OFFSETS,
+    )
+case(ops.grouped_outer, "rows", ops.grouped_outer, normal("x", 5, 3), normal("y", 5, 4), OFFSETS)
 case(ops.dot, "square", lambda a: build.matmul(a, a), normal("d", 3, 3))
 
 # ---- attention ------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from ..ir.block import Block, pure_block
 from ..ir.node import Node, located, topological
 from ..ir.rewrite import Log, rebuild
 
-CHOSEN = (ops.paged_append, ops.paged_attention, ops.draw, ops.top_k, ops.add_listed)
+PAGED, DRAWS = (ops.paged_append, ops.paged_attention), (ops.draw, ops.top_k, ops.add_listed)
+CHOSEN = (*PAGED, *DRAWS, ops.group_rows, ops.grouped_outer)
 
 
 def choose_kernels(

@@ -2,7 +2,9 @@
 
 Vectors have little to gain from a product with all weights: rows read their own, unless there is
 one weight. Units for matrices are fed by many rows: up to as many as there are weights read their
-own, more make one product. Invariant: at the level `invariant` rows always read their own.
+own, more make one product. Rows of groups that are mostly alone read their own weights too, but
+where a kernel takes blocks of few rows. Invariant: at the level `invariant` rows always read their
+own, and groups are always products.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 from ..core.config import invariant
 from ..core.target import Target
 from ..graph import ops
-from ..graph.picked import by_all, by_rows
+from ..graph.picked import by_all, by_rows, ids_of
 from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
@@ -30,8 +32,16 @@ def choose_picked(
         most = count if threads else 0 if count == 1 else rows
         return by_rows(m.root) if invariant() or rows <= most else by_all(m.root)
 
+    def alone(m: Match) -> Node | None:
+        (x, weights, offsets), units = m.root.inputs, target and target.asynchronous_units
+        if invariant() or units or high(x.shape[0]) > high(weights.shape[0]):
+            return None
+        axis = m.root.attrs["axis"]
+        return by_rows(ops.picked_dot(x, weights, ids_of(offsets, x.shape[0]), axis=axis))
+
     picked = Rule("picked_dot", ops.picked_dot, chosen)
-    return rewrite(results, RuleSet("picked", [picked]), log)
+    grouped = Rule("rows_alone", ops.grouped_dot, alone)
+    return rewrite(results, RuleSet("picked", [picked, grouped]), log)
 
 
 __all__ = ["choose_picked"]

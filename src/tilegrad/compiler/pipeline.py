@@ -66,7 +66,8 @@ _JOINED = "products are joined where so many rows pay for it"
 _ORDER_OF_SUMS = "how a sum is cut depends on the number of rows"
 _ANGLES = ("asin", "acos", "atan2", "asinh", "acosh", "atanh")
 _WRITTEN_OUT = ("sign", "sigmoid", "logit", *_ANGLES, "custom")
-_CHOSEN = ("paged_append", "paged_attention", "draw", "top_k", "add_listed")
+_PICKED, _GROUPS = ("picked_dot", "grouped_dot"), ("group_rows", "grouped_outer")
+_CHOSEN = ("paged_append", "paged_attention", "draw", "top_k", "add_listed", *_GROUPS)
 _ATTENTION = ("attention", "attention_backward")
 _REDUCE = ("sum", "max", "min", "prod")
 
@@ -76,7 +77,7 @@ GRAPH = [
     # A derivative may hold copies of what it derives.
     Pass("separate loops", "compiler.share:share_loops", on=(BLOCKS,)),
     # Rows with weights of their own: read one by one, or in one product.
-    Pass("picked weights", "compiler.picked:choose_picked", needed=_NO_TARGET, on=("picked_dot",)),
+    Pass("picked weights", "compiler.picked:choose_picked", needed=_NO_TARGET, on=_PICKED),
     # Derivatives are done: stop_gradient is identity now.
     Pass("strip", "compiler.rules:strip", needed=_NO_TARGET, on=("stop_gradient",)),
     # Custom functions and ops no target has.

@@ -113,9 +113,9 @@ def _sort(node: Node, tangents: list[Any]) -> Tangent:
 
 
 def _dot(node: Node, tangents: list[Any]) -> Tangent:
-    (a, b), (ta, tb) = node.inputs, tangents
-    left = None if ta is None else node.with_inputs((ta, b))
-    right = None if tb is None else node.with_inputs((a, tb))
+    (a, b, *offsets), (ta, tb) = node.inputs, tangents[:2]
+    left = None if ta is None else node.with_inputs((ta, b, *offsets))
+    right = None if tb is None else node.with_inputs((a, tb, *offsets))
     return _sum([left, right])
 
 
@@ -316,6 +316,8 @@ JVP: dict[Op, Rule] = {
     ops.cumulative: _cumulative,
     ops.sort: _sort,
     ops.dot: _dot,
+    ops.grouped_dot: _dot,
+    ops.grouped_outer: _dot,
     ops.attention: _attention,
     ops.attention_backward: _attention,
     ops.paged_append: refused,

@@ -333,6 +333,8 @@ VJP: dict[Op, Rule] = {
     ops.cumulative: transpose.cumulative,
     ops.sort: transpose.sort,
     ops.dot: transpose.dot,
+    ops.grouped_dot: transpose.grouped_dot,
+    ops.grouped_outer: transpose.grouped_outer,
     ops.attention: _attention,
     ops.attention_backward: _attention_backward,
     ops.paged_append: refused,

@@ -12,6 +12,7 @@ is long because it is one table: one row per op.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
@@ -284,6 +285,35 @@ def _picked_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     return narrow(found, x.dtype)
 
 
+def _group_rows(inputs: list[Any], attrs: dict[str, Any]) -> Result:
+    (ids,) = inputs
+    order = np.argsort(ids, kind="stable").astype(np.int32)
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order), dtype=np.int32)
+    offsets = np.searchsorted(ids[order], np.arange(attrs["groups"] + 1))
+    return order, places, offsets.astype(np.int32)
+
+
+def _grouped_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
+    x, weights, offsets = inputs[:3]
+    wide = _dot_dtype(*[BY_NUMPY[x.dtype]] * 3)
+    found = np.zeros((len(x), weights.shape[3 - attrs["axis"]]), wide)
+    for group, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
+        own = weights[group].astype(wide) if last > first else None
+        if own is not None:
+            own = own if attrs["axis"] == 1 else own.T
+            found[first:last] = x[first:last].astype(wide) @ own
+    return narrow(found, x.dtype)
+
+
+def _grouped_outer(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
+    x, y, offsets = inputs
+    wide = _dot_dtype(*[BY_NUMPY[x.dtype]] * 3)
+    ranges = itertools.pairwise(offsets.tolist())
+    found = [x[a:b].astype(wide).T @ y[a:b].astype(wide) for a, b in ranges]
+    return narrow(np.stack(found), x.dtype)
+
+
 def _dot_dtype(a: DType, b: DType, result: DType) -> Any:
     if not (a.is_float or b.is_float):
         return np.int64
@@ -494,6 +524,9 @@ REFERENCE: dict[Op, Reference] = {
     ops.sort: _sort,
     ops.dot: _dot,
     ops.picked_dot: _picked_dot,
+    ops.group_rows: _group_rows,
+    ops.grouped_dot: _grouped_dot,
+    ops.grouped_outer: _grouped_outer,
     ops.attention: lambda inputs, attrs: attention_reference.attention(inputs, attrs, _random_bits),
     ops.attention_backward: lambda inputs, attrs: attention_reference.attention_backward(
         inputs, attrs, _random_bits

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ..core.dtype import DType, bool_, int64, uint8, uint32
+from ..core.dtype import DType, bool_, int32, int64, uint8, uint32
 from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.fingerprint import Place
@@ -507,6 +507,75 @@ picked_dot = Op(
     group="dot",
     meaning="(x, weights, ids): row t is x[t] times weights[ids[t]], summed over `axis` of the "
     "weights (1 or 2); zeros where ids[t] is negative. ids are below the number of weights",
+)
+
+
+def _offsets(op: str, offsets: Node, groups: Size | None = None) -> Size:
+    """How many groups the offsets of rows (groups + 1) tell apart."""
+    found = offsets.shape[0] if len(offsets.shape) == 1 else 0
+    fits = isinstance(found, int) and found > 1 and offsets.dtype is int32
+    if not fits or groups not in (None, combine(found, 1, -1)):
+        raise _fail(op, f"{offsets.type} are no offsets of {groups} groups")
+    return combine(found, 1, -1)
+
+
+def _group_rows(ids: Node, *, groups: int) -> Type:
+    if len(ids.shape) != 1 or not ids.dtype.is_integer or groups < 1:
+        raise _fail("group_rows", f"{ids.type} of {groups} groups")
+    rows = Array(ids.shape, int32)
+    return Tuple((rows, rows, Array((groups + 1,), int32)))
+
+
+group_rows = Op(
+    graph,
+    "group_rows",
+    _group_rows,
+    attrs=("groups",),
+    group="index",
+    meaning="ids in 0..groups-1 -> (order, places, offsets): the rows of each group one after the "
+    "other, as they came, are order[offsets[g]] .. order[offsets[g + 1] - 1]; row i comes to "
+    "places[i]",
+)
+
+
+def _grouped_dot(x: Node, weights: Node, offsets: Node, *blocks: Node, axis: int) -> Type:
+    if len(x.shape) != 2 or len(weights.shape) != 3 or axis not in (1, 2):
+        raise _fail("grouped_dot", f"{x.type} and axis {axis} of {weights.type}")
+    if x.shape[1] != weights.shape[axis] or x.dtype is not weights.dtype or not x.dtype.is_float:
+        raise _fail("grouped_dot", f"{x.type} meets axis {axis} of {weights.type}")
+    _offsets("grouped_dot", offsets, weights.shape[0])
+    if len(blocks) > 1 or any(len(b.shape) != 2 or b.dtype is not int32 for b in blocks):
+        raise _fail("grouped_dot", f"{[b.type for b in blocks]} is no list of blocks")
+    return Array((x.shape[0], weights.shape[3 - axis]), x.dtype)
+
+
+grouped_dot = Op(
+    graph,
+    "grouped_dot",
+    _grouped_dot,
+    attrs=("axis",),
+    group="dot",
+    meaning="(x, weights, offsets): rows offsets[g] .. offsets[g + 1] - 1 of x times weights[g], "
+    "summed over `axis` of the weights (1 or 2). offsets rise from 0 to the number of rows. A pass "
+    "adds a list of blocks of rows, which says the same as the offsets",
+)
+
+
+def _grouped_outer(x: Node, y: Node, offsets: Node) -> Type:
+    if len(x.shape) != 2 or len(y.shape) != 2 or x.shape[0] != y.shape[0]:
+        raise _fail("grouped_outer", f"{x.type} and {y.type}")
+    if x.dtype is not y.dtype or not x.dtype.is_float:
+        raise _fail("grouped_outer", f"{x.type} and {y.type}")
+    return Array((_offsets("grouped_outer", offsets), x.shape[1], y.shape[1]), x.dtype)
+
+
+grouped_outer = Op(
+    graph,
+    "grouped_outer",
+    _grouped_outer,
+    group="dot",
+    meaning="(x, y, offsets): of each group the sum over its rows r, offsets[g] .. "
+    "offsets[g + 1] - 1, of x[r] times y[r], every element with every one",
 )
 
 # ---- attention ------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ own weights alone (others count as zeros, and must be finite).
 
 from __future__ import annotations
 
-from ..core.dtype import float32
+from ..core.dtype import float32, int32
 from ..ir.node import Node
+from ..ir.symbol import Size
 from . import build
 
 
@@ -22,6 +23,15 @@ def by_rows(node: Node) -> Node:
     found = build.sum_(build.multiply(columns, build.cast(own, wide)), axis)
     picked = build.where(build.unsqueeze(build.less(ids, 0), 1), build.constant(0.0, wide), found)
     return build.cast(picked, x.dtype)
+
+
+def ids_of(offsets: Node, rows: Size) -> Node:
+    """(rows,): the group of each row, of offsets (groups + 1,)."""
+    count = offsets.shape[0] - 1
+    ends = build.slice_(offsets, [1], [count], [1])  # but the last, which all rows are before
+    here = build.iota_along((rows, 1), 0, int32)
+    passed = build.less_equal(build.unsqueeze(ends, 0), here)
+    return build.sum_(build.cast(passed, int32), 1)
 
 
 def by_all(node: Node) -> Node:
@@ -40,4 +50,4 @@ def by_all(node: Node) -> Node:
     return build.sum_(build.where(own, found, zero), 1)
 
 
-__all__ = ["by_all", "by_rows"]
+__all__ = ["by_all", "by_rows", "ids_of"]

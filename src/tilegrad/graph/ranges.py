@@ -69,6 +69,8 @@ def _cast(node: Node, depth: int) -> Range | None:
 
 def _get(node: Node, depth: int) -> Range | None:
     made = node.inputs[0]
+    if made.op is ops.group_rows:  # places of rows, and where groups begin
+        return 0, combine(made.inputs[0].shape[0], int(node.attrs["index"] < 2), -1)
     if made.op is not ops.sort:
         return None
     if node.attrs["index"] == 0:

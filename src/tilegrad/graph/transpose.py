@@ -221,6 +221,25 @@ def dot(node: Node, g: Node, wanted: Wanted) -> Cotangents:
     return results
 
 
+def grouped_dot(node: Node, g: Node, wanted: Wanted) -> Cotangents:
+    """Rows by the weights the other way, and of each group the products of its rows."""
+    (x, weights, offsets), axis = node.inputs[:3], node.attrs["axis"]
+    pair = (x, g) if axis == 1 else (g, x)
+    return [
+        ops.grouped_dot(g, weights, offsets, axis=3 - axis) if wanted[0] else None,
+        ops.grouped_outer(*pair, offsets) if wanted[1] else None,
+        *[None] * (len(node.inputs) - 2),
+    ]
+
+
+def grouped_outer(node: Node, g: Node, wanted: Wanted) -> Cotangents:
+    """Rows of the other by the cotangent of their group."""
+    x, y, offsets = node.inputs
+    left = ops.grouped_dot(y, g, offsets, axis=2) if wanted[0] else None
+    right = ops.grouped_dot(x, g, offsets, axis=1) if wanted[1] else None
+    return [left, right, None]
+
+
 def _order(
     x: Node,
     batch: tuple[tuple[int, ...], ...],
@@ -240,8 +259,21 @@ def _order(
 def gather(node: Node, g: Node, wanted: Wanted) -> Cotangents:
     """Added where it was read."""
     x, indices = node.inputs[0], node.inputs[1:]
+    back = _way_back(indices[0]) if node.attrs["axes"] == (0,) else None
+    if back is not None and back.shape[0] == x.shape[0]:
+        return [build.gather(g, [back], [0]), None]
     state = build.update(zeros(x.type), g, indices, node.attrs["axes"], "add")
     return [state, *[None] * len(indices)]
+
+
+def _way_back(index: Node) -> Node | None:
+    """The inverse of an index that is the order of rows by group, or their places."""
+    while index.op is ops.cast:
+        index = index.inputs[0]
+    if index.op is not ops.get or index.inputs[0].op is not ops.group_rows:
+        return None
+    number = index.attrs["index"]
+    return ops.get(index.inputs[0], index=1 - number) if number < 2 else None
 
 
 def _iota_axis(index: Node) -> int | None:

@@ -28,7 +28,7 @@ def work_of(reads: Sequence[Node], stored: Sequence[Node]) -> tuple[Size, DType]
         if node in stop or not isinstance(node.type, Array):
             continue
         flops = flops + _flops(node)
-        if node.op is ops.dot:
+        if node.op.group == "dot":
             dtype = node.inputs[0].dtype
         elif dtype is float32 and node.dtype.is_float and node.dtype.bits == 64:
             dtype = node.dtype
@@ -41,6 +41,8 @@ def _flops(node: Node) -> Size:
         for axis in node.attrs["contract"][0]:
             depth = depth * node.inputs[0].shape[axis]
         return product(node.shape) * depth * 2
+    if node.op is ops.grouped_dot:
+        return product(node.shape) * node.inputs[0].shape[1] * 2
     if node.op.group in FREE:
         return 0
     source = node.inputs[0] if node.op.group == "reduce" else node

@@ -14,7 +14,8 @@ of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core import dtype as dtypes
@@ -45,10 +46,11 @@ from .cut import Cut
 from .evaluate import Evaluator, wide
 from .family import Bodies, Family, Made, Offer, roofline
 from .plan import Plan
-from .problem import Problem, power_of_two, stride_of
+from .problem import power_of_two, problem_of, stride_of
 from .region import Region
 from .sheet import Parameter, Sheet
 
+FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
 
 
@@ -80,16 +82,21 @@ class DotLowering:
     ) -> None:
         self.group, self.reads, self.values = group, list(reads), values
         self.target, self.name = target, name
-        self.problem = Problem(group.values[0])
+        self.problem = problem_of(group.values[0])
         self.stored = group.stored
         self.accumulator = wide(dtypes.accumulator(group.values[0].inputs[0].dtype))
 
     def plan(self) -> Plan:
         """The cheapest Plan for these sizes."""
-        batch, m, k, n = (high(s) for s in self.problem.sizes)
-        turned = self.problem.b.op is ops.permute
-        sizes = plans.Problem(batch, m, k, n, turned, not self.sums_in_result())
-        return plans.choose_plan(sizes, self.target, self.accumulator)
+        problem = self.problem
+        turned = problem.b.op is ops.permute or (problem.grouped and problem.k_last)
+        sizes = plans.Problem(*problem.most, turned, not self.sums_in_result())
+        plan = plans.choose_plan(sizes, self.target, self.accumulator)
+        return replace(plan, block_m=self.rows_of_group(plan.mr)) if problem.grouped else plan
+
+    def rows_of_group(self, unit: int) -> int:
+        """Rows of a group that a program takes: of most groups all, whose weights it packs."""
+        return -(-FEW_GROUPS * self.problem.most[1] // unit) * unit
 
     # ---- the Body -------------------------------------------------------------------------
 
@@ -121,8 +128,8 @@ class DotLowering:
     def body(self, plan: Plan) -> tuple[Size, ...]:
         """One program: for each block of k, pack b, then every row panel."""
         b = self.b
-        _, m, k, n = self.problem.sizes
-        grid, at_batch, row, column = self.problem.blocks(b, plan.block_m, plan.block_n)
+        _, _, k, n = self.problem.sizes
+        grid, at_batch, row, column = self.problem.blocks(self.e, plan.block_m, plan.block_n)
         shape = (plan.block_n // plan.nr, plan.block_k, plan.nr)
         self.packed_b = b.allocate(shape, self.accumulator, "l2")
         self.turned_a = self.is_turned(at_batch)
@@ -132,7 +139,7 @@ class DotLowering:
         self.packed_a = b.allocate(strip, self.accumulator, "l1")
         self.strip = b.allocate((plan.mr, plan.nr), self.accumulator, "l1")
         live = ceil_divide(minimum(n - column, plan.block_n), plan.nr)
-        stop = minimum(row + plan.block_m, m)
+        stop = minimum(row + plan.block_m, self.problem.end)
 
         def part(at: Size, _: list[Node]) -> None:
             count = minimum(k - at, plan.block_k)
@@ -141,8 +148,20 @@ class DotLowering:
                 self.rows(plan, at_batch, at, count, row, stop, column, live)
 
         end = maximum(k, 1) if low(k) < 1 else k  # a sum of nothing is written too
-        b.loop("k_block", 0, end, plan.block_k, part)
+        self.if_any(row, stop, lambda: b.loop("k_block", 0, end, plan.block_k, part))
         return (grid,)
+
+    def if_any(self, row: Size, stop: Size, act: Callable[[], Any]) -> None:
+        """Act, but for groups only where a program has rows: else weights would be read."""
+        if self.problem.grouped:
+            self.b.branch(self.b.less(row, stop), lambda: act() and None, lambda: None)
+        else:
+            act()
+
+    def whole(self, plan: Plan) -> bool:
+        """Whether row panels end where rows do."""
+        m = self.problem.sizes[1]
+        return not self.problem.grouped and modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0
 
     def columns(self, plan: Plan, start: Size) -> Any:
         """A vector over the columns of a panel, masked past the end of n."""
@@ -278,7 +297,7 @@ class DotLowering:
         b = self.b
         m = self.problem.sizes[1]
         top = m - 1
-        whole = modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0
+        whole = self.whole(plan)
 
         def row_panel(i: Size, _: list[Node]) -> None:
             places = [i + r for r in range(plan.mr)]
@@ -388,7 +407,7 @@ class DotLowering:
             return run
 
         def whole_or_rows(memory: Node) -> Any:
-            if modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0:
+            if self.whole(plan):
                 return straight(memory)
             full = b.less_equal(i + plan.mr, stop)
             return lambda: b.branch(full, straight(memory), by_rows)

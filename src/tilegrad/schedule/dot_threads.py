@@ -15,14 +15,14 @@ from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size, floor_divide, high, modulo
+from ..ir.symbol import Size, floor_divide, modulo
 from ..tile import ops as tile_ops
 from . import sheet as parameters
 from .access import Index
 from .cut import Cut
 from .evaluate import wide
 from .family import Bodies, Family, Made, Offer
-from .problem import Problem, power_of_two
+from .problem import Problem, power_of_two, problem_of
 from .region import Region
 from .threads.tiles import ThreadSheet
 
@@ -37,7 +37,7 @@ class TiledDot:
     def __init__(self, group: Region, reads: Sequence[Node], name: str) -> None:
         self.group, self.reads = group, list(reads)
         self.dot, self.stored = group.values[0], group.stored
-        self.problem = Problem(self.dot)
+        self.problem = problem_of(self.dot)
         self.accumulator = wide(dtypes.accumulator(self.dot.inputs[0].dtype))
         given = [*parameters.reads(self.reads), *parameters.results(self.stored)]
         self.sheet = ThreadSheet(name, given)
@@ -46,10 +46,10 @@ class TiledDot:
 
     def lower(self) -> Made:
         """The Body."""
-        _, m, k, n = self.problem.sizes
+        _, _, k, n = self.problem.sizes
         rows, columns, warps = tile_of(self.problem)
-        grid, batch_at, row, column = self.problem.blocks(self.b, rows, columns)
-        whole = floor_divide(k, STEP) * STEP
+        grid, batch_at, row, column = self.problem.blocks(self.e, rows, columns)
+        whole, m = floor_divide(k, STEP) * STEP, self.problem.end
 
         def step(start: Size, carried: list[Node], size: Size) -> Sequence[Node]:
             with self.e.scope():
@@ -88,8 +88,8 @@ class TiledDot:
 
 def tile_of(problem: Problem) -> tuple[int, int, int]:
     """Rows and columns of a tile, and warps that compute it."""
-    _, m, _, n = problem.sizes
-    rows, columns = (min(SIDE, max(LEAST, power_of_two(high(s)))) for s in (m, n))
+    _, m, _, n = problem.most
+    rows, columns = (min(SIDE, max(LEAST, power_of_two(s))) for s in (m, n))
     if invariant():
         rows = columns = SIDE
     return rows, columns, min(4, rows * columns // (LEAST * LEAST))
@@ -97,7 +97,7 @@ def tile_of(problem: Problem) -> tuple[int, int, int]:
 
 def tiled_copies(dot: Node) -> int:
     """Results of a tile that a thread has."""
-    rows, columns, warps = tile_of(Problem(dot))
+    rows, columns, warps = tile_of(problem_of(dot))
     return rows * columns // (32 * warps)
 
 

@@ -40,7 +40,7 @@ from .block_sums import is_part, is_whole
 from .evaluate import wide
 from .family import Made
 from .instructions import instructions
-from .problem import Problem, power_of_two
+from .problem import Problem, power_of_two, problem_of
 from .region import Region
 from .threads.tiles import ThreadSheet, TileEvaluator, Viewed
 
@@ -144,7 +144,7 @@ class WideDot:
         self.kernel: WideMatmul | Matvec | None = None
         self.brought: dict[tuple[int, int], list[tuple[Node, Index, Node]]] = {}  # read early
         self.constants = constants
-        self.problem = Problem(self.dot)
+        self.problem = problem_of(self.dot)
         # several products in one launch (choose=False) are made beside the threads alone
         self.operands = self._operands() if choose or self.asynchronous else None
         self.choice: Choice | ThreadChoice | MatvecChoice | None = None
@@ -207,6 +207,8 @@ class WideDot:
 
     def _operands(self) -> Operands | None:
         p = self.problem
+        if p.grouped:
+            return None
         batch, m, k, n = p.sizes
         dtype = self.dot.inputs[0].dtype
         kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.asynchronous}

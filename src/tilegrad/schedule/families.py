@@ -61,26 +61,27 @@ def asynchronous(target: Target) -> bool:
 
 
 _LOOPS, _DOTS, _ATTENTION = ("loops", "mixed", "pair"), ("dot",), ("attention",)
+_PRODUCTS = ("dot", "grouped_dot")
 _ATTEND = ("attention", "attention_backward")
 _APPEND, _PAGED, _UNPACK = ("paged_append",), ("paged_attention",), ("unpack",)
-_DRAWS = ("draw", "top_k", "add_listed")
+_DRAWS, _GROUPS = ("draw", "top_k", "add_listed"), ("group_rows", "grouped_outer")
 TABLE = [
     Row("loops on the array", ANY, "schedule.array:ArrayLoops", array, _LOOPS),
     Row("loops on the host", ANY, "schedule.array:HostLoops", array, _LOOPS),
     Row("loops on vectors", ANY, "schedule.loops:VectorLoops", vectors_alone, _LOOPS),
     Row("loops on threads", ANY, "schedule.threads.loops:ThreadLoops", threads, _LOOPS),
-    Row("products on the array", ("dot",), "schedule.array:ArrayProducts", array, _DOTS),
-    Row("products on the host", ("dot",), "schedule.array:HostProducts", array, _DOTS),
-    Row("products on tiles", ("dot",), "schedule.matrix:TileProducts", own_tiles, _DOTS),
-    Row("products on vectors", ("dot",), "schedule.dot:VectorProducts", vectors_alone, _DOTS),
+    Row("products on the array", _PRODUCTS, "schedule.array:ArrayProducts", array, _DOTS),
+    Row("products on the host", _PRODUCTS, "schedule.array:HostProducts", array, _DOTS),
+    Row("products on tiles", _PRODUCTS, "schedule.matrix:TileProducts", own_tiles, _DOTS),
+    Row("products on vectors", _PRODUCTS, "schedule.dot:VectorProducts", vectors_alone, _DOTS),
     Row(
         "products of the library",
-        ("dot",),
+        _PRODUCTS,
         "schedule.dot_joint:LibraryProducts",
         threads_units,
         ("dot", "dots", "gated"),
     ),
-    Row("products on threads", ("dot",), "schedule.dot_threads:TiledProducts", threads, _DOTS),
+    Row("products on threads", _PRODUCTS, "schedule.dot_threads:TiledProducts", threads, _DOTS),
     Row(
         "attention on vectors",
         _ATTEND,
@@ -129,6 +130,7 @@ TABLE = [
     Row("paged attention on threads", _PAGED, "schedule.paged:PortableAttention", threads, _PAGED),
     Row("draws on vectors", _DRAWS, "schedule.draws:VectorDraws", vectors, ("draws",)),
     Row("draws on threads", _DRAWS, "schedule.draws:ThreadDraws", threads, ("draws",)),
+    Row("rows in groups", _GROUPS, "schedule.grouped:Groups", any_target, ("groups",)),
     Row("weights unpacked first", _UNPACK, "schedule.quantised:Unpacked", any_target, _UNPACK),
     Row("quantised weights", _UNPACK, "schedule.quantised:Quantised", any_target, _UNPACK),
     Row("calls", ("call",), "schedule.call:Calls", any_target, ("call",)),

@@ -35,6 +35,7 @@ from .region import (
 )
 
 ALONE = {ops.graph.ops[op]: kind for op, kind in KINDS.items() if kind != "dot"}
+PRODUCTS = {ops.graph.ops[op] for op, kind in KINDS.items() if kind == "dot"}
 SCALAR_COST = 64  # operations on one element that cost less than a launch
 FEW = 1 << 20  # elements that take about as long as a launch
 
@@ -50,7 +51,7 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node]) -> Extents
             values.add(node)
         extents.note(node)
     for node in order:
-        if node.op is ops.dot:
+        if node.op in PRODUCTS:
             for i in node.inputs:
                 _store_below(i, values)
         elif node.op in _READS_STORED:
@@ -155,7 +156,7 @@ class Fuser(Cut):
 
     def start(self, node: Node) -> Region:
         """A new Region for a value."""
-        kind = ALONE.get(node.op, "dot" if node.op is ops.dot else "loops")
+        kind = ALONE.get(node.op, "dot" if node.op in PRODUCTS else "loops")
         kind = "join" if joins(node) else kind
         group = Region(kind, number=len(self.groups))
         if node.op in REDUCE:
@@ -173,7 +174,7 @@ class Fuser(Cut):
 
     def candidates(self, node: Node, leaves: Sequence[Node]) -> list[Region]:
         """Regions worth joining: producers first (newest first), then those that share reads."""
-        if node.op in ALONE or node.op is ops.dot or joins(node):
+        if node.op in ALONE or node.op in PRODUCTS or joins(node):
             return []
         found = {g.number: g for g in (self.group_of.get(leaf) for leaf in leaves) if g}
         near = sorted(found.values(), key=lambda g: -g.number)

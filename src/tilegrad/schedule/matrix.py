@@ -35,7 +35,7 @@ TILE = 16
 
 def unit_for(group: Region, target: Target) -> MatrixUnit | None:
     """The matrix unit that can run a dot, if the work is large enough for it."""
-    a, b = group.values[0].inputs
+    a, b = group.values[0].inputs[:2]
     units = [u for u in target.matrix_units(a.dtype, b.dtype) if u.m == TILE and u.n == TILE]
     return units[0] if units else None
 
@@ -54,7 +54,7 @@ class MatrixLowering(DotLowering):
 
     def plan(self) -> Plan:
         """Blocks: of k what stays near, of m and n as much as their sums may take."""
-        batch, m, k, n = (high(s) for s in self.problem.sizes)
+        batch, m, k, n = self.problem.most
         side, workers = 2 * TILE, max(1, self.target.cores)
         block_k, parts = max(1, -(-k // self.unit.k)) * self.unit.k, 1
         fit = max(side, SCRATCH // (block_k * self.input.size) // side * side)
@@ -73,6 +73,8 @@ class MatrixLowering(DotLowering):
             else:
                 count = rounded(-(-n // block_n), workers)
                 block_n = min(block_n, max(side, rounded(-(-n // count), side)))
+        if self.problem.grouped:
+            block_m = self.rows_of_group(side)
         return Plan(side, 2, TILE, block_m, block_n, block_k, self.unit.name)
 
     def places(self, plan: Plan) -> None:
@@ -90,12 +92,12 @@ class MatrixLowering(DotLowering):
     def body(self, plan: Plan) -> tuple[Size, ...]:
         """One program: for each block of k, pack b, then every row panel."""
         b = self.b
-        _, m, k, n = self.problem.sizes
-        grid, at_batch, row, column = self.problem.blocks(b, plan.block_m, plan.block_n)
+        _, _, k, n = self.problem.sizes
+        grid, at_batch, row, column = self.problem.blocks(self.e, plan.block_m, plan.block_n)
         self.turned_a = self.is_turned(at_batch)
         self.places(plan)
         live = ceil_divide(minimum(n - column, plan.block_n), plan.nr)
-        stop = minimum(row + plan.block_m, m)
+        stop = minimum(row + plan.block_m, self.problem.end)
         whole, each = ceil_divide(k, self.unit.k), plan.block_k // self.unit.k
 
         def part(block: Size, ends: str) -> None:
@@ -105,12 +107,15 @@ class MatrixLowering(DotLowering):
                 self.pack_columns(plan, at_batch, column, live)
                 self.panels(plan, at_batch, (row, stop), column, live, ends)
 
-        last = self.blocks - 1
-        if last:
-            part(0, "first")
-        if last > 1:
-            b.loop("k_block", 1, last, 1, lambda block, _: part(block, ""))
-        part(last, "last" if last else "first last")
+        def parts() -> None:
+            last = self.blocks - 1
+            if last:
+                part(0, "first")
+            if last > 1:
+                b.loop("k_block", 1, last, 1, lambda block, _: part(block, ""))
+            part(last, "last" if last else "first last")
+
+        self.if_any(row, stop, parts)
         return (grid,)
 
     def operand(self, x: Node, index: Index, k: Size, lanes: int) -> Node:
@@ -228,8 +233,7 @@ class MatrixLowering(DotLowering):
         """Row panels times column panels."""
         b, (row, stop) = self.b, rows
         m = self.problem.sizes[1]
-        whole = modulo(m, plan.mr) == 0 and plan.block_m % plan.mr == 0
-        top = m - 1
+        whole, top = self.whole(plan), m - 1
         at = self.first * self.unit.k
 
         def row_panel(i: Size, _: list[Node]) -> None:
@@ -313,7 +317,7 @@ class TileProducts(Family):
         """The first unit for the dtypes."""
         unit = unit_for(region, target)
         if unit is None:
-            a, b = (x.dtype.name for x in region.anchor.inputs)
+            a, b = (x.dtype.name for x in region.anchor.inputs[:2])
             return f"no unit of {TILE} x {TILE} multiplies {a} by {b}"
         return [Offer(roofline(region, target), unit)]
 

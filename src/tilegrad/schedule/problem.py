@@ -1,22 +1,28 @@
 """A dot as batch x (m, k) @ (k, n): its sizes, and where an index reads the operands.
 
-Invariant: (batch, m, n) numbers the elements of the result in row-major order.
+Of a grouped product a batch is a group, and its rows are a part of m that only the run knows: a
+block of rows begins where its group does, and `end` says where to stop. Invariant: (batch, m, n)
+numbers the elements of the result in row-major order; of groups, (m, n) does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.dtype import int64
+from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, ceil_divide, coefficient, floor_divide, modulo
+from ..ir.symbol import Expr, Size, ceil_divide, coefficient, floor_divide, high, modulo
 from ..ir.types import product
-from ..tile.build import BodyBuilder
 from .access import Index, offset_of, through, unravel
 from .evaluate import Evaluator
 
 
 class Problem:
     """One dot: sizes, and how an (batch, m, k, n) index reads the operands."""
+
+    grouped = False
+    k_last = False  # whether the weights of groups lie along k
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -62,12 +68,23 @@ class Problem:
             return self.result_index(*at)
         return unravel(self.linear(*at), other.shape)
 
-    def blocks(self, b: BodyBuilder, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
+    @property
+    def end(self) -> Size:
+        """The row after the last of a program's batch."""
+        return self.sizes[1]
+
+    @property
+    def most(self) -> tuple[int, int, int, int]:
+        """Sizes that Plans are chosen by."""
+        batch, m, k, n = (high(s) for s in self.sizes)
+        return batch, m, k, n
+
+    def blocks(self, e: Evaluator, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
         """A program for each block of the result: (grid, batch, first row, first column)."""
         batch, m, _, n = self.sizes
         across = ceil_divide(n, columns)
         each = ceil_divide(m, rows) * across
-        p = b.program(0, batch * each)
+        p = e.body.program(0, batch * each)
         at, rest = floor_divide(p, each), modulo(p, each)
         return batch * each, at, floor_divide(rest, across) * rows, modulo(rest, across) * columns
 
@@ -89,6 +106,74 @@ class Problem:
         for position, i in zip(self.k_order, unravel(k, self.k_shape)):
             found[self.contract[side][position]] = i
         return tuple(found)
+
+
+class Grouped(Problem):
+    """One grouped product: batch g is the rows of group g."""
+
+    grouped = True
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.axis = node, node.attrs["axis"]
+        self.a, self.b, self.offsets = node.inputs[:3]
+        self.sizes = (self.b.shape[0], *self.a.shape, node.shape[1])
+        self.stop: Size = self.sizes[1]
+        self.k_last = self.axis == 2
+
+    def index_a(self, batch: Size, m: Size, k: Size) -> Index:
+        """Where a is read."""
+        return m, k
+
+    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
+        """Where b is read."""
+        return (batch, k, n) if self.axis == 1 else (batch, n, k)
+
+    def result_index(self, batch: Size, m: Size, n: Size) -> Index:
+        """The index of an element of the result."""
+        return m, n
+
+    def linear(self, batch: Size, m: Size, n: Size) -> Size:
+        """The number of an element of the result."""
+        return m * self.sizes[3] + n
+
+    @property
+    def end(self) -> Size:
+        """The row after the last of a program's group; known after `blocks`."""
+        return self.stop
+
+    @property
+    def most(self) -> tuple[int, int, int, int]:
+        """Sizes that Plans are chosen by: rows as if groups had equal ones."""
+        batch, m, k, n = (high(s) for s in self.sizes)
+        return min(batch, max(1, m)), -(-m // batch), k, n
+
+    def blocks(self, e: Evaluator, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
+        """A program for each block of rows that there may be, group g's from number
+        offset // rows + g on: none has more than there are up to the next group's."""
+        b, (groups, m, _, n) = e.body, self.sizes
+        across, count = ceil_divide(n, columns), high(groups)
+        grid = (ceil_divide(m, rows) + count) * across
+        p = b.program(0, grid)
+        number, group = floor_divide(p, across), b.index(0)
+
+        def begins(at: Size) -> Size:
+            value = b.cast(e.value(self.offsets, (at,)), int64)
+            return b.bounded("offset", value, 0, max(1, high(m)))
+
+        for half in reversed(range((count - 1).bit_length())):  # the last that begins by then
+            at = b.bounded("at", b.apply("add", group, b.index(1 << half)), 0, count - 1)
+            here = b.less_equal(floor_divide(begins(at), rows) + at, number)
+            group = b.apply("where", here, b.index(at), group)
+        at = b.atom("group", group, 0, count - 1)
+        first, self.stop = begins(at), begins(at + 1)
+        far = number - floor_divide(first, rows) - at
+        row = b.atom("first", b.index(first + far * rows), 0, high(m) + rows * (count + 1))
+        return grid, at, row, modulo(p, across) * columns
+
+
+def problem_of(node: Node) -> Problem:
+    """The problem of a dot or of a grouped one."""
+    return Grouped(node) if node.op is ops.grouped_dot else Problem(node)
 
 
 def stride_of(e: Evaluator, node: Node, index: Index, atom: Size) -> Size | None:

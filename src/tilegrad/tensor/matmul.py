@@ -257,6 +257,47 @@ def picked_dot(x: Any, weights: Any, ids: Any, axis: int = 1) -> Tensor:
     return wrap(ops.picked_dot(node_of(rows), node_of(cube), node_of(picks), axis=axis), rows, cube)
 
 
+def group_rows(ids: Any, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(N,) -> (N,), (N,), (groups + 1,), int32: the rows of group 0, of group 1 and so on, each
+    group's as they came; where each row comes to; and where the groups begin, and N at last.
+
+    Rows have ids from 0 to groups - 1.
+    """
+    picks = lift(ids)
+    if picks.ndim != 1 or not picks.dtype.is_integer or not isinstance(groups, int) or groups < 1:
+        raise ShapeError(
+            "not a row of ids",
+            op="group_rows",
+            expected="integers (N,) and a positive number of groups",
+            got=f"{picks.node.type} and {groups}",
+        )
+    known = build.in_range(node_of(picks), groups, "group_rows")
+    found = build.items(ops.group_rows(known, groups=groups))
+    order, places, offsets = (wrap(node, picks) for node in found)
+    return order, places, offsets
+
+
+def grouped_dot(x: Any, weights: Any, offsets: Any, axis: int = 2) -> Tensor:
+    """(N, K), (G, M, K), (G + 1,) -> (N, M): the rows of each group times its weights.
+
+    Group g has rows offsets[g] to offsets[g + 1]; offsets are int32 and rise from 0 to N. With
+    axis=1 weights are (G, K, M). Weights of groups without rows are not read.
+    """
+    rows, cube = matched("grouped_dot", x, weights)
+    ends = lift(offsets)
+    _ranked("grouped_dot", (2, 3), rows, cube)
+    fits = axis in (1, 2) and rows.shape[1] == cube.shape[axis] and rows.dtype.is_float
+    if not fits or ends.dtype is not dtypes.int32 or ends.shape != (cube.shape[0] + 1,):
+        raise ShapeError(
+            "the sizes do not fit",
+            op="grouped_dot",
+            expected="floats (N, K), (G, M, K), and int32 (G + 1,); with axis=1 (G, K, M)",
+            got=f"{rows.node.type}, {cube.node.type}, {ends.node.type}, axis={axis}",
+        )
+    found = ops.grouped_dot(node_of(rows), node_of(cube), node_of(ends), axis=axis)
+    return wrap(found, rows, cube)
+
+
 def bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> Tensor:
     """a @ weight[k] @ b for each output k; weight is (out, in_a, in_b)."""
     left, right, cube = matched("bilinear", a, b, weight)

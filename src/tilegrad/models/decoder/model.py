@@ -18,16 +18,15 @@ from typing import Any
 
 from ... import nn
 from ...core import dtype as dtypes
-from ...core.config import invariant
 from ...core.errors import ShapeError
+from ...nn.experts import routed
 from ...nn.functional import attention, gelu, relu, silu, softmax
 from ...nn.linear import new_parameter
 from ...nn.module import Keys
 from ...tensor.creation import arange
 from ...tensor.maths import cast, sigmoid, tanh
-from ...tensor.matmul import matmul
+from ...tensor.matmul import grouped_dot
 from ...tensor.norm import rms_norm
-from ...tensor.select import scatter
 from ...tensor.tensor import Tensor, lift
 from .config import DecoderConfig
 from .names import load
@@ -121,13 +120,8 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """Feed-forward parts of which a router picks a few for each token.
-
-    Few tokens, whose picks are half of all experts or less, read the weights of those alone. Of
-    more tokens every expert computes every one and what was not picked counts zero: right and
-    simple, and as much work as a dense layer of all experts. At the level `invariant` what was
-    picked is added in the order it was picked in, either way.
-    """
+    """Feed-forward parts of which a router picks a few for each token, and only those compute it:
+    tokens are sorted by expert, and each gets its results back (`nn.experts`)."""
 
     def __init__(self, config: DecoderConfig, dtype: Any) -> None:
         super().__init__()
@@ -145,48 +139,24 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
         y = x.reshape(-1, x.shape[-1])  # (N, C)
-        tokens, experts = y.shape[0], self.gate.shape[0]
-        few = isinstance(tokens, int) and 2 * tokens * self.used <= experts
-        result = self._of_picked(y) if few else self._of_all(y)  # (N, C)
+        shares, picked = self._picked(y)  # (N, K) each
+        result = routed(y, picked, shares, self.gate.shape[0], self._compute)  # (N, C)
         if self.has_shared:
             result = result + sigmoid(self.shared_gate(y)) * self.shared(y)
         return result.reshape(x.shape)
 
-    def _of_picked(self, y: Tensor) -> Tensor:
-        """(N, C) -> (N, C): each token reads the weights of its own K experts."""
-        shares, picked, _ = self._picked(y)  # (N, K) each
-        gate, up, down = (self._weights(w, picked) for w in (self.gate, self.up, self.down))
-        x = y.reshape(-1, 1, 1, y.shape[-1])  # (N, 1, 1, C)
-        inner = ACTIVATIONS[self.activation](matmul(x, gate)) * matmul(x, up)  # (N, K, 1, F)
-        found = matmul(inner, down)[:, :, 0]  # (N, K, C)
-        return (found * cast(shares, y.dtype)[..., None]).sum(1)
+    def _compute(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """(R, C) -> (R, C): rows that are sorted by expert."""
+        gate, up = (grouped_dot(rows, w, offsets) for w in (self.gate, self.up))  # (R, F)
+        return grouped_dot(ACTIVATIONS[self.activation](gate) * up, self.down, offsets)
 
-    def _weights(self, weight: Tensor, picked: Tensor) -> Tensor:
-        """Of (E, rows, columns) those picked, (N, K, columns, rows)."""
-        found = weight[picked.reshape(-1)]
-        return found.reshape(*picked.shape, *weight.shape[1:]).transpose(2, 3)
-
-    def _of_all(self, y: Tensor) -> Tensor:
-        """(N, C) -> (N, C): every expert computes every token."""
-        values, picked, chances = self._picked(y)
-        gate = matmul(y, self.gate.transpose(1, 2))  # (E, N, F)
-        inner = ACTIVATIONS[self.activation](gate) * matmul(y, self.up.transpose(1, 2))
-        found = matmul(inner, self.down.transpose(1, 2))  # (E, N, C)
-        if invariant():
-            own = found[picked, arange(y.shape[0])[:, None]]  # (N, K, C)
-            return (own * cast(values, y.dtype)[..., None]).sum(1)
-        shares = cast(scatter(chances * 0.0, -1, picked, values), y.dtype)  # (N, E)
-        return (found * shares.transpose(0, 1)[..., None]).sum(0)
-
-    def _picked(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(how much the picked experts count, which they are, the chances of all): (N, K) twice,
-        and (N, E)."""
-        chances = softmax(cast(self.router(y), dtypes.float32), -1)
-        picked = chances.topk(self.used, -1)
-        values = picked.values
+    def _picked(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """How much the picked experts count, and which they are: (N, K) each."""
+        chances = softmax(cast(self.router(y), dtypes.float32), -1)  # (N, E)
+        values, picked = chances.topk(self.used, -1)
         if self.normalize:
             values = values / values.sum(-1, keepdim=True)
-        return values, picked.indices, chances
+        return values, picked
 
 
 def _drawn(count: int, rows: int, columns: int, dtype: Any) -> nn.Parameter:

@@ -1,0 +1,112 @@
+"""Kernels around products of groups of rows: sorting by group, lists of blocks, outer products.
+
+`group_rows` is a counting sort with a program for each group: it counts the rows of the groups
+before its own, then gives its own rows their places, in order. `block_list` cuts the rows of every
+group into blocks, for kernels that walk them. `grouped_outer` adds up the products of a group's
+rows, the derivative of a grouped product by its weights.
+
+Costs: `group_rows` reads the ids twice for each group (they stay in the nearest cache);
+`grouped_outer` reads x and y once for each tile of the result beside or below. Invariant: nothing
+depends on the order in which programs run; the meaning is that of `graph.interpret`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import tile
+from ..core.dtype import float32, float64, int32
+from ..ir.symbol import Size, ceil_divide, minimum
+from ..tile.define import Definition
+from ..tile.value import tracer
+
+GROUP, FIRST, LAST, TOTAL = range(4)  # rows of a list of blocks
+
+
+def whole(value: int) -> Any:
+    """An int32."""
+    return tile.full((), value, int32)
+
+
+@tile.function
+def ids_at(ids: Any, start: Any, block: int, groups: int) -> Any:
+    """The ids of some rows; beyond the last row, that of no group."""
+    found = tile.fill(tile.load(ids, (start,), (block,)), groups)
+    return tile.cast(found, int32)
+
+
+@Definition
+def group_rows(ids: Any, *, groups: int, block: int) -> None:
+    """order (rows,), places (rows,), offsets (groups + 1,) of ids (rows,), all int32."""
+    (rows,) = ids.shape
+    group = tile.grid(groups)
+    order, places = (tile.result((rows,), int32, fill="none") for _ in range(2))  # all is written
+    offsets = tile.result((groups + 1,), int32, fill="none")
+    mine, before = tile.cast(group, int32), tile.zeros((block,), int32)
+    for start in tile.range(0, rows, block):
+        before = before + tile.cast(ids_at(ids, start, block, groups) < mine, int32)
+    place = tile.sum(before)
+    if mine < 1:
+        tile.store(offsets, (0,), place, unique=True)
+    for start in tile.range(0, rows, block):
+        own = ids_at(ids, start, block, groups) == mine
+        count = tile.sum(tile.cast(own, int32))
+        if count > 0:
+            here = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
+            at = place + tile.cumsum(tile.cast(own, int32)) - whole(1)
+            tracer("group_rows").hints["distinct"] = True  # of those that are written
+            tile.store(order, at, here, mask=own, unique=True)
+            tile.store(places, here, at, mask=own, unique=True)
+            place = place + count
+    tile.store(offsets, (group + 1,), place, unique=True)
+
+
+def most_blocks(rows: Size, groups: int, block: int) -> Size:
+    """Blocks that rows in groups may take."""
+    return minimum(rows, ceil_divide(rows, block) + groups)
+
+
+@Definition
+def block_list(offsets: Any, *, block: int, most: Any) -> None:
+    """(4, most): of each block its group, its first row and the row after its last; and how many
+    blocks there are, at (TOTAL, 0)."""
+    groups = offsets.shape[0] - 1
+    lanes = max(16, 1 << (groups - 1).bit_length())
+    tile.grid(1)
+    out = tile.result((4, most), int32, fill="none")  # those past the total are not read
+    lane = tile.cast(tile.arange(lanes), int32)
+    first = tile.fill(tile.load(offsets, (0,), (lanes,)), 0)
+    last = tile.fill(tile.load(offsets, (1,), (lanes,)), 0)
+    rows = tile.where(lane < groups, last - first, whole(0))
+    count = (rows + whole(block - 1)) // whole(block)
+    ends = tile.cumsum(count)
+    for number in tile.range(0, tile.max(count)):
+        at = ends - count + tile.cast(number, int32)
+        row = first + tile.cast(number, int32) * whole(block)
+        here, wide = tile.cast(number, int32) < count, tile.cast(most, int32)
+        found = (lane, row, tile.minimum(row + whole(block), last))
+        for column, value in zip((GROUP, FIRST, LAST), found):
+            tracer("block_list").hints["distinct"] = True  # of those that are written
+            tile.store(out, at + wide * whole(column), value, mask=here, unique=True)
+    tile.store(out, (TOTAL, 0), tile.sum(count), unique=True)
+
+
+@Definition
+def grouped_outer(x: Any, y: Any, offsets: Any) -> None:
+    """(groups, A, B) of x (rows, A) and y (rows, B)."""
+    groups, down, across = offsets.shape[0] - 1, x.shape[1], y.shape[1]
+    T = tile.context()
+    group, i, j = tile.grid(groups, tile.ceil_divide(down, T.m), tile.ceil_divide(across, T.n))
+    out = tile.result((groups, down, across), x.dtype)
+    first, last = (tile.load(offsets, (group + at,), ()) for at in range(2))
+    total = tile.zeros((T.m, T.n), float64 if x.dtype is float64 else float32)
+    for row in tile.range(first, last, T.k):
+        own = tile.cast(tile.arange(T.k), int32) + tile.cast(row, int32) < last
+        left = tile.fill(tile.fill(tile.load(x, (row, i * T.m), (T.k, T.m)), 0.0), 0.0)
+        right = tile.fill(tile.fill(tile.load(y, (row, j * T.n), (T.k, T.n)), 0.0), 0.0)
+        left = tile.where(own[:, None], left, 0.0)
+        total = tile.dot(tile.transpose(left), right, total)
+    tile.store(out, (group, i * T.m, j * T.n), tile.cast(total, x.dtype))
+
+
+__all__ = ["block_list", "group_rows", "grouped_outer", "most_blocks"]

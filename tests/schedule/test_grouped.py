@@ -1,0 +1,159 @@
+"""Products of rows in groups: sort, products and outer products on every kind of machine, held to
+the Graph interpreter; derivatives against torch; what is not picked is not read."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from interpreted import run_interpreted
+from judge import check, compare
+
+import tilegrad as tg
+from tilegrad.compiler.pipeline import run_pipeline
+from tilegrad.core.dtype import BY_NUMPY
+from tilegrad.core.errors import ShapeError, UserError
+from tilegrad.core.target import A100, AVX512, AVX512_AMX, H200, Target
+from tilegrad.graph import build, ops
+from tilegrad.graph.interpret import interpret
+from tilegrad.ir.node import Node, topological
+from tilegrad.nn.experts import routed
+from tilegrad.tensor.matmul import group_rows, grouped_dot
+
+BF16 = ml_dtypes.bfloat16
+
+
+def given(rows: int, groups: int, k: int, n: int, dtype: object, axis: int = 2) -> list:
+    """x, weights, offsets of which some groups have no rows, and a factor for each row."""
+    draw = np.random.default_rng(rows * groups + n)
+    ids = np.sort(draw.integers(0, groups, rows) // 2 * 2)
+    offsets = np.searchsorted(ids, np.arange(groups + 1)).astype(np.int32)
+    shape = (groups, n, k) if axis == 2 else (groups, k, n)
+    sizes = ((rows, k), shape, (rows, 1))
+    x, weights, factor = (draw.standard_normal(s).astype(dtype) for s in sizes)
+    return [x, weights, offsets, factor]
+
+
+def product(axis: int):
+    """silu(x w) times a factor for each row."""
+
+    def made(x: Node, weights: Node, offsets: Node, factor: Node) -> Node:
+        y = ops.grouped_dot(x, weights, offsets, axis=axis)
+        return build.multiply(build.multiply(y, ops.sigmoid(y)), factor)
+
+    return made
+
+
+def on(target: Target, function, *values: np.ndarray) -> None:
+    """Compare a Schedule for another machine, interpreted."""
+    nodes = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in values]
+    made = function(*nodes)
+    expected = interpret([made], dict(zip(nodes, values)))[0]
+    (found,) = run_interpreted(target, nodes, [made], values)
+    compare(made, found, expected)
+
+
+@pytest.mark.parametrize("axis", [2, 1])
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("sizes", [(5, 8, 33, 17), (70, 4, 24, 48), (40, 1, 600, 20)])
+def test_on_this_machine(sizes: tuple, dtype: object, axis: int) -> None:
+    check(product(axis), *given(*sizes, dtype, axis))
+
+
+@pytest.mark.parametrize("target", [AVX512, AVX512_AMX, A100, H200], ids=lambda t: t.name)
+@pytest.mark.parametrize("axis", [2, 1])
+def test_on_other_machines(target: Target, axis: int) -> None:
+    on(target, product(axis), *given(37, 3, 64, 48, BF16, axis))
+
+
+@pytest.mark.parametrize("target", [None, A100], ids=["here", "a100"])
+def test_outer_products(target: Target | None) -> None:
+    x, _, offsets, _ = given(40, 3, 20, 8, np.float32)
+    y = given(40, 3, 70, 8, np.float32)[0]
+    if target is None:
+        check(ops.grouped_outer, x, y, offsets)
+        check(ops.grouped_outer, x.astype(np.float64), y.astype(np.float64), offsets)
+    else:
+        on(target, ops.grouped_outer, x, y, offsets)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_rows_are_sorted_by_group(rows: int) -> None:
+    ids = np.random.default_rng(rows).integers(0, 9, rows)
+    order, places, offsets = (x.numpy() for x in tg.jit(lambda i: group_rows(i, 9))(tg.tensor(ids)))
+    np.testing.assert_array_equal(order, np.argsort(ids, kind="stable"))
+    np.testing.assert_array_equal(order[places], np.arange(rows))
+    np.testing.assert_array_equal(offsets, np.searchsorted(np.sort(ids), np.arange(10)))
+    node = build.input_((rows,), BY_NUMPY[ids.dtype])
+    made = build.items(ops.group_rows(node, groups=9))
+    for found, expected in zip(
+        run_interpreted(A100, [node], made, [ids]), (order, places, offsets)
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_rows_alone_read_their_own_weights() -> None:
+    """No more rows than groups: on vectors no product with packed weights."""
+    for rows, left in ((8, False), (9, True)):
+        nodes = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in given(rows, 8, 16, 8, BF16)]
+        (made,), _ = run_pipeline(nodes, [product(2)(*nodes)], AVX512)
+        assert left == any(n.op is ops.grouped_dot for n in topological([made]))
+
+
+def test_only_picked_weights_count() -> None:
+    """Weights of a group without rows may be anything."""
+    x, weights, offsets, factor = given(60, 6, 16, 8, np.float32)
+    expected = check(product(2), x, weights, offsets, factor)[0]
+    weights[1::2] = np.nan
+    np.testing.assert_array_equal(check(product(2), x, weights, offsets, factor)[0], expected)
+
+
+def test_derivatives_against_torch() -> None:
+    torch = pytest.importorskip("torch")
+    draw = np.random.default_rng(5)
+    x, up = draw.standard_normal((12, 6)), draw.standard_normal((5, 8, 6))
+    down, chances = draw.standard_normal((5, 6, 8)), draw.standard_normal((12, 5))
+    picked = np.argsort(-chances, axis=1, kind="stable")[:, :2]
+
+    def ours(x, up, down, shares):
+        def compute(rows, offsets):
+            return grouped_dot(tg.tanh(grouped_dot(rows, up, offsets)), down, offsets)
+
+        return (routed(x, tg.tensor(picked), shares, 5, compute) ** 2).sum()
+
+    arrays = [x, up, down, np.take_along_axis(chances, picked, 1)]
+    arrays = [a.astype(np.float32) for a in arrays]
+    value, found = tg.jit(tg.value_and_grad(ours, argnums=(0, 1, 2, 3)))(*map(tg.tensor, arrays))
+    tensors = [torch.tensor(a.astype(np.float64), requires_grad=True) for a in arrays]
+    own_up, own_down = (w[torch.tensor(picked)] for w in tensors[1:3])  # (12, 2, ...)
+    inner = torch.tanh(torch.einsum("nc,nkfc->nkf", tensors[0], own_up))
+    out = torch.einsum("nkf,nkcf,nk->nc", inner, own_down, tensors[3])
+    (out**2).sum().backward()
+    assert abs(value.item() - float((out**2).sum())) < 1e-4 * abs(value.item())
+    for mine, theirs in zip(found, tensors):
+        expected = theirs.grad.numpy()
+        np.testing.assert_allclose(mine.numpy(), expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_nothing_is_added_out_of_order() -> None:
+    """The way back of sorted rows is a gather too: no scatter in forward or backward."""
+
+    def loss(x):
+        order, places, _ = group_rows(tg.tensor(np.array([2, 0, 1, 2])), 3)
+        return (x.index_select(0, order) ** 3).index_select(0, places).sum()
+
+    lowered = tg.jit(tg.grad(loss)).lower(tg.ones(4, 2))
+    kinds = {n.op for n in topological(lowered.outputs)}
+    assert ops.gather in kinds and ops.update not in kinds
+
+
+def test_errors() -> None:
+    x, weights, offsets, _ = map(tg.tensor, given(5, 4, 6, 3, np.float32))
+    with pytest.raises(ShapeError, match="sizes do not fit"):
+        grouped_dot(x, weights, offsets, axis=1)
+    with pytest.raises(ShapeError, match="sizes do not fit"):
+        grouped_dot(x, weights, offsets[:-1])
+    with pytest.raises(ShapeError, match="row of ids"):
+        group_rows(offsets.reshape(1, -1), 4)
+    with pytest.raises(UserError, match="out of range"):
+        group_rows(tg.tensor(np.array([0, 4])), 4)[0].numpy()
