@@ -21,7 +21,9 @@ from .chosen import Chosen, Surroundings
 from .family import Offer
 
 NEAR = 2048  # tokens of a list that a program takes at a time
-OF_VECTORS = 64  # tokens of a row that a program takes at a time, where it is one thread
+# The same of a row, where a program is one thread: one vector, which stays in a register between
+# ops; of more, each op is a loop through memory (slower, and three times as long to compile).
+OF_VECTORS = 16
 FEWEST, MOST = 256, 4096  # the same, of a block of threads
 EACH = 256  # tokens that a warp takes
 RACING = 2  # a race takes so many times fewer of both: a core has registers for two programs then
