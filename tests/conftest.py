@@ -7,9 +7,12 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+
+SPREAD = 0.618  # multiples of it, less their whole part, come to lie evenly, whatever the axes
 
 if sys.dont_write_bytecode and "PYTEST_XDIST_WORKER" not in os.environ:
     # Tests start many processes: what one compiles of a module is there for the next.
@@ -25,6 +28,20 @@ def pytest_unconfigure() -> None:
     """Nothing is left of the run."""
     if KEPT:
         shutil.rmtree(KEPT, ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a sweep marked `sampled(n)`, one case in n runs by default; the others are slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None:
+            continue
+        sweep = item.nodeid.partition("[")[0]
+        if seen[sweep] * SPREAD % 1 * mark.args[0] >= 1:
+            item.add_marker(pytest.mark.slow)
+        seen[sweep] += 1
 
 
 def pytest_collection_finish() -> None:

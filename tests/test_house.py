@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,14 +91,24 @@ class Source:
         self.name = path.relative_to(root).as_posix()
         self.text = path.read_text()
         self.lines = self.text.splitlines()
-        self.tree = ast.parse(self.text)
-        self.docstring = ast.get_docstring(self.tree) or ""
         self.parts = self.name.split("/")
         self.folder = self.parts[0] if len(self.parts) > 1 else ""
 
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @property
+    def docstring(self) -> str:
+        return ast.get_docstring(self.tree) or ""
+
     def functions(self) -> Iterator[Function]:
         """Every function, methods and nested ones too."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, Function):
                 yield node
 
@@ -118,7 +129,7 @@ def report(broken: list[str]) -> None:
 def imported(source: Source) -> Iterator[tuple[str, int]]:
     """Folders of ours that a file imports, with the line."""
     here = source.parts[:-1]
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ImportFrom):
             if node.level:
                 base = here[: len(here) - (node.level - 1)]
@@ -160,7 +171,7 @@ def test_targets_do_not_see_each_other() -> None:
         if source.folder != "targets" or len(source.parts) < 3:
             continue
         own = source.parts[1]
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ImportFrom) and node.level == 2 and node.module:
                 if node.module.split(".")[0] != own:
                     broken.append(f"{source.name}:{node.lineno} sees {node.module}")
@@ -170,18 +181,18 @@ def test_targets_do_not_see_each_other() -> None:
 def test_the_simulator_is_beside() -> None:
     """The simulator knows nothing of tilegrad, and only tests and benches know it."""
     root = PACKAGE.parents[1]
-    shipped = [p for f in ("src/tilegrad", "examples") for p in sorted((root / f).rglob("*.py"))]
+    examples = [Source(p, root) for p in sorted((root / "examples").rglob("*.py"))]
     broken = []
-    for own, wanted in ((SIMULATOR, "tilegrad"), ([Source(p, root) for p in shipped], "ptxsim")):
+    for own, wanted in ((SIMULATOR, "tilegrad"), ([*SOURCES, *examples], "ptxsim")):
         for source in own:
-            for node in ast.walk(source.tree):
+            for node in source.nodes:
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 if any(name.split(".")[0] == wanted for name in names):
                     broken.append(f"{source.name}:{node.lineno} imports {wanted}")
                 if isinstance(node, ast.ImportFrom) and own is SIMULATOR and node.level > 1:
                     broken.append(f"{source.name}:{node.lineno} leaves its package")
-    assert SIMULATOR and shipped
+    assert SIMULATOR and SOURCES and examples
     report(broken)
 
 
@@ -191,7 +202,7 @@ def test_nothing_above_the_compiler_knows_the_machine() -> None:
     for source in SOURCES:
         if source.folder not in ABOVE or source.name in ASKS:
             continue
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ImportFrom):
                 parts = (node.module or "").split(".")
                 names = {alias.name for alias in node.names}
@@ -257,7 +268,7 @@ def test_environment_is_read_in_one_file() -> None:
     for source in SOURCES:
         if source.name == "core/config.py" or source.name in STANDALONE:
             continue
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             name = node.attr if isinstance(node, ast.Attribute) else ""
             if isinstance(node, ast.ImportFrom) and node.module == "os":
                 name = next((a.name for a in node.names if a.name in ("environ", "getenv")), "")
@@ -270,7 +281,7 @@ def test_locks_are_made_in_one_file() -> None:
     """A lock of `core/lock.py` can be used in a forked child; a plain one may hang it."""
     broken = []
     for source in SOURCES:
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Call) and source.name != "core/lock.py":
                 name = ast.unparse(node.func)
                 if name in ("threading.Lock", "threading.RLock", "Lock", "RLock"):
@@ -283,7 +294,7 @@ def test_only_the_command_line_prints() -> None:
     for source in SOURCES:
         if source.folder == "cli" or source.name in STANDALONE:
             continue
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 if node.func.id == "print":
                     broken.append(f"{source.name}:{node.lineno}")
@@ -452,7 +463,7 @@ def test_public_classes_have_a_docstring() -> None:
 
 def names_in(source: Source) -> Iterator[tuple[str, int]]:
     """Every name a file makes."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name, node.lineno
         elif isinstance(node, ast.arg):

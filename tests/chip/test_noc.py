@@ -38,6 +38,7 @@ def test_an_8_by_8_mesh_saturates_where_booksim_does() -> None:
     assert over.accepted == pytest.approx(0.425, rel=0.05)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda t: t.name)
 @pytest.mark.parametrize("length", [1, 4])
 def test_every_flit_arrives_and_no_buffer_overflows(topology: Topology, length: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +169,14 @@ def write_tiny_model(path: Path, context: int = 128, template: str | None = TEMP
         tensors |= {f"blk.{i}.{n}.weight": drawn(n, *shape) for n, shape in shapes.items()}
         tensors |= {f"blk.{i}.attn_norm.weight": ones, f"blk.{i}.ffn_norm.weight": ones}
     write_gguf(path, metadata, tensors)
+
+
+@pytest.fixture(scope="session")
+def commands_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One cache for the commands of a run: what one compiles the next ones find."""
+    folder = tmp_path_factory.getbasetemp()
+    own = "PYTEST_XDIST_WORKER" in os.environ  # a folder of each worker, in one of the run
+    return str((folder.parent if own else folder) / "commands")
 
 
 @pytest.fixture(scope="session")

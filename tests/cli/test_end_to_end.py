@@ -26,12 +26,10 @@ SECONDS = 600  # only against hanging
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One cache for all commands here: what one compiles the next ones find."""
-    folder = tmp_path_factory.mktemp("cache")
+def environment(commands_cache: str) -> dict[str, str]:
     return {
         **os.environ,
-        "TILEGRAD_CACHE": str(folder),
+        "TILEGRAD_CACHE": commands_cache,
         "TILEGRAD_VERIFY": "0",
         "COLUMNS": "120",
         "TERM": "xterm",

@@ -34,13 +34,11 @@ class Typed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One cache for all commands here: what one compiles the next ones find."""
-    folder = tmp_path_factory.mktemp("cache")
+def environment(commands_cache: str) -> dict[str, str]:
     found = {k: v for k, v in os.environ.items() if k not in COLOURS}
     return {
         **found,
-        "TILEGRAD_CACHE": str(folder),
+        "TILEGRAD_CACHE": commands_cache,
         "TILEGRAD_VERIFY": "0",
         "TERM": "xterm",
         "PYTHONUNBUFFERED": "1",

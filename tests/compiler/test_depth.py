@@ -118,6 +118,7 @@ def calls(function: Callable[[], Any]) -> int:
 SIZES = [(name, 25 if name == "recurrent" else 50) for name in GRAPHS]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @pytest.mark.parametrize(
     "name, size", [*SIZES, *(pytest.param(n, 2 * s, marks=pytest.mark.slow) for n, s in SIZES)]
@@ -196,6 +197,7 @@ def test_nothing_recurses_over_a_graph(name: str) -> None:
     interpret([root], {n: np.ones(n.shape, n.dtype.numpy) for n in inputs})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @pytest.mark.parametrize("name", CHAINS)
 def test_no_pass_recurses_over_a_graph(name: str, target: Target) -> None:

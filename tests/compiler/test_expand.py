@@ -55,6 +55,7 @@ def graph_of(name, order, dtype):
     return results, values
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", ["bhtd", "bthd"])
 @pytest.mark.parametrize("name", CASES)
 def test_compiled(name, order, monkeypatch) -> None:

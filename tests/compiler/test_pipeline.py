@@ -107,6 +107,7 @@ def test_what_a_pass_does_nothing_without() -> None:
     assert {op.name for op in CHOSEN} <= on["choose kernels"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name,target", CASES)
 def test_each_can_be_left_out_for_threads(name: str, target) -> None:
     nodes, outputs = block()

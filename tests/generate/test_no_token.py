@@ -76,6 +76,7 @@ def picked(
     return sample(logits, state, slots, slots * 0, variant)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vocabulary, words", [(70, 70), (301, 301), (301, 290), (70, 2)])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_rows_have_a_token_or_none(variant: Variant, vocabulary: int, words: int) -> None:

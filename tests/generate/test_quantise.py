@@ -29,6 +29,7 @@ def folder(tmp_path_factory: Any) -> Path:
     return tiny_model.write_folder(tmp_path_factory.mktemp("plain") / "model", {})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("to", "form"),
     [
@@ -62,6 +63,7 @@ def gguf_file(path: Path, monkeypatch: Any) -> Path:
     return tiny_model.write_file(path / "tiny.gguf")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("to", "form"),
     [("q8_0", "Q8_0"), ("q4_k", "Q5_0"), ("gptq-int4", "Q4_1"), ("awq-int4", "Q4_1")],

@@ -238,6 +238,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LOGITS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_draws_have_the_distribution(name, setting) -> None:

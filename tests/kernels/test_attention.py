@@ -422,6 +422,7 @@ SIMULATED = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SIMULATED)
 def test_simulated(name: str) -> None:
     """The emitted PTX computes the same."""

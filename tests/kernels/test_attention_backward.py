@@ -302,12 +302,14 @@ ALONE = {
 assert set(CASES) >= ALONE
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", sampled(CASES, lambda label: label not in ALONE))
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
     run(*CASES[label], "interpreted", list(CASES).index(label))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("lead", range(4))
 @pytest.mark.parametrize("tail", range(4))
 def test_parts_of_a_bias(lead: int, tail: int) -> None:
@@ -435,6 +437,7 @@ SIMULATED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", SIMULATED)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""

@@ -103,6 +103,7 @@ def arguments(x: AttentionShape, body: Body, memories: list[Array]) -> list[Arra
     return [named[p.attrs["name"]] for p in body.parameters]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_against_float64(name: str) -> None:
     x, plan, more = CASES[name]
@@ -205,6 +206,7 @@ REAL = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REAL)
 def test_assembled(name: str) -> None:
     x, target = REAL[name]
@@ -234,6 +236,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", (64, 128))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_assembled(name: str, width: int) -> None:

@@ -148,6 +148,7 @@ def agree(made: dict[str, Array], wanted: dict[str, Array]) -> None:
         np.testing.assert_allclose(found, whole, atol=0.02 * max(1.0, np.abs(whole).max()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_against_float64(name: str) -> None:
     x, plan, more = CASES[name]
@@ -190,6 +191,7 @@ def test_refused() -> None:
     assert not why_not(shape(extras=("mask",)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("width", (64, 128))
 @pytest.mark.parametrize("given", [{}, {"band": CAUSAL}, {"band": CAUSAL, "softcap": 30.0}])

@@ -135,6 +135,7 @@ CASES: dict[str, tuple[Operands, WidePlan]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
@@ -252,6 +253,7 @@ SIMULATED = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", SIMULATED)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""

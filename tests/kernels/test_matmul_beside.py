@@ -118,6 +118,7 @@ SIMULATED = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("label", SIMULATED)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""

@@ -57,6 +57,7 @@ def places(body: Body) -> int:
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(16))
 def test_every_plan_can_be_built(seed: int) -> None:
     """It verifies and fits into shared memory; the best and another are checked and emitted."""

@@ -106,6 +106,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_against_numpy(name: str) -> None:
     x, plan = CASES[name]

@@ -268,6 +268,7 @@ def agree(step: Step, out: Any) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
@@ -296,6 +297,7 @@ SIMULATED = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", SIMULATED)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""

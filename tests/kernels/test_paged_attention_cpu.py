@@ -159,6 +159,7 @@ def test_tiles_stay_in_registers() -> None:
         assert "alloca" not in text and "memcpy" not in text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", [SSE2, AVX2, AVX512], ids=lambda t: t.name)
 @pytest.mark.parametrize("cores", [2, 5])
 def test_split_interpreted(target: Target, cores: int) -> None:

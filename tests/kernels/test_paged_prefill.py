@@ -90,6 +90,7 @@ def agree(step: Step, out: Any) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
@@ -102,6 +103,7 @@ def test_interpreted(label: str) -> None:
     agree(step, run(step, x, lambda b, m: interpret.run(b, m, seed=len(label))))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", ("page 16", "page 256", "wide", "window"))
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""

@@ -255,6 +255,7 @@ def step_of(label: str) -> Step:
     return make_step(x, rotary, lengths, queries)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
@@ -280,6 +281,7 @@ SIMULATED = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label", SIMULATED)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""

@@ -91,6 +91,7 @@ def test_rows_are_the_formats_bit_for_bit(form: Format) -> None:
     np.testing.assert_array_equal(got, form.to_float32(raw)[ids])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", QUANTISED, ids=str)
 @pytest.mark.parametrize("tokens", [1, 3, 30])
 def test_every_format(form: Format, tokens: int) -> None:
@@ -99,6 +100,7 @@ def test_every_format(form: Format, tokens: int) -> None:
     check(x, got, want, w)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "rows, columns, tokens",
     [
@@ -145,6 +147,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tokens", [1, 5, 27])
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("form", [formats.Q4_1, formats.Q8_0, formats.Q3_K], ids=str)
@@ -177,6 +180,7 @@ def test_a_sum_does_not_depend_on_its_neighbours() -> None:
         np.testing.assert_array_equal(alone[0], together[t])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", [formats.Q4_1, formats.Q6_K, formats.MXFP4], ids=str)
 @pytest.mark.parametrize("target", [SSE2, AVX2, NEON, AVX512, AVX512_AMX], ids=lambda t: t.name)
 @pytest.mark.parametrize("tokens", [1, 26])

@@ -194,6 +194,7 @@ PLANS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("form", ["Q4_1", "Q8_0", "Q4_K"])
 def test_plans(name: str, form: str) -> None:
@@ -262,6 +263,7 @@ AROUND = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [bfloat16, float32], ids=str)
 @pytest.mark.parametrize("name", AROUND)
 def test_around(name: str, dtype: Any) -> None:

@@ -194,6 +194,7 @@ def test_prefill_and_decode_on_a_cpu(options: dict[str, Any], dtype: Any) -> Non
     assert compiler.counters == compiled
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", CASES[:2], ids=str)
 def test_prefill_and_decode_on_a_gpu(small_gpu, request, options: dict[str, Any]) -> None:
     """One compilation, and for L layers 2 L + 2 launches a step: append and attend in each, the
@@ -241,6 +242,7 @@ def test_decode_on_a_gpu_with_many_cores(small_gpu, monkeypatch, request, new: i
         assert small_gpu.count("cuGraphLaunch") > graphs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cores, each", ((64, 1), (8, 2)))
 def test_steps_of_single_tokens_on_a_gpu(
     small_gpu, monkeypatch, request, cores: int, each: int
@@ -333,6 +335,7 @@ def started() -> Run:
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "hold",
     [

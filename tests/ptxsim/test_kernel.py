@@ -297,6 +297,7 @@ def test_the_changes_by_hand_change_something() -> None:
     assert all(old in RING for old, _ in MISPLACED) and len(FAULTS) > 40
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(len(FAULTS)))
 def test_ring_with_a_fault(number: int) -> None:
     label, body = FAULTS[number]

@@ -62,6 +62,7 @@ def check_random(seed: int, kinds: tuple, dtype: dtypes.DType | None, looser: fl
         compare(node, got, want, looser)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(60))
 def test_random_floats(seed: int) -> None:
     check_random(seed, STEPS, None, 3)
@@ -72,11 +73,13 @@ def test_random_integers(seed: int) -> None:
     check_random(seed, STEPS, (dtypes.int32, dtypes.int64, dtypes.int8)[seed % 3], 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(200, 245))
 def test_random_control(seed: int) -> None:
     check_random(seed, CONTROL, (None, None, dtypes.int32)[seed % 3], 5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(400, 424))
 def test_random_narrow(seed: int) -> None:
     kinds = (*CONTROL, "dot", "dot", "dot")

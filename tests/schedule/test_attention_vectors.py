@@ -110,6 +110,7 @@ LONG = (1, 2, 1, 150, 530, 40, 72)
 DTYPES = (np.float32, BF16, np.float16, np.float64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "sizes, band",
@@ -182,6 +183,7 @@ ROW = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("band", [PLAIN, (None, 0), (-7, 2)])
 @pytest.mark.parametrize("tokens", [150, 160])
@@ -261,6 +263,7 @@ def test_log_sum_exps_nobody_wants_are_not_stored() -> None:
     assert len(schedule.kernels[0].steps[0].slots) == 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dropout(dtype: Any) -> None:
     more = {"key": np.array(17, np.uint32), "offset": np.array(3, np.uint32)}
@@ -332,6 +335,7 @@ def check_backward(
     return got
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "sizes, band",

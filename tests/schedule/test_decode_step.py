@@ -118,6 +118,7 @@ def error_of(m: int, run: object, width: int = 256, hidden: int = 384, layers: i
     return float(np.abs(got.astype(np.float64) - expected).max() / np.abs(expected).max())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("m", [1, 3, 8, 40, 72, 128])
 def test_layers_are_right(m: int) -> None:
     assert error_of(m, lambda *given: run_interpreted(H200, *given)) < 1.5e-2

@@ -83,6 +83,7 @@ def product(m: int, k: int, n: int, plan: Plan, after: Any, monkeypatch: Any) ->
 BLOCKS = [(6, 2, 24, 64, 48), (6, 2, 40, 32, 16), (5, 3, 100, 96, 32), (4, 1, 8, 16, 400)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("sizes", [(24, 96, 64), (37, 101, 70), (7, 50, 33), (40, 3, 16)])
 def test_blocks_of_every_kind_give_the_product(

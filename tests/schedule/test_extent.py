@@ -135,6 +135,7 @@ def test_many_parts(axis: int, target: Target) -> None:
         assert len(launches) <= 300 / 8 and len({id(s.body) for s in launches}) <= 8
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape, axis", [((3, 4), 0), ((3, 4), 1), ((1, 2, 3), 1), ((2,), 0)])
 @pytest.mark.parametrize("count", [16, 17, 40, 260])
 def test_parts_end_up_in_their_places(shape: tuple[int, ...], axis: int, count: int) -> None:

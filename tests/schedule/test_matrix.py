@@ -60,6 +60,7 @@ def test_a_long_k_is_cut_so_that_rows_stay_near(sizes: tuple[int, int, int]) -> 
     assert programs >= 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("turned", [False, True], ids=["along n", "along k"])
 @pytest.mark.parametrize("sizes", [(64, 256, 64), (70, 300, 75), (33, 131, 97), (2, 40, 200, 64)])
 @pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.int8], ids=str)

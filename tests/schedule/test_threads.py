@@ -256,6 +256,7 @@ def test_any_shape(a: int, b: int, c: int, seed: int, kind: int) -> None:
 # ---- sorts, running sums, updates -----------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("size", [65, 128, 200, 1000])
 def test_long_sorts(size: int, descending: bool, fresh) -> None:

@@ -301,6 +301,7 @@ def pair(tiny_path: Path) -> Iterator[tuple[Any, Any]]:
         yield one, two
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", STREAMS)
 @pytest.mark.parametrize("kept", [0, 3, 8])
 def test_a_stream_goes_on_in_another_replica(pair: Any, path: str, kept: int) -> None:

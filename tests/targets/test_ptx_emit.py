@@ -181,6 +181,7 @@ DOTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("name,shape", DOTS, ids=str)
 def test_dot(name: str, shape: tuple[int, int, int], turned: bool) -> None:
@@ -332,6 +333,7 @@ def test_indices_a_constant_apart_share_an_address() -> None:
 MODES = ("set", "add", "multiply", "max", "min")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "dtype",
     [np.float32, np.int32, ml_dtypes.bfloat16, np.int8, np.float64],

@@ -18,6 +18,7 @@ def close(found: tg.Tensor, wanted: tg.Tensor, most: float = 2e-2) -> None:
     assert np.linalg.norm(a - b) <= most * np.linalg.norm(b)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True])
 def test_forward_and_backward_reach_the_kernels(cuda, causal) -> None:  # noqa: F811
     q, k, v = inputs((1, 2, 70, 64), (1, 1, 70, 64), (1, 1, 70, 64))

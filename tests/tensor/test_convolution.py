@@ -22,6 +22,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_convolution(rank: int, options: dict) -> None:
@@ -57,6 +58,7 @@ TRANSPOSED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", TRANSPOSED, ids=str)
 @pytest.mark.parametrize("rank", [1, 2])
 def test_transposed_convolution(rank: int, options: dict) -> None:

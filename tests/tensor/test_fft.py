@@ -42,6 +42,7 @@ def check(cases, tolerance=1e-11):
             )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 12, 17, 64, 100, 101, 127, 128, 130, 194, 211])
 def test_sizes(size):
     """Small matrices, products of factors, primes small and large."""

@@ -117,6 +117,7 @@ def residuals(m, a, s, b):
     return {name: np.abs(value).max() for name, value in errors.items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     ("n", "hard"),

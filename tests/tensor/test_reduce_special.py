@@ -265,6 +265,7 @@ MOST = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:var", "ignore:std")
 @pytest.mark.parametrize("name", sampled(INPUTS, lambda name: name in MOST))
 @pytest.mark.parametrize("table", TABLES)

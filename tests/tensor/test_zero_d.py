@@ -148,6 +148,7 @@ def fault(
     return ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", VALUES)
 @pytest.mark.parametrize("home", HOMES)
 def test_inputs_without_axes(home: str, dtype: str) -> None:

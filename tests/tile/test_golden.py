@@ -178,6 +178,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_interleavings(name: str, seed: int | None) -> None:
@@ -273,6 +274,7 @@ def often(case: tuple[str, str, int]) -> bool:
     return index % 3 == 0 or index in HARMLESS.get((name, op), ())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name,op,index", sampled(CASES, often))
 def test_dropping_one_is_reported(name: str, op: str, index: int) -> None:
     """Without one wait, arrive, fence or commit, something shows."""
