@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as TF
+from shapes import LLAMA_3_8B
 
 import tilegrad as tg
 from gpu import Bench
@@ -37,19 +38,6 @@ from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.tensor.stored import bytes_to_prepare, stored
 
-LLAMA_3_8B = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 BARS = {1: 4.2, 8: 4.5, 32: 5.4, 128: 9.0}  # ms
 PEERS = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # vLLM 0.24, measured on the same kind of GPU
 PREFILL_BAR = 43_000  # tokens a second

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from llm_decode import LLAMA_3_8B, weights
+from llm_decode import weights
+from shapes import SHAPES
 
 from gpu import Bench
 from tilegrad.generate.engine import Engine
@@ -38,35 +39,6 @@ from tilegrad.models.decoder.model import Decoder
 from tilegrad.serve.load.script import Call, mini_sglang
 from tilegrad.tensor.bound import Bound
 
-QWEN3 = {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "hidden_act": "silu",
-}
-SHAPES = {
-    "qwen3-0.6b": {
-        **QWEN3,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-14b": {
-        **QWEN3,
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-        "tie_word_embeddings": False,
-    },
-    "llama-3-8b": {**LLAMA_3_8B, "num_hidden_layers": 32},
-}
 BARS = {"qwen3-0.6b": 26_500, "qwen3-14b": 6_500}  # output tokens a second
 VLLM = {"qwen3-0.6b": 21_334, "qwen3-14b": 5_918}  # 0.24, on the same kind of GPU
 FIRST_BARS = {16: 6.0, 128: 8.0, 1000: 27.0, 2000: 50.0}  # ms to the first token of a prompt

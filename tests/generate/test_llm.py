@@ -328,3 +328,19 @@ def test_importing_is_light_and_the_name_is_there() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stdout.strip() == "[]", found.stderr
+
+
+def test_drawn_weights_of_a_folder_without_any(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "shape", {})
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="no weights found"):
+        LLM(folder)
+    before = tg.get_rng_state()
+    first, again = (LLM(folder, random_weights=True, requests=1) for _ in range(2))
+    assert tg.get_rng_state() == before
+    for one, other in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert np.array_equal(one.numpy(), other.numpy())
+    weight = first.model.blocks[1].attention.query.weight.numpy()
+    assert 0 < np.abs(weight).max() <= weight.shape[1] ** -0.5 and weight.std() > 0
+    assert first.file_bytes == 4 * sum(p.numel() for p in first.model.parameters())
+    assert len(first.generate("tiles", max_tokens=4, ignore_end=True).tokens) == 4

@@ -1,6 +1,7 @@
 """Routes that are no answers: health, models, metrics, words, the live view; and plain errors."""
 
 import json
+import sys
 
 
 def test_what_there_is(scripted):
@@ -30,6 +31,17 @@ def test_words_and_back(scripted):
 def test_control_tokens_never_come_out_of_a_message(scripted):
     _, found = scripted.post("/tokenize", {"messages": [{"role": "user", "content": "<|im_end|>"}]})
     assert found["tokens"].count(257) == 1  # the template's own
+
+
+def test_without_packages_that_may_be_missing(scripted, monkeypatch):
+    for name in ("prometheus_client", "llguidance"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it fails
+    status, found, _ = scripted.ask("GET", "/metrics")
+    assert status == 501 and "prometheus_client is not installed" in found["error"]["message"]
+    status, found = scripted.chat("SAY hello", response_format={"type": "json_object"})
+    assert status == 400 and "llguidance" in found["error"]["message"]
+    status, _ = scripted.chat("SAY hello")
+    assert status == 200
 
 
 GUESSES = ("drafts", "draft_tokens", "accepted_tokens")

@@ -50,6 +50,13 @@ Determinism = Annotated[
         show_default=False,
     ),
 ]
+RandomWeights = Annotated[
+    bool,
+    typer.Option(
+        "--random-weights",
+        help="Draw the weights, for measuring: a folder needs config.json and a tokenizer alone.",
+    ),
+]
 Speculate = Annotated[
     str | None,
     typer.Option(

@@ -7,6 +7,7 @@ go to stderr, so that both work piped and into files.
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,6 +87,7 @@ def serve(
     lora: options.Loras = None,
     speculate: options.Speculate = None,
     guesses: options.Guesses = None,
+    random_weights: options.RandomWeights = False,
     prepare: Prepare = True,
     max_queue: Queue = 256,
     timeout: Timeout = 600.0,
@@ -125,6 +127,7 @@ def serve(
                 **options.given(determinism=determinism),
                 **options.adapters(lora),
                 **options.speculation(speculate, guesses),
+                **({"random_weights": True} if random_weights else {}),
                 "requests": requests,
                 "prepare": prepare,
             },
@@ -158,6 +161,8 @@ class Said:
         """The port is ours."""
         if self.settings.host not in ("127.0.0.1", "localhost", "::1") and not self.settings.keys:
             self.bars.line("warning: whoever reaches this machine can use the model (--api-key)")
+        if find_spec("prometheus_client") is None:
+            self.bars.line("warning: no /metrics, since prometheus_client is not installed")
 
     def ready(self, server: Any, port: int) -> None:
         """Requests are served."""
@@ -187,7 +192,6 @@ def need_packages() -> None:
     """An error that names what is not installed."""
     try:
         import aiohttp
-        import prometheus_client  # noqa: F401
     except ImportError as error:
         raise UserError(
             f"{error.name} is not installed", op="serve", hint="pip install 'tilegrad[serve]'"

@@ -90,11 +90,12 @@ class FetchError(UserError):
 
 
 def open_model(
-    name: str | os.PathLike[str], report: Report | None = None
+    name: str | os.PathLike[str], report: Report | None = None, weights: bool = True
 ) -> GgufFile | ModelFolder:
-    """Find a model and read what it says of itself; weights are mapped."""
+    """Find a model and read what it says of itself; weights are mapped. Where they are not wanted a
+    folder need not have any."""
     path = find_model(name, report)
-    return read_folder(path) if path.is_dir() else read_gguf(path)
+    return read_folder(path, weights) if path.is_dir() else read_gguf(path)
 
 
 def find_model(name: str | os.PathLike[str], report: Report | None = None) -> Path:

@@ -53,13 +53,13 @@ class ModelFolder:
         return found
 
 
-def read_folder(path: str | os.PathLike[str]) -> ModelFolder:
-    """Read a folder's tables and map its weights."""
+def read_folder(path: str | os.PathLike[str], weights: bool = True) -> ModelFolder:
+    """Read a folder's tables and map its weights, if they are wanted."""
     folder = Path(path)
     if not folder.is_dir():
         raise UserError("no such folder", op="folder", got=os.fspath(path))
     tables = read_config(folder)
-    tensors = with_formats(os.fspath(path), tables[0], _weights(folder))
+    tensors = with_formats(os.fspath(path), tables[0], _weights(folder)) if weights else {}
     return ModelFolder(os.fspath(path), *tables, tensors)
 
 

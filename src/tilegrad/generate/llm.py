@@ -70,6 +70,7 @@ class LLM:
         speculate: Any = None,
         guesses: int = 3,
         quantise: str | None = None,
+        random_weights: bool = False,
     ) -> None:
         """`progress(stage, done, total)` is told of downloads, loading and compiling.
 
@@ -81,6 +82,7 @@ class LLM:
         step: "ngram" looks them up in the text so far, an LLM, a name or a path is a smaller model
         with the same words, or an EAGLE head. Answers are drawn as without (docs/llm.md).
         `quantise="int8"` makes linear layers int8, as chips under design take them.
+        With `random_weights` they are drawn, for measuring: a folder then needs none.
         """
         if threads is not None:
             set_threads(threads)
@@ -95,7 +97,13 @@ class LLM:
         if quantise is not None and (made is not None or adapters):
             raise UserError("int8 takes plain weights", op="LLM", hint="no bundle, no adapters")
         loaded = load_model(
-            name_or_path if made is None else made.model, place, dtype, tell, context, quantise
+            name_or_path if made is None else made.model,
+            place,
+            dtype,
+            tell,
+            context,
+            quantise,
+            random_weights,
         )
         self.name, self.path, self.device = os.fspath(name_or_path), loaded.path, place
         self.model, self.tokenizer = loaded.model, loaded.tokenizer

@@ -34,6 +34,7 @@ from ..nn import init
 from ..quant import quantise_rows
 from ..runtime.buffer import HOST
 from ..runtime.device import device as opened
+from ..tensor.random import get_rng_state, manual_seed, set_rng_state
 from ..tensor.stored import bytes_to_prepare
 from .sampling_limits import Sampling
 from .steps import Tell
@@ -60,20 +61,26 @@ def load_model(
     tell: Tell,
     context: int | None = None,
     quantise: str | None = None,
+    random_weights: bool = False,
 ) -> Loaded:
-    """Open a model, build its decoder on a device and give it its weights; `quantise="int8"` makes
-    its linear layers int8."""
+    """Open a model, build its decoder on a device and give it its weights, or drawn ones;
+    `quantise="int8"` makes its linear layers int8."""
     if quantise not in (None, "int8"):
         raise UserError("no such numbers", op="LLM", expected='"int8" or None', got=repr(quantise))
 
     def report(progress: Progress) -> None:
         tell(progress.stage, progress.done, progress.total)
 
-    files = open_model(name, report)
+    files = open_model(name, report, weights=not random_weights)
     config = config_of(files, context)
     defaults, ends = defaults_of(files), ends_of(files, config)
     tokenizer = tokenizer_of(files, ends)
-    wanted = dtype_for(files.tensors, device) if dtype is None else dtype_of(dtype)
+    if dtype is not None:
+        wanted = dtype_of(dtype)
+    elif random_weights:
+        wanted = dtypes.float32 if device == HOST else dtypes.bfloat16
+    else:
+        wanted = dtype_for(files.tensors, device)
     if not wanted.is_float:
         raise UserError(
             "a model computes in floats",
@@ -81,9 +88,14 @@ def load_model(
             got=wanted,
             expected="float32, bfloat16 or float16",
         )
-    with init.skipped():
-        model = Decoder(config, wanted).requires_grad_(False).eval()
-    model.load(Weights(files.tensors, wanted, tell), keep="quantised")
+    if random_weights:
+        model = _drawn(config, wanted, device, tell)
+        size = bytes_of(model)
+    else:
+        with init.skipped():
+            model = Decoder(config, wanted).requires_grad_(False).eval()
+        model.load(Weights(files.tensors, wanted, tell), keep="quantised")
+        size = sum(stored.bytes for stored in files.tensors.values())
     if quantise is not None:
         quantise_rows(model)
     if device != HOST:
@@ -91,8 +103,30 @@ def load_model(
     for stored in files.tensors.values():
         if device != HOST or stored.format.quantised or stored.bytes <= SMALL:
             stored.drop()
-    size = sum(stored.bytes for stored in files.tensors.values())
     return Loaded(files.path, model, tokenizer, defaults, size)
+
+
+def _drawn(config: DecoderConfig, dtype: DType, device: str, tell: Tell) -> Decoder:
+    """A decoder whose weights are drawn on its device, the same ones every time."""
+    before = get_rng_state()
+    manual_seed(0)
+    try:
+        model = Decoder(config, dtype).requires_grad_(False).eval()
+    finally:
+        set_rng_state(before)
+    if device != HOST:
+        model.to(device=device)
+    done, total = 0, bytes_of(model)
+    for parameter in model.parameters():
+        parameter.realize()
+        done += parameter.numel() * parameter.dtype.size
+        tell("load", done, total)
+    return model
+
+
+def bytes_of(model: Decoder) -> int:
+    """Bytes of a model's weights, as they are computed with."""
+    return sum(p.numel() * p.dtype.size for p in model.parameters())
 
 
 def config_of(files: GgufFile | ModelFolder, context: int | None = None) -> DecoderConfig:

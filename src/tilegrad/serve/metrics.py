@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .engine.generation import Generation
+from .refused import Refused
 
 PREFIX = "tilegrad:"
 FIRST = (
@@ -214,8 +215,12 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text."""
-        from prometheus_client import CollectorRegistry, generate_latest
-
+        try:
+            from prometheus_client import CollectorRegistry, generate_latest
+        except ImportError:
+            raise Refused(
+                "this server has no metrics: prometheus_client is not installed", status=501
+            ) from None
         registry = CollectorRegistry()
         registry.register(self)
         return generate_latest(registry)

@@ -117,7 +117,7 @@ def read_tokenizer(path: str) -> Tokenizer:
 
         bundled = open_bundled(path)
         path = str(bundled.model) if bundled is not None else path
-    files = open_model(path)
+    files = open_model(path, weights=False)
     return tokenizer_of(files, ends_of(files, config_of(files)))
 
 
