@@ -124,14 +124,9 @@ def bench_serve(
     if script and dataset:
         raise typer.BadParameter("--script and --dataset are two loads: give one")
     limits = load.limits_of(goodput)
-    if script:
-        calls = load.mini_sglang()
-    elif dataset:
-        calls = load.of_file(dataset, requests, tokens and load.Lengths.of(tokens), seed=seed)
-    else:
-        sizes = load.Lengths.of(prompt), load.Lengths.of(tokens or "128")
-        shared = load.Prefixes(prefix_tokens, prefix_groups)
-        calls = load.drawn(requests, *sizes, seed=seed, prefixes=shared, vocabulary=vocabulary)
+    shared = load.Prefixes(prefix_tokens, prefix_groups)
+    random = {"seed": seed, "prefixes": shared, "vocabulary": vocabulary}
+    calls = calls_of(load, script, dataset, requests, prompt, tokens, random)
     calls = load.at_rate(calls, rate, poisson=arrivals == "poisson", seed=seed)
     url = url.rstrip("/").removesuffix("/v1")
     model = model or asyncio.run(load.model_of(url, api_key))
@@ -159,6 +154,25 @@ def bench_serve(
     if plot is not None:
         save(plot, load.plotted(result, summary, title))
     shown(summary, out, as_json)
+
+
+def calls_of(
+    load: Any,
+    script: str | None,
+    dataset: Path | None,
+    requests: int,
+    prompt: str,
+    tokens: str | None,
+    random: dict[str, Any],
+) -> list[Any]:
+    """What is asked for: a known script, the conversations of a file, or random ids."""
+    if script:
+        return list(load.mini_sglang())
+    if dataset:
+        answer = load.Lengths.of(tokens) if tokens else None
+        return list(load.of_file(dataset, requests, answer, seed=random["seed"]))
+    sizes = load.Lengths.of(prompt), load.Lengths.of(tokens or "128")
+    return list(load.drawn(requests, *sizes, **random))
 
 
 def loading() -> Any:

@@ -105,10 +105,11 @@ def serve(
     from ..serve.run import run_server
     from ..serve.settings import Settings
 
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    if log_requests or log_prompts:
-        logging.getLogger("tilegrad.serve").setLevel(logging.INFO)
+    log_at(logging.INFO if log_requests or log_prompts else logging.WARNING)
     keys = keys_of(api_key or [], api_key_file)
+    engine = options.given(device=device, dtype=dtype, threads=threads, context=context)
+    engine |= options.given(determinism=determinism, random_weights=random_weights or None)
+    engine |= options.adapters(lora) | options.speculation(speculate, guesses)
     with Bars() as bars:
         path = found(model, bars)
         settings = Settings(
@@ -122,15 +123,7 @@ def serve(
             timeout=timeout,
             drain=drain,
             log_prompts=log_prompts,
-            opening={
-                **options.given(device=device, dtype=dtype, threads=threads, context=context),
-                **options.given(determinism=determinism),
-                **options.adapters(lora),
-                **options.speculation(speculate, guesses),
-                **({"random_weights": True} if random_weights else {}),
-                "requests": requests,
-                "prepare": prepare,
-            },
+            opening={**engine, "requests": requests, "prepare": prepare},
             sampling=advised(model),
         )
         said = Said(settings, bars)
@@ -144,6 +137,12 @@ def serve(
             )
         )
     status("the server has ended")
+
+
+def log_at(level: int) -> None:
+    """Log what the server says from a level on, and warnings of others."""
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("tilegrad.serve").setLevel(level)
 
 
 class Said:

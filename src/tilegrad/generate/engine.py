@@ -22,6 +22,7 @@ from ..core.config import config as settings
 from ..core.config import override
 from ..core.dtype import DType, bfloat16, dtype_of
 from ..core.errors import UserError
+from ..models.decoder.config import DecoderConfig
 from ..models.decoder.model import Decoder
 from ..runtime.buffer import HOST
 from ..runtime.limits import limits_of
@@ -80,33 +81,14 @@ class Engine:
         config = model.config
         device = default_device() if device is None else use(device, "Engine")
         self.model, self.config, self.requests = model, config, positive("requests", requests)
-        self.context = positive("context", context or config.context)
-        if self.context > config.context:
-            raise UserError(
-                "the context is longer than the model's",
-                op="Engine",
-                expected=f"at most {config.context}",
-                got=self.context,
-            )
-        page = limits_of(device).page if page is None else positive("page", page)
-        most_pages = -(-self.context // page)
-        count = most_pages * requests if pages is None else positive("pages", pages)
+        self.context = _context(config, context)
         self.chunk = max(requests, chunk or limits_of(device).chunk)
+        self.cache = _cache(model, device, requests, self.context, page, pages, cache_dtype)
+        count, most_pages = self.cache.pages, self.cache.most_pages
         # idle pages cost a CPU memory that it would not use otherwise
         idle = max(most_pages, count // 4) if device == HOST else None
-        self.pool = PagePool(count, page, idle)
+        self.pool = PagePool(count, self.cache.page, idle)
         self.batcher = Batcher(requests, self.pool, self.chunk, prefix_cache)
-        self.cache = nn.PagedCache(
-            config.layers,
-            count,
-            page,
-            config.key_heads,
-            config.head_width,
-            requests=requests + 1,
-            most_pages=most_pages,
-            dtype=_cache_dtype(model, cache_dtype),
-            device=device,
-        )
         marks = Marks(requests + 1, count, self.cache.device) if canary else None
         tell = tell or (lambda *_: None)
         stepped = model if adapters is None else adapters.model
@@ -432,6 +414,45 @@ class Engine:
             self.adapters.seat(slot, adapter)
             self.adapters.send()
         return Scoring(self, tokens, shown, slot, pages)
+
+
+def _context(config: DecoderConfig, wanted: int | None) -> int:
+    """The context: as asked for, or the model's, which it cannot pass."""
+    found = positive("context", wanted or config.context)
+    if found > config.context:
+        raise UserError(
+            "the context is longer than the model's",
+            op="Engine",
+            expected=f"at most {config.context}",
+            got=found,
+        )
+    return found
+
+
+def _cache(
+    model: Decoder,
+    device: str,
+    requests: int,
+    context: int,
+    page: int | None,
+    pages: int | None,
+    dtype: Any,
+) -> nn.PagedCache:
+    """Pages for all requests and a table of theirs, with one row more that is nobody's."""
+    config = model.config
+    page = limits_of(device).page if page is None else positive("page", page)
+    most_pages = -(-context // page)
+    return nn.PagedCache(
+        config.layers,
+        most_pages * requests if pages is None else positive("pages", pages),
+        page,
+        config.key_heads,
+        config.head_width,
+        requests=requests + 1,
+        most_pages=most_pages,
+        dtype=_cache_dtype(model, dtype),
+        device=device,
+    )
 
 
 def _attached(

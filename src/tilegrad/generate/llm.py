@@ -24,7 +24,7 @@ from ..tensor.placement import default_device, use
 from ..tensor.tensor import mode
 from .adapters import Adapters, Folders
 from .answer import Answer, Piece
-from .bundle import VARIANTS, open_bundled
+from .bundle import VARIANTS, Bundled, open_bundled
 from .constraint import SETTINGS as CONSTRAINTS
 from .constraint import of_settings
 from .draft import open_draft, proposer_of
@@ -108,36 +108,51 @@ class LLM:
         self.name, self.path, self.device = os.fspath(name_or_path), loaded.path, place
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.defaults, self.file_bytes = loaded.defaults, loaded.file_bytes
-        self.dtype = cache = self.model.norm.weight.dtype
+        self.dtype = self.model.norm.weight.dtype
         self.adapters = (
             Adapters(self.model, adapters, requests + 1, place) if adapters else None
         )  # before pages are counted: they take memory
+        self.grammars = Grammars(self.tokenizer, self.config.vocabulary)
+        how = {"requests": requests, "determinism": determinism, "tell": tell}
+        self.engine = self._engine(made, context, speculate, guesses, how)
+        self.context = self.engine.context
+        self._tasks = Tasks(self.engine)
+        self._numbers = itertools.count()
+
+    def _engine(
+        self,
+        made: Bundled | None,
+        context: int | None,
+        speculate: Any,
+        guesses: int,
+        how: dict[str, Any],
+    ) -> Engine:
+        """The engine, with as many pages as memory has room for beside weights, adapters and a
+        draft; of a Bundle, as many as it was made for. A draft's engine is like it in `how`."""
+        place, tell, model = self.device, how["tell"], self.model
         limits = limits_of(mode.target or place) if made is None else made.limits
-        draft = open_draft(speculate, self.model, self.tokenizer, place, tell)
-        self.context, pages = room_for(
-            self.model, place, cache, requests, context, limits.page, draft
+        draft = open_draft(speculate, model, self.tokenizer, place, tell)
+        context, pages = room_for(
+            model, place, self.dtype, how["requests"], context, limits.page, draft
         )
         if made is not None:
-            made.check(self.context, pages)
+            made.check(context, pages)
             pages = made.pages
-        self.grammars = Grammars(self.tokenizer, self.config.vocabulary)
-        sizes: dict[str, Any] = {"device": place, "requests": requests, "pages": pages}
-        sizes |= {"page": limits.page, "chunk": limits.chunk, "determinism": determinism}
-        sizes |= {"tell": tell, "words": len(self.tokenizer) or self.config.vocabulary}
-        self.engine = Engine(
-            self.model,
-            context=self.context,
-            cache_dtype=cache,
+        sizes = {**how, "device": place, "pages": pages, "page": limits.page, "chunk": limits.chunk}
+        sizes["words"] = len(self.tokenizer) or self.config.vocabulary
+        engine = Engine(
+            model,
+            context=context,
+            cache_dtype=self.dtype,
             grammars=self.grammars,
             adapters=self.adapters,
-            proposer=None if speculate is None else proposer_of(draft, self.context, **sizes),
+            proposer=None if speculate is None else proposer_of(draft, context, **sizes),
             guesses=guesses,
             **sizes,
         )
         if made is not None:
-            self.engine.steps.serve(VARIANTS)
-        self._tasks = Tasks(self.engine)
-        self._numbers = itertools.count()
+            engine.steps.serve(VARIANTS)
+        return engine
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.config.family}, {self.device}, context {self.context})"

@@ -53,7 +53,8 @@ class PagedCache:
     ) -> None:
         lead, values = (pages, key_heads, page), width if value_width is None else value_width
         device = default_device() if device is None else use(device, "PagedCache")
-        self.page, self.most_pages, self.requests = page, most_pages, requests
+        self.pages, self.page = pages, page
+        self.most_pages, self.requests = most_pages, requests
         self.keys, self.values = (
             [_new((*lead, last), dtype, device) for _ in range(layers)] for last in (width, values)
         )
