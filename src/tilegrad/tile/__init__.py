@@ -27,7 +27,7 @@ LANGUAGE = {
     "softmax_accumulate", "load", "store", "atomic_add", "require", "shared", "index", "hold",
     "hole", "less", "less_equal", "byte_dot", "byte_permute", "quick_divide", "quick_exp",
     "quick_exp2", "quick_reciprocal", "prefetch", "scratch", "matrix_load", "matrix_dot",
-    "matrix_store", "most", "stack", "INF",
+    "matrix_store", "most", "stack", "INF", "unsigned_divide", "unsigned_remainder",
     *RENAMED,
 }  # fmt: skip
 ROLES = {

@@ -89,6 +89,8 @@ from .language import tan
 from .language import tanh
 from .language import transpose
 from .language import trunc
+from .language import unsigned_divide
+from .language import unsigned_remainder
 from .language import where
 from .language import zeros
 from .roles import Pipeline
@@ -248,6 +250,8 @@ __all__ = [
     "trunc",
     "u32",
     "u8",
+    "unsigned_divide",
+    "unsigned_remainder",
     "wait_copies",
     "wait_threads",
     "where",

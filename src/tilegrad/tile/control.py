@@ -335,6 +335,9 @@ class _Loop:
         self.tracer, self.values, self.body = tracer, values, body
         self.given, self.names, self.index = given, names, index
         self.carried: dict[int, tuple[Tile, Edges | None]] = {}
+        for i, value in enumerate(given):  # tiles that the body sets: most are carried
+            if isinstance(value, TileValue):
+                self.carried[i] = (value.node.type, value.edges)  # type: ignore[assignment]
 
     def run(self) -> tuple[Any, ...]:
         """Trace, and give the variables after the loop."""
@@ -343,8 +346,12 @@ class _Loop:
         for _ in range(8 + 2 * len(self.given)):
             known, serial = set(self.tracer.builder.atoms), self.tracer.builder.serial
             block, found = self.attempt()
-            if not self.learn(known, found):
+            same = [i for i in self.carried if self.inside[i] is found[i]]
+            for i in same:
+                del self.carried[i]
+            if not self.learn(known, found) and not same:
                 return self.finish(block, found)
+            self.carried = dict(sorted(self.carried.items()))
             self.tracer.builder.serial = serial
         raise UserError("the types of variables keep changing", op="for", got=list(self.names))
 

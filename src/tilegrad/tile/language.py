@@ -467,6 +467,16 @@ def quick_divide(a: Any, b: Any) -> TileValue:
     return elementwise("quick_divide", a, b)
 
 
+def unsigned_divide(a: Any, b: Any) -> TileValue:
+    """a // b where neither is negative."""
+    return elementwise("unsigned_divide", a, b)
+
+
+def unsigned_remainder(a: Any, b: Any) -> TileValue:
+    """a % b where neither is negative."""
+    return elementwise("unsigned_remainder", a, b)
+
+
 def _unary(name: str, text: str) -> Callable[[Any], Any]:
     def apply(x: Any) -> Any:
         if name == "square_root" and isinstance(x, (int, float)):

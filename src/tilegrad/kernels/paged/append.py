@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ... import tile
 from ...core.dtype import DType, float32, int32, int64
 from ...core.errors import InternalError
-from ...ir.node import Node
-from ...ir.symbol import Size, high
+from ...ir.symbol import high
 from ...ir.types import Memory
-from ...tile import ops
-from ...tile.build import Body, BodyBuilder
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
 from .shape import PagedShape, cache_parameters
 
 CLEARED = 8  # rows that are written at once
@@ -63,180 +64,122 @@ def append(x: PagedShape, rotary: Rotary, name: str = "paged_append") -> Body:
     """The kernel."""
     if rotary.width % 2 or rotary.width > x.width:
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
-    return _Append(x, rotary, BodyBuilder(name, append_parameters(x, rotary))).build()
+    b = PlacedBuilder(name, append_parameters(x, rotary))
+    with tile.into(b):
+        _Append(x, rotary, {p.attrs["name"]: tile.memory(p) for p in b.parameters}).run()
+    return b.finish((x.tokens, x.key_heads), warps=4, distinct=True)
+
+
+def kept(value: Any, dtype: DType, scale: Any) -> Any:
+    """A value as a Memory keeps it."""
+    return tile.cast(value if scale is None else value / scale, dtype)
 
 
 class _Append:
-    """Builds the Body of `append`."""
+    """What a program of `append` does."""
 
-    def __init__(self, x: PagedShape, rotary: Rotary, b: BodyBuilder) -> None:
-        self.x, self.rotary, self.b = x, rotary, b
-        self.memory = {p.attrs["name"]: p for p in b.parameters}
-        self.token = b.program(0, x.tokens)
-        self.head = b.program(1, x.key_heads)
+    def __init__(self, x: PagedShape, rotary: Rotary, memory: dict[str, Any]) -> None:
+        self.x, self.rotary, self.memory = x, rotary, memory
+        self.half = rotary.width // 2
+        self.token, self.head = tile.grid(x.tokens, x.key_heads)
 
-    def build(self) -> Body:
-        """Find the place, turn, write."""
-        b, x = self.b, self.x
-        request, there = self.find()
+    @tile.function
+    def run(self) -> None:
+        """Find the token's request, if it has one; turn and write."""
+        x, size = self.x, 1 << max(0, high(self.x.requests) - 1).bit_length()
+        inside = tile.arange(size) < x.requests
+        ends = tile.load(self.memory["query_starts"], (1,), (size,), mask=inside)
+        over = tile.cast(ends, int64) <= self.token
+        request = tile.sum(tile.cast(over & inside, int64), 0)
+        if request < x.requests:
+            self.write(tile.hold(request, "request", (0, high(x.requests) - 1)))
 
-        def write() -> Sequence[Node]:
-            self.write(b.atom("request", request, 0, high(x.requests) - 1))
-            return ()
+    def number(self, name: str, *index: Any) -> Any:
+        """An integer of memory."""
+        return tile.cast(tile.load(self.memory[name], index, ()), int64)
 
-        b.branch(there, write)
-        return b.finish((x.tokens, x.key_heads), warps=4, distinct=True)
-
-    def find(self) -> tuple[Node, Node]:
-        """The token's request, and whether it has one."""
-        b, x = self.b, self.x
-        size = 1 << max(0, high(x.requests) - 1).bit_length()
-        line = b.add(ops.iota(size=size, dtype=int64))
-        inside = b.apply("less", line, b.index(x.requests))
-        ends = b.load(self.memory["query_starts"], (1,), (size,), (0,), inside)
-        over = b.apply("less_equal", b.cast(ends, int64), b.index(self.token))
-        over = b.cast(b.apply("bit_and", over, inside), int64)
-        request = b.add(ops.reduce(over, axis=0, kind="sum"))
-        return request, b.apply("less", request, b.index(x.requests))
-
-    def write(self, request: Size) -> None:
+    @tile.function
+    def write(self, request: Any) -> None:
         """All of the token that belongs to the key head."""
-        b, x, memory = self.b, self.x, self.memory
-        end = b.cast(b.load(memory["query_starts"], (request + 1,)), int64)
-        length = b.cast(b.load(memory["lengths"], (request,)), int64)
-        after = b.apply("subtract", end, b.index(self.token))
-        place = b.apply("maximum", b.apply("subtract", length, after), b.constant(0, int64))
-        at = b.atom("place", place, 0, high(x.most_pages) * x.page - 1)
-        page = b.cast(b.load(memory["table"], (request, at // x.page)), int64)
-        slot = (b.atom("page", page, 0, high(x.pages) - 1), self.head, at % x.page)
+        x, memory = self.x, self.memory
+        end = self.number("query_starts", request + 1)
+        length = self.number("lengths", request)
+        after = end - self.token
+        place = tile.maximum(length - after, 0)
+        at = tile.hold(place, "place", (0, high(x.most_pages) * x.page - 1))
+        page = self.number("table", request, at // x.page)
+        page = tile.hold(page, "page", (0, high(x.pages) - 1))
         angle = self.angles(place)
-        scales = [b.load(memory["scales"], (i,)) for i in range(2)] if x.scaled else []
-        queries = (self.token, self.head * x.group)
-        self.turn(memory["q"], memory["turned"], queries, queries, x.group, angle, None)
-        self.turn(
-            memory["k"],
-            memory["keys"],
+        scales: list[Any] = [None, None]
+        if x.scaled:
+            scales = [tile.load(memory["scales"], (i,), ()) for i in range(2)]
+        heads, own, slot = (
+            (self.token, self.head * x.group),
             (self.token, self.head),
-            slot,
-            1,
-            angle,
-            scales[0] if scales else None,
+            (page, self.head, at % x.page),
         )
-        value = b.load(memory["v"], (self.token, self.head, 0), (x.value_width,), (2,))
-        value = self.kept(b.cast(value, float32), x.cache, scales[1] if scales else None)
-        b.store(memory["values"], value, (*slot, 0), (3,))
-        count = b.apply("subtract", end, b.cast(b.load(memory["query_starts"], (request,)), int64))
-        last = b.apply("equal", after, b.index(1))
-        self.clear(slot, at, b.apply("subtract", length, count), last)
+        self.turn(memory["q"], memory["turned"], heads, heads, x.group, angle, None)
+        self.turn(memory["k"], memory["keys"], own, slot, 1, angle, scales[0])
+        value = tile.cast(tile.load(memory["v"], (*own, 0), (x.value_width,)), float32)
+        tile.store(memory["values"], (*slot, 0), kept(value, x.cache, scales[1]))
+        count = end - self.number("query_starts", request)
+        last = after == 1
+        if (length - count <= at - at % x.page) & last:  # the page began in this step
+            self.clear(slot)
 
-    def clear(self, slot: tuple[Size, Size, Size], at: Size, before: Node, last: Node) -> None:
-        """Zeros in the rest of a page, by the last token of a request if the page is new."""
-        b, x, (page, head, row) = self.b, self.x, slot
-        new = b.apply("less_equal", before, b.index(at - row))
-        step = min(x.page, CLEARED)
+    @tile.function
+    def clear(self, slot: tuple[Any, Any, Any]) -> None:
+        """Zeros in the rest of a page."""
+        x, (page, head, at), step = self.x, slot, min(self.x.page, CLEARED)
+        for row in tile.range(0, x.page, step):
+            after = (at < tile.arange(step) + row)[:, None]
+            shape, place = (step, x.value_width), (page, head, row, 0)
+            after = tile.broadcast(after, shape)
+            tile.store(self.memory["values"], place, tile.zeros(shape, x.cache), mask=after)
 
-        def rows(first: Size, _: list[Node]) -> Sequence[Node]:
-            shape = (step, x.value_width)
-            line = b.apply("add", b.add(ops.iota(size=step, dtype=int64)), b.index(first))
-            after = b.apply("less", b.index(row), line)
-            after = b.broadcast(b.add(ops.reshape(after, shape=(step, 1))), shape)
-            b.store(
-                self.memory["values"],
-                b.constant(0.0, x.cache, shape),
-                (page, head, first, 0),
-                (2, 3),
-                after,
-            )
-            return ()
-
-        def zeros() -> Sequence[Node]:
-            b.loop("row", 0, x.page, step, rows, [])
-            return ()
-
-        b.branch(b.apply("bit_and", new, last), zeros)
-
-    def angles(self, place: Node) -> tuple[Node, Node] | None:
+    def angles(self, place: Any) -> tuple[Any, Any] | None:
         """Cosines and sines of the token's place."""
-        b, half = self.b, self.rotary.width // 2
-        if not half:
+        if not self.half:
             return None
-        found = b.load(self.memory["frequencies"], (0,), (half,), (0,))
-        angle = b.apply("multiply", found, b.cast(place, float32))
-        factor = b.constant(self.rotary.factor, float32)
-        both = [b.apply("multiply", b.apply(name, angle), factor) for name in ("cos", "sin")]
-        cosine, sine = (b.add(ops.reshape(v, shape=(1, half))) for v in both)
-        return cosine, sine
-
-    def kept(self, value: Node, dtype: DType, scale: Node | None) -> Node:
-        """A value as a Memory keeps it."""
-        b = self.b
-        if scale is not None:
-            value = b.apply("divide", value, b.broadcast(scale, value.shape))
-        return b.cast(value, dtype)
+        found = tile.load(self.memory["frequencies"], (0,), (self.half,))
+        angle = found * tile.cast(place, float32)
+        factor = tile.full((), self.rotary.factor)
+        both = [function(angle) * factor for function in (tile.cos, tile.sin)]
+        return both[0][None, :], both[1][None, :]
 
     def turn(
         self,
-        source: Node,
-        into: Node,
-        where: Sequence[Size],
-        to: Sequence[Size],
+        source: Any,
+        into: Any,
+        where: Sequence[Any],
+        to: Sequence[Any],
         count: int,
-        angle: tuple[Node, Node] | None,
-        scale: Node | None,
+        angle: tuple[Any, Any] | None,
+        scale: Any,
     ) -> None:
         """Heads from one Memory to another, their first elements turned."""
-        b, width, rotary = self.b, self.x.width, self.rotary
-        ends = (len(source.shape), len(into.shape))
         if angle is not None:
-            first, second = (b.cast(self.half(source, where, count, i), float32) for i in (0, 1))
-            cosine, sine = (b.broadcast(v, first.shape) for v in angle)
-            turned = (
-                b.apply(
-                    "subtract",
-                    b.apply("multiply", first, cosine),
-                    b.apply("multiply", second, sine),
-                ),
-                b.apply(
-                    "add", b.apply("multiply", second, cosine), b.apply("multiply", first, sine)
-                ),
-            )
+            pairs = (self.half_of(source, where, count, i) for i in (0, 1))
+            first, second = (tile.cast(tile.load(*part), float32) for part in pairs)
+            cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
+            turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
-                self.write_half(into, to, self.kept(value, into.dtype, scale), i)
-        rest = width - rotary.width
+                value = kept(value, into.dtype, scale)
+                tile.store(*self.half_of(into, to, count, i)[:2], value)
+        start, rest = self.rotary.width, self.x.width - self.rotary.width
         if rest:
-            shape, axes = (count, rest), [(e - 2, e - 1) for e in ends]
-            value = b.load(source, (*where, rotary.width), shape, axes[0])
-            value = self.kept(b.cast(value, float32), into.dtype, scale)
-            b.store(into, value, (*to, rotary.width), axes[1])
+            value = tile.cast(tile.load(source, (*where, start), (count, rest)), float32)
+            tile.store(into, (*to, start), kept(value, into.dtype, scale))
 
-    def half(self, memory: Node, where: Sequence[Size], count: int, number: int) -> Node:
-        """The first or second elements of the pairs of some heads."""
-        b, half = self.b, self.rotary.width // 2
-        if self.rotary.interleaved:
-            return b.gather(memory, self.offsets(memory, where, count, number))
-        rank = len(memory.shape)
-        return b.load(memory, (*where, number * half), (count, half), (rank - 2, rank - 1))
-
-    def write_half(self, memory: Node, where: Sequence[Size], value: Node, number: int) -> None:
-        """Write what `half` reads."""
-        b, half, count = self.b, self.rotary.width // 2, value.shape[0]
-        if self.rotary.interleaved:
-            b.scatter(memory, value, self.offsets(memory, where, count, number))
-            return
-        rank = len(memory.shape)
-        b.store(memory, value, (*where, number * half), (rank - 2, rank - 1))
-
-    def offsets(self, memory: Node, where: Sequence[Size], count: int, number: int) -> Node:
-        """Linear offsets of every other element."""
-        b, half = self.b, self.rotary.width // 2
-        start: Size = number
-        for i, stride in zip(where, memory.type.element_strides()):  # type: ignore[union-attr]
+    def half_of(
+        self, memory: Any, where: Sequence[Any], count: int, number: int
+    ) -> tuple[Any, ...]:
+        """The first or second elements of the pairs of some heads: array, index and shape, or
+        linear offsets of every other element."""
+        if not self.rotary.interleaved:
+            return memory, (*where, number * self.half), (count, self.half)
+        start: Any = number
+        for i, stride in zip(where, memory.type.element_strides()):
             start = start + i * stride
-        head = b.add(ops.reshape(b.add(ops.iota(size=count, dtype=int64)), shape=(count, 1)))
-        pair = b.add(ops.reshape(b.add(ops.iota(size=half, dtype=int64)), shape=(1, half)))
-        line = b.apply(
-            "add",
-            b.apply("multiply", head, b.constant(self.x.width, int64)),
-            b.apply("multiply", pair, b.constant(2, int64)),
-        )
-        return b.apply("add", line, b.index(start))
+        head, pair = tile.arange(count)[:, None], tile.arange(self.half)[None, :]
+        return memory, head * self.x.width + pair * 2 + start, None

@@ -8,15 +8,14 @@ and the order of the sum depends on the number of parts alone.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from typing import Any
 
-from ...core.dtype import float32, int64
-from ...ir.node import Node
-from ...ir.symbol import Size, high
+from ... import tile
+from ...core.dtype import int64
+from ...ir.symbol import high
 from ...ir.types import Memory
-from ...tile import ops
-from ...tile.build import Body, BodyBuilder
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
 from .shape import (
     CUT_HEAD,
     CUT_PARTS,
@@ -46,87 +45,70 @@ def combine_parameters(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory
 
 def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -> Body:
     """The kernel."""
-    b = BodyBuilder(name, combine_parameters(x, plan))
-    records, partial, sums, out = b.parameters
+    b = PlacedBuilder(name, combine_parameters(x, plan))
     rows = per(x, plan) * x.group
-    near = spread(x, plan)
-    cut, row = b.program(0, plan.programs), b.program(1, rows)
-    slots = high(partial.shape[0])
-
-    def field(number: int, most: int) -> Size:
-        found = b.cast(b.load(records, (cut // near, number)), int64)
-        return b.atom(f"field{number}", found, 0, most)
-
-    slot, parts = field(CUT_SLOT, slots - 1), field(CUT_PARTS, walkers(x, plan))
-    token, tokens = field(CUT_TOKEN, high(x.tokens) - 1), field(CUT_TOKENS, per(x, plan))
-    head = field(CUT_HEAD, x.key_heads // near - 1) + cut % near
-
-    def mix() -> Sequence[Node]:
-        shape = (TOGETHER, 1, x.value_width)
-        result = mixed(b, (partial, sums), (slot, cut % near, row), parts, shape, 1)
-        place = (token + row // x.group, head * x.group + row % x.group, 0)
-        b.store(out, b.cast(result, x.dtype), place, (1, 2))
-        return ()
-
-    some = b.apply("bit_and", b.less(1, parts), b.less(row // x.group, tokens))
-    b.branch(some, mix)
+    with tile.into(b):
+        _combine(x, plan, *tile.grid(plan.programs, rows), *map(tile.memory, b.parameters))
     return b.finish((plan.programs, rows), warps=4)
 
 
+@tile.function
+def _combine(
+    x: PagedShape,
+    plan: PagedPlan,
+    cut: Any,
+    row: Any,
+    records: Any,
+    partial: Any,
+    sums: Any,
+    out: Any,
+) -> None:
+    near = spread(x, plan)
+
+    def field(number: int, most: int) -> Any:
+        found = tile.cast(tile.load(records, (cut // near, number), ()), int64)
+        return tile.hold(found, f"field{number}", (0, most))
+
+    slot, parts = (
+        field(CUT_SLOT, high(partial.type.shape[0]) - 1),
+        field(CUT_PARTS, walkers(x, plan)),
+    )
+    token, tokens = field(CUT_TOKEN, high(x.tokens) - 1), field(CUT_TOKENS, per(x, plan))
+    head = field(CUT_HEAD, x.key_heads // near - 1) + cut % near
+    if tile.less(1, parts) & tile.less(row // x.group, tokens):
+        shape, where = (TOGETHER, 1, x.value_width), (slot, cut % near, row)
+        place = (token + row // x.group, head * x.group + row % x.group, 0)
+        tile.store(out, place, mixed((partial, sums), where, parts, shape, 1))
+
+
+@tile.function
 def mixed(
-    b: BodyBuilder,
-    memories: tuple[Node, Node],
-    where: tuple[Size, Size, Size],
-    parts: Size,
+    memories: tuple[Any, Any],
+    where: tuple[Any, Any, Any],
+    parts: Any,
     shape: tuple[int, int, int],
     real: int,
-) -> Node:
+) -> Any:
     """Results (rows, width) of the parts from a slot on: `memories` are partial and sums, `where`
     is (slot, near, row), `shape` (parts at a time, rows, width), of which `real` rows count."""
     (partial, sums), (slot, *which), (together, rows, wide) = memories, where, shape
-    nothing, zero = b.constant(-math.inf, float32), b.constant(0.0, float32)
-
-    def some(start: Size, carried: list[Node]) -> Sequence[Node]:
-        best, total, result = carried
-        there = _there(b, start, parts, (together, rows), real)
-        logs = b.load(sums, (slot + start, *which), (together, rows), (0, 2), there)
-        tall = b.broadcast(b.add(ops.reshape(there, shape=(together, rows, 1))), shape)
-        found = b.load(partial, (slot + start, *which, 0), shape, (0, 2, 3), tall)
-        logs = b.apply("where", there, logs, nothing)
-        now = b.apply("maximum", best, b.add(ops.reduce(logs, axis=0, kind="max")))
-        base = b.apply("where", b.apply("equal", now, nothing), zero, now)
-        weights = b.apply("exp2", b.apply("subtract", logs, base))
-        shrink = b.apply("exp2", b.apply("subtract", best, base))
-        by_row = b.add(ops.reshape(shrink, shape=(rows, 1)))
-        more = b.apply("multiply", found, b.add(ops.reshape(weights, shape=(together, rows, 1))))
-        result = b.apply(
-            "multiply_add",
-            result,
-            b.broadcast(by_row, (rows, wide)),
-            b.add(ops.reduce(more, axis=0, kind="sum")),
-        )
-        total = b.apply(
-            "multiply_add", total, shrink, b.add(ops.reduce(weights, axis=0, kind="sum"))
-        )
-        return [now, total, result]
-
-    start = [
-        b.constant(-math.inf, float32, (rows,)),
-        b.constant(0.0, float32, (rows,)),
-        b.constant(0.0, float32, (rows, wide)),
-    ]
-    _, total, result = b.loop("part", 0, parts, together, some, start)
-    safe = b.apply("where", b.apply("less", zero, total), total, b.constant(1.0, float32))
-    return b.apply("divide", result, b.add(ops.reshape(safe, shape=(rows, 1))))
-
-
-def _there(b: BodyBuilder, start: Size, parts: Size, shape: tuple[int, int], real: int) -> Node:
-    """Which of some parts and rows there are."""
-    together, rows = shape
-    part = b.apply("add", b.add(ops.iota(size=together, dtype=int64)), b.index(start))
-    part = b.apply("less", part, b.index(parts))
-    found = b.add(ops.reshape(part, shape=(together, 1)))
-    if real < rows:
-        row = b.apply("less", b.add(ops.iota(size=rows, dtype=int64)), b.constant(real, int64))
-        found = b.apply("bit_and", found, b.add(ops.reshape(row, shape=(1, rows))))
-    return b.broadcast(found, shape)
+    nothing, zero = tile.full((), -tile.INF), tile.zeros(())
+    best, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))
+    result = tile.zeros((rows, wide))
+    for part in tile.range(0, parts, together):
+        there = (tile.arange(together) + part < parts)[:, None]
+        if real < rows:
+            there = there & (tile.arange(rows) < real)[None, :]
+        there = tile.broadcast(there, (together, rows))
+        logs = tile.load(sums, (slot + part, *which), (together, rows), axes=(0, 2), mask=there)
+        at = (slot + part, *which, 0)
+        found = tile.load(partial, at, shape, axes=(0, 2, 3), mask=there[:, :, None])
+        logs = tile.where(there, logs, nothing)
+        now = tile.maximum(best, tile.max(logs, 0))
+        base = tile.where(now == nothing, zero, now)
+        weights, shrink = tile.exp2(logs - base), tile.exp2(best - base)
+        by_row, more = shrink[:, None], found * weights[:, :, None]
+        by_row = tile.broadcast(by_row, result.shape)
+        more = tile.multiply_add(result, by_row, tile.sum(more, 0))
+        best, total, result = now, tile.multiply_add(total, shrink, tile.sum(weights, 0)), more
+    return result / tile.where(zero < total, total, 1.0)[:, None]

@@ -14,19 +14,12 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
+from ... import tile
 from ...core.dtype import float32, int32, int64
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import (
-    Size,
-    ceil_divide,
-    high,
-    maximum,
-    minimum,
-    symbol,
-)
+from ...ir.symbol import Size, high, maximum, symbol
 from ...ir.types import Memory
-from ...tile import ops
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ...tile.placed import PlacedBuilder
@@ -36,6 +29,7 @@ from ..attention.plan import fitted
 from ..attention.shape import AttentionShape
 from ..attention.walk import Work
 from .shape import PagedShape, cache_parameters
+from .steps import page_numbers
 
 LEAST = 64  # new tokens a request, as a rule, from which this kernel is the quicker one
 TILES = ((128, 128), (128, 64), (64, 64))  # (queries, keys): blocks of keys are whole pages
@@ -93,10 +87,10 @@ def why_not(x: PagedShape, target: Target) -> str:
 def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
     """The first Plan that fits; None if none does."""
     of = shape_of(x)
-    for tile in TILES:
+    for size in TILES:
         stages = 3 if padded(x.width) + padded(x.value_width) <= 128 else 2
-        found = fitted(of, AttentionPlan(tile, stages, target.cores or 132, dependent=True))
-        if found is not None and found.staged and tile[1] // x.page <= 32:
+        found = fitted(of, AttentionPlan(size, stages, target.cores or 132, dependent=True))
+        if found is not None and found.staged and size[1] // x.page <= 32:
             return found
     return None
 
@@ -158,15 +152,12 @@ class _Prefill(WideAttention):
         )
 
     def pages(self, work: Work, key: Size) -> Node:
-        """The pages of a block of keys; -1, which reads as zeros, past the request's last key."""
-        b, x = self.b, self.paged
-        at = key // x.page
-        line = b.add(ops.iota(size=max(1, self.keys // x.page), dtype=int64))
-        line = b.apply("add", line, b.index(at))
-        used = ceil_divide(work.limit, x.page)
-        inside = b.apply("less", line, b.index(minimum(used, x.most_pages)))
-        found = b.load(self.memory["table"], (work.sequence, at), line.shape, (1,), inside)
-        return b.apply("where", inside, b.cast(found, int64), b.constant(-1, int64))
+        """The pages of a block of keys."""
+        x, count = self.paged, max(1, self.keys // self.paged.page)
+        with tile.into(self.b):
+            table = tile.memory(self.memory["table"])
+            at = key // x.page
+            return page_numbers(x, table, work.sequence, at, count, work.limit).node
 
 
 __all__ = ["LEAST", "choose", "parameters", "prefill", "prefill_callee", "shape_of", "why_not"]

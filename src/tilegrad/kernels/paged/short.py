@@ -22,23 +22,19 @@ the order of their ranks; of the cache, what `paged_append` writes is written, n
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from functools import partial
+from typing import Any
 
+from ... import tile
 from ...core.dtype import float32, int64
 from ...core.errors import InternalError
-from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, high, maximum, minimum
+from ...ir.symbol import high
 from ...ir.types import Memory
-from ...tile import ops, placed
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
 from .append import Rotary, append_parameters
 from .shape import PagedShape, ShortPlan, short_why_not
-from .steps import BARRIER, Steps
+from .steps import BARRIER, Blocks, Steps, counted, finite, page_numbers, within
 
-AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 CLEARED = 16  # rows that are written at once
 
 
@@ -73,24 +69,21 @@ class _Short(Steps):
 
     def build(self) -> Body:
         """Places, barriers, roles."""
-        b, x, plan = self.b, self.x, self.plan
-        self.make_places()
-        many, half = plan.cluster, self.rotary.width // 2
-        if half:
-            self.turns = b.allocate((2, half), float32, "shared")  # cosines, sines
-        shape = (many, self.widths[1] // many, plan.rows)
-        self.parts = b.allocate(shape, float32, "shared")  # what is finished here, by who sent it
-        self.weighed = b.allocate((many, 2, plan.rows), float32, "shared")  # best scores, weights
-        self.gathered = b.barrier("gathered", 1)
+        x, plan, many, half = self.x, self.plan, self.plan.cluster, self.rotary.width // 2
         total = x.requests * (x.key_heads * many)
-        program = b.program(0, total)
-        self.rank = b.cluster_rank(many)
-        pair = program // many
-        self.request, self.head = pair // x.key_heads, pair % x.key_heads
-        b.role("multiply", plan.warps, 0, self.consumer)
-        b.role("bring_keys", 1, 0, lambda: self.producer(0))
-        b.role("bring_values", 1, 0, lambda: self.producer(1))
-        return b.finish(
+        with tile.into(self.b):
+            self.make_places()
+            if half:
+                self.turns = tile.shared((2, half))  # cosines, sines
+            # what is finished here, by who sent it; best scores and weights
+            self.parts = tile.shared((many, self.widths[1] // many, plan.rows))
+            self.weighed = tile.shared((many, 2, plan.rows))
+            self.gathered = tile.barrier("gathered", 1)
+            pair = tile.grid(total) // many
+            self.rank = tile.cluster(many)
+            self.request, self.head = pair // x.key_heads, pair % x.key_heads
+            self.roles(self.consumer, self.producer)
+        return self.b.finish(
             (total,), plan=plan, cluster=(many,), distinct=True, alone=plan.alone, level="placed"
         )
 
@@ -98,313 +91,209 @@ class _Short(Steps):
 
     def find(self) -> None:
         """The request's token, the keys before it, and the program's blocks of these."""
-        b, x, plan, many = self.b, self.x, self.plan, self.plan.cluster
-        starts = self.memory["query_starts"]
-        first, last = (b.cast(b.load(starts, (self.request + i,)), int64) for i in (0, 1))
-        length = b.cast(b.load(self.memory["lengths"], (self.request,)), int64)
-        zero = b.constant(0, int64)
-        self.there = b.apply("less", first, last)
-        self.sees = b.apply("bit_and", self.there, b.apply("less", zero, length))
-        before = self.within(b.apply("subtract", length, b.index(1)), 0, self.most - 1)
-        before = b.apply("where", self.there, before, zero)
-        self.before = b.atom("before", before, 0, self.most - 1)
-        token = self.within(first, 0, high(x.tokens) - 1)
-        self.token = b.atom("token", token, 0, high(x.tokens) - 1)
-        self.first: Size = 0
+        x, plan, many = self.x, self.plan, self.plan.cluster
+        starts, lengths = self.memory["query_starts"], self.memory["lengths"]
+        first, last, length = (
+            tile.cast(tile.load(memory, (self.request + i,), ()), int64)
+            for memory, i in ((starts, 0), (starts, 1), (lengths, 0))
+        )
+        zero = tile.full((), 0, int64)
+        self.there = first < last
+        self.sees = self.there & (zero < length)
+        before = tile.where(self.there, within(length - 1, 0, self.most - 1), zero)
+        self.before = tile.hold(before, "before", (0, self.most - 1))
+        last_token = high(x.tokens) - 1
+        self.token = tile.hold(within(first, 0, last_token), "token", (0, last_token))
+        self.first: Any = 0
         if x.window:
-            self.first = maximum(self.before + 1 - x.window, 0) // plan.block
-        blocks = ceil_divide(self.before, plan.block) - self.first
-        mine = maximum((blocks - self.rank + many - 1) // many, 0)
-        self.blocks = b.atom("blocks", b.index(mine), 0, -(-self.most_blocks // many))
+            self.first = tile.maximum(self.before + 1 - x.window, 0) // plan.block
+        blocks = tile.ceil_divide(self.before, plan.block) - self.first
+        mine = tile.maximum((blocks - self.rank + many - 1) // many, 0)
+        self.blocks = tile.hold(mine, "blocks", (0, -(-self.most_blocks // many)))
         owner = (self.before // plan.block - self.first) % many
-        self.owns = b.apply("equal", b.index(owner), b.index(self.rank))
+        self.owns = tile.cast(owner, int64) == self.rank
 
-    def block(self, step: Size) -> Size:
+    def block(self, step: Any) -> Any:
         """The number of the program's block of a step."""
         return self.first + self.rank + step * self.plan.cluster
 
-    # ---- bringing -------------------------------------------------------------------------------
-
     def producer(self, which: int) -> None:
         """Fill the ring of keys or of values."""
-        b, plan, x = self.b, self.plan, self.x
-        full, empty, width = self.full[which], self.empty[which], self.widths[which]
-        rows, together = min(x.page, plan.block), min(plan.stages, AHEAD)
-        bytes_ = plan.block * width * x.cache.size
-        b.do(placed.grid_dependency_wait)
+        count = max(1, self.plan.block // self.x.page)
         self.find()
 
-        def copy(s: Size, pages: Node) -> Sequence[Node]:
-            stage, lap = self.slot(0, s)
-            b.wait(empty, stage, (lap + 1) % 2)
-            b.expect(full, stage, bytes_)
-            within = self.block(s) * plan.block % x.page if x.page > plan.block else 0
-            b.copy_pages(
-                self.rings[which],
-                (stage,),
-                self.cache[which],
-                pages,
-                (0, self.head, within, 0),
-                (rows, width),
-                (2, 3),
-                full,
-                stage,
-                plan.hint,
-            )
-            return ()
+        def pages(step: Any) -> Any:
+            at = self.block(step) * self.plan.block // self.x.page
+            return page_numbers(self.x, self.table, self.request, at, count, self.before, True)
 
-        def some(s: Size, carried: list[Node]) -> Sequence[Node]:
-            following = [self.pages(s + together + i) for i in range(together)]
-            copy(s, carried[0])
-            for i in range(1, together):
-                b.branch(b.less(s + i, self.blocks), partial(copy, s + i, carried[i]))
-            return following
+        self.bring(which, Blocks(self.blocks, self.head, 0, self.block, pages))
 
-        b.loop("step", 0, self.blocks, together, some, [self.pages(i) for i in range(together)])
-
-    def pages(self, step: Size) -> Node:
-        """The pages of a block of keys; -1, which reads as zeros, past the last earlier key. They
-        are asked for whatever the length, and chosen when both are there."""
-        b, plan, x = self.b, self.plan, self.x
-        count = max(1, plan.block // x.page)
-        at = self.block(step) * plan.block // x.page
-        line = b.apply("add", b.add(ops.iota(size=count, dtype=int64)), b.index(at))
-        inside = b.apply("less", line, b.index(x.most_pages))
-        found = b.load(self.table, (self.request, at), (count,), (1,), inside)
-        seen = b.apply(
-            "less", line, b.index(minimum(ceil_divide(self.before, x.page), x.most_pages))
-        )
-        return b.apply("where", seen, b.cast(found, int64), b.constant(-1, int64))
-
-    # ---- multiplying ----------------------------------------------------------------------------
-
+    @tile.function
     def consumer(self) -> None:
         """Turn, multiply, exchange, finish."""
-        b, plan = self.b, self.plan
-        b.do(placed.grid_dependency_wait)
-        if plan.early:
-            b.do(placed.grid_launch_dependents)
+        plan, x = self.plan, self.x
         each = plan.rows * (self.widths[1] // plan.cluster + 2) * float32.size
-        b.expect(self.gathered, 0, each * plan.cluster)
+        self.gathered.expect(0, each * plan.cluster)
         self.make_tiles()
         self.find()
-        place = b.load(self.table, (self.request, self.before // self.x.page))
-        self.page = self.within(b.cast(place, int64), 0, high(self.x.pages) - 1)
-        start = self.begin()
-
-        def step(s: Size, carried: list[Node]) -> Sequence[Node]:
-            return self.step(self.slot(0, s), self.block(s), self.before, 1, carried)
-
-        best, sums = b.loop("step", 0, self.blocks, 1, step, start)
+        place = tile.load(self.table, (self.request, self.before // x.page), ())
+        page = within(tile.cast(place, int64), 0, high(x.pages) - 1)
+        best, sums = self.begin()
+        for step in tile.range(self.blocks):
+            best, sums = self.step(step, self.block(step), self.before, 1, best, sums)
         self.exchange(best, sums)
         self.finish()
-        mine = b.apply("bit_and", self.owns, self.there)
-        b.branch(mine, lambda: self.append())
+        if self.owns & self.there:
+            self.append(tile.hold(page, "page", (0, high(x.pages) - 1)))
 
-    def begin(self) -> list[Node]:
-        """Queries into their place; the sums begin with the new token where it belongs here. All
-        that is read is asked for before the warps first meet."""
-        b, x, rows = self.b, self.x, self.plan.rows
+    def begin(self) -> tuple[Any, Any]:
+        """Queries into their place; (best, sums) and the total to begin with: those of the new
+        token where it belongs here. All that is read is asked for before the warps first meet."""
+        x, rows = self.x, self.plan.rows
         shape = (rows, self.widths[0])
-        column, row = self.counted(shape, 1), self.counted(shape, 0)
-        real = b.apply("less", row, b.constant(x.group, int64))
-        line = b.apply("multiply", row, b.constant(x.width, int64))
+        column, row = counted(shape, 1), counted(shape, 0)
+        real = row < x.group
+        line = row * x.width
         first = (self.token * x.heads + self.head * x.group) * x.width
-        heads = self.read(self.q, b.apply("add", line, b.index(first)), real, column, shape)
+        heads = self.read(self.q, line + first, real, column, shape)
         first = (self.token * x.key_heads + self.head) * x.width
-        new = self.read(self.memory["k"], b.index(first), None, column, (1, shape[1]))
+        new = self.read(self.memory["k"], tile.cast(first, int64), None, column, (1, shape[1]))
         value, self.value = (
             self.load_value((self.widths[1], 1), 0),
             self.load_value((1, self.widths[1]), 1),
         )
         angle = self.angles(column)
-        queries = b.cast(b.cast(self.turned(heads, angle), x.dtype), self.operand)
-        b.write(self.queries, queries)
+        queries = tile.cast(tile.cast(self.turned(heads, angle), x.dtype), self.operand)
+        tile.write(self.queries, queries)
         self.key = self.kept(self.turned(new, angle), 0)
-        product = b.apply("multiply", b.cast(queries, float32), b.cast(self.key, float32))
-        score = self.scaled(b.add(ops.reduce(product, axis=1, kind="sum")))
-        score = b.add(ops.reshape(score, shape=(1, rows)))
+        product = tile.cast(queries, float32) * tile.cast(self.key, float32)
+        score = tile.reshape(self.scaled(tile.sum(product, 1)), (1, rows))
         if not x.scaled:  # else the warps meet once the keys are widened
             self.meet()
-        return self.start(score, value)
+        here = self.owns & self.sees
+        zero, line = tile.zeros(()), tile.broadcast(here, (1, rows))
+        some = tile.where(here, tile.cast(value, float32), zero)
+        tile.write(self.total, tile.broadcast(some, (self.widths[1], rows)))
+        return tile.where(line, score, -tile.INF), tile.where(line, tile.full((), 1.0), zero)
 
-    def start(self, score: Node, value: Node) -> list[Node]:
-        """(best, sums) and the total to begin with: the new token's, or nothing."""
-        b, rows = self.b, self.plan.rows
-        here = b.apply("bit_and", self.owns, self.sees)
-        zero, line = b.constant(0.0, float32), b.broadcast(here, (1, rows))
-        some = b.apply("where", b.broadcast(here, value.shape), b.cast(value, float32), zero)
-        b.write(self.total, b.broadcast(some, (self.widths[1], rows)))
-        return [
-            b.apply("where", line, score, b.constant(-math.inf, float32)),
-            b.apply("where", line, b.constant(1.0, float32), zero),
-        ]
-
-    def load_value(self, shape: tuple[int, int], axis: int) -> Node:
+    def load_value(self, shape: tuple[int, int], axis: int) -> Any:
         """The new value along an axis, as the cache keeps it."""
-        b, x = self.b, self.x
-        at = self.counted(shape, axis)
-        inside = b.apply("less", at, b.constant(x.value_width, int64))
-        inside = b.apply("bit_and", inside, b.broadcast(self.there, inside.shape))
+        x, at = self.x, counted(shape, axis)
+        inside = (at < x.value_width) & self.there
         first = (self.token * x.key_heads + self.head) * x.value_width
-        found = b.gather(self.memory["v"], b.apply("add", at, b.index(first)), inside)
-        return self.kept(b.cast(found, float32), 1)
+        return self.kept(
+            tile.cast(tile.load(self.memory["v"], at + first, mask=inside), float32), 1
+        )
 
-    def kept(self, value: Node, which: int) -> Node:
+    def kept(self, value: Any, which: int) -> Any:
         """Keys or values as the cache keeps them."""
-        b = self.b
-        if self.factors:
-            value = b.apply("divide", value, b.broadcast(self.factors[which], value.shape))
-        return b.cast(value, self.x.cache)
+        value = value / self.factors[which] if self.factors else value
+        return tile.cast(value, self.x.cache)
 
     # ---- turning --------------------------------------------------------------------------------
 
-    def angles(self, column: Node) -> tuple[Node, Node] | None:
+    def angles(self, column: Any) -> tuple[Any, Any] | None:
         """Cosines and sines (with the sign that a column's partner has) of every column: made
         once, a thread each, and looked up."""
-        b, half = self.b, self.rotary.width // 2
+        half = self.rotary.width // 2
         if not half:
             return None
-        found = b.load(self.memory["frequencies"], (0,), (half,), (0,))
-        angle = b.apply("multiply", found, b.cast(b.index(self.before), float32))
-        factor = b.constant(self.rotary.factor, float32)
-        for row, name in enumerate(("cos", "sin")):
-            b.write(self.turns, b.apply("multiply", b.apply(name, angle), factor), row)
-        b.do(placed.named_sync, number=BARRIER, threads=self.threads)
-        number = b.constant(half, int64)
+        found = tile.load(self.memory["frequencies"], (0,), (half,))
+        angle = found * tile.cast(self.before, float32)
+        factor = tile.full((), self.rotary.factor)
+        for row, function in enumerate((tile.cos, tile.sin)):
+            tile.write(self.turns[row], function(angle) * factor)
+        tile.named_sync(BARRIER, self.threads)
+        number = tile.full((), half, int64)
         if self.rotary.interleaved:
-            pair = b.apply("unsigned_divide", column, b.constant(2, int64))
-            second = b.apply("unsigned_remainder", column, b.constant(2, int64))
-            leads = b.apply("equal", second, b.constant(0, int64))
+            pair = tile.unsigned_divide(column, 2)
+            leads = tile.unsigned_remainder(column, 2) == 0
         else:
-            pair = b.apply("unsigned_remainder", column, number)
-            leads = b.apply("less", column, number)
-        inside = b.apply("less", column, b.constant(2 * half, int64))
-        cosine, sine = (
-            b.gather(self.turns, b.apply("add", pair, b.constant(i * half, int64)), inside)
-            for i in range(2)
-        )
-        zero, one = b.constant(0.0, float32), b.constant(1.0, float32)
-        sine = b.apply("where", leads, b.apply("subtract", zero, sine), sine)
-        return b.apply("where", inside, cosine, one), b.apply("where", inside, sine, zero)
+            pair = tile.unsigned_remainder(column, number)
+            leads = column < number
+        inside = column < 2 * half
+        cosine, sine = (tile.load(self.turns, pair + i * half, mask=inside) for i in range(2))
+        zero, one = tile.zeros(()), tile.full((), 1.0)
+        sine = tile.where(leads, zero - sine, sine)
+        return tile.where(inside, cosine, one), tile.where(inside, sine, zero)
 
     def read(
-        self, memory: Node, first: Node, real: Node | None, column: Node, shape: tuple[int, int]
-    ) -> list[Node]:
+        self, memory: Any, first: Any, real: Any, column: Any, shape: tuple[int, int]
+    ) -> list[Any]:
         """Heads of which each begins at `first`, and what their elements turn with."""
-        b = self.b
-        inside = b.apply("less", column, b.constant(self.x.width, int64))
-        inside = b.apply("bit_and", inside, b.broadcast(self.there, inside.shape))
+        inside = (column < self.x.width) & self.there
         if real is not None:
-            inside = b.apply("bit_and", inside, real)
+            inside = inside & real
         columns = [column, self.partner(column)] if self.rotary.width else [column]
-        offsets = [b.broadcast(b.apply("add", first, at), shape) for at in columns]
-        return [b.gather(memory, offset, b.broadcast(inside, shape)) for offset in offsets]
+        offsets = [tile.broadcast(first + at, shape) for at in columns]
+        return [tile.load(memory, offset, mask=inside) for offset in offsets]
 
-    def turned(self, heads: list[Node], angle: tuple[Node, Node] | None) -> Node:
+    def turned(self, heads: list[Any], angle: tuple[Any, Any] | None) -> Any:
         """Heads (float32), their first elements turned."""
-        b = self.b
-        wide = [b.cast(part, float32) for part in heads]
+        wide = [tile.cast(part, float32) for part in heads]
         if angle is None:
             return wide[0]
-        parts = [
-            b.apply("multiply", part, b.broadcast(v, part.shape)) for part, v in zip(wide, angle)
-        ]
-        return b.apply("add", *parts)
+        return wide[0] * angle[0] + wide[1] * angle[1]
 
-    def partner(self, column: Node) -> Node:
+    def partner(self, column: Any) -> Any:
         """The column that a column turns with; those that do not turn have themselves."""
-        b, half = self.b, self.rotary.width // 2
+        half = self.rotary.width // 2
         if self.rotary.interleaved:
-            other = b.apply("bit_xor", column, b.constant(1, int64))
+            other = column ^ 1
         else:
-            leads = b.apply("less", column, b.constant(half, int64))
-            other = b.apply(
-                "where",
-                leads,
-                b.apply("add", column, b.constant(half, int64)),
-                b.apply("subtract", column, b.constant(half, int64)),
-            )
-        turns = b.apply("less", column, b.constant(2 * half, int64))
-        return b.apply("where", turns, other, column)
+            other = tile.where(column < half, column + half, column - half)
+        return tile.where(column < 2 * half, other, column)
 
     # ---- the cluster ----------------------------------------------------------------------------
 
-    def exchange(self, best: Node, sums: Node) -> None:
+    def exchange(self, best: Any, sums: Any) -> None:
         """Each program of the cluster gets the columns that it finishes, of every program."""
-        b, rows = self.b, self.plan.rows
-        b.send(self.parts, b.read(self.total), self.gathered, 0, self.rank, to="shares")
+        tile.send(self.parts[self.rank], tile.read(self.total), self.gathered[0], "shares")
         for which, line in enumerate((best, sums)):
-            line = b.add(ops.reshape(line, shape=(rows,)))
-            b.send(self.weighed, line, self.gathered, 0, self.rank, which)
-        b.wait(self.gathered, 0, 0)
+            line = tile.reshape(line, (self.plan.rows,))
+            tile.send(self.weighed[self.rank, which], line, self.gathered[0])
+        self.gathered.wait(0, 0)
 
     def finish(self) -> None:
         """Columns of the result: parts weighted by how far their best scores are apart."""
-        b, many = self.b, self.plan.cluster
-        best = [b.read(self.weighed, r, 0) for r in range(many)]
+        best = [tile.read(self.weighed[r, 0]) for r in range(self.plan.cluster)]
         base = best[0]
         for other in best[1:]:
-            base = b.apply("maximum", base, other)
-        base = self.finite(base)
-        total: Node | None = None
-        result: Node | None = None
-        for r in range(many):
-            weight = b.apply("quick_exp2", b.apply("subtract", best[r], base))
-            more = b.apply("multiply", b.read(self.weighed, r, 1), weight)
-            total = more if total is None else b.apply("add", total, more)
-            part = b.apply("multiply", b.read(self.parts, r), self.by_row(weight))
-            result = part if result is None else b.apply("add", result, part)
-        assert total is not None and result is not None
-        one = b.constant(1.0, float32)
-        some = b.apply("less", b.constant(0.0, float32), total)
-        share = b.apply("divide", one, b.apply("where", some, total, one))
+            base = tile.maximum(base, other)
+        base = finite(base)
+        total: Any = None
+        result: Any = None
+        for r, one in enumerate(best):
+            weight = tile.quick_exp2(one - base)
+            more = tile.read(self.weighed[r, 1]) * weight
+            total = more if total is None else total + more
+            part = tile.read(self.parts[r]) * weight[None, :]
+            result = part if result is None else result + part
+        one = tile.full((), 1.0)
+        share = one / tile.where(total > 0.0, total, one)
         if self.factors:
-            share = b.apply("multiply", share, self.factors[1])
-        self.write(b.apply("multiply", result, self.by_row(share)))
+            share = share * self.factors[1]
+        self.write(result * share[None, :])
 
-    def write(self, result: Node) -> None:
+    def write(self, result: Any) -> None:
         """Columns (columns, rows) of the result that this program finishes."""
-        b, x, shape = self.b, self.x, result.shape
-        at, row = self.counted(shape, 0, self.rank * shape[0]), self.counted(shape, 1)
-        inside = b.apply(
-            "bit_and",
-            b.apply("less", at, b.constant(x.value_width, int64)),
-            b.apply("less", row, b.constant(x.group, int64)),
-        )
-        inside = b.apply("bit_and", inside, b.broadcast(self.there, shape))
+        x, shape = self.x, result.shape
+        at, row = counted(shape, 0, self.rank * shape[0]), counted(shape, 1)
+        inside = (at < x.value_width) & (row < x.group) & self.there
         first = (self.token * x.heads + self.head * x.group) * x.value_width
-        line = b.apply("multiply", row, b.constant(x.value_width, int64))
-        offset = b.apply("add", b.apply("add", line, at), b.index(first))
-        b.scatter(self.out, b.cast(result, x.dtype), offset, inside)
-
-    def by_row(self, line: Node) -> Node:
-        """A number of every row beside all columns."""
-        return self.b.add(ops.reshape(line, shape=(1, self.plan.rows)))
+        tile.store(self.out, row * x.value_width + at + first, result, mask=inside)
 
     # ---- the cache ------------------------------------------------------------------------------
 
-    def append(self) -> None:
+    @tile.function
+    def append(self, page: Any) -> None:
         """The new key and value into the cache; in a page that begins, zeros after the value."""
-        b, x = self.b, self.x
-        page = b.atom("page", self.page, 0, high(x.pages) - 1)
-        row = self.before % x.page
+        x, at, step = self.x, self.before % self.x.page, min(self.x.page, CLEARED)
         for which, value in enumerate((self.key, self.value)):
-            width = (x.width, x.value_width)[which]
-            inside = b.apply("less", self.counted(value.shape, 1), b.constant(width, int64))
-            b.store(self.cache[which], value, (page, self.head, row, 0), (2, 3), inside)
-        step = min(x.page, CLEARED)
-
-        def rows(first: Size, _: list[Node]) -> Sequence[Node]:
-            shape = (step, x.value_width)
-            after = b.apply("less", b.index(row), self.counted(shape, 0, first))
-            b.store(
-                self.cache[1],
-                b.constant(0.0, x.cache, shape),
-                (page, self.head, first, 0),
-                (2, 3),
-                b.broadcast(after, shape),
-            )
-            return ()
-
-        b.branch(b.less(row, 1), lambda: b.loop("row", 0, x.page, step, rows))
+            inside = counted(value.shape, 1) < (x.width, x.value_width)[which]
+            tile.store(self.cache[which], (page, self.head, at, 0), value, mask=inside)
+        if tile.less(at, 1):
+            for row in tile.range(0, x.page, step):
+                after = at < counted((step, x.value_width), 0, row)
+                zeros = tile.zeros((step, x.value_width), x.cache)
+                tile.store(self.cache[1], (page, self.head, row, 0), zeros, mask=after)

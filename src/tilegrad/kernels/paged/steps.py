@@ -1,30 +1,74 @@
-"""What the warps that multiply do with a block of keys: scores, weights, sums of values.
+"""What a program does with blocks of keys: bring them, scores, weights, sums of values.
 
 Kernels of a paged cache share this: they differ in which blocks a program takes, in what order,
 and in what becomes of the sums. Queries are few, so they are the short side of both products:
 scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
-Two rings, of keys and of values, are filled by others.
+Two rings, of keys and of values, are filled by warps of their own.
 
 Keys that nobody of a row block sees are masked, and values beside them count as zeros whatever
 the cache holds there. Invariant: after a block, `total` holds the weighted sum of all values so
-far and the carried (best, sums) the largest score and the sums of weights, of all keys or by key
-of a block, as it was given.
+far and (best, sums) the largest score and the sums of weights, of all keys or by key of a block, as
+they were given.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from ...core.dtype import float16, float32, int64
-from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, high
-from ...tile import ops, placed
+from ... import tile
+from ...core.dtype import float16, int64
+from ...ir.symbol import ceil_divide, high
 from ...tile.placed import PlacedBuilder
 from .shape import PagedPlan, PagedShape, ShortPlan, padded
 
 LOG2_E = 1.4426950408889634
 BARRIER = 0  # at which the warps that multiply meet
+AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks of keys that a program walks: how many, whose, where the rings stood before."""
+
+    count: Any
+    head: Any
+    before: Any
+    number: Callable[[Any], Any]  # of the block of a step, among the request's
+    pages: Callable[[Any], Any]  # of the block of a step
+
+
+def within(value: Any, least: int, most: int) -> Any:
+    """A number, brought within bounds."""
+    return tile.maximum(tile.minimum(value, most), least)
+
+
+def counted(shape: tuple[int, int], axis: int, start: Any = 0) -> Any:
+    """A number for every row or column, as a tile of one of them."""
+    line = tile.arange(shape[axis])
+    if not isinstance(start, int) or start:
+        line = line + start
+    return tile.reshape(line, tuple(size if a == axis else 1 for a, size in enumerate(shape)))
+
+
+def finite(best: Any) -> Any:
+    """0 for -inf, so that differences are no nan."""
+    return tile.where(best == -tile.INF, 0.0, best)
+
+
+def page_numbers(
+    x: PagedShape, table: Any, request: Any, at: Any, count: int, keys: Any, early: bool = False
+) -> Any:
+    """Pages of a request from number `at` on; -1, which reads as zeros, past its last key: the page
+    0 of all tables' ends would be read from one place by every program. `early` ones are asked for
+    before the number of keys is known."""
+    line = tile.arange(count) + at
+    known = tile.minimum(tile.ceil_divide(keys, x.page), x.most_pages)
+    inside = line < (x.most_pages if early else known)
+    found = tile.load(table, (request, at), (count,), mask=inside)
+    seen = line < known if early else inside
+    return tile.where(seen, tile.cast(found, int64), -1)
 
 
 class Steps:
@@ -32,11 +76,10 @@ class Steps:
 
     def __init__(self, x: PagedShape, plan: PagedPlan | ShortPlan, b: PlacedBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.memory = {p.attrs["name"]: p for p in b.parameters}
+        self.memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))
         self.cache = (self.memory["keys"], self.memory["values"])
-        self.scales = self.memory.get("scales")
-        self.factors: list[Node] = []  # of keys and values of 8 bits
+        self.factors: list[Any] = []  # of keys and values of 8 bits
         # float16 holds the floats of 8 bits exactly, and one instruction makes two of them
         self.operand = float16 if x.scaled else x.dtype
         self.per = 1  # tokens of a row block
@@ -47,192 +90,176 @@ class Steps:
 
     def make_places(self) -> None:
         """Rings with their barriers, and operands of the products."""
-        b, plan, x = self.b, self.plan, self.x
-        stages = plan.stages
-        self.rings, self.full, self.empty = [], [], []
+        plan, x, dtype = self.plan, self.x, self.operand
+        self.rings, self.pipes = [], []
         for name, width in zip(("keys", "values"), self.widths):
             layout = "swizzle128" if width * x.cache.size >= 128 else "swizzle64"
-            self.rings.append(b.allocate((stages, plan.block, width), x.cache, "shared", layout))
-            self.full.append(b.barrier(f"{name}_full", 1, stages))
-            self.empty.append(b.barrier(f"{name}_empty", 1, stages))
-        self.operands, dtype = self.rings, self.operand
+            self.rings.append(tile.shared((plan.stages, plan.block, width), x.cache, layout))
+            self.pipes.append(tile.pipeline(name, plan.stages))
         if x.scaled:
-            self.operands = [
-                b.allocate((plan.block, width), dtype, "shared", "swizzle128")
-                for width in self.widths
+            self.wide = [
+                tile.shared((plan.block, width), dtype, "swizzle128") for width in self.widths
             ]
-        self.queries = b.allocate((plan.rows, self.widths[0]), dtype, "shared", "swizzle128")
-        self.weights = b.allocate((plan.rows, plan.block), dtype, "shared", "swizzle128")
+        self.queries = tile.shared((plan.rows, self.widths[0]), dtype, "swizzle128")
+        self.weights = tile.shared((plan.rows, plan.block), dtype, "swizzle128")
 
     def make_tiles(self) -> None:
         """Places in the registers of the role that multiplies, and the scales of a cache."""
-        b, rows = self.b, self.plan.rows
-        self.scores = b.register_tile((self.plan.block, rows), float32)
-        self.total = b.register_tile((self.widths[1], rows), float32)
-        if self.scales is not None:
-            self.factors = [b.load(self.scales, (i,)) for i in range(2)]
+        rows = self.plan.rows
+        self.scores = tile.register((self.plan.block, rows))
+        self.total = tile.register((self.widths[1], rows))
+        if self.x.scaled:
+            self.factors = [tile.load(self.memory["scales"], (i,), ()) for i in range(2)]
 
-    def meet(self) -> None:
-        """What the warps stored is there for their products."""
-        self.b.do(placed.fence, kind="async")
-        self.b.do(placed.named_sync, number=BARRIER, threads=self.threads)
+    def roles(self, multiply: Callable[[], None], bring: Callable[[int], None]) -> None:
+        """Warps that multiply, and two that bring keys and values."""
+        with tile.role("multiply", self.plan.warps):
+            tile.grid_dependency_wait()
+            if self.plan.early:
+                tile.grid_launch_dependents()
+            multiply()
+        for which, name in enumerate(("keys", "values")):
+            with tile.role(f"bring_{name}", 1):
+                tile.grid_dependency_wait()
+                bring(which)
 
-    def slot(self, before: Size, step: Size) -> tuple[Size, Size]:
-        """(stage, lap) of a block."""
-        turn = before + step
-        return turn % self.plan.stages, turn // self.plan.stages
+    # ---- bringing -----------------------------------------------------------------------------
 
-    def within(self, value: Node, least: int, most: int) -> Node:
-        """A number, brought within bounds."""
-        b = self.b
-        return b.apply("maximum", b.apply("minimum", value, b.index(most)), b.index(least))
+    @tile.function
+    def bring(self, which: int, of: Blocks) -> None:
+        """Fill the ring of keys or of values."""
+        together = min(self.plan.stages, AHEAD)
+        pages = [of.pages(i) for i in range(together)]
+        for step in tile.range(0, of.count, together):
+            following = [of.pages(step + together + i) for i in range(together)]
+            self.copy(which, of, step, pages[0])
+            for i in range(1, together):
+                if tile.less(step + i, of.count):
+                    self.copy(which, of, step + i, pages[i])
+            pages = following
 
-    def counted(self, shape: tuple[int, int], axis: int, start: Size = 0) -> Node:
-        """A number for every row or column, as a tile of one of them."""
-        b = self.b
-        line = b.add(ops.iota(size=shape[axis], dtype=int64))
-        if not isinstance(start, int) or start:
-            line = b.apply("add", line, b.index(start))
-        only = tuple(size if a == axis else 1 for a, size in enumerate(shape))
-        return b.add(ops.reshape(line, shape=only))
+    def copy(self, which: int, of: Blocks, step: Any, pages: Any) -> None:
+        """A block into the next stage, page by page."""
+        x, plan, pipe, turn = self.x, self.plan, self.pipes[which], of.before + step
+        stage = pipe.acquire(turn)
+        place = self.rings[which][stage]
+        pipe.expect(turn, place.bytes)
+        row = of.number(step) * plan.block % x.page if x.page > plan.block else 0
+        rows, width = min(x.page, plan.block), self.widths[which]
+        source = self.cache[which][0, of.head, row : row + rows, 0:width]
+        tile.copy_pages(place, source, pages, pipe.full[stage], plan.hint)
 
     # ---- a block ------------------------------------------------------------------------------
 
+    def meet(self) -> None:
+        """What the warps stored is there for their products."""
+        tile.fence("async")
+        tile.named_sync(BARRIER, self.threads)
+
     def step(
-        self, slot: tuple[Size, Size], block: Size, sees: Size, tokens: Size, carried: list[Node]
-    ) -> Sequence[Node]:
-        """One block of keys, in a (stage, lap) of the rings: the first token of the row block
-        sees `sees` keys, the next one more."""
-        b, plan = self.b, self.plan
-        best, sums = carried
-        stage, lap = slot
-        key = b.atom("key", b.index(block * plan.block), 0, self.most_blocks * plan.block)
-        scores = self.seen(self.scaled(self.products(slot)), sees, key)
-        largest = b.add(ops.reduce(scores, axis=0, kind="max"))
-        now = b.apply("maximum", best, b.add(ops.reshape(largest, shape=best.shape)))
-        base = self.finite(now)
-        p = b.apply("quick_exp2", b.apply("subtract", scores, base))
-        shrink = b.apply("quick_exp2", b.apply("subtract", best, base))
-        if sums.shape == p.shape:
-            sums = b.apply("multiply_add", sums, b.broadcast(shrink, sums.shape), p)
-        weights = b.add(ops.transpose(b.cast(p, self.operand), order=(1, 0)))
-        b.write(self.weights, weights)
-        self.clear_unseen(sees, tokens, key, slot)
+        self, turn: Any, block: Any, sees: Any, tokens: Any, best: Any, sums: Any
+    ) -> tuple[Any, Any]:
+        """One block of keys, in a turn of the rings: the first token of the row block sees `sees`
+        keys, the next one more."""
+        plan = self.plan
+        key = tile.hold(block * plan.block, "key", (0, self.most_blocks * plan.block))
+        scores = self.seen(self.scaled(self.products(turn)), sees, key)
+        now = tile.maximum(best, tile.max(scores, 0, keep=True))
+        base = finite(now)
+        p = tile.quick_exp2(scores - base)
+        shrink = tile.quick_exp2(best - base)
+        by_key = sums.shape == p.shape
+        if by_key:
+            sums = tile.multiply_add(sums, shrink, p)
+        tile.write(self.weights, tile.cast(p, self.operand).T)
+        self.clear_unseen(turn, sees, tokens, key)
         self.meet()
-        b.write(self.total, b.apply("multiply", b.read(self.total), shrink))
+        tile.write(self.total, tile.read(self.total) * shrink)
+        values = self.wide[1] if self.x.scaled else self.rings[1][self.pipes[1].wait(turn)]
+        tile.matrix_fence()
+        tile.matrix_async(self.total, values.T, self.weights.T)
+        tile.matrix_commit()
+        if not by_key:  # while values are multiplied
+            sums = tile.multiply_add(sums, shrink, tile.sum(p, 0, keep=True))
+        tile.matrix_wait(0)
         if not self.x.scaled:
-            b.wait(self.full[1], stage, lap % 2)
-        b.do(placed.matrix_fence)
-        at = () if self.x.scaled else (stage,)
-        b.matrix_async(
-            self.total, self.operands[1], self.weights, True, at, transpose_a=True, transpose_b=True
-        )
-        b.do(placed.matrix_commit)
-        if sums.shape != p.shape:  # while values are multiplied
-            more = b.add(ops.reshape(b.add(ops.reduce(p, axis=0, kind="sum")), shape=sums.shape))
-            sums = b.apply("multiply_add", sums, shrink, more)
-        b.do(placed.matrix_wait, pending=0)
-        if not self.x.scaled:
-            b.arrive(self.empty[1], stage)
-        return [now, sums]
+            self.pipes[1].release(turn)
+        return now, sums
 
-    def products(self, slot: tuple[Size, Size]) -> Node:
+    def products(self, turn: Any) -> Any:
         """Keys of a block times queries."""
-        b, (stage, lap) = self.b, slot
-        b.wait(self.full[0], stage, lap % 2)
-        at = self.unpacked(0, stage)
-        b.do(placed.matrix_fence)
-        b.matrix_async(self.scores, self.operands[0], self.queries, False, at, transpose_b=True)
-        b.do(placed.matrix_commit)
-        b.do(placed.matrix_wait, pending=0)
+        stage = self.pipes[0].wait(turn)
+        keys = self.rings[0][stage]
+        if self.x.scaled:
+            tile.write(self.wide[0], self.widened(0, turn, stage))
+            self.meet()
+            keys = self.wide[0]
+        tile.matrix_fence()
+        tile.matrix_async(self.scores, keys, self.queries.T, False)
+        tile.matrix_commit()
+        tile.matrix_wait(0)
         if not self.x.scaled:
-            b.arrive(self.empty[0], stage)
-        return b.read(self.scores)
+            self.pipes[0].release(turn)
+        return tile.read(self.scores)
 
-    def unpacked(self, which: int, stage: Size) -> tuple[Size, ...]:
-        """Where an operand lies: in the ring, or beside it once it is widened to 16 bits."""
-        b = self.b
-        if not self.x.scaled:
-            return (stage,)
-        wide = b.cast(b.read(self.rings[which], stage), self.operand)
-        b.arrive(self.empty[which], stage)
-        b.write(self.operands[which], wide)
-        self.meet()
-        return ()
+    def widened(self, which: int, turn: Any, stage: Any) -> Any:
+        """A block of 8 bits as 16; its stage is free."""
+        wide = tile.cast(tile.read(self.rings[which][stage]), self.operand)
+        self.pipes[which].release(turn)
+        return wide
 
-    def scaled(self, scores: Node) -> Node:
+    def scaled(self, scores: Any) -> Any:
         """Scores times log2(e) and the scale, softly capped if asked."""
-        b, x = self.b, self.x
+        x = self.x
         if self.factors:
-            scores = b.apply("multiply", scores, self.factors[0])
+            scores = scores * self.factors[0]
         if x.softcap:
-            inner = b.apply("multiply", scores, b.constant(x.scale / x.softcap, float32))
-            return b.apply(
-                "multiply", b.apply("tanh", inner), b.constant(x.softcap * LOG2_E, float32)
-            )
-        return b.apply("multiply", scores, b.constant(x.scale * LOG2_E, float32))
+            return tile.tanh(scores * (x.scale / x.softcap)) * (x.softcap * LOG2_E)
+        return scores * (x.scale * LOG2_E)
 
-    def seen(self, scores: Node, sees: Size, key: Size) -> Node:
+    def seen(self, scores: Any, sees: Any, key: Any) -> Any:
         """Scores, -inf where a token does not see a key: as many keys as its place says, the
         last ones of them if there is a window."""
-        b, x = self.b, self.x
-        at = self.counted(scores.shape, 0, key)
-        end = b.index(sees)
+        at = counted(scores.shape, 0, key)
+        end = tile.cast(sees, int64)
         if self.per > 1:
-            row = self.counted(scores.shape, 1)
-            token = b.apply("unsigned_divide", row, b.constant(x.group, int64))
-            end = b.apply("add", token, end)
-        inside = b.apply("less", at, end)
-        if x.window:
-            begin = b.apply("subtract", end, b.constant(self.reach, int64))
-            inside = b.apply("bit_and", inside, b.apply("less_equal", begin, at))
-        return b.apply(
-            "where", b.broadcast(inside, scores.shape), scores, b.constant(-math.inf, float32)
-        )
+            end = tile.unsigned_divide(counted(scores.shape, 1), self.x.group) + end
+        inside = at < end
+        if self.x.window:
+            inside = inside & (end - self.reach <= at)
+        return tile.where(tile.broadcast(inside, scores.shape), scores, -tile.INF)
 
-    def clear_unseen(self, sees: Size, tokens: Size, key: Size, slot: tuple[Size, Size]) -> None:
+    @tile.function
+    def clear_unseen(self, turn: Any, sees: Any, tokens: Any, key: Any) -> None:
         """Values that no token of the row block sees become zeros: anything may lie there."""
-        b, x, plan, (stage, lap) = self.b, self.x, self.plan, slot
-        end = sees + tokens - 1
-        begin: Size = sees - self.reach if x.window else 0
-
-        def cleared(values: Node) -> Node:
-            at = self.counted((plan.block, self.widths[1]), 0, key)
-            inside = b.apply("less", at, b.index(end))
-            if x.window:
-                inside = b.apply("bit_and", inside, b.apply("less_equal", b.index(begin), at))
-            return b.apply(
-                "where", b.broadcast(inside, values.shape), values, b.constant(0.0, values.dtype)
-            )
-
-        def clear() -> Sequence[Node]:
-            b.wait(self.full[1], stage, lap % 2)
-            pieces = self.widths[1] * x.cache.size // 16
-            if pieces & (pieces - 1):  # threads do not share rows of so many
-                b.write(self.rings[1], cleared(b.read(self.rings[1], stage)), stage)
-                return ()
-            b.clear_rows(self.rings[1], end - key, plan.block, stage)
-            if x.window:
-                b.clear_rows(self.rings[1], 0, begin - key, stage)
-            return ()
-
-        partly = b.less(end, key + plan.block)
+        x, end = self.x, sees + tokens - 1
+        begin = sees - self.reach if x.window else 0
+        partly = tile.less(end, key + self.plan.block)
         if x.window:
-            partly = b.apply("bit_or", partly, b.less(key, begin))
+            partly = partly | tile.less(key, begin)
         if x.scaled:
-            b.wait(self.full[1], stage, lap % 2)
-            wide = b.cast(b.read(self.rings[1], stage), self.operand)
-            b.arrive(self.empty[1], stage)
-            b.branch(
-                partly,
-                lambda: b.write(self.operands[1], cleared(wide)),
-                lambda: b.write(self.operands[1], wide),
-            )
-            return
-        b.branch(partly, clear)
+            wide = self.widened(1, turn, self.pipes[1].wait(turn))
+            if partly:
+                tile.write(self.wide[1], self.cleared(wide, begin, end, key))
+            else:
+                tile.write(self.wide[1], wide)
+        elif partly:
+            self.clear(self.rings[1][self.pipes[1].wait(turn)], begin, end, key)
 
-    def finite(self, best: Node) -> Node:
-        """0 for -inf, so that differences are no nan."""
-        b = self.b
-        none = b.apply("equal", best, b.constant(-math.inf, float32))
-        return b.apply("where", none, b.constant(0.0, float32), best)
+    def clear(self, values: Any, begin: Any, end: Any, key: Any) -> None:
+        """Zeros for the values of keys before `begin` and from `end` on, where they lie."""
+        pieces = self.widths[1] * self.x.cache.size // 16
+        if pieces & (pieces - 1):  # threads do not share rows of so many
+            tile.write(values, self.cleared(tile.read(values), begin, end, key))
+            return
+        tile.clear_rows(values, end - key, self.plan.block)
+        if self.x.window:
+            tile.clear_rows(values, 0, begin - key)
+
+    def cleared(self, values: Any, begin: Any, end: Any, key: Any) -> Any:
+        """The same of a tile."""
+        at = counted(values.shape, 0, key)
+        inside = at < end
+        if self.x.window:
+            inside = inside & (begin <= at)
+        return tile.where(tile.broadcast(inside, values.shape), values, 0.0)

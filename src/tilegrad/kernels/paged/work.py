@@ -15,21 +15,17 @@ Invariant: the list depends on lengths, query starts and the Plan alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from ... import tile
 from ...core.dtype import int32, int64
-from ...ir.node import Node
 from ...ir.symbol import Size, high
 from ...ir.types import Memory
-from ...tile import ops
-from ...tile.build import Body, BodyBuilder
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
 from .shape import (
     BLOCKS,
     CUT,
-    CUT_HEAD,
-    CUT_PARTS,
-    CUT_SLOT,
-    CUT_TOKEN,
-    CUT_TOKENS,
     FIRST,
     FROM,
     HEAD,
@@ -68,7 +64,7 @@ def work_parameters_of(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory
 
 def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
     """The kernel that makes the list."""
-    return _Work(x, plan, BodyBuilder(name, work_parameters_of(x, plan))).build()
+    return _Work(x, plan, PlacedBuilder(name, work_parameters_of(x, plan))).build()
 
 
 def power(size: Size) -> int:
@@ -79,238 +75,166 @@ def power(size: Size) -> int:
 class _Work:
     """Builds the Body of `work_list`."""
 
-    def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: PagedPlan, b: PlacedBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.lengths, self.starts, self.items, self.cuts = b.parameters
+        self.lengths, self.starts, self.items, self.cuts = map(tile.memory, b.parameters)
         self.walkers = walkers(x, plan)
         self.count = max(CHUNK, power(row_blocks(x, plan)))
         self.chunk = max(8, min(CHUNK, HELD // power(x.requests)))
 
     def build(self) -> Body:
         """Row blocks, then pairs, then items."""
-        b = self.b
-        self.known = b.allocate((UNITS + 1, self.count), int32, "shared")
-        self.find_row_blocks()
-        self.make_items()
+        with tile.into(self.b):
+            self.known = tile.shared((UNITS + 1, self.count), int32)
+            self.find_row_blocks()
+            self.make_items()
         pairs = self.count * power(listed(self.x, self.plan))
         held = max(pairs // 256, power(self.walkers) // 64)
-        return b.finish((1,), warps=max(8, min(32, held)), distinct=True)
-
-    # ---- arithmetic -------------------------------------------------------------------------
-
-    def do(self, name: str, a: Node | int, c: Node | int) -> Node:
-        """An op of whole numbers."""
-        a, c = (self.b.constant(v, int64) if isinstance(v, int) else v for v in (a, c))
-        return self.b.apply(name, a, c)
-
-    def pick(self, test: Node, a: Node | int, c: Node | int) -> Node:
-        """One of two."""
-        a, c = (self.b.constant(v, int64) if isinstance(v, int) else v for v in (a, c))
-        return self.b.apply("where", test, a, c)
-
-    def line(self, size: int) -> Node:
-        """0 .. size-1."""
-        return self.b.add(ops.iota(size=size, dtype=int64))
-
-    def fold(self, x: Node, kind: str, axis: int = 0) -> Node:
-        """A reduction."""
-        return self.b.add(ops.reduce(x, axis=axis, kind=kind))
-
-    def running(self, x: Node) -> Node:
-        """Sums up to and with each place."""
-        return self.b.add(ops.cumulative(x, axis=0, kind="sum"))
+        return self.b.finish((1,), warps=max(8, min(32, held)), distinct=True)
 
     # ---- row blocks -------------------------------------------------------------------------
 
+    @tile.function
     def find_row_blocks(self) -> None:
         """Which request, tokens and keys every row block has, into the place `known`."""
-        b, x = self.b, self.x
-        size = power(x.requests)
-        inside = b.apply("less", self.line(size), b.index(x.requests))
+        x, size, each = self.x, power(self.x.requests), per(self.x, self.plan)
+        inside = tile.arange(size) < x.requests
         begin, end = (
-            b.cast(b.load(self.starts, (i,), (size,), (0,), inside), int64) for i in (0, 1)
+            tile.cast(tile.load(self.starts[i : i + size], mask=inside), int64) for i in (0, 1)
         )
-        each = per(x, self.plan)
-        blocks = self.do(
-            "floor_divide", self.do("add", self.do("subtract", end, begin), each - 1), each
-        )
-        ends = b.add(ops.reshape(self.running(blocks), shape=(1, size)))
+        blocks = (end - begin + (each - 1)) // each
+        ends = tile.cumsum(blocks)[None, :]
+        for chunk in tile.range(0, self.count, self.chunk):
+            number = tile.arange(self.chunk) + chunk
+            over = tile.broadcast(ends <= number[:, None], (self.chunk, size))
+            request = tile.sum(tile.cast(over, int64), 1)
+            before = tile.max(tile.where(over, ends, 0), 1)
+            self.one_chunk(chunk, request, number - before)
 
-        def chunk(start: Size, _: list[Node]) -> Sequence[Node]:
-            number = b.apply("add", self.line(self.chunk), b.index(start))
-            column = b.add(ops.reshape(number, shape=(self.chunk, 1)))
-            over = b.broadcast(b.apply("less_equal", ends, column), (self.chunk, size))
-            request = self.fold(b.cast(over, int64), "sum", 1)
-            before = self.fold(self.pick(over, b.broadcast(ends, (self.chunk, size)), 0), "max", 1)
-            self.one_chunk(start, request, self.do("subtract", number, before))
-            return []
-
-        b.loop("chunk", 0, self.count, self.chunk, chunk)
-
-    def one_chunk(self, start: Size, request: Node, number: Node) -> None:
+    def one_chunk(self, start: Any, request: Any, number: Any) -> None:
         """Row blocks, each the `number`th of a request."""
-        b, x, plan = self.b, self.x, self.plan
-        there = b.apply("less", request, b.index(x.requests))
+        x, block, each = self.x, self.plan.block, per(self.x, self.plan)
+        there = request < x.requests
         first, last = (
-            b.cast(b.gather(self.starts, self.do("add", request, i), there), int64) for i in (0, 1)
+            tile.cast(tile.load(self.starts, request + i, mask=there), int64) for i in (0, 1)
         )
-        length = b.cast(b.gather(self.lengths, request, there), int64)
-        queries = self.do("subtract", last, first)
-        before = self.do("multiply", number, per(x, plan))
-        tokens = self.do("minimum", self.do("subtract", queries, before), per(x, plan))
-        sees = self.do("add", self.do("subtract", length, queries), self.do("add", before, 1))
-        end = self.do("maximum", self.do("add", sees, self.do("subtract", tokens, 1)), 0)
-        begin = b.constant(0, int64, (self.chunk,))
+        length = tile.cast(tile.load(self.lengths, request, mask=there), int64)
+        queries, before = last - first, number * each
+        tokens = tile.minimum(queries - before, each)
+        sees = length - queries + (before + 1)
+        end = tile.maximum(sees + (tokens - 1), 0)
+        begin = tile.full((self.chunk,), 0, int64)
         if x.window:
-            begin = self.do("maximum", self.do("subtract", sees, x.window), 0)
-            begin = self.do("floor_divide", begin, plan.block)
-        stop = self.do("floor_divide", self.do("add", end, plan.block - 1), plan.block)
-        blocks = self.do("maximum", self.do("subtract", stop, begin), 1)
-        found = {
-            REQUEST: request,
-            TOKEN: self.do("add", first, before),
-            TOKENS: tokens,
-            SEES: sees,
-            FIRST: begin,
-            BLOCKS: blocks,
-        }
-        for place, field in enumerate(KNOWN):
-            value = b.cast(self.pick(there, found[field], 0), int32)
-            b.store(self.known, value, (place, start), (1,))
+            begin = tile.maximum(sees - x.window, 0) // block
+        blocks = tile.maximum((end + (block - 1)) // block - begin, 1)
+        found = (request, first + before, tokens, sees, begin, blocks)  # as KNOWN has them
+        for place, value in enumerate(found):
+            known = tile.cast(tile.where(there, value, 0), int32)
+            tile.store(self.known, (place, start), known)
 
     # ---- items ------------------------------------------------------------------------------
 
     def make_items(self) -> None:
         """Pairs and the parts that cuts make of them."""
-        b, x, plan = self.b, self.x, self.plan
-        heads, count = listed(x, plan), self.count
-        units = b.cast(b.load(self.known, (KNOWN.index(BLOCKS), 0), (count,), (1,)), int64)
-        units = self.do("multiply", units, heads)
-        ends = self.running(units)
-        total = self.fold(units, "sum")
-        b.store(self.known, b.cast(self.do("subtract", ends, units), int32), (UNITS, 0), (1,))
-        self.total = self.do("maximum", total, 1)
-        self.programs = self.do("maximum", self.do("minimum", total, self.walkers), 1)
-        number = self.line(count * heads)
-        block = self.do("unsigned_divide", number, heads)
-        head = self.do("unsigned_remainder", number, heads)
-        found = {
-            f: b.cast(b.gather(self.known, self.do("add", block, place * count)), int64)
-            for place, f in enumerate((*KNOWN, UNITS + RECORD))
-        }
-        found[HEAD] = head
+        heads, count = listed(self.x, self.plan), self.count
+        units = tile.cast(tile.load(self.known, (KNOWN.index(BLOCKS), 0), (count,)), int64) * heads
+        ends, total = tile.cumsum(units), tile.sum(units, 0)
+        tile.store(self.known, (UNITS, 0), ends - units)
+        self.total = tile.maximum(total, 1)
+        self.programs = tile.maximum(tile.minimum(total, self.walkers), 1)
+        number = tile.arange(count * heads)
+        block, head = tile.unsigned_divide(number, heads), tile.unsigned_remainder(number, heads)
+        *values, begin = (
+            tile.cast(tile.load(self.known, block + place * count), int64)
+            for place in range(UNITS + 1)
+        )
+        found = {**dict(zip(KNOWN, values)), HEAD: head}
         size = found[BLOCKS]
-        start = self.do("add", found.pop(UNITS + RECORD), self.do("multiply", head, size))
-        stop = self.do("add", start, size)
-        first, last = self.program_of(start), self.program_of(self.do("subtract", stop, 1))
-        some = b.apply("less", b.constant(0, int64), size)
-        parts = self.pick(some, self.do("add", self.do("subtract", last, first), 1), 0)
-        slots = self.do("subtract", self.running(parts), parts)
+        start = begin + head * size
+        stop = start + size
+        first, last = self.program_of(start), self.program_of(stop - 1)
+        parts = tile.where(size > 0, last - first + 1, 0)
+        slots = tile.cumsum(parts) - parts
         self.write_cuts(first, slots, parts, found)
-
         self.write_parts((first, start, stop, parts, slots), found)
         self.write_idle(total)
 
-    def write_parts(self, known: Sequence[Node], found: dict[int, Node]) -> None:
+    @tile.function
+    def write_parts(self, known: Sequence[Any], found: dict[int, Any]) -> None:
         """Parts of all pairs: at once where they are few enough, else one of each after another."""
-        b, size, pairs = self.b, power(self.walkers), known[0].shape[0]
+        size, pairs = power(self.walkers), known[0].shape[0]
         many = high(row_blocks(self.x, self.plan)) * 4 <= self.walkers  # parts of each pair
         if many and pairs * size <= HELD // 2:
-            wide = (1, pairs)
-            given = [b.add(ops.reshape(v, shape=wide)) for v in known]
-            numbers = b.add(ops.reshape(self.line(size), shape=(size, 1)))
-            self.write_part(
-                numbers, given, {f: b.add(ops.reshape(v, shape=wide)) for f, v in found.items()}
-            )
-            return
+            given = [v[None, :] for v in known]
+            numbers = tile.arange(size)[:, None]
+            self.write_part(numbers, given, {f: v[None, :] for f, v in found.items()})
+        else:
+            most = tile.hold(tile.max(known[3], 0), "most", (0, self.walkers))
+            for part in tile.range(most):
+                self.write_part(tile.cast(part, int64), known, found)
 
-        def part(k: Size, _: list[Node]) -> Sequence[Node]:
-            self.write_part(b.index(k), known, found)
-            return []
-
-        most = b.atom("most", self.fold(known[3], "max"), 0, self.walkers)
-        b.loop("part", 0, most, 1, part)
-
-    def program_of(self, unit: Node) -> Node:
+    def program_of(self, unit: Any) -> Any:
         """The program that takes a unit."""
-        above = self.do("subtract", self.do("multiply", self.do("add", unit, 1), self.programs), 1)
-        return self.do("floor_divide", above, self.total)
+        return ((unit + 1) * self.programs - 1) // self.total
 
-    def cut(self, program: Node) -> Node:
+    def cut(self, program: Any) -> Any:
         """Where a program's units begin."""
-        return self.do("floor_divide", self.do("multiply", program, self.total), self.programs)
+        return program * self.total // self.programs
 
-    def write_cuts(self, first: Node, slots: Node, parts: Node, found: dict[int, Node]) -> None:
+    def write_cuts(self, first: Any, slots: Any, parts: Any, found: dict[int, Any]) -> None:
         """What the combining kernel reads: a pair that was cut stands in the row of the program
         that has its second part; where there is none, no parts do."""
-        b, size = self.b, power(self.walkers)
-        values = {
-            CUT_SLOT: slots,
-            CUT_PARTS: parts,
-            CUT_TOKEN: found[TOKEN],
-            CUT_TOKENS: found[TOKENS],
-            CUT_HEAD: found[HEAD],
-        }
-        place = b.allocate((len(values), size), int32, "shared")
-        for field in values:
-            b.store(place, b.constant(0, int32, (size,)), (field, 0), (1,))
-        cut = b.apply("less", b.constant(1, int64), parts)
-        for field, value in values.items():
-            at = self.do("add", first, 1 + field * size)
-            b.scatter(place, b.cast(value, int32), at, cut)
-        number = self.line(size)
-        inside = b.apply("less", number, b.constant(self.walkers, int64))
-        for field in values:
-            at = self.do("add", self.do("multiply", number, CUT), field)
-            b.scatter(self.cuts, b.load(place, (field, 0), (size,), (1,)), at, inside)
+        size = power(self.walkers)
+        values = (slots, parts, found[TOKEN], found[TOKENS], found[HEAD])  # CUT_SLOT, ...
+        place = tile.shared((len(values), size), int32)
+        for field in range(len(values)):
+            tile.store(place, (field, 0), tile.full((size,), 0, int32))
+        cut = parts > 1
+        for field, value in enumerate(values):
+            tile.store(place, first + (1 + field * size), tile.cast(value, int32), mask=cut)
+        number = tile.arange(size)
+        inside = number < self.walkers
+        for field in range(len(values)):
+            at = number * CUT + field
+            tile.store(self.cuts, at, tile.load(place, (field, 0), (size,)), mask=inside)
 
-    def write_part(self, k: Node, known: Sequence[Node], found: dict[int, Node]) -> None:
+    def write_part(self, k: Any, known: Sequence[Any], found: dict[int, Any]) -> None:
         """Part k of every pair that has so many."""
-        b, (first, start, stop, parts, slots) = self.b, known
-        there = b.apply("less", k, parts)
-        program = self.do("add", first, k)
-        begin, end = self.cut(program), self.cut(self.do("add", program, 1))
-        low, high_ = self.do("maximum", start, begin), self.do("minimum", stop, end)
-        slot = self.do("add", slots, k)
-        leads = b.apply("less_equal", start, begin)
-        closes = b.apply("less_equal", end, stop)
-        later = self.do("subtract", self.do("add", slot, self.walkers - 1), program)
-        row = self.do("multiply", self.pick(leads, program, later), RECORD)
-        alone = b.apply("less_equal", parts, b.constant(1, int64))
+        first, start, stop, parts, slots = known
+        there = k < parts
+        program = first + k
+        begin, end = self.cut(program), self.cut(program + 1)
+        low, high_ = tile.maximum(start, begin), tile.minimum(stop, end)
+        slot = slots + k
+        leads, closes = start <= begin, end <= stop
+        later = slot + (self.walkers - 1) - program
+        row = tile.where(leads, program, later) * RECORD
+        alone = parts <= 1
         values = {
             **found,
-            FIRST: self.do("add", found[FIRST], self.do("subtract", low, start)),
-            BLOCKS: self.do("subtract", high_, low),
-            SLOT: self.pick(alone, -1, slot),
+            FIRST: found[FIRST] + (low - start),
+            BLOCKS: high_ - low,
+            SLOT: tile.where(alone, -1, slot),
             FROM: slots,
             PARTS: parts,
         }
         for field, value in values.items():
-            b.scatter(
-                self.items,
-                b.broadcast(b.cast(value, int32), there.shape),
-                b.broadcast(self.do("add", row, field), there.shape),
-                there,
-            )
-        own = self.do("multiply", program, RECORD)
+            self.put(row, field, value, there)
+        own = program * RECORD
         for field, ours in ((START, leads), (STOP, closes)):
-            b.scatter(
-                self.items,
-                b.broadcast(b.cast(slot, int32), there.shape),
-                b.broadcast(self.do("add", own, field), there.shape),
-                b.apply("bit_and", there, ours),
-            )
+            self.put(own, field, slot, there, ours)
 
-    def write_idle(self, total: Node) -> None:
+    def put(self, row: Any, field: int, value: Any, there: Any, ours: Any = None) -> None:
+        """A field of records, where they are there and ours."""
+        value = tile.broadcast(tile.cast(value, int32), there.shape)
+        at = tile.broadcast(row + field, there.shape)
+        tile.store(self.items, at, value, mask=there if ours is None else there & ours)
+
+    def write_idle(self, total: Any) -> None:
         """Programs without units, where there are fewer of these."""
-        b, programs = self.b, self.walkers
-        size = power(programs)
-        number = self.line(size)
-        none = b.apply(
-            "bit_and",
-            b.apply("less_equal", b.broadcast(total, (size,)), number),
-            b.apply("less", number, b.constant(programs, int64)),
-        )
+        size = power(self.walkers)
+        number = tile.arange(size)
+        none = (total <= number) & (number < self.walkers)
         for field, value in ((START, 0), (STOP, -1)):
-            at = self.do("add", self.do("multiply", number, RECORD), field)
-            b.scatter(self.items, b.constant(value, int32, (size,)), at, none)
+            at = number * RECORD + field
+            tile.store(self.items, at, tile.full((size,), value, int32), mask=none)
