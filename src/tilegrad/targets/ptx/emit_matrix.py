@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...core.dtype import bfloat16, float16, float32
+from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from .addresses import lead_address
@@ -19,7 +19,13 @@ from .places import PIECE, Exchanged, piece_offset
 from .shared import SWIZZLES
 from .write import braced
 
-WGMMA_TYPES = {bfloat16: ("bf16", 16), float16: ("f16", 16), float32: ("tf32", 8)}
+WGMMA_TYPES = {
+    bfloat16: ("bf16", 16),
+    float16: ("f16", 16),
+    float32: ("tf32", 8),
+    float8_e4m3: ("e4m3", 32),
+    float8_e5m2: ("e5m2", 32),
+}
 MATRIX_TYPES = {bfloat16: "bf16", float16: "f16"}
 DEPTH = 16  # of one mma.sync
 Side = tuple[bool, tuple[int, int]]  # of an operand of mma.sync: whether right, the grid of warps
@@ -47,6 +53,7 @@ def matrix_async(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", "an accumulator has no leading index")
     index, rank = node.inputs[4:], len(a.shape) - 2
     name, depth = WGMMA_TYPES[b.dtype]
+    left_name = WGMMA_TYPES[a.dtype][0]
     (m, n), registers = total.shape, e.placed.registers
     k = b.shape[-1 if node.attrs["transpose_b"] else -2]
     trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
@@ -59,7 +66,7 @@ def matrix_async(e: Emission, node: Node) -> None:
     for block in range(m // (64 * groups)):
         for column in range(0, n, width):
             count = min(width, n - column)
-            form = f"wgmma.mma_async.sync.aligned.m64n{count}k{depth}.f32.{name}.{name}"
+            form = f"wgmma.mma_async.sync.aligned.m64n{count}k{depth}.f32.{left_name}.{name}"
             start = (block * n + column) // 2
             held = braced(registers[total][start : start + count // 2])
             for step in range(k // depth):
