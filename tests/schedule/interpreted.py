@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tilegrad.compiler.as_stored import parse_as_stored
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.target import Target
 from tilegrad.ir.node import Node
@@ -103,6 +104,16 @@ class Machine:
         return step.kind == "jump"
 
 
+def prepared(schedule: Schedule, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the inputs of a Schedule hold: those that are given, and what is prepared of others."""
+    found = {slot: v for slot, v in zip(schedule.given, values) if slot >= 0}
+    for one in schedule.preparing:
+        layout = parse_as_stored(one.layout)
+        made = layout.pack(np.concatenate([values[i] for i in one.sources]))
+        found.update(zip(one.slots, (made[name] for name, _, _ in layout.parts())))
+    return [found[slot] for slot in schedule.inputs] if schedule.preparing else list(values)
+
+
 def run_interpreted(
     target: Target,
     inputs: Sequence[Node],
@@ -115,7 +126,7 @@ def run_interpreted(
     """The outputs of a Graph scheduled for a Target and run on NumPy."""
     bound = dict(symbols or {})
     schedule = schedule_for(inputs, outputs, target, donate, without)
-    machine = Machine(schedule, values, bound, target)
+    machine = Machine(schedule, prepared(schedule, values), bound, target)
     machine.run()
     result = []
     for node, number in zip(outputs, schedule.outputs):

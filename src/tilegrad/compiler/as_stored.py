@@ -108,13 +108,18 @@ def unpacked_there(node: Node) -> Node:
     """An `unpack` of an input by ordinary ops, of parts that are prepared."""
     form = format_of(node.attrs["format"])
     (raw,) = node.inputs
-    callee = AsStored(form.name, raw.shape[0], node.shape[-1])
-    call = ops.call(raw, callee=callee)
-    items = build.items(call) if len(callee.parts()) > 1 else [call]
+    fields = stored_fields(form, raw, node.shape[-1])
     if not form.apart:
-        return unpacked(ops.unpack(items[0], **node.attrs))
-    fields = {name: item for (name, _, _), item in zip(callee.parts(), items)}
+        return unpacked(ops.unpack(fields["raw"], **node.attrs))
     return values_of(form, fields, node.shape, node.dtype)
 
 
-__all__ = ["KIND", "AsStored", "parse_as_stored", "unpacked_there"]
+def stored_fields(form: Format, raw: Node, columns: int) -> dict[str, Node]:
+    """The parts of rows of bytes, as they are prepared."""
+    callee = AsStored(form.name, raw.shape[0], columns)
+    call = ops.call(raw, callee=callee)
+    items = build.items(call) if len(callee.parts()) > 1 else [call]
+    return {name: item for (name, _, _), item in zip(callee.parts(), items)}
+
+
+__all__ = ["KIND", "AsStored", "parse_as_stored", "stored_fields", "unpacked_there"]

@@ -33,6 +33,8 @@ from ..kernels.quantised.prepare import kernels_of
 from ..kernels.quantised.shape import Around, QuantisedShape
 from ..schedule.quantised import UNPACK, chosen_for, families_of
 from .as_stored import unpacked_there
+from .code_products import of_codes
+from .code_products import why_not as why_no_codes
 from .weights_around import Level, RowNorm, gates_of, levels_of, norm_of
 
 
@@ -65,6 +67,7 @@ class Weights:
         self.readers = users(self.order)
         self.kept = set(results)
         self.done: dict[Node, Node] = {}
+        self.not_codes: dict[Node, dict[str, None]] = {}  # why products of bytes are none of codes
         self.builds: dict[Node, Callable[[], Node | None]] = {}  # by the Node they stand for
 
     def run(self) -> list[Node]:
@@ -72,6 +75,11 @@ class Weights:
         for group in self._groups():
             self._plan(group)
         for node in self.order:
+            if self._of_stored(node):
+                why = why_no_codes(node, self.target)
+                if not why:
+                    self.builds[node] = functools.partial(self._codes, node)
+                self.not_codes.setdefault(node.inputs[1].inputs[0], {})[why] = None
             if node.op is ops.gather and node.inputs[0].op is ops.unpack:
                 self.builds[node] = functools.partial(self._take, node)
         for node in self.order:
@@ -104,20 +112,27 @@ class Weights:
         return groups
 
     def _product(self, node: Node) -> Product | None:
-        if node.op is not ops.dot or node.inputs[1].op is not ops.unpack:
+        if not self._of_stored(node):
             return None
         x, weight = node.inputs
         raw, form = weight.inputs[0], format_of(weight.attrs["format"])
         contract = ((len(x.shape) - 1,), (1,))
         if node.attrs["batch"] != ((), ()) or node.attrs["contract"] != contract:
             return None
-        if raw not in self.number or len(raw.shape) != 2 or weight.dtype is not x.dtype:
+        if weight.dtype is not x.dtype or not why_no_codes(node, self.target):
             return None
         if self.family.why_not_shape(_problem(form, raw.shape[0], x), self.target):
             return None
         product = Product(node, x, raw, form)
         product.levels = levels_of(node, x.dtype, self._only_reader)
         return product if product.levels else None
+
+    def _of_stored(self, node: Node) -> bool:
+        """Whether a Node is a product with weights that are stored as rows of a Format."""
+        if node.op is not ops.dot or node.inputs[1].op is not ops.unpack:
+            return False
+        raw = node.inputs[1].inputs[0]
+        return raw in self.number and len(raw.shape) == 2
 
     def _apart(self, members: list[Product]) -> list[list[Product]]:
         """Gates and what they gate by themselves, the others together."""
@@ -297,6 +312,11 @@ class Weights:
         _, callee.verdict = chosen_for(shape, self.target, rows=True)
         return ops.call(ids, *parts, callee=callee)
 
+    def _codes(self, dot: Node) -> Node:
+        """A product of codes that matrix units multiply."""
+        self._count("product_of_codes")
+        return of_codes(dot, self.done[dot.inputs[0].inputs[0]], dot.inputs[1].inputs[0])
+
     def _scratch(self, node: Node) -> Node:
         """All values of weights that no product and no gather could take."""
         raw, form = node.inputs[0], format_of(node.attrs["format"])
@@ -305,6 +325,7 @@ class Weights:
             why = "they have other axes than rows and columns"
         shape = None if why else _problem(form, raw.shape[0], node, raw.shape[0])
         why = why or self.family.why_not_shape(shape, self.target)  # type: ignore[arg-type]
+        why = "; ".join(filter(None, (why, *self.not_codes.get(raw, ()))))
         self.log.notes.append(
             f"weights {node.type} of {form} are unpacked to scratch"
             + (f" by ordinary ops: {why}" if why else ": something but a product reads them")

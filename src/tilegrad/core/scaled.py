@@ -306,9 +306,14 @@ def pack_array(form: Format, values: Array, scale: Array | None = None) -> Array
 
 def packed(form: Format, operations: ArrayOperations, x: Any, scale: Any = None) -> Any:
     """Bytes of values (..., elements) in float32; `scale` (..., groups) where it is given."""
-    element = form.element
-    if element is None or not form.apart:
+    if form.element is None or not form.apart:
         raise UserError("this format is not packed in a Graph", op="pack", got=form.name)
+    fields = encoded(form, operations, x, scale)
+    return _joined(form, operations, fields, operations.shape(x)[:-1])
+
+
+def encoded(form: Format, operations: ArrayOperations, x: Any, scale: Any = None) -> dict[str, Any]:
+    """The Fields (..., groups, count) of values in float32: codes of less than 8 bits one a byte."""
     shape = operations.shape(x)
     lead, columns = shape[:-1], shape[-1]
     groups = columns // form.grain.columns if form.grain.columns else 1
@@ -336,7 +341,7 @@ def packed(form: Format, operations: ArrayOperations, x: Any, scale: Any = None)
             found["zero"] = _zeros(form, operations, low, real, (*lead, groups, 1))
         cut = operations.apply("divide", cut, real)
     found["codes"] = _encoded(form, operations, cut, found.get("zero"))
-    return _joined(form, operations, found, lead)
+    return found
 
 
 def _joined(
@@ -573,4 +578,4 @@ def _kept(operations: ArrayOperations, cut: Any) -> tuple[Any, Any]:
     )
 
 
-__all__ = ["ELEMENTS", "NORMAL", "digits", "pack_array", "packed", "parsed", "scaled"]
+__all__ = ["ELEMENTS", "NORMAL", "digits", "encoded", "pack_array", "packed", "parsed", "scaled"]

@@ -125,4 +125,13 @@ def packed(node: Node) -> Node:
     return made
 
 
-__all__ = ["fields_of", "packed", "unpacked", "values_of"]
+def encoded(node: Node) -> dict[str, Node]:
+    """The Fields (..., groups, count) of what a `pack` packs, before they are joined to bytes."""
+    from ..core.scaled import encoded as encode
+
+    given = (build.cast(i, float32) for i in node.inputs)
+    found: dict[str, Node] = encode(format_of(node.attrs["format"]), GRAPH, *given)
+    return found
+
+
+__all__ = ["encoded", "fields_of", "packed", "unpacked", "values_of"]

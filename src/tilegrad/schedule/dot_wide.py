@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.config import config, invariant
-from ..core.dtype import bfloat16, float16, float32, int64
+from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.block import argument
@@ -213,7 +213,7 @@ class WideDot:
         dtype = self.dot.inputs[0].dtype
         kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.asynchronous}
         rounded = self.asynchronous and config().dots == "tf32"  # float32 operands may be
-        taken = (bfloat16, float16, float32) if rounded else (bfloat16, float16)
+        taken = (bfloat16, float16, float8_e4m3, *([float32] if rounded else []))
         if (dtype, self.dot.inputs[1].dtype) not in kinds or dtype not in taken:
             return None
         if any(s == 0 for s in p.sizes) or not all(isinstance(s, int) for s in (batch, k, n)):

@@ -1,0 +1,89 @@
+"""Products of codes: what unpacked operands give, as a product of their codes and their scales.
+
+sum_k (s_m a_mk) (t_n b_nk) = s_m t_n sum_k a_mk b_nk: where a row of each operand has one scale (or
+all rows have), and matrix units of the Target multiply the codes themselves, nothing is unpacked.
+The sum over codes is an ordinary dot, whose epilogue multiplies by both scales like any other
+factors; activations are encoded by ordinary ops, which fuse with the norm before them. Codes and
+scales of weights lie on the Device as they are stored. Invariant: values are those of the unpacked
+operands, up to the order and rounding of sums: nothing is rounded that was not.
+"""
+
+from __future__ import annotations
+
+from ..core.config import invariant
+from ..core.dtype import float32
+from ..core.errors import UserError
+from ..core.format import Format, format_of
+from ..core.scaled import most_of
+from ..core.target import Target
+from ..graph import build, ops
+from ..graph.unpack import encoded
+from ..ir.node import Node
+from .as_stored import stored_fields
+
+STEP = 16  # elements of a row, and rows of weights, that products come in
+
+
+def why_not(dot: Node, target: Target) -> str:
+    """Why a product of something and unpacked weights is none of codes; '' where it is."""
+    x, weight = dot.inputs
+    form, contract = format_of(weight.attrs["format"]), ((len(x.shape) - 1,), (1,))
+    if x.op is not ops.unpack or x.inputs[0].op is not ops.pack:
+        return "its other operand is not rounded to a format"
+    if dot.attrs["batch"] != ((), ()) or dot.attrs["contract"] != contract:
+        return "it sums over another axis than the last"
+    given = format_of(x.attrs["format"])
+    if not (factored(form) and factored(given)):
+        return "codes of a row have more than one factor"
+    assert form.element is not None and given.element is not None
+    kinds = {unit.inputs for unit in target.asynchronous_units}
+    if (given.element.dtype, form.element.dtype) not in kinds or not form.element.dtype.is_float:  # type: ignore[union-attr]
+        return f"no matrix unit of {target.name} multiplies {given.element.name}"
+    if any(not isinstance(s, int) or s % STEP for s in weight.shape):
+        return f"rows and columns of its weights are no multiples of {STEP}"
+    return ""
+
+
+def factored(form: Format) -> bool:
+    """Whether a value is its code times one factor of its row, the scale."""
+    names = {part.name for part in (*form.fields, *form.row)}
+    whole = form.apart and not form.grain.columns and names == {"codes", "scale"}
+    return whole and form.element is not None and form.element.dtype is not None
+
+
+def of_codes(dot: Node, x: Node, raw: Node) -> Node:
+    """The product, of `x` (what is packed, and its scale where it is given) and stored weights."""
+    (packed,), weight = dot.inputs[0].inputs, dot.inputs[1]
+    form = format_of(packed.attrs["format"])
+    if not form.grain.rows and len(packed.inputs) == 1 and invariant():
+        raise UserError(
+            "one scale for all rows makes a row depend on its neighbours",
+            op="pack",
+            expected="a scale of each row, or a given one, at the level invariant",
+            got=form.name,
+        )
+    given = encoded(_with_scale(x, form))
+    columns = weight.shape[-1]
+    lead = packed.inputs[0].shape[:-1]
+    codes = build.reshape(given["codes"], (*lead, columns))
+    fields = stored_fields(format_of(weight.attrs["format"]), raw, columns)
+    rows = build.reshape(fields["codes"], weight.shape)
+    total = build.dot(codes, rows, dot.attrs["batch"], dot.attrs["contract"], float32)
+    for scale, shape in ((given["scale"], (*lead, 1)), (fields["scale"], (raw.shape[0],))):
+        factor = build.cast(build.reshape(scale, shape), float32)
+        total = build.multiply(total, build.broadcast_to(factor, total.shape))
+    return build.cast(total, dot.dtype)
+
+
+def _with_scale(packed: Node, form: Format) -> Node:
+    """A `pack` of rows that is given its scales: found before values are widened, so that what is
+    packed is stored as narrow as it was, and read twice; by a product, since epilogues follow."""
+    if len(packed.inputs) > 1 or form.grain.rows != 1:
+        return packed
+    (x,) = packed.inputs
+    largest = build.reduce(ops.max_, build.unary(ops.absolute, x), len(x.shape) - 1, True)
+    scale = build.multiply(build.cast(largest, float32), 1.0 / most_of(form))
+    return ops.pack(x, scale, **packed.attrs)
+
+
+__all__ = ["factored", "of_codes", "why_not"]
