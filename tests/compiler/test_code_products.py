@@ -13,11 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS / "schedule"), str(TESTS / "targets")]
+sys.path.insert(0, str(Path(__file__).parent.parent / "schedule"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 
 from interpreted import run_interpreted
-from simulated import assembled, run_graph  # noqa: F401
+from simulated import assembled, run_graph
 
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
@@ -117,7 +117,8 @@ def test_product(name: str) -> None:
     assert np.abs(got - wanted).max() <= 1e-3 * np.abs(wanted).max()
 
 
-def test_simulated(assembled: None) -> None:
+@pytest.mark.usefixtures(assembled.__name__)
+def test_simulated() -> None:
     layers, result, wanted = one_product(20, 144, 272, (ROW, ROW))
     (got,) = run_graph(layers.nodes, [result], layers.values)
     assert np.abs(got - wanted).max() <= 1e-3 * np.abs(wanted).max()

@@ -62,7 +62,7 @@ def of_codes(dot: Node, x: Node, raw: Node) -> Node:
             expected="a scale of each row, or a given one, at the level invariant",
             got=form.name,
         )
-    given = encoded(_with_scale(x, form))
+    given = _encoded(x, form)
     columns = weight.shape[-1]
     lead = packed.inputs[0].shape[:-1]
     codes = build.reshape(given["codes"], (*lead, columns))
@@ -75,15 +75,19 @@ def of_codes(dot: Node, x: Node, raw: Node) -> Node:
     return build.cast(total, dot.dtype)
 
 
-def _with_scale(packed: Node, form: Format) -> Node:
-    """A `pack` of rows that is given its scales: found before values are widened, so that what is
-    packed is stored as narrow as it was, and read twice; by a product, since epilogues follow."""
+def _encoded(packed: Node, form: Format) -> dict[str, Node]:
+    """The codes of a `pack`, and the factor of each row.
+
+    The largest of a row is found before values are widened, so that what is packed is stored as
+    narrow as it was, and read twice. Codes are of the scale that `pack` has; the factor, which
+    every epilogue computes, is a product where that is a quotient: they differ in the last bit."""
     if len(packed.inputs) > 1 or form.grain.rows != 1:
-        return packed
+        return encoded(packed)
     (x,) = packed.inputs
     largest = build.reduce(ops.max_, build.unary(ops.absolute, x), len(x.shape) - 1, True)
-    scale = build.multiply(build.cast(largest, float32), 1.0 / most_of(form))
-    return ops.pack(x, scale, **packed.attrs)
+    largest, most = build.cast(largest, float32), build.constant(most_of(form), float32)
+    found = encoded(ops.pack(x, build.divide(largest, most), **packed.attrs))
+    return {**found, "scale": build.multiply(largest, 1.0 / most_of(form))}
 
 
 __all__ = ["factored", "of_codes", "why_not"]

@@ -75,11 +75,12 @@ class Weights:
         for group in self._groups():
             self._plan(group)
         for node in self.order:
-            if self._of_stored(node):
+            if self._of_stored(node) and node.inputs[0].op is ops.unpack:
                 why = why_no_codes(node, self.target)
-                if not why:
+                if why:
+                    self.not_codes.setdefault(node.inputs[1].inputs[0], {})[why] = None
+                else:
                     self.builds[node] = functools.partial(self._codes, node)
-                self.not_codes.setdefault(node.inputs[1].inputs[0], {})[why] = None
             if node.op is ops.gather and node.inputs[0].op is ops.unpack:
                 self.builds[node] = functools.partial(self._take, node)
         for node in self.order:
@@ -325,10 +326,10 @@ class Weights:
             why = "they have other axes than rows and columns"
         shape = None if why else _problem(form, raw.shape[0], node, raw.shape[0])
         why = why or self.family.why_not_shape(shape, self.target)  # type: ignore[arg-type]
-        why = "; ".join(filter(None, (why, *self.not_codes.get(raw, ()))))
         self.log.notes.append(
             f"weights {node.type} of {form} are unpacked to scratch"
             + (f" by ordinary ops: {why}" if why else ": something but a product reads them")
+            + "".join(f"; {found}" for found in self.not_codes.get(raw, ()))
         )
         if shape is None or why:
             return unpacked_there(node) if shape is not None else unpacked(node)

@@ -313,7 +313,7 @@ def packed(form: Format, operations: ArrayOperations, x: Any, scale: Any = None)
 
 
 def encoded(form: Format, operations: ArrayOperations, x: Any, scale: Any = None) -> dict[str, Any]:
-    """The Fields (..., groups, count) of values in float32: codes of less than 8 bits one a byte."""
+    """The Fields (..., groups, count) of values in float32; codes of few bits are one a byte."""
     shape = operations.shape(x)
     lead, columns = shape[:-1], shape[-1]
     groups = columns // form.grain.columns if form.grain.columns else 1
