@@ -1,14 +1,17 @@
-"""bf16 (fp16, tf32) matrix products of an LLM's layers: ours beside cuBLAS through torch.
+"""bf16 (fp16, tf32, fp8) matrix products of an LLM's layers: ours beside cuBLAS through torch.
 
     python bench/gemm.py                  the table of layers and M
     python bench/gemm.py --sweep          every Plan of a small space for each case
     python bench/gemm.py --sizes 1,512    few cases
     python bench/gemm.py --untuned        with an empty PlanTable
+    python bench/gemm.py --dtype float8_e4m3 --scales row     beside torch._scaled_mm, by row
     python bench/gemm.py --layers none --cube 0 --random 0 --few 8     few tokens, more random sizes
     python bench/gemm.py --sweep --layers random --sizes 64,128 --plans 6
 
 Where the PlanTable has another Plan than the model would choose, both are measured in turns.
-Results are checked against a float32 product first.
+Results are checked against a float32 product first. Products of fp8 give bf16, with scales for each
+row and column ("row") or one for each operand ("tensor") in the epilogue; torch's fast
+accumulation is on.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import argparse
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,9 @@ from jitted import Launches
 
 from gpu import Bench, sets
 from tilegrad.core.config import configure
-from tilegrad.core.dtype import DType, bfloat16, dtype_of, float32
+from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, float32
 from tilegrad.core.target import Target
+from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import tuned
@@ -35,6 +39,7 @@ from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile.placed import fill
 
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336)}
+SCALES = ["row"]  # of fp8
 SIZES = (1, 8, 32, 64, 128, 256, 512, 2048, 8192)
 
 
@@ -43,17 +48,42 @@ class Case:
 
     def __init__(self, bench: Bench, m: int, n: int, k: int, dtype: DType = bfloat16) -> None:
         self.bench, self.m, self.n, self.k, self.dtype = bench, m, n, k, dtype
-        self.operands = Operands(m, n, k, dtype, dtype)
+        self.eight = dtype is float8_e4m3
+        result = bfloat16 if self.eight else dtype
+        self.operands = Operands(m, n, k, dtype, result)
         self.y_of_ours: list[Any] = []
-        kind = getattr(torch, dtype.name)
+        kind = torch.float8_e4m3fn if self.eight else getattr(torch, dtype.name)
         torch.backends.cuda.matmul.allow_tf32 = True
-        count = sets(dtype.size * (m * k + n * k + m * n))
-        self.x = [torch.randn(m, k, device="cuda", dtype=kind) for _ in range(count)]
-        self.w = [torch.randn(n, k, device="cuda", dtype=kind) for _ in range(count)]
-        self.y = [torch.empty(m, n, device="cuda", dtype=kind) for _ in range(count)]
+        count = sets(dtype.size * (m * k + n * k) + result.size * m * n)
+        self.x = [torch.randn(m, k, device="cuda").to(kind) for _ in range(count)]
+        self.w = [torch.randn(n, k, device="cuda").to(kind) for _ in range(count)]
+        out = getattr(torch, result.name)
+        self.y = [torch.empty(m, n, device="cuda", dtype=out) for _ in range(count)]
+        by_row = SCALES[0] == "row"
+        self.scales = [
+            torch.rand((size if by_row else 1, 1), device="cuda") + 0.5 for size in (m, n)
+        ]
+
+    def scaled(self) -> list[Any]:
+        """Launches of torch's product of fp8."""
+        first, second = self.scales[0], self.scales[1].t()
+        return [
+            lambda i=i: torch._scaled_mm(
+                self.x[i],
+                self.w[i].t(),
+                first,
+                second,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
+                out=self.y[i],
+            )
+            for i in range(len(self.x))
+        ]
 
     def theirs(self) -> list[Any]:
         """Launches of cuBLAS."""
+        if self.eight:
+            return self.scaled()
         return [
             lambda i=i: torch.mm(self.x[i], self.w[i].t(), out=self.y[i])
             for i in range(len(self.x))
@@ -62,12 +92,21 @@ class Case:
     def ours(self, plan: WidePlan, turned: bool) -> list[Any]:
         """Launches of our kernel with a Plan."""
         x = turn(self.operands) if turned else self.operands
-        body = fill(wide_matmul(x, plan), "epilogue", lambda b, inputs, added: inputs[0])
+        more: tuple[tuple[str, Memory], ...] = ()
+        if self.eight:
+            sizes = ((x.m, "rows"), (x.n, "columns")) if SCALES[0] == "row" else ((1, "all"),) * 2
+            more = tuple(
+                (f"{name}{i}", Memory((size,), float32, use="value"))
+                for i, (size, name) in enumerate(sizes)
+            )
+        body = fill(wide_matmul(x, plan), "epilogue", scaled_epilogue(x, more), more)
         kernel = self.bench.kernel(body, "matmul")
 
         def launch(i: int) -> None:
             first, second = (self.w, self.x) if turned else (self.x, self.w)
-            kernel.point((first[i].data_ptr(), second[i].data_ptr(), self.y[i].data_ptr()))
+            scales = (self.scales[::-1] if turned else self.scales) if self.eight else []
+            given = (first[i], second[i], self.y[i], *scales)
+            kernel.point(tuple(t.data_ptr() for t in given))
             kernel.start(dependent=plan.dependent)
 
         return [lambda i=i: launch(i) for i in range(len(self.x))]
@@ -77,7 +116,7 @@ class Case:
         import tilegrad as tg
         import tilegrad.nn.functional as F
 
-        function = tg.jit(lambda x, w: F.linear(x, w))
+        function = tg.jit(lambda x, w: F.linear(x, w))  # 16-bit floats alone
         made = [
             Launches(self.bench.device, function, tg.from_torch(x), tg.from_torch(w))
             for x, w in zip(self.x, self.w)
@@ -95,8 +134,26 @@ class Case:
         self.bench.stream.synchronize()
         torch.backends.cuda.matmul.allow_tf32 = False
         wanted = self.x[number].float() @ self.w[number].float().t()
+        if self.eight:
+            wanted = wanted * self.scales[0] * self.scales[1].t()
         torch.backends.cuda.matmul.allow_tf32 = True  # what cuBLAS is asked for with float32
         return float((result.float() - wanted).norm() / wanted.norm())
+
+
+def scaled_epilogue(x: Operands, more: Sequence[tuple[str, Memory]]) -> Any:
+    """A piece times the scales of its rows and columns, where there are some."""
+
+    def epilogue(b: Any, inputs: Any, added: Any) -> Any:
+        piece = inputs[0]
+        for (_, memory), scales, at, size in zip(more, added, inputs[1:], (x.m, x.n)):
+            if memory.shape == (1,):
+                at, size = b.apply("multiply", at, b.broadcast(b.index(0), at.shape)), 1
+            inside = b.apply("less", at, b.broadcast(b.index(size), at.shape))
+            factor = b.gather(scales, at, inside)
+            piece = b.apply("multiply", piece, b.broadcast(factor, piece.shape))
+        return piece
+
+    return epilogue
 
 
 def plans(x: Operands, target: Target, count: int) -> Iterator[tuple[str, WidePlan, bool]]:
@@ -111,13 +168,15 @@ def plans(x: Operands, target: Target, count: int) -> Iterator[tuple[str, WidePl
         yield f"{label:44} expected {1e6 * choice.seconds:.1f}", p, choice.turned
 
 
-def sweep(bench: Bench, names: list[str], sizes: list[int], count: int) -> None:
+def sweep(
+    bench: Bench, names: list[str], sizes: list[int], count: int, dtype: DType = bfloat16
+) -> None:
     """Every Plan for every case, best first."""
     shapes = [(name, *LAYERS[name]) for name in names if name in LAYERS]
     shapes += [("random", n, k) for n, k in few_shapes(4)] if "random" in names else []
     for name, n, k in shapes:
         for m in sizes:
-            case = Case(bench, m, n, k)
+            case = Case(bench, m, n, k, dtype)
             theirs = case.theirs()
             base = bench.alone(theirs)
             found = []
@@ -128,7 +187,7 @@ def sweep(bench: Bench, names: list[str], sizes: list[int], count: int) -> None:
                     found.append((bench.alone(ours), label, error))
                 except Exception as failure:  # one Plan that fails must not end the sweep
                     print(f"  {label}: {type(failure).__name__} {str(failure)[:300]}")
-            floor = 2 * (m * k + n * k + m * n) / 4.47e12
+            floor = (dtype.size * (m * k + n * k) + 2 * m * n) / 4.47e12
             print(
                 f"{name} m={m} n={n} k={k}: cuBLAS {1e6 * base:.1f} us"
                 f" ({2 * m * n * k / base / 1e12:.0f} TFLOP/s,"
@@ -183,7 +242,7 @@ def few_cases(bench: Bench, count: int, dtype: DType) -> list[dict[str, Any]]:
 def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> dict[str, Any]:
     """One case: checked, then interleaved with cuBLAS."""
     case = Case(bench, m, n, k, dtype)
-    one_row = m == 1 and dtype is not float32  # the scheduler makes a reduction of it
+    one_row = m == 1 and dtype.size == 2  # the scheduler makes a reduction of it
     known = None if one_row else tuned(case.operands, bench.target)
     choice = known or choose(case.operands, bench.target)
     ours = case.jitted() if one_row else case.ours(choice.plan, choice.turned)
@@ -191,7 +250,8 @@ def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> di
     found = bench.interleave(ours, case.theirs())
     seconds = found["ours_us"] * 1e-6
     size = dtype.size
-    floor = max(size * (m * k + n * k + m * n) / 4.47e12, size * m * n * k / 800e12)
+    moved = size * (m * k + n * k) + case.operands.result.size * m * n
+    floor = max(moved / 4.47e12, size * m * n * k / 800e12)
     row = {
         "layer": name,
         "m": m,
@@ -285,6 +345,7 @@ def main() -> None:
     parser.add_argument("--cube", type=int, default=8192, help="a product with m = n = k; 0: none")
     parser.add_argument("--untuned", action="store_true", help="with an empty PlanTable")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--scales", default="row", choices=("row", "tensor"), help="of fp8")
     parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
     if given.untuned:
@@ -293,10 +354,11 @@ def main() -> None:
     ceilings = bench.ceilings()
     print(bench.device, {k: f"{v:.3e}" for k, v in ceilings.items()}, flush=True)
     names, sizes = given.layers.split(","), [int(s) for s in given.sizes.split(",")]
-    if given.sweep:
-        sweep(bench, names, sizes, given.plans)
-        return
     dtype = dtype_of(given.dtype)
+    SCALES[0] = given.scales
+    if given.sweep:
+        sweep(bench, names, sizes, given.plans, dtype)
+        return
     rows = table(bench, names, sizes, dtype) if given.layers != "none" else []
     if given.cube:
         rows.append(measure(bench, "cube", given.cube, given.cube, given.cube, dtype))

@@ -105,6 +105,8 @@ CASES = {
     "tokens x channels": (20, 144, 272, (ROW, ROW), None),
     "tensors, a fixed scale": (72, 64, 256, (TENSOR, TENSOR), 0.01),
     "a tensor's own scale": (9, 64, 128, (TENSOR, ROW), None),
+    "scales in bfloat16": (20, 64, 128, (ROW, "E4M3_ROW_BF16"), None),
+    "powers of two are unpacked": (20, 64, 128, (ROW, "E4M3_ROW_E8M0"), None),
     "one token": (1, 128, 512, (ROW, ROW), None),
     "many tokens": (300, 144, 400, (ROW, TENSOR), None),
 }

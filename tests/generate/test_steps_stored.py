@@ -11,13 +11,15 @@ import tilegrad as tg
 from tilegrad import nn
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.dtype import DType
-from tilegrad.core.format import Q4_1, Q8_0, Format
+from tilegrad.core.format import Q4_1, Q8_0, Format, format_of
 from tilegrad.core.target import AVX512, H200, Target
 from tilegrad.exchange.mapped import Stored
 from tilegrad.generate.sampling import Variant
 from tilegrad.generate.step import Rows, step
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
+from tilegrad.quant.calibrate import put
+from tilegrad.quant.layers import PackedLinear
 from tilegrad.schedule.schedule import Launch, Schedule
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -60,21 +62,26 @@ def scheduled(
             shape = tuple(parameter.shape)
             raw = np.broadcast_to(np.zeros(1, np.uint8), kind.storage_shape(shape))
             parameter.node = stored(Stored(name, shape, kind, raw), dtype).node
+    return scheduled_step(model, target, dtype)
+
+
+def scheduled_step(model: Decoder, target: Target, dtype: DType, requests: int = 1) -> Schedule:
+    """The decode step of some requests."""
     config = model.config
     cache = nn.PagedCache(
         config.layers,
-        4,
+        4 * requests,
         64 if target.has_threads else 16,
         config.key_heads,
         config.head_width,
-        requests=2,
+        requests=requests + 1,
         most_pages=4,
         dtype=dtype,
     )
-    given = (model, cache, Rows(2, cache.device), None, Variant())
+    given = (model, cache, Rows(requests + 1, cache.device), None, Variant())
     with tg.no_grad():
         run = tg.jit(step, static="variant")
-        numbers = (tg.tensor(np.zeros(n, np.int32)) for n in (1, 2))
+        numbers = (tg.tensor(np.zeros(n, np.int32)) for n in (requests, requests + 1))
         lowered = run.lower(*given, *numbers)
     return schedule_for(lowered.inputs, lowered.outputs, target, lowered.donate)
 
@@ -94,6 +101,38 @@ def test_an_8b_decoder_on_an_h200(form: Format) -> None:
     if find_ptxas() is None:
         pytest.skip("no ptxas")
     texts = {text: text for text in (emit(b, "entry", H200)[0] for b in distinct.values())}
+    for made in assemble_all(texts, H200.cpu).values():
+        made.check_library("entry")
+
+
+FP8 = "E4M3_ROW_F32"  # by channel, and inputs by token
+
+
+def in_fp8(requests: int, layers: int) -> Schedule:
+    """The decode step of an 8B decoder in fp8 with a head of bf16, as files of vLLM's have it."""
+    fields = {**LLAMA_8B, "num_hidden_layers": layers}
+    model = Decoder(DecoderConfig.from_huggingface(fields), tg.bfloat16).requires_grad_(False)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear) and name != "head":
+            form, shape = format_of(FP8), tuple(layer.weight.shape)
+            raw = np.broadcast_to(np.zeros(1, np.uint8), form.storage_shape(shape))
+            layer.weight.node = stored(Stored(name, shape, form, raw), tg.bfloat16).node
+            put(model, name, PackedLinear(layer, None, FP8))
+    return scheduled_step(model, H200, tg.bfloat16, requests)
+
+
+@pytest.mark.parametrize("requests", [1, 32])
+def test_an_8b_decoder_in_fp8_on_an_h200(requests: int) -> None:
+    """Four products and four launches that round their inputs a layer, beside attention."""
+    one, bodies = (launched(in_fp8(requests, layers)) for layers in (1, 2))
+    each = len(bodies) - len(one)
+    eight = [b for b in bodies if any(p.dtype is tg.float8_e4m3 for p in b.parameters)]
+    products = [b for b in eight if "plan" in b.notes]
+    assert len(products) == 2 * 4 and len(eight) == 2 * 8
+    assert each <= 8 + 3, [b.name for b in bodies]  # append, attention, its parts together
+    if find_ptxas() is None:
+        pytest.skip("no ptxas")
+    texts = {text: text for text in (emit(b, "entry", H200)[0] for b in eight)}
     for made in assemble_all(texts, H200.cpu).values():
         made.check_library("entry")
 

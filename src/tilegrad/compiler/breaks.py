@@ -56,12 +56,12 @@ def _from_outside(node: Node) -> list[Row]:
 
 
 def _is_quantised(node: Node) -> bool:
-    """Whether it is a product of quantised weights."""
+    """Whether it is a product of quantised weights with what is not: others are of codes."""
     if node.op is not ops.dot:
         return False
     from ..schedule.quantised import weight_of
 
-    return any(weight_of(i).op is ops.unpack for i in node.inputs)
+    return [weight_of(i).op is ops.unpack for i in node.inputs].count(True) == 1
 
 
 def _breaks(node: Node, target: Target) -> list[tuple[Expr, int]]:

@@ -46,9 +46,10 @@ def why_not(dot: Node, target: Target) -> str:
 
 def factored(form: Format) -> bool:
     """Whether a value is its code times one factor of its row, the scale."""
-    names = {part.name for part in (*form.fields, *form.row)}
-    whole = form.apart and not form.grain.columns and names == {"codes", "scale"}
-    return whole and form.element is not None and form.element.dtype is not None
+    parts = {part.name: part.dtype for part in (*form.fields, *form.row)}
+    whole = form.apart and not form.grain.columns and set(parts) == {"codes", "scale"}
+    element = form.element is not None and form.element.dtype is not None
+    return whole and element and parts["scale"].is_float  # not a power's byte
 
 
 def of_codes(dot: Node, x: Node, raw: Node) -> Node:
