@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilegrad.compiler.norms import RULE, norm_of, norms_behind_products
+from tilegrad.compiler.norms import RULE, block_of, norm_of, norms_behind_products
 from tilegrad.compiler.pipeline import GRAPH
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.dtype import DType
@@ -83,3 +83,20 @@ def test_for_machines_whose_products_run_beside_the_threads() -> None:
     (norms,) = [one for one in GRAPH if one.name == "norms"]
     assert norms.applies is not None and norms.applies(H200)
     assert not norms.applies(A100) and not norms.applies(None)
+
+
+@pytest.mark.parametrize(
+    "columns, rows, wanted",
+    [
+        (4096, 16, 64),
+        (4096, 32, 32),
+        (5120, 64, 40),
+        (8192, 128, 64),
+        (1024, 64, 64),
+        (1024, 96, 32),
+    ],
+)
+def test_each_core_has_a_block_where_there_are_enough(columns: int, rows: int, wanted: int) -> None:
+    """Else a product would split its k, or leave cores idle, to have whole blocks in its tiles."""
+    assert block_of(columns, rows, H200.cores) == wanted
+    assert columns % wanted == 0

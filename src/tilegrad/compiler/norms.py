@@ -24,6 +24,8 @@ from ..ir.types import product
 
 MOST_ROWS = 128  # all in one tile of the library's products
 WIDE, NARROW = 64, 32  # columns of a block: rows of the weights, or columns of rows of tokens
+FEW_ROWS = 16  # whose products have the weights as rows
+EVEN = (24, 64)  # columns of blocks of which each core has one, least and most
 LEAST = 256  # columns of a row
 RULE = "norm_behind_product"
 MOVES = {ops.reshape, ops.expand}
@@ -102,14 +104,22 @@ def norm_of(node: Node) -> Norm | None:
     return Norm(core, factor, total)
 
 
-def in_blocks(norm: Norm) -> Node:
+def block_of(columns: int, rows: int, cores: int) -> int:
+    """Columns of a block: as many as the tile has that a core computes of a row, where cores can
+    share a row evenly; for few rows, as many as a tile has rows of the weights."""
+    least, most = EVEN
+    even = (b for b in range(least, most + 1, 8) if columns % b == 0 and columns <= b * cores)
+    return next(even, WIDE if rows <= WIDE else NARROW) if rows > FEW_ROWS else WIDE
+
+
+def in_blocks(norm: Norm, cores: int) -> Node:
     """The factor, its sum cut into sums over blocks."""
     square = norm.total.inputs[0]
     *lead, columns = square.shape
     rows = high(product(tuple(lead)))
     if rows == 1:
         return norm.factor  # every program has the whole row
-    block = WIDE if rows <= WIDE else NARROW
+    block = block_of(columns, rows, cores)
     folded = build.reshape(square, (*lead, columns // block, block))
     parts = ops.sum_(folded, axes=(len(lead) + 1,))
     whole = ops.sum_(parts, axes=(len(lead),))
@@ -126,14 +136,14 @@ def _reads_rows(reader: Node, node: Node) -> bool:
     return plain and weight.dtype is bfloat16 and len(weight.shape) == 2
 
 
-def _behind(dot: Node) -> Node:
+def _behind(dot: Node, cores: int) -> Node:
     """The product of a norm's core, times the norm's factor."""
     norm = norm_of(dot.inputs[0])
     if norm is None:
         raise InternalError("compiler.norms", f"{dot.inputs[0]!r} is a norm no longer")
     attrs = {**dot.attrs, "dtype": float32}
     made = ops.dot(build.cast(norm.core, bfloat16), dot.inputs[1], **attrs)
-    factor = build.expand(in_blocks(norm), made.shape)
+    factor = build.expand(in_blocks(norm, cores), made.shape)
     return build.cast(ops.multiply(made, factor), dot.dtype)
 
 
@@ -150,6 +160,6 @@ def norms_behind_products(
             continue
         norm = node.inputs[0]
         if norm not in results and all(_reads_rows(r, norm) for r in readers[norm]):
-            done[node] = _behind(done[node])
+            done[node] = _behind(done[node], target.cores if target else 1)
             log.fired[RULE] = log.fired.get(RULE, 0) + 1
     return [done[r] for r in results]

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 END = 1 << 62
-DECODE = ((8, 1), (64, 8), (128, 16), (256, 32), (END, 64))  # up to so many rows, in such steps
+DECODE = ((8, 1), (64, 8), (128, 16), (192, 32), (END, 64))  # up to so many rows, in such steps
 PROMPTS = ((8, 1), (128, 8), (512, 32), (2048, 64), (END, 512))  # tokens of a step with prompts
 ROWS = (8, 64)  # of a step with prompts: rows cost less there, their logits alone
 

@@ -25,7 +25,7 @@ from .reuse import find_lives
 from .schedule import Kernel, Launch, Schedule, Slot
 
 MOST_PROGRAMS = 1024
-MOST_ELEMENTS = 1 << 20  # that one of them writes
+MOST_ELEMENTS = 1 << 22  # that one of them writes
 MOST = 6  # of one launch
 PLAIN = {"allocate", "role", "barrier", "cumulative", "sort"}  # ops that a joined Body has not
 

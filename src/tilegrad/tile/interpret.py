@@ -456,7 +456,8 @@ def _clear_rows(self: Interpreter, frame: Frame, node: Node) -> None:
     (into,) = self.located(frame.values, node, effects_of(node))  # type: ignore[arg-type]
     assert into is not None
     start, stop = (max(0, int(frame.values[i])) for i in node.inputs[1:3])
-    into.storage.data[into.offset[start:stop]] = 0
+    whole = len(into.offset) == node.inputs[0].shape[-2]  # else these rows alone
+    into.storage.data[into.offset[start:stop] if whole else into.offset] = 0
 
 
 def _require(self: Interpreter, frame: Frame, node: Node) -> None:

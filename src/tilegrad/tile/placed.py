@@ -496,7 +496,19 @@ def write_place(place: Node, value: Node, *index: Node) -> Type:
     return NOTHING
 
 
-@row("memory", effects=lambda n: (lead(n.inputs[0], True, n.inputs[3:]),), placed=True)
+def cleared(node: Node) -> tuple[int, int] | None:
+    """(first, count) of the rows that a clear_rows fills, where its text says it."""
+    start, stop = (i.attrs["value"] if i.op is ops.constant else None for i in node.inputs[1:3])
+    if start is None or stop is None or not 0 <= start < stop <= node.inputs[0].shape[-2]:
+        return None
+    return int(start), int(stop - start)
+
+
+@row(
+    "memory",
+    effects=lambda n: (lead(n.inputs[0], True, n.inputs[3:], cleared(n)),),
+    placed=True,
+)
 def clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
     """zeros in the rows from start to before stop, as far as there are any, of the tile at the
     leading index of a place"""

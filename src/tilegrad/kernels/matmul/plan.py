@@ -283,7 +283,9 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
     product = waves(own, plan) * steps * 2 * tm * tn * tk / rate
     seconds = (memory**NORM + (through / FEW_CACHE) ** NORM + ahead**NORM) ** (1 / NORM)
-    beyond = 0 if turned or m % 64 == 0 else waves(own, plan) * steps * tk * size / 128 * FEW_BEYOND
+    fits = m % 64 == 0 or (isinstance(x.m, int) and m < tm and plan.cluster == 1)
+    boxes = waves(own, plan) * steps * tk * size / 128
+    beyond = 0 if turned or fits else boxes * FEW_BEYOND
     seconds = max(seconds, through / CACHE_RATE, into / FEW_INGRESS, product, beyond) + FEW_START
     seconds += waves(own, plan) * 64 * own.span(plan.tile)[1] * FEW_PIECE + m * FEW_TOKEN
     seconds += 0 if plan.dependent and plan.early else FEW_LATE

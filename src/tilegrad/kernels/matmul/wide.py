@@ -181,6 +181,7 @@ class WideMatmul(Leaving):
     def consumer(self, own: int) -> None:
         """Multiply 64 rows of every tile, and write them out."""
         plan, ring = self.plan, self.ring
+        self.clear(own)
         if plan.dependent:
             tile.grid_dependency_wait()
         if plan.dependent and plan.early:
