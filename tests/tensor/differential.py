@@ -2,21 +2,24 @@
 
 torch runs it twice: as declared, and with float64 for every float. What the two differ by is what
 rounding does to this program; tilegrad may be off by some of that, and by a few units in the last
-place of the least precise float that it names. Where rounding decides the result (the two differ
-by much), nothing is compared. Integers and bools are equal.
+place of the least precise float that it names. What float64 itself is off by is found with a third
+run, in float32: both grow alike. Where rounding decides the result (the two differ by much),
+nothing is compared. Integers and bools are equal.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from random_programs import Program
+from random_programs import Every, Program
 
 EPSILON = {"float64": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16": 7.8e-3}
 TIMES, UNITS = 30.0, 60.0
+FINER = EPSILON["float64"] / EPSILON["float32"]
 HOPELESS = 0.02  # of a result's size, by which float64 and the declared dtype differ
 
 
@@ -26,9 +29,15 @@ def weights(shape: Sequence[int]) -> np.ndarray:
     return (0.5 + 0.5 * np.sin(np.arange(count) * 1.7 + 0.3)).reshape(tuple(shape))
 
 
-def in_torch(program: Program, module: Any, precise: bool) -> tuple[list[Any], list[Any]]:
+def in_torch(program: Program, every: Every | None = None) -> tuple[list[Any], list[Any]]:
     """Results, and gradients of the float leaves (None where there is none)."""
-    leaves = [leaf.torch(precise) for leaf in program.leaves]
+    with contextlib.nullcontext() if every is None else every.default():
+        return run_in_torch(program, torch if every is None else every, every)
+
+
+def run_in_torch(program: Program, module: Any, every: Every | None) -> tuple[list[Any], list[Any]]:
+    """The same, with what a quotient of integers is set already."""
+    leaves = [leaf.torch(every) for leaf in program.leaves]
     floats = [x.requires_grad_() for x, leaf in zip(leaves, program.leaves) if leaf.is_float]
     known = program.run(module, torch.nn.functional, leaves)
     results = [known[name] for name in program.outputs]
@@ -86,23 +95,26 @@ def in_tilegrad(program: Program, way: str) -> tuple[list[Any], list[Any]]:
 
 def compare_with_torch(program: Program, way: str) -> str:
     """How tilegrad's results or gradients are wrong; '' where they are right."""
-    from random_programs import Precise
-
     if not program.lines:
         return ""
-    low, low_grads = in_torch(program, torch, False)
-    high, high_grads = in_torch(program, Precise(), True)
+    low, low_grads = in_torch(program)
+    high, high_grads = in_torch(program, Every("float64"))
+    if "float64" in program.floats:
+        coarse, coarse_grads = in_torch(program, Every("float32"))
+    else:
+        coarse, coarse_grads = high, high_grads
     ours, our_grads = in_tilegrad(program, way)
     unit = max(EPSILON[d] for d in [*program.floats, "float64"])
     if "float32" not in program.floats and "bool" not in program.floats:
         unit = max(unit, EPSILON["float32"] if needs_float32(low) else 0.0)
     least = 0.1 * max([size_of(x) for x in [*high, *high_grads]])  # what cancels is off by it
-    for name, mine, theirs, best in zip(program.outputs, ours, low, high):
-        found = difference(mine, theirs, best, unit, least)
+    for name, mine, theirs, best, rough in zip(program.outputs, ours, low, high, coarse):
+        found = difference(mine, theirs, best, rough, unit, least)
         if found:
             return f"value: {name} {found}"
     floats = [leaf for leaf in program.leaves if leaf.is_float]
-    for leaf, mine, theirs, best in zip(floats, our_grads, low_grads, high_grads):
+    columns = zip(floats, our_grads, low_grads, high_grads, coarse_grads)
+    for leaf, mine, theirs, best, rough in columns:
         if theirs is None:
             if mine is not None and np.any(np.asarray(mine.to("float64").numpy()) != 0):
                 return f"gradient: of {leaf.name} should be none or zero"
@@ -111,7 +123,7 @@ def compare_with_torch(program: Program, way: str) -> str:
             if bool((theirs != 0).any()):
                 return f"gradient: of {leaf.name} is missing"
             continue
-        found = difference(mine, theirs, best, unit, least)
+        found = difference(mine, theirs, best, rough, unit, least)
         if found:
             return f"gradient: of {leaf.name} {found}"
     return ""
@@ -131,7 +143,12 @@ def size_of(value: torch.Tensor | None) -> float:
 
 
 def difference(
-    mine: Any, theirs: torch.Tensor, best: torch.Tensor, unit: float, least: float
+    mine: Any,
+    theirs: torch.Tensor,
+    best: torch.Tensor,
+    rough: torch.Tensor,
+    unit: float,
+    least: float,
 ) -> str:
     """How a value differs from torch's."""
     if str(mine.dtype) != str(theirs.dtype).removeprefix("torch."):
@@ -160,6 +177,8 @@ def difference(
     own = float(np.abs(want - exact)[usual].max())
     if own > HOPELESS * size and own > 1e-12:
         return ""
+    apart = np.abs(rough.detach().double().numpy() - exact)[usual]
+    own = max(own, FINER * float(np.nanmax(apart, initial=0.0, where=np.isfinite(apart))))
     allowed = TIMES * own + UNITS * unit * size + 1e-30
     with np.errstate(all="ignore"):
         off = np.abs(got - exact)

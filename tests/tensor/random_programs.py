@@ -10,9 +10,10 @@ last bit, so that rounding never decides. Invariant: a Program depends on its se
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +28,24 @@ GRAIN = 1024  # exact values are multiples of 1 / GRAIN
 warnings.filterwarnings("ignore", category=UserWarning, module="torch")
 
 
-class Precise:
-    """torch, with float64 in the place of every float."""
+class Every:
+    """torch, with one dtype in the place of every float."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, "float64" if name in FLOATS else name)
+        return getattr(torch, self.dtype if name in FLOATS else name)
+
+    @contextlib.contextmanager
+    def default(self) -> Iterator[None]:
+        """What a quotient of integers is, inside."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, self.dtype))
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 @dataclass
@@ -47,10 +61,10 @@ class Leaf:
         """Whether it has a gradient."""
         return self.dtype in FLOATS
 
-    def torch(self, precise: bool = False) -> torch.Tensor:
-        """As torch has it."""
+    def torch(self, every: Every | None = None) -> torch.Tensor:
+        """As torch has it, or with another float."""
         made = torch.from_numpy(self.values.copy()).to(getattr(torch, self.dtype))
-        return made.to(torch.float64) if precise and self.is_float else made
+        return made.to(getattr(torch, every.dtype)) if every and self.is_float else made
 
 
 @dataclass
@@ -200,7 +214,9 @@ class Maker:
         leaf = Leaf(f"x{len(self.program.leaves)}", dtype, np.asarray(values))
         leaf.values = leaf.torch().to(torch.float64).numpy() if leaf.is_float else leaf.values
         self.program.leaves.append(leaf)
-        made = Value(leaf.name, leaf.torch(), leaf.torch(True), exact or not leaf.is_float)
+        made = Value(
+            leaf.name, leaf.torch(), leaf.torch(Every("float64")), exact or not leaf.is_float
+        )
         self.values.append(made)
         return made
 
@@ -268,11 +284,12 @@ class Maker:
         inputs = [v for v in self.values if v.name in read]
         F = torch.nn.functional
         try:
-            low, high = {"m": torch, "F": F}, {"m": Precise(), "F": F}
+            low, high = {"m": torch, "F": F}, {"m": Every("float64"), "F": F}
             for v in inputs:
                 low[v.name], high[v.name] = v.low, v.high
             exec(line, low)
-            exec(line, high)
+            with high["m"].default():
+                exec(line, high)
         except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
             return False
         made, precise = low[name], high[name]
@@ -491,7 +508,7 @@ def normed(g: Maker) -> str:
     one = g.axis(v)
     last = v.shape[-1]
     w, b = g.leaf((last,), v.dtype).name, g.leaf((last,), v.dtype).name
-    if v.ndim >= 2 and g.chance(0.4):
+    if v.ndim >= 2 and all(v.shape) and g.chance(0.4):  # of nothing torch's gradients are nan
         channels = v.shape[1]
         groups = g.pick([n for n in (1, 2, 3, 4) if channels and channels % n == 0] or [1])
         weight = g.leaf((channels,), v.dtype).name

@@ -33,11 +33,34 @@ FINDS = {
         [("float16", SPREAD)],
         ["v0 = m.outer(x0, x0 * 0.3)", "v1 = m.amin(v0, dim=(1,))"],
     ),
+    "one key: its weight is 1, so scores have no derivative": (
+        [("float32", np.resize(SPREAD, (2, n, 2))) for n in (3, 1, 1)],
+        [
+            "v0 = F.scaled_dot_product_attention(x0, x1, x2, is_causal=True)",
+            "v1 = v0[1:] - v0",
+            "v2 = F.normalize(v1 + 0.1, dim=-2)",
+        ],
+    ),
+    "one value normalised, where torch in float64 is off by what it multiplies": (
+        [("float64", SPREAD[:3, None] * 60), ("float64", SPREAD[3:4]), ("float64", SPREAD[4:5])],
+        ["v0 = F.group_norm(x0, 1, x1, x1, 1e-3)", "v1 = F.mse_loss(v0, x2.expand_as(v0))"],
+    ),
+    "a quotient of integers beside floats": (
+        [("int8", np.arange(4)), ("float32", SPREAD[:4])],
+        ["v0 = x0 / (x0.abs() + 1)", "v1 = F.mse_loss(v0, x1, reduction='none')"],
+    ),
 }
 ON_GPUS = {
     "joined pairs of a scan, where ptxas spilled for an occupancy that nobody asked for": (
         [("float32", np.resize(SPREAD, 31))],
         ["v0 = m.logcumsumexp(m.outer(x0, x0 * 0.5), 0)"],
+    ),
+    "several values for the only element of an array": (
+        [("float32", SPREAD[:1]), ("float32", SPREAD[1:4])],
+        [
+            "v0 = m.index_put(x0, (m.tensor([0, 0, 0]),), m.tensor(0.5), accumulate=True)",
+            "v1 = m.scatter_reduce(v0, 0, m.tensor([0, 0, 0]), x1, 'amax')",
+        ],
     ),
     "digamma under a scatter spilled": (
         [("float32", np.resize(SPREAD, (31, 64))), ("float32", np.resize(SPREAD, (31, 2)))],

@@ -23,7 +23,7 @@ from ..ir.node import Node, Op, needs, topological
 from ..ir.rewrite import rebuild
 from ..ir.types import Tuple
 from . import attention, build, ops, transpose
-from .attention_types import WANTED
+from .attention_types import WANTED, sizes
 from .partial import CONSTANT, PARTIAL, carries_derivative, outputs_of, zeros
 
 Cotangent = Any  # a Node, or for a tuple a list with a Node or None for each item
@@ -301,7 +301,15 @@ def _attention(node: Node, g: list[Node | None], wanted: tuple[bool, ...]) -> Se
     inputs = (*node.inputs[:3], dout, lse, delta, *node.inputs[3:])
     found = build.items(ops.attention_backward.make(inputs, attrs, location=node.location))
     of = dict(zip(attrs["wanted"], found[3:]))
+    if g[1] is None and "sinks" not in attrs["extras"] and of_one_key(node):
+        of = {name: zeros(x.type) for name, x in of.items()}  # its weight is 1 whatever its score
+        found = [*(zeros(x.type) for x in node.inputs[:2]), found[2]]
     return [*found[:3], *(of.get(name) for name in attrs["extras"])]
+
+
+def of_one_key(node: Node) -> bool:
+    """Whether an attention has one key."""
+    return sizes(*node.inputs[:3], node.attrs["orders"]).keys == 1
 
 
 def _attention_backward(

@@ -17,7 +17,7 @@ from ..ir.symbol import high
 from ..ir.types import Array, product
 from .access import MOVEMENT
 from .cut import Cut
-from .extent import DEPTH, NODES, READS, Extents
+from .extent import DEPTH, HELD, NODES, READS, Extents
 from .families import KINDS, families_of
 from .region import (
     INLINE,
@@ -40,12 +40,12 @@ SCALAR_COST = 64  # operations on one element that cost less than a launch
 FEW = 1 << 20  # elements that take about as long as a launch
 
 
-def choose_values(arguments: Sequence[Node], results: Sequence[Node]) -> Extents:
+def choose_values(arguments: Sequence[Node], results: Sequence[Node], has_threads: bool) -> Extents:
     """The Nodes that are values: outputs, reductions, dots, and what pays to keep."""
     order = topological(results, stop=set(arguments).__contains__)
     readers = users(order)
     values: set[Node] = set(arguments) | set(results)
-    extents = Extents(values)
+    extents = Extents(values, has_threads)
     for node in order:
         if node not in values and _is_value(node, readers, values):
             values.add(node)
@@ -124,7 +124,7 @@ class Fuser(Cut):
 
     def __init__(self, arguments: Sequence[Node], results: Sequence[Node], target: Target) -> None:
         self.arguments, self.results = list(arguments), list(results)
-        self.extents = choose_values(arguments, results)
+        self.extents = choose_values(arguments, results, target.has_threads)
         super().__init__(self.extents.values, target)
         self.readers_of: dict[Node, list[Region]] = {}
         self.largest: dict[Node, int] = {}  # elements of the largest reader, direct or not
@@ -226,9 +226,12 @@ class Fuser(Cut):
 
     def has_room(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
         """Whether a Region stays within what one Kernel computes."""
-        extent = self.extents.of(node)
+        count = group.nodes + self.extents.of(node).nodes
+        if count > HELD and (group.rows is not None or node.op in REDUCE):
+            if self.extents.holds_much({*group.values, node}, high(group.total)):
+                return False
         return (
-            group.nodes + extent.nodes <= NODES
+            count <= NODES
             and len(group.reads) + len(leaves) <= READS
             and self.depth_in(node, group, leaves) <= DEPTH
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from ..core.dtype import float64
 from ..graph import ops
 from ..ir.node import Node, Op
+from ..ir.symbol import high
 from ..ir.types import product
 from .access import MOVEMENT
 
@@ -47,7 +48,9 @@ INSTRUCTIONS: dict[Op, tuple[int, int]] = {
 def instructions(stored: Iterable[Node], known: set[Node], rounded: set[Node]) -> int:
     """About how many instructions compute one element of values, from those that are known."""
     found = list(stored)
-    total, size = 0, product(found[0].shape) if found else 0  # what is one for a row counts little
+    each = [i for n in found for i in (n.inputs if n.op.group == "reduce" else (n,))]
+    size = max((product(n.shape) for n in each), key=high, default=0)
+    total = 0  # what is one for a row counts little
     for node in evaluated([n for n in found if n not in known], known):
         if node in known or node.op in MOVEMENT or not node.inputs or product(node.shape) == 1:
             continue

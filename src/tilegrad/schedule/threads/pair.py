@@ -22,6 +22,7 @@ from ...ir.symbol import Expr, Size, coefficient, high, minimum, named
 from ...ir.types import Array, product
 from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset_of, places
 from ..evaluate import wide
+from ..extent import HELD
 from ..family import Bodies, Made
 from ..lowering import Lowering
 from ..problem import power_of_two
@@ -50,6 +51,7 @@ class Pair(Region):
 def pair_up(lowering: Lowering) -> None:
     """The pass: neighbours that share their elements are joined."""
     groups, values, results = lowering.ordered, lowering.fuser.values, lowering.results
+    extents = lowering.fuser.extents
     found: list[Region] = list(groups)
     for second in groups:
         if second.order != "column" or second not in found:
@@ -60,6 +62,8 @@ def pair_up(lowering: Lowering) -> None:
                 continue
             joined = _with(group.second, second) if isinstance(group, Pair) else second
             if not _fits(first, joined, values):
+                continue
+            if extents.holds_much({*first.values, *joined.values}, high(first.total), HELD // 2):
                 continue
             found[at] = _join(first, joined, found, results)
             found.remove(second)

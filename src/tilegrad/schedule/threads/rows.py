@@ -29,6 +29,7 @@ from .stream import StreamedRows, plan_stream
 from .sweep import WARPS, Sweep, Walk, lanes_of, swept
 
 HELD = 16384  # most elements of a row that is held
+COSTLY = 100  # instructions of an element of which a thread with half the registers holds few
 EACH = 16  # elements of a tile that a thread holds
 
 
@@ -36,7 +37,7 @@ def by_rows(space: ThreadSpace) -> Bodies:
     """Held, split, streamed or swept."""
     rows, columns = space.group.rows, space.group.columns
     assert rows is not None
-    if high(columns) <= HELD:
+    if high(columns) <= (HELD if space.instructions() < COSTLY else HELD // 2):
         return held(space, rows, columns)
     if invariant():
         return swept(space, rows, columns)

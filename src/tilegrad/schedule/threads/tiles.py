@@ -276,6 +276,9 @@ class TileEvaluator(ExponentEvaluator):
         b = self.body
         value = b.cast(value, memory.dtype)
         varying = self._varying(offset)
+        if not varying and self.only is not None and self.only.shape:
+            self._scattered(memory, value, offset)  # one of the lanes writes
+            return
         if not varying:
             if value.shape:
                 raise InternalError("schedule.threads", f"{value.type} stored to one element")

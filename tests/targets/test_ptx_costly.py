@@ -1,0 +1,82 @@
+"""Costly expressions below what holds many elements a thread: no program spills or takes long.
+
+Reductions of every kind, scans and sorts hold many elements of a row in a thread's registers; an
+expression that takes hundreds of instructions is stored before them (schedule/extent.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from recorded import SECONDS, processor_seconds
+
+import tilegrad as tg
+from tilegrad.compiler.compile import schedule_for
+from tilegrad.core.target import A100, H200
+from tilegrad.schedule.schedule import Launch
+from tilegrad.targets.ptx.assemble import assemble, find_ptxas
+from tilegrad.targets.ptx.emit import emit
+
+pytestmark = pytest.mark.skipif(find_ptxas() is None, reason="no ptxas here")
+Function = Callable[[Any], Any]
+
+
+def powers(x: Any) -> Any:
+    """Powers, divisions and roots."""
+    for _ in range(6):
+        x = (x.abs() + 0.5) ** (x * 0.25) / (1 + x * x).sqrt()
+    return x
+
+
+EXPRESSIONS: dict[str, Function] = {
+    "running logsumexp": lambda x: tg.logcumsumexp(tg.xlogy(x, x.abs() + 0.5), -1),
+    "digamma": lambda x: tg.digamma(x.abs() + 0.5) * tg.lgamma(x.abs() + 0.1),
+    "powers": powers,
+}
+USES: dict[str, Function] = {
+    "sum of rows": lambda y: y.sum(-1),
+    "sum of columns": lambda y: y.sum(0),
+    "sum of all": lambda y: y.sum(),
+    "sums both ways": lambda y: (y.sum(0), y.sum(1)),
+    "softmax": lambda y: y.softmax(-1),
+    "logsumexp of columns": lambda y: tg.logsumexp(y, 0),
+    "argmax": lambda y: (y.argmax(-1), y.argmax(0)),
+    "layer norm": lambda y: tg.nn.functional.layer_norm(y, (y.shape[-1],)),
+    "several": lambda y: (y.sum(-1), y.amax(-1), (y * y).sum(-1)),
+    "running sums": lambda y: (y.cumsum(-1), y.cumsum(0)),
+    "sort": lambda y: tg.sort(y, -1)[0],
+    "largest": lambda y: tg.topk(y, 2, -1)[0],
+    "added by index": lambda y: tg.zeros(y.shape).index_add(0, tg.arange(y.shape[0]) % 3, y),
+}
+SHAPES = ((24, 13), (300, 40), (40, 300), (4, 20000), (600, 2000))
+SAMPLE = {
+    ("digamma", "sum of columns", (300, 40)),
+    ("digamma", "softmax", (4, 20000)),
+    ("digamma", "sort", (600, 2000)),
+    ("digamma", "running sums", (24, 13)),
+    ("running logsumexp", "sum of all", (300, 40)),
+    ("running logsumexp", "logsumexp of columns", (24, 13)),
+    ("powers", "sum of all", (40, 300)),
+    ("powers", "sums both ways", (600, 2000)),
+}
+CASES = [(e, u, s) for e in EXPRESSIONS for u in USES for s in SHAPES if e[0] != "r" or s[1] < 100]
+
+
+@pytest.mark.parametrize(
+    "expression, use, shape",
+    [pytest.param(*c, marks=[pytest.mark.slow] * (c not in SAMPLE)) for c in CASES],
+)
+def test_no_spills(expression: str, use: str, shape: tuple[int, int]) -> None:
+    x = tg.tensor(np.ones(shape, np.float32))
+    lowered = tg.jit(lambda x: USES[use](EXPRESSIONS[expression](x))).lower(x)
+    for target in (A100, H200):
+        schedule = schedule_for(lowered.inputs, lowered.outputs, target, ())
+        for step in (s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)):
+            start = processor_seconds()
+            made = assemble(emit(step.body, "entry", target)[0], target.cpu)
+            assert processor_seconds() - start < SECONDS, step.body.name
+            for report in made.reports.values():
+                assert not report.spill_stores and not report.stack_bytes, step.body.name
