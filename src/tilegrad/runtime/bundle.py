@@ -251,15 +251,15 @@ def package_version() -> str:
 @functools.cache
 def source_digest() -> str:
     """A hash of the package's source."""
-    root = Path(__file__).resolve().parents[1]
+    root = str(Path(__file__).resolve().parents[1])
     state = hashlib.blake2b(digest_size=16)
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(f for f in folders if f != "__pycache__")
         for name in sorted(f for f in files if f.endswith(".py")):
             path = os.path.join(folder, name)
-            state.update(os.path.relpath(path, root).encode() + b"\0")
-            with open(path, "rb") as file:
-                state.update(file.read())
+            state.update(path[len(root) + 1 :].encode() + b"\0")
+            with open(path, "rb", buffering=0) as file:
+                state.update(file.readall())
     return state.hexdigest()
 
 

@@ -10,12 +10,12 @@ one of them here.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import operator
 from typing import Any
 
 from ...core.errors import UserError
-from .vocabulary import CONTROL, UNKNOWN, Vocabulary
+from .vocabulary import CONTROL, UNKNOWN, Vocabulary, check_merges
 
 # Letters, numbers and punctuation of Unicode 16. What counts as one is frozen at Unicode 15.1, as
 # in llama.cpp: the ids of a text must not change with the tables of a library.
@@ -129,17 +129,21 @@ def build(vocabulary: Vocabulary) -> tuple[Any, bool]:
             got=vocabulary.pre,
         )
     patterns, whole_words = KINDS[vocabulary.pre]
-    ids = {text: i for i, text in enumerate(vocabulary.texts)}
+    ids = dict(vocabulary.ids)
     hidden = {vocabulary.texts[i] for i in vocabulary.of_kind(CONTROL, UNKNOWN)}
     for text in hidden:
         del ids[text]
     missing = [letter for letter in BYTES if letter not in ids]
     ids |= {letter: len(vocabulary.texts) + i for i, letter in enumerate(missing)}
-    merges = vocabulary.merges
-    left, right = map(operator.itemgetter(0), merges), map(operator.itemgetter(1), merges)
-    if not hidden.isdisjoint(itertools.chain(left, right, map("".join, merges))):
-        merges = [(a, b) for a, b in merges if hidden.isdisjoint((a, b, a + b))]
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=whole_words))
+    model = None
+    if set(missing).isdisjoint(itertools.chain.from_iterable(vocabulary.merges)):
+        with contextlib.suppress(Exception):  # a merge has a text that is not in `ids`
+            model = models.BPE(vocab=ids, merges=vocabulary.merges, ignore_merges=whole_words)
+    if model is None:
+        check_merges(vocabulary)
+        merges = [(a, b) for a, b in vocabulary.merges if hidden.isdisjoint((a, b, a + b))]
+        model = models.BPE(vocab=ids, merges=merges, ignore_merges=whole_words)
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),

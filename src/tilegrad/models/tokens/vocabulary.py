@@ -136,20 +136,28 @@ def token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
     return found
 
 
-def merges_of(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges, each once, in the order of their rank."""
+def merges_of(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The merges, each once, in the order of their rank; see `check_merges`."""
     key = "tokenizer.ggml.merges"
     lines = values_of(metadata, key, str, None)
     if lines is None:
         raise wrong(key, "merges, which byte-pair encoding needs", None)
-    merges: list[tuple[str, str]] = []
-    for line in lines:  # a tight loop, since there are hundreds of thousands
-        gap = line.find(" ", 1)
-        left, right = line[:gap], line[gap + 1 :]
-        if gap < 0 or left not in ids or right not in ids or left + right not in ids:
-            raise wrong(key, "two tokens that join to a third", line)
-        merges.append((left, right))
+    merges: list[Any] = [tuple(line.split(" ")) for line in lines]  # hundreds of thousands
+    if set(map(len, merges)) - {2}:
+        gaps = [line.find(" ", 1) for line in lines]  # the first text may be a space
+        if -1 in gaps:
+            raise wrong(key, "two texts", lines[gaps.index(-1)])
+        merges = [(line[:gap], line[gap + 1 :]) for line, gap in zip(lines, gaps)]
     return merges if len(set(lines)) == len(lines) else list(dict.fromkeys(merges))
+
+
+def check_merges(vocabulary: Vocabulary) -> None:
+    """An error for a merge that is not of two tokens which join to a third."""
+    ids = vocabulary.ids
+    for left, right in vocabulary.merges:
+        if left not in ids or right not in ids or left + right not in ids:
+            expected = "two tokens that join to a third"
+            raise wrong("tokenizer.ggml.merges", expected, f"{left} {right}")
 
 
 def texts_of(metadata: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
@@ -158,8 +166,9 @@ def texts_of(metadata: Mapping[str, Any]) -> tuple[list[str], dict[str, int]]:
     texts = values_of(metadata, key, str, None)
     if not texts or len(texts) > MOST_TOKENS:
         raise wrong(key, f"1 to {MOST_TOKENS} tokens", len(texts or ()))
-    texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
-    ids = {text: i for i, text in enumerate(texts)}
+    if "" in texts:
+        texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
+    ids = dict(zip(texts, range(len(texts))))
     if len(ids) < len(texts):
         twice = next(text for i, text in enumerate(texts) if ids[text] != i)
         raise wrong(key, "different texts", f"{twice!r} twice")
@@ -210,7 +219,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         texts,
         kinds or [NORMAL] * count,
         scores or [0.0] * count,
-        [] if pieces else merges_of(metadata, ids),
+        [] if pieces else merges_of(metadata),
         **named,
         add_bos=flag(
             metadata,
