@@ -107,9 +107,11 @@ def norm_of(node: Node) -> Norm | None:
 def block_of(columns: int, rows: int, cores: int) -> int:
     """Columns of a block: as many as the tile has that a core computes of a row, where cores can
     share a row evenly; for few rows, as many as a tile has rows of the weights."""
-    least, most = EVEN
-    even = (b for b in range(least, most + 1, 8) if columns % b == 0 and columns <= b * cores)
-    return next(even, WIDE if rows <= WIDE else NARROW) if rows > FEW_ROWS else WIDE
+    share = -(-columns // cores)
+    even = -(-share // 8) * 8
+    if rows > FEW_ROWS and EVEN[0] <= even <= EVEN[1] and columns % even == 0:
+        return even
+    return WIDE if rows <= WIDE else NARROW
 
 
 def in_blocks(norm: Norm, cores: int) -> Node:
