@@ -3,21 +3,33 @@ the Graph interpreter; derivatives against torch; what is not picked is not read
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 from interpreted import run_interpreted
 from judge import check, compare
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
+
+from simulated import check_graph
+
 import tilegrad as tg
+from tilegrad.compiler.breaks import breaks_of
+from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
-from tilegrad.core.dtype import BY_NUMPY
+from tilegrad.core.dtype import BY_NUMPY, bfloat16, int32
 from tilegrad.core.errors import ShapeError, UserError
 from tilegrad.core.target import A100, AVX512, AVX512_AMX, H200, Target
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node, topological
+from tilegrad.ir.symbol import symbol
+from tilegrad.kernels.matmul.shape import WidePlan
 from tilegrad.nn.experts import routed
+from tilegrad.schedule.schedule import Launch
 from tilegrad.tensor.matmul import group_rows, grouped_dot
 
 BF16 = ml_dtypes.bfloat16
@@ -157,3 +169,75 @@ def test_errors() -> None:
         group_rows(offsets.reshape(1, -1), 4)
     with pytest.raises(UserError, match="out of range"):
         group_rows(tg.tensor(np.array([0, 4])), 4)[0].numpy()
+
+
+# ---- the kernel of asynchronous matrix units ----------------------------------------------------
+
+
+def gated(x: Node, weights: Node, offsets: Node, _: Node, other: Node) -> Node:
+    """silu(x w) times x v."""
+    y, z = (ops.grouped_dot(x, w, offsets, axis=2) for w in (weights, other))
+    return build.multiply(build.multiply(y, ops.sigmoid(y)), z)
+
+
+def two_weights(*sizes: int) -> list:
+    values = given(*sizes, BF16)
+    draw = np.random.default_rng(3)
+    return [*values, draw.standard_normal(values[1].shape).astype(BF16)]
+
+
+def plans_of(function, values: list) -> list:
+    """The Plans of the launches for an H200."""
+    nodes = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in values]
+    schedule = schedule_for(nodes, [function(*nodes)], H200)
+    launches = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+    return [launch.body.notes.get("plan") for launch in launches]
+
+
+def test_blocks_follow_the_rows() -> None:
+    """A list, and one launch: few rows are small blocks, whatever the groups have."""
+    for rows, block in ((9, 8), (64, 32), (2000, 128)):
+        listed, plan = plans_of(product(2), given(rows, 4, 64, 64, BF16))
+        assert listed is None and isinstance(plan, WidePlan) and plan.tile[1] == block
+    listed, plan = plans_of(gated, two_weights(64, 4, 64, 64))
+    assert listed is None and isinstance(plan, WidePlan) and plan.tile == (128, 32, 64)
+
+
+@pytest.mark.parametrize(
+    "sizes, axis",
+    [((9, 6, 128, 72), 2), ((150, 2, 64, 64), 1), ((20, 40, 64, 64), 2)],
+    ids=["edges", "turned", "few"],
+)
+def test_simulated(sizes: tuple, axis: int) -> None:
+    check_graph(product(axis), *given(*sizes, BF16, axis))
+
+
+def test_two_weights_simulated() -> None:
+    on(H200, gated, *two_weights(37, 3, 128, 136))
+    check_graph(gated, *two_weights(37, 3, 64, 128))
+
+
+def test_layers_share_a_list() -> None:
+    """Gate and up are one launch, down another, and one list serves both."""
+    x, weights, offsets, factor, other = two_weights(64, 4, 64, 128)
+    down = np.zeros((4, 64, 128), BF16)
+
+    def layer(x, weights, offsets, factor, other, down):
+        inner = gated(x, weights, offsets, factor, other)
+        return ops.grouped_dot(inner, down, offsets, axis=2)
+
+    assert len(plans_of(layer, [x, weights, offsets, factor, other, down])) == 3
+
+
+def test_symbols_have_ranges() -> None:
+    """Rows that are twice the tokens, of 8 groups."""
+    tokens = symbol("tokens", 1, 1000)
+    types = [((2 * tokens, 64), bfloat16), ((8, 64, 64), bfloat16), ((9,), int32)]
+    nodes = [build.input_(shape, dtype) for shape, dtype in types]
+    made = [ops.grouped_dot(*nodes, axis=2)]
+    assert breaks_of(made, H200) == {"tokens": (17, 65)}
+    assert breaks_of(made, AVX512) == {"tokens": (5,)}
+    values = given(20, 8, 64, 64, BF16)[:3]
+    expected = interpret(made, dict(zip(nodes, values)), {"tokens": 10})[0]
+    (found,) = run_interpreted(H200, nodes, made, values, {"tokens": 10})
+    compare(made[0], found, expected)

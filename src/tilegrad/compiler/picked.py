@@ -33,15 +33,29 @@ def choose_picked(
         return by_rows(m.root) if invariant() or rows <= most else by_all(m.root)
 
     def alone(m: Match) -> Node | None:
-        (x, weights, offsets), units = m.root.inputs, target and target.asynchronous_units
-        if invariant() or units or high(x.shape[0]) > high(weights.shape[0]):
+        (x, weights, offsets, *blocks), axis = m.root.inputs, m.root.attrs["axis"]
+        if target is not None and target.asynchronous_units and x.dtype.bits == 16:
+            listed = None if blocks else _listed(x, offsets, target)
+            return listed and ops.grouped_dot(x, weights, offsets, listed, axis=axis)
+        if invariant() or high(x.shape[0]) > high(weights.shape[0]):
             return None
-        axis = m.root.attrs["axis"]
         return by_rows(ops.picked_dot(x, weights, ids_of(offsets, x.shape[0]), axis=axis))
 
     picked = Rule("picked_dot", ops.picked_dot, chosen)
     grouped = Rule("rows_alone", ops.grouped_dot, alone)
     return rewrite(results, RuleSet("picked", [picked, grouped]), log)
+
+
+def _listed(x: Node, offsets: Node, target: Target) -> Node:
+    """The list of blocks of rows, which products of the same groups share."""
+    from ..kernels import grouped
+    from ..tile.plan import Plan
+
+    rows, groups, plan = x.shape[0], high(offsets.shape[0]) - 1, Plan().with_(warps=4)
+    block = grouped.block_rows(rows, groups)
+    static = {"block": block, "most": grouped.most_blocks(rows, groups, block)}
+    bound = grouped.block_list.bind([offsets.type], static, plan)
+    return ops.call(offsets, callee=grouped.block_list.callee(bound, plan, target))
 
 
 __all__ = ["choose_picked"]

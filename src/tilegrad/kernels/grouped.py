@@ -15,12 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 from .. import tile
+from ..core.config import invariant
 from ..core.dtype import float32, float64, int32
-from ..ir.symbol import Size, ceil_divide, minimum
+from ..ir.symbol import Size, ceil_divide, high, minimum
 from ..tile.define import Definition
 from ..tile.value import tracer
 
-GROUP, FIRST, LAST, TOTAL = range(4)  # rows of a list of blocks
+LEAST_BLOCK, MOST_BLOCK = 8, 128  # rows
+COLUMNS, GROUP, FIRST, LAST = 4, 0, 1, 2  # of a list of blocks
 
 
 def whole(value: int) -> Any:
@@ -61,6 +63,14 @@ def group_rows(ids: Any, *, groups: int, block: int) -> None:
     tile.store(offsets, (group + 1,), place, unique=True)
 
 
+def block_rows(rows: Size, groups: int) -> int:
+    """Rows of a block: those of most groups, if they had about equal ones."""
+    if invariant():
+        return LEAST_BLOCK
+    wanted = max(1, 2 * high(rows) // groups)
+    return min(MOST_BLOCK, max(LEAST_BLOCK, 1 << (wanted - 1).bit_length()))
+
+
 def most_blocks(rows: Size, groups: int, block: int) -> Size:
     """Blocks that rows in groups may take."""
     return minimum(rows, ceil_divide(rows, block) + groups)
@@ -68,12 +78,12 @@ def most_blocks(rows: Size, groups: int, block: int) -> Size:
 
 @Definition
 def block_list(offsets: Any, *, block: int, most: Any) -> None:
-    """(4, most): of each block its group, its first row and the row after its last; and how many
-    blocks there are, at (TOTAL, 0)."""
+    """(1 + most, 4): how many blocks there are, then of each block its group, its first row and the
+    row after its last."""
     groups = offsets.shape[0] - 1
     lanes = max(16, 1 << (groups - 1).bit_length())
     tile.grid(1)
-    out = tile.result((4, most), int32, fill="none")  # those past the total are not read
+    out = tile.result((1 + most, COLUMNS), int32, fill="none")  # those past the total are not read
     lane = tile.cast(tile.arange(lanes), int32)
     first = tile.fill(tile.load(offsets, (0,), (lanes,)), 0)
     last = tile.fill(tile.load(offsets, (1,), (lanes,)), 0)
@@ -83,12 +93,13 @@ def block_list(offsets: Any, *, block: int, most: Any) -> None:
     for number in tile.range(0, tile.max(count)):
         at = ends - count + tile.cast(number, int32)
         row = first + tile.cast(number, int32) * whole(block)
-        here, wide = tile.cast(number, int32) < count, tile.cast(most, int32)
+        here = tile.cast(number, int32) < count
         found = (lane, row, tile.minimum(row + whole(block), last))
         for column, value in zip((GROUP, FIRST, LAST), found):
             tracer("block_list").hints["distinct"] = True  # of those that are written
-            tile.store(out, at + wide * whole(column), value, mask=here, unique=True)
-    tile.store(out, (TOTAL, 0), tile.sum(count), unique=True)
+            to = (at + whole(1)) * whole(COLUMNS) + whole(column)
+            tile.store(out, to, value, mask=here, unique=True)
+    tile.store(out, (0, 0), tile.sum(count), unique=True)
 
 
 @Definition
@@ -109,4 +120,4 @@ def grouped_outer(x: Any, y: Any, offsets: Any) -> None:
     tile.store(out, (group, i * T.m, j * T.n), tile.cast(total, x.dtype))
 
 
-__all__ = ["block_list", "group_rows", "grouped_outer", "most_blocks"]
+__all__ = ["block_list", "block_rows", "group_rows", "grouped_outer", "most_blocks"]

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import dtype as dtypes
+from ..core.config import invariant
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
@@ -46,7 +47,7 @@ from .cut import Cut
 from .evaluate import Evaluator, wide
 from .family import Bodies, Family, Made, Offer, roofline
 from .plan import Plan
-from .problem import power_of_two, problem_of, stride_of
+from .problem import breaks_of_groups, power_of_two, problem_of, stride_of
 from .region import Region
 from .sheet import Parameter, Sheet
 
@@ -487,6 +488,10 @@ class VectorProducts(Family):
     def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether a value can be computed of the product on its way out."""
         return cut.follows(node, region, leaves)
+
+    def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
+        """Rows of groups that are mostly alone are no product."""
+        return () if invariant() else breaks_of_groups(node, 1)
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The roofline at the accumulator's rate: products are made in its dtype."""

@@ -20,11 +20,12 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, high
+from ..kernels.matmul.grouped import GroupedJoint, choose_grouped
 from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import ranked
+from ..kernels.matmul.plan import ranked, turn
 from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import PLAIN
 from ..tile.build import Body
@@ -35,6 +36,7 @@ from .dot_wide import FEW, WideDot, accepts
 from .family import Bodies, Family, Offer
 from .fuse import Fuser
 from .lowering import Lowering
+from .problem import breaks_of_groups
 from .region import REDUCE, Region, bit, leaves_of
 
 MOST = 4  # weights of one launch
@@ -181,6 +183,8 @@ class _Joiner:
 
     def seconds(self, x: Operands) -> float:
         """What the model expects of a launch."""
+        if x.block:
+            return choose_grouped(turn(x), self.target).seconds
         if x not in self.expected and not matvec_why_not(x, self.target):
             self.expected[x] = choose_matvec(x, self.target).seconds
         elif x not in self.expected:
@@ -220,7 +224,8 @@ def _together(groups: Sequence[Region]) -> tuple[int, int]:
 def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
     """The joint problem, or None where there is none."""
     first, every = parts[0].operands, [p.operands for p in parts]
-    if first is None or first.batch != 1 or any(p.left != parts[0].left for p in parts):
+    batched = first is not None and first.batch != 1 and not (first.block and gated)
+    if first is None or batched or any(p.left != parts[0].left for p in parts):
         return None
     same = [o is not None and replace(o, n=first.n, result=first.result) == first for o in every]
     weights = tuple(o.n for o in every if o is not None and isinstance(o.n, int))
@@ -285,7 +290,7 @@ class JointDot(WideDot):
             stored = [(p.stored[0], p.problem.sizes[3]) for p in self.parts]
             epilogues = [self.shared(p).epilogue for p in self.parts]
         results = [self.b.matrix(self.outputs[v], (m, size), (size, 1)) for v, size in stored]
-        self.kernel = JointMatmul(
+        self.kernel = (GroupedJoint if x.block else JointMatmul)(
             x,
             plan,
             self.b,
@@ -297,7 +302,7 @@ class JointDot(WideDot):
         )
         for part in self.parts:
             part.kernel, part.totals = self.kernel, self.totals
-        return self.kernel.build()
+        return self.listed(self.kernel).build()
 
     def shared(self, part: WideDot) -> WideDot:
         """A part that builds into this Body."""
@@ -330,12 +335,15 @@ class LibraryProducts(Family):
         columns that the kernel has whole too."""
         if region.kind == "dot" and node.op in REDUCE:
             units = cut.target.asynchronous_units  # others leave no sums behind
+            units = units if region.anchor.op is ops.dot else ()
             return bool(units) and takes_parts(node, region, cut, cut.target)
         return cut.follows(node, region, leaves)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """Few rows are one tile or two, and weights are all that is read: (the rows, the first
         number that is more), where there may be far more than few."""
+        if node.op is not ops.dot:
+            return () if invariant() else breaks_of_groups(node, 4, 16)
         rows = node.shape[-2] if len(node.shape) > 1 else 1
         few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW
         return () if few else [(rows, FEW + 1), (rows, 2 * FEW + 1)]

@@ -14,6 +14,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .. import tile
 from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int64
 from ..core.target import Target
@@ -22,6 +23,8 @@ from ..ir.block import argument
 from ..ir.node import Node, topological
 from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
 from ..ir.types import Memory, product
+from ..kernels.grouped import block_rows
+from ..kernels.matmul.grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
@@ -35,7 +38,7 @@ from ..tile import ops as tile_ops
 from ..tile.build import Body
 from ..tile.placed import PlacedBuilder
 from . import sheet as parameters
-from .access import MOVEMENT, Index, offset_of, reads_below, through, unravel
+from .access import MOVEMENT, Index, base_of, offset_of, reads_below, through, unravel
 from .block_sums import is_part, is_whole
 from .evaluate import wide
 from .family import Made
@@ -151,6 +154,9 @@ class WideDot:
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
         if self.operands is None or not choose:
             return
+        if self.operands.block:
+            self.choice = choose_grouped(turn(self.operands), target)
+            return
         if invariant():
             self.choice = next(for_any_rows(self.operands, target), None)
         elif self.asynchronous and not self.block_sums and self._streams():
@@ -207,9 +213,9 @@ class WideDot:
 
     def _operands(self) -> Operands | None:
         p = self.problem
-        if p.grouped:
-            return None
         batch, m, k, n = p.sizes
+        if p.grouped and (len(self.dot.inputs) == 3 or self.block_sums or self.wholes):
+            return None
         dtype = self.dot.inputs[0].dtype
         kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.asynchronous}
         rounded = self.asynchronous and config().dots == "tf32"  # float32 operands may be
@@ -233,9 +239,12 @@ class WideDot:
             return found
         if not all(accepts(v, self.dot) for v in self.stored):
             return None
-        if batch != 1 and 0 in (a.batch, b.batch):
+        if batch != 1 and 0 in (a.batch, b.batch) and not p.grouped:
             return None
         self.left, self.right = a, b
+        if p.grouped:
+            along, block = (a.columns == 1, b.rows == 1), block_rows(m, high(batch))
+            return Operands(m, n, k, dtype, result.dtype, *along, batch, block=block)
         return Operands(m, n, k, dtype, result.dtype, a.columns == 1, b.rows == 1, batch)
 
     def _epilogue_class(self) -> str:
@@ -270,7 +279,7 @@ class WideDot:
         costly = instructions(self.stored, known, self.group.rounded) > COSTLY
         self.near = [r for r in self.read_beside() if in_ring(x, plan, r.dtype)]
         beside = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
-        self.kernel = WideMatmul(
+        self.kernel = (GroupedMatmul if x.block else WideMatmul)(
             x,
             plan,
             *given,
@@ -279,7 +288,16 @@ class WideDot:
             prologue=self.prologue if self.wholes else None,
             ask=self.ask if self.asks(x) else None,
         )
-        return self.kernel.build()
+        return self.listed(self.kernel).build()
+
+    def listed(self, kernel: WideMatmul) -> WideMatmul:
+        """A kernel that knows the list of blocks, where it walks one."""
+        if isinstance(kernel, Grouping):
+            blocks = self.dot.inputs[3]
+            shape = (blocks.shape, (blocks.shape[1], 1))
+            memory = self.b.parameters[self.reads.index(base_of(blocks, self.reads))]
+            kernel.blocks = tile.memory(self.b.matrix(memory, *shape))
+        return kernel
 
     def asks(self, x: Operands) -> bool:
         """Whether what the epilogue reads is asked for first: where few tokens wait for memory."""
@@ -352,7 +370,7 @@ class WideDot:
     def like_result(self, memory: Node) -> Node:
         """A parameter with the result's elements, as a matrix or a batch of them."""
         batch, m, _, n = self.problem.sizes
-        if batch == 1:
+        if batch == 1 or self.problem.grouped:
             return self.b.matrix(memory, (m, n), (n, 1))
         return self.b.matrix(memory, (batch, m, n), (m * n, n, 1))
 
@@ -372,7 +390,7 @@ class WideDot:
         if second != 1:
             shape, strides = shape[::-1], strides[::-1]
         memory = self.b.parameters[self.reads.index(x.node)]
-        if batch == 1:
+        if batch == 1 or not x.batch:
             return self.b.matrix(memory, shape, strides)
         return self.b.matrix(memory, (batch, *shape), (x.batch, *strides))
 

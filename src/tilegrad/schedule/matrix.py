@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.config import invariant
 from ..core.target import MatrixUnit, Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, loop_index, minimum, modulo
@@ -22,7 +23,7 @@ from .cut import Cut
 from .dot import DotLowering
 from .family import Bodies, Family, Offer, roofline
 from .plan import Plan
-from .problem import stride_of
+from .problem import breaks_of_groups, stride_of
 from .region import Region
 
 SCRATCH = 1 << 20  # bytes of packed b
@@ -312,6 +313,10 @@ class TileProducts(Family):
     def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether a value can be computed of the product on its way out."""
         return cut.follows(node, region, leaves)
+
+    def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
+        """Rows of groups that are mostly alone are no product."""
+        return () if invariant() else breaks_of_groups(node, 1)
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The first unit for the dtypes."""

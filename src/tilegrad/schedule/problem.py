@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..core.dtype import int64
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, ceil_divide, coefficient, floor_divide, high, modulo
+from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, floor_divide, high, modulo
 from ..ir.types import product
 from .access import Index, offset_of, through, unravel
 from .evaluate import Evaluator
@@ -169,6 +169,20 @@ class Grouped(Problem):
         far = number - floor_divide(first, rows) - at
         row = b.atom("first", b.index(first + far * rows), 0, high(m) + rows * (count + 1))
         return grid, at, row, modulo(p, across) * columns
+
+
+def breaks_of_groups(node: Node, *rows: int) -> list[tuple[Size, int]]:
+    """(Symbol, first value): where a grouped product comes to have more rows than so many times
+    its groups; none for other products."""
+    if node.op is not ops.grouped_dot:
+        return []
+    found: list[tuple[Size, int]] = []
+    size, groups = node.shape[0], high(node.inputs[1].shape[0])
+    for symbol in atoms(size, {}):
+        each = coefficient(size, symbol)
+        if isinstance(each, int) and each > 0:
+            found += [(symbol, count * groups // each + 1) for count in rows]
+    return found
 
 
 def problem_of(node: Node) -> Problem:

@@ -86,7 +86,7 @@ class JointMatmul(WideMatmul):
         wrong = [
             (len(self.weights) != len(x.weights), "a Memory for each weight"),
             (x.gated and len(set(x.weights)) != 1, "gated weights are of one size"),
-            (x.batch != 1, "no batch"),
+            (x.batch != 1 and not x.block, "no batch"),
             (
                 any(
                     v % 64 if x.turned else v % 8 for v in x.span(plan.tile)[: 1 if x.turned else 2]
@@ -119,7 +119,7 @@ class JointMatmul(WideMatmul):
         if not self.x.turned:
             super().fill_left(stage, where, step)
         elif self.x.gated:
-            self.fill_weights(stage, row, step)
+            self.fill_weights(stage, batch, row, step)
         else:
 
             def fill(number: int, at: Any) -> None:
@@ -170,13 +170,14 @@ class JointMatmul(WideMatmul):
         left = tile.shared((stages, tm // 64, *half), x.dtype, "swizzle128")
         return left, tile.shared((stages, self.products, *each), x.dtype, "swizzle128")
 
-    def fill_weights(self, stage: Any, row: Any, step: Any) -> None:
+    def fill_weights(self, stage: Any, batch: Any, row: Any, step: Any) -> None:
         """64 rows a copy: those of the first weight, then those of the next."""
         for number, weight in enumerate(self.weights):
             for own in range(self.halves):
                 at = side(row + 64 * own, self.along_k(step), self.x.a_along_k)
                 place = self.left[stage, number * self.halves + own]
-                tile.copy_async(place, box(weight, at, place.shape), self.ring.full[stage])
+                source = box(self.of_batch(weight, batch), at, place.shape)
+                tile.copy_async(place, source, self.ring.full[stage])
 
     def at(self, number: int, own: int, stage: Any) -> tuple[Any, Any]:
         """Where in the ring the operands of a product lie."""

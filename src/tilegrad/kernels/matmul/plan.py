@@ -88,6 +88,7 @@ def turn(x: Operands) -> Operands:
         True,
         x.weights,
         x.gated,
+        x.block,
     )
 
 

@@ -55,6 +55,7 @@ class Operands:
     turned: bool = False  # the result is stored (n, m): a are the weights, b few tokens
     weights: tuple[int, ...] = ()  # sizes of several b with one a; n is their sum, or each
     gated: bool = False  # the epilogue makes one result of the products with all weights
+    block: int = 0  # rows of a block, where rows are in groups: a batch is a group's weights
 
     @property
     def stored(self) -> tuple[tuple[Size, ...], ...]:
@@ -152,6 +153,8 @@ def places_out(x: Operands, plan: WidePlan) -> int:
     """Places of pieces on their way out: one for each where all pieces of a tile go at once (those
     of the tile before have left by then), else two in turn."""
     pieces = x.span(plan.tile)[1] // plan.split // plan.staged
+    if x.block:
+        return 2
     if plan.together >= pieces:
         return pieces
     return min(max(2, plan.together), waves(x, plan) * pieces)

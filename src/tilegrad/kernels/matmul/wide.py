@@ -159,12 +159,16 @@ class WideMatmul(Leaving):
         found = ((batch, "batch"), (row * tm, "row"), (column * tn, "column"))
         return tuple(tile.hold(value, name) for value, name in found)
 
+    def count(self) -> None:
+        """How many tiles there are, where only the run knows it."""
+
     # ---- the producer -----------------------------------------------------------------------
 
     @tile.function
     def producer(self) -> None:
         """Fill the ring, tile by tile; the first steps may have come before."""
         early = self.begin_early() if self.plan.dependent else 0
+        self.count()
         for count in tile.range(self.mine):
             where = self.corner(self.program + count * self.walkers)
             turn = tile.hold(count * self.turns, "turn")
@@ -186,6 +190,7 @@ class WideMatmul(Leaving):
             tile.grid_dependency_wait()
         if plan.dependent and plan.early:
             tile.grid_launch_dependents()
+        self.count()
         self.begin(own)
         totals = [tile.register((64, self.span[1])) for _ in range(self.products)]
         for count in tile.range(self.mine):

@@ -1,0 +1,119 @@
+"""Wide matmuls of rows in groups: each group's rows times weights of its own, in one launch.
+
+Tiles are blocks of a group's rows by rows of its weights; a list of blocks, which another kernel
+made of the groups' offsets, says which group and which rows. Operands are turned: weights are the
+rows of the matrix unit, so that blocks of 8 rows are as fast as weights come. Programs walk the
+blocks in order, so that blocks of one group, which share weights, run at about the same time.
+
+Rows beyond a block's end are those of the next group: they are multiplied, and not written. A
+piece that is whole leaves by a copy, any other by masked stores. Invariant: weights of groups
+without rows are not read; the order of a sum over k is that of k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ... import tile
+from ...core.dtype import int64
+from ...core.target import Target
+from ...ir.symbol import high
+from ..grouped import FIRST, GROUP, LAST
+from .joint import JointMatmul
+from .plan import START_SECONDS, Choice, most_stages
+from .shape import Operands, WidePlan, box, positions
+from .wide import WideMatmul
+
+MOST_STAGES = 12
+WIDE_BLOCK = 64  # rows of a block from which on tiles have more rows of the weights
+
+
+class Grouping:
+    """What a wide matmul of groups does in its own way; comes before the class that it changes."""
+
+    blocks: Any  # the list
+    last: Any  # the row after the last of the block that was asked for
+
+    def __getattr__(self, name: str) -> Any:  # what WideMatmul sets
+        raise AttributeError(name)
+
+    def listed(self, what: int, number: Any, most: int) -> Any:
+        """A number in the list's row of a block; the first row has how many there are."""
+        value = tile.cast(tile.load(self.blocks, (number, what), ()), int64)
+        value = tile.minimum(tile.maximum(value, 0), most)  # what is simplified relies on it
+        return tile.hold(value, "listed", (0, most))
+
+    def begin_early(self) -> int:
+        """Nothing is read before the list is there."""
+        tile.grid_dependency_wait()
+        return 0
+
+    def count(self) -> None:
+        """How many tiles there are, and how many this program has."""
+        down, most = self.counts[0], tile.most(self.blocks.shape[0])
+        self.tiles = self.listed(0, 0, most) * down
+        self.mine = tile.ceil_divide(self.tiles - self.program, self.walkers)
+
+    def corner(self, number: Any) -> tuple[Any, Any, Any]:
+        """(group, row of its weights, first row of the block)."""
+        down, block = self.counts[0], number // self.counts[0] + 1
+        rows = tile.most(self.x.n)
+        group = self.listed(GROUP, block, tile.most(self.x.batch) - 1)
+        first, self.last = (self.listed(what, block, rows) for what in (FIRST, LAST))
+        return group, tile.hold(number % down * self.span[0], "row"), first
+
+    def of_batch(self, memory: Any, batch: Any) -> Any:
+        """The weights of a group; rows of all groups lie in one matrix."""
+        return memory[batch] if len(memory.shape) == 3 else memory
+
+    def write_pieces(self, own: int, group: Sequence[tuple[Any, Any, Any]]) -> None:
+        """Pieces of a result on their way out: (value, where it begins, the staged place)."""
+        tile.wait_copies(max(0, self.rooms // self.plan.together - 1))
+        for value, _, place in group:
+            tile.write(place, value.T)
+        tile.fence("async")
+        tile.named_sync(own, 128)
+        for _, (_, row, column), place in group:
+            leave(self, place, row, column)
+        tile.commit_copies()
+
+
+@tile.function
+def leave(kernel: Any, place: Any, row: Any, column: Any) -> None:
+    """One piece out of a staged place: those of its rows that are the block's."""
+    wide = kernel.plan.staged
+    if tile.less_equal(column + wide, kernel.last):
+        tile.copy_store(box(kernel.c, (column, row), place.shape), place)
+    else:
+        own = positions(wide, column) < kernel.last
+        inside = positions(64, row) < kernel.x.m
+        mask = tile.broadcast(own[:, None], place.shape) & inside[None, :]
+        tile.store(kernel.c, (column, row), tile.read(place), mask=mask)
+
+
+class GroupedMatmul(Grouping, WideMatmul):
+    """The product of groups with one array of weights."""
+
+
+class GroupedJoint(Grouping, JointMatmul):
+    """The same with several, of whose products the epilogue makes one."""
+
+
+def choose_grouped(x: Operands, target: Target) -> Choice:
+    """The Plan for operands that are turned already, and about how long it takes: as weights of
+    the groups that have rows come."""
+    parts = len(x.weights) if x.gated else 1
+    rows = (64 if x.block < WIDE_BLOCK else 128) * parts
+    staged = min(64, x.block)
+    plan = WidePlan((rows, x.block, 64), 2, target.cores, staged=staged, dependent=True)
+    plan = replace(plan, stages=most_stages(x, plan, target, MOST_STAGES))
+    used, m, n, k = (high(s) for s in (x.batch, x.m, x.n, x.k))
+    flops = 2 * max(n, min(used, n) * x.block // 2) * m * k * parts
+    read = min(used, n) * m * k * x.dtype.size * parts / target.peak_bytes()
+    seconds = max(read, flops / target.peak_flops(x.dtype)) + START_SECONDS
+    return Choice(plan, True, seconds)
+
+
+__all__ = ["GroupedJoint", "GroupedMatmul", "choose_grouped"]
