@@ -103,7 +103,7 @@ def test_rows_are_made_once_and_in_time(chain: list[Problem], parts: int) -> Non
         assert found[layer][-1][1] == chain[layer].sizes["P"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("chain", [SAME, SHRINKS, PRODUCTS], ids=["same", "shrinks", "products"])
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("resident", [(), (0,), (0, 1)])

@@ -232,6 +232,7 @@ MASKED: dict[str, Callable[[Node], Node]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MASKED)
 def test_deep_scores_are_no_attention_and_no_trouble(name: str) -> None:
     q, k, v = (given(1, 2, 16, 8) for _ in range(3))

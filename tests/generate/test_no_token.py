@@ -155,6 +155,7 @@ def engine_of(token: int | None) -> Engine:
     return Engine(model, requests=3, context=64, page=16, pages=6, chunk=16)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sampling, overlaps",
     [

@@ -228,6 +228,7 @@ ALONE = {
 assert set(CASES) >= ALONE
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sampled(CASES, lambda name: name not in ALONE))
 def test_interpreted(name: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""

@@ -396,6 +396,7 @@ HARMLESS = ("matrix_fence", "matrix_async after matrix_commit", "named_sync")
 REGISTERS = ("wait 5", "wait 10", "matrix_wait 4", "matrix_wait 10")  # they only save registers
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plan, number", ((FAST, 1), (SMALL, 0)))
 def test_mutants_are_caught(plan: BackwardPlan, number: int) -> None:
     """Each barrier op, fence, wait and commit dropped or changed: the static check finds all but

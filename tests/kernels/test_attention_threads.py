@@ -103,7 +103,7 @@ def arguments(x: AttentionShape, body: Body, memories: list[Array]) -> list[Arra
     return [named[p.attrs["name"]] for p in body.parameters]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_against_float64(name: str) -> None:
     x, plan, more = CASES[name]

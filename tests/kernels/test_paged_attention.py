@@ -423,6 +423,7 @@ APPENDED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("simulated", (False, True))
 @pytest.mark.parametrize("label", APPENDED)
 def test_append(label: str, simulated: bool) -> None:

@@ -255,7 +255,7 @@ def step_of(label: str) -> Step:
     return make_step(x, rotary, lengths, queries)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
@@ -416,6 +416,7 @@ def test_assembled() -> None:
 # ---- broken in one place ------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("label, waits", (("long, few stages", (4, 6)), ("8 bits, long", (3, 5))))
 def test_mutants(label: str, waits: tuple[int, int]) -> None:
     """Every barrier, fence and wait is needed: the check sees each one missing or changed, but

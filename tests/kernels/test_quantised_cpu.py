@@ -180,7 +180,7 @@ def test_a_sum_does_not_depend_on_its_neighbours() -> None:
         np.testing.assert_array_equal(alone[0], together[t])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", [formats.Q4_1, formats.Q6_K, formats.MXFP4], ids=str)
 @pytest.mark.parametrize("target", [SSE2, AVX2, NEON, AVX512, AVX512_AMX], ids=lambda t: t.name)
 @pytest.mark.parametrize("tokens", [1, 26])

@@ -176,6 +176,7 @@ def test_bytes() -> None:
 # ---- few tokens ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", QUANTISED, ids=lambda f: f.name)
 def test_few_tokens(form: Format) -> None:
     case = Product(form, 20, 3 * form.block if form.block > 32 else 288, 2)
@@ -312,6 +313,7 @@ def test_what_is_not_around() -> None:
 # ---- many tokens --------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", QUANTISED, ids=lambda f: f.name)
 def test_many_tokens(form: Format) -> None:
     case = Product(form, 20, form.block + (0 if form.block > 32 else 64), 19)

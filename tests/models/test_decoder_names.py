@@ -157,6 +157,7 @@ def gguf_metadata(name: str) -> dict[str, Any]:
     return {"general.architecture": kind, **{f"{kind}.{k}": v for k, v in found.items()}}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_gguf_gives_the_same_model(name: str) -> None:
     ours, tensors = loaded(name), gguf_tensors(name)

@@ -129,6 +129,7 @@ BIASED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "traits",
     [

@@ -50,6 +50,7 @@ LAYERS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name,args,options,shapes", LAYERS, ids=lambda v: str(v)[:40])
 def test_layer(name: str, args: tuple, options: dict, shapes: list) -> None:
     ours, theirs = getattr(nn, name)(*args, **options), getattr(torch.nn, name)(*args, **options)
@@ -123,6 +124,7 @@ def test_embedding() -> None:
     close(ours.weight.grad, theirs.weight.grad)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize(
     "sizes",

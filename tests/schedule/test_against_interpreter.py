@@ -198,6 +198,7 @@ def test_convolution() -> None:
 # ---- dtypes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [*LOW, *WHOLE, np.float64], ids=lambda d: np.dtype(d).name)
 def test_dtypes(dtype) -> None:
     def several(x, y, i):

@@ -183,7 +183,7 @@ ROW = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("band", [PLAIN, (None, 0), (-7, 2)])
 @pytest.mark.parametrize("tokens", [150, 160])
@@ -335,7 +335,7 @@ def check_backward(
     return got
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "sizes, band",

@@ -29,7 +29,7 @@ def check(path, streams, seconds, tokens, context):
 
 
 def test_every_stream_is_its_solo_run(tiny_path):
-    check(tiny_path, 12, 1.0, 8, 256)
+    check(tiny_path, 6, 1.0, 8, 256)
 
 
 @pytest.mark.slow

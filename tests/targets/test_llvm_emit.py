@@ -223,6 +223,7 @@ CASES = [
 MOST = (*FLOATS, dtypes.int8, dtypes.int32, dtypes.uint64, dtypes.bool_)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name,dtype", sampled(CASES, lambda case: case[1] in MOST), ids=str)
 def test_elementwise(name: str, dtype: DType) -> None:
     """Every elementwise op on every dtype, in one lane, odd lanes and full ones."""
@@ -238,6 +239,7 @@ def test_elementwise(name: str, dtype: DType) -> None:
 EVERY = [*FLOATS, *NARROW, *INTEGERS, dtypes.bool_]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("source", EVERY, ids=str)
 def test_cast(source: DType) -> None:
     """Every conversion between dtypes."""
@@ -276,6 +278,7 @@ def test_bitcast() -> None:
         both(body, [sample(a, 33), np.zeros(33, c.numpy)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
 @pytest.mark.parametrize(
     "dtype", [*FLOATS, dtypes.int8, dtypes.int32, dtypes.uint8, dtypes.int64, dtypes.bool_], ids=str

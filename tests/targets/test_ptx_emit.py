@@ -127,6 +127,7 @@ def test_reductions(shape: tuple[int, int], dtype) -> None:
     check_body(b.finish((1,), warps=4 if dtype != np.int32 else 6), x, *results)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("warps", [1, 3, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_running_sums(kind: str, warps: int) -> None:

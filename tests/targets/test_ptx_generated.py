@@ -264,6 +264,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_families(name: str) -> None:
     function, *values = CASES[name]

@@ -939,6 +939,7 @@ def simulated(dtype: DType, result: DType, write: Callable[..., str], inputs: li
     return fetch(machine, "%", result)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
 def test_the_simulator_agrees(dtype: DType) -> None:
     rng = np.random.default_rng(3)

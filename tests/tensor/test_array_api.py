@@ -245,6 +245,7 @@ TESTED_APART = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted({name for name, _, _ in CASES}))
 def test_functions(name):
     for other, args, options in CASES:

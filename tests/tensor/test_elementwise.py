@@ -139,6 +139,7 @@ def test_rounding(dtype):
 KINDS = ("add", "div", "lt")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", ALL)
 def test_promotion(dtype, whole):

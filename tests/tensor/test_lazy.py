@@ -105,6 +105,7 @@ def numbers(value: Any) -> np.ndarray:
     return value.numpy()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 1000), draw=st.sampled_from(["rand", "randn", "dropout"]))

@@ -68,6 +68,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_movement(shape, dtype):

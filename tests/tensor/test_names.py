@@ -433,6 +433,7 @@ SEPARATE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [

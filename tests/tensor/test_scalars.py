@@ -164,7 +164,7 @@ def refused(function, x, number):
     return False
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore:var\\(\\)", "ignore:std\\(\\)")
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize(

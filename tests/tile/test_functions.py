@@ -292,6 +292,7 @@ BOUNDS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", BOUNDS)
 def test_error_within_bound(name: str, dtype: type) -> None:

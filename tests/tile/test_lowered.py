@@ -89,6 +89,7 @@ def compare(body: Body, rows: int) -> None:
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_lowered_bodies(name: str) -> None:
     """Every launch of a small Graph."""

@@ -65,6 +65,7 @@ def their_step(model: object, optimizer: object) -> object:
     return loss
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize("name,options", OPTIMIZERS, ids=str)
 def test_trajectory(name: str, options: dict, jitted: bool) -> None:
