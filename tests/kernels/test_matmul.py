@@ -36,7 +36,7 @@ from wide_products import (
     operands,
 )
 
-from tilegrad.core.dtype import bfloat16, float16, float32
+from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.graph import build
@@ -60,6 +60,7 @@ def matmul(x: Operands, plan: WidePlan) -> Body:
 
 
 TURNED = {"turned": True}
+E4M3 = {"dtype": float8_e4m3, "result": bfloat16}
 CASES: dict[str, tuple[Operands, WidePlan]] = {
     "several tiles a program": (operands(264, 136, 200), WidePlan((128, 64, 64), 3, 2, 2)),
     "a (m, k) b (k, n)": (operands(136, 72, 136, **NN), WidePlan((128, 64, 64), 3, 2)),
@@ -74,6 +75,13 @@ CASES: dict[str, tuple[Operands, WidePlan]] = {
                             WidePlan((128, 64, 64), 2, 1, staged=32)),
     "bfloat16 to float16": (operands(72, 72, 72, bfloat16, float16), WidePlan((128, 64, 64), 2, 1)),
     "float32": (operands(72, 72, 72, float32), WidePlan((64, 64, 32), 3, 3, staged=32)),
+    "float8": (operands(72, 72, 208, **E4M3), WidePlan((64, 64, 128), 2, 3)),
+    "float8 to float32": (operands(72, 72, 400, float8_e4m3, float32),
+                          WidePlan((128, 64, 256), 2, 1, staged=32)),
+    "float8, cluster along m": (operands(300, 72, 400, **E4M3),
+                                WidePlan((128, 64, 128), 3, 2, cluster=2, dependent=True)),
+    "float8, turned split": (operands(136, 16, 800, **E4M3, **TURNED),
+                             WidePlan((64, 16, 128), 3, 6, 1, 8, split=2, dependent=True)),
     "one row of everything": (operands(1, 8, 8), WidePlan((64, 64, 64), 2, 1)),
     "odd rows": (operands(77, 72, 104), WidePlan((64, 64, 64), 4, 3)),
     "more programs than tiles": (operands(64, 64, 200), WidePlan((64, 64, 64), 2, 5)),
@@ -329,6 +337,7 @@ def real_sizes() -> Iterator[Operands]:
     for m in (8, 64, 128, 2048):
         yield operands(m, 4096, 4096, float16, float32)
         yield operands(m, 4096, 4096, float32)
+        yield from (operands(m, n, k, **E4M3) for n, k in ((4096, 14336), (28672, 4096)))
         yield operands(m, 4096, 4096, **NN)
 
 

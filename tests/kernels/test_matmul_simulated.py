@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from simulator import simulate
 
-from tilegrad.core.dtype import bfloat16
+from tilegrad.core.dtype import bfloat16, float8_e4m3
 from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
@@ -41,6 +41,14 @@ CASES = {
         operands(150, 72, 136),
         WidePlan((192, 72, 64), 3, 1, 1, 72, dependent=True),
     ),
+    "fp8 cluster": (
+        Operands(256, 136, 272, float8_e4m3, bfloat16),
+        WidePlan((128, 128, 128), 3, 2, 2, cluster=2),
+    ),
+    "fp8 split": (
+        Operands(128, 64, 400, float8_e4m3, bfloat16),
+        WidePlan((128, 64, 128), 2, 2, 1, 32, split=2),
+    ),
     "split": (operands(128, 64, 200), WidePlan((128, 64, 64), 2, 2, 1, 32, split=2)),
 }
 
@@ -51,7 +59,7 @@ def test_simulated(name: str) -> None:
     body = fill(wide_matmul(x, plan), "epilogue", lambda b, inputs, attrs: inputs[0])
     rng = np.random.default_rng(0)
     a, b = (
-        rng.standard_normal((x.batch, *shape)).astype(ml_dtypes.bfloat16)
+        rng.standard_normal((x.batch, *shape)).astype(x.dtype.numpy)
         for shape in ((x.m, x.k), (x.k, x.n))
     )
     c = np.full((x.batch, x.m, x.n), np.nan, ml_dtypes.bfloat16)
