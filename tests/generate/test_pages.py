@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
+from tilegrad import nn
+from tilegrad.core.dtype import float32
 from tilegrad.core.errors import InternalError
 from tilegrad.generate.pages import PagePool
 from tilegrad.generate.prefix import PrefixCache, first_key, next_key
+from tilegrad.generate.resident import Resident
 
 
 def test_random_takes_shares_and_returns_lose_nothing() -> None:
@@ -108,3 +112,27 @@ def test_a_prefix_ends_where_a_page_is_missing() -> None:
     assert cache.find(keys) == [0, 1] and not cache.knows(9) and len(cache) == 3
     cache.forget(0)
     assert cache.find(keys) == [] and len(cache) == 2
+
+
+def test_memory_is_taken_a_quarter_ahead_and_nobodys_page_is_written() -> None:
+    pool = PagePool(40, 4)
+    cache = nn.PagedCache(2, 40, 4, 1, 8, requests=2, most_pages=20, dtype=float32, device="cpu")
+    arrays = [t.buffer().array(tuple(t.shape), np.float32) for t in (*cache.keys, *cache.values)]
+    resident = Resident(cache, pool)
+    resident.follow()
+    assert resident.taken == pool.touched == 0
+    taken = [pool.take() for _ in range(16)]
+    for array in arrays:
+        array[...] = 1.0
+    resident.follow()
+    assert sorted(taken) == list(range(16)) and pool.touched == 16 and resident.taken == 20
+    for array in arrays:
+        assert (array[:16] == 1).all() and (array[16:20] == 0).all() and (array[20:] == 1).all()
+    pool.give_back(taken)
+    taken = [pool.take() for _ in range(20)]
+    assert pool.touched == 20  # those that were given back come first
+    resident.follow()
+    assert resident.taken == 20
+    taken += [pool.take() for _ in range(16)]
+    resident.follow()
+    assert pool.touched == 36 and resident.taken == 40  # no more than there are

@@ -37,6 +37,7 @@ from .ongoing import Ongoing
 from .pages import PagePool
 from .refuse import not_numbers, positive, refuse_open_end, refuse_request, refuse_tokens
 from .request import Produced, Request
+from .resident import Resident
 from .sampling import NO_TOKEN, Sampling, Variant
 from .sampling_limits import SERVED
 from .scoring import Scoring
@@ -102,6 +103,7 @@ class Engine:
         # a step begins before the last is read
         self.overlaps = device != HOST and not canary and proposer is None
         self._canary = None if marks is None else Canary(marks, self.cache, count)
+        self._resident = Resident(self.cache, self.pool) if device == HOST else None
         self._table = np.zeros((requests + 1, most_pages), np.int32)  # as the device has it
         self._sampled: set[int] = set()  # slots whose sampling was set, and not cleared yet
         self._masked: set[int] = set()  # slots that may not get every token
@@ -291,6 +293,8 @@ class Engine:
             batch = self.batcher.batch(under_way=bool(self._under_way))
             if batch is None:
                 break
+            if self._resident is not None:
+                self._resident.follow()
             if self.speculation is not None:
                 batch.guesses = self.speculation.guess(batch, self.batcher)
             self._under_way.append((batch, self._launch(batch)))

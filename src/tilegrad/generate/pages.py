@@ -27,6 +27,7 @@ class PagePool:
         self.most_idle = pages if idle is None else idle
         self.free = list(range(pages - 1, -1, -1))  # the last is taken first
         self.counts = [0] * pages
+        self.touched = 0  # pages that anybody ever had: the first so many
         self.prefixes = PrefixCache()
 
     def __repr__(self) -> str:
@@ -54,6 +55,7 @@ class PagePool:
             raise InternalError("pages", f"no page is left of {self!r}")
         page = self.free.pop() if self.free else self.prefixes.evict()
         self.counts[page] = 1
+        self.touched = max(self.touched, page + 1)
         return page
 
     def share(self, page: int) -> None:
