@@ -34,14 +34,17 @@ from gpu import Bench
 from tilegrad.generate.engine import Engine
 from tilegrad.generate.request import Request
 from tilegrad.generate.sampling import Sampling
+from tilegrad.generate.sampling_limits import SERVED
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.serve.load.script import Call, mini_sglang
+from tilegrad.targets.ptx.driver import open_device
 from tilegrad.tensor.bound import Bound
 
 BARS = {"qwen3-0.6b": 26_500, "qwen3-14b": 6_500}  # output tokens a second
 VLLM = {"qwen3-0.6b": 21_334, "qwen3-14b": 5_918}  # 0.24, on the same kind of GPU
-FIRST_BARS = {16: 6.0, 128: 8.0, 1000: 27.0, 2000: 50.0}  # ms to the first token of a prompt
+# ms to the first token of a prompt; 160 has none: what a prompt costs just past 128
+FIRST_BARS = {16: 6.0, 128: 8.0, 160: None, 1000: 27.0, 2000: 50.0}
 IDLE_BARS = {"same": (50.0, 150.0), "changed": (400.0, 400.0)}  # us: one request, 256
 CONTEXT = 2048 + 64
 
@@ -122,14 +125,51 @@ def run(engine: Engine, calls: list[Call], idle: Idle | None = None) -> dict[str
     return {"seconds": seconds, "tokens": made, "steps": steps, "changed": changed}
 
 
-def first_token(engine: Engine, length: int, seed: int) -> float:
-    """ms from adding a prompt to its first token."""
+def first_token(engine: Engine, length: int, seed: int) -> tuple[float, float, float]:
+    """ms from adding a prompt to its first token, of which the host has so many before the launch
+    and the GPU so many from the launch to its end."""
     ids = np.random.default_rng(seed).integers(0, 10_000, length).tolist()
-    began = time.perf_counter()
-    engine.add(Request(f"{length}-{seed}", tuple(ids), Sampling(temperature=0.6), max_tokens=1))
-    while engine.busy:
-        engine.step()
-    return 1e3 * (time.perf_counter() - began)
+    request = Request(f"{length}-{seed}", tuple(ids), Sampling(temperature=0.6), max_tokens=1)
+    plain, launched, events = Bound.run, [], [torch.cuda.Event(enable_timing=True) for _ in "ab"]
+    stream = torch.cuda.ExternalStream(int(open_device(0).stream))
+
+    def marked(bound: Bound) -> Any:
+        launched.append(time.perf_counter())
+        events[0].record(stream)
+        found = plain(bound)
+        events[1].record(stream)
+        return found
+
+    Bound.run = marked  # type: ignore[method-assign, assignment]
+    try:
+        began = time.perf_counter()
+        engine.add(request)
+        while engine.busy:
+            engine.step()
+        whole = time.perf_counter() - began
+    finally:
+        Bound.run = plain  # type: ignore[method-assign]
+    torch.cuda.synchronize()
+    return 1e3 * whole, 1e3 * (launched[0] - began), events[0].elapsed_time(events[1])
+
+
+def first_tokens(engine: Engine, profile: bool) -> dict[int, Any]:
+    """Prompts of each length and of a few tokens less, every one of a new length; with `profile`
+    the kernels of the step that ran the longest of them."""
+    found: dict[int, Any] = {}
+    for length, bar in FIRST_BARS.items():
+        times = [first_token(engine, length - i, i) for i in range(6)]
+        found[length] = {n: list(t) for n, t in zip(("ms", "host_ms", "gpu_ms"), zip(*times))}
+        shown = " ".join(f"{t:.1f}" for t in found[length]["ms"])
+        host, gpu = (statistics.median(found[length][n]) for n in ("host_ms", "gpu_ms"))
+        print(f"first token of {length} tokens and a few less: {shown} ms (bar {bar})")
+        print(f"  before the launch {host:.2f} ms, on the GPU {gpu:.2f} ms", flush=True)
+        if profile:
+            bound, rows, tokens = engine.steps._ragged_bound(1, length, SERVED[0])
+            print(
+                f"  a step of {rows} rows, {tokens} tokens:\n{bound.profile().text()}", flush=True
+            )
+    return found
 
 
 def made_so_far(engine: Engine) -> tuple[int, ...]:
@@ -207,12 +247,7 @@ def main() -> None:
         "runs": [],
     }
     if options.first_tokens:
-        result["first_ms"] = {}
-        for length, bar in FIRST_BARS.items():
-            times = [first_token(engine, length + i, i) for i in range(6)]
-            result["first_ms"][length] = times
-            shown = " ".join(f"{t:.1f}" for t in times)
-            print(f"first token of {length} tokens and a few more: {shown} ms (bar {bar})")
+        result["first"] = first_tokens(engine, options.profile)
     for _ in range(options.runs if options.script else 0):
         row = run(engine, calls)
         result["runs"].append(row)

@@ -137,9 +137,15 @@ def configure(**changes: Any) -> Config:
     return new
 
 
+_NONE = object()
+
+
 def _changed(changes: Mapping[str, Any]) -> Config:
+    now = config()
+    if all(getattr(now, name, _NONE) == value for name, value in changes.items()):
+        return now  # every step of an engine says its level, which is mostly there
     try:
-        new = replace(config(), **changes)
+        new = replace(now, **changes)
     except TypeError:
         unknown = sorted(set(changes) - set(Config.__dataclass_fields__))
         raise UserError(

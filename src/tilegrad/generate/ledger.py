@@ -7,6 +7,7 @@ Invariant: after `send` the device's arrays are those of `host`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ class Ledger:
             self._at[name] = (size, shape, dtype)
             bytes = int(np.prod(shape)) * dtype.size
             size += -(-bytes // ALIGNMENT) * ALIGNMENT
+        self._row = {n: math.prod(s[1:]) * dtype.size for n, (_, s, dtype) in self._at.items()}
         self._bytes = np.zeros(size, np.uint8)
         self._buffer = zeroed(size, device, "ledger")
         self.host: dict[str, Array] = {
@@ -50,9 +52,8 @@ class Ledger:
         """Copy all arrays to the device, or those up to the first `size` rows of one."""
         end = len(self._bytes)
         if last is not None:
-            at, shape, dtype = self._at[last]
-            rows = shape[0] if size is None else size
-            end = at + rows * int(np.prod(shape[1:])) * dtype.size
+            at, shape, _ = self._at[last]
+            end = at + (shape[0] if size is None else size) * self._row[last]
         put(self.device, self._buffer.pointer, self._bytes[:end])
 
 

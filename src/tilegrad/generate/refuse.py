@@ -39,8 +39,8 @@ def refuse_request(request: Request, vocabulary: int, context: int, pool: PagePo
 
 def refuse_tokens(tokens: Sequence[int], vocabulary: int, what: str) -> None:
     """An error for ids that the model does not have."""
-    wrong = [t for t in tokens if not 0 <= t < vocabulary]
-    if wrong:
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+        wrong = [t for t in tokens if not 0 <= t < vocabulary]
         raise UserError(
             f"{what} has tokens that are not in the vocabulary",
             op="Engine",

@@ -33,8 +33,8 @@ class Request:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "tokens", tuple(int(t) for t in self.tokens))
-        put(self, "stop_tokens", frozenset(int(t) for t in self.stop_tokens))
+        put(self, "tokens", tuple(map(int, self.tokens)))
+        put(self, "stop_tokens", frozenset(map(int, self.stop_tokens)))
         if not self.tokens:
             raise UserError(
                 "a request has no tokens",

@@ -49,6 +49,11 @@ def prompt_sizes(chunk: int, requests: int) -> list[tuple[int, int]]:
     ]
 
 
+def by_rows(sizes: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
+    """The sizes of tokens for each number of rows; both rise."""
+    return {row: sorted(t for r, t in sizes if r == row) for row in sorted({r for r, _ in sizes})}
+
+
 def powers_up_to(most: int) -> list[int]:
     """Powers of two below the most, and the most: for steps that are rarely needed."""
     return [1 << i for i in range((most - 1).bit_length())] + [most]
@@ -70,6 +75,7 @@ def next_power(count: int) -> int:
 
 
 __all__ = [
+    "by_rows",
     "decode_sizes",
     "next_power",
     "next_size",

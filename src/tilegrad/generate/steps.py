@@ -35,6 +35,7 @@ from ..tensor.tensor import Tensor, no_grad
 from .ledger import Ledger
 from .sampling import SamplingState, Variant
 from .sizes import (
+    by_rows,
     decode_sizes,
     next_power,
     next_size,
@@ -122,8 +123,8 @@ class Steps:
         self._decode = jit(
             decode, name="decode", static=("variant", "words"), dynamic={"most": keys}
         )
-        self._prompts = prompt_sizes(chunk, self.nobody)
-        self._rare_prompts = rare_prompt_sizes(chunk, self.nobody)
+        self._prompts = by_rows(prompt_sizes(chunk, self.nobody))
+        self._rare_prompts = by_rows(rare_prompt_sizes(chunk, self.nobody))
         self._verify = jit(
             verify, name="verify", static=("variant", "words"), dynamic={"most": keys}
         )
@@ -288,14 +289,14 @@ class Steps:
     def _ragged_bound(self, rows: int, tokens: int, variant: Variant) -> tuple[Bound, int, int]:
         """The step of the next larger size."""
         sizes = self._prompt_sizes(variant)
-        row = next_size(sorted({r for r, _ in sizes}), rows)
-        size = next_size([t for r, t in sizes if r == row], tokens)
+        row = next_size(list(sizes), rows)
+        size = next_size(sizes[row], tokens)
         bound = self._chunks.get((row, size, variant))
         if bound is None:
             bound = self._chunks[row, size, variant] = self._bind_ragged(row, size, variant)
         return bound, row, size
 
-    def _prompt_sizes(self, variant: Variant) -> list[tuple[int, int]]:
+    def _prompt_sizes(self, variant: Variant) -> dict[int, list[int]]:
         return self._rare_prompts if variant in self._served[1:] else self._prompts
 
     def _bind_ragged(self, rows: int, tokens: int, variant: Variant) -> Bound:
@@ -319,8 +320,8 @@ class Steps:
         for variant in variants:
             decoding = reversed(self._decode_sizes(variant))
             work += [(self._make_decode, size, variant) for size in decoding]
-            prompts = reversed(self._prompt_sizes(variant))
-            work += [(self._ragged_bound, rows, tokens, variant) for rows, tokens in prompts]
+            for rows, tokens in reversed(self._prompt_sizes(variant).items()):
+                work += [(self._ragged_bound, rows, size, variant) for size in reversed(tokens)]
             work += [(self._make_verify, size, variant) for size in reversed(self._guessed)]
         with no_collection():
             for number, (make, *sizes) in enumerate(work):
