@@ -15,11 +15,11 @@ from tilegrad.compiler import compile as compiling
 from tilegrad.compiler.loader import leave_bundle, opened_bundles
 from tilegrad.core.errors import UserError
 from tilegrad.core.target import A100, H200, Target
-from tilegrad.generate.bundle import save_llm
+from tilegrad.generate.bundle import Bundled, save_llm
 from tilegrad.generate.llm import LLM
 from tilegrad.runtime.bundle import Bundle
 from tilegrad.runtime.device import KINDS
-from tilegrad.runtime.limits import limits_of
+from tilegrad.runtime.limits import Limits, limits_of
 from tilegrad.targets.ptx.assemble import find_ptxas
 
 
@@ -69,6 +69,17 @@ def test_all_that_can_be_asked_for(
         assert [a.tokens for a in found] == [a.tokens for a in answers], how
     for wanted, n in zip(scores, (2, 50)):
         assert np.array_equal(llm.score(list(range(n))), wanted)
+
+
+def test_what_a_bundle_was_not_made_for() -> None:
+    made = Bundled("b", Path("m"), "cpu", "float32", 128, 4, 32, Limits(16, 64))
+    made.refuse("cpu", None, None, 4)
+    with pytest.raises(UserError, match="no steps that verify guesses"):
+        made.refuse("cpu", None, None, 4, speculate="ngram")
+    with pytest.raises(UserError, match="made without adapters"):
+        made.refuse("cpu", None, None, 4, adapters={"a": "folder"})
+    with pytest.raises(UserError, match="another device"):
+        made.refuse("cuda:0", None, None, 4)
 
 
 # ---- for GPUs that are not here -----------------------------------------------------------------

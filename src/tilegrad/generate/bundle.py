@@ -48,9 +48,23 @@ class Bundled:
     limits: Limits
 
     def refuse(
-        self, device: str, dtype: Any, context: int | None, requests: int, adapters: Any = None
+        self,
+        device: str,
+        dtype: Any,
+        context: int | None,
+        requests: int,
+        adapters: Any = None,
+        speculate: Any = None,
     ) -> None:
         """An error where something else is asked for."""
+        if speculate is not None:
+            raise UserError(
+                "this bundle has no steps that verify guesses",
+                op="LLM",
+                got=f"speculate={speculate!r}"[:80],
+                hint="open the model itself: how many tokens a step verifies, and what guesses "
+                "them, is chosen when a model is opened, and a bundle was compiled before",
+            )
         if adapters:
             raise UserError(
                 "this bundle was made without adapters",
