@@ -4,10 +4,12 @@ How many pages requests need at once goes up and down by chance, so the most so 
 hours by a page now and then, and memory with it. Whenever the most rises, memory for a quarter more
 is taken at once: it settles within the first minute of a load, and is never more than a quarter
 above what was needed.
-Invariant: pages below `taken` have memory; what is written here belongs to nobody.
+Invariant: pages below `taken` have memory, all of it; nothing in them is changed.
 """
 
 from __future__ import annotations
+
+import mmap
 
 import numpy as np
 
@@ -31,8 +33,10 @@ class Resident:
         last = min(self.pool.pages, needed + needed // AHEAD)
         for tensor in (*self.cache.keys, *self.cache.values):
             size = tensor.numel() // self.pool.pages * tensor.dtype.size
-            bytes = (last - needed) * size
-            tensor.buffer().part(needed * size, bytes).array((bytes,), np.uint8)[...] = 0
+            bytes = (last - self.taken) * size
+            part = tensor.buffer().part(self.taken * size, bytes).array((bytes,), np.uint8)
+            part[:: mmap.PAGESIZE] |= 0  # written, and as it was
+            part[-1] |= 0
         self.taken = last
 
 
