@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,20 +12,13 @@ import pytest
 
 SPREAD = 0.618  # multiples of it, less their whole part, come to lie evenly, whatever the axes
 
-if sys.dont_write_bytecode and "PYTEST_XDIST_WORKER" not in os.environ:
-    # Tests start many processes: what one compiles of a module is there for the next.
-    KEPT = tempfile.mkdtemp(prefix="tilegrad-pycache-")
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = KEPT
+if sys.dont_write_bytecode:
+    # Tests start many processes: what one compiles of a module is there for the next, in the cache.
+    folder = os.environ.get("TILEGRAD_CACHE") or os.path.expanduser("~/.cache/tilegrad")
+    sys.pycache_prefix = os.path.abspath(os.path.join(folder, "python"))
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-else:
-    KEPT = ""
-
-
-def pytest_unconfigure() -> None:
-    """Nothing is left of the run."""
-    if KEPT:
-        shutil.rmtree(KEPT, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)
