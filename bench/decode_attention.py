@@ -32,7 +32,7 @@ from gpu import Bench, sets
 from tilegrad.core.dtype import float8_e4m3
 from tilegrad.kernels.paged import reference
 from tilegrad.kernels.paged.append import Rotary, append
-from tilegrad.kernels.paged.attention import attend
+from tilegrad.kernels.paged.call import attend
 from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import PagedPlan, PagedShape, choose, spread, why_not
 from tilegrad.kernels.paged.work import work_list
@@ -165,12 +165,12 @@ class Case:
             *self.counters,
         )
         self.main.point([t.data_ptr() for t in given])
-        self.main.start(dependent=True)
+        self.main.start(dependent=not self.plan.threads)
         if self.combine is not None:
             self.combine.point(
                 [t.data_ptr() for t in (self.cuts, self.partial, self.sums, self.out[i])]
             )
-            self.combine.start(dependent=True)
+            self.combine.start(dependent=not self.plan.threads)
 
     def ours(self) -> Work:
         """Launches over all sets."""

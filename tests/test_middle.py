@@ -22,7 +22,7 @@ LINES, TOKENS = 43_280, 433_600  # goals: 32,000 and 315,000
 METHODS = 40  # of a class, inherited ones included
 WIDE = {  # classes that have more, and how many
     "Emitter": 72,
-    "_Attend": 65,
+    "_Attend": 43,
     "_Legalizer": 58,
     "PlacedViews": 56,
     "Operations": 55,

@@ -25,7 +25,7 @@ from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
 from tilegrad.kernels.paged import reference as work_reference
 from tilegrad.kernels.paged.append import Rotary, append, append_parameters
-from tilegrad.kernels.paged.attention import attend
+from tilegrad.kernels.paged.call import attend
 from tilegrad.kernels.paged.combine import combine_parameters, combine_parts
 from tilegrad.kernels.paged.shape import (
     PagedPlan,

@@ -24,13 +24,12 @@ from simulator import simulate
 from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
 from tilegrad.core.errors import InternalError
-from tilegrad.core.target import H200
+from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import paged_reference
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged import reference
 from tilegrad.kernels.paged.append import Rotary, append
-from tilegrad.kernels.paged.attention import attend
-from tilegrad.kernels.paged.call import attention_callee, list_callee
+from tilegrad.kernels.paged.call import attend, attention_callee, list_callee
 from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import (
     BLOCKS,
@@ -208,6 +207,27 @@ case(
     "prefill with a window", 4, 1, 16, replace(SMALL, rows=32), (0, 70, 130), (0, 70, 21), window=33
 )
 case("requests without queries", 4, 1, 16, queries=(0, 1, 0, 0, 1))
+WARPS = PagedPlan(16, 64, 2, 4, 6, threads=True)  # copies and products by the threads: sm_80
+case("threads", 8, 2, 16, WARPS)
+case("threads, page 256", 4, 1, 256, replace(WARPS, stages=3))
+case(
+    "threads, wide, combined after",
+    4,
+    1,
+    32,
+    replace(WARPS, joined=False),
+    width=128,
+    value_width=128,
+)
+case("threads, long items", 4, 1, 16, replace(WARPS, programs=1, stages=4), (900, 333), (1, 1))
+case("threads, window, softcap", 4, 1, 16, WARPS, window=70, softcap=3.0)
+case("threads, several queries", 8, 2, 16, WARPS, queries=(0, 1, 5, 2, 3))
+case("threads, float16", 2, 1, 8, WARPS, dtype=float16, cache=float16)
+
+
+def target_of(plan: PagedPlan) -> Target:
+    """A machine that has what a Plan asks for, and no more."""
+    return A100 if plan.threads else H200
 
 
 def kernels(x: PagedShape, plan: PagedPlan) -> tuple[Body, Body, Body]:
@@ -274,8 +294,8 @@ def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
     x, plan, lengths, queries = CASES[label]
     for body, level in zip(kernels(x, plan), ("portable", "placed", "portable")):
-        verify_body(body, level, H200)
-        found = [f for f in check_body(body, H200) if f.rule != "bank_conflict"]
+        verify_body(body, level, target_of(plan))
+        found = [f for f in check_body(body, target_of(plan)) if f.rule != "bank_conflict"]
         assert not found, found
     step = make_step(x, lengths, queries)
     seed = list(CASES).index(label)
@@ -294,6 +314,9 @@ SIMULATED = (
     "8 bits",
     "window",
     "prefill",
+    "threads",
+    "threads, page 256",
+    "threads, window, softcap",
 )
 
 
@@ -304,7 +327,9 @@ def test_simulated(label: str) -> None:
     x, plan, lengths, queries = CASES[label]
     step = make_step(x, lengths, queries)
     out, items, records = run_step(
-        step, plan, lambda b, m: simulate(*emit(b, "kernel", H200), m, policy="random", seed=1)
+        step,
+        plan,
+        lambda b, m: simulate(*emit(b, "kernel", target_of(plan)), m, policy="random", seed=1),
     )
     same_list((items, records), reference.work_list(x, plan, step.lengths, step.starts))
     agree(step, out)

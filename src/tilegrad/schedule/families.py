@@ -124,7 +124,7 @@ TABLE = [
     Row("append and attention", _APPEND, "schedule.paged:AppendAttend", asynchronous, _APPEND),
     Row("append", _APPEND, "schedule.paged:Append", any_target, _APPEND),
     Row("paged prefill on units", _PAGED, "schedule.paged:UnitPrefill", asynchronous, _PAGED),
-    Row("paged attention by a list", _PAGED, "schedule.paged:ListAttention", asynchronous, _PAGED),
+    Row("paged attention by a list", _PAGED, "schedule.paged:ListAttention", threads_units, _PAGED),
     Row("paged prefill on vectors", _PAGED, "schedule.paged:VectorPrefill", vectors, _PAGED),
     Row("paged attention on vectors", _PAGED, "schedule.paged:VectorAttention", vectors, _PAGED),
     Row("paged attention on threads", _PAGED, "schedule.paged:PortableAttention", threads, _PAGED),

@@ -1,10 +1,11 @@
 """Families of a paged cache: which kernels append, which attend, and what they share.
 
 Machines whose matrix units run beside the threads: many new tokens a request take the prefill
-kernel; else the work is first shared out evenly by a list, one Node for all layers that ask for the
-same one. Where every request has one token and none has many keys, appending and attention are one
-launch. Machines of vectors have kernels that need no list; others have the portable one. At the
-level `invariant` only kernels whose sums do not depend on other requests offer.
+kernel; else, and where warps have units of their own, the work is first shared out evenly by a
+list, one Node for all layers that ask for the same one. Where every request has one token and none
+has many keys, appending and attention are one launch. Machines of vectors have kernels that need no
+list; others have the portable one. At the level `invariant` only kernels whose sums do not depend
+on other requests offer.
 Invariant: keys and values that are state stay so, since the kernels that append write them in
 place; kernels are imported where a Family offers them.
 """
@@ -223,7 +224,8 @@ class PortableAttention(Attention):
         """See `Attention`."""
         from ..kernels.paged import portable
 
-        if target.asynchronous_units and not invariant():
+        listed = not why_not(x, choose(x, target, queries_of(node)))
+        if (target.asynchronous_units or listed) and not invariant():
             return "slower than the kernels of matrix units"
         return portable.why_not(x)
 

@@ -1,6 +1,6 @@
 """Attention over a paged cache: decode, several queries a request, prefill in chunks.
 
-`attend` is the placed kernel. A program walks its items of the work list (`work`), whose
+`Items` builds the placed kernel. A program walks its items of the work list (`work`), whose
 blocks of keys are as many for each program; two warps bring keys and values into rings, page by
 page, and the other warps multiply. Queries are few, so they are the short side of both products:
 scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
@@ -25,7 +25,6 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import int64
-from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
@@ -45,13 +44,11 @@ from .shape import (
     TOKENS,
     PagedPlan,
     PagedShape,
-    attend_parameters,
     item_rows,
     padded,
     per,
     spread,
     walkers,
-    why_not,
 )
 from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
 
@@ -60,15 +57,7 @@ CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, FROM, PARTS)
 Item = dict[int, Any]  # fields of a record
 
 
-def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Body:
-    """The kernel; parameters as `attend_parameters` has them."""
-    why = why_not(x, plan)
-    if why:
-        raise InternalError("kernels.paged.attention", f"{why}: {plan} for {x}")
-    return _Items(x, plan, PlacedBuilder(name, attend_parameters(x, plan))).build()
-
-
-class _Items(Steps):
+class Items(Steps):
     """Builds one Body of `attend`."""
 
     plan: PagedPlan
@@ -167,13 +156,17 @@ class _Items(Steps):
         self.make_tiles()
         self.walk(CONSUMER_FIELDS, self.item)
 
-    @tile.function
-    def item(self, of: Item, before: Any) -> None:
-        """One item."""
+    def begin(self, of: Item) -> tuple[Any, Any]:
+        """Queries, and empty sums."""
         rows = self.plan.rows
         self.load_queries(of)
         tile.write(self.total, tile.zeros((self.widths[1], rows)))
-        best, sums = tile.full((1, rows), -tile.INF), tile.zeros((self.plan.block, rows))
+        return tile.full((1, rows), -tile.INF), tile.zeros((self.plan.block, rows))
+
+    @tile.function
+    def item(self, of: Item, before: Any) -> None:
+        """One item."""
+        best, sums = self.begin(of)
         for step in tile.range(of[BLOCKS]):
             best, sums = self.step(
                 before + step, of[FIRST] + step, of[SEES], of[TOKENS], best, sums

@@ -12,14 +12,26 @@ from __future__ import annotations
 
 import functools
 
+from ...core.errors import InternalError
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
+from ...tile.placed import PlacedBuilder
 from .append import Rotary, append
-from .attention import attend
+from .attention import Items
 from .combine import combine_parts
-from .shape import PagedPlan, PagedShape, ShortPlan
+from .shape import PagedPlan, PagedShape, ShortPlan, attend_parameters, why_not
 from .short import step_attend
+from .threads import ThreadItems
 from .work import work_list
+
+
+def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Body:
+    """Attention by a list; parameters as `attend_parameters` has them."""
+    why = why_not(x, plan)
+    if why:
+        raise InternalError("kernels.paged", f"{why}: {plan} for {x}")
+    made = ThreadItems if plan.threads else Items
+    return made(x, plan, PlacedBuilder(name, attend_parameters(x, plan))).build()
 
 
 @functools.lru_cache(maxsize=64)

@@ -82,6 +82,7 @@ class PagedPlan:
     hint: str = "first"  # how long caches keep what is read: '' as usual
     early: bool = True  # lets the next launch begin at its own start
     joined: bool = True  # who finishes a pair's last part combines them, else another launch does
+    threads: bool = False  # copies and products are the threads' own: `threads`
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,12 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
         ),
         (x.dtype.size != 2, "queries have 16 bits"),
         (x.cache is not x.dtype and not x.scaled, "the cache has the queries' dtype or 8 bits"),
+        (plan.threads and plan.rows % 16, "threads multiply 16 rows"),
+        (plan.threads and x.scaled, "a cache of 8 bits needs other matrix units"),
+        (
+            plan.threads and any(w & (w - 1) for w in map(padded, (x.width, x.value_width))),
+            "threads copy rows of a power of two",
+        ),
     ]
     return next((why for is_wrong, why in wrong if is_wrong), "")
 
@@ -240,17 +247,20 @@ def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPla
     """A Plan with blocks of so many keys and as many stages as shared memory holds."""
     wanted = x.group * queries
     rows = next((r for r in (8, 16, 32, 64) if r >= min(wanted, 64)), 64)
-    rows = max(rows, -(-x.group // 8) * 8)
+    threads = not target.asynchronous_units
+    unit = 16 if threads else 8
+    rows = max(rows, unit, -(-x.group // unit) * unit)
     warps = 8 if padded(x.value_width) % 128 == 0 and block > 64 else 4
     wide = padded(x.width) + padded(x.value_width)
     held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
     if x.scaled:
         held += block * wide * 2
     each = block * wide * x.cache.size
-    stages = max(2, min(UNDER_WAY, SHARED - held) // each)
+    most = target.memories["shared"].bytes - 1024 if threads else SHARED
+    stages = max(2, min(UNDER_WAY, most - held) // each)
     cores = target.cores or 132
     programs = max(1, cores // x.key_heads) * x.key_heads
-    return PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
+    return PagedPlan(rows, block, int(min(stages, 12)), warps, programs, threads=threads)
 
 
 # ---- parameters ---------------------------------------------------------------------------------

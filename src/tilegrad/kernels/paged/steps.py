@@ -175,16 +175,25 @@ class Steps:
         self.clear_unseen(turn, sees, tokens, key)
         self.meet()
         tile.write(self.total, tile.read(self.total) * shrink)
+        self.add_values(turn)
+        if not by_key:  # while values are multiplied
+            sums = tile.multiply_add(sums, shrink, tile.sum(p, 0, keep=True))
+        self.values_added(turn)
+        return now, sums
+
+    def add_values(self, turn: Any) -> None:
+        """The values of a block, weighed, are added to the total: at the latest by `values_added`,
+        when nobody reads them any more."""
         values = self.wide[1] if self.x.scaled else self.rings[1][self.pipes[1].wait(turn)]
         tile.matrix_fence()
         tile.matrix_async(self.total, values.T, self.weights.T)
         tile.matrix_commit()
-        if not by_key:  # while values are multiplied
-            sums = tile.multiply_add(sums, shrink, tile.sum(p, 0, keep=True))
+
+    def values_added(self, turn: Any) -> None:
+        """See `add_values`."""
         tile.matrix_wait(0)
         if not self.x.scaled:
             self.pipes[1].release(turn)
-        return now, sums
 
     def products(self, turn: Any) -> Any:
         """Keys of a block times queries."""

@@ -1,0 +1,123 @@
+"""Attention over a paged cache whose copies and products the threads make themselves (sm_80).
+
+The items, rows and sums of `attention`, with one role: its threads ask for the blocks of keys and
+values to come, 16 bytes each, while they multiply the ones that are there. Numbers of pages are
+asked for a step before their copies. Products are m16n8k16 of a warp: keys and then values are the
+long side, 16 rows of queries the short one. Costs are those of `attention`: memory bounds it,
+with `stages - 1` blocks under way. Invariant: as in `attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ... import tile
+from ...core.dtype import int64
+from ...ir.symbol import high
+from ..attention.threads import DEPTH, shared_place
+from .attention import CONSUMER_FIELDS, Item, Items
+from .shape import BLOCKS, FIRST, HEAD, REQUEST, SEES, TOKENS
+from .steps import BARRIER, within
+
+
+class ThreadItems(Items):
+    """Builds one Body of `attend` for threads."""
+
+    def make_places(self) -> None:
+        """Rings, and operands of the products."""
+        x, plan = self.x, self.plan
+        self.rings = [shared_place(x.dtype, plan.stages, plan.block, w) for w in self.widths]
+        self.queries = shared_place(x.dtype, plan.rows, self.widths[0])
+        self.weights = shared_place(x.dtype, plan.rows, plan.block)
+
+    def make_tiles(self) -> None:
+        """Sums, and operands in registers."""
+        super().make_tiles()
+        self.keys, self.values, self.few = (
+            tile.register((size, DEPTH), self.x.dtype)
+            for size in (self.plan.block, self.widths[1], self.plan.rows)
+        )
+
+    def roles(self, multiply: Callable[[], None], bring: Callable[[int], None]) -> None:
+        """One, that copies and multiplies."""
+        with tile.role("multiply", self.plan.warps):
+            self.make_tiles()
+            self.walk((REQUEST, *CONSUMER_FIELDS), self.item)
+
+    def meet(self) -> None:
+        """What the threads stored is there for all of them."""
+        tile.named_sync(BARRIER, self.threads)
+
+    # ---- copies -----------------------------------------------------------------------------
+
+    @tile.function
+    def item(self, of: Item, before: Any) -> None:
+        """One item: the ring begins anew, once all threads are done with the one before."""
+        best, sums = self.begin(of)
+        stages = self.plan.stages
+        for ahead in range(stages - 1):
+            self.load(of, ahead, self.pages(of, ahead))
+        pages = self.pages(of, stages - 1)
+        for step in tile.range(of[BLOCKS]):
+            tile.wait_threads(stages - 2)
+            self.meet()
+            self.load(of, step + stages - 1, pages)
+            pages = self.pages(of, step + stages)
+            best, sums = self.step(step, of[FIRST] + step, of[SEES], of[TOKENS], best, sums)
+        tile.wait_threads(0)
+        self.finish(of, best, sums)
+
+    def pages(self, of: Item, step: Any) -> list[Any]:
+        """Numbers of the pages of a step; past the last key the last page again."""
+        x, plan = self.x, self.plan
+        keys = tile.minimum(tile.maximum(of[SEES] + of[TOKENS] - 1, 1), high(x.most_pages) * x.page)
+        first, last = (of[FIRST] + step) * plan.block // x.page, (keys - 1) // x.page
+        places = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
+        return [tile.cast(tile.load(self.table, (of[REQUEST], p), ()), int64) for p in places]
+
+    def load(self, of: Item, step: Any, pages: list[Any]) -> None:
+        """A block of keys and one of values, page by page, in a group of their own."""
+        x, plan, most = self.x, self.plan, high(self.x.pages) - 1
+        rows = min(x.page, plan.block)
+        row = (of[FIRST] + step) * plan.block % x.page if x.page > plan.block else 0
+        for number, page in enumerate(pages):
+            at = tile.hold(within(page, 0, most), "page", (0, most))
+            for ring, cache, width in zip(self.rings, self.cache, self.widths):
+                place = ring[step % plan.stages][number * rows : (number + 1) * rows, :]
+                tile.copy_threads(place, cache[at, of[HEAD], row : row + rows, 0:width])
+        tile.commit_threads()
+
+    # ---- products ---------------------------------------------------------------------------
+
+    def multiply(self, total: Any, side: Any, long: Any, short: Any) -> None:
+        """total += long @ short^T over the columns of `short`."""
+        for start in range(0, short.shape[1], DEPTH):
+            tile.load_operand(side, long, start)
+            tile.load_operand(self.few, short, start)
+            tile.matrix_sync(total, side, self.few, (self.plan.warps, 1))
+
+    def products(self, turn: Any) -> Any:
+        """Keys of a block times queries."""
+        tile.write(self.scores, tile.zeros(self.scores.shape))
+        keys = self.rings[0][turn % self.plan.stages]
+        self.multiply(self.scores, self.keys, keys, self.queries)
+        return tile.read(self.scores)
+
+    @tile.function
+    def clear_unseen(self, turn: Any, sees: Any, tokens: Any, key: Any) -> None:
+        """See `Steps`."""
+        begin, end = sees - self.reach if self.x.window else 0, sees + tokens - 1
+        partly = tile.less(end, key + self.plan.block)
+        if self.x.window:
+            partly = partly | tile.less(key, begin)
+        if partly:
+            self.clear(self.rings[1][turn % self.plan.stages], begin, end, key)
+
+    def add_values(self, turn: Any) -> None:
+        """The values of a block, weighed."""
+        values = self.rings[1][turn % self.plan.stages]
+        self.multiply(self.total, self.values, values.T, self.weights)
+
+    def values_added(self, turn: Any) -> None:
+        """Nothing is under way."""
