@@ -106,12 +106,14 @@ class Machine:
 
 def prepared(schedule: Schedule, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What the inputs of a Schedule hold: those that are given, and what is prepared of others."""
-    found = {slot: v for slot, v in zip(schedule.given, values) if slot >= 0}
+    if not schedule.preparing:
+        return list(values)
+    found = {slot: v for slot, v in zip(schedule.given or (), values) if slot >= 0}
     for one in schedule.preparing:
         layout = parse_as_stored(one.layout)
         made = layout.pack(np.concatenate([values[i] for i in one.sources]))
         found.update(zip(one.slots, (made[name] for name, _, _ in layout.parts())))
-    return [found[slot] for slot in schedule.inputs] if schedule.preparing else list(values)
+    return [found[slot] for slot in schedule.inputs]
 
 
 def run_interpreted(
