@@ -30,7 +30,7 @@ def why_not(node: Node, x: AttentionShape, target: Target) -> str:
     if not target.asynchronous_units:
         return _of_warps(node, x, target)
     if node.op is ops.attention:
-        return attention.why_not(x) or _no_plan(x, target)
+        return attention_plan.why_not(x) or _no_plan(x, target)
     wanted = node.attrs["wanted"]
     return attention_backward.why_not(x, None, wanted) or (
         "" if attention_backward.candidates(x, target, fast()) else "no Plan fits shared memory"

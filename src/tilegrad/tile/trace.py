@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType
-from ..core.errors import ShapeError, TraceError, UserError
+from ..core.errors import ShapeError, TraceError, UserError, user_location
 from ..ir.block import argument
-from ..ir.node import Node
+from ..ir.node import Node, located
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, combine, high, low
 from ..ir.types import Memory
 from . import ops
@@ -43,7 +43,7 @@ def into(builder: PlacedBuilder) -> Iterator[None]:
     Nothing is guarded or judged here, as it is for a kernel that is called: parts of arrays are
     inside of them, or masked; `check` and the interpreter hold the Body to it.
     """
-    with Tracer.into(builder).active():
+    with Tracer.into(builder).active(), located(user_location()):  # one line for all its Nodes
         yield
 
 

@@ -2,272 +2,248 @@
 
 `wide_attention` is the placed kernel for GPUs with wgmma, in the way of FlashAttention-3:
 persistent programs, one producer that copies a tile of queries and then blocks of keys and of
-values into two rings, and consumers of 64 queries each. Scores are multiplied from shared memory;
-softmax runs in registers, beside the product of the block before with its values, whose weights
-are the product's left operand in registers; consumers take turns at the matrix units. Blocks of
-keys go from the last to the first, those that a mask cuts in loops of their own; results leave
-through a staged tile while the next begins.
+values into two rings (`bring`), and consumers of 64 queries each. Scores are multiplied from shared
+memory; softmax runs in registers, beside the product of the block before with its values, whose
+weights are the product's left operand in registers; consumers take turns at the matrix units.
+Blocks of keys go from the last to the first, those that a mask cuts in loops of their own (`walk`);
+results leave through a staged tile while the next begins (`leave`). `plan` has the Plan, `holes`
+what is done to scores and weights.
 
 Costs of a tile of m queries over n keys: reads (m + 2 n) width elements, 4 m n width operations on
 the matrix units and m n exponentials. Invariant: the order of a sum over keys depends on the
-Plan and on which keys a tile sees alone.
-`why_not` is long: a list of conditions, one after the other.
+Plan and on which keys a tile sees alone; registers of a product that is under way are neither read
+nor written.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from ...core.dtype import bfloat16, float16
+import numpy as np
+
+from ... import tile
 from ...core.errors import InternalError
-from ...ir.symbol import Size, low
 from ...ir.types import Memory
-from ...tile import placed
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
-from ..matmul.shape import swizzle_of
-from .consumer import Consumer
+from .bring import Bringing
+from .holes import Holes
+from .leave import Leaving
+from .plan import REGISTERS, AttentionPlan, padded, why_not
 from .shape import AttentionShape, parameters
 from .walk import Walk, Work
 
-SHARED_BYTES = 232_448 - 1_024  # of a program, less what aligns it
-REGISTERS = {1: (0, 0), 2: (24, 240), 3: (32, 160)}  # of producer and consumers, by consumers
-TAKEN = (
-    "bias",
-    "mask",
-    "slopes",
-    "sinks",
-    "key_lengths",
-    "query_starts",
-    "key_starts",
-    "key",
-    "offset",
-)  # extras
-RANDOM = {"key", "offset"}
-STARTS = {"query_starts", "key_starts"}
 
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """Choices of `wide_attention`: the tile (queries, keys), rings, turns, and the tiles' order."""
-
-    tile: tuple[int, int] = (128, 128)
-    stages: int = 2  # of keys and of values
-    programs: int = 132
-    query_stages: int = 1
-    staged: int = 64  # columns of a piece of the result on its way out; 0: where queries lay
-    together: int = 1  # pieces that are staged at once
-    turns: bool = True  # consumers take turns at the matrix units
-    overlap: bool = True  # softmax beside the product with values of the block before
-    late: bool = False  # sums shrink after the next scores are issued, not before
-    chained: bool = False  # a tile's first scores are multiplied beside the last values before
-    narrow: bool = False  # of a tile's last block only the keys that a consumer's queries see
-    section: int = 1  # (batch, head) pairs whose tiles are mixed, longest first
-    dependent: bool = False  # waits for the launch before it by itself
-    early: bool = True  # lets the next launch begin at its own start, not at its end
-
-
-def padded(width: int) -> int:
-    """A width as it lies in shared memory: whole steps of the matrix units."""
-    return -(-width // 16) * 16
-
-
-def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
-    """Bytes of shared memory that a Plan takes."""
-    rows, keys = plan.tile
-    width, value_width = padded(x.width), padded(x.value_width)
-    elements = plan.query_stages * rows * width + plan.stages * keys * (width + value_width)
-    elements += rows * plan.together * plan.staged
-    return elements * x.dtype.size + 16 * (plan.query_stages + 2 * plan.stages)
-
-
-def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
-    """Why the kernel does not take a case, or not with a Plan; '' where it does."""
-    wrong = [
-        (x.dtype not in (bfloat16, float16), f"the matrix units take no {x.dtype}"),
-        (
-            any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
-            "widths are multiples of 8 up to 256",
-        ),
-        (x.scale <= 0 or not math.isfinite(x.scale), "the scale is not above 0"),
-        (x.heads % x.key_heads != 0, "heads are not a multiple of key heads"),
-        (low(x.keys) < 1, "there may be no keys"),
-        (
-            not 0.0 <= x.dropout < 1.0 or (x.dropout > 0.0) != (set(x.extras) >= RANDOM),
-            "dropout has a rate below 1, a key and an offset",
-        ),
-        (not set(x.extras) <= set(TAKEN), f"{sorted(set(x.extras) - set(TAKEN))}"),
-        (any(o[-1] != "d" for o in x.orders), "rows are not dense"),
-        (
-            len(STARTS & set(x.extras)) == 1 or (set(x.extras) > STARTS and x.batch != 1),
-            "sequences one after another have a batch of 1 and starts of queries and of keys",
-        ),
-        (
-            bool(STARTS & set(x.extras)) and bool({"bias", "mask", "key_lengths"} & set(x.extras)),
-            "sequences one after another, with a bias, mask or lengths",
-        ),
-    ]
-    if plan is not None:
-        rows, keys = plan.tile
-        value_width = padded(x.value_width)
-        wrong += [
-            (rows % 64 != 0 or rows // 64 not in REGISTERS, "1 to 3 consumers have 64 rows each"),
-            (keys % 16 != 0 or not 16 <= keys <= 256, "a block has up to 256 keys, in sixteens"),
-            (plan.stages < 2, "a ring has two stages or more"),
-            (
-                plan.staged > 0 and value_width % (plan.staged * plan.together) != 0,
-                "staged pieces divide the columns",
-            ),
-            (
-                not plan.staged and value_width != padded(x.width),
-                "results are wider or narrower than the place of queries",
-            ),
-            (
-                (plan.narrow or plan.late) and not plan.overlap,
-                "a narrow block, or sums that shrink late, need overlap",
-            ),
-            (
-                plan.chained and (plan.query_stages < 2 or not plan.overlap),
-                "a chain needs overlap and queries of two tiles",
-            ),
-            (plan.chained and bool(STARTS & set(x.extras)), "a chain has no empty tiles"),
-            (not plan.staged and bool(STARTS & set(x.extras)), "an end within a tile is staged"),
-            (shared_bytes(x, plan) > SHARED_BYTES, "it does not fit shared memory"),
-        ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+def reference(q: Any, k: Any, v: Any, scale: float) -> Any:
+    """What is computed where all is seen, of NumPy arrays (..., tokens, width)."""
+    s = scale * q.astype("float32") @ k.astype("float32").swapaxes(-1, -2)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return (p / p.sum(-1, keepdims=True)) @ v.astype("float32")
 
 
 def wide_attention(
     x: AttentionShape, plan: AttentionPlan, name: str = "attention", more: Sequence[Memory] = ()
 ) -> Body:
     """The Body; parameters q, k, v, the extras, out, lse. `more` are the types of the extras."""
-    b = PlacedBuilder(name, parameters(x, more))
-    return WideAttention(x, plan, b).build()
+    return WideAttention(x, plan, PlacedBuilder(name, parameters(x, more))).build()
 
 
-class WideAttention(Walk):
-    """Builds one Body of `wide_attention`."""
+class WideAttention(Bringing):
+    """Writes one Body of `wide_attention`."""
 
     registers = REGISTERS
     notes: ClassVar[dict[str, Any]] = {}  # of the Body
+    walk_of: ClassVar[Any] = Walk
 
     def __init__(self, x: AttentionShape, plan: AttentionPlan, b: PlacedBuilder) -> None:
         why = why_not(x, plan)
         if why:
             raise InternalError("kernels.attention.forward", f"{why}: {plan} for {x}")
-        super().__init__(x, plan, b)
+        self.x, self.plan, self.b = x, plan, b
+        self.rows, self.keys = plan.tile
         self.halves = self.rows // 64
         self.width, self.value_width = padded(x.width), padded(x.value_width)
-
-    # ---- places, barriers, roles ------------------------------------------------------------
-
-    def columns(self, own: int) -> int:
-        """Keys of a tile's last block that a consumer multiplies."""
-        return self.first_columns(own) if self.plan.narrow else self.keys
+        self.memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
 
     def build(self) -> Body:
-        """Places, barriers, roles."""
-        b, x, plan = self.b, self.x, self.plan
-        shape = (plan.query_stages, self.halves, 64, self.width)
-        self.queries = b.allocate(shape, x.dtype, "shared", layout_of(self.width, x))
-        narrow = any(self.columns(own) < self.keys for own in range(self.halves))
-        self.pieces = self.keys // 64 if narrow else 1  # in which values lie
-        shapes = ((self.keys, self.width), (self.keys // self.pieces, self.value_width))
-        self.rings = [
-            b.allocate((plan.stages, pieces, *shape), x.dtype, "shared", layout_of(shape[1], x))
-            for pieces, shape in zip((1, self.pieces), shapes)
-        ]
-        if plan.staged:
-            shape = (self.halves, plan.together, 64, plan.staged)
-            layout = swizzle_of(plan.staged, x.dtype)
-            self.staged = b.allocate(shape, x.dtype, "shared", layout)
-        self.query_full = b.barrier("query_full", 1, plan.query_stages)
-        self.query_empty = b.barrier("query_empty", self.halves, plan.query_stages)
-        self.full = [b.barrier(f"{of}_full", 1, plan.stages) for of in ("key", "value")]
-        self.empty = [b.barrier(f"{of}_empty", self.halves, plan.stages) for of in ("key", "value")]
-        self.program = b.program(0, plan.programs)
+        """Places, then the roles beside each other."""
+        plan = self.plan
         few, registers = self.registers[self.halves]
-        b.role("producer", 4, few, self.producer)
-        for own in range(self.halves):
-            b.role(f"consumer{own}", 4, registers, lambda own=own: self.consumer(own))  # type: ignore[misc]
-        return b.finish((plan.programs,), plan=plan, **self.notes)
+        with tile.into(self.b):
+            self.walk = self.walk_of(self.x, plan, self.memory, 0)
+            self.place()
+            self.walk.program = tile.grid(plan.programs)
+            with tile.role("producer", 4, few):
+                self.producer()
+            for own in range(self.halves):
+                with tile.role(f"consumer{own}", 4, registers):
+                    self.consumer(own)
+        return self.b.finish((plan.programs,), plan=plan, **self.notes)
 
     # ---- the producer -----------------------------------------------------------------------
 
     def producer(self) -> None:
         """Queries of a tile, then keys one block ahead of values."""
-        b = self.b
         if self.plan.dependent:
-            b.do(placed.grid_dependency_wait)
+            tile.grid_dependency_wait()
 
-        def tile(count: Size, work: Work, turn: Size) -> None:
+        def one(count: Any, work: Work, turn: Any) -> None:
             self.load_queries(count, work)
             self.load(0, work, turn, 0)
 
-            def step(j: Size, _: bool) -> None:
+            def step(j: Any, _: bool) -> None:
                 self.load(0, work, turn, j)
                 self.load(1, work, turn, j - 1)
 
-            self.steps(work, step)
+            self.walk.steps(work, step)
             self.load(1, work, turn, work.count - 1)
 
-        count, turn = self.for_tiles(tile)
+        count, turn = self.walk.for_tiles(one)
         if self.plan.chained:  # consumers begin one tile more
-            nothing = Work(0, 0, 0, self.x.queries, self.x.keys, 0, 1, 1, 1)
+            nothing = Work(Holes(self.x, {}, 0, 0), 0, self.x.queries, self.x.keys, 0, 1, 1, 1)
             self.load_queries(count, nothing)
             self.load(0, nothing, turn, 0)
-
-    def load_queries(self, count: Size, work: Work) -> None:
-        """The queries of a tile, 64 rows a copy."""
-        b = self.b
-        stage, lap = self.query_stage(count)
-        b.wait(self.query_empty, stage, (lap + 1) % 2)
-        b.expect(self.query_full, stage, self.rows * self.width * self.x.dtype.size)
-        for own in range(self.halves):
-            index, axes = self.index(0, work, work.first + 64 * own)
-            b.copy_async(
-                self.queries, (stage, own), self.memory["q"], index, axes, self.query_full, stage
-            )
-
-    def load(self, which: int, work: Work, turn: Size, step: Size) -> None:
-        """A block of keys (0) or values (1)."""
-        b, width = self.b, (self.width, self.value_width)[which]
-        stage, lap = self.stage(turn, step)
-        b.wait(self.empty[which], stage, (lap + 1) % 2)
-        b.expect(self.full[which], stage, self.keys * width * self.x.dtype.size)
-        key = self.key_of(work, step)
-        for piece in range(self.pieces if which else 1):
-            at = key + piece * self.keys // self.pieces
-            index, axes = self.index(1 + which, work, at)
-            b.copy_async(
-                self.rings[which],
-                (stage, piece),
-                self.memory["kv"[which]],
-                index,
-                axes,
-                self.full[which],
-                stage,
-            )
 
     # ---- consumers --------------------------------------------------------------------------
 
     def consumer(self, own: int) -> None:
         """64 queries of every tile."""
-        b, plan = self.b, self.plan
+        plan = self.plan
         if plan.dependent:
-            b.do(placed.grid_dependency_wait)
+            tile.grid_dependency_wait()
             if plan.early:
-                b.do(placed.grid_launch_dependents)
+                tile.grid_launch_dependents()
         Consumer(self, own).run()
         if plan.dependent and not plan.early:
-            b.do(placed.grid_launch_dependents)
-        b.do(placed.wait_copies, pending=0)
+            tile.grid_launch_dependents()
+        tile.wait_copies(0)
 
 
-def layout_of(width: int, x: AttentionShape) -> str:
-    """How rows of a padded width lie for the matrix units."""
-    bytes_ = width * x.dtype.size
-    return next(f"swizzle{span}" for span in (128, 64, 32) if bytes_ % span == 0)
+class Consumer(Leaving):
+    """Writes one consumer: products, and the softmax (`leave`) between them."""
+
+    def run(self) -> None:
+        """Every tile; consumers take turns from the first on."""
+        if self.turns and self.own == self.k.halves - 1:
+            tile.named_arrive(0, 256)
+        if self.plan.chained:
+            self.begin(0, 0)
+        _, turn = self.k.walk.for_tiles(self.overlapped if self.plan.overlap else self.in_order)
+        if self.plan.chained:
+            tile.matrix_wait(0)
+            self.keys.release(turn)
+
+    def overlapped(self, count: Any, work: Work, turn: Any) -> None:
+        """One tile: scores of a block beside the values of the one before it."""
+        stage = self.k.tiles.stage(count)
+        first = self.skip(work, turn)
+        if not self.plan.chained:
+            self.begin(count, turn, first)
+        tile.matrix_wait(0)
+        self.keys.release(turn + first)
+        p, _ = self.softmax(work, first, self.k.walk.cut_first, True)
+        if self.shrink is not None:
+            tile.write(self.shrink, tile.full((64, 1), 1.0))
+        self.write_weights(p)
+        self.values.wait(turn + first)
+        self.steps(work, turn, stage, first)
+        last = turn + work.count - 1
+        if self.plan.staged:
+            self.k.tiles.empty.arrive(stage)
+        self.rescale_late()
+        self.multiply_values(turn, work.count - 1, first)
+        if self.plan.chained:
+            self.begin(count + 1, (turn + work.count) % (2 * self.plan.stages))
+        tile.matrix_wait(int(self.plan.chained))
+        self.values.release(last)
+        self.finish(work, stage)
+
+    @tile.function
+    def steps(self, work: Work, turn: Any, stage: Any, first: Any) -> None:
+        """All steps of a tile after the first."""
+
+        def step(j: Any, cut: bool, columns: int = 0) -> None:
+            """Scores of a block and the values of the one before, of which some keys count."""
+            self.keys.wait(turn + j)
+            self.take_turn()
+            tile.matrix_fence()
+            self.multiply_keys(stage, turn + j, self.scores)
+            self.rescale_late()
+            self.multiply_values(turn, j - 1, first, columns)
+            self.give_turn()
+            tile.matrix_wait(1)
+            self.keys.release(turn + j)
+            p, shrink = self.softmax(work, j, cut, False)
+            # wanted in the next step; here, where a loop that waits begins, assemblers keep the
+            # softmax before the wait for the product that runs beside it
+            self.values.wait(turn + j)
+            tile.matrix_wait(0)
+            self.values.release(turn + j - 1)
+            if self.shrink is not None:
+                tile.write(self.shrink, shrink)
+            else:
+                self.rescale(shrink)
+            self.write_weights(p)
+
+        if self.columns < self.k.keys:  # the second step has the first block's values
+            work = replace(work, right=tile.hold(tile.minimum(2, work.count), "second"))
+            for second in tile.range(1, work.right):
+                step(second, False, self.columns)
+        self.k.walk.steps(work, step, first)
+
+    def in_order(self, count: Any, work: Work, turn: Any) -> None:
+        """One tile: scores, softmax, values, one after another; only consumers overlap."""
+        stage = self.k.tiles.wait(count)
+
+        def step(j: Any, cut: bool) -> None:
+            first = isinstance(j, int) and j == 0
+            self.keys.wait(turn + j)
+            self.take_turn()
+            tile.matrix_fence()
+            self.multiply_keys(stage, turn + j, self.scores)
+            tile.matrix_wait(0)
+            self.keys.release(turn + j)
+            self.give_turn()
+            p, shrink = self.softmax(work, j, cut, first)
+            if not first:
+                self.rescale(shrink)
+            self.write_weights(p)
+            self.values.wait(turn + j)
+            self.multiply_values(turn, j, 0)
+            tile.matrix_wait(0)
+            self.values.release(turn + j)
+
+        step(0, self.k.walk.cut_first)
+        self.k.walk.steps(work, step)
+        if self.plan.staged:
+            self.k.tiles.empty.arrive(stage)
+        self.finish(work, stage)
+
+    # ---- products ---------------------------------------------------------------------------
+
+    def begin(self, count: Any, turn: Any, first: Any = 0) -> None:
+        """Issue the first scores of a tile."""
+        stage = self.k.tiles.wait(count)
+        self.keys.wait(turn + first)
+        tile.matrix_fence()
+        self.multiply_keys(stage, turn + first, self.first_scores)
+
+    def multiply_keys(self, query_stage: Any, step: Any, scores: Any) -> None:
+        """Scores of a block."""
+        keys = self.k.ring[0][self.keys.stage(step), 0]
+        tile.matrix_async(scores, self.k.queries[query_stage, self.own], keys.T, False)
+        tile.matrix_commit()
+
+    def multiply_values(self, turn: Any, step: Any, first: Any, columns: int = 0) -> None:
+        """Add the values of a block's first keys, weighed, to those since the `first` step."""
+        stage, count = self.values.stage(turn + step), (columns or self.k.keys) // self.piece
+        tile.matrix_fence()
+        for piece, weights in enumerate(self.weights[:count]):
+            more = piece > 0 or tile.less(first, step)
+            tile.matrix_async(self.total, weights, self.k.ring[1][stage, piece], more)
+        tile.matrix_commit()
+
+
+__all__ = ["AttentionPlan", "WideAttention", "reference", "why_not", "wide_attention"]

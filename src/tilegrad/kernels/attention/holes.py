@@ -1,9 +1,10 @@
 """What stands in the holes of attention's template, in the tile language: score, seen, weight.
 
 A block of scores s has queries from `row` on and keys from `key` on; where it is `turned` keys are
-its rows. `score` gives the exponent's argument but for `factor`, `seen` which keys count, `weight`
-what dropout leaves of the weights. Invariant: all kernels that fill their holes here compute one
-function, whatever their tiles.
+its rows. `score` gives the exponent's argument but for `factor`, `seen` which keys count, `kept`
+what dropout leaves of the weights, `begun` the sum that a row has before its first key. Scale,
+softcap, bias, slopes, masks, sinks and dropout are named here and in no kernel. Invariant: all
+kernels that fill their holes here compute one function, whatever their tiles.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from ...core.dtype import float32, int32, int64, uint32
 from ...ir.symbol import high
 from ...tile.value import TileValue, index_of, tracer
 from . import dropout
-from .parts import LOG2_E
 from .shape import AttentionShape
+from .softmax import LANES, LOG2_E, both, line, within
 
 EXTRAS = ("bias", "mask", "slopes", "sinks", "key_lengths", "key", "offset")
+ADDED = {"bias", "slopes"}  # what scores grow by
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,19 @@ class Holes:
     batch: Any
     head: Any
     turned: bool = False
+    query_start: Any = 0  # the token of query 0, of sequences that lie one after another
+    key_start: Any = 0
+    lanes: int = LANES  # columns that are compared at once
+
+    @property
+    def unit(self) -> float:
+        """What `bent` scores are multiplied by."""
+        return self.x.softcap or self.x.scale
 
     @property
     def factor(self) -> float:
         """What scores are multiplied by in the exponent of 2."""
-        if self.extras.keys() & {"bias", "slopes"}:
-            return LOG2_E
-        return (self.x.softcap or self.x.scale) * LOG2_E
+        return LOG2_E if ADDED & set(self.x.extras) else self.unit * LOG2_E
 
     @property
     def limit(self) -> Any:
@@ -49,92 +57,110 @@ class Holes:
         length = tile.maximum(tile.minimum(length, index_of(self.x.keys)), 0)
         return tile.index(length, 0, high(self.x.keys))
 
-    # ---- the holes --------------------------------------------------------------------------
+    # ---- scores -----------------------------------------------------------------------------
+
+    def bent(self, s: Any) -> Any:
+        """Raw scores under the soft limit, if there is one."""
+        return quick_tanh(s, self.x.scale / self.x.softcap) if self.x.softcap else s
+
+    def slope(self, s: Any) -> Any | None:
+        """By what `bent` grows with raw scores, but for the scale; None where that is 1."""
+        t = self.bent(s)
+        return 1.0 - t * t if self.x.softcap else None
 
     def score(self, s: Any, row: Any, key: Any) -> Any:
         """Scores with soft limit, bias and slopes, but for the factor of the exponent."""
-        x, more = self.x, self.extras.keys() & {"bias", "slopes"}
-        if x.softcap:
-            s = quick_tanh(s, x.scale / x.softcap)
-        if more:
-            s = s * (x.softcap or x.scale)
+        more, s = ADDED & set(self.x.extras), self.bent(s)
         if "bias" in more:
-            s = s + tile.cast(self.beside("bias", s.shape, row, key), float32)
+            bias = tile.cast(self.beside("bias", s.shape, row, key), float32)
+            s = tile.multiply_add(s, self.unit, bias)
+        elif more:
+            s = s * self.unit
         if "slopes" in more:
-            i, j = self.places(s.shape, row, key)
             slope = tile.load(self.extras["slopes"], (self.head,), ())
-            s = tile.multiply_add(tile.cast(j - i, float32), slope, s)
+            s = tile.multiply_add(tile.cast(self.apart(s.shape, row, key), float32), slope, s)
         return s
 
-    def bent(self, s: Any) -> Any:
-        """By what a soft limit's result grows with its score, but for the scale."""
-        t = quick_tanh(s, self.x.scale / self.x.softcap)
-        return tile.multiply_add(t, -t, 1.0)
+    def apart(self, shape: tuple[int, ...], row: Any, key: Any) -> Any:
+        """Number of the key - number of the query."""
+        start = key - row if self.turned else row - key
+        down, across = line(shape[0], start)[:, None], line(shape[1])
+        return down - across if self.turned else across - down
+
+    # ---- what is seen -----------------------------------------------------------------------
 
     def seen(self, shape: tuple[int, ...], row: Any, key: Any, limit: Any, ends: bool) -> Any:
         """Which keys each query sees; those past the limit are looked for where `ends`."""
-        i, j = self.places(shape)  # of the block: what moves with it are the limits
-        tests = []
-        lowest, highest = (None if s is None else index_of(s) for s in self.x.band)
-        if highest is not None:
-            tests.append(j <= i + tile.cast(row + highest - key, int32))
-        if lowest is not None:
-            tests.append(i + tile.cast(row + lowest - key, int32) <= j)
-        if ends:
-            tests.append(j < tile.cast(limit - key, int32))
-        if "mask" in self.extras:
-            tests.append(self.beside("mask", shape, row, key))
-        seen = tests[0]
-        for test in tests[1:]:
-            seen = seen & test
-        return seen
+        end = limit - key if ends else None
+        seen = within(shape, *self.sides(row, key), end, self.turned, self.lanes)
+        if "mask" not in self.x.extras:
+            return seen
+        return both(seen, self.beside("mask", shape, row, key))
+
+    def sides(self, row: Any, key: Any) -> tuple[Any | None, Any | None]:
+        """The least and the most that column - row of a block may be; None is no limit."""
+        least, most = self.x.band
+        if self.turned:
+            least, most = (None if s is None else -s for s in (most, least))
+        apart = key - row if self.turned else row - key
+        return tuple(None if s is None else apart + s for s in (least, most))  # type: ignore[return-value]
+
+    # ---- weights ----------------------------------------------------------------------------
+
+    def kept(self, shape: tuple[int, ...], row: Any, key: Any) -> Any:
+        """Which weights dropout keeps: the same in every kernel; they are to grow by `grown`."""
+        x, keys = self.x, index_of(self.x.keys)
+        row, key = row + self.query_start, key + self.key_start
+        lane = self.batch * x.heads + self.head
+        start = (lane * index_of(x.queries) + row) * keys + key
+        down, across = (tile.arange(size) for size in shape)
+        pair = (down[:, None], across * keys) if self.turned else ((down * keys)[:, None], across)
+        linear = pair[0] + pair[1] + start
+        seed, offset = (tile.load(self.extras[name], (), ()) for name in ("key", "offset"))
+        b = tracer("attention").builder
+        drawn = TileValue(dropout.bits(b, seed.node, offset.node, linear.node))
+        return (drawn >> tile.full((), 8, uint32)) > dropout.threshold(x.dropout)
 
     def weight(self, p: Any, row: Any, key: Any) -> Any:
-        """Weights, 0 where dropout drops them; the rest is to grow by `grown`."""
-        x = self.x
-        if not x.dropout:
-            return p
-        b = tracer("attention").builder
-        i, j = self.places(p.shape, row, key)
-        lane = self.batch * x.heads + self.head
-        first = (lane * index_of(x.queries)) * index_of(x.keys)
-        linear = tile.cast(i, int64) * index_of(x.keys) + tile.cast(j, int64) + first
-        seed, offset = (tile.load(self.extras[name], (), ()) for name in ("key", "offset"))
-        drawn = TileValue(dropout.bits(b, seed.node, offset.node, linear.node))
-        kept = (drawn >> tile.full((), 8, uint32)) > dropout.threshold(x.dropout)
-        return tile.where(kept, p, 0.0)
+        """Weights, 0 where dropout drops them."""
+        return tile.where(self.kept(p.shape, row, key), p, 0.0) if self.x.dropout else p
 
     @property
     def grown(self) -> float:
         """What is left of the weights is multiplied by this."""
         return 1 / (1 - self.x.dropout)
 
-    # ---- where ------------------------------------------------------------------------------
+    def begun(self) -> Any | None:
+        """The exponent of 2 that every row's sum begins with; None where there are no sinks."""
+        if "sinks" not in self.x.extras:
+            return None
+        return tile.cast(tile.load(self.extras["sinks"], (self.head,), ()), float32) * LOG2_E
 
-    def places(self, shape: tuple[int, ...], row: Any = 0, key: Any = 0) -> tuple[Any, Any]:
-        """(numbers of queries, numbers of keys) of a block, as tiles that broadcast to it."""
-        sizes = shape[::-1] if self.turned else shape
-        i, j = (
-            tile.arange(0, size, int32) + tile.cast(start, int32)
-            for size, start in zip(sizes, (row, key))
-        )
-        return (i[None, :], j[:, None]) if self.turned else (i[:, None], j[None, :])
+    # ---- bias and mask ----------------------------------------------------------------------
 
     def beside(self, name: str, shape: tuple[int, ...], row: Any, key: Any) -> Any:
         """A block of the bias or mask, 0 beyond its ends."""
         memory = self.extras[name]
         whole = [isinstance(size, int) and size == 1 for size in memory.type.shape]
-        index = [0 if one else at for one, at in zip(whole, (self.batch, self.head, row, key))]
+        places = (self.batch, self.head, row + self.query_start, key + self.key_start)
+        index = [0 if one else at for one, at in zip(whole, places)]
         walked = (3, 2) if self.turned else (2, 3)
         axes = tuple(a for a in walked if not whole[a])
         sizes = tuple(n for n, a in zip(shape, walked) if not whole[a])
         if any(isinstance(i, int) and high(n) <= i for i, n in zip(index, memory.type.shape)):
             return tile.full(shape, 0, memory.dtype)  # all of it lies beyond
-        found = tile.load(memory, tuple(index), sizes, axes=axes)
+        mask = None
+        if tracer("attention").trusts:  # else the language finds the ends
+            for number, (axis, size) in enumerate(zip(axes, sizes)):
+                left = tile.cast(index_of(memory.type.shape[axis]) - index[axis], int32)
+                one = line(size) < left
+                one = one[:, None] if number + 1 < len(axes) else one
+                mask = both(mask, one)
+        found = tile.load(memory, tuple(index), sizes, axes=axes, mask=mask)
         for _ in sizes:
             found = tile.fill(found, 0)
-        if len(axes) == 1:
-            found = found[:, None] if axes[0] == walked[0] else found[None, :]
+        if axes == walked[:1]:
+            found = found[:, None]
         return tile.broadcast(found, shape)
 
 
@@ -144,4 +170,4 @@ def quick_tanh(x: Any, factor: float) -> Any:
     return tile.multiply_add(inverse, -2.0, 1.0)
 
 
-__all__ = ["EXTRAS", "Holes", "quick_tanh"]
+__all__ = ["ADDED", "EXTRAS", "Holes"]

@@ -7,15 +7,16 @@ slowest one ends the launch. Invariant: a chosen Plan is one that `why_not` take
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...core.dtype import bfloat16, float16
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import high
-from .forward import AttentionPlan, padded, why_not
+from ...ir.symbol import high, low
 from .shape import AttentionShape
 
 FLOPS = 4096  # of the matrix units of one program in a cycle
@@ -25,6 +26,113 @@ STEP_CYCLES = 240  # of a block, beside its products
 SHORT = 1024  # queries below which a tile's first and last blocks are most of it
 HIDDEN = {1: 0.4, 2: 0.6, 3: 0.8}  # of a step's smaller part, by consumers that overlap
 NEAR = 32 << 20  # bytes of keys and values that stay in L2 while tiles are mixed
+
+
+SHARED_BYTES = 232_448 - 1_024  # of a program, less what aligns it
+REGISTERS = {1: (0, 0), 2: (24, 240), 3: (32, 160)}  # of producer and consumers, by consumers
+TAKEN = (
+    "bias",
+    "mask",
+    "slopes",
+    "sinks",
+    "key_lengths",
+    "query_starts",
+    "key_starts",
+    "key",
+    "offset",
+)  # extras
+RANDOM = {"key", "offset"}
+STARTS = {"query_starts", "key_starts"}
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Choices of `wide_attention`: the tile (queries, keys), rings, turns, and the tiles' order."""
+
+    tile: tuple[int, int] = (128, 128)
+    stages: int = 2  # of keys and of values
+    programs: int = 132
+    query_stages: int = 1
+    staged: int = 64  # columns of a piece of the result on its way out; 0: where queries lay
+    together: int = 1  # pieces that are staged at once
+    turns: bool = True  # consumers take turns at the matrix units
+    overlap: bool = True  # softmax beside the product with values of the block before
+    late: bool = False  # sums shrink after the next scores are issued, not before
+    chained: bool = False  # a tile's first scores are multiplied beside the last values before
+    narrow: bool = False  # of a tile's last block only the keys that a consumer's queries see
+    section: int = 1  # (batch, head) pairs whose tiles are mixed, longest first
+    dependent: bool = False  # waits for the launch before it by itself
+    early: bool = True  # lets the next launch begin at its own start, not at its end
+
+
+def padded(width: int) -> int:
+    """A width as it lies in shared memory: whole steps of the matrix units."""
+    return -(-width // 16) * 16
+
+
+def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
+    """Bytes of shared memory that a Plan takes."""
+    rows, keys = plan.tile
+    width, value_width = padded(x.width), padded(x.value_width)
+    elements = plan.query_stages * rows * width + plan.stages * keys * (width + value_width)
+    elements += rows * plan.together * plan.staged
+    return elements * x.dtype.size + 16 * (plan.query_stages + 2 * plan.stages)
+
+
+def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
+    """Why the kernel does not take a case, or not with a Plan; '' where it does."""
+    wrong = [
+        (x.dtype not in (bfloat16, float16), f"the matrix units take no {x.dtype}"),
+        (
+            any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
+            "widths are multiples of 8 up to 256",
+        ),
+        (x.scale <= 0 or not math.isfinite(x.scale), "the scale is not above 0"),
+        (x.heads % x.key_heads != 0, "heads are not a multiple of key heads"),
+        (low(x.keys) < 1, "there may be no keys"),
+        (
+            not 0.0 <= x.dropout < 1.0 or (x.dropout > 0.0) != (set(x.extras) >= RANDOM),
+            "dropout has a rate below 1, a key and an offset",
+        ),
+        (not set(x.extras) <= set(TAKEN), f"{sorted(set(x.extras) - set(TAKEN))}"),
+        (any(o[-1] != "d" for o in x.orders), "rows are not dense"),
+        (
+            len(STARTS & set(x.extras)) == 1 or (set(x.extras) > STARTS and x.batch != 1),
+            "sequences one after another have a batch of 1 and starts of queries and of keys",
+        ),
+        (
+            bool(STARTS & set(x.extras)) and bool({"bias", "mask", "key_lengths"} & set(x.extras)),
+            "sequences one after another, with a bias, mask or lengths",
+        ),
+    ]
+    if plan is not None:
+        rows, keys = plan.tile
+        value_width = padded(x.value_width)
+        wrong += [
+            (rows % 64 != 0 or rows // 64 not in REGISTERS, "1 to 3 consumers have 64 rows each"),
+            (keys % 16 != 0 or not 16 <= keys <= 256, "a block has up to 256 keys, in sixteens"),
+            (plan.stages < 2, "a ring has two stages or more"),
+            (
+                plan.staged > 0 and value_width % (plan.staged * plan.together) != 0,
+                "staged pieces divide the columns",
+            ),
+            (
+                not plan.staged and value_width != padded(x.width),
+                "results are wider or narrower than the place of queries",
+            ),
+            (
+                (plan.narrow or plan.late) and not plan.overlap,
+                "a narrow block, or sums that shrink late, need overlap",
+            ),
+            (
+                plan.chained and (plan.query_stages < 2 or not plan.overlap),
+                "a chain needs overlap and queries of two tiles",
+            ),
+            (plan.chained and bool(STARTS & set(x.extras)), "a chain has no empty tiles"),
+            (not plan.staged and bool(STARTS & set(x.extras)), "an end within a tile is staged"),
+            (shared_bytes(x, plan) > SHARED_BYTES, "it does not fit shared memory"),
+        ]
+    return next((why for is_wrong, why in wrong if is_wrong), "")
 
 
 def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...core.dtype import DType, float32, float64
-from ...ir.symbol import Size
+from ...ir.symbol import Size, high, low
 from ...ir.types import Memory
 
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")
@@ -56,6 +57,15 @@ class AttentionShape:
         of = {"b": self.batch, "h": heads, "t": tokens, "d": width}
         return tuple(of[axis] for axis in self.orders[number])
 
+    def ends(self, block: int) -> bool:
+        """Whether some query that matters could see keys of a block past the last one."""
+        if {"key_lengths", "key_starts"} & set(self.extras):
+            return True
+        lowest, highest = self.band
+        if isinstance(self.keys, int) and self.keys % block == 0:
+            return lowest is not None and high(self.queries + lowest - self.keys) > 0
+        return highest is None or low(self.keys - (highest + self.queries)) < 0
+
     @property
     def rows(self) -> tuple[Size, ...]:
         """The shape of what there is one of for each query: log-sum-exps."""
@@ -87,3 +97,18 @@ def backward_parameters(
         (f"d{name}", Memory(given[name].shape, given[name].dtype, use="result")) for name in wanted
     ]
     return made + results
+
+
+def tokens_of(
+    memory: Any, order: str, at: tuple[Any, Any, Any], shape: tuple[int, int], column: int = 0
+) -> Any:
+    """Rows (tokens) and columns of an array whose axes lie in an order, from (batch, head, token)
+    on, in the tile language."""
+    batch, head, token = at
+    of = {
+        "b": batch,
+        "h": head,
+        "t": slice(token, token + shape[0]),
+        "d": slice(column, column + shape[1]),
+    }
+    return memory[tuple(of[axis] for axis in order)]

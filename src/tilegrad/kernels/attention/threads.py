@@ -23,16 +23,16 @@ from typing import Any
 from ... import tile
 from ...core.dtype import DType, bfloat16, float16, float32
 from ...core.target import Target
-from ...ir.symbol import combine, high, low
+from ...ir.symbol import high, low
 from ...ir.types import Array, Memory
 from ...tile.build import Body
 from ...tile.define import Definition
 from ...tile.plan import Plan
 from ...tile.value import index_of
 from ..matmul.shape import swizzle_of
+from . import softmax
 from .holes import EXTRAS, Holes
-from .parts import LN2, LOG2_E
-from .shape import AttentionShape
+from .shape import AttentionShape, tokens_of
 
 DEPTH = 16  # of one product of the matrix units
 
@@ -138,7 +138,7 @@ def thread_attention(
         block = blocks - 1 - block
     given = (bias, mask, slopes, sinks, key_lengths, key, offset)
     extras = {name: m for name, m in zip(EXTRAS, given) if m is not None}
-    holes = Holes(x, extras, lane // x.heads, lane % x.heads)
+    holes = Holes(x, extras, lane // x.heads, lane % x.heads, lanes=DEPTH)
     one = _Block(x, plan, (q, k, v, out, lse), holes, tile.hold(block) * rows)
     with tile.role("threads", plan.warps):
         seen = one.begin()
@@ -168,7 +168,7 @@ def seen_by(x: AttentionShape, first: Any, rows: int, keys: int, limit: Any) -> 
     """The blocks of keys that the queries from `first` on see."""
     lowest, highest = (None if s is None else index_of(s) for s in x.band)
     start: Any = 0
-    stop, plain = limit, limit if ends(x, keys) else index_of(x.keys)
+    stop, plain = limit, limit if x.ends(keys) else index_of(x.keys)
     if lowest is not None:
         start = tile.hold(tile.maximum(first + lowest, 0) // keys)
     if highest is not None:
@@ -178,7 +178,7 @@ def seen_by(x: AttentionShape, first: Any, rows: int, keys: int, limit: Any) -> 
     count = tile.hold(tile.maximum(tile.ceil_divide(stop, keys) - start, 1))
     end = start + count
     right: Any = 0
-    if highest is not None or ends(x, keys):
+    if highest is not None or x.ends(keys):
         right = tile.hold(tile.minimum(tile.maximum(end - plain // keys, 0), count))
     left = count
     if lowest is not None:
@@ -193,33 +193,9 @@ def last_block(x: AttentionShape, keys: int) -> int:
     return max(0, -(-high(x.keys) // keys) - 1)
 
 
-def ends(x: AttentionShape, keys: int) -> bool:
-    """Whether some query that matters could see keys past the last one."""
-    lowest, highest = x.band
-    if "key_lengths" in x.extras:
-        return True
-    past = lowest is not None and high(combine(combine(x.queries, lowest, 1), x.keys, -1)) > 0
-    if isinstance(x.keys, int) and x.keys % keys == 0:
-        return past
-    return highest is None or low(combine(x.keys, combine(highest, x.queries, 1), -1)) < 0
-
-
 def shared_place(dtype: DType, *shape: int) -> Any:
     """A place whose rows matrices are read from without two wanting one bank."""
     return tile.shared(shape, dtype, swizzle_of(shape[-1], dtype))
-
-
-def tokens_of(memory: Any, order: str, at: tuple[Any, Any, Any], shape: tuple[int, int]) -> Any:
-    """Rows (tokens) and columns of an array whose axes lie in an order, from (batch, head, token)
-    on."""
-    batch, head, token = at
-    of = {
-        "b": batch,
-        "h": head,
-        "t": slice(token, token + shape[0]),
-        "d": slice(0, shape[1]),
-    }
-    return memory[tuple(of[axis] for axis in order)]
 
 
 class _Block:
@@ -329,15 +305,13 @@ class _Block:
         for s in scores[1:]:
             most = tile.maximum(most, s)
         now = tile.maximum(before, tile.max(most, 1, keep=True))
-        top = now * factor
-        if cut or "bias" in holes.extras:  # rows may have seen nothing yet
-            top = tile.where(now == -tile.INF, 0.0, top)
-        shrink = tile.quick_exp2(tile.multiply_add(before, factor, -top))
+        top = softmax.top_of(now, factor, cut or "bias" in holes.extras)
+        shrink = softmax.weights(before, factor, top)
         tile.write(self.largest, now)
         tile.write(self.total, tile.read(self.total) * shrink)
         sums = tile.read(self.sums) * shrink
         for number, s in enumerate(scores):
-            p = tile.quick_exp2(tile.multiply_add(s, factor, -top))
+            p = softmax.weights(s, factor, top)
             apart = tile.sum(tile.reshape(p, (self.rows, DEPTH // 8, 4, 2)), 3)
             sums = sums + tile.sum(apart, 1)
             left = holes.weight(p, self.first, key + DEPTH * number)
@@ -349,7 +323,7 @@ class _Block:
         s = self.holes.score(s, self.first, key)
         if not cut:
             return s
-        past, limit = ends(self.x, self.keys), self.seen.limit
+        past, limit = self.x.ends(self.keys), self.seen.limit
         return tile.where(self.holes.seen(s.shape, self.first, key, limit, past), s, -tile.INF)
 
     def multiply_values(self, stage: Any) -> None:
@@ -365,20 +339,9 @@ class _Block:
         holes = self.holes
         sums = tile.sum(tile.read(self.sums), 1, keep=True)
         top = tile.read(self.largest) * holes.factor  # -inf where nothing was seen
-        shrink = tile.full((self.rows, 1), holes.grown)
-        if "sinks" in holes.extras:
-            more = tile.cast(tile.load(holes.extras["sinks"], (holes.head,), ()), float32) * LOG2_E
-            most = tile.maximum(top, more)
-            safe = tile.where(most == -tile.INF, 0.0, most)
-            kept = tile.quick_exp2(top - safe)
-            sums = tile.multiply_add(sums, kept, tile.quick_exp2(more - safe))
-            top, shrink = most, shrink * kept
-        some = sums > 0.0
-        whole = tile.where(some, sums, 1.0)
-        natural = tile.where(some, (top + tile.log2(whole)) * LN2, -tile.INF)
+        over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
         at = (holes.batch, holes.head, self.first)
-        tile.store(self.lse, at, tile.reshape(natural, (self.rows,)))
-        over = tile.quick_reciprocal(whole) * shrink
+        tile.store(self.lse, at, tile.reshape(softmax.log_sums(sums, top), (self.rows,)))
         self.meet()
         tile.write(self.staged, tile.cast(tile.read(self.total) * over, self.x.dtype))
         tile.named_sync(0, 32 * self.plan.warps)

@@ -27,9 +27,9 @@ from ...tile.plan import Plan
 from ...tile.value import index_of
 from . import threads
 from .holes import EXTRAS, Holes
-from .parts import LOG2_E
-from .shape import AttentionShape
-from .threads import DEPTH, Seen, ends, last_block, padded, seen_by, shared_place, tokens_of
+from .shape import AttentionShape, tokens_of
+from .softmax import LOG2_E
+from .threads import DEPTH, Seen, last_block, padded, seen_by, shared_place
 
 SIDES = ("keys", "queries")  # whose tokens a program keeps
 
@@ -178,7 +178,7 @@ class _Kept:
     def walk(self, query_head: Any) -> Seen:
         """The blocks of the other side that are seen, for one query head; one is under way."""
         self.head = query_head
-        self.holes = Holes(self.x, self.extras, self.batch, query_head, self.of_keys)
+        self.holes = Holes(self.x, self.extras, self.batch, query_head, self.of_keys, lanes=DEPTH)
         self.limit = self.holes.limit
         limit = index_of(self.x.queries) if self.of_keys else self.limit
         self.seen = seen_by(self.x_seen, self.first, self.rows, self.columns, limit)
@@ -261,7 +261,7 @@ class _Kept:
             raw, dp = scores[:, across], changes[:, across]
             s = holes.score(raw, *where)
             if cut:
-                past = ends(x, self.rows if self.of_keys else self.columns)
+                past = x.ends(self.rows if self.of_keys else self.columns)
                 seen = holes.seen(s.shape, *where, self.limit, past)
                 s = tile.where(seen, s, -tile.INF)
             p = tile.quick_exp2(tile.multiply_add(s, holes.factor, top))
@@ -271,8 +271,8 @@ class _Kept:
             if x.dropout:
                 dp = holes.weight(dp, *where) * holes.grown
             ds = p * (dp - delta)
-            if x.softcap:
-                ds = ds * holes.bent(raw)
+            slope = holes.slope(raw)
+            ds = ds if slope is None else ds * slope
             tile.write(self.weights[0][number], tile.cast(ds, x.dtype))
 
     # ---- the end ----------------------------------------------------------------------------

@@ -8,29 +8,19 @@ every role walks the same tiles with the same steps, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
+from ... import tile
 from ...core.dtype import int64
-from ...ir.node import Node
-from ...ir.symbol import (
-    Size,
-    ceil_divide,
-    floor_divide,
-    high,
-    low,
-    maximum,
-    minimum,
-    modulo,
-)
-from ...ir.types import Memory
-from ...tile.placed import PlacedBuilder
-from . import parts
+from ...ir.symbol import Size, floor_divide, high, low, maximum, minimum, modulo
+from ...tile.value import index_of, size_of
+from .holes import Holes
+from .plan import AttentionPlan
 from .shape import AttentionShape
 
-if TYPE_CHECKING:
-    from .forward import AttentionPlan
+Memories = Mapping[str, Any]  # by the names of parameters
 
 
 @dataclass(frozen=True)
@@ -41,57 +31,34 @@ class Work:
     by a mask, the first one perhaps.
     """
 
-    batch: Size
-    head: Size
-    first: Size  # query
-    queries: Size  # there are
-    limit: Size  # keys there are
-    start: Size  # block of keys
-    count: Size  # blocks, at least one
-    right: Size
-    left: Size
-    query_start: Size = 0  # token of query 0
-    key_start: Size = 0
-    sequence: Size = 0  # of those that lie one after another
-
-
-Step = Callable[[Size, bool], None]  # (number of the step, whether a mask cuts it)
+    holes: Holes  # of its batch and head
+    first: Any  # query
+    queries: Any  # there are
+    limit: Any  # keys there are
+    start: Any  # block of keys
+    count: Any  # blocks, at least one
+    right: Any
+    left: Any
+    sequence: Any = 0  # of those that lie one after another
 
 
 class Walk:
     """The tiles of one kernel, and their steps."""
 
-    def __init__(self, x: AttentionShape, plan: AttentionPlan, b: PlacedBuilder) -> None:
-        self.x, self.plan, self.b = x, plan, b
-        self.memory = {p.attrs["name"]: p for p in b.parameters}
+    def __init__(
+        self, x: AttentionShape, plan: AttentionPlan, memory: Memories, program: Any
+    ) -> None:
+        self.x, self.plan, self.memory, self.program = x, plan, memory, program
         self.rows, self.keys = plan.tile
-        self.program: Size = 0
-        self.blocks = ceil_divide(x.queries, self.rows)
         self.lanes = x.batch * x.heads
         self.packed = "query_starts" in x.extras
-        if self.packed:  # a sequence may begin within a tile
-            starts = self.memory["query_starts"].type
-            assert isinstance(starts, Memory)
-            self.sequences = starts.shape[0] - 1
-            self.blocks = floor_divide(x.queries, self.rows) + self.sequences
+        self.blocks = block_count(x.queries, self.rows, memory, self.packed)
         self.tiles = self.lanes * self.blocks
         self.low, self.high = x.band
-        self.ends = self.has_end()
+        self.ends = x.ends(self.keys)
         self.most_right = self.count_right()
-        self.factor = self.score_factor()
 
     # ---- what masks cut ---------------------------------------------------------------------
-
-    def has_end(self) -> bool:
-        """Whether some query that matters could see keys past the last one."""
-        x = self.x
-        if {"key_lengths", "key_starts"} & set(x.extras):
-            return True
-        past = self.low is not None and high(x.queries + self.low - x.keys) > 0
-        if isinstance(x.keys, int) and x.keys % self.keys == 0:
-            return past
-        within = self.high is not None and low(x.keys - (self.high + x.queries)) >= 0
-        return not within
 
     def count_right(self) -> int:
         """The most blocks at a tile's right end that a mask cuts."""
@@ -100,9 +67,9 @@ class Walk:
         if not isinstance(self.high, int):
             return -(-(self.rows - 1) // self.keys) + 1
         most = 1
-        for tile in range(self.keys):
-            last = tile * self.rows + self.rows + self.high
-            plain = tile * self.rows + self.high + 1
+        for number in range(self.keys):
+            last = number * self.rows + self.rows + self.high
+            plain = number * self.rows + self.high + 1
             most = max(most, -(-last // self.keys) - plain // self.keys)
         return most
 
@@ -125,7 +92,7 @@ class Walk:
         only = found.pop()
         return only if not found and only % 64 == 0 else keys
 
-    def skipped(self, work: Work, own: int) -> Size:
+    def skipped(self, work: Work, own: int) -> Any:
         """How many blocks at a tile's right end 64 of its queries do not see; one is left."""
         ends = [own + 1, self.rows // 64]
         if self.high is None or ends[0] == ends[1]:
@@ -137,226 +104,210 @@ class Walk:
                 for first in firsts
             ):
                 return 0
-        last = minimum(work.first + 64 * ends[0], work.queries)
-        stop = maximum(minimum(work.limit, last + self.high), 0)
-        end = work.start + work.count
-        unseen = maximum(end - ceil_divide(stop, self.keys), 0)
-        return self.held("skip", minimum(unseen, work.count - 1))
+        last = tile.minimum(work.first + 64 * ends[0], work.queries)
+        stop = tile.maximum(tile.minimum(work.limit, last + self.high), 0)
+        unseen = tile.maximum(work.start + work.count - tile.ceil_divide(stop, self.keys), 0)
+        return tile.hold(tile.minimum(unseen, work.count - 1), "skip")
 
     @property
     def cut_first(self) -> bool:
         """Whether a mask may cut the first step."""
         return self.most_right > 0 or self.low is not None or "mask" in self.x.extras
 
-    def score_factor(self) -> float:
-        """What scores are multiplied by in the exponent of 2."""
-        x = self.x
-        if {"bias", "slopes"} & set(x.extras):
-            return parts.LOG2_E
-        return (x.softcap or x.scale) * parts.LOG2_E
+    # ---- which tile -------------------------------------------------------------------------
 
-    # ---- which tile, which stage ------------------------------------------------------------
-
-    def for_tiles(self, body: Callable[[Size, Work, Size], None]) -> tuple[Size, Size]:
+    @tile.function
+    def for_tiles(self, body: Callable[[Any, Work, Any], None]) -> tuple[Any, Any]:
         """body(tiles before, tile, steps before modulo two laps) for every tile of this program.
 
         Programs take turns forth and back, so that each gets long tiles and short ones. Gives
         how many there were, and the steps.
         """
-        b, programs, laps = self.b, self.plan.programs, 2 * self.plan.stages
+        programs, laps = self.plan.programs, 2 * self.plan.stages
         rounds, rest = floor_divide(self.tiles, programs), modulo(self.tiles, programs)
-        last = self.in_round(rounds)
-        mine = rounds + minimum(maximum(rest - last, 0), 1)
-
+        mine = rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
         begun = 2 * self.plan.query_stages
-
-        def one(count: Size, carried: list[Node]) -> Sequence[Node]:
-            turn = b.atom("turn", carried[0], 0, laps - 1)
-            number = count * programs + self.in_round(count)
-            work = self.locate(self.held("number", maximum(number, 0)))
-
-            def tile(done: Size) -> Sequence[Node]:
-                body(done, work, turn)
-                return [b.index(modulo(turn + work.count, laps))]
-
+        turn = done = tile.full((), 0, int64)
+        for count in tile.range(mine):
+            at = tile.hold(turn, "turn", (0, laps - 1))
+            number = tile.maximum(count * programs + self.in_round(count), 0)
+            work = self.locate(tile.hold(number, "number"))
             if not self.packed:
-                return tile(count)
-            done = b.atom("done", carried[1], 0, begun - 1)
-            after = modulo(done + 1, begun)
-            some = b.less(work.first, work.queries)
-            return b.branch(some, lambda: [*tile(done), b.index(after)], lambda: carried)
+                body(count, work, at)
+                turn = (at + work.count) % laps
+            else:
+                before = tile.hold(done, "done", (0, begun - 1))
+                if tile.less(work.first, work.queries):
+                    body(before, work, at)
+                    turn = (at + work.count) % laps
+                    done = (before + 1) % begun
+        return mine, tile.hold(turn, "turn", (0, laps - 1))
 
-        zeros = [b.constant(0, int64)] * (2 if self.packed else 1)
-        found = b.loop("count", 0, mine, 1, one, zeros)
-        return mine, b.atom("turn", found[0], 0, laps - 1)
-
-    def in_round(self, round_: Size) -> Size:
+    def in_round(self, round_: Any) -> Any:
         """This program's place in a round."""
         back = round_ % 2
         other = self.plan.programs - 1 - self.program * 2
         return self.program + back * other
 
-    def held(self, name: str, value: Size) -> Size:
-        """A value computed here, once."""
-        if isinstance(value, int):
-            return value
-        return self.b.atom(name, self.b.index(value), low(value), high(value))
-
-    def corner(self, number: Size) -> tuple[Size, Size]:
-        """(number of the batch and head, block of queries) of a tile."""
-        section = self.plan.section
-        if section == 1:
-            lane, block = floor_divide(number, self.blocks), modulo(number, self.blocks)
-        elif isinstance(self.lanes, int) and section >= self.lanes:
-            block, lane = floor_divide(number, self.lanes), modulo(number, self.lanes)
-        else:
-            each = section * self.blocks
-            first = floor_divide(number, each) * section
-            wide: Size = section
-            if not isinstance(self.lanes, int) or self.lanes % section:
-                wide = maximum(minimum(self.lanes - first, section), 1)
-            within = modulo(number, each)
-            block, lane = floor_divide(within, wide), first + modulo(within, wide)
-        if self.high is not None:  # the last queries see most
-            block = self.blocks - 1 - block
-        return lane, block
-
-    def locate(self, number: Size) -> Work:
+    def locate(self, number: Any) -> Work:
         """A tile by its number."""
-        x, held = self.x, self.held
+        x, hold = self.x, tile.hold
         if self.packed:
             return self.locate_packed(number)
-        lane, block = self.corner(number)
-        lane = held("lane", lane)
-        batch, head = held("batch", lane // x.heads), lane % x.heads
-        first = held("first", maximum(block, 0) * self.rows)
-        limit = x.keys
-        if "key_lengths" in x.extras:
-            length = self.b.cast(self.b.load(self.memory["key_lengths"], (batch,)), int64)
-            limit = self.held(
-                "limit", minimum(self.b.bounded("length", length, 0, high(x.keys)), x.keys)
-            )
-        return self.blocks_seen(batch, held("head", head), first, x.queries, limit)
-
-    def locate_packed(self, number: Size) -> Work:
-        """A tile of sequences that lie one after another: sequence i has the places from
-        start // rows + i on, which are enough for its tiles; those left over are empty."""
-        x, b, held = self.x, self.b, self.held
-        place = held("place", floor_divide(number, self.lanes))
-        head = held("head", modulo(number, self.lanes))
-        many, start_of = high(self.sequences), self.start_of
-
-        def halve(_: Size, carried: list[Node]) -> Sequence[Node]:
-            least, most = (b.atom("side", c, 0, many - 1) for c in carried)
-            middle = (least + most + 1) // 2
-            first = floor_divide(start_of("query_starts", middle, x.queries), self.rows)
-            here = b.less_equal(first + middle, place)
-            below = b.index(middle - 1)
-            return [
-                b.apply("where", here, b.index(middle), carried[0]),
-                b.apply("where", here, carried[1], below),
-            ]
-
-        ends = [b.constant(0, int64), b.index(self.sequences - 1)]
-        found = b.loop("half", 0, (many - 1).bit_length(), 1, halve, ends)
-        sequence = b.atom("sequence", found[0], 0, many - 1)
-        query_start = start_of("query_starts", sequence, x.queries)
-        queries = held(
-            "queries",
-            maximum(
-                start_of("query_starts", sequence + 1, x.queries) - query_start,
-                0,
-            ),
-        )
-        key_start, limit = self.keys_of(sequence, queries)
-        block = place - (floor_divide(query_start, self.rows) + sequence)
+        lane, block = corner(number, self.lanes, self.blocks, self.plan.section)
         if self.high is not None:  # the last queries see most
-            last = ceil_divide(queries, self.rows) - 1
-            block = last - block
+            block = self.blocks - 1 - block
+        lane = hold(lane, "lane")
+        batch, head = hold(lane // x.heads, "batch"), lane % x.heads
+        first = hold(tile.maximum(block, 0) * self.rows, "first")
+        limit = key_limit(x, self.memory, batch)
+        return self.blocks_seen(
+            Holes(x, self.memory, batch, hold(head, "head")), first, index_of(x.queries), limit
+        )
+
+    def locate_packed(self, number: Any) -> Work:
+        """A tile of sequences that lie one after another."""
+        x, hold, rows = self.x, tile.hold, self.rows
+        place = hold(number // self.lanes, "place")
+        head = hold(number % self.lanes, "head")
+        starts = self.memory["query_starts"]
+        sequence = sequence_at(place, starts, x.queries, rows)
+        query_start, queries = span_of(starts, sequence, x.queries, "queries")
+        key_start, limit = self.keys_of(sequence, queries)
+        block = place - (query_start // rows + sequence)
+        if self.high is not None:  # the last queries see most
+            block = tile.ceil_divide(queries, rows) - 1 - block
         # a place left over lies before the first tile or past the last one: no query is there
-        first = held("block", block) * self.rows
-        outside = b.apply("where", b.less(first, 0), b.index(queries), b.index(first))
-        first = b.atom("first", outside, 0, high(x.queries) + self.rows)
-        seen = self.blocks_seen(0, head, first, queries, limit)
-        return replace(seen, query_start=query_start, key_start=key_start, sequence=sequence)
+        first = hold(block, "block") * rows
+        outside = tile.where(tile.less(first, 0), tile.cast(queries, int64), first)
+        first = hold(outside, "first", (0, high(x.queries) + rows))
+        x = replace(x, band=(self.low, self.high))
+        holes = Holes(x, self.memory, 0, head, query_start=query_start, key_start=key_start)
+        return self.blocks_seen(holes, first, queries, limit, sequence)
 
-    def start_of(self, name: str, sequence: Size, most: Size) -> Size:
-        """An entry of the starts of sequences."""
-        loaded = self.b.cast(self.b.load(self.memory[name], (sequence,)), int64)
-        return self.b.bounded("start", loaded, 0, high(most))
-
-    def keys_of(self, sequence: Size, queries: Size) -> tuple[Size, Size]:
+    def keys_of(self, sequence: Any, queries: Any) -> tuple[Any, Any]:
         """The first key of a sequence with so many queries, and how many it has."""
-        start = self.start_of("key_starts", sequence, self.x.keys)
-        stop = self.start_of("key_starts", sequence + 1, self.x.keys)
-        return start, self.held("limit", maximum(stop - start, 0))
+        return span_of(self.memory["key_starts"], sequence, self.x.keys, "limit")
 
-    def blocks_seen(self, batch: Size, head: Size, first: Size, queries: Size, limit: Size) -> Work:
+    # ---- which blocks -----------------------------------------------------------------------
+
+    def blocks_seen(
+        self, holes: Holes, first: Any, queries: Any, limit: Any, sequence: Any = 0
+    ) -> Work:
         """The blocks of keys that the queries from `first` on see."""
-        keys, held = self.keys, self.held
-        start: Size = 0
+        keys, hold = self.keys, tile.hold
+        start: Any = 0
         stop, plain = limit, limit
         if self.low is not None:
-            start = held("start", floor_divide(maximum(first + self.low, 0), keys))
+            start = hold(tile.maximum(first + self.low, 0) // keys, "start")
         if self.high is not None:
-            last = minimum(first + self.rows, queries)
-            stop = maximum(minimum(stop, last + self.high), 0)
-            plain = maximum(minimum(plain, first + self.high + 1), 0)
-        count = held("blocks", maximum(ceil_divide(stop, keys) - start, 1))
+            last = tile.minimum(first + self.rows, queries)
+            stop = tile.maximum(tile.minimum(stop, last + self.high), 0)
+            plain = tile.maximum(tile.minimum(plain, first + self.high + 1), 0)
+        count = hold(tile.maximum(tile.ceil_divide(stop, keys) - start, 1), "blocks")
         end = start + count
-        right: Size = 1
+        right: Any = 1
         if self.most_right > 1:
-            cut = end - floor_divide(plain, keys)
-            right = held("right", minimum(maximum(cut, 1), count))
+            cut = end - plain // keys
+            right = hold(tile.minimum(tile.maximum(cut, 1), count), "right")
         left = count
         if self.low is not None:
             reach = first + self.low + self.rows - 1
-            cut = end - ceil_divide(maximum(reach, 0), keys)
-            left = held("left", minimum(maximum(cut, right), count))
-        return Work(batch, head, first, queries, limit, start, count, right, left)
+            cut = end - tile.ceil_divide(tile.maximum(reach, 0), keys)
+            left = hold(tile.minimum(tile.maximum(cut, right), count), "left")
+        return Work(holes, first, queries, limit, start, count, right, left, sequence)
 
-    def steps(self, work: Work, step: Step, first: Size = 0) -> None:
-        """All steps after the first, those that a mask cuts in loops of their own."""
+    @tile.function
+    def steps(self, work: Work, one: Callable[[Any, bool], None], first: Any = 0) -> None:
+        """one(step, whether a mask cuts it) for all steps after the first; those that a mask cuts
+        in loops of their own."""
         begin = first + 1
-        right = maximum(work.right, begin)
-        left = maximum(work.left, right)
-        if first != 0:
-            right, left = self.held("right", right), self.held("left", left)
-
-        def of(cut: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
-            def one(j: Size, _: list[Node]) -> Sequence[Node]:
-                step(j, cut)
-                return []
-
-            return one
-
+        plain = tile.maximum(work.right, begin)
+        last = tile.maximum(work.left, plain)
+        if not isinstance(first, int):
+            plain, last = tile.hold(plain, "right"), tile.hold(last, "left")
         if self.most_right > 1:
-            self.b.loop("right", begin, right, 1, of(True))
-        self.b.loop("step", right, left, 1, of("mask" in self.x.extras))
+            for right in tile.range(begin, plain):
+                one(right, True)
+        for step in tile.range(plain, last):
+            one(step, "mask" in self.x.extras)
         if self.low is not None:
-            self.b.loop("left", left, work.count, 1, of(True))
+            for left in tile.range(last, work.count):
+                one(left, True)
 
-    def stage(self, turn: Size, step: Size) -> tuple[Size, Size]:
-        """(stage, lap) of a step of a tile."""
-        at = turn + step
-        return modulo(at, self.plan.stages), floor_divide(at, self.plan.stages)
-
-    def query_stage(self, count: Size) -> tuple[Size, Size]:
-        """(stage, lap) of a tile's queries."""
-        stages = self.plan.query_stages
-        return modulo(count, stages), floor_divide(count, stages)
-
-    def key_of(self, work: Work, step: Size) -> Size:
+    def key_of(self, work: Work, step: Any) -> Any:
         """The first key of a step's block."""
         last = work.start + work.count - 1
         return (last - step) * self.keys
 
-    def index(
-        self, which: int, work: Work, token: Size
-    ) -> tuple[tuple[Size, ...], tuple[int, int]]:
-        """Where rows of q, k, v or the result begin, and the axes that they walk."""
-        order = self.x.orders[which]
-        token = token + (work.key_start if which in (1, 2) else work.query_start)
-        head = work.head // self.x.group if which in (1, 2) else work.head
-        of = {"b": work.batch, "h": head, "t": token, "d": 0}
-        return tuple(of[axis] for axis in order), (order.index("t"), 3)
+
+# ---- tokens -------------------------------------------------------------------------------------
+
+
+def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, Any]:
+    """(number of the batch and head, block of tokens) of a tile: blocks of some heads are mixed, so
+    that what they walk over is near and all end together."""
+    at = size_of(number, "number")
+    if section == 1:
+        lane, block = floor_divide(at, blocks), modulo(at, blocks)
+    elif isinstance(lanes, int) and section >= lanes:
+        block, lane = floor_divide(at, lanes), modulo(at, lanes)
+    else:
+        each = section * blocks
+        first = floor_divide(at, each) * section
+        wide: Size = section
+        if not isinstance(lanes, int) or lanes % section:
+            wide = maximum(minimum(lanes - first, section), 1)
+        within = modulo(at, each)
+        block, lane = floor_divide(within, wide), first + modulo(within, wide)
+    return index_of(lane), index_of(block)
+
+
+def key_limit(x: AttentionShape, memory: Memories, batch: Any) -> Any:
+    """Keys there are: of this batch, if each has its own number."""
+    if "key_lengths" not in x.extras:
+        return index_of(x.keys)
+    length = bounded(tile.load(memory["key_lengths"], (batch,), ()), "length", x.keys)
+    return tile.hold(tile.minimum(length, index_of(x.keys)), "limit")
+
+
+def bounded(value: Any, name: str, most: Size) -> Any:
+    """A number from memory, brought within its bounds: what is simplified relies on them."""
+    value = tile.minimum(tile.maximum(tile.cast(value, int64), 0), high(most))
+    return tile.hold(value, name, (0, high(most)))
+
+
+def block_count(tokens: Size, rows: int, memory: Memories, packed: bool, side: str = "") -> Size:
+    """Blocks of a head's tokens; sequence i of several has the places from start // rows + i on,
+    which are enough for its blocks; those left over are empty."""
+    if not packed:
+        return floor_divide(tokens + (rows - 1), rows)
+    return floor_divide(tokens, rows) + memory[side or "query_starts"].type.shape[0] - 1
+
+
+@tile.function
+def sequence_at(place: Any, starts: Any, most: Size, rows: int) -> Any:
+    """The sequence that a place belongs to: it is searched for by halves."""
+    sequences = starts.type.shape[0] - 1
+    many = high(sequences)
+    lower, upper = tile.full((), 0, int64), tile.cast(index_of(sequences - 1), int64)
+    for _ in tile.range((many - 1).bit_length()):
+        least, top = (tile.hold(side, "side", (0, many - 1)) for side in (lower, upper))
+        middle = (least + top + 1) // 2
+        first = start_of(starts, middle, most) // rows
+        here = tile.less_equal(first + middle, place)
+        below = tile.cast(middle - 1, int64)
+        lower, upper = tile.where(here, middle, lower), tile.where(here, upper, below)
+    return tile.hold(lower, "sequence", (0, many - 1))
+
+
+def start_of(starts: Any, sequence: Any, most: Size) -> Any:
+    """An entry of the starts of sequences."""
+    return bounded(tile.load(starts, (sequence,), ()), "start", most)
+
+
+def span_of(starts: Any, sequence: Any, most: Size, name: str) -> tuple[Any, Any]:
+    """The first token of a sequence, and how many it has."""
+    start = start_of(starts, sequence, most)
+    stop = start_of(starts, sequence + 1, most)
+    return start, tile.hold(tile.maximum(stop - start, 0), name)

@@ -15,19 +15,18 @@ import functools
 from typing import Any, ClassVar
 
 from ... import tile
-from ...core.dtype import float32, int32, int64
+from ...core.dtype import float32, int32
 from ...core.target import Target
-from ...ir.node import Node
-from ...ir.symbol import Size, high, maximum, symbol
+from ...ir.symbol import high, symbol
 from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ...tile.placed import PlacedBuilder
-from ..attention import forward
-from ..attention.forward import AttentionPlan, WideAttention, padded
-from ..attention.plan import fitted
+from ..attention import plan as attention_plan
+from ..attention.forward import WideAttention
+from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import AttentionShape
-from ..attention.walk import Work
+from ..attention.walk import Walk, Work, bounded
 from .shape import PagedShape, cache_parameters
 from .steps import page_numbers
 
@@ -81,7 +80,7 @@ def why_not(x: PagedShape, target: Target) -> str:
         return "a page is a power of two, 8 or more"
     if not target.asynchronous_units:
         return "no matrix units that run beside the threads"
-    return forward.why_not(shape_of(x)) or ("" if choose(x, target) else "no tile fits")
+    return attention_plan.why_not(shape_of(x)) or ("" if choose(x, target) else "no tile fits")
 
 
 def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
@@ -108,56 +107,49 @@ def prefill_callee(x: PagedShape, plan: AttentionPlan) -> KernelCallee:
     return KernelCallee("paged_prefill", ((body, tuple(roles)),))
 
 
+class _Requests(Walk):
+    """The tiles of a step."""
+
+    @functools.cached_property
+    def window(self) -> Any:
+        """How far the first key that a query sees lies before the last one; None: all do."""
+        first, last = self.x.band
+        return None if first is None or last is None else last - first
+
+    def keys_of(self, sequence: Any, queries: Any) -> tuple[Any, Any]:
+        """Keys of a request; where its queries' diagonal lies follows from how many there are."""
+        limit = bounded(tile.load(self.memory["lengths"], (sequence,), ()), "limit", self.x.keys)
+        last = tile.hold(tile.maximum(limit - queries, 0), "offset")
+        self.low = None if self.window is None else last - self.window
+        self.high = last
+        return 0, limit
+
+
 class _Prefill(WideAttention):
-    """Builds one Body of `prefill`."""
+    """Writes one Body of `prefill`."""
 
     registers = {1: (0, 0), 2: (56, 224)}  # a producer that looks up pages needs more
     notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
+    walk_of = _Requests
 
     def __init__(self, x: PagedShape, plan: AttentionPlan, b: PlacedBuilder) -> None:
         self.paged = x
         super().__init__(shape_of(x), plan, b)
 
-    def keys_of(self, sequence: Size, queries: Size) -> tuple[Size, Size]:
-        """Keys of a request; where its queries' diagonal lies follows from how many there are."""
-        b, x, most = self.b, self.paged, high(self.x.keys)
-        loaded = b.cast(b.load(self.memory["lengths"], (sequence,)), int64)
-        limit = b.bounded("limit", loaded, 0, most)
-        self.high = self.held("offset", maximum(limit - queries, 0))
-        if x.window:
-            self.low = self.high - (x.window - 1)
-        return 0, limit
-
-    def load(self, which: int, work: Work, turn: Size, step: Size) -> None:
+    def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
         """A block of keys (0) or values (1), page by page."""
-        b, x, width = self.b, self.paged, (self.width, self.value_width)[which]
-        stage, lap = self.stage(turn, step)
-        key = self.held("key", self.key_of(work, step))
-        pages = self.pages(work, key)
-        b.wait(self.empty[which], stage, (lap + 1) % 2)
-        b.expect(self.full[which], stage, self.keys * width * x.dtype.size)
-        head = work.head // self.x.group
+        x, blocks, width = self.paged, self.blocks[which], (self.width, self.value_width)[which]
+        key = tile.hold(self.walk.key_of(work, step), "key")
+        count = max(1, self.keys // x.page)
+        table, at = self.memory["table"], key // x.page
+        pages = page_numbers(x, table, work.sequence, at, count, work.limit)
+        stage = blocks.acquire(turn + step)
+        blocks.full.expect(stage, self.ring[which][0].bytes)
         within = key % x.page if x.page > self.keys else 0
-        b.copy_pages(
-            self.rings[which],
-            (stage, 0),
-            self.memory["kv"[which]],
-            pages,
-            (0, head, within, 0),
-            (min(x.page, self.keys), width),
-            (2, 3),
-            self.full[which],
-            stage,
-            "",
-        )
-
-    def pages(self, work: Work, key: Size) -> Node:
-        """The pages of a block of keys."""
-        x, count = self.paged, max(1, self.keys // self.paged.page)
-        with tile.into(self.b):
-            table = tile.memory(self.memory["table"])
-            at = key // x.page
-            return page_numbers(x, table, work.sequence, at, count, work.limit).node
+        rows = min(x.page, self.keys)
+        head, memory = work.holes.head // self.x.group, self.memory["kv"[which]]
+        source = memory[0, head, within : within + rows, 0:width]
+        tile.copy_pages(self.ring[which][stage, 0], source, pages, blocks.full[stage])
 
 
 __all__ = ["LEAST", "choose", "parameters", "prefill", "prefill_callee", "shape_of", "why_not"]

@@ -1,0 +1,121 @@
+"""The running softmax of attention kernels: what is seen, the sums along rows, the end of a row.
+
+Scores lie in tiles (rows, keys). Sums and maxima along rows go through eight columns first: on
+matrix accumulators those are additions within a thread, and only what is left goes across threads.
+Invariant: a weight is 2**(factor * score - top) where top is factor * the row's largest score, so
+that one multiplication and addition leads to the exponential; a row that has seen nothing yet has
+the top 0 and weights 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ... import tile
+from ...core.dtype import int32
+
+LOG2_E = math.log2(math.e)
+LN2 = math.log(2)
+LANES = 8  # columns that sums along a row are kept in
+
+
+def line(size: int, start: Any = 0) -> Any:
+    """start, start + 1, ... as a tile (size,) of int32."""
+    steps = tile.arange(0, size, int32)
+    return steps if isinstance(start, int) and start == 0 else steps + tile.cast(start, int32)
+
+
+def within(
+    shape: tuple[int, ...],
+    lowest: Any | None,
+    highest: Any | None,
+    end: Any | None,
+    turned: bool = False,
+    lanes: int = LANES,
+) -> Any | None:
+    """Whether keys are seen: columns lie in [row + lowest, row + highest], and keys below `end`;
+    those are columns, rows where it is `turned`. None where all are.
+
+    Rows and columns count from the tile's corner; None is no limit. Columns are compared some
+    lanes at a time with limits that move, so that no thread keeps the numbers of all its columns.
+    """
+    rows, columns = shape
+    pieces = (rows, columns // lanes, lanes)
+    seen: Any | None = None
+    if any(side is not None for side in (lowest, highest, None if turned else end)):
+        across = tile.reshape(line(lanes), (1, 1, lanes))
+        down = tile.reshape(line(rows), (rows, 1, 1))
+        steps: Any = 0
+        if lanes < columns:
+            steps = tile.reshape(line(columns // lanes) * lanes, (1, columns // lanes, 1))
+
+        def limit(at: Any, moving: bool) -> Any:
+            """A limit as it is seen from every piece."""
+            found = tile.cast(at, int32)
+            found = down + found if moving else found
+            return found - steps if lanes < columns else found
+
+        if highest is not None:
+            seen = across <= limit(highest, True)
+        if lowest is not None:
+            seen = both(seen, limit(lowest, True) <= across)
+        if end is not None and not turned:
+            seen = both(seen, across < limit(end, False))
+        seen = tile.reshape(tile.broadcast(seen, pieces), shape)
+    if turned and end is not None:
+        left = tile.cast(end, int32)
+        seen = both(seen, line(rows)[:, None] < left)
+    return seen
+
+
+def both(a: Any | None, b: Any) -> Any:
+    """Where two masks hold; None holds everywhere."""
+    return b if a is None else a & b
+
+
+def folded(op: Callable[[Any, Any], Any], x: Any) -> Any:
+    """Columns 8 apart combined, in order: (rows, columns) -> (rows, 8)."""
+    total = x[:, :LANES]
+    for start in range(LANES, x.shape[1], LANES):
+        total = op(total, x[:, start : start + LANES])
+    return total
+
+
+def top_of(largest: Any, factor: float, guarded: bool) -> Any:
+    """factor * the largest score; 0 where nothing was seen, if that may be."""
+    top = largest * factor
+    return tile.where(largest == -tile.INF, 0.0, top) if guarded else top
+
+
+def weights(scores: Any, factor: float, top: Any) -> Any:
+    """2**(factor * scores - top)."""
+    minus = -top
+    return tile.quick_exp2(tile.multiply_add(scores, factor, minus))
+
+
+def finished(sums: Any, top: Any, begun: Any | None, grown: float) -> tuple[Any, Any, Any]:
+    """(what sums over values are multiplied by, sums, tops) of rows at their end, from their sums
+    and tops (-inf where nothing was seen); `begun` is the exponent of what each sum began with."""
+    shrink = None
+    if begun is not None:
+        most = tile.maximum(top, begun)
+        safe = tile.where(most == -tile.INF, 0.0, most)
+        shrink = tile.quick_exp2(top - safe)
+        extra = tile.quick_exp2(begun - safe)
+        sums, top = tile.multiply_add(sums, shrink, extra), most
+    over = tile.quick_reciprocal(some_sum(sums))
+    over = over if shrink is None else over * shrink
+    return over * grown if grown != 1.0 else over, sums, top
+
+
+def some_sum(sums: Any) -> Any:
+    """Sums, 1 where nothing was seen."""
+    return tile.where(sums > 0.0, sums, 1.0)
+
+
+def log_sums(sums: Any, top: Any) -> Any:
+    """The log-sum-exps of rows; -inf where nothing was seen."""
+    natural = (top + tile.log2(some_sum(sums))) * LN2
+    return tile.where(sums > 0.0, natural, -tile.INF)
