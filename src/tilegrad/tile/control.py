@@ -145,7 +145,12 @@ class Stage:
                 hint="use tile.where for whole tiles",
             )
         known = set(self.tracer.builder.atoms)
-        found = [self._part(f, given) for f in (then, otherwise)]
+        serial = self.tracer.builder.serial
+        sides = [
+            self._side(test, holds, function, given, names)
+            for holds, function in ((True, then), (False, otherwise))
+        ]
+        found = [side[1] for side in sides]
         changed = [i for i in range(len(given)) if any(_differs(given[i], f[i]) for f in found)]
         kept = [i for i in changed if not any(isinstance(f[i], Undefined) for f in found)]
         types = [_common(names[i], [f[i] for f in found]) for i in kept]
@@ -155,7 +160,10 @@ class Stage:
         ]
         for i, edge in zip(kept, edges):
             _check_leaving(names[i], edge, known, "if")
-        results = self._both(test, (then, otherwise), given, kept, types)
+        results = self._results(test, sides, kept, types)
+        if results is None:  # numbers that become tiles: once more, with their types known
+            self.tracer.builder.serial = serial
+            results = self._both(test, (then, otherwise), given, kept, types)
         answer = list(given)
         for i in changed:
             answer[i] = Undefined(names[i], "is set in only one branch")
@@ -163,16 +171,44 @@ class Stage:
             answer[i] = TileValue(node, edge)
         return tuple(answer)
 
-    def _part(self, function: Callable[..., Any], given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A trial: what one side makes of the variables; its Nodes are thrown away."""
-        if not given:
-            return ()
+    def _side(
+        self,
+        test: TileValue,
+        holds: bool,
+        function: Callable[..., Any],
+        given: tuple[Any, ...],
+        names: tuple[str, ...],
+    ) -> tuple[Block, list[Any]]:
+        """One side, and what it makes of the variables; numbers that it sets are tiles."""
         b = self.tracer.builder
-        serial = b.serial
-        with b.builder.block("trial"), _deeper(self.tracer, True):
-            found = function(*given)
-        b.serial = serial
-        return found
+        self.tracer.branches.append((test.node, holds))
+        name = "then" if holds else "otherwise"
+        with b.builder.block(name) as block, _deeper(self.tracer, True):
+            found = list(function(*given))
+            for i, (before, after) in enumerate(zip(given, found)):
+                if number(after) and _differs(before, after):
+                    found[i] = fitted(after, _common(names[i], [after]))
+        self.tracer.branches.pop()
+        return block, found
+
+    def _results(
+        self,
+        test: TileValue,
+        sides: Sequence[tuple[Block, list[Any]]],
+        kept: list[int],
+        types: list[Tile],
+    ) -> list[Node] | None:
+        """The branch of two sides as they are; None where their values have to be made tiles."""
+        b = self.tracer.builder
+        for block, found in sides:
+            values = [found[i] for i in kept]
+            if not all(
+                isinstance(v, TileValue) and v.node.type == t for v, t in zip(values, types)
+            ):
+                return None
+            block.results = tuple(v.node for v in values)
+        node = b.add(ops.branch(test.node, blocks=tuple(block for block, _ in sides)))
+        return [b.add(ops.get(node, index=i)) for i in range(len(kept))]
 
     def _both(
         self,

@@ -15,16 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.dtype import float32, int64
+from ... import tile
+from ...core.dtype import float32
 from ...core.errors import InternalError
 from ...ir.symbol import Size, ceil_divide
 from ...ir.types import Memory
-from ...tile import ops
-from ...tile.build import Body, BodyBuilder
-from . import parts
+from ...tile.build import Body
+from ...tile.placed import PlacedBuilder
+from ...tile.value import index_of
 from .backward_plan import BackwardPlan, candidates, choose, columns_of, why_not
-from .backward_walk import Walk
-from .shape import AttentionShape, backward_parameters
+from .backward_walk import BackwardBody
+from .shape import AttentionShape, backward_parameters, tokens_of
+from .softmax import both
 
 __all__ = [
     "Backward",
@@ -69,7 +71,8 @@ def attention_backward(
     if plan.fast:
         given["sums"] = Memory(sums_shape(x, plan), float32, use="state")
         names = (*inputs, "dk", "dv", "sums")
-        body = Walk(x, plan, ("dk", "dv"), [(n, given[n]) for n in names], f"{name}_keys").build()
+        known = [(n, given[n]) for n in names]
+        body = BackwardBody(x, plan, ("dk", "dv"), known, f"{name}_keys").build()
         return Backward(
             (
                 Launch(clear(x, plan, f"{name}_clear"), ("sums",)),
@@ -81,7 +84,8 @@ def attention_backward(
     launches = []
     for side, gives in sides(plan):
         names = (*inputs, *gives)
-        body = Walk(x, plan, gives, [(n, given[n]) for n in names], f"{name}_{side}").build()
+        known = [(n, given[n]) for n in names]
+        body = BackwardBody(x, plan, gives, known, f"{name}_{side}").build()
         launches.append(Launch(body, names))
     return Backward(tuple(launches))
 
@@ -108,45 +112,32 @@ def sums_shape(x: AttentionShape, plan: BackwardPlan) -> tuple[Size, ...]:
 def clear(x: AttentionShape, plan: BackwardPlan, name: str) -> Body:
     """Set all sums to 0."""
     shape = sums_shape(x, plan)
-    b = BodyBuilder(name, [("sums", Memory(shape, float32, use="result"))])
-    at = [b.program(axis, size) for axis, size in enumerate(shape[:3])]
-    zero = b.constant(0.0, float32, shape[3:])  # type: ignore[arg-type]
-    b.store(b.parameters[0], zero, (*at, *[0] * 6), tuple(range(3, 9)))
+    b = PlacedBuilder(name, [("sums", Memory(shape, float32, use="result"))])
+    with tile.into(b):
+        at = tile.grid(*shape[:3])
+        tile.store(tile.memory(b.parameters[0])[(*at, ...)], tile.zeros(shape[3:]))
     return b.finish(shape[:3])
 
 
 def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Body:
     """dq from its sums."""
     shape = sums_shape(x, plan)
-    b = BodyBuilder(name, [("sums", Memory(shape, float32)), ("dq", dq)])
-    line, block, half = (b.program(axis, size) for axis, size in enumerate(shape[:3]))
-    sums = b.load(
-        b.parameters[0],
-        (line, block, half, *[0] * 6),
-        shape[3:],  # type: ignore[arg-type]
-        tuple(range(3, 9)),
-    )
-    columns = 8 * int(shape[3])
-    lines = b.add(ops.transpose(sums, order=(1, 4, 2, 0, 3, 5)))
-    value = parts.scaled(b, b.add(ops.reshape(lines, shape=(64, columns))), x.scale)
-    apart = plan.queries == 64  # the halves are columns, else queries
-    token = block * plan.queries
-    token = token if apart else token + half * 64
-    column = half * 64 if apart else 0
-    order = x.orders[0]
-    of = {"b": line // x.heads, "h": line % x.heads, "t": token, "d": column}
-    mask = None
-    if not isinstance(x.queries, int) or x.queries % plan.queries:
-        rows = b.apply("add", b.add(ops.iota(size=64, dtype=int64)), b.index(token))
-        mask = parts.column(b, b.apply("less", rows, b.index(x.queries)))
-    if x.width != columns_of(x, plan)[0]:
-        across = b.apply("add", b.add(ops.iota(size=columns, dtype=int64)), b.index(column))
-        mask = b.logical_and(mask, b.apply("less", across, b.index(x.width)))
-    b.store(
-        b.parameters[1],
-        b.cast(value, x.dtype),
-        tuple(of[a] for a in order),
-        (order.index("t"), 3),
-        mask,
-    )
+    b = PlacedBuilder(name, [("sums", Memory(shape, float32)), ("dq", dq)])
+    with tile.into(b):
+        sums, out = map(tile.memory, b.parameters)
+        lane, block, half = tile.grid(*shape[:3])
+        held = tile.load(sums[lane, block, half, ...])
+        columns = 8 * int(shape[3])
+        value = tile.reshape(tile.transpose(held, (1, 4, 2, 0, 3, 5)), (64, columns)) * x.scale
+        apart = plan.queries == 64  # the halves are columns, else queries
+        token = block * plan.queries
+        token, column = (token, half * 64) if apart else (token + half * 64, 0)
+        mask = None
+        if not isinstance(x.queries, int) or x.queries % plan.queries:
+            mask = (tile.arange(64) + token < index_of(x.queries))[:, None]
+        if x.width != columns_of(x, plan)[0]:
+            mask = both(mask, tile.arange(columns) + column < x.width)
+        at = (lane // x.heads, lane % x.heads, token)
+        target = tokens_of(out, x.orders[0], at, (64, columns), column)
+        tile.store(target, tile.cast(value, x.dtype), mask=mask)
     return b.finish(shape[:3])

@@ -28,9 +28,9 @@ from ...core.errors import InternalError
 from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
-from .bring import Bringing
+from .bring import Places
 from .holes import Holes
-from .leave import Leaving
+from .leave import Rows
 from .plan import REGISTERS, AttentionPlan, padded, why_not
 from .shape import AttentionShape, parameters
 from .walk import Walk, Work
@@ -50,7 +50,7 @@ def wide_attention(
     return WideAttention(x, plan, PlacedBuilder(name, parameters(x, more))).build()
 
 
-class WideAttention(Bringing):
+class WideAttention(Places):
     """Writes one Body of `wide_attention`."""
 
     registers = REGISTERS
@@ -121,7 +121,7 @@ class WideAttention(Bringing):
         tile.wait_copies(0)
 
 
-class Consumer(Leaving):
+class Consumer(Rows):
     """Writes one consumer: products, and the softmax (`leave`) between them."""
 
     def run(self) -> None:

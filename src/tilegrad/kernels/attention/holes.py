@@ -65,8 +65,10 @@ class Holes:
 
     def slope(self, s: Any) -> Any | None:
         """By what `bent` grows with raw scores, but for the scale; None where that is 1."""
+        if not self.x.softcap:
+            return None
         t = self.bent(s)
-        return 1.0 - t * t if self.x.softcap else None
+        return tile.multiply_add(t, -t, 1.0)
 
     def score(self, s: Any, row: Any, key: Any) -> Any:
         """Scores with soft limit, bias and slopes, but for the factor of the exponent."""
@@ -91,11 +93,14 @@ class Holes:
 
     def seen(self, shape: tuple[int, ...], row: Any, key: Any, limit: Any, ends: bool) -> Any:
         """Which keys each query sees; those past the limit are looked for where `ends`."""
-        end = limit - key if ends else None
-        seen = within(shape, *self.sides(row, key), end, self.turned, self.lanes)
+        seen = self.inside(shape, row, key, limit - key if ends else None)
         if "mask" not in self.x.extras:
             return seen
         return both(seen, self.beside("mask", shape, row, key))
+
+    def inside(self, shape: tuple[int, ...], row: Any, key: Any, end: Any | None) -> Any | None:
+        """Which pairs lie within the band, and before the end of keys; None where all do."""
+        return within(shape, *self.sides(row, key), end, self.turned, self.lanes)
 
     def sides(self, row: Any, key: Any) -> tuple[Any | None, Any | None]:
         """The least and the most that column - row of a block may be; None is no limit."""

@@ -66,7 +66,7 @@ def within(
         seen = tile.reshape(tile.broadcast(seen, pieces), shape)
     if turned and end is not None:
         left = tile.cast(end, int32)
-        seen = both(seen, line(rows)[:, None] < left)
+        seen = both(seen, tile.broadcast(line(rows)[:, None] < left, shape))
     return seen
 
 

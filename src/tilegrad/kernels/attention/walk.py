@@ -127,7 +127,8 @@ class Walk:
         rounds, rest = floor_divide(self.tiles, programs), modulo(self.tiles, programs)
         mine = rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
         begun = 2 * self.plan.query_stages
-        turn = done = tile.full((), 0, int64)
+        turn = tile.full((), 0, int64)
+        done = turn if self.packed else 0
         for count in tile.range(mine):
             at = tile.hold(turn, "turn", (0, laps - 1))
             number = tile.maximum(count * programs + self.in_round(count), 0)
