@@ -17,7 +17,7 @@ from .shape import AttentionShape, tokens_of
 from .walk import Work
 
 
-class Places:
+class AttentionPlaces:
     """The part of a WideAttention that fills the rings; see there for what it is made of."""
 
     x: AttentionShape

@@ -28,9 +28,9 @@ from ...core.errors import InternalError
 from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.placed import PlacedBuilder
-from .bring import Places
+from .bring import AttentionPlaces
 from .holes import Holes
-from .leave import Rows
+from .leave import ConsumerRows
 from .plan import REGISTERS, AttentionPlan, padded, why_not
 from .shape import AttentionShape, parameters
 from .walk import Walk, Work
@@ -50,7 +50,7 @@ def wide_attention(
     return WideAttention(x, plan, PlacedBuilder(name, parameters(x, more))).build()
 
 
-class WideAttention(Places):
+class WideAttention(AttentionPlaces):
     """Writes one Body of `wide_attention`."""
 
     registers = REGISTERS
@@ -68,7 +68,7 @@ class WideAttention(Places):
         self.memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
 
     def build(self) -> Body:
-        """Places, then the roles beside each other."""
+        """AttentionPlaces, then the roles beside each other."""
         plan = self.plan
         few, registers = self.registers[self.halves]
         with tile.into(self.b):
@@ -121,7 +121,7 @@ class WideAttention(Places):
         tile.wait_copies(0)
 
 
-class Consumer(Rows):
+class Consumer(ConsumerRows):
     """Writes one consumer: products, and the softmax (`leave`) between them."""
 
     def run(self) -> None:

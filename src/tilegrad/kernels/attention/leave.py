@@ -16,7 +16,7 @@ from .holes import ADDED
 from .walk import Work
 
 
-class Rows:
+class ConsumerRows:
     """The part of a Consumer that has no products; see `forward` for what it is made of."""
 
     def __init__(self, kernel: Any, own: int) -> None:
