@@ -123,6 +123,7 @@ def test_roofline_of_the_first_tpu(name: str) -> None:
     assert made.bound_by() == ("compute" if printed == 92.0 else "DRAM")
 
 
+@pytest.mark.slow
 def test_resnet_50_between_the_bounds_of_nvdla() -> None:
     """An estimate may be up to 2.2 times the frames of the primer's table; bench/chip_explore.py
     has its other rows."""

@@ -43,6 +43,7 @@ def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype.name])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cache", [float16, bfloat16])
 def test_narrower_cache(cache: DType) -> None:
     """float32 queries over a cache of 16 bits."""

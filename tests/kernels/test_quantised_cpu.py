@@ -365,6 +365,7 @@ def by_decode(form: Format, tokens: Any, x: np.ndarray, raw: np.ndarray) -> Any:
     return compiled(kernels._callee("q", [body], names), given, (len(x), len(raw)), float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", [formats.Q4_1, formats.Q8_0, formats.Q4_K], ids=str)
 def test_any_number_of_tokens_by_products_of_bytes(form: Format) -> None:
     """Each is within its bound, and its bits do not depend on how many there are."""
