@@ -6,6 +6,8 @@ no binary format holds and a bool. What torch refuses is left out.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from sampled import sampled
 from torch_tables import compare, data, torch
@@ -229,3 +231,27 @@ def test_einsum_sums_integers_alone_in_int64(dtype):
 def test_alpha_of_integers_is_whole():
     with pytest.raises(tg.UserError, match="whole alpha"):
         tg.add(tg.tensor([1, 2]), tg.tensor([1, 2]), alpha=0.5)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("value", [-1, 127, 128, 300, 2**40, -(2**40), 2**63, 3.9, 1e20, math.nan])
+def test_numbers_that_integers_cannot_hold_are_refused(dtype: str, value: float) -> None:
+    """As torch has it: nothing wraps but negative numbers of unsigned dtypes."""
+    kinds = getattr(torch, dtype), getattr(tg, dtype)
+    try:
+        expected = torch.tensor([value], dtype=kinds[0]).tolist()
+    except (RuntimeError, ValueError, OverflowError):
+        for make in (lambda d: tg.tensor([value], dtype=d), lambda d: tg.tensor(value, dtype=d)):
+            with pytest.raises(tg.UserError):
+                make(kinds[1])
+        with pytest.raises(tg.UserError):
+            tg.full((2,), value, dtype=kinds[1])
+        return
+    assert tg.tensor([value], dtype=kinds[1]).tolist() == expected
+    assert tg.full((1,), value, dtype=kinds[1]).tolist() == expected
+
+
+@pytest.mark.parametrize("bounds", [(math.nan,), (0, math.inf), (0.0, 4.0, math.nan)])
+def test_ranges_without_an_end_are_refused(bounds: tuple[float, ...]) -> None:
+    with pytest.raises(tg.UserError, match="not finite"):
+        tg.arange(*bounds)

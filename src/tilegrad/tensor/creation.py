@@ -44,7 +44,27 @@ def tensor(
     """A Tensor with a copy of the data: numbers, nested lists, arrays."""
     if isinstance(data, Tensor):
         data = data.detach()
+    _check_fits("tensor", data, dtype)
     return Tensor(data, dtype, requires_grad, device)
+
+
+def _check_fits(op: str, data: Any, dtype: Any) -> None:
+    """An error where a dtype of integers cannot hold numbers; of unsigned ones negatives wrap."""
+    found = None if dtype is None else dtype_of(dtype)
+    if found is None or not found.is_integer or not isinstance(data, (int, float, list, tuple)):
+        return
+    array = as_array(data) if isinstance(data, (list, tuple)) else np.asarray(data)
+    if not array.size or array.dtype == np.bool_:
+        return
+    least, most = array.min().item(), array.max().item()
+    end = int(found.highest) + 1
+    if not (least >= -end and most < end):
+        raise DTypeError(
+            "a number does not fit the dtype",
+            op=op,
+            got=least if most < end else most,
+            expected=f"{found}: {found.lowest} to {found.highest}",
+        )
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
@@ -98,6 +118,7 @@ def _filled(
     op: str, sizes: tuple[Any, ...], value: Any, dtype: Any, requires_grad: bool, device: Any
 ) -> Tensor:
     found = dtypes.float32 if dtype is None else dtype_of(dtype)
+    _check_fits(op, value, found)
     return _made(build.full(_sizes(op, sizes), value, found), requires_grad, device, op)
 
 
@@ -264,6 +285,9 @@ def arange(
         raise UserError("the step is 0", op="arange", expected="a step other than 0", got=step)
     whole = all(isinstance(v, (int, np.integer, Expr)) for v in (start, end, step))
     found = dtype_of(dtype) if dtype is not None else (dtypes.int64 if whole else dtypes.float32)
+    if not whole and not all(isinstance(v, Expr) or math.isfinite(v) for v in (start, end, step)):
+        got = f"start {start}, end {end}, step {step}"
+        raise UserError("a bound is not finite", op="arange", expected="numbers", got=got)
     count = -((start - end) // step) if whole else math.ceil((end - start) / step)
     count = count if isinstance(count, Expr) else int(count)
     require(
