@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 from interpreted import run_interpreted
 from simulated import assembled, run_graph
 
+from tilegrad.compiler.breaks import breaks_of
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core.config import override
@@ -30,6 +31,7 @@ from tilegrad.core.target import A100, AVX512, H200
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
+from tilegrad.ir.symbol import symbol
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -217,3 +219,16 @@ def test_neighbours() -> None:
     layers, result, _ = one_product(9, 64, 128, (TENSOR, ROW))
     with override(determinism="invariant"), pytest.raises(UserError, match="neighbours"):
         schedule_for(layers.nodes, [result], H200)
+
+
+def test_any_number_of_tokens() -> None:
+    """A step of prompts: other Plans from 129 tokens on, and the same values."""
+    layers, tokens = Layers(), symbol("tokens", 1, 2048)
+    x = layers.given(draw(1, 77, 128).astype(BF16))
+    x = layers.nodes[0] = build.input_((tokens, 128), bfloat16)
+    result = product(rounded(x), layers.weight(64, 128), float32)
+    assert breaks_of([result], H200) == {"tokens": (129, 257)}
+    (got,) = run_interpreted(H200, layers.nodes, [result], layers.values, {"tokens": 77})
+    left = pack_array(format_of(ROW), layers.values[0].astype(np.float32))
+    wanted = unpacked(left, ROW) @ unpacked(layers.values[1], ROW).T
+    assert np.abs(got - wanted).max() <= 1e-3 * np.abs(wanted).max()
