@@ -106,9 +106,9 @@ class Machine:
 
 def prepared(schedule: Schedule, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What the inputs of a Schedule hold: those that are given, and what is prepared of others."""
-    if not schedule.preparing:
+    if not schedule.preparing or schedule.given is None:
         return list(values)
-    found = {slot: v for slot, v in zip(schedule.given or (), values) if slot >= 0}
+    found = {slot: v for slot, v in zip(schedule.given, values) if slot >= 0}
     for one in schedule.preparing:
         layout = parse_as_stored(one.layout)
         made = layout.pack(np.concatenate([values[i] for i in one.sources]))

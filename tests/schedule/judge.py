@@ -46,8 +46,10 @@ def run(
     return result
 
 
-def compare(node: Node, got: np.ndarray, expected: np.ndarray, looser: float = 1.0) -> None:
-    """Assert that two arrays agree as their dtype allows."""
+def compare(
+    node: Node, got: np.ndarray, expected: np.ndarray, looser: float = 1.0, noise: float = 0.0
+) -> None:
+    """Assert that two arrays agree as their dtype allows; `noise` is what rounding adds to that."""
     assert got.shape == expected.shape and got.dtype == expected.dtype
     dtype: DType = BY_NUMPY[got.dtype]
     if not dtype.is_float:
@@ -57,7 +59,8 @@ def compare(node: Node, got: np.ndarray, expected: np.ndarray, looser: float = 1
     a, b = got.astype(np.float64), expected.astype(np.float64)
     finite = np.abs(b[np.isfinite(b)])
     scale = float(finite.max()) if finite.size else 1.0
-    np.testing.assert_allclose(a, b, rtol=limit, atol=limit * min(max(scale, 1e-3), 1e6))
+    least = limit * min(max(scale, 1e-3), 1e6) + noise
+    np.testing.assert_allclose(a, b, rtol=limit, atol=least)
 
 
 def check(

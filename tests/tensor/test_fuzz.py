@@ -62,6 +62,14 @@ ON_GPUS = {
             "v1 = m.scatter_reduce(v0, 0, m.tensor([0, 0, 0]), x1, 'amax')",
         ],
     ),
+    "a key whose score has a derivative of terms 10,000 times as large, which cancel": (
+        [
+            ("float32", np.array([[[0.5, -0.25]]])),
+            ("float32", np.array([[[1.0, 0.5], [-0.75, 0.25], [0.3, -0.6]]])),
+            ("float32", np.array([[[5.0, -3.0], [-4.0, 6.0], [0.94501, 1.05499]]])),
+        ],
+        ["v0 = F.scaled_dot_product_attention(x0, x1, x2)", "v1 = v0 * 3"],
+    ),
     "digamma under a scatter spilled": (
         [("float32", np.resize(SPREAD, (31, 64))), ("float32", np.resize(SPREAD, (31, 2)))],
         ["v0 = m.digamma(x0.abs() + 1)", "v1 = m.index_add(v0, 1, m.tensor([29, 13]), x1)"],
