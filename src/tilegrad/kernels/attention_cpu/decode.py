@@ -109,18 +109,14 @@ class Rows(Kernel):
         x = self.x
         return self.key_head * x.group + r // x.queries, r % x.queries
 
-    def part_at(self, r: Size, part: Size) -> tuple[Size, ...]:
-        """Where a row's part waits for the others."""
-        return self.source.batch, self.key_head, part, r
-
-    def share_of(self, total: Node) -> Node:
-        """What sums of products are multiplied with in the end."""
-        return self.v.share_of(total)
+    def scaled(self, factor: Node, which: int) -> Node:
+        """What queries (0) or sums of values (1) are multiplied by, with the scale of a cache."""
+        return factor
 
     def put(self, r: Size, line: Callable[[Size], Node], most: Node, total: Node) -> None:
         """Store a finished row: line(d) are sums of products not divided yet."""
         b, width = self.b, self.x.value_width
-        share = self.share_of(total)
+        share = self.scaled(self.v.share_of(total), 1)
         head, query = self.row_at(r)
         for d in self.v.chunks("chunk", width):
             self.source.put_line("out", head, query, d, b.apply("multiply", line(d), share), width)
@@ -192,7 +188,8 @@ class Decode(Rows):
         head, query = self.row_at(r)
         for d in self.v.chunks("chunk", x.width):
             part = b.cast(self.source.line("q", head, query, d, n, x.width), self.sum)
-            b.store(self.query_rows, b.apply("multiply", part, self.first_factor()), (r, d), (1,))
+            factor = self.scaled(self.v.constant(self.holes.first), 0)
+            b.store(self.query_rows, b.apply("multiply", part, factor), (r, d), (1,))
         size = high(self.result.shape[1])
         for d in b.each("clear", 0, size, n, bounds=(0, size - n)):
             b.store(self.result, b.constant(0, self.sum, (n,)), (r, d), (1,))
@@ -201,10 +198,6 @@ class Decode(Rows):
             counts = b.apply("equal", b.index(self.part), b.index(0))
         for place, value in zip((self.most, self.total), self.holes.start(head, counts)):
             b.store(place, value, (r,))
-
-    def first_factor(self) -> Node:
-        """What queries are multiplied by."""
-        return self.v.constant(self.holes.first)
 
     # ---- a block of keys ------------------------------------------------------------------
 
@@ -329,7 +322,7 @@ class Decode(Rows):
         if self.parts == 1:
             self.put(r, line, most, total)
             return
-        place = self.part_at(r, self.part)
+        place = (self.source.batch, self.key_head, self.part, r)
         b.store(self.memory["maxima"], most, place)
         b.store(self.memory["sums"], total, place)
         for d in self.v.chunks("chunk", width):
@@ -360,7 +353,8 @@ class Combine(Rows):
     def row(self, r: Size) -> None:
         """One row: parts weighed by 2**(their maximum - the largest)."""
         b, n, width = self.b, self.lanes, self.x.value_width
-        place = [self.part_at(r, part) for part in range(self.parts)]
+        lead = (self.source.batch, self.key_head)
+        place = [(*lead, part, r) for part in range(self.parts)]
         maxima = [b.load(self.memory["maxima"], at) for at in place]
         most = maxima[0]
         for other in maxima[1:]:

@@ -247,12 +247,11 @@ class Rows(DecodeRows):
         group = self.p.group
         return self.key_head * group + r % group, r // group
 
-    def share_of(self, total: Node) -> Node:
-        """The values' scale belongs to it."""
-        share = super().share_of(total)
+    def scaled(self, factor: Node, which: int) -> Node:
+        """The cache's scales belong to it."""
         if not self.p.scaled:
-            return share
-        return self.b.apply("multiply", share, self.b.load(self.memory["scales"], (1,)))
+            return factor
+        return self.b.apply("multiply", factor, self.b.load(self.memory["scales"], (which,)))
 
 
 class _Attend(Rows, Decode):
@@ -275,13 +274,6 @@ class _Attend(Rows, Decode):
         self.wide_keys: Node | None = None
         if self.p.cache is not self.sum and self.plan.queries > 1:
             self.wide_keys = self.scratch(self.lanes, high(self.query_rows.shape[1]))
-
-    def first_factor(self) -> Node:
-        """The keys' scale belongs to it."""
-        factor = super().first_factor()
-        if not self.p.scaled:
-            return factor
-        return self.b.apply("multiply", factor, self.b.load(self.memory["scales"], (0,)))
 
     # ---- a block of keys ------------------------------------------------------------------
 
@@ -309,17 +301,12 @@ class _Attend(Rows, Decode):
         for d in range(0, width, step // size):
             self.b.prefetch(memory, place[0], self.key_head, place[1] + row, d)
 
-    def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
-        """Neighbouring keys, a piece of each: of the current page, or widened."""
-        n = self.lanes
-        if self.wide_keys is not None:
+    def key_square(self, token: Size, d: Size, mask: Node | None, wide: bool = True) -> Node:
+        """Neighbouring keys of the current page, a piece of each: widened, if they are."""
+        n, (page, place) = self.lanes, self.current
+        if wide and self.wide_keys is not None:
             return self.b.load(self.wide_keys, (0, d), (n, n), (0, 1))
-        return self.page_square(d, mask)
-
-    def page_square(self, d: Size, mask: Node | None) -> Node:
-        """The same of the current page."""
-        page, place = self.current
-        index, n = (page, self.key_head, place, d), self.lanes
+        index = (page, self.key_head, place, d)
         return self.b.load(self.memory["k"], index, (n, n), (2, 3), mask)
 
     def widen(self) -> None:
@@ -329,7 +316,7 @@ class _Attend(Rows, Decode):
             return
         for d in self.v.chunks("chunk", self.p.width):
             mask = self.v.both(None, self.v.below(d, n, self.p.width), (n, n))
-            keys = b.cast(self.page_square(d, mask), self.sum)
+            keys = b.cast(self.key_square(self.key, d, mask, wide=False), self.sum)
             b.store(self.wide_keys, keys, (0, d), (0, 1))
 
     def gather_tile(self, first: Size, rows: int, d: int) -> None:
