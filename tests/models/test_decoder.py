@@ -182,7 +182,8 @@ def test_step_with_a_paged_cache(name: str) -> None:
         )
         for row, end, logits in zip(found.numpy(), done, wanted):
             np.testing.assert_allclose(row, logits[end - 1], atol=1e-4)
-    assert step.traces == 1
+    most = 2 if config.experts else 1  # experts have a range for few tokens
+    assert step.traces == most
 
 
 # ---- what is compiled ---------------------------------------------------------------------------
