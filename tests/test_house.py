@@ -70,8 +70,8 @@ MACHINE = re.compile(r"(cpu|gpu|npu|cuda|wgmma|mma|tdp|amx|sm_\d+a?|[ah][12]00|p
 NAMED = {"core/target.py"}
 HOMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 LONG_SAYS_WHY = re.compile(r"long because|why (?:the file|it) is long")
-# Methods that are rows of a table, one op each: the docstring of their class speaks for all.
-ROWS = re.compile(r"Operations\.\w+|\w*Emitter\.emit_\w+")
+# Methods of a protocol that are named as ops: the docstring of their class speaks for all.
+ROWS = re.compile(r"Operations\.\w+")
 PRAGMA = re.compile(r"\s*#\s*(?:fmt|type|noqa|ruff)\b.*")
 # What Python's own protocols ask a method to raise.
 PROTOCOL = {

@@ -21,18 +21,12 @@ FOLDERS = ("kernels", "tile", "schedule", "targets")
 LINES, TOKENS = 43_070, 431_100  # goals: 32,000 and 315,000
 METHODS = 40  # of a class, inherited ones included
 WIDE = {  # classes that have more, and how many
-    "Emitter": 72,
     "_Legalizer": 58,
     "PlacedViews": 56,
-    "Operations": 55,
-    "Asked": 55,
     "PlacedBuilder": 54,
-    "MemoryEmitter": 52,
     "Vectors": 44,
 }
-CYCLES = [  # files that import one another, deferred imports included
-    {"tile.arithmetic", "tile.inside", "tile.language", "tile.linear", "tile.trace", "tile.value"},
-]
+CYCLES: list[set[str]] = []  # files that import one another, deferred imports included
 SILENT = (
     tokenize.COMMENT,
     tokenize.NL,

@@ -24,7 +24,7 @@ from typing import Any
 from .. import tile
 from ..core.dtype import float32, int32, uint32
 from ..tile.define import Definition
-from ..tile.value import tracer
+from ..tile.trace import tracer
 
 ONE = 0x3F800000  # the key of probability 1
 LAST = 0x7FFFFFFF

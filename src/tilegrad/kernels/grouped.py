@@ -19,7 +19,7 @@ from ..core.config import invariant
 from ..core.dtype import float32, float64, int32
 from ..ir.symbol import Size, ceil_divide, high, minimum
 from ..tile.define import Definition
-from ..tile.value import tracer
+from ..tile.trace import tracer
 
 LEAST_BLOCK, MOST_BLOCK = 8, 128  # rows
 COLUMNS, GROUP, FIRST, LAST = 4, 0, 1, 2  # of a list of blocks

@@ -14,6 +14,7 @@ from ..core.dtype import DType, promote, promote_scalar
 from ..core.errors import DTypeError, ShapeError
 from ..ir.symbol import Size, combine, minimum
 from .value import (
+    ABOVE,
     Edge,
     Edges,
     Index,
@@ -22,9 +23,9 @@ from .value import (
     Undefined,
     Window,
     cast,
+    current,
     number,
     tile_of,
-    tracer,
 )
 
 
@@ -69,7 +70,7 @@ def broadcast(x: TileValue, shape: tuple[int, ...]) -> TileValue:
         None if i < pad or x.shape[i - pad] == 1 else x.edges[i - pad] for i in range(len(shape))
     )
     zero = (False,) * pad + x.zero
-    return TileValue(tracer("broadcast").builder.broadcast(x.node, shape), edges, zero)
+    return TileValue(current("broadcast").builder.broadcast(x.node, shape), edges, zero)
 
 
 def join_edges(op: str, values: Sequence[TileValue]) -> Edges:
@@ -136,7 +137,7 @@ def elementwise(name: str, *values: Any) -> Any:
             expected="integers or bools",
             got=dtype,
         )
-    b = tracer(name).builder
+    b = current(name).builder
     tiles = [cast(tile_of(v, dtype, name), dtype) for v in values]
     shape = broadcast_shape(name, [t.shape for t in tiles])
     tiles = [broadcast(t, shape) for t in tiles]
@@ -167,3 +168,6 @@ def _linear(name: str, values: Sequence[Any]) -> Size | None:
         return None
     step = b.size if isinstance(b, Index) else int(b)
     return combine(a.linear, step, 1 if name == "add" else -1)
+
+
+ABOVE["elementwise"] = elementwise

@@ -25,8 +25,8 @@ from ..ir.types import product
 from .bounds import WIDE, Range, hull, leaf_range, of_dtype, range_of
 from .linear import Box, box_of
 from .row import TileOp, compute
-from .trace import Tracer
-from .value import MemoryValue, Window, tracer
+from .trace import Tracer, tracer
+from .value import MemoryValue, Window
 
 SAME = {"broadcast", "reshape", "transpose", "cast"}
 CORNERS = 16  # programs at the ends of the grid that are tried

@@ -33,8 +33,9 @@ from . import ops, placed
 from .arithmetic import broadcast as broadcast_tile
 from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
 from .inside import bounded, offsets_within, within
-from .trace import Range, Rows, make_range
+from .trace import Range, Rows, make_range, tracer
 from .value import (
+    ABOVE,
     FAR,
     Edge,
     Edges,
@@ -46,7 +47,6 @@ from .value import (
     number,
     size_of,
     tile_of,
-    tracer,
 )
 from .value import cast as cast_tile
 
@@ -1072,3 +1072,8 @@ def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryV
     """A place that all of a program shares, not initialised: read and written as an array is."""
     node = tracer("shared").builder.allocate(static_shape(shape), dtype_of(dtype), "shared", layout)
     return MemoryValue("shared", node, True)
+
+
+ABOVE.update(
+    transpose=transpose, expand=expand, dot=dot, load=load, store=store, store_rows=store_rows
+)

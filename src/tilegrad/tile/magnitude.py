@@ -1,6 +1,6 @@
 """How large a value can be in size, where the ops that compute it show that.
 
-An angle that is known to be small needs no way for large ones (`scope.Operations.rarely`).
+An angle that is known to be small needs no way for large ones (`scope.Machine.rarely`).
 Invariant: in no run is a value that is a number larger in size than what is found for it.
 """
 

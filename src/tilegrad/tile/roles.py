@@ -35,8 +35,8 @@ from ..ir.symbol import Size
 from . import placed
 from .language import static_shape
 from .placed import PlacedBuilder
-from .trace import Tracer
-from .value import MemoryValue, TileValue, Window, cast, index_of, size_of, tile_of, tracer
+from .trace import Tracer, tracer
+from .value import MemoryValue, TileValue, Window, cast, index_of, size_of, tile_of
 
 
 def _placed(op: str) -> Tracer:

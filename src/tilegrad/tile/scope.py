@@ -1,7 +1,8 @@
-"""What elementary functions are written over: a caller's Operations, and a dtype's coefficients.
+"""What elementary functions are written over: Elements of a Machine, and a dtype's coefficients.
 
-A `Scope` is both at hand in one function, with the few combinations that many of them use.
-Invariant: a Scope sees its values only through Operations.
+An `Element` has Python's operators, each of which is a Tile op; whose text, the Machine says. A
+`Scope` is the constants of a dtype, with the few combinations that many functions use.
+Invariant: an Element is computed with only by ops that Tile IR has.
 
 Every coefficient below was fitted for this file (Remez exchange, or rational interpolation at
 Chebyshev points, in 50 decimal digits) and is listed from the highest power to the lowest.
@@ -11,77 +12,183 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Union
 
-Value = Any
-Mask = Any
-Integer = Any
+from ..core.dtype import DType, bool_, float32, float64, int32, int64, uint32, uint64
 
 
-class Operations(Protocol):
-    """What a caller provides: elementwise operations on values of one float dtype and one shape.
+class Machine(Protocol):
+    """What computes Tile ops on values of its own: registers, vectors, arrays.
 
-    Three promises matter. `multiply_add` rounds once. `minimum(a, b)` and `maximum(a, b)` give
-    NaN when b is NaN (a is never NaN here), so `b if not a < b else a` will do. Comparisons with
-    NaN are false. Results may not be reassociated or contracted.
+    Three promises matter. `multiply_add` rounds once. Comparisons with NaN are false. Results may
+    not be reassociated or contracted. Shifts are by less than the width.
 
-    Two operations branch. `rarely(name, near, far, done, *inputs)` gives done(inputs, values),
-    where near(inputs) gives a mask and the values that hold outside it, far(inputs) those inside:
-    each of these three gets the operations first, which may be others. `repeat(going, step, x)`
-    takes x to step(x) while going(x) holds, each element by itself; only `far` may use it.
+    Two methods branch. `rarely(name, near, far, done, *inputs)` gives done(*inputs, *values), where
+    near(*inputs) gives a mask and the values that hold outside it, far(*inputs) those inside; the
+    inputs may be of another Machine. `repeat(going, step, x)` takes x to step(x) while going(x)
+    holds, each element by itself; only `far` may use it.
     """
 
-    def constant(self, value: float | int, like: Value) -> Value: ...
-    def dtype(self, x: Value) -> str: ...
-    def add(self, a: Value, b: Value) -> Value: ...
-    def subtract(self, a: Value, b: Value) -> Value: ...
-    def multiply(self, a: Value, b: Value) -> Value: ...
-    def divide(self, a: Value, b: Value) -> Value: ...
-    def multiply_add(self, a: Value, b: Value, c: Value) -> Value: ...
-    def negative(self, x: Value) -> Value: ...
-    def absolute(self, x: Value) -> Value: ...
-    def square_root(self, x: Value) -> Value: ...
-    def round_even(self, x: Value) -> Value: ...
-    def floor(self, x: Value) -> Value: ...
-    def minimum(self, a: Value, b: Value) -> Value: ...
-    def maximum(self, a: Value, b: Value) -> Value: ...
-    def less(self, a: Value, b: Value) -> Mask: ...
-    def less_equal(self, a: Value, b: Value) -> Mask: ...
-    def equal(self, a: Value, b: Value) -> Mask: ...
-    def select(self, mask: Mask, a: Value, b: Value) -> Value: ...
-    def logical_and(self, a: Mask, b: Mask) -> Mask: ...
-    def logical_or(self, a: Mask, b: Mask) -> Mask: ...
-    def logical_not(self, a: Mask) -> Mask: ...
-    def bitcast_int(self, x: Value) -> Integer: ...
-    def bitcast_float(self, i: Integer) -> Value: ...
-    def to_int(self, x: Value) -> Integer: ...
-    def to_float(self, i: Integer) -> Value: ...
-    def int_constant(self, value: int, like: Integer) -> Integer: ...
-    def int_add(self, a: Integer, b: Integer) -> Integer: ...
-    def int_subtract(self, a: Integer, b: Integer) -> Integer: ...
-    def int_and(self, a: Integer, b: Integer) -> Integer: ...
-    def int_or(self, a: Integer, b: Integer) -> Integer: ...
-    def int_xor(self, a: Integer, b: Integer) -> Integer: ...
-    def int_shift_left(self, i: Integer, n: int) -> Integer: ...
-    def int_shift_right(self, i: Integer, n: int) -> Integer: ...
-    def int_equal(self, a: Integer, b: Integer) -> Mask: ...
-    def int_less(self, a: Integer, b: Integer) -> Mask: ...
-    def int_multiply(self, a: Integer, b: Integer) -> Integer: ...
-    def int_multiply_high(self, a: Integer, b: Integer) -> Integer: ...  # unsigned
-    def int_shift_right_unsigned(self, i: Integer, n: int) -> Integer: ...
-    def int_shift_left_by(self, i: Integer, n: Integer) -> Integer: ...
-    def int_shift_right_by(self, i: Integer, n: Integer) -> Integer: ...  # unsigned
+    clamps: frozenset[DType]  # where one instruction is minimum, and maximum
+
+    def constant(self, value: float, dtype: DType) -> Any:
+        """A number."""
+
+    def apply(self, name: str, dtype: DType, *values: Any) -> Any:
+        """A Tile op by name, on values of a dtype (of `where`: the last two)."""
+
+    def bitcast(self, x: Any, source: DType, target: DType) -> Any:
+        """The same bits."""
+
+    def convert(self, x: Any, source: DType, target: DType) -> Any:
+        """The nearest number."""
+
     def repeat(
-        self, going: Callable[[Value], Mask], step: Callable[[Value], Value], x: Value
-    ) -> Value: ...
+        self, going: Callable[[Element], Element], step: Callable[[Element], Element], x: Element
+    ) -> Element:
+        """A loop of each element."""
+
     def rarely(
         self,
         name: str,
         near: Callable[..., Any],
         far: Callable[..., Any],
-        done: Callable[..., Value],
-        *inputs: Value,
-    ) -> Value: ...
+        done: Callable[..., Element],
+        *inputs: Element,
+    ) -> Element:
+        """One way for most elements, and another for few."""
+
+
+Number = Union["Element", float]
+INTEGERS = {32: int32, 64: int64}
+UNSIGNED = {32: uint32, 64: uint64}
+FLOATS = {32: float32, 64: float64}
+COMPARES = ("less", "less_equal", "equal")
+
+
+def _apply(name: str, like: Element, *values: Number) -> Element:
+    """An op on values of the dtype that one of them has."""
+    m, d = like.machine, like.dtype
+    held = [v.held if isinstance(v, Element) else m.constant(v, d) for v in values]
+    return Element(m, m.apply(name, d, *held), bool_ if name in COMPARES else d)
+
+
+def _operator(name: str, mirrored: bool = False) -> Callable[[Element, Number], Element]:
+    if mirrored:
+        return lambda self, other: _apply(name, self, other, self)
+    return lambda self, other: _apply(name, self, self, other)
+
+
+class Element:
+    """A value of one dtype that a Machine holds; a number beside it takes its dtype."""
+
+    __slots__ = ("dtype", "held", "machine")
+
+    def __init__(self, machine: Machine, held: Any, dtype: DType) -> None:
+        self.machine, self.held, self.dtype = machine, held, dtype
+
+    __add__, __radd__ = _operator("add"), _operator("add", True)
+    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", True)
+    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", True)
+    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", True)
+    __and__, __or__, __xor__ = _operator("bit_and"), _operator("bit_or"), _operator("bit_xor")
+    __lshift__, __rshift__ = _operator("shift_left"), _operator("shift_right")
+    __lt__, __gt__ = _operator("less"), _operator("less", True)
+    __le__, __ge__ = _operator("less_equal"), _operator("less_equal", True)
+    __eq__ = _operator("equal")  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+    def __neg__(self) -> Element:
+        return _apply("negative", self, self)
+
+    def __abs__(self) -> Element:
+        return _apply("absolute", self, self)
+
+    def __invert__(self) -> Element:
+        return _apply("bit_not", self, self)
+
+    def floor(self) -> Element:
+        """Rounded down."""
+        return _apply("floor", self, self)
+
+    def root(self) -> Element:
+        """The square root."""
+        return _apply("square_root", self, self)
+
+    def at_most(self, limit: float) -> Element:
+        """The lesser of itself and a number; NaN stays NaN."""
+        if self.dtype in self.machine.clamps:
+            return _apply("minimum", self, limit, self)
+        return where(limit < self, limit, self)
+
+    def at_least(self, limit: float) -> Element:
+        """The greater of itself and a number; NaN stays NaN."""
+        if self.dtype in self.machine.clamps:
+            return _apply("maximum", self, limit, self)
+        return where(self < limit, limit, self)
+
+    def seen_as(self, dtype: DType) -> Element:
+        """The same bits as another dtype."""
+        return Element(self.machine, self.machine.bitcast(self.held, self.dtype, dtype), dtype)
+
+    @property
+    def bits(self) -> Element:
+        """The bits of a float as an integer."""
+        return self.seen_as(INTEGERS[self.dtype.bits])
+
+    def as_float(self) -> Element:
+        """The float that has these bits."""
+        return self.seen_as(FLOATS[self.dtype.bits])
+
+    def to_float(self) -> Element:
+        """The float nearest to an integer."""
+        to = FLOATS[self.dtype.bits]
+        return Element(self.machine, self.machine.convert(self.held, self.dtype, to), to)
+
+
+def where(mask: Element, a: Number, b: Number) -> Element:
+    """a where the mask holds, else b; one of them is no plain number."""
+    like = a if isinstance(a, Element) else b
+    assert isinstance(like, Element)
+    return _apply("where", like, mask, a, b)
+
+
+def multiply_add(a: Element, b: Number, c: Number) -> Element:
+    """a * b + c, rounded once."""
+    return _apply("multiply_add", a, a, b, c)
+
+
+def multiply_high(a: Element, b: Element) -> Element:
+    """The upper half of a product of integers without sign."""
+    return _apply("multiply_high", a, a, b)
+
+
+def shift_down(x: Element, n: Element | int) -> Element:
+    """x >> n of an integer without sign: zeros come in."""
+    kind = UNSIGNED[x.dtype.bits]
+    whole, by = x.seen_as(kind), n.seen_as(kind) if isinstance(n, Element) else n
+    return _apply("shift_right", whole, whole, by).seen_as(x.dtype)
+
+
+def polynomial(x: Element, coefficients: Coefficients) -> Element:
+    """Horner: one multiply_add per degree."""
+    result: Number = coefficients[0]
+    for coefficient in coefficients[1:]:
+        result = _apply("multiply_add", x, result, x, coefficient)
+    assert isinstance(result, Element)
+    return result
+
+
+def two_sum(a: Element, b: Element) -> tuple[Element, Element]:
+    """a + b as a rounded sum and its exact error, where |a| >= |b| or a is zero."""
+    total = a + b
+    return total, b - (total - a)
+
+
+def two_product(a: Element, b: Element) -> tuple[Element, Element]:
+    """a * b as a rounded product and its exact error."""
+    product = a * b
+    return product, multiply_add(a, b, -product)
 
 
 Coefficients = tuple[float, ...]
@@ -336,81 +443,49 @@ ANGLE_LIMITS = {name: table.angle_limit for name, table in _CONSTANTS.items()}
 
 
 class Scope:
-    """Operations with the constants of one argument's dtype at hand, and the shared idioms."""
+    """The constants of an argument's dtype, and what many functions do with them."""
 
-    def __init__(self, operations: Operations, like: Value) -> None:
-        self.operations = operations
-        self.like = like
-        self.dtype = operations.dtype(like)
+    def __init__(self, like: Element) -> None:
+        self.like, self.dtype = like, like.dtype.name
         self.table = _CONSTANTS[self.dtype]
-        self.like_int = operations.bitcast_int(like)
 
-    def constant(self, value: float) -> Value:
+    def constant(self, value: float) -> Element:
         """A value of the argument's dtype."""
-        return self.operations.constant(value, self.like)
+        machine, dtype = self.like.machine, self.like.dtype
+        return Element(machine, machine.constant(value, dtype), dtype)
 
-    def integer(self, value: int) -> Integer:
+    def integer(self, value: int) -> Element:
         """An integer of the argument's width."""
-        return self.operations.int_constant(value, self.like_int)
+        machine, dtype = self.like.machine, INTEGERS[self.like.dtype.bits]
+        return Element(machine, machine.constant(value, dtype), dtype)
 
-    def multiply_add(self, a: Value, b: Value, c: Value | float) -> Value:
-        """a * b + c, rounded once."""
-        return self.operations.multiply_add(a, b, self.constant(c) if isinstance(c, float) else c)
-
-    def scale(self, x: Value, factor: float) -> Value:
-        """x times a number."""
-        return self.operations.multiply(x, self.constant(factor))
-
-    def polynomial(self, x: Value, coefficients: Coefficients) -> Value:
-        """Horner: one multiply_add per degree."""
-        result = self.constant(coefficients[0])
-        for coefficient in coefficients[1:]:
-            result = self.operations.multiply_add(result, x, self.constant(coefficient))
-        return result
-
-    def clamp(self, x: Value, limits: tuple[float, float]) -> Value:
+    def clamp(self, x: Element, limits: tuple[float, float]) -> Element:
         """x held within the limits; NaN stays NaN."""
-        low = self.operations.maximum(self.constant(limits[0]), x)
-        return self.operations.minimum(self.constant(limits[1]), low)
+        return x.at_least(limits[0]).at_most(limits[1])
 
-    def copy_sign(self, magnitude: Value, x: Value) -> Value:
+    def copy_sign(self, magnitude: Element, x: Element) -> Element:
         """magnitude (not negative) with the sign of x."""
-        operations = self.operations
-        sign = operations.int_and(operations.bitcast_int(x), self.integer(self.table.sign_bit))
-        return operations.bitcast_float(operations.int_or(operations.bitcast_int(magnitude), sign))
+        sign = x.bits & self.table.sign_bit
+        return (magnitude.bits | sign).as_float()
 
-    def nearest_integer(self, x: Value, factor: float, offset: int) -> tuple[Integer, Value]:
+    def nearest_integer(self, x: Element, factor: float, offset: int) -> tuple[Element, Element]:
         """n = rint(x * factor): an integer whose low bits hold n + offset, and n as a float.
 
         Adding 1.5 * 2**digits leaves the integer in the low bits of the mantissa.
         """
-        magic = self.constant(1.5 * 2.0**self.table.digits + offset)
-        shifted = self.operations.multiply_add(x, self.constant(factor), magic)
-        return self.operations.bitcast_int(shifted), self.operations.subtract(shifted, magic)
+        magic = 1.5 * 2.0**self.table.digits + offset
+        shifted = multiply_add(x, factor, magic)
+        return shifted.bits, shifted - magic
 
-    def power_of_two(self, biased: Integer) -> Value:
+    def power_of_two(self, biased: Element) -> Element:
         """2**n where the low bits of the argument hold n + bias."""
-        shifted = self.operations.int_shift_left(biased, self.table.digits)
-        return self.operations.bitcast_float(shifted)
+        return (biased << self.table.digits).as_float()
 
-    def scale_by_power(self, x: Value, doubled: Integer) -> Value:
+    def scale_by_power(self, x: Element, doubled: Element) -> Element:
         """x * 2**n where the low bits of `doubled` hold n + 2 * bias, rounded once.
 
         Two factors, 2**floor(n/2) and 2**ceil(n/2), reach subnormals and infinity.
         """
-        operations = self.operations
-        half = operations.int_shift_right(doubled, 1)
-        rest = operations.int_subtract(doubled, half)
-        return operations.multiply(
-            operations.multiply(x, self.power_of_two(half)), self.power_of_two(rest)
-        )
-
-    def two_sum(self, a: Value, b: Value) -> tuple[Value, Value]:
-        """a + b as a rounded sum and its exact error, where |a| >= |b| or a is zero."""
-        total = self.operations.add(a, b)
-        return total, self.operations.subtract(b, self.operations.subtract(total, a))
-
-    def two_product(self, a: Value, b: Value) -> tuple[Value, Value]:
-        """a * b as a rounded product and its exact error."""
-        product = self.operations.multiply(a, b)
-        return product, self.operations.multiply_add(a, b, self.operations.negative(product))
+        half = doubled >> 1
+        rest = doubled - half
+        return x * self.power_of_two(half) * self.power_of_two(rest)

@@ -26,9 +26,11 @@ from .build import Body
 from .placed import PlacedBuilder
 from .plan import Plan
 from .value import (
+    ABOVE,
     Index,
     MemoryValue,
     TileValue,
+    current,
     index_of,
     size_of,
     state,
@@ -337,8 +339,6 @@ class Tracer:
         if value is None:
             return
         for item in value if isinstance(value, tuple) else (value,):
-            from .language import store_rows
-
             found = tile_of(item, op="return")
             rows = self.implied_rows()
             if not found.shape or found.shape[0] != rows.count or found.ndim > 2:
@@ -352,7 +352,7 @@ class Tracer:
             *lead, count, _ = self.inputs[0].type.shape
             columns = [] if found.ndim == 1 else [self.columns_of(found)]
             out = self.add_result([*lead, count, *columns], found.dtype)
-            store_rows(out, found)
+            ABOVE["store_rows"](out, found)
 
     def columns_of(self, value: TileValue) -> Size:
         """How many columns of a returned tile are elements."""
@@ -371,6 +371,12 @@ class Tracer:
         level = "placed" if self.placed else "portable"
         body = self.builder.finish(self.grid or (1,), **notes, level=level)
         return body
+
+
+def tracer(op: str) -> Tracer:
+    """The Tracer of the kernel that is being traced in this thread."""
+    found: Tracer = current(op)
+    return found
 
 
 def check_grid(sizes: Sequence[Size]) -> None:

@@ -14,30 +14,29 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, combine, low
+from ..ir.symbol import Expr, Size, combine, high, low
 from ..ir.types import Memory
-
-if TYPE_CHECKING:
-    from .trace import Tracer
 
 FAR = 1 << 40  # bounds of an integer that was computed or loaded
 
 
 class _State(threading.local):
-    tracer: Tracer | None = None
+    tracer: Any = None
 
 
 state = _State()
+# Functions that values call and that stand above this file: each file enters its own.
+ABOVE: dict[str, Callable[..., Any]] = {}
 
 
-def tracer(op: str) -> Tracer:
-    """The Tracer of the kernel that is being traced in this thread."""
+def current(op: str) -> Any:
+    """The Tracer (see `trace`) of the kernel that is being traced in this thread."""
     if state.tracer is None:
         raise TraceError(
             "used outside of a kernel",
@@ -71,10 +70,8 @@ class Undefined:
 
 
 def elementwise(name: str, *values: Any) -> Any:
-    """An elementwise op; see `arithmetic`, which stands above this file."""
-    from .arithmetic import elementwise as apply
-
-    return apply(name, *values)
+    """An elementwise op; see `arithmetic`."""
+    return ABOVE["elementwise"](name, *values)
 
 
 class Edge(NamedTuple):
@@ -181,8 +178,6 @@ class Index:
 def _decide(a: Size, b: Size, name: str) -> bool | None:
     """What bounds prove of a comparison."""
     gap = combine(b, a, -1)  # b - a
-    from ..ir.symbol import high
-
     if name in ("less", "less_equal"):
         least = 1 if name == "less" else 0
         return True if low(gap) >= least else False if high(gap) < least else None
@@ -253,11 +248,11 @@ class TileValue(Operators):
         self.edges: Edges = (None,) * len(node.shape) if edges is None else edges
         self.zero = zero or (False,) * len(node.shape)  # axes beyond whose edge all is 0
         self.linear = linear  # start, for a tile start, start+1, ...
-        self.block = tracer("tile").builder.builder.open[-1]  # where it can be used
+        self.block = current("tile").builder.builder.open[-1]  # where it can be used
 
     def checked(self) -> TileValue:
         """Itself, unless the loop, branch or role it was made in is over."""
-        if self.block not in tracer("tile").builder.builder.open:
+        if self.block not in current("tile").builder.builder.open:
             raise UserError(
                 f"a tile made in a loop, a branch or a role ({self.block.name}) is used after it",
                 op="kernel",
@@ -288,23 +283,17 @@ class TileValue(Operators):
     @property
     def T(self) -> TileValue:
         """The last two axes swapped."""
-        from .language import transpose
-
-        return transpose(self)
+        return ABOVE["transpose"](self)
 
     def to(self, dtype: Any) -> TileValue:
         """Converted to a dtype."""
         return cast(self, dtypes.dtype_of(dtype))
 
     def __getitem__(self, key: Any) -> TileValue:
-        from .language import expand
-
-        return expand(self, key if isinstance(key, tuple) else (key,))
+        return ABOVE["expand"](self, key if isinstance(key, tuple) else (key,))
 
     def __matmul__(self, other: Any) -> TileValue:
-        from .language import dot
-
-        return dot(self, other)
+        return ABOVE["dot"](self, other)
 
     def _refuse(self) -> Any:
         raise TraceError(
@@ -385,9 +374,7 @@ class MemoryValue(Operators):
         )
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        from .language import store
-
-        store(self[key], value)
+        ABOVE["store"](self[key], value)
 
 
 class Window(Operators):
@@ -411,7 +398,7 @@ class Window(Operators):
 
     def edges(self) -> Edges:
         """Where the box leaves the Memory, unless it provably does not."""
-        if tracer("part").trusts:
+        if current("part").trusts:
             return (None,) * len(self.shape)
         found: list[Edge | None] = []
         for size, axis in zip(self.shape, self.axes):
@@ -465,7 +452,7 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
 
 def scalar(size: Size) -> TileValue:
     """A Size as a scalar tile of int64."""
-    return TileValue(tracer("index").builder.index(size))
+    return TileValue(current("index").builder.index(size))
 
 
 def size_of(value: Any, what: str) -> Size:
@@ -479,7 +466,7 @@ def size_of(value: Any, what: str) -> Size:
     if isinstance(value, Undefined):
         raise value.fail()
     if isinstance(value, TileValue) and value.dtype.is_integer and value.shape == ():
-        return tracer(what).atom_of(value.checked().node, -FAR, FAR)
+        return current(what).atom_of(value.checked().node, -FAR, FAR)
     raise DTypeError(
         f"the {what} is not an integer",
         op="kernel",
@@ -499,7 +486,7 @@ def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileVal
         return value.checked()
     if isinstance(value, Undefined):
         raise value.fail()
-    b = tracer(op).builder
+    b = current(op).builder
     if isinstance(value, Index):
         return cast(scalar(value.size), dtype or dtypes.int64)
     if isinstance(value, (bool, int, float)):
@@ -523,9 +510,7 @@ def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileVal
                 )
         return TileValue(b.constant(value, chosen))
     if isinstance(value, Window):
-        from .language import load
-
-        return load(value)
+        return ABOVE["load"](value)
     if isinstance(value, MemoryValue) and not value.ndim:
         return TileValue(b.load(value.node, ()))  # an array without axes is a number
     if isinstance(value, MemoryValue):
@@ -542,5 +527,5 @@ def cast(x: TileValue, dtype: DType) -> TileValue:
     """x converted to a dtype; its edges stay."""
     if x.dtype is dtype:
         return x
-    node = tracer("cast").builder.cast(x.node, dtype)
+    node = current("cast").builder.cast(x.node, dtype)
     return TileValue(node, x.edges, x.zero)

@@ -16,7 +16,8 @@ from typing import Any
 from ... import tile
 from ...core.dtype import float32, int32, int64, uint32
 from ...ir.symbol import high
-from ...tile.value import TileValue, index_of, tracer
+from ...tile.trace import tracer
+from ...tile.value import TileValue, index_of
 from . import dropout
 from .shape import AttentionShape
 from .softmax import LANES, LOG2_E, both, line, within

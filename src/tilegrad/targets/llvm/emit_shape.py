@@ -8,6 +8,7 @@ the vectors of a tile stand in row-major order.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ...core.dtype import DType
@@ -71,343 +72,376 @@ def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
     return number
 
 
-class ShapeEmitter:
-    """The state of an emitter, sizes, and ops on the shape of tiles."""
+class Emission:
+    """One Body being emitted: its text, and what every value is called in it."""
 
     def __init__(self, body: Body, native: frozenset[str] = frozenset()) -> None:
         self.body = body
         self.w = Writer(native)
         self.values: dict[Node, Values] = {}
         self.symbols: dict[Expr, str] = {}
-        self.scratch = 0
+        self.programs: list[str] = []  # this program's numbers, by axes of the grid
+        self.sites: dict[Node, int] = {}  # numbers of conditions
+        self.fault = ""  # where the number of one that fails is left
+        self.scratch = 0  # bytes taken so far
 
-    def size(self, value: Size) -> str:
-        """An Expr over Symbols as an i64."""
-        w = self.w
-        if isinstance(value, int):
-            return str(value)
-        if value in self.symbols:
-            return self.symbols[value]
-        if value.kind == "sum":
-            total = str(value.constant)
-            for product, factor in sorted(value.terms, key=repr):  # the same in every process
-                term = str(factor)
-                for atom in sorted(product, key=repr):
-                    term = w.value(f"mul i64 {term}, {self.size(atom)}")
-                total = w.value(f"add i64 {total}, {term}")
-            return total
-        a, b = (self.size(x) for x in value.args)
-        if value.kind in ("div", "mod"):
-            if not isinstance(value.args[1], int) and value.args[1].low < 1:
-                none = w.value(f"icmp eq i64 {b}, 0")
-                b = w.value(f"select i1 {none}, i64 1, i64 {b}")
-            return w.value(f"{'udiv' if value.kind == 'div' else 'urem'} i64 {a}, {b}")
-        test = w.value(f"icmp {'slt' if value.kind == 'min' else 'sgt'} i64 {a}, {b}")
-        return w.value(f"select i1 {test}, i64 {a}, i64 {b}")
 
-    # ---- shape ----------------------------------------------------------------------------
+Emit = Callable[[Emission, Node], Values | None]  # an op: the vectors of its value
 
-    def splat(self, x: str, element: str, lanes: int) -> str:
-        """A scalar in every lane."""
+
+def size_text(e: Emission, value: Size) -> str:
+    """An Expr over Symbols as an i64."""
+    w = e.w
+    if isinstance(value, int):
+        return str(value)
+    if value in e.symbols:
+        return e.symbols[value]
+    if value.kind == "sum":
+        total = str(value.constant)
+        for product, factor in sorted(value.terms, key=repr):  # the same in every process
+            term = str(factor)
+            for atom in sorted(product, key=repr):
+                term = w.value(f"mul i64 {term}, {size_text(e, atom)}")
+            total = w.value(f"add i64 {total}, {term}")
+        return total
+    a, b = (size_text(e, x) for x in value.args)
+    if value.kind in ("div", "mod"):
+        if not isinstance(value.args[1], int) and value.args[1].low < 1:
+            none = w.value(f"icmp eq i64 {b}, 0")
+            b = w.value(f"select i1 {none}, i64 1, i64 {b}")
+        return w.value(f"{'udiv' if value.kind == 'div' else 'urem'} i64 {a}, {b}")
+    test = w.value(f"icmp {'slt' if value.kind == 'min' else 'sgt'} i64 {a}, {b}")
+    return w.value(f"select i1 {test}, i64 {a}, i64 {b}")
+
+
+# ---- shape ----------------------------------------------------------------------------
+
+
+def splat(e: Emission, x: str, element: str, lanes: int) -> str:
+    """A scalar in every lane."""
+    if lanes == 1:
+        return x
+    if not x.startswith("%"):
+        return f"splat ({element} {x})"
+    type_ = vector(element, lanes)
+    one = e.w.value(f"insertelement {type_} poison, {element} {x}, i64 0")
+    return e.w.value(
+        f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer"
+    )
+
+
+def _broadcast(e: Emission, node: Node) -> Values:
+    source, target = node.inputs[0].type, node.type
+    assert isinstance(source, Tile) and isinstance(target, Tile)
+    found, element = e.values[node.inputs[0]], scalar_type(node.dtype)
+    own, wanted = split_shape(source.shape), split_shape(target.shape)
+    if not source.shape or source.shape[-1] == 1:
+        own = (*own[:-2], 1, 1)
+        found = [splat(e, x, element, wanted[-1]) for x in found]
+    own = (1,) * (len(wanted) - len(own)) + own
+    result: Values = []
+    for number in range(count_of(target)):
+        index = unravel(number, wanted[:-1])
+        place = tuple(0 if s == 1 else i for i, s in zip(index, own[:-1]))
+        result.append(found[ravel(place, own[:-1])])
+    return result
+
+
+def flattened(e: Emission, node: Node) -> tuple[str, int]:
+    """All elements of a tile in one vector, row-major."""
+    type_ = node.type
+    assert isinstance(type_, Tile)
+    lanes, element, parts = lanes_of(type_), scalar_type(node.dtype), e.values[node]
+    if lanes == 1 and len(parts) > 1:
+        return packed(e, parts, element), len(parts)
+    while len(parts) > 1:
+        if len(parts) % 2:
+            parts = [*parts, "poison"]
+        mask = ", ".join(f"i32 {i}" for i in range(2 * lanes))
+        v = vector(element, lanes)
+        parts = [
+            e.w.value(f"shufflevector {v} {a}, {v} {b}, <{2 * lanes} x i32> <{mask}>")
+            for a, b in zip(parts[::2], parts[1::2])
+        ]
+        lanes *= 2
+    return parts[0], lanes
+
+
+def packed(e: Emission, parts: Values, element: str) -> str:
+    """Scalars into one vector."""
+    type_, whole = vector(element, len(parts)), "poison"
+    for i, part in enumerate(parts):
+        whole = e.w.value(f"insertelement {type_} {whole}, {element} {part}, i64 {i}")
+    return whole
+
+
+def rearrange(e: Emission, node: Node, order: list[int]) -> Values:
+    """The tile whose element i (row-major) is the input's element order[i]."""
+    target = node.type
+    assert isinstance(target, Tile)
+    source, width = flattened(e, node.inputs[0])
+    element, lanes = scalar_type(node.dtype), lanes_of(target)
+    if width == 1:
+        return [source]
+    v, result = vector(element, width), []
+    for start in range(0, len(order), lanes):
+        part = order[start : start + lanes]
         if lanes == 1:
-            return x
-        if not x.startswith("%"):
-            return f"splat ({element} {x})"
-        type_ = vector(element, lanes)
-        one = self.w.value(f"insertelement {type_} poison, {element} {x}, i64 0")
-        return self.w.value(
-            f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer"
+            result.append(e.w.value(f"extractelement {v} {source}, i64 {part[0]}"))
+            continue
+        mask = ", ".join(f"i32 {i}" for i in part)
+        result.append(
+            e.w.value(f"shufflevector {v} {source}, {v} poison, <{lanes} x i32> <{mask}>")
         )
+    return result
 
-    def emit_broadcast(self, node: Node) -> None:
-        source, target = node.inputs[0].type, node.type
-        assert isinstance(source, Tile) and isinstance(target, Tile)
-        found, element = self.values[node.inputs[0]], scalar_type(node.dtype)
-        own, wanted = split_shape(source.shape), split_shape(target.shape)
-        if not source.shape or source.shape[-1] == 1:
-            own = (*own[:-2], 1, 1)
-            found = [self.splat(x, element, wanted[-1]) for x in found]
-        own = (1,) * (len(wanted) - len(own)) + own
-        result: Values = []
-        for number in range(count_of(target)):
-            index = unravel(number, wanted[:-1])
-            place = tuple(0 if s == 1 else i for i, s in zip(index, own[:-1]))
-            result.append(found[ravel(place, own[:-1])])
-        self.values[node] = result
 
-    def flat(self, node: Node) -> tuple[str, int]:
-        """All elements of a tile in one vector, row-major."""
-        type_ = node.type
-        assert isinstance(type_, Tile)
-        lanes, element, parts = lanes_of(type_), scalar_type(node.dtype), self.values[node]
-        if lanes == 1 and len(parts) > 1:
-            return self.pack(parts, element), len(parts)
-        while len(parts) > 1:
-            if len(parts) % 2:
-                parts = [*parts, "poison"]
-            mask = ", ".join(f"i32 {i}" for i in range(2 * lanes))
-            v = vector(element, lanes)
-            parts = [
-                self.w.value(f"shufflevector {v} {a}, {v} {b}, <{2 * lanes} x i32> <{mask}>")
-                for a, b in zip(parts[::2], parts[1::2])
-            ]
-            lanes *= 2
-        return parts[0], lanes
+def _reshape(e: Emission, node: Node) -> Values:
+    return rearrange(e, node, list(range(math.prod(node.shape))))
 
-    def pack(self, parts: Values, element: str) -> str:
-        """Scalars into one vector."""
-        type_, whole = vector(element, len(parts)), "poison"
-        for i, part in enumerate(parts):
-            whole = self.w.value(f"insertelement {type_} {whole}, {element} {part}, i64 {i}")
-        return whole
 
-    def rearrange(self, node: Node, order: list[int]) -> None:
-        """The tile whose element i (row-major) is the input's element order[i]."""
-        target = node.type
-        assert isinstance(target, Tile)
-        source, width = self.flat(node.inputs[0])
-        element, lanes = scalar_type(node.dtype), lanes_of(target)
-        if width == 1:
-            self.values[node] = [source]
-            return
-        v, result = vector(element, width), []
-        for start in range(0, len(order), lanes):
-            part = order[start : start + lanes]
-            if lanes == 1:
-                result.append(self.w.value(f"extractelement {v} {source}, i64 {part[0]}"))
-                continue
-            mask = ", ".join(f"i32 {i}" for i in part)
+def _transpose(e: Emission, node: Node) -> Values:
+    source, order = node.inputs[0].shape, node.attrs["order"]
+    if order == (1, 0) and source[0] == source[1] and source[0] & (source[0] - 1) == 0:
+        return turned(e, e.values[node.inputs[0]], scalar_type(node.dtype))
+    if order == (1, 0, 2) and source[0] == source[1] and source[2] * node.dtype.bits == 32:
+        return turn_groups(e, node)
+    places = []
+    for number in range(math.prod(node.shape)):
+        index = unravel(number, node.shape)
+        own = [0] * len(order)
+        for axis, position in zip(order, index):
+            own[axis] = position
+        places.append(ravel(tuple(own), source))
+    return rearrange(e, node, places)
+
+
+def turn_groups(e: Emission, node: Node) -> Values:
+    """Transpose a square of 32-bit groups of narrower elements."""
+    source, size = node.inputs[0], node.shape[0]
+    wide = vector("i32", size)
+    count = 32 // node.dtype.bits
+    narrow = vector(scalar_type(node.dtype), size * count)
+    flat, width = flattened(e, source)
+    v = vector(scalar_type(node.dtype), width)
+    rows = []
+    for start in range(0, width, size * count):
+        mask = ", ".join(f"i32 {i}" for i in range(start, start + size * count))
+        row = e.w.value(f"shufflevector {v} {flat}, {v} poison, <{size * count} x i32> <{mask}>")
+        rows.append(e.w.value(f"bitcast {narrow} {row} to {wide}"))
+    columns = [e.w.value(f"bitcast {wide} {r} to {narrow}") for r in turned(e, rows, "i32")]
+    lanes, result = node.shape[-1], []
+    for row in columns:
+        for start in range(0, size * count, lanes):
+            mask = ", ".join(f"i32 {i}" for i in range(start, start + lanes))
             result.append(
-                self.w.value(f"shufflevector {v} {source}, {v} poison, <{lanes} x i32> <{mask}>")
-            )
-        self.values[node] = result
-
-    def emit_reshape(self, node: Node) -> None:
-        self.rearrange(node, list(range(math.prod(node.shape))))
-
-    def emit_transpose(self, node: Node) -> None:
-        source, order = node.inputs[0].shape, node.attrs["order"]
-        if order == (1, 0) and source[0] == source[1] and source[0] & (source[0] - 1) == 0:
-            self.values[node] = self.turn(self.values[node.inputs[0]], scalar_type(node.dtype))
-            return
-        if order == (1, 0, 2) and source[0] == source[1] and source[2] * node.dtype.bits == 32:
-            self.turn_groups(node)
-            return
-        places = []
-        for number in range(math.prod(node.shape)):
-            index = unravel(number, node.shape)
-            own = [0] * len(order)
-            for axis, position in zip(order, index):
-                own[axis] = position
-            places.append(ravel(tuple(own), source))
-        self.rearrange(node, places)
-
-    def turn_groups(self, node: Node) -> None:
-        """Transpose a square of 32-bit groups of narrower elements."""
-        source, size = node.inputs[0], node.shape[0]
-        wide = vector("i32", size)
-        count = 32 // node.dtype.bits
-        narrow = vector(scalar_type(node.dtype), size * count)
-        flat, width = self.flat(source)
-        v = vector(scalar_type(node.dtype), width)
-        rows = []
-        for start in range(0, width, size * count):
-            mask = ", ".join(f"i32 {i}" for i in range(start, start + size * count))
-            row = self.w.value(
-                f"shufflevector {v} {flat}, {v} poison, <{size * count} x i32> <{mask}>"
-            )
-            rows.append(self.w.value(f"bitcast {narrow} {row} to {wide}"))
-        turned = [self.w.value(f"bitcast {wide} {r} to {narrow}") for r in self.turn(rows, "i32")]
-        lanes, result = node.shape[-1], []
-        for row in turned:
-            for start in range(0, size * count, lanes):
-                mask = ", ".join(f"i32 {i}" for i in range(start, start + lanes))
-                result.append(
-                    self.w.value(
-                        f"shufflevector {narrow} {row}, {narrow} poison, <{lanes} x i32> <{mask}>"
-                    )
+                e.w.value(
+                    f"shufflevector {narrow} {row}, {narrow} poison, <{lanes} x i32> <{mask}>"
                 )
-        self.values[node] = result
+            )
+    return result
 
-    def turn(self, rows: Values, element: str) -> Values:
-        """Transpose a square by swapping off-diagonal blocks of 1, 2, 4, ... lanes."""
-        rows, size, block = list(rows), len(rows), 1
-        v = vector(element, size)
-        while block < size:
-            first = ", ".join(f"i32 {size + n - block if n & block else n}" for n in range(size))
-            second = ", ".join(f"i32 {size + n if n & block else n + block}" for n in range(size))
-            for i in range(size):
-                if i & block:
-                    continue
-                a, b = rows[i], rows[i | block]
-                rows[i], rows[i | block] = (
-                    self.w.value(f"shufflevector {v} {a}, {v} {b}, <{size} x i32> <{mask}>")
-                    for mask in (first, second)
-                )
-            block *= 2
-        return rows
 
-    def emit_stack(self, node: Node) -> None:
-        self.values[node] = [x for i in node.inputs for x in self.values[i]]
+def turned(e: Emission, rows: Values, element: str) -> Values:
+    """Transpose a square by swapping off-diagonal blocks of 1, 2, 4, ... lanes."""
+    rows, size, block = list(rows), len(rows), 1
+    v = vector(element, size)
+    while block < size:
+        first = ", ".join(f"i32 {size + n - block if n & block else n}" for n in range(size))
+        second = ", ".join(f"i32 {size + n if n & block else n + block}" for n in range(size))
+        for i in range(size):
+            if i & block:
+                continue
+            a, b = rows[i], rows[i | block]
+            rows[i], rows[i | block] = (
+                e.w.value(f"shufflevector {v} {a}, {v} {b}, <{size} x i32> <{mask}>")
+                for mask in (first, second)
+            )
+        block *= 2
+    return rows
 
-    def emit_stack_rows(self, node: Node) -> None:
-        found = [x for i in node.inputs for x in self.values[i]]
+
+def _stack(e: Emission, node: Node) -> Values:
+    return [x for i in node.inputs for x in e.values[i]]
+
+
+def _stack_rows(e: Emission, node: Node) -> Values:
+    found = [x for i in node.inputs for x in e.values[i]]
+    lanes = lanes_of(node.type)
+    if not node.inputs[0].shape and lanes > 1:  # scalars become the lanes of vectors
+        element = scalar_type(node.dtype)
+        found = [packed(e, found[i : i + lanes], element) for i in range(0, len(found), lanes)]
+    return found
+
+
+def _extract(e: Emission, node: Node) -> Values:
+    count, index = count_of(node.type), node.attrs["index"]
+    found = e.values[node.inputs[0]]
+    if not node.shape:  # a lane of a vector
+        return [element_of(e, found, index, node.inputs[0])]
+    return found[index * count : (index + 1) * count]
+
+
+def _reduce(e: Emission, node: Node) -> Values:
+    source = node.inputs[0].type
+    assert isinstance(source, Tile)
+    axis, kind, dtype = node.attrs["axis"], node.attrs["kind"], node.dtype
+    found = e.values[node.inputs[0]]
+    if axis == 1 and source.shape == (lanes_of(source),) * 2 and len(found) > 2:
+        return [folded(e, found, row_for(COMBINE[kind]), dtype)]
+    if axis == len(source.shape) - 1:
+        found = join_pieces(e, found, kind, dtype, source)
+        found = [across(e, x, kind, dtype, lanes_of(source)) for x in found]
         lanes = lanes_of(node.type)
-        if not node.inputs[0].shape and lanes > 1:  # scalars become the lanes of vectors
-            element = scalar_type(node.dtype)
-            found = [self.pack(found[i : i + lanes], element) for i in range(0, len(found), lanes)]
-        self.values[node] = found
-
-    def emit_extract(self, node: Node) -> None:
-        count, index = count_of(node.type), node.attrs["index"]
-        found = self.values[node.inputs[0]]
-        if not node.shape:  # a lane of a vector
-            self.values[node] = [self.element(found, index, node.inputs[0])]
-            return
-        self.values[node] = found[index * count : (index + 1) * count]
-
-    def emit_reduce(self, node: Node) -> None:
-        source = node.inputs[0].type
-        assert isinstance(source, Tile)
-        axis, kind, dtype = node.attrs["axis"], node.attrs["kind"], node.dtype
-        found = self.values[node.inputs[0]]
-        if axis == 1 and source.shape == (lanes_of(source),) * 2 and len(found) > 2:
-            self.values[node] = [self.fold(found, row_for(COMBINE[kind]), dtype)]
-            return
-        if axis == len(source.shape) - 1:
-            found = self.join_pieces(found, kind, dtype, source)
-            found = [self.across(x, kind, dtype, lanes_of(source)) for x in found]
-            lanes = lanes_of(node.type)
-            if lanes > 1:
-                found = [
-                    self.pack(found[i : i + lanes], scalar_type(dtype))
-                    for i in range(0, len(found), lanes)
-                ]
-            self.values[node] = found
-            return
-        lead, size = math.prod(source.shape[:axis]), source.shape[axis]
-        rest = math.prod(source.shape[axis + 1 : -1]) * pieces_of(source)
-        row, lanes = row_for(COMBINE[kind]), lanes_of(source)
-        result = []
-        for i in range(lead):
-            for j in range(rest):
-                total = found[(i * size) * rest + j]
-                for k in range(1, size):
-                    total = row(self.w, dtype, lanes, [total, found[(i * size + k) * rest + j]])
-                result.append(total)
-        self.values[node] = result
-
-    def fold(self, rows: Values, combine: Any, dtype: DType) -> str:
-        """Reduce the rows of a square, all at once: lane i has row i, halves folded in turn."""
-        rows, size, block = list(rows), len(rows), 1
-        v = vector(scalar_type(dtype), size)
-        while block < size:
-            own = ", ".join(f"i32 {size + n if n & block else n}" for n in range(size))
-            far = ", ".join(f"i32 {(size if n & block else 0) + (n ^ block)}" for n in range(size))
-            folded = []
-            for a, b in zip(rows[::2], rows[1::2]):
-                parts = [
-                    self.w.value(f"shufflevector {v} {a}, {v} {b}, <{size} x i32> <{mask}>")
-                    for mask in (own, far)
-                ]
-                folded.append(combine(self.w, dtype, size, parts))
-            rows, block = folded, 2 * block
-        return rows[0]
-
-    def lane(self, x: str | None, element: str, lanes: int, lane: int) -> Any:
-        """One lane of a vector."""
-        if x is None or lanes == 1:
-            return x
-        return self.w.value(f"extractelement {vector(element, lanes)} {x}, i64 {lane}")
-
-    def emit_cumulative(self, node: Node) -> None:
-        """Running reduction: by vectors along a leading axis, lane by lane along the last."""
-        type_, kind, dtype = node.type, node.attrs["kind"], node.dtype
-        assert isinstance(type_, Tile)
-        axis, found = node.attrs["axis"], list(self.values[node.inputs[0]])
-        row, lanes, element = row_for(COMBINE[kind]), lanes_of(type_), scalar_type(dtype)
-        pieces = pieces_of(type_)
-        if axis < len(type_.shape) - 1:
-            stride = math.prod(type_.shape[axis + 1 : -1]) * pieces
-            for i in range(len(found)):
-                if i // stride % type_.shape[axis]:
-                    found[i] = row(self.w, dtype, lanes, [found[i - stride], found[i]])
-            self.values[node] = found
-            return
-        for first in range(0, len(found), pieces):
-            line = found[first : first + pieces]
-            parts = [self.lane(x, element, lanes, n) for x in line for n in range(lanes)]
-            for n in range(1, len(parts)):
-                parts[n] = row(self.w, dtype, 1, [parts[n - 1], parts[n]])
-            for i in range(pieces):
-                own = parts[i * lanes : (i + 1) * lanes]
-                found[first + i] = self.pack(own, element) if lanes > 1 else own[0]
-        self.values[node] = found
-
-    def join_pieces(self, found: Values, kind: str, dtype: DType, source: Tile) -> Values:
-        """One vector per line, its pieces combined."""
-        pieces, lanes, row = pieces_of(source), lanes_of(source), row_for(COMBINE[kind])
-        result = []
-        for start in range(0, len(found), pieces):
-            total = found[start]
-            for x in found[start + 1 : start + pieces]:
-                total = row(self.w, dtype, lanes, [total, x])
+        if lanes > 1:
+            found = [
+                packed(e, found[i : i + lanes], scalar_type(dtype))
+                for i in range(0, len(found), lanes)
+            ]
+        return found
+    lead, size = math.prod(source.shape[:axis]), source.shape[axis]
+    rest = math.prod(source.shape[axis + 1 : -1]) * pieces_of(source)
+    row, lanes = row_for(COMBINE[kind]), lanes_of(source)
+    result = []
+    for i in range(lead):
+        for j in range(rest):
+            total = found[(i * size) * rest + j]
+            for k in range(1, size):
+                total = row(e.w, dtype, lanes, [total, found[(i * size + k) * rest + j]])
             result.append(total)
-        return result
+    return result
 
-    def across(self, x: str, kind: str, dtype: DType, lanes: int) -> str:
-        """Reduce the lanes of one vector."""
-        if lanes == 1:
-            return x
-        element = scalar_type(dtype)
-        v, m = vector(element, lanes), mangle(element, lanes)
-        if dtype.is_float and kind in ("sum", "prod"):
-            name, start = ("fadd", -0.0) if kind == "sum" else ("fmul", 1.0)
-            full = f"llvm.vector.reduce.{name}.{m}"
-            self.w.declared[full] = f"declare {element} @{full}({element}, {v})"
-            return self.w.value(
-                f"call reassoc {element} @{full}({element} {literal(start, dtype)}, {v} {x})"
-            )
-        names = {
-            "float": {"max": "fmaximum", "min": "fminimum"},
-            "int": {"sum": "add", "prod": "mul", "max": "smax", "min": "smin"},
-            "uint": {"sum": "add", "prod": "mul", "max": "umax", "min": "umin"},
-            "bool": {"sum": "or", "prod": "and", "max": "or", "min": "and"},
-        }
-        name = names[dtype.kind][kind]
-        return self.w.intrinsic(f"llvm.vector.reduce.{name}.{m}", element, (v, x))
 
-    def emit_dot(self, node: Node) -> None:
-        """Outer products: a row of accumulators per row of a, by fused multiply-add."""
-        a, b, c = node.inputs
-        (m, k), dtype = a.shape, node.dtype
-        element, n, pieces = scalar_type(dtype), lanes_of(c.type), pieces_of(c.type)
-        v = vector(element, n)
-        left, right, total = self.values[a], self.values[b], list(self.values[c])
-        for p in range(k):
-            own = right[p * pieces : (p + 1) * pieces]
-            line = [convert(self.w, b.dtype, dtype, n, x) for x in own]
-            for i in range(m):
-                one = self.element(left, i * k + p, a)
-                one = self.splat(convert(self.w, a.dtype, dtype, 1, one), element, n)
-                for q, x in enumerate(line):
-                    at = i * pieces + q
-                    total[at] = self.multiply_add(v, dtype, one, x, total[at])
-        self.values[node] = total
+def folded(e: Emission, rows: Values, combine: Any, dtype: DType) -> str:
+    """Reduce the rows of a square, all at once: lane i has row i, halves folded in turn."""
+    rows, size, block = list(rows), len(rows), 1
+    v = vector(scalar_type(dtype), size)
+    while block < size:
+        own = ", ".join(f"i32 {size + n if n & block else n}" for n in range(size))
+        far = ", ".join(f"i32 {(size if n & block else 0) + (n ^ block)}" for n in range(size))
+        folded = []
+        for a, b in zip(rows[::2], rows[1::2]):
+            parts = [
+                e.w.value(f"shufflevector {v} {a}, {v} {b}, <{size} x i32> <{mask}>")
+                for mask in (own, far)
+            ]
+            folded.append(combine(e.w, dtype, size, parts))
+        rows, block = folded, 2 * block
+    return rows[0]
 
-    def element(self, parts: Values, number: int, node: Node) -> str:
-        """One element of a tile, by its row-major number."""
-        lanes = lanes_of(node.type)
-        if lanes == 1:
-            return parts[number]
-        v = vector(scalar_type(node.dtype), lanes)
-        return self.w.value(f"extractelement {v} {parts[number // lanes]}, i64 {number % lanes}")
 
-    def multiply_add(self, v: str, dtype: DType, a: str, b: str, c: str) -> str:
-        """a * b + c of vectors."""
-        if dtype.is_float:
-            lanes = int(v[1:].split(" ")[0]) if v.startswith("<") else 1
-            name = f"llvm.fma.{mangle(scalar_type(dtype), lanes)}"
-            return self.w.intrinsic(name, v, (v, a), (v, b), (v, c))
-        product = self.w.value(f"mul {v} {a}, {b}")
-        return self.w.value(f"add {v} {product}, {c}")
+def lane_of(e: Emission, x: str | None, element: str, lanes: int, lane: int) -> Any:
+    """One lane of a vector."""
+    if x is None or lanes == 1:
+        return x
+    return e.w.value(f"extractelement {vector(element, lanes)} {x}, i64 {lane}")
+
+
+def _cumulative(e: Emission, node: Node) -> Values:
+    """Running reduction: by vectors along a leading axis, lane by lane along the last."""
+    type_, kind, dtype = node.type, node.attrs["kind"], node.dtype
+    assert isinstance(type_, Tile)
+    axis, found = node.attrs["axis"], list(e.values[node.inputs[0]])
+    row, lanes, element = row_for(COMBINE[kind]), lanes_of(type_), scalar_type(dtype)
+    pieces = pieces_of(type_)
+    if axis < len(type_.shape) - 1:
+        stride = math.prod(type_.shape[axis + 1 : -1]) * pieces
+        for i in range(len(found)):
+            if i // stride % type_.shape[axis]:
+                found[i] = row(e.w, dtype, lanes, [found[i - stride], found[i]])
+        return found
+    for first in range(0, len(found), pieces):
+        line = found[first : first + pieces]
+        parts = [lane_of(e, x, element, lanes, n) for x in line for n in range(lanes)]
+        for n in range(1, len(parts)):
+            parts[n] = row(e.w, dtype, 1, [parts[n - 1], parts[n]])
+        for i in range(pieces):
+            own = parts[i * lanes : (i + 1) * lanes]
+            found[first + i] = packed(e, own, element) if lanes > 1 else own[0]
+    return found
+
+
+def join_pieces(e: Emission, found: Values, kind: str, dtype: DType, source: Tile) -> Values:
+    """One vector per line, its pieces combined."""
+    pieces, lanes, row = pieces_of(source), lanes_of(source), row_for(COMBINE[kind])
+    result = []
+    for start in range(0, len(found), pieces):
+        total = found[start]
+        for x in found[start + 1 : start + pieces]:
+            total = row(e.w, dtype, lanes, [total, x])
+        result.append(total)
+    return result
+
+
+def across(e: Emission, x: str, kind: str, dtype: DType, lanes: int) -> str:
+    """Reduce the lanes of one vector."""
+    if lanes == 1:
+        return x
+    element = scalar_type(dtype)
+    v, m = vector(element, lanes), mangle(element, lanes)
+    if dtype.is_float and kind in ("sum", "prod"):
+        name, start = ("fadd", -0.0) if kind == "sum" else ("fmul", 1.0)
+        full = f"llvm.vector.reduce.{name}.{m}"
+        e.w.declared[full] = f"declare {element} @{full}({element}, {v})"
+        return e.w.value(
+            f"call reassoc {element} @{full}({element} {literal(start, dtype)}, {v} {x})"
+        )
+    names = {
+        "float": {"max": "fmaximum", "min": "fminimum"},
+        "int": {"sum": "add", "prod": "mul", "max": "smax", "min": "smin"},
+        "uint": {"sum": "add", "prod": "mul", "max": "umax", "min": "umin"},
+        "bool": {"sum": "or", "prod": "and", "max": "or", "min": "and"},
+    }
+    name = names[dtype.kind][kind]
+    return e.w.intrinsic(f"llvm.vector.reduce.{name}.{m}", element, (v, x))
+
+
+def _dot(e: Emission, node: Node) -> Values:
+    """Outer products: a row of accumulators per row of a, by fused multiply-add."""
+    a, b, c = node.inputs
+    (m, k), dtype = a.shape, node.dtype
+    element, n, pieces = scalar_type(dtype), lanes_of(c.type), pieces_of(c.type)
+    v = vector(element, n)
+    left, right, total = e.values[a], e.values[b], list(e.values[c])
+    for p in range(k):
+        own = right[p * pieces : (p + 1) * pieces]
+        line = [convert(e.w, b.dtype, dtype, n, x) for x in own]
+        for i in range(m):
+            one = element_of(e, left, i * k + p, a)
+            one = splat(e, convert(e.w, a.dtype, dtype, 1, one), element, n)
+            for q, x in enumerate(line):
+                at = i * pieces + q
+                total[at] = multiply_add(e, v, dtype, one, x, total[at])
+    return total
+
+
+def element_of(e: Emission, parts: Values, number: int, node: Node) -> str:
+    """One element of a tile, by its row-major number."""
+    lanes = lanes_of(node.type)
+    if lanes == 1:
+        return parts[number]
+    v = vector(scalar_type(node.dtype), lanes)
+    return e.w.value(f"extractelement {v} {parts[number // lanes]}, i64 {number % lanes}")
+
+
+def multiply_add(e: Emission, v: str, dtype: DType, a: str, b: str, c: str) -> str:
+    """a * b + c of vectors."""
+    if dtype.is_float:
+        lanes = int(v[1:].split(" ")[0]) if v.startswith("<") else 1
+        name = f"llvm.fma.{mangle(scalar_type(dtype), lanes)}"
+        return e.w.intrinsic(name, v, (v, a), (v, b), (v, c))
+    product = e.w.value(f"mul {v} {a}, {b}")
+    return e.w.value(f"add {v} {product}, {c}")
+
+
+OPS: dict[str, Emit] = {
+    "broadcast": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "stack": _stack,
+    "stack_rows": _stack_rows,
+    "extract": _extract,
+    "reduce": _reduce,
+    "cumulative": _cumulative,
+    "dot": _dot,
+}

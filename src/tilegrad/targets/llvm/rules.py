@@ -17,6 +17,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
+from ...tile.scope import Element
 
 SCALARS = {
     "bool": "i1",
@@ -137,21 +138,10 @@ class Writer:
         return self.value(f"call {result} @{name}({arguments})")
 
 
-class Vector:
-    """One vector of a tile: its DType and lanes, over which `tile.functions` compute."""
+class VectorMachine:
+    """What `tile.functions` compute with, as LLVM instructions on vectors of so many lanes."""
 
-    __slots__ = ("dtype", "name")
-
-    def __init__(self, name: str, dtype: DType) -> None:
-        self.name, self.dtype = name, dtype
-
-
-INTEGER = {32: dtypes.int32, 64: dtypes.int64}
-FLOAT = {32: dtypes.float32, 64: dtypes.float64}
-
-
-class Operations:
-    """The array operations `tile.functions` is written over, as LLVM instructions."""
+    clamps: frozenset[DType] = frozenset()
 
     def __init__(self, writer: Writer, lanes: int, near: bool = False) -> None:
         self.writer, self.lanes = writer, lanes
@@ -160,145 +150,30 @@ class Operations:
     def _type(self, dtype: DType) -> str:
         return vector(scalar_type(dtype), self.lanes)
 
-    def _two(self, instruction: str, a: Vector, b: Vector, dtype: DType | None = None) -> Vector:
-        text = f"{instruction} {self._type(a.dtype)} {a.name}, {b.name}"
-        return Vector(self.writer.value(text), dtype or a.dtype)
+    def constant(self, value: float, dtype: DType) -> str:
+        """A number in every lane."""
+        return splat_constant(value, dtype, self.lanes)
 
-    def _call(self, name: str, *inputs: Vector) -> Vector:
-        type_ = self._type(inputs[0].dtype)
-        full = f"llvm.{name}.{mangle(scalar_type(inputs[0].dtype), self.lanes)}"
-        return Vector(
-            self.writer.intrinsic(full, type_, *((type_, i.name) for i in inputs)), inputs[0].dtype
-        )
+    def apply(self, name: str, dtype: DType, *values: str) -> str:
+        """A Tile op by its row; how far a shift goes needs no care here."""
+        if name not in ("shift_left", "shift_right"):
+            return ROWS[name](self.writer, dtype, self.lanes, list(values))
+        right = "lshr" if dtype.kind == "uint" else "ashr"
+        instruction = "shl" if name == "shift_left" else right
+        return self.writer.value(f"{instruction} {self._type(dtype)} {values[0]}, {values[1]}")
 
-    def dtype(self, x: Vector) -> str:
-        return x.dtype.name
+    def bitcast(self, x: str, source: DType, target: DType) -> str:
+        """The same bits."""
+        a, b = self._type(source), self._type(target)
+        return x if a == b else self.writer.value(f"bitcast {a} {x} to {b}")
 
-    def constant(self, value: float, like: Vector) -> Vector:
-        return Vector(splat_constant(value, like.dtype, self.lanes), like.dtype)
-
-    int_constant = constant
-
-    def add(self, a: Vector, b: Vector) -> Vector:
-        return self._two("fadd", a, b)
-
-    def subtract(self, a: Vector, b: Vector) -> Vector:
-        return self._two("fsub", a, b)
-
-    def multiply(self, a: Vector, b: Vector) -> Vector:
-        return self._two("fmul", a, b)
-
-    def divide(self, a: Vector, b: Vector) -> Vector:
-        return self._two("fdiv", a, b)
-
-    def multiply_add(self, a: Vector, b: Vector, c: Vector) -> Vector:
-        return self._call("fma", a, b, c)
-
-    def negative(self, x: Vector) -> Vector:
-        return Vector(self.writer.value(f"fneg {self._type(x.dtype)} {x.name}"), x.dtype)
-
-    def absolute(self, x: Vector) -> Vector:
-        return self._call("fabs", x)
-
-    def square_root(self, x: Vector) -> Vector:
-        return self._call("sqrt", x)
-
-    def round_even(self, x: Vector) -> Vector:
-        return self._call("rint", x)
-
-    def floor(self, x: Vector) -> Vector:
-        return self._call("floor", x)
-
-    def minimum(self, a: Vector, b: Vector) -> Vector:
-        return self.select(self.less(a, b), a, b)
-
-    def maximum(self, a: Vector, b: Vector) -> Vector:
-        return self.select(self.less(b, a), a, b)
-
-    def less(self, a: Vector, b: Vector) -> Vector:
-        return self._two("fcmp olt", a, b, dtypes.bool_)
-
-    def less_equal(self, a: Vector, b: Vector) -> Vector:
-        return self._two("fcmp ole", a, b, dtypes.bool_)
-
-    def equal(self, a: Vector, b: Vector) -> Vector:
-        return self._two("fcmp oeq", a, b, dtypes.bool_)
-
-    def select(self, mask: Vector, a: Vector, b: Vector) -> Vector:
-        type_ = self._type(a.dtype)
-        text = f"select {self._type(dtypes.bool_)} {mask.name}, {type_} {a.name}, {type_} {b.name}"
-        return Vector(self.writer.value(text), a.dtype)
-
-    def logical_and(self, a: Vector, b: Vector) -> Vector:
-        return self._two("and", a, b)
-
-    def logical_or(self, a: Vector, b: Vector) -> Vector:
-        return self._two("or", a, b)
-
-    def logical_not(self, a: Vector) -> Vector:
-        return self._two("xor", a, Vector(splat_constant(True, dtypes.bool_, self.lanes), a.dtype))
-
-    def _convert(self, instruction: str, x: Vector, dtype: DType) -> Vector:
-        text = f"{instruction} {self._type(x.dtype)} {x.name} to {self._type(dtype)}"
-        return Vector(self.writer.value(text), dtype)
-
-    def bitcast_int(self, x: Vector) -> Vector:
-        return self._convert("bitcast", x, INTEGER[x.dtype.bits])
-
-    def bitcast_float(self, x: Vector) -> Vector:
-        return self._convert("bitcast", x, FLOAT[x.dtype.bits])
-
-    def to_int(self, x: Vector) -> Vector:
-        return self._convert("fptosi", x, INTEGER[x.dtype.bits])
-
-    def to_float(self, x: Vector) -> Vector:
-        return self._convert("sitofp", x, FLOAT[x.dtype.bits])
-
-    def int_add(self, a: Vector, b: Vector) -> Vector:
-        return self._two("add", a, b)
-
-    def int_subtract(self, a: Vector, b: Vector) -> Vector:
-        return self._two("sub", a, b)
-
-    def int_and(self, a: Vector, b: Vector) -> Vector:
-        return self._two("and", a, b)
-
-    def int_or(self, a: Vector, b: Vector) -> Vector:
-        return self._two("or", a, b)
-
-    def int_xor(self, a: Vector, b: Vector) -> Vector:
-        return self._two("xor", a, b)
-
-    def int_shift_left(self, a: Vector, n: int) -> Vector:
-        return self._two("shl", a, self.constant(n, a))
-
-    def int_shift_right(self, a: Vector, n: int) -> Vector:
-        return self._two("ashr", a, self.constant(n, a))
-
-    def int_equal(self, a: Vector, b: Vector) -> Vector:
-        return self._two("icmp eq", a, b, dtypes.bool_)
-
-    def int_less(self, a: Vector, b: Vector) -> Vector:
-        return self._two("icmp slt", a, b, dtypes.bool_)
-
-    def int_multiply(self, a: Vector, b: Vector) -> Vector:
-        return self._two("mul", a, b)
-
-    def int_multiply_high(self, a: Vector, b: Vector) -> Vector:
-        return Vector(_multiply_high(self.writer, a.dtype, self.lanes, [a.name, b.name]), a.dtype)
-
-    def int_shift_right_unsigned(self, a: Vector, n: int) -> Vector:
-        return self._two("lshr", a, self.constant(n, a))
-
-    def int_shift_left_by(self, a: Vector, n: Vector) -> Vector:
-        return self._two("shl", a, n)
-
-    def int_shift_right_by(self, a: Vector, n: Vector) -> Vector:
-        return self._two("lshr", a, n)
+    def convert(self, x: str, source: DType, target: DType) -> str:
+        """The nearest number."""
+        return convert(self.writer, source, target, self.lanes, x)
 
     def repeat(
-        self, going: Callable[[Vector], Vector], step: Callable[[Vector], Vector], x: Vector
-    ) -> Vector:
+        self, going: Callable[[Element], Element], step: Callable[[Element], Element], x: Element
+    ) -> Element:
         """A loop over one lane."""
         if self.lanes != 1:
             raise InternalError("llvm.rules", f"a loop over {self.lanes} lanes at once")
@@ -307,14 +182,14 @@ class Operations:
         before = w.label
         w.line(f"br label %{head}")
         w.start(head)
-        current = Vector(w.name(), x.dtype)
+        current = Element(self, w.name(), x.dtype)
         slot = len(w.lines)
         w.line("")  # the phi, written when the last label is known
-        w.line(f"br i1 {going(current).name}, label %{inside}, label %{out}")
+        w.line(f"br i1 {going(current).held}, label %{inside}, label %{out}")
         w.start(inside)
         following = step(current)
-        pair = f"[ {x.name}, %{before} ], [ {following.name}, %{w.label} ]"
-        w.lines[slot] = f"  {current.name} = phi {type_} {pair}"
+        pair = f"[ {x.held}, %{before} ], [ {following.held}, %{w.label} ]"
+        w.lines[slot] = f"  {current.held} = phi {type_} {pair}"
         w.line(f"br label %{head}")
         w.start(out)
         return current
@@ -324,12 +199,12 @@ class Operations:
         name: str,
         near: Callable[..., Any],
         far: Callable[..., Any],
-        done: Callable[..., Vector],
-        *inputs: Vector,
-    ) -> Vector:
+        done: Callable[..., Element],
+        *inputs: Element,
+    ) -> Element:
         """done(near) for all lanes; where one is far, a call goes over them on the stack."""
-        mask, *values = near(self, *inputs)
-        result = done(self, *inputs, *values)
+        mask, *values = near(*inputs)
+        result = done(*inputs, *values)
         if self.near:
             return result
         w, type_ = self.writer, self._type(result.dtype)
@@ -341,26 +216,26 @@ class Operations:
         w.start(cold)
         places = [w.room(type_) for _ in (*inputs, result)]
         for value, place in zip((*inputs, result), places):
-            w.line(f"store {type_} {value.name}, ptr {place}, align 64")
+            w.line(f"store {type_} {value.held}, ptr {place}, align 64")
         function = self._out_of_line(name, near, far, done, [i.dtype for i in inputs])
         arguments = ", ".join(f"ptr {place}" for place in places)
         w.line(f"call void @{function}({arguments}, i64 {self.lanes})")
         mended = w.value(f"load {type_}, ptr {places[-1]}, align 64")
         w.line(f"br label %{join}")
         w.start(join)
-        both = f"[ {result.name}, %{before} ], [ {mended}, %{cold} ]"
-        return Vector(w.value(f"phi {type_} {both}"), result.dtype)
+        both = f"[ {result.held}, %{before} ], [ {mended}, %{cold} ]"
+        return Element(self, w.value(f"phi {type_} {both}"), result.dtype)
 
-    def _any(self, mask: Vector, bits: int) -> str:
+    def _any(self, mask: Element, bits: int) -> str:
         """Whether a mask over values of so many bits holds in any lane."""
         w, lanes = self.writer, self.lanes
         if lanes == 1:
-            return mask.name
+            return mask.held
         if "avx512f" in w.native:  # where masks have registers of their own
-            whole = w.value(f"bitcast <{lanes} x i1> {mask.name} to i{lanes}")
+            whole = w.value(f"bitcast <{lanes} x i1> {mask.held} to i{lanes}")
             return w.value(f"icmp ne i{lanes} {whole}, 0")
         v = vector(f"i{bits}", lanes)
-        wide = w.value(f"sext <{lanes} x i1> {mask.name} to {v}")
+        wide = w.value(f"sext <{lanes} x i1> {mask.held} to {v}")
         whole = w.intrinsic(f"llvm.vector.reduce.or.v{lanes}i{bits}", f"i{bits}", (v, wide))
         return w.value(f"icmp ne i{bits} {whole}, 0")
 
@@ -369,7 +244,7 @@ class Operations:
         name: str,
         near: Callable[..., Any],
         far: Callable[..., Any],
-        done: Callable[..., Vector],
+        done: Callable[..., Element],
         kinds: list[DType],
     ) -> str:
         """A function of the module that goes over values one by one and mends the far ones."""
@@ -378,7 +253,7 @@ class Operations:
         if full in outer.defined:
             return full
         w = Writer(outer.native)
-        one = Operations(w, 1)
+        one = VectorMachine(w, 1)
         w.start("entry")
         w.line("br label %each")
         w.start("each")
@@ -387,13 +262,13 @@ class Operations:
         inputs = []
         for i, kind in enumerate(kinds):
             place = w.value(f"getelementptr {element}, ptr %x{i}, i64 {index}")
-            inputs.append(Vector(w.value(f"load {element}, ptr {place}"), kind))
-        mask = near(one, *inputs)[0]
-        w.line(f"br i1 {mask.name}, label %mend, label %next")
+            inputs.append(Element(one, w.value(f"load {element}, ptr {place}"), kind))
+        mask = near(*inputs)[0]
+        w.line(f"br i1 {mask.held}, label %mend, label %next")
         w.start("mend")
-        result = done(one, *inputs, *far(one, *inputs))
+        result = done(*inputs, *far(*inputs))
         place = w.value(f"getelementptr {element}, ptr %y, i64 {index}")
-        w.line(f"store {element} {result.name}, ptr {place}")
+        w.line(f"store {element} {result.held}, ptr {place}")
         w.line("br label %next")
         w.start("next")
         w.line(f"{following} = add nuw i64 {index}, 1")
@@ -415,9 +290,8 @@ def _function(name: str, near: bool = False) -> Row:
     """A row that expands `tile.functions.<name>`."""
 
     def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-        operations: Any = Operations(w, lanes, near)
-        values = [Vector(i, d) for i in inputs]
-        return getattr(functions, name)(operations, *values).name
+        machine = VectorMachine(w, lanes, near)
+        return str(getattr(functions, name)(*[Element(machine, i, d) for i in inputs]).held)
 
     return row
 

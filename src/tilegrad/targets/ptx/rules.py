@@ -12,14 +12,14 @@ table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
+from ...tile.scope import Element, where
 from . import division
 from .convert import bitcast, convert, convert_pair, narrow, widen
 from .element import (
@@ -84,157 +84,53 @@ def combine(w: Writer, kind: str, dtype: DType, a: str, b: str) -> str:
 # ---- functions over one register ------------------------------------------------------------
 
 
-class Value:
-    """A register or a literal with its DType, over which `tile.functions` compute."""
+class Machine:
+    """What `tile.functions` compute with, as PTX instructions on registers and literals."""
 
-    __slots__ = ("dtype", "text")
-
-    def __init__(self, text: str, dtype: DType) -> None:
-        self.text, self.dtype = text, dtype
-
-
-INTEGER = {32: dtypes.int32, 64: dtypes.int64}
-FLOAT = {32: F32, 64: F64}
-# Operations that are one instruction: typed by the first operand, a comparison, on bits, unsigned.
-TYPED = {
-    "add": "add.rn",
-    "subtract": "sub.rn",
-    "multiply": "mul.rn",
-    "divide": "div.rn",
-    "multiply_add": "fma.rn",
-    "negative": "neg",
-    "absolute": "abs",
-    "square_root": "sqrt.rn",
-    "int_add": "add",
-    "int_subtract": "sub",
-    "int_multiply": "mul.lo",
-    "int_shift_right": "shr",
-}
-TESTS = {
-    "less": "setp.lt",
-    "less_equal": "setp.le",
-    "equal": "setp.eq",
-    "int_equal": "setp.eq",
-    "int_less": "setp.lt",
-}
-BITS = {
-    "logical_and": "and",
-    "logical_or": "or",
-    "logical_not": "not",
-    "int_and": "and",
-    "int_or": "or",
-    "int_xor": "xor",
-    "int_shift_left": "shl",
-}
-UNSIGNED = {
-    "int_multiply_high": "mul.hi",
-    "int_shift_right_unsigned": "shr",
-}
-
-
-class Operations:
-    """The array operations `tile.functions` is written over, as PTX instructions."""
+    clamps = frozenset({F32})
 
     def __init__(self, writer: Writer, near: bool = False) -> None:
         self.writer = writer
         self.near = near  # no argument is ever far
 
-    def __getattr__(self, name: str) -> Callable[..., Value]:
-        if name in TYPED:
-            return partial(self._do, TYPED[name])
-        if name in TESTS:
-            return partial(self._do, TESTS[name], dtype=dtypes.bool_)
-        if name in BITS:
-            return partial(self._untyped, BITS[name], "b")
-        if name in UNSIGNED:
-            return partial(self._untyped, UNSIGNED[name], "u")
-        raise AttributeError(name)
+    def constant(self, value: float, dtype: DType) -> str:
+        """A literal."""
+        return literal(value, dtype)
 
-    def _do(self, form: str, *inputs: Value | int, dtype: DType | None = None) -> Value:
-        """An instruction typed by its first operand."""
-        first, texts = self._operands(inputs)
-        d = dtype or first.dtype
-        return Value(self.writer.value(kind_of(d), f"{form}.{TYPES[first.dtype.name]}", *texts), d)
+    def apply(self, name: str, dtype: DType, *values: str) -> str:
+        """A Tile op by its row, but where values may be literals."""
+        w = self.writer
+        if name == "where":
+            return select(w, dtype, *values)
+        if name not in ("shift_left", "shift_right"):
+            return ROWS[name](w, dtype, *values)
+        x, amount = values
+        if dtype.bits == 64 and amount.startswith("%"):
+            amount = w.value("b32", "cvt.u32.u64", amount)
+        form = f"shl.{kind_of(dtype)}" if name == "shift_left" else f"shr.{TYPES[dtype.name]}"
+        return w.value(kind_of(dtype), form, x, amount)
 
-    def _untyped(self, form: str, letter: str, *inputs: Value | int) -> Value:
-        """An instruction on bits, or on unsigned integers."""
-        first, texts = self._operands(inputs)
-        kind = kind_of(first.dtype)
-        type_ = kind if kind == "pred" else f"{letter}{kind[1:]}"
-        return Value(self.writer.value(kind, f"{form}.{type_}", *texts), first.dtype)
+    def bitcast(self, x: str, source: DType, target: DType) -> str:
+        """The same register."""
+        return x
 
-    def _operands(self, inputs: Sequence[Value | int]) -> tuple[Value, list[str]]:
-        """The first operand and the texts of all; a number is how far to shift."""
-        first = inputs[0]
-        assert isinstance(first, Value)
-        return first, [str(i) if isinstance(i, int) else i.text for i in inputs]
+    def convert(self, x: str, source: DType, target: DType) -> str:
+        """The nearest number."""
+        return convert(self.writer, source, target, x)
 
-    def dtype(self, x: Value) -> str:
-        return x.dtype.name
-
-    def constant(self, value: float, like: Value) -> Value:
-        return Value(literal(value, like.dtype), like.dtype)
-
-    int_constant = constant
-
-    def round_even(self, x: Value) -> Value:
-        return self._do(f"cvt.rni.{TYPES[x.dtype.name]}", x)
-
-    def floor(self, x: Value) -> Value:
-        return self._do(f"cvt.rmi.{TYPES[x.dtype.name]}", x)
-
-    def minimum(self, a: Value, b: Value) -> Value:
-        if a.dtype is F32:
-            return self._do("min.NaN", a, b)
-        return self.select(self.less(a, b), a, b)
-
-    def maximum(self, a: Value, b: Value) -> Value:
-        if a.dtype is F32:
-            return self._do("max.NaN", a, b)
-        return self.select(self.less(b, a), a, b)
-
-    def select(self, mask: Value, a: Value, b: Value) -> Value:
-        return Value(select(self.writer, a.dtype, mask.text, a.text, b.text), a.dtype)
-
-    def bitcast_int(self, x: Value) -> Value:
-        return Value(x.text, INTEGER[x.dtype.bits])
-
-    def bitcast_float(self, x: Value) -> Value:
-        return Value(x.text, FLOAT[x.dtype.bits])
-
-    def to_int(self, x: Value) -> Value:
-        target = INTEGER[x.dtype.bits]
-        return self._do(f"cvt.rzi.{TYPES[target.name]}", x, dtype=target)
-
-    def to_float(self, x: Value) -> Value:
-        target = FLOAT[x.dtype.bits]
-        return self._do(f"cvt.rn.{TYPES[target.name]}", x, dtype=target)
-
-    def int_shift_left_by(self, a: Value, n: Value) -> Value:
-        return self._untyped("shl", "b", a, self._amount(n))
-
-    def int_shift_right_by(self, a: Value, n: Value) -> Value:
-        return self._untyped("shr", "u", a, self._amount(n))
-
-    def _amount(self, n: Value) -> Value:
-        """How far to shift, in 32 bits."""
-        if n.dtype.bits == 32:
-            return n
-        return Value(self.writer.value("b32", "cvt.u32.u64", n.text), dtypes.int32)
-
-    def _held(self, x: Value) -> Value:
+    def _held(self, x: Element) -> Element:
         """The value in a register that may be written again."""
-        return Value(self.writer.copy(kind_of(x.dtype), x.text), x.dtype)
+        return Element(self, self.writer.copy(kind_of(x.dtype), x.held), x.dtype)
 
     def repeat(
-        self, going: Callable[[Value], Value], step: Callable[[Value], Value], x: Value
-    ) -> Value:
+        self, going: Callable[[Element], Element], step: Callable[[Element], Element], x: Element
+    ) -> Element:
         """A loop of each thread."""
         w, current = self.writer, self._held(x)
         head, end = w.label("again"), w.label("enough")
         w.place(head)
-        w.put("bra", end, guard="!" + going(current).text)
-        w.put(f"mov.{kind_of(x.dtype)}", current.text, step(current).text)
+        w.put("bra", end, guard="!" + going(current).held)
+        w.put(f"mov.{kind_of(x.dtype)}", current.held, step(current).held)
         w.put("bra", head)
         w.place(end)
         return current
@@ -244,21 +140,21 @@ class Operations:
         name: str,
         near: Callable[..., Any],
         far: Callable[..., Any],
-        done: Callable[..., Value],
-        *inputs: Value,
-    ) -> Value:
+        done: Callable[..., Element],
+        *inputs: Element,
+    ) -> Element:
         """The near values, a branch around the far ones, and what is made of either."""
         w = self.writer
-        mask, *values = near(self, *inputs)
+        mask, *values = near(*inputs)
         if self.near:
-            return done(self, *inputs, *values)
+            return done(*inputs, *values)
         held = [self._held(value) for value in values]
         end = w.label(f"near_{name}")
-        w.put("bra", end, guard="!" + mask.text)
-        for place, value in zip(held, far(self, *inputs)):
-            w.put(f"mov.{kind_of(place.dtype)}", place.text, value.text)
+        w.put("bra", end, guard="!" + mask.held)
+        for place, value in zip(held, far(*inputs)):
+            w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held)
         w.place(end)
-        return done(self, *inputs, *held)
+        return done(*inputs, *held)
 
 
 class Rare(NamedTuple):
@@ -266,11 +162,11 @@ class Rare(NamedTuple):
 
     near: Callable[..., Any]
     far: Callable[..., Any]
-    done: Callable[..., Value]
-    inputs: tuple[Value, ...]
+    done: Callable[..., Element]
+    inputs: tuple[Element, ...]
 
 
-class Asked(Operations):
+class Asked(Machine):
     """Gives what a function asks of `rarely` as it is."""
 
     def rarely(
@@ -278,8 +174,8 @@ class Asked(Operations):
         name: str,
         near: Callable[..., Any],
         far: Callable[..., Any],
-        done: Callable[..., Value],
-        *inputs: Value,
+        done: Callable[..., Element],
+        *inputs: Element,
     ) -> Any:
         """The question itself."""
         return Rare(near, far, done, inputs)
@@ -290,45 +186,46 @@ def apply_all(w: Writer, name: str, dtype: DType, several: list[tuple[str, ...]]
     the elements that a thread enters where one of its own is far."""
     wide = F32 if dtype.bits < 32 else dtype
     widened = [[x if wide is dtype else widen(w, dtype, x) for x in inputs] for inputs in several]
-    operations = Operations(w)
+    machine = Machine(w)
     asked: list[Rare] = [
-        getattr(functions, name)(Asked(w), *[Value(x, wide) for x in inputs]) for inputs in widened
+        getattr(functions, name)(*[Element(Asked(w), x, wide) for x in inputs])
+        for inputs in widened
     ]
     masks, held = [], []
     for one in asked:
-        mask, *values = one.near(operations, *one.inputs)
+        mask, *values = one.near(*one.inputs)
         masks.append(mask)
-        held.append([operations._held(value) for value in values])
-    _mend(operations, name, asked, masks, held)
-    found = [one.done(operations, *one.inputs, *mine) for one, mine in zip(asked, held)]
-    return [r.text if wide is dtype else narrow(w, dtype, r.text) for r in found]
+        held.append([machine._held(value) for value in values])
+    _mend(machine, name, asked, masks, held)
+    found = [one.done(*one.inputs, *mine) for one, mine in zip(asked, held)]
+    return [r.held if wide is dtype else narrow(w, dtype, r.held) for r in found]
 
 
 def _mend(
-    o: Operations, name: str, asked: list[Rare], masks: list[Value], held: list[list[Value]]
+    m: Machine, name: str, asked: list[Rare], masks: list[Element], held: list[list[Element]]
 ) -> None:
     """A loop over the elements that puts what is far into the registers held."""
-    w = o.writer
+    w = m.writer
     some = masks[0]
     for mask in masks[1:]:
-        some = o.logical_or(some, mask)
+        some = some | mask
     head, end = w.label(f"far_{name}"), w.label(f"near_{name}")
-    w.put("bra", end, guard="!" + some.text)
+    w.put("bra", end, guard="!" + some.held)
     number = w.value("b32", "mov.b32", "0")
     w.place(head)
     turns = [w.value("pred", "setp.eq.s32", number, str(i)) for i in range(len(asked))]
     inputs = list(asked[0].inputs)
     for one, turn in zip(asked[1:], turns[1:]):
-        mask = Value(turn, dtypes.bool_)
+        mask = Element(m, turn, dtypes.bool_)
         inputs = [
-            before if mine.text == before.text else o.select(mask, mine, before)
+            before if mine.held == before.held else where(mask, mine, before)
             for mine, before in zip(one.inputs, inputs)
         ]
-    values = asked[0].far(o, *inputs)
+    values = asked[0].far(*inputs)
     for turn, mask, places in zip(turns, masks, held):
-        mine = o.logical_and(Value(turn, dtypes.bool_), mask).text
+        mine = (Element(m, turn, dtypes.bool_) & mask).held
         for place, value in zip(places, values):
-            w.put(f"mov.{kind_of(place.dtype)}", place.text, value.text, guard=mine)
+            w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held, guard=mine)
     w.put("add.s32", number, number, "1")
     more = w.value("pred", "setp.lt.s32", number, str(len(asked)))
     w.put("bra", head, guard=more)
@@ -341,9 +238,8 @@ def _function(name: str, near: bool = False) -> Row:
     def row(w: Writer, d: DType, *inputs: str) -> str:
         if not d.is_float:
             raise refuse(name, d)
-        operations: Any = Operations(w, near)
-        result: Value = getattr(functions, name)(operations, *[Value(i, d) for i in inputs])
-        return result.text
+        machine = Machine(w, near)
+        return str(getattr(functions, name)(*[Element(machine, i, d) for i in inputs]).held)
 
     return row
 
