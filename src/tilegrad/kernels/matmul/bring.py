@@ -15,6 +15,19 @@ from ... import tile
 from .shape import Operands, WidePlan, box, side
 
 
+def rows_of(kernel: Bringing, half: int) -> int:
+    """Rows of a that a copy of 64 brings: where one tile has all, no more than there are, in
+    eights. A copy that reaches beyond the end takes 0.2 us longer; the other rows of its place
+    stay 0 (matrices beside would fill them)."""
+    x, plan, rows = kernel.x, kernel.plan, kernel.plan.tile[0]
+    if x.turned or kernel.beside or not x.a_along_k or plan.cluster > 1:
+        return 64
+    if not isinstance(x.m, int):
+        return 64
+    ends_here = rows - 64 < x.m < rows and half == rows // 64 - 1
+    return -(-(x.m % 64) // 8) * 8 if ends_here else 64
+
+
 class Bringing:
     """The part of a WideMatmul that fills the ring; see there for what it is made of."""
 
@@ -50,24 +63,12 @@ class Bringing:
     def stage_bytes(self) -> int:
         """Bytes that land in one stage."""
         tm, tn, tk = self.plan.tile
-        rows = sum(self.rows_of(half) for half in range(tm // 64))
+        rows = sum(rows_of(self, half) for half in range(tm // 64))
         return (rows + tn) * tk * self.x.dtype.size
-
-    def rows_of(self, half: int) -> int:
-        """Rows of a that a copy of 64 brings: where one tile has all, no more than there are, in
-        eights. A copy that reaches beyond the end takes 0.2 us longer; the other rows of its
-        place stay 0 (matrices beside would fill them)."""
-        x, plan, rows = self.x, self.plan, self.plan.tile[0]
-        if x.turned or self.beside or not x.a_along_k or plan.cluster > 1:
-            return 64
-        if not isinstance(x.m, int):
-            return 64
-        ends_here = rows - 64 < x.m < rows and half == rows // 64 - 1
-        return -(-(x.m % 64) // 8) * 8 if ends_here else 64
 
     def clear(self, own: int) -> None:
         """Rows of a consumer's places that no copy brings."""
-        rows = self.rows_of(own)
+        rows = rows_of(self, own)
         if rows == 64:
             return
         for stage in range(self.plan.stages):
@@ -92,8 +93,8 @@ class Bringing:
             half = self.near * each + own if shared else own
             at = side(row + half * 64, self.along_k(step), self.x.a_along_k)
             place = self.left[stage, half]
-            if not shared and self.rows_of(half) < 64:
-                place = place[0 : self.rows_of(half), :]
+            if not shared and rows_of(self, half) < 64:
+                place = place[0 : rows_of(self, half), :]
             self.copy(place, box(self.of_batch(self.a, batch), at, place.shape), stage, shared)
 
     def fill_right(self, stage: Any, where: Any, step: Any, at: tuple[int, ...] = ()) -> None:

@@ -20,6 +20,14 @@ from .bring import Bringing
 from .shape import box, positions, side, waves
 
 
+def held_as(value: Any, sums: Any) -> Any:
+    """A value, held in registers as the accumulator is: `where` holds its operands alike, and here
+    always takes the value."""
+    rows, columns = value.shape
+    held = tile.cast(sums[0:rows, 0:columns], value.dtype)
+    return tile.where(tile.full(value.shape, False, bool_), held, value)
+
+
 class Leaving(Bringing):
     """The part of a WideMatmul that brings finished tiles out; see there for what it is made of."""
 
@@ -151,10 +159,4 @@ class Leaving(Bringing):
         self.release(turn)
         if self.wide == self.plan.staged:
             return found
-        return [self.held_as(value, sums) for value in found]
-
-    def held_as(self, value: Any, sums: Any) -> Any:
-        """A value, held in registers as the accumulator is: what is chosen never is the other."""
-        rows, columns = value.shape
-        held = tile.cast(sums[0:rows, 0:columns], value.dtype)
-        return tile.where(tile.full(value.shape, False, bool_), held, value)
+        return [held_as(value, sums) for value in found]
