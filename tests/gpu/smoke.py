@@ -442,16 +442,6 @@ def per_call(device: Any, work: Callable[[int], Any], repeats: int) -> float:
     return best
 
 
-@check
-def persistence(device: Any) -> str:
-    buffer = device.allocate(8 << 20)
-    device.persist(buffer)
-    device.copy_bytes(device.allocate(8 << 20).pointer, buffer.pointer, 8 << 20)
-    device.end_persistence()
-    device.synchronize()
-    return "set and reset"
-
-
 # ---- Tensors ---------------------------------------------------------------------------------
 
 
