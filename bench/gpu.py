@@ -9,14 +9,12 @@ run (a device copy, a read, a large bf16 product) are measured first and printed
 from __future__ import annotations
 
 import datetime
-import os
 import statistics
-import subprocess
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
+from measure import commit
 
 from tilegrad.core.target import Target
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
@@ -137,18 +135,6 @@ class Bench:
             "read_bytes_per_second": 4 * x.numel() / read,
             "bf16_flops": 2 * 8192**3 / product,
         }
-
-
-def commit() -> str:
-    """The commit measured, '+' where files differ from it."""
-    told = os.environ.get("TILEGRAD_COMMIT")  # where the tree is a copy without its history
-    if told:
-        return told
-    here = Path(__file__).resolve().parent
-    run = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, cwd=here
-    )
-    return run.stdout.strip()
 
 
 def sets(bytes_: int) -> int:

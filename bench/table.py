@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -229,6 +230,54 @@ def llm_cpu_table(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+SERVE_VLLM = {"qwen3-0.6b": 21_334, "qwen3-14b": 5_918}
+
+
+def serve_table(record: dict[str, Any]) -> list[str]:
+    """The mini-sglang script by shape, and what else a server's users wait for."""
+    lines = [
+        "",
+        "256 requests of the mini-sglang script (prompts and answers of 100 to 1,024 tokens, "
+        f"random bf16 weights, temperature 0.6), {gpu_source(record)}",
+        "",
+        "| shape | output tokens/s | vLLM 0.24 | the GPU was busy |",
+        "|---|---|---|---|",
+    ]
+    for shape, vllm in SERVE_VLLM.items():
+        found = newest(f"serve-offline-{shape}")
+        if found:
+            rate = max(r["tokens"] / r["seconds"] for r in found["runs"])
+            lines.append(f"| {shape} | {rate:,.0f} | {vllm:,} | {100 * found['busy_share']:.1f}% |")
+    lines.append("")
+    if over := newest("serve-rate-llama-3-8b"):
+        run = over["http"][0]
+        lines.append(
+            f"- Llama-3-8B's shape, {over['streams']} streams over HTTP: "
+            f"{run['tokens_per_second']:,.0f} tokens/s, {100 * over['ratio']:.1f}% of the engine "
+            f"alone; the HTTP process takes {run['http_us_per_token']:.0f} us of CPU a token"
+        )
+    if first := newest("serve-first-tokens"):
+        times = ", ".join(
+            f"{int(n):,} tokens {statistics.median(ms):.1f} ms"
+            for n, ms in first["first_ms"].items()
+        )
+        lines.append(f"- the first token of a prompt, new lengths, Llama-3-8B's shape: {times}")
+    if shared := newest("serve-prefix"):
+        lines.append(
+            f"- SmolLM2 on 2 cores, a prefix of {shared['prefix']:,} tokens that others had: first "
+            f"token {shared['ratio']:.0f}x sooner"
+        )
+    if guessed := newest("speculative"):
+        gains = ", ".join(f"{name} {t['ratio']:.1f}x" for name, t in guessed["tasks"].items())
+        lines.append(f"- SmolLM2, guesses from the prompt, one request: {gains}")
+    if lora := newest("lora"):
+        lines.append(
+            f"- {lora['adapters']} LoRA adapters of rank {lora['rank']} in a batch of "
+            f"{lora['requests']}: {100 * lora['slower']:.0f}% slower than none"
+        )
+    return lines
+
+
 def gpu_source(record: dict[str, Any]) -> str:
     """Where and when, on a GPU."""
     return (
@@ -299,6 +348,7 @@ PARTS: tuple[tuple[str, str, Callable[[dict[str, Any]], list[str]]], ...] = (
     ("", "gpt2-step", step_table),
     ("## Language models", "llm", llm_table),
     ("", "llm-cpu", llm_cpu_table),
+    ("## Serving", "serve-offline-qwen3-14b", serve_table),
 )
 
 
