@@ -115,15 +115,17 @@ def test_decode_on_an_h200(batch: int, most: int) -> None:
 def test_a_step_with_prompts(target: Target) -> None:
     bodies = launched(traced(8, target, limits_of(target).chunk), target)
     attend = {b.name for b in bodies if b.name.startswith("paged") and "append" not in b.name}
-    wanted = "paged_prefill" if target is H200 else "paged_attention_portable"
-    assert len(attend) == 1 and attend.pop().startswith(wanted)
+    if target is H200:
+        assert len(attend) == 1 and attend.pop().startswith("paged_prefill")
+    else:
+        assert attend == {"paged_work", "paged_attention"}
     assembles(bodies, target)
 
 
 @pytest.mark.parametrize("batch", [1, 128])
 def test_decode_on_an_a100(batch: int) -> None:
     bodies = launched(traced(batch, A100), A100)
-    assert len(bodies) <= 358
+    assert len(bodies) <= 359  # one of them the list of work
     assembles(bodies, A100)
 
 

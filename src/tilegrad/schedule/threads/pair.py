@@ -22,7 +22,6 @@ from ...ir.symbol import Expr, Size, coefficient, high, minimum, named
 from ...ir.types import Array, product
 from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset_of, places
 from ..evaluate import wide
-from ..extent import HELD
 from ..family import Bodies, Made
 from ..lowering import Lowering
 from ..problem import power_of_two
@@ -38,6 +37,7 @@ EACH = 8  # elements of a row that a thread holds: it has accumulators beside th
 MANY = 16  # the same where a row has many reductions, whose steps all threads take
 BUSY = 8192  # elements of rows that a core is at work on
 MOST = 4  # accumulators that stay in registers
+HELD = 64  # instructions of an element that is held beside accumulators (a layer norm's take 50)
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ def pair_up(lowering: Lowering) -> None:
             joined = _with(group.second, second) if isinstance(group, Pair) else second
             if not _fits(first, joined, values):
                 continue
-            if extents.holds_much({*first.values, *joined.values}, high(first.total), HELD // 2):
+            if extents.holds_much({*first.values, *joined.values}, high(first.total), HELD):
                 continue
             found[at] = _join(first, joined, found, results)
             found.remove(second)
