@@ -267,7 +267,8 @@ def main() -> int:
     print(f"{100 * found['ratio']:.1f}% of the offline rate (bar {100 * BAR:g}%)")
     print(f"all of it took {time.perf_counter() - begun:.0f} s")
     if given.write:
-        kept = {k: v for k, v in vars(given).items() if k in ("shape", "streams", "runs", "few")}
+        names = ("shape", "streams", "runs", "few", "longest")
+        kept = {name: getattr(given, name) for name in names}
         save(f"serve-rate-{given.shape}", facts(what="tokens a second over HTTP", **kept, **found))
     return int(found["ratio"] < BAR)
 

@@ -47,3 +47,5 @@ def quick_collect() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()

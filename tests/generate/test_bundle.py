@@ -78,6 +78,8 @@ def test_what_a_bundle_was_not_made_for() -> None:
         made.refuse("cpu", None, None, 4, speculate="ngram")
     with pytest.raises(UserError, match="made without adapters"):
         made.refuse("cpu", None, None, 4, adapters={"a": "folder"})
+    with pytest.raises(UserError, match="weights of its own"):
+        made.refuse("cpu", None, None, 4, random_weights=True)
     with pytest.raises(UserError, match="another device"):
         made.refuse("cuda:0", None, None, 4)
 

@@ -198,6 +198,9 @@ def test_score_is_that_of_plain_forward_passes() -> None:
     found = engine.score(given)
     np.testing.assert_allclose(found, wanted[np.arange(36), given[1:]], atol=1e-4)
     assert found.dtype == np.float32 and is_idle(engine)
+    np.testing.assert_array_equal(engine.score(np.array(given)), found)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="not in the vocabulary"):
+        engine.score(np.array([1, 96]))  # type: ignore[arg-type]
 
 
 def test_what_can_never_be_served_is_refused() -> None:

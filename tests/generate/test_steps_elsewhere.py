@@ -93,8 +93,11 @@ def distinct(bodies: list[Any]) -> list[Any]:
 
 
 def assembles(bodies: list[Any], target: Target) -> None:
-    """Every Program fits its registers, without a word from ptxas."""
-    texts = {text: text for text in (emit_ptx(b, "entry", target)[0] for b in distinct(bodies))}
+    """Every Program fits its registers and shared memory, without a word from ptxas."""
+    emitted = [(b.name, *emit_ptx(b, "entry", target)) for b in distinct(bodies)]
+    for name, _, entry in emitted:
+        assert entry.shared_bytes <= target.memories["shared"].bytes, name
+    texts = {text: text for _, text, _ in emitted}
     if find_ptxas() is None:
         pytest.skip("no ptxas")
     for made in assemble_all(texts, target.cpu).values():

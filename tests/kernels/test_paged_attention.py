@@ -533,7 +533,7 @@ def test_pairs_that_are_all_cut(requests: int, queries: int, joined: bool) -> No
     assert walkers(x, plan) == 16 and plan.joined is joined
 
 
-def real_shapes() -> Iterator[tuple[PagedShape, int]]:
+def real_shapes(target: Target) -> Iterator[tuple[PagedShape, int]]:
     """Heads of models, pages, and how many new tokens a request has."""
     base = PagedShape(32, 8, 128, 128, 16, 16, 16, 4096, 2048, 128**-0.5)
     for page in (16, 64, 256):
@@ -550,27 +550,68 @@ def real_shapes() -> Iterator[tuple[PagedShape, int]]:
     yield replace(base, tokens=1, requests=1), 1
     yield replace(base, tokens=1024, requests=1024), 1
     yield replace(base, tokens=8192, requests=256), 64
+    if not target.asynchronous_units:  # others have the prefill kernel
+        yield replace(base, tokens=2048, requests=8), 2048
+        yield replace(base, width=256, value_width=256, tokens=2048, requests=8), 2048
 
 
+# An A100 with the shared memory of smaller GPUs of its kind.
+SMALL_A100 = replace(
+    A100,
+    name="small_a100",
+    memories={**A100.memories, "shared": replace(A100.memories["shared"], bytes=99 << 10)},
+)
+
+
+def expected_refusal(x: PagedShape, target: Target) -> str:
+    """Why threads cannot take a real shape; '' if they can."""
+    if target is H200:
+        return ""
+    if x.scaled:
+        return "8 bits"
+    if x.width == 192:
+        return "a power of two"
+    return "fit shared memory" if target is SMALL_A100 and x.width == 256 else ""
+
+
+@pytest.mark.parametrize("target", [H200, A100, SMALL_A100], ids=lambda t: t.name)
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow, id="all"), 3])
-def test_assembled(step: int) -> None:
+def test_assembled(step: int, target: Target) -> None:
     """What is chosen for real sizes: checked, no spill, no stack frame, no serialised product."""
     if find_ptxas() is None:
         pytest.skip("NO PTXAS HERE: the kernels of a paged cache were not assembled")
     texts = {}
-    for x, queries in list(real_shapes())[::step]:
-        plan = choose(x, H200, queries)
+    for x, queries in list(real_shapes(target))[::step]:
+        plan = choose(x, target, queries)
+        if why := expected_refusal(x, target):
+            assert why in why_not(x, plan)
+            continue
         assert not why_not(x, plan)
         bodies = [*kernels(x, plan), append(x, Rotary(x.width))]
         for body in bodies:
-            errors = [f for f in check_body(body, H200) if f.level == "error"]
+            errors = [f for f in check_body(body, target) if f.level == "error"]
             assert not errors, (x, plan, errors)
-            text, entry = emit(body, "kernel", H200)
-            assert entry.shared_bytes <= 227 << 10
+            text, entry = emit(body, "kernel", target)
+            assert entry.shared_bytes <= target.memories["shared"].bytes
             if text not in texts.values():
                 texts[f"{body.name} {x} {plan}"] = text
-    for label, made in assemble_all(texts, H200.cpu).items():
+    for label, made in assemble_all(texts, target.cpu).items():
         made.check_library(label)
+
+
+@pytest.mark.parametrize("target", [A100, SMALL_A100], ids=lambda t: t.name)
+@pytest.mark.parametrize("width", (64, 128, 256))
+@pytest.mark.parametrize("queries", (1, 4, 2048))
+def test_shared_memory_of_threads(queries: int, width: int, target: Target) -> None:
+    """A Plan fits, and has two stages; or it is refused and the portable kernel takes the shape."""
+    x = PagedShape(32, 8, width, width, 16, 2048, 8, 4096, 128, width**-0.5)
+    plan = choose(x, target, queries)
+    if target is SMALL_A100 and width == 256:
+        assert "fit shared memory" in why_not(x, plan)
+        return
+    assert not why_not(x, plan) and plan.stages >= 2
+    _, entry = emit(attend(x, plan), "kernel", target)
+    assert entry.shared_bytes <= target.memories["shared"].bytes
 
 
 # ---- broken in one place ------------------------------------------------------------------------

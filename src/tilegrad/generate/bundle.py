@@ -55,8 +55,16 @@ class Bundled:
         requests: int,
         adapters: Any = None,
         speculate: Any = None,
+        random_weights: bool = False,
     ) -> None:
         """An error where something else is asked for."""
+        if random_weights:
+            raise UserError(
+                "this bundle has weights of its own",
+                op="LLM",
+                got="random_weights=True",
+                hint="open the model itself",
+            )
         if speculate is not None:
             raise UserError(
                 "this bundle has no steps that verify guesses",

@@ -92,7 +92,7 @@ class LLM:
             device = made.device
         place = default_device() if device is None else use(device, "LLM")
         if made is not None:
-            made.refuse(place, dtype, context, requests, adapters, speculate)
+            made.refuse(place, dtype, context, requests, adapters, speculate, random_weights)
             dtype, context, requests = made.dtype, made.context, made.requests
         if quantise is not None and (made is not None or adapters):
             raise UserError("int8 takes plain weights", op="LLM", hint="no bundle, no adapters")

@@ -39,7 +39,7 @@ def refuse_request(request: Request, vocabulary: int, context: int, pool: PagePo
 
 def refuse_tokens(tokens: Sequence[int], vocabulary: int, what: str) -> None:
     """An error for ids that the model does not have."""
-    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+    if len(tokens) and not 0 <= min(tokens) <= max(tokens) < vocabulary:
         wrong = [t for t in tokens if not 0 <= t < vocabulary]
         raise UserError(
             f"{what} has tokens that are not in the vocabulary",

@@ -36,6 +36,7 @@ from ..kernels.paged.shape import (
 )
 from ..tile.callee import KernelCallee
 from .chosen import Chosen, Surroundings, roofline_of
+from .families import threads_units
 from .family import Offer
 
 OTHER_SUMS = "at the level invariant: its sums are not those of single tokens"
@@ -224,7 +225,7 @@ class PortableAttention(Attention):
         """See `Attention`."""
         from ..kernels.paged import portable
 
-        listed = not why_not(x, choose(x, target, queries_of(node)))
+        listed = threads_units(target) and not why_not(x, choose(x, target, queries_of(node)))
         if (target.asynchronous_units or listed) and not invariant():
             return "slower than the kernels of matrix units"
         return portable.why_not(x)

@@ -145,7 +145,7 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
         (plan.block % (16 * plan.warps), "the warps share a block of keys"),
         (padded(x.value_width) % (16 * plan.warps), "the warps share the values' width"),
         (plan.programs < 1 or plan.programs % spread(x, plan), "every key head has its programs"),
-        (plan.stages < 2, "a ring has two stages or more"),
+        (plan.stages < 2, "two stages of a ring or more fit shared memory"),
         (x.page % 8 or x.page & (x.page - 1), "a page is a power of two, 8 or more"),
         (plan.block & (plan.block - 1), "a block is a power of two"),
         (plan.block // x.page > 32, "a block has 32 pages at most"),
@@ -192,7 +192,7 @@ def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
     if keys <= SHORT * walkers(x, plan):
         plan = _filled(x, target, queries, 64)
         most = -(-keys // (walkers(x, plan) * plan.block)) + 1  # blocks of a program, about
-        plan = replace(plan, stages=max(2, min(plan.stages, most)))  # the next launch has room
+        plan = replace(plan, stages=min(plan.stages, max(2, most)))  # the next launch has room
     # Where every pair is cut, all combine at the end: many small programs do that sooner. With
     # one token a request that is no sooner than a launch more takes.
     return replace(plan, joined=queries == 1)
@@ -244,23 +244,33 @@ def short_bytes(x: PagedShape, plan: ShortPlan) -> int:
 
 
 def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPlan:
-    """A Plan with blocks of so many keys and as many stages as shared memory holds."""
+    """A Plan with blocks of so many keys and as many stages as shared memory holds. Threads have
+    less of it: they take smaller blocks, then fewer rows, until two stages fit; where none do, the
+    Plan is one that `why_not` refuses."""
     wanted = x.group * queries
     rows = next((r for r in (8, 16, 32, 64) if r >= min(wanted, 64)), 64)
-    threads = not target.asynchronous_units
-    unit = 16 if threads else 8
-    rows = max(rows, unit, -(-x.group // unit) * unit)
+    if target.asynchronous_units:
+        plan = _ring(x, target, max(rows, -(-x.group // 8) * 8), block, SHARED)
+        return replace(plan, stages=max(2, plan.stages))
+    least = -(-x.group // 16) * 16
+    most = target.memories["shared"].bytes - 1024
+    sizes = [(max(r, least), b) for r in (64, 32, 16) if r <= max(rows, 16) for b in (128, 64)]
+    made = [replace(_ring(x, target, r, b, most), threads=True) for r, b in sizes if b <= block]
+    return next((plan for plan in made if plan.stages >= 2), made[-1])
+
+
+def _ring(x: PagedShape, target: Target, rows: int, block: int, most: int) -> PagedPlan:
+    """A Plan with as many stages as so many bytes hold, of which there may be too few."""
     warps = 8 if padded(x.value_width) % 128 == 0 and block > 64 else 4
     wide = padded(x.width) + padded(x.value_width)
+    # 64 bytes of a row and a warp: largest scores, which the warps tell each other
     held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
     if x.scaled:
         held += block * wide * 2
-    each = block * wide * x.cache.size
-    most = target.memories["shared"].bytes - 1024 if threads else SHARED
-    stages = max(2, min(UNDER_WAY, most - held) // each)
+    stages = min(UNDER_WAY, most - held) // (block * wide * x.cache.size)
     cores = target.cores or 132
     programs = max(1, cores // x.key_heads) * x.key_heads
-    return PagedPlan(rows, block, int(min(stages, 12)), warps, programs, threads=threads)
+    return PagedPlan(rows, block, int(min(stages, 12)), warps, programs)
 
 
 # ---- parameters ---------------------------------------------------------------------------------
