@@ -31,6 +31,7 @@ from tilegrad.kernels.matmul.shape import WidePlan
 from tilegrad.nn.experts import routed
 from tilegrad.schedule.schedule import Launch
 from tilegrad.tensor.matmul import group_rows, grouped_dot
+from tilegrad.tile.plan import Plan
 
 BF16 = ml_dtypes.bfloat16
 
@@ -60,9 +61,11 @@ def on(target: Target, function, *values: np.ndarray) -> None:
     """Compare a Schedule for another machine, interpreted."""
     nodes = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in values]
     made = function(*nodes)
-    expected = interpret([made], dict(zip(nodes, values)))[0]
-    (found,) = run_interpreted(target, nodes, [made], values)
-    compare(made, found, expected)
+    outputs = [made] if isinstance(made, Node) else made
+    expected = interpret(outputs, dict(zip(nodes, values)))
+    found = run_interpreted(target, nodes, outputs, values)
+    for node, a, b in zip(outputs, found, expected):
+        compare(node, a, b)
 
 
 @pytest.mark.parametrize("axis", [2, 1])
@@ -102,6 +105,22 @@ def test_rows_are_sorted_by_group(rows: int) -> None:
         run_interpreted(A100, [node], made, [ids]), (order, places, offsets)
     ):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_a_group_has_no_neighbours() -> None:
+    """What is not finite in a row is in its own group's outer product alone."""
+    x, y = np.ones((6, 4), np.float32), np.ones((6, 4), np.float32)
+    y[3] = np.inf
+    check(ops.grouped_outer, x, y, np.array([0, 3, 6], np.int32))
+
+
+def test_more_groups_than_ids_of_a_byte() -> None:
+    ids = np.array([5, 0, 127, 5, 3], np.int8)
+    for groups in (128, 200):
+        order, _, offsets = tg.jit(lambda i, g=groups: group_rows(i, g))(tg.tensor(ids))
+        np.testing.assert_array_equal(order.numpy(), np.argsort(ids, kind="stable"))
+        ends = np.searchsorted(np.sort(ids.astype(int)), np.arange(groups + 1))
+        np.testing.assert_array_equal(offsets.numpy(), ends)
 
 
 def test_rows_alone_read_their_own_weights() -> None:
@@ -169,6 +188,24 @@ def test_errors() -> None:
         group_rows(offsets.reshape(1, -1), 4)
     with pytest.raises(UserError, match="out of range"):
         group_rows(tg.tensor(np.array([0, 4])), 4)[0].numpy()
+    with pytest.raises(UserError, match="grouped_dot: an index is out of range"):
+        grouped_dot(x, weights, tg.tensor(np.array([0, 1, 2, 3, 6], np.int32))).numpy()
+
+
+def test_a_list_keeps_to_its_room() -> None:
+    """Of offsets that fall and rise again too: more blocks than rows ever need."""
+    from tilegrad.kernels.grouped import block_list, most_blocks
+
+    for offsets in ([0, 40, 0, 40, 0, 40], [0, 3, 17, 17, 30, 40]):
+        node = build.input_((6,), int32)
+        static = {"block": 8, "most": most_blocks(40, 5, 8)}
+        plan = Plan().with_(warps=4)
+        callee = block_list.callee(block_list.bind([node.type], static, plan), plan, H200)
+        made = ops.call(node, callee=callee)
+        (found,) = run_interpreted(H200, [node], [made], [np.array(offsets, np.int32)])
+        (total, *_), *blocks = found.tolist()
+        assert total <= static["most"]
+        assert all(0 <= a < b <= 40 for _, a, b, _ in blocks[:total])
 
 
 # ---- the kernel of asynchronous matrix units ----------------------------------------------------
@@ -215,6 +252,66 @@ def test_simulated(sizes: tuple, axis: int) -> None:
 def test_two_weights_simulated() -> None:
     on(H200, gated, *two_weights(37, 3, 128, 136))
     check_graph(gated, *two_weights(37, 3, 64, 128))
+
+
+def several(x: Node, weights: Node, offsets: Node, _: Node) -> list[Node]:
+    """x w, and silu of it."""
+    y = ops.grouped_dot(x, weights, offsets, axis=2)
+    return [y, build.multiply(y, ops.sigmoid(y))]
+
+
+def kept(x: Node, weights: Node, offsets: Node, _: Node, other: Node) -> list[Node]:
+    """What the derivative of a gated product reads again: both products, and the gated one."""
+    y, z = (ops.grouped_dot(x, w, offsets, axis=2) for w in (weights, other))
+    return [y, z, build.multiply(build.multiply(y, ops.sigmoid(y)), z)]
+
+
+@pytest.mark.parametrize("groups", [3, 1])
+def test_results_beside_are_masked_too(groups: int) -> None:
+    """Rows past a block's last are the next group's: no result of theirs is written."""
+    on(H200, several, *given(37, groups, 128, 136, BF16))
+    on(H200, kept, *two_weights(37, groups, 128, 136))
+
+
+@pytest.mark.parametrize("function", [several, kept])
+def test_results_beside_simulated(function) -> None:
+    """Where programs that write one element differently are found."""
+    values = two_weights(37, 3, 64, 128)
+    check_graph(function, *(values if function is kept else values[:4]))
+
+
+def test_other_groups_are_not_joined() -> None:
+    """Two products of one x whose groups differ, with both lists there before either."""
+    x, weights, offsets, _, other = two_weights(64, 4, 64, 64)
+
+    def made(x: Node, weights: Node, offsets: Node, ends: Node, other: Node) -> Node:
+        for _ in range(2):
+            y = ops.grouped_dot(x, weights, offsets, axis=2)
+            z = ops.grouped_dot(x, other, ends, axis=2)
+            x = build.multiply(build.multiply(ops.sigmoid(y), z), 1 / 16)
+        return x
+
+    on(H200, made, x, weights, offsets, np.array([0, 10, 20, 30, 64], np.int32), other)
+
+
+def test_one_group_of_two_weights() -> None:
+    """Rows of a result are no multiple of a piece's; few rows ask for nothing before the list."""
+
+    def made(x: Node, weights: Node, offsets: Node, factor: Node, other: Node) -> list[Node]:
+        y, z = (ops.grouped_dot(x, w, offsets, axis=2) for w in (weights, other))
+        return [build.multiply(y, factor), build.multiply(z, factor)]
+
+    on(H200, made, *two_weights(20, 1, 64, 72))
+
+
+def test_rows_that_lie_apart() -> None:
+    """x is the transpose of what is stored: blocks of fewer rows than a span."""
+    x, weights, offsets, factor = given(40, 4, 64, 64, BF16)
+
+    def made(x: Node, weights: Node, offsets: Node, factor: Node) -> Node:
+        return product(2)(build.permute(x, (1, 0)), weights, offsets, factor)
+
+    check_graph(made, np.ascontiguousarray(x.T), weights, offsets, factor)
 
 
 def test_layers_share_a_list() -> None:

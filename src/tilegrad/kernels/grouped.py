@@ -33,8 +33,8 @@ def whole(value: int) -> Any:
 @tile.function
 def ids_at(ids: Any, start: Any, block: int, groups: int) -> Any:
     """The ids of some rows; beyond the last row, that of no group."""
-    found = tile.fill(tile.load(ids, (start,), (block,)), groups)
-    return tile.cast(found, int32)
+    found = tile.cast(tile.load(ids, (start,), (block,)), int32)  # which may hold more than ids
+    return tile.fill(found, groups)
 
 
 @Definition
@@ -84,22 +84,23 @@ def block_list(offsets: Any, *, block: int, most: Any) -> None:
     lanes = max(16, 1 << (groups - 1).bit_length())
     tile.grid(1)
     out = tile.result((1 + most, COLUMNS), int32, fill="none")  # those past the total are not read
+    room = tile.cast(out.shape[0] - 1, int32)  # offsets that do not rise would ask for more
     lane = tile.cast(tile.arange(lanes), int32)
     first = tile.fill(tile.load(offsets, (0,), (lanes,)), 0)
     last = tile.fill(tile.load(offsets, (1,), (lanes,)), 0)
-    rows = tile.where(lane < groups, last - first, whole(0))
+    rows = tile.maximum(tile.where(lane < groups, last - first, whole(0)), whole(0))
     count = (rows + whole(block - 1)) // whole(block)
     ends = tile.cumsum(count)
     for number in tile.range(0, tile.max(count)):
         at = ends - count + tile.cast(number, int32)
         row = first + tile.cast(number, int32) * whole(block)
-        here = tile.cast(number, int32) < count
+        here = (tile.cast(number, int32) < count) & (at < room)
         found = (lane, row, tile.minimum(row + whole(block), last))
         for column, value in zip((GROUP, FIRST, LAST), found):
             tracer("block_list").hints["distinct"] = True  # of those that are written
             to = (at + whole(1)) * whole(COLUMNS) + whole(column)
             tile.store(out, to, value, mask=here, unique=True)
-    tile.store(out, (0, 0), tile.sum(count), unique=True)
+    tile.store(out, (0, 0), tile.minimum(tile.sum(count), room), unique=True)
 
 
 @Definition
@@ -115,7 +116,7 @@ def grouped_outer(x: Any, y: Any, offsets: Any) -> None:
         own = tile.cast(tile.arange(T.k), int32) + tile.cast(row, int32) < last
         left = tile.fill(tile.fill(tile.load(x, (row, i * T.m), (T.k, T.m)), 0.0), 0.0)
         right = tile.fill(tile.fill(tile.load(y, (row, j * T.n), (T.k, T.n)), 0.0), 0.0)
-        left = tile.where(own[:, None], left, 0.0)
+        left, right = (tile.where(own[:, None], v, 0.0) for v in (left, right))
         total = tile.dot(tile.transpose(left), right, total)
     tile.store(out, (group, i * T.m, j * T.n), tile.cast(total, x.dtype))
 

@@ -225,7 +225,10 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
     """The joint problem, or None where there is none."""
     first, every = parts[0].operands, [p.operands for p in parts]
     batched = first is not None and first.batch != 1 and not (first.block and gated)
-    if first is None or batched or any(p.left != parts[0].left for p in parts):
+    if first is None or batched or (first.block and not gated):
+        return None
+    groups = parts[0].dot.inputs[2:]  # where they begin, and their list
+    if any(p.left != parts[0].left or p.dot.inputs[2:] != groups for p in parts):
         return None
     same = [o is not None and replace(o, n=first.n, result=first.result) == first for o in every]
     weights = tuple(o.n for o in every if o is not None and isinstance(o.n, int))

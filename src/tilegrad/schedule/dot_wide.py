@@ -244,6 +244,8 @@ class WideDot:
         self.left, self.right = a, b
         if p.grouped:
             along, block = (a.columns == 1, b.rows == 1), block_rows(m, high(batch))
+            if not along[0] and block % 64:  # rows of shared tiles are whole spans
+                return None
             return Operands(m, n, k, dtype, result.dtype, *along, batch, block=block)
         return Operands(m, n, k, dtype, result.dtype, a.columns == 1, b.rows == 1, batch)
 
@@ -301,7 +303,8 @@ class WideDot:
 
     def asks(self, x: Operands) -> bool:
         """Whether what the epilogue reads is asked for first: where few tokens wait for memory."""
-        return high(self.operands.m) <= FEW and x.batch == 1 and not self.near  # type: ignore[union-attr]
+        few = high(self.operands.m) <= FEW  # type: ignore[union-attr]
+        return few and x.batch == 1 and not x.block and not self.near
 
     def build_matvec(
         self, weights: Sequence[WideDot], results: Sequence[tuple[Node, WideDot]]
@@ -493,8 +496,12 @@ class WideDot:
                 for dot, sums in zip(self.dots, rounded) if v.shape != self.dot.shape else ():
                     self.e.bind(dot, unravel(linear, dot.shape), sums)
                 values.append((v, at, self.e.value(v, at)))
+            if isinstance(self.kernel, Grouping):  # rows past the block's last are the next group's
+                own_rows = self.b.less(at_m, self.kernel.last.size)
+                self.e.only = self.b.broadcast(own_rows, piece.shape)
             for v, at, value in values[1:]:
                 self.e.store(self.outputs[v], value, offset_of(v, at))
+            self.e.only = None
             self.hand_on(own, at_m, row, column, (rows, columns))
             return self.b.broadcast(values[0][2], piece.shape)
 

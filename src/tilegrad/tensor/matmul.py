@@ -294,7 +294,8 @@ def grouped_dot(x: Any, weights: Any, offsets: Any, axis: int = 2) -> Tensor:
             expected="floats (N, K), (G, M, K), and int32 (G + 1,); with axis=1 (G, K, M)",
             got=f"{rows.node.type}, {cube.node.type}, {ends.node.type}, axis={axis}",
         )
-    found = ops.grouped_dot(node_of(rows), node_of(cube), node_of(ends), axis=axis)
+    known = build.in_range(node_of(ends), rows.shape[0] + 1, "grouped_dot")
+    found = ops.grouped_dot(node_of(rows), node_of(cube), known, axis=axis)
     return wrap(found, rows, cube)
 
 

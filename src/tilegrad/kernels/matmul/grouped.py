@@ -88,7 +88,7 @@ def leave(kernel: Any, place: Any, row: Any, column: Any) -> None:
         tile.copy_store(box(kernel.c, (column, row), place.shape), place)
     else:
         own = positions(wide, column) < kernel.last
-        inside = positions(64, row) < kernel.x.m
+        inside = positions(64, row) < kernel.c.shape[1]
         mask = tile.broadcast(own[:, None], place.shape) & inside[None, :]
         tile.store(kernel.c, (column, row), tile.read(place), mask=mask)
 
