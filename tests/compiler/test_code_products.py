@@ -108,6 +108,8 @@ CASES = {
     "tensors, a fixed scale": (72, 64, 256, (TENSOR, TENSOR), 0.01),
     "a tensor's own scale": (9, 64, 128, (TENSOR, ROW), None),
     "scales in bfloat16": (20, 64, 128, (ROW, "E4M3_ROW_BF16"), None),
+    "tokens' scales in bfloat16": (20, 64, 128, ("E4M3_ROW_BF16", ROW), None),
+    "tokens' scales in float16": (20, 64, 128, ("E4M3_ROW_F16", ROW), None),
     "powers of two are unpacked": (20, 64, 128, (ROW, "E4M3_ROW_E8M0"), None),
     "one token": (1, 128, 512, (ROW, ROW), None),
     "many tokens": (300, 144, 400, (ROW, TENSOR), None),
@@ -212,6 +214,19 @@ def test_without_units(target: object) -> None:
     (stage,) = (s for s in stages if s.name == "weights")
     assert "product_of_codes" not in stage.fired
     assert any("no matrix unit" in note for note in stage.notes), stage.notes
+
+
+@pytest.mark.parametrize("kinds", [("E4M3", "E5M2"), ("E5M2", "E4M3"), ("E5M2", "E5M2")])
+def test_other_floats(kinds: tuple[str, str]) -> None:
+    """Units multiply codes of E5M2 too, and no kernel does: it is said, and they are unpacked."""
+    given, form = (f"{kind}_ROW_F32" for kind in kinds)
+    layers, result, wanted = one_product(20, 64, 128, (given, form))
+    _, stages = run_pipeline(layers.nodes, [result], H200)
+    (stage,) = (s for s in stages if s.name == "weights")
+    assert "product_of_codes" not in stage.fired
+    assert any("are of E4M3, not of" in note for note in stage.notes), stage.notes
+    (got,) = run_interpreted(H200, layers.nodes, [result], layers.values)
+    assert np.abs(got - wanted).max() <= 1e-2 * np.abs(wanted).max()
 
 
 def test_neighbours() -> None:

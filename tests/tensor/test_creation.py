@@ -126,3 +126,9 @@ def test_large_data_is_copied_to_whole_lines() -> None:
 def test_sizes_beyond_64_bits_are_refused(make) -> None:
     with pytest.raises(ShapeError, match="cannot be addressed"):
         make()
+
+
+@pytest.mark.parametrize("data", [2**70, -(2**70)])
+def test_numbers_wider_than_any_integer(data: int) -> None:
+    with pytest.raises(tg.DTypeError, match="a number does not fit the dtype"):
+        tg.tensor(data, dtype=tg.int64)

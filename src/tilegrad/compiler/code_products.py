@@ -11,7 +11,7 @@ operands, up to the order and rounding of sums: nothing is rounded that was not.
 from __future__ import annotations
 
 from ..core.config import invariant
-from ..core.dtype import float32
+from ..core.dtype import float8_e4m3, float32
 from ..core.errors import UserError
 from ..core.format import Format, format_of
 from ..core.scaled import most_of
@@ -36,9 +36,11 @@ def why_not(dot: Node, target: Target) -> str:
     if not (factored(form) and factored(given)):
         return "codes of a row have more than one factor"
     assert form.element is not None and given.element is not None
-    kinds = {unit.inputs for unit in target.asynchronous_units}
-    if (given.element.dtype, form.element.dtype) not in kinds or not form.element.dtype.is_float:  # type: ignore[union-attr]
+    kinds, pair = {unit.inputs for unit in target.asynchronous_units}, (given.element, form.element)
+    if tuple(element.dtype for element in pair) not in kinds or not form.element.dtype.is_float:  # type: ignore[union-attr]
         return f"no matrix unit of {target.name} multiplies {given.element.name}"
+    if any(element.dtype is not float8_e4m3 for element in pair):
+        return f"products of fp8 are of E4M3, not of {given.element.name} and {form.element.name}"
     if any(not isinstance(s, int) or s % STEP for s in weight.shape):
         return f"rows and columns of its weights are no multiples of {STEP}"
     return ""
@@ -82,7 +84,8 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     The largest of a row is found before values are widened, so that what is packed is stored as
     narrow as it was, and read twice. Codes are of the scale that `pack` has; the factor, which
     every epilogue computes, is a product where that is a quotient: they differ in the last bit."""
-    if len(packed.inputs) > 1 or form.grain.rows != 1:
+    kinds = {part.name: part.dtype for part in (*form.fields, *form.row)}
+    if len(packed.inputs) > 1 or form.grain.rows != 1 or kinds["scale"] is not float32:
         return encoded(packed)
     (x,) = packed.inputs
     largest = build.reduce(ops.max_, build.unary(ops.absolute, x), len(x.shape) - 1, True)

@@ -56,7 +56,7 @@ def _check_fits(op: str, data: Any, dtype: Any) -> None:
     array = as_array(data) if isinstance(data, (list, tuple)) else np.asarray(data)
     if not array.size or array.dtype == np.bool_:
         return
-    least, most = array.min().item(), array.max().item()
+    least, most = (v.item() if isinstance(v, np.generic) else v for v in (array.min(), array.max()))
     end = int(found.highest) + 1
     if not (least >= -end and most < end):
         raise DTypeError(
