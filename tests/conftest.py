@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-
-SPREAD = 0.618  # multiples of it, less their whole part, come to lie evenly, whatever the axes
 
 if sys.dont_write_bytecode:
     # Tests start many processes: what one compiles of a module is there for the next, in the cache.
@@ -23,16 +21,33 @@ if sys.dont_write_bytecode:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a sweep marked `sampled(n)`, one case in n runs by default; the others are slow."""
-    seen: Counter[str] = Counter()
+    """Of a sweep marked `sampled(n)`, one case in n runs by default; the others are slow.
+
+    Those that run lie on diagonals: each value of an axis is in one, where another axis has n
+    values. Ids that the mark names with `also`, whole or the part of an axis, run as well.
+    """
+    seen: dict[Any, dict[Any, int]] = {}
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is None:
             continue
-        sweep = item.nodeid.partition("[")[0]
-        if seen[sweep] * SPREAD % 1 * mark.args[0] >= 1:
+        spec, sweep = item.callspec, item.nodeid.partition("[")[0]  # type: ignore[attr-defined]
+        place = 0
+        for axis in axes(item, list(spec.params)):
+            values = seen.setdefault((sweep, axis), {})
+            place += values.setdefault(tuple(id(spec.params[n]) for n in axis), len(values))
+        named = {spec.id, *spec.id.split("-")} & set(mark.kwargs.get("also", ()))
+        if place % mark.args[0] and not named:
             item.add_marker(pytest.mark.slow)
-        seen[sweep] += 1
+
+
+def axes(item: pytest.Item, names: list[str]) -> list[tuple[str, ...]]:
+    """The axes of a sweep: names that are swept together are one."""
+    found = []
+    for mark in item.iter_markers("parametrize"):
+        given = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        found.append(tuple(name.strip() for name in given))
+    return found + [(n,) for n in names if not any(n in axis for axis in found)]
 
 
 def pytest_collection_finish() -> None:

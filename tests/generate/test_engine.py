@@ -79,7 +79,7 @@ def shared(name: str) -> Engine:
     return Engine(model_of(name), requests=3, context=64, page=16, pages=9, chunk=16)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, also=("gemma3",))
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3", "gpt2"])
 def test_tokens_are_those_of_plain_forward_passes(name: str) -> None:
     """Five requests on three slots: prompts in chunks beside those that decode, then buckets."""

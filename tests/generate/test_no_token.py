@@ -155,7 +155,6 @@ def engine_of(token: int | None) -> Engine:
     return Engine(model, requests=3, context=64, page=16, pages=6, chunk=16)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "sampling, overlaps",
     [
@@ -202,7 +201,6 @@ def test_an_answer_that_comes_to_nan_ends_there() -> None:
     assert f"{place + 1} of the answer" in str(found[-1].error) and is_idle(engine)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sampling", [None, Sampling(logit_bias={90: 1e9}, logprobs=2)], ids=str)
 def test_ids_that_no_tokenizer_has_are_never_picked(sampling: Any) -> None:
     """The rows of a padded head may be anything: large here."""

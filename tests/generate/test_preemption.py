@@ -53,7 +53,6 @@ def engine_of(prefixes: bool) -> Engine:
     return Engine(model_of("llama"), **SIZES, pages=16, prefix_cache=prefixes)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("prefixes", [False, True])
 def test_answers_do_not_depend_on_preemption(prefixes: bool, overlaps: bool) -> None:

@@ -320,7 +320,7 @@ SIMULATED = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, also=("8 bits", "threads"))
 @pytest.mark.parametrize("label", SIMULATED)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""

@@ -45,7 +45,7 @@ def greedy(step: Any, model: Decoder, prompt: Any) -> Any:
     return known
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, also=("gemma3", "mixtral"))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_parity(name: str) -> None:
     model, ours, step = peer(name), loaded(name), tg.jit(whole)
@@ -79,7 +79,7 @@ ROUNDED = {"llama", "olmo2", "gemma2", "gemma3", "mixtral", "gpt2", "granite"}
 assert set(FAMILIES) >= ROUNDED
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, also=("gemma3", "mixtral"))
 @pytest.mark.parametrize("name", sampled(FAMILIES, ROUNDED.__contains__))
 def test_bfloat16_is_as_near_to_float64_as_torch(name: str) -> None:
     rounded = copy.deepcopy(peer(name)).bfloat16()
@@ -141,7 +141,7 @@ def advance(
     return model.step(given, positions, attend, rows, turned=False)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, also=("gemma3", "mixtral"))
 @pytest.mark.parametrize("name", ["llama_yarn", "gemma3", "mixtral", "gpt2"])
 def test_step_with_a_paged_cache(name: str) -> None:
     """Two requests, in chunks of 9 and 4 tokens and then one by one, as if each were alone."""

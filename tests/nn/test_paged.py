@@ -213,7 +213,7 @@ def test_prefill_and_decode_on_a_gpu(small_gpu, request, options: dict[str, Any]
     assert launched == (2 * layers + 2) * (len(steps) - 1)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, also=("Interpreted-2",))
 @pytest.mark.parametrize("new", (1, 2))
 def test_decode_on_a_gpu_with_many_cores(small_gpu, monkeypatch, request, new: int) -> None:
     """Every request's keys are cut. With one new token a request the program with the last part
