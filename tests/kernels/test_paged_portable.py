@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from tilegrad.core.target import A100, AVX2, H200, Target
 from tilegrad.graph import build, ops, paged_reference
 from tilegrad.kernels.paged import portable
 from tilegrad.kernels.paged.shape import PagedShape
+from tilegrad.schedule.paged import ListAttention, PortableAttention
 
 OPTIONS = ({}, {"window": 9, "softcap": 2.0})
 
@@ -60,3 +64,18 @@ def test_simulated() -> None:
     (found,) = run_graph(inputs, [ops.call(*inputs, callee=callee)], given, target=A100)
     wanted = paged_reference.attention(x, *given)
     np.testing.assert_allclose(found.astype(float), wanted, atol=2e-2, rtol=2e-2)
+
+
+def test_who_takes_a_step() -> None:
+    """The list of work where it fits shared memory, else this kernel, also without matrix units."""
+    node: Any = SimpleNamespace(attrs={"single": True})
+    shared = replace(A100.memories["shared"], bytes=99 << 10)
+    small = replace(A100, memories={**A100.memories, "shared": shared})
+    rest = {name: space for name, space in A100.memories.items() if name != "shared"}
+    bare = replace(A100, matrix=(), memories=rest)
+    for target, width, listed in ((A100, 256, True), (small, 256, False), (bare, 128, False)):
+        x = PagedShape(32, 8, width, width, 16, 8, 8, 4096, 128, 0.1)
+        why = PortableAttention.refusal(Mock(), node, x, target)
+        assert bool(why) is listed, (target.name, why)
+        if target is not bare:
+            assert bool(ListAttention.refusal(Mock(), node, x, target)) is not listed
