@@ -23,21 +23,10 @@ import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+from shapes import LLAMA_3_8B  # noqa: E402
+
 BARS = {"cold": 20.0, "warm": 8.0}
 PROMPT = 1024
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 
 
 def once(layers: int) -> dict[str, float]:
@@ -58,7 +47,7 @@ def once(layers: int) -> dict[str, float]:
     gpu.synchronize()
     times["open"] = time.perf_counter() - at
     at = time.perf_counter()
-    config = DecoderConfig.from_huggingface({**CONFIG, "num_hidden_layers": layers})
+    config = DecoderConfig.from_huggingface({**LLAMA_3_8B, "num_hidden_layers": layers})
     model = Decoder(config, "bfloat16")
     for parameter in model.parameters():
         parameter.realize()

@@ -13,23 +13,13 @@ from dataclasses import dataclass, replace
 from ...core.dtype import bfloat16, float16
 from ...core.target import Target
 from ...ir.symbol import high
+from .plan import TAKEN
 from .shape import AttentionShape
 
 ROWS = 128  # tokens a program keeps
 OWN = 64  # of which a consumer has
 SHARED_BYTES = 226 << 10
 NEAR_BYTES = 24 << 20  # that caches keep while programs walk
-EXTRAS = (
-    "bias",
-    "mask",
-    "slopes",
-    "sinks",
-    "key_lengths",
-    "query_starts",
-    "key_starts",
-    "key",
-    "offset",
-)
 
 COSTLY = {"bias", "mask", "slopes", "key"}  # they need registers of their own
 
@@ -79,7 +69,7 @@ def accumulators(x: AttentionShape, plan: BackwardPlan) -> int:
 
 def why_not(x: AttentionShape, plan: BackwardPlan | None = None, wanted: Sequence[str] = ()) -> str:
     """Why no Body can be right for a shape (with a Plan); '' where one can."""
-    other = sorted(set(x.extras) - set(EXTRAS))
+    other = sorted(set(x.extras) - set(TAKEN))
     wrong = [
         (x.dtype not in (bfloat16, float16), "q, k and v are bfloat16 or float16"),
         (
