@@ -2,7 +2,7 @@
 
 Loops are walked, so addresses are those of every turn. Invariant: a program that passes uses no
 row that is not there, no port twice in a cycle, and no unit the chip lacks; an error names the
-word, the field and its bound. That queues end is `timing.timeline`'s to say.
+word, the field and its bound. That queues end and do not race is `order.prove`'s to say.
 """
 
 from __future__ import annotations

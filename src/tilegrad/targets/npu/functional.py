@@ -1,13 +1,12 @@
 """Programs run word by word, without cycles: the values of the register-level simulator, quickly.
 
-Each queue runs its words in order and waits for tokens; which queue goes first does not matter to a
-program without races. Invariant: DRAM at the end is what the register-level simulator leaves, to
-the bit; a word that needs a 2:4 unit is refused.
+`order` gives the words in an order in which they may run; which one does not matter to a program
+without races, and others are refused. Invariant: DRAM at the end is what the register-level
+simulator leaves, to the bit; a word that needs a 2:4 unit is refused.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +16,8 @@ from ...core.errors import UserError
 from . import arithmetic
 from .check import check
 from .dma import unpack
-from .front import CHANNELS, Walk, posts, waits
-from .instructions import QUEUES, Instruction, text
+from .instructions import Instruction, text
+from .order import Order
 from .parameters import BITS, Parameters
 from .timing import row_bytes
 
@@ -42,41 +41,13 @@ class Functional:
     def run(self, program: Sequence[Instruction]) -> None:
         """A whole program."""
         check(self.p, program)
-        queues: list[deque[Instruction]] = [deque(), deque(), deque()]
-        walk = Walk(program)
-        while program[walk.pc].op != "halt":
-            one = program[walk.pc]
-            if one.queue is None:
-                walk.control()
-                if walk.seed is not None:
-                    self.random = arithmetic.seeded(walk.seed, self.p.lanes)
-            else:
-                queues[one.queue].append(walk.send())
-                walk.pc += 1
-        tokens = [0] * len(CHANNELS)
-        moving = True
+        order = Order(self.p, program)
         with np.errstate(all="ignore"):
-            while moving:
-                moving = False
-                for number, queue in enumerate(queues):
-                    while queue and self._step(number, queue, tokens):
-                        moving = True
-        if any(queues):
-            stuck = "; ".join(f"{QUEUES[n]}: {text(q[0])}" for n, q in enumerate(queues) if q)
-            raise UserError("the queues wait for each other", op="npu", got=stuck)
-
-    def _step(self, number: int, queue: deque[Instruction], tokens: list[int]) -> bool:
-        needs = waits(number, queue[0]["tokens"])
-        if any(tokens[c] == 0 for c in needs):
-            return False
-        one = queue.popleft()
-        for c in needs:
-            tokens[c] -= 1
-        if one.op != "sync":
-            getattr(self, one.op)(one)
-        for c in posts(number, one["tokens"]):
-            tokens[c] += 1
-        return True
+            for one in order.words():
+                if order.seed is not None:
+                    self.random, order.seed = arithmetic.seeded(order.seed, self.p.lanes), None
+                if one.op != "sync":
+                    getattr(self, one.op)(one)
 
     # ---- load and store ----
 

@@ -18,6 +18,7 @@ from .count import Counters, Counts, counters_of, counts_of
 from .instructions import Instruction, instruction
 from .layout import Layout, too_small
 from .machine import Machine
+from .order import prove
 from .result import Result
 from .timing import timeline
 
@@ -110,10 +111,13 @@ class Product(Layout):
 
     @cached_property
     def counts(self) -> Counts:
-        """Cycles and events by closed forms."""
-        return self.over_programs(
-            lambda words: counts_of(self.p, words, timeline(self.p, words).cycles)
-        )
+        """Cycles and events by closed forms, of programs that are proved to end without races."""
+
+        def counted(words: list[Instruction]) -> Counts:
+            prove(self.p, words)
+            return counts_of(self.p, words, timeline(self.p, words).cycles)
+
+        return self.over_programs(counted)
 
     def cycles(self) -> int:
         """The cycles by closed forms."""
