@@ -93,7 +93,11 @@ class Case:
         with np.errstate(all="ignore"):
             (found,) = interpret([self.output], dict(zip(self.inputs, moved)), self.symbols)
         apart = np.abs(found.astype(np.float64) - self.expected.astype(np.float64))
-        size = float(np.max(np.abs(self.expected.astype(np.float64)), initial=0.0))
+        floats = [v for n, v in zip(self.inputs, self.values) if n.dtype.is_float]  # may cancel
+        size = max(
+            float(np.max(np.abs(x.astype(np.float64)), initial=0.0, where=np.isfinite(x)))
+            for x in (self.expected, *floats)
+        )
         most = float(np.max(apart, initial=0.0))
         return TIMES * most if most < HOPELESS * size else 0.0
 

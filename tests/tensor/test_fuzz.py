@@ -49,11 +49,19 @@ FINDS = {
         [("int8", np.arange(4)), ("float32", SPREAD[:4])],
         ["v0 = x0 / (x0.abs() + 1)", "v1 = F.mse_loss(v0, x1, reduction='none')"],
     ),
+    "a padded row of what is rolled: every lane lies past the end of what is joined": (
+        [("bfloat16", np.resize(SPREAD, (13, 14))), ("bfloat16", SPREAD[:1, None])],
+        ["v0 = m.logcumsumexp(m.roll(x0, -1), -1)", "v1 = m.lerp(v0, x1, 0.25)"],
+    ),
 }
 ON_GPUS = {
     "joined pairs of a scan, where ptxas spilled for an occupancy that nobody asked for": (
         [("float32", np.resize(SPREAD, 31))],
         ["v0 = m.logcumsumexp(m.outer(x0, x0 * 0.5), 0)"],
+    ),
+    "a sum of what cancels, which is rounding alone": (
+        [("float32", np.resize(SPREAD, (5, 5, 8)) - np.resize(SPREAD, (5, 5, 8)).mean())],
+        ["v0 = x0.sum()"],
     ),
     "several values for the only element of an array": (
         [("float32", SPREAD[:1]), ("float32", SPREAD[1:4])],

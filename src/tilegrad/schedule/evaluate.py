@@ -351,8 +351,11 @@ def _concatenate(e: Evaluator, node: Node, index: Index) -> Node:
             result = part
         else:
             result = e.body.apply("where", e.conditions([condition]), part, result)
-    assert result is not None
-    return result
+    if result is not None:
+        return result
+    if e.mask is None:
+        raise InternalError("schedule.evaluate", f"{index} lies outside {node}")
+    return e.body.constant(0, wide(node.dtype))  # past the end: the mask leaves all of it out
 
 
 def _gather(e: Evaluator, node: Node, index: Index) -> Node:
