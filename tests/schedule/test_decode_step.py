@@ -22,6 +22,7 @@ import tilegrad as tg
 from tilegrad import nn
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core import dtype as dtypes
+from tilegrad.core.format import Format, format_of
 from tilegrad.core.target import H200
 from tilegrad.generate.sampling import Variant
 from tilegrad.generate.step import Rows, step
@@ -29,12 +30,16 @@ from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
+from tilegrad.quant.calibrate import put
+from tilegrad.quant.layers import PackedLinear
 from tilegrad.schedule.schedule import Launch, Schedule
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
+from tilegrad.tensor.stored import stored
 
 BF16 = ml_dtypes.bfloat16
 EPSILON = 1e-5
+FP8 = "E4M3_ROW_F32"
 
 
 def dot(x: Node, w: Node) -> Node:
@@ -151,10 +156,35 @@ LLAMA = {
 }
 
 
-def step_schedule(batch: int, layers: int, **sizes: int) -> Schedule:
+class Zeros:
+    """Weights of a file, all zeros: rows of a Format's bytes."""
+
+    def __init__(self, form: Format, rows: int, columns: int) -> None:
+        self.format, self.shape = form, (rows, columns)
+        self.raw = np.zeros((rows, form.row_bytes(columns)), np.uint8)
+
+    def drop(self) -> None:
+        """Nothing is mapped."""
+
+
+def in_fp8(model: Decoder) -> None:
+    """Every linear layer but the head: weights by channel, inputs by token."""
+    made: dict[tuple[int, int], Zeros] = {}
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    for path, layer in layers:
+        if path.rpartition(".")[2] != "head":
+            size = (layer.out_features, layer.in_features)
+            zeros = made.setdefault(size, Zeros(format_of(FP8), *size))
+            layer.weight.node = stored(zeros, layer.weight.dtype).node
+            put(model, path, PackedLinear(layer, None, FP8))
+
+
+def step_schedule(batch: int, layers: int, fp8: bool = False, **sizes: int) -> Schedule:
     """The Schedule of the engine's decode step, for an H200."""
     config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers, **sizes})
     model = Decoder(config, tg.bfloat16)
+    if fp8:
+        in_fp8(model)
     cache = nn.PagedCache(
         config.layers,
         4,
@@ -187,11 +217,24 @@ def test_launches_of_a_layer(batch: int) -> None:
     assert len(some) + 29 * each <= (166 if batch <= 8 else 199)  # of 32 layers
 
 
+FP8_LAUNCHES = {1: 5, 8: 9, 32: 10, 128: 10}  # of a layer
+
+
+@pytest.mark.parametrize("batch", FP8_LAUNCHES)
+def test_launches_of_a_layer_in_fp8(batch: int) -> None:
+    """One token: the matvec computes its codes, so no launch does; else each product's input is
+    encoded by a launch, the norm before it included."""
+    some, more = (launches(step_schedule(batch, n, fp8=True)) for n in (3, 5))
+    assert len(more) - len(some) == 2 * FP8_LAUNCHES[batch]
+    assert len(set(more)) == len(set(some)), "equal layers share their Programs"
+
+
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("batch", [1, 8, 32, 128])
-def test_programs_fit_their_registers(batch: int) -> None:
+def test_programs_fit_their_registers(batch: int, fp8: bool) -> None:
     texts = {}
-    for kernel in step_schedule(batch, 2).kernels:
+    for kernel in step_schedule(batch, 2, fp8).kernels:
         for one in kernel.steps:
             if isinstance(one, Launch) and one.body.name not in texts:
                 texts[one.body.name], _ = emit(one.body, "entry", H200)

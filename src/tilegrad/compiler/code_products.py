@@ -19,7 +19,9 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..graph.unpack import encoded
 from ..ir.node import Node
+from ..ir.types import product
 from .as_stored import stored_fields
+from .norms import norm_of
 
 STEP = 16  # elements of a row, and rows of weights, that products come in
 
@@ -82,16 +84,24 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     """The codes of a `pack`, and the factor of each row.
 
     The largest of a row is found before values are widened, so that what is packed is stored as
-    narrow as it was, and read twice. Codes are of the scale that `pack` has; the factor, which
-    every epilogue computes, is a product where that is a quotient: they differ in the last bit."""
+    narrow as it was, and read twice; codes are products with its inverse, one division a row. A
+    norm's factor of one token cancels out of its codes, so none of them waits for the norm's sum:
+    it is a factor of the epilogue (see docs/decisions/0020)."""
     kinds = {part.name: part.dtype for part in (*form.fields, *form.row)}
     if len(packed.inputs) > 1 or form.grain.rows != 1 or kinds["scale"] is not float32:
         return encoded(packed)
     (x,) = packed.inputs
+    norm = norm_of(x) if product(x.shape[:-1]) == 1 and not invariant() else None
+    x = norm.core if norm else x
     largest = build.reduce(ops.max_, build.unary(ops.absolute, x), len(x.shape) - 1, True)
     largest, most = build.cast(largest, float32), build.constant(most_of(form), float32)
-    found = encoded(ops.pack(x, build.divide(largest, most), **packed.attrs))
-    return {**found, "scale": build.multiply(largest, 1.0 / most_of(form))}
+    nothing = ops.equal(largest, build.broadcast_to(build.constant(0.0, float32), largest.shape))
+    inverse = build.where(nothing, build.constant(1.0, float32), build.divide(most, largest))
+    codes = build.multiply(build.cast(x, float32), build.broadcast_to(inverse, x.shape))
+    one = build.broadcast_to(build.constant(1.0, float32), largest.shape)
+    found = encoded(ops.pack(codes, one, **packed.attrs))
+    scale = build.multiply(largest, 1.0 / most_of(form))
+    return {**found, "scale": build.multiply(scale, norm.factor) if norm else scale}
 
 
 __all__ = ["factored", "of_codes", "why_not"]

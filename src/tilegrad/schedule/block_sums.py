@@ -17,7 +17,7 @@ from ..graph import ops
 from ..ir.node import Node, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
-from ..kernels.matmul.matvec import LONGEST, WHOLE
+from ..kernels.matmul.matvec import LONGEST, STREAMED, WHOLE
 from .access import ELEMENTWISE, MOVEMENT
 from .lowering import Lowering
 from .region import leaves_of
@@ -35,12 +35,13 @@ def is_part(node: Node) -> bool:
 
 
 def is_whole(node: Node) -> bool:
-    """Whether a sum adds up the sums of all blocks of a row, or one row of one token."""
-    if node.op is not ops.sum_:
+    """Whether a sum adds up the sums of all blocks of a row, or one row of one token; the largest
+    of one token counts as its sum does."""
+    if node.op not in (ops.sum_, ops.max_):
         return False
     if product(node.shape) == 1 and node.inputs[0].op.group in ELEMENTWISE:
         return node.attrs["axes"] == (len(node.inputs[0].shape) - 1,)
-    if not is_part(node.inputs[0]):
+    if node.op is ops.max_ or not is_part(node.inputs[0]):
         return False
     parts = node.inputs[0].shape
     return node.attrs["axes"] == (len(parts) - 1,) and high(parts[-1]) <= MOST_PARTS
@@ -59,6 +60,8 @@ def hand_over(lowering: Lowering) -> None:
         if found is None:
             continue
         dots = {_product(i) for scaled in found[1] for i in scaled.inputs} - {None}
+        if not dots.issuperset(found[2]):
+            continue
         if product(node.shape) == 1:  # each program reads the whole row
             if not all(streams(dot) for dot in dots if dot is not None):
                 continue
@@ -73,11 +76,12 @@ def hand_over(lowering: Lowering) -> None:
 
 def _until_products(
     node: Node, readers: dict[Node, list[Node]], given: set[Node]
-) -> tuple[set[Node], set[Node]] | None:
-    """What follows from a whole sum before products are multiplied by it, and those; None where
-    anything else reads it."""
+) -> tuple[set[Node], set[Node], set[Node]] | None:
+    """What follows from a whole sum before products are multiplied by it, those, and the products
+    of one token whose codes rest on its largest; None where anything else reads it."""
     found, stack = {node}, [node]
     scaled: set[Node] = set()
+    coded: set[Node] = set()
     while stack:
         current = stack.pop()
         if current in given:
@@ -86,17 +90,22 @@ def _until_products(
             if reader.op is ops.multiply and any(map(_product, reader.inputs)):
                 scaled.add(reader)
                 continue
+            if node.op is ops.max_ and reader.op is ops.dot and reader.inputs[1] is not current:
+                coded.add(reader)
+                continue
             if reader.op not in MOVEMENT and reader.op.group not in ELEMENTWISE:
                 return None
             if reader not in found:
                 found.add(reader)
                 stack.append(reader)
-    return found, scaled
+    return found, scaled, coded
 
 
 def _rounded(node: Node, readers: dict[Node, list[Node]]) -> Node:
     """The value that what follows from a product is stored as: rounded, where all want it so."""
     found = readers.get(node, [])
+    while len(found) == 1 and found[0].op is ops.multiply:  # by another factor
+        node, found = found[0], readers.get(found[0], [])
     rounds = len(found) == 1 and found[0].op is ops.cast and found[0].dtype.bits < node.dtype.bits
     return found[0] if rounds else node
 
@@ -114,7 +123,7 @@ def streams(dot: Node) -> bool:
     batch, contract = dot.attrs["batch"], dot.attrs["contract"]
     if batch != ((), ()) or contract != ((len(a.shape) - 1,), (1,)) or len(b.shape) != 2:
         return False
-    if product(a.shape[:-1]) != 1 or a.dtype is not b.dtype or a.dtype.size != 2:
+    if product(a.shape[:-1]) != 1 or a.dtype is not b.dtype or a.dtype not in STREAMED:
         return False
     n, k = b.shape
     whole = isinstance(n, int) and isinstance(k, int)

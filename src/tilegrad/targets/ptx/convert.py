@@ -13,12 +13,14 @@ import numpy as np
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
+from ...ir.node import Node
 from .element import TYPES, kind_of, literal, unsigned, wrap
 from .write import Writer
 
 # The first magnitude that rounds past the largest 8-bit float, and the comparison that finds it:
 # halfway goes to the even neighbour, which is 448 (e4m3) but infinity (e5m2).
 PAST = {"float8_e4m3": ("setp.gt.f32", 464.0), "float8_e5m2": ("setp.ge.f32", 61440.0)}
+MOST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
 PAIRS = {"float8_e4m3": "e4m3x2", "float8_e5m2": "e5m2x2"}
 
 
@@ -127,6 +129,27 @@ def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -
         return w.value("b32", f"cvt.rn.{TYPES[target.name]}x2.f32", high, low)
     held = w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
     return _past(w, target, _past(w, target, held, low, 1), high, 256)
+
+
+def cut_pair(w: Writer, target: DType, low: str, high: str) -> str:
+    """Two float32 as floats of 8 bits, in a 16-bit register; past the largest: the largest."""
+    return w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
+
+
+def uncut(node: Node, target: DType) -> Node | None:
+    """What a value is that ends at the largest float of 8 bits, without its ends."""
+    if target.name not in PAIRS or node.dtype is not dtypes.float32:
+        return None
+    for name, end in (("maximum", -MOST[target.name]), ("minimum", MOST[target.name])):
+        if node.op.name != name:
+            return None
+        x, limit = node.inputs
+        while limit.op.name == "broadcast":
+            limit = limit.inputs[0]
+        if limit.op.name != "constant" or limit.attrs["value"] != end:
+            return None
+        node = x
+    return node
 
 
 def bitcast(w: Writer, source: DType, target: DType, x: str) -> str:

@@ -115,10 +115,11 @@ def split(w: Writer, word: str, dtype: DType, count: int) -> list[str]:
 
 def join(w: Writer, registers: Sequence[str], dtype: DType) -> str:
     """Elements packed into a 32-bit word."""
+    known = w.halves if dtype.size == 2 else w.bytes
+    parts = [known.get(r, ("", -1)) for r in registers]
+    if [n for _, n in parts] == [*range(4 // dtype.size)] and len({p for p, _ in parts}) == 1:
+        return parts[0][0]  # it was one word
     if dtype.size == 2:
-        parts = [w.halves.get(r, ("", -1)) for r in registers]
-        if [n for _, n in parts] == [0, 1] and parts[0][0] == parts[1][0]:
-            return parts[0][0]  # it was one word
         return w.value("b32", "mov.b32", braced(registers))
     word = ""
     for i, register in enumerate(registers):

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.dtype import DType, int32, int64
+from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size
 from ...tile.bounds import Bounds
 from ...tile.magnitude import near_angle
 from . import rules
+from .convert import cut_pair, uncut
 from .division import DIVISIONS
+from .moves import split
 from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
 from .shared import Shared
 from .spread import SCALAR, Spread, blocked
@@ -199,7 +201,7 @@ class Values:
         seen: dict[tuple[str, ...], str] = {}
         result: list[str] = []
         if node.op.name == "cast":
-            pairs = self.cast_pairs(node, inputs[0])
+            pairs = self.cast_cut(node, spread) or self.cast_pairs(node, inputs[0])
             if pairs is not None:
                 return pairs
         of = node.inputs[-1].dtype
@@ -216,8 +218,15 @@ class Values:
     def cast_pairs(self, node: Node, registers: list[str]) -> list[str] | None:
         """Neighbours converted two at a time, where the machine does that."""
         source, to = self.dtype(node.inputs[0]), self.dtype(node)
-        if len(registers) % 2 or len(set(registers)) != len(registers) or to.size != 2:
+        if len(registers) % 2 or len(set(registers)) != len(registers):
             return None
+        if source is float8_e4m3 and to is float32:  # by way of halves
+            halves = self.pairs_of(source, float16, registers)
+            return halves and [rules.convert(self.w, float16, to, half) for half in halves]
+        return self.pairs_of(source, to, registers) if to.size == 2 else None
+
+    def pairs_of(self, source: DType, to: DType, registers: list[str]) -> list[str] | None:
+        """Neighbours as 16-bit registers, converted two at a time; None where one cannot be."""
         result: list[str] = []
         for low, high in zip(registers[::2], registers[1::2]):
             packed = rules.convert_pair(self.w, source, to, low, high)
@@ -227,6 +236,22 @@ class Values:
             self.w.put("mov.b32", braced((first, second)), packed)
             result += [first, second]
         return result
+
+    def cast_cut(self, node: Node, spread: Spread) -> list[str] | None:
+        """Floats of 8 bits of what was cut at the largest of them: the instruction cuts by itself;
+        four neighbours are a word."""
+        to = self.dtype(node)
+        x = uncut(node.inputs[0], to)
+        registers = [] if x is None else self.get(x, spread)
+        if not registers or len(registers) % 4 or len(set(registers)) != len(registers):
+            return None
+        found: list[str] = []
+        for at in range(0, len(registers), 4):
+            some = registers[at : at + 4]
+            halves = [cut_pair(self.w, to, *some[i : i + 2]) for i in (0, 2)]
+            word = self.w.value("b32", "mov.b32", braced(halves))
+            found += split(self.w, word, to, 4)
+        return found
 
     def one(self, node: Node, operands: tuple[str, ...]) -> str:
         """One element of an elementwise op."""
