@@ -352,9 +352,9 @@ class WideDot:
             coded = any(whole.op is ops.max_ for whole in self.wholes)  # the largest is first
             found = None if coded else self.e.value(p.a, p.index_a(0, 0, place))
             for whole in self.wholes:
-                source, first = whole.inputs[0], {"axis": first_axis(wide), "kind": whole.op.name}
+                source, axis = whole.inputs[0], first_axis(wide)
                 x = b.broadcast(self.e.value(source, unravel(place, source.shape)), shape)
-                lines.append(b.add(tile_ops.reduce(x, **first)))
+                lines.append(b.add(tile_ops.reduce(x, axis=axis, kind=whole.op.name)))
             for whole, each in zip(self.wholes, lines):
                 total = b.add(tile_ops.reduce(each, axis=0, kind=whole.op.name))
                 self.totals[(whole, 0)] = total
