@@ -13,7 +13,7 @@ from rtl_run import lockstep, why_not
 
 from tilegrad.chip.rtl.emit import design, top_parameters, write
 from tilegrad.chip.rtl.tools import LINTERS, PROOFS, PROVERS, Proof, lint, missing, prove
-from tilegrad.targets.npu.arithmetic import exp_table
+from tilegrad.core.fixed import exp_table
 from tilegrad.targets.npu.parameters import PRESETS, preset
 
 CHIPS = {

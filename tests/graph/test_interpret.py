@@ -35,7 +35,7 @@ def test_every_dtype_through_every_elementwise_op(dtype) -> None:
     value = np.array([1, 0, 1]).astype(dtype.numpy)
     bits = {"bit_not", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"}
     for op in ops.graph.ops.values():
-        if op in (ops.cast, ops.bitcast, ops.in_range) or op.group not in (
+        if op in (ops.cast, ops.bitcast, ops.fixed, ops.in_range) or op.group not in (
             "unary",
             "binary",
             "compare",

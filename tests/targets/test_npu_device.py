@@ -13,6 +13,7 @@ import tilegrad as tg
 from tilegrad.core.dtype import int8, int32, int64
 from tilegrad.core.errors import UserError
 from tilegrad.nn import functional as F
+from tilegrad.quant import fixed
 from tilegrad.runtime.device import device, target_for
 from tilegrad.targets.npu.device import NpuDevice
 from tilegrad.targets.npu.kernel import LEVELS
@@ -103,6 +104,69 @@ def test_values_and_cycles(case: str, chip: str) -> None:
             np.testing.assert_array_equal(got.numpy(), want)
         account = machine.account()
         assert account.launches == 1
+        if level == "registers":
+            assert account.simulated == account.counters.cycles
+
+
+def normed(x: tg.Tensor, f: tg.Tensor) -> tg.Tensor:
+    return fixed.rms_norm(x, f, 20)
+
+
+def layer_normed(x: tg.Tensor, f: tg.Tensor, b: tg.Tensor) -> tg.Tensor:
+    return fixed.layer_norm(x, f, 22, b)
+
+
+def softmaxed(x: tg.Tensor, mask: tg.Tensor) -> tg.Tensor:
+    return fixed.softmax(x, 1e-3, mask)
+
+
+def attended(q: tg.Tensor, k: tg.Tensor, v: tg.Tensor, mask: tg.Tensor) -> tg.Tensor:
+    return scaled(fixed.attention(q, k, v, 1e-4, mask), 99, 14)
+
+
+def largest(x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+    most = x.to(int32).amax(-1)
+    return most, fixed.rsqrt(most * most + 1)
+
+
+HIDDEN = np.triu(np.full((7, 7), fixed.HIDDEN, np.int32), 1)
+BY_ROWS: dict[str, tuple[Callable, list[np.ndarray], int]] = {
+    "norm": (normed, [numbers(9, 14), numbers(14, most=999, kind=np.int32)], 1),
+    "one strip": (normed, [numbers(40, 3), numbers(3, most=999, kind=np.int32)], 1),
+    "layer norm": (
+        layer_normed,
+        [numbers(2, 5, 13), numbers(13, most=9999, kind=np.int32), numbers(13, kind=np.int32)],
+        1,
+    ),
+    "softmax": (softmaxed, [numbers(7, 7, most=5000, kind=np.int32), HIDDEN], 1),
+    "attention": (attended, [*(numbers(2, 7, 8) for _ in range(3)), HIDDEN], 3),
+    "numbers of rows": (largest, [numbers(11, 10)], 1),
+}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("case", BY_ROWS)
+def test_rows_whole(case: str, chip: str) -> None:
+    """Norms, softmax and attention are the array's: the CPU's bits at all levels, by registers in
+    the cycles of closed forms."""
+    function, arrays, launches = BY_ROWS[case]
+    expected = tg.jit(function)(*map(tg.tensor, arrays))
+    expected = [e.numpy() for e in (expected if isinstance(expected, tuple) else (expected,))]
+    assert np.ptp(expected[0].astype(int)) > 3
+    placed = tg.placement(
+        function, *map(tg.tensor, arrays), device=tg.device("npu", chip=CHIPS[chip])
+    )
+    assert placed.host_share == 0, placed
+    for level in LEVELS:
+        name = tg.device("npu", chip=CHIPS[chip], level=level)
+        machine = device(name)
+        assert isinstance(machine, NpuDevice)
+        machine.clear()
+        found = tg.jit(function)(*(tg.tensor(a, device=name) for a in arrays))
+        for want, got in zip(expected, found if isinstance(found, tuple) else (found,)):
+            np.testing.assert_array_equal(got.numpy(), want)
+        account = machine.account()
+        assert account.launches == launches
         if level == "registers":
             assert account.simulated == account.counters.cycles
 

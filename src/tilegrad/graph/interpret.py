@@ -147,6 +147,12 @@ def _cast(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     return narrow(x, target.numpy)
 
 
+def _fixed(inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    from ..core.fixed import FIXED
+
+    return FIXED[attrs["kind"]](inputs[0])
+
+
 def _bitcast(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     x, target = np.array(inputs[0], order="C"), attrs["dtype"]
     if target.kind == "bool":
@@ -503,6 +509,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.where: lambda inputs, _: np.where(*inputs),
     ops.cast: _cast,
     ops.bitcast: _bitcast,
+    ops.fixed: _fixed,
     ops.stop_gradient: lambda inputs, _: inputs[0],
     ops.barrier: lambda inputs, _: inputs[0],
     ops.transfer: lambda inputs, _: inputs[0],

@@ -218,6 +218,22 @@ bitcast = Op(
 )
 
 
+def _fixed(x: Node, *, kind: str) -> Type:
+    if x.dtype is not int32 or kind not in ("exp", "reciprocal", "rsqrt"):
+        raise _fail("fixed", f"{kind} of {x.dtype}: exp, reciprocal or rsqrt of int32")
+    return _array(x)
+
+
+fixed = Op(
+    graph,
+    "fixed",
+    _fixed,
+    attrs=("kind",),
+    group="unary",
+    meaning="exp, reciprocal or rsqrt in fixed point, as core/fixed.py has them",
+)
+
+
 def _stop_gradient(x: Node) -> Type:
     return _array(x)
 

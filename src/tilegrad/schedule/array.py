@@ -15,7 +15,7 @@ from ..graph import ops
 from ..ir.node import Node, topological
 from ..runtime.language import language_of
 from ..tile.array import ArrayWork
-from .array_steps import VECTOR, Reader, Refused, takes_product
+from .array_steps import ALONG, VECTOR, Reader, Refused, takes_product
 from .array_work import work_of_region
 from .cut import Cut
 from .dot import VectorProducts
@@ -85,16 +85,14 @@ class ArrayLoops(ArrayFamily, VectorLoops):
 
     def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """Whether all of it is the vector unit's."""
-        if region.rows is not None or not cut.fits_loops(node, region, leaves):
-            return False
-        if refuses_first(region, cut):
+        if not cut.fits_loops(node, region, leaves) or refuses_first(region, cut):
             return False
         return not refuses_value(node, region, leaves, cut)
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """Where it takes all of it."""
-        if region.kind != "loops" or region.rows is not None:
-            return "the array has no sums along an axis"
+        if region.kind != "loops" or region.order != "row":
+            return "the array has no sums along an axis but rows"
         return self.offered(region, target)
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
@@ -129,10 +127,10 @@ class HostLoops(VectorLoops):
         """As without an array; what the array takes is left to it."""
         if not super().grow(region, node, leaves, cut):
             return False
-        if node.op in VECTOR or node.op is ops.cast:
+        if node.op in VECTOR or node.op in ALONG or node.op in (ops.cast, ops.fixed):
             if not refuses_value(node, None, leaves, cut):
                 return False
-        return region.rows is not None or bool(refuses_first(region, cut))
+        return bool(refuses_first(region, cut))
 
 
 def marked(bodies: Bodies, work: ArrayWork) -> Bodies:

@@ -18,6 +18,7 @@ from ..ir.node import Node
 from ..ir.symbol import high
 from ..ir.types import product
 from .access import MOVEMENT, base_of
+from .region import reduce_split
 
 VECTOR = {
     ops.add: "add",
@@ -26,6 +27,7 @@ VECTOR = {
     ops.minimum: "min",
     ops.multiply: "mul",
 }
+ALONG = {ops.sum_: "row_sum", ops.max_: "row_max"}
 ORDERED = ("max", "min")
 WRAPS = 1 << 31
 Range = tuple[int, int]
@@ -101,10 +103,29 @@ class Reader:
             return self._cast(node)
         if node.op is ops.where:
             return self._chosen(node)
+        if node.op in ALONG:
+            return self._along(node)
+        if node.op is ops.fixed:
+            return self._one(node.attrs["kind"], node.inputs[0])
         if node.op not in VECTOR:
             raise Refused(f"has no {node.op.name}")
         first, second = node.inputs
         return self._step(node, VECTOR[node.op], first, second)
+
+    def _along(self, node: Node) -> tuple[Any, Range]:
+        """A sum or the largest of each row."""
+        split = reduce_split(node)
+        if node.dtype is not int32 or split is None or split[1] != "row":
+            raise Refused(f"has no {node.op.name} of {node.dtype.name} but along rows of int32")
+        return self._one(ALONG[node.op], node.inputs[0])
+
+    def _one(self, kind: str, node: Node, number: int = 0, shift: int = 0) -> tuple[Any, Range]:
+        """A step of one value and a number."""
+        found, within = self.value(node)
+        if found[0] == "#":
+            raise Refused("has no numbers alone")
+        self.steps.append((kind, found, ("#", number), shift))
+        return ("step", len(self.steps) - 1), within if kind == "row_max" else bounds(int32)
 
     def _chosen(self, node: Node) -> tuple[Any, Range]:
         """The smaller or the larger of two that a `where` compares."""
@@ -150,7 +171,7 @@ class Reader:
         return value, (least, most)
 
     def _scaled(self, node: Node) -> tuple[Any, Range]:
-        """(int64(a) * int64(b) + half) >> shift: a product with rounding."""
+        """(int64(a) * int64(b) + half) >> shift: a product with rounding; b may be 1."""
         shift = 0
         if node.op is ops.shift_right:
             shift = self._number(node.inputs[1])
@@ -160,6 +181,8 @@ class Reader:
             if node.op is not ops.add or self._number(node.inputs[1]) != 1 << (shift - 1):
                 raise Refused("rounds to the nearest where it shifts")
             node = node.inputs[0]
+        if shift and node.op is ops.cast:
+            return self._one("mul", self._narrowed(node), 1, shift)
         if node.op is not ops.multiply or node.dtype is not int64:
             raise Refused(f"has no {node.op.name} of int64")
         first, second = (self._narrowed(i) for i in node.inputs)
@@ -211,4 +234,4 @@ def _range(kind: str, a: Range, b: Range) -> Range:
     return bounds(int32)
 
 
-__all__ = ["ORDERED", "VECTOR", "Reader", "Refused", "bounds", "takes_product"]
+__all__ = ["ALONG", "ORDERED", "VECTOR", "Reader", "Refused", "bounds", "takes_product"]

@@ -32,7 +32,7 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
     """A Region in the terms of the array, both ways round; raises Refused where it has none."""
     dot = region.anchor if region.anchor.op is ops.dot else None
     reads, stored = list(region.inputs), region.arrays
-    sizes = _elements(stored)
+    sizes = _elements(region, stored)
     operands: list[Operand] = []
     if dot is not None:
         why = takes_product(dot, target)
@@ -46,6 +46,8 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
     batch, m, n, k = sizes
     beside: list[tuple[Operand, bool, bool]] = []  # whether it is the same for all rows, columns
     for node in reader.operands:
+        if product(node.shape) != product((batch, m, n)):
+            raise Refused("has no operand of one number a row")
         one = _operand(FULL, node, reads, (batch, m, n))
         places = _places(one)
         rows, columns = (bool((places == places.take([0], axis)).all()) for axis in (1, 2))
@@ -57,15 +59,17 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
         for i, (v, value) in enumerate(zip(stored, values))
     )
     made = []
-    for turned in (False, True):
+    for turned in (False, True)[: 1 if region.rows is not None else 2]:
         held = [replaced(o, role=HELD) if (c if turned else r) else o for o, r, c in beside]
         given = (batch, m, n, k, (*operands, *held), steps, outputs, turned)
         made.append(saturating(ArrayWork(*given)))
     return made
 
 
-def _elements(stored: list[Node]) -> Sizes:
-    """Sizes of elements alone: rows along the last axis."""
+def _elements(region: Region, stored: list[Node]) -> Sizes:
+    """Sizes of elements alone: rows as they are summed, else along the last axis."""
+    if region.rows is not None:
+        return 1, region.rows, region.columns, 0
     shape = max((v.shape for v in stored), key=len)
     return 1, product(shape[:-1]), shape[-1] if shape else 1, 0
 

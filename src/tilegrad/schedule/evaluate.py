@@ -309,6 +309,12 @@ def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
     return e.body.cast(bits, wide(node.dtype))
 
 
+def _fixed(e: Evaluator, node: Node, index: Index) -> Node:
+    from .fixed import fixed
+
+    return fixed(e.body, node.attrs["kind"], e.value(node.inputs[0], index))
+
+
 def _stop_gradient(e: Evaluator, node: Node, index: Index) -> Node:
     return e.value(node.inputs[0], index)
 
@@ -394,6 +400,7 @@ Row = Callable[[Any, Node, Index], Node]
 ROWS: dict[Op, Row] = {
     ops.cast: _cast,
     ops.bitcast: _bitcast,
+    ops.fixed: _fixed,
     ops.stop_gradient: _stop_gradient,
     ops.in_range: _in_range,
     ops.where: _where,

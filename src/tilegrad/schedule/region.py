@@ -46,11 +46,13 @@ COSTLY = {
     ops.floor_divide_,
     ops.remainder,
     ops.fmod,
+    ops.fixed,
 }
 INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT} | {
     ops.where,
     ops.cast,
     ops.bitcast,
+    ops.fixed,
     ops.constant,
     ops.iota,
     ops.size,

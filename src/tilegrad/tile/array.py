@@ -19,6 +19,7 @@ from ..ir.symbol import Size, evaluate, high
 
 LEFT, RIGHT = "left", "right"  # of the product
 HELD, FULL = "held", "full"  # a row for all rows as it is computed; an element for each
+ROWS = {"row_sum": "sum", "row_max": "max"}  # steps from a row to one number in all its columns
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class VectorStep:
-    """value = kind(first, second), shifted right to the nearest; the second may be a number."""
+    """value = kind(first, second), shifted right to the nearest; the second may be a number, or
+    is none (0) for steps along rows and functions of one value."""
 
     kind: str
     first: int
@@ -73,6 +75,11 @@ class ArrayWork:
     def macs(self) -> int:
         """Multiplications of the product."""
         return int(self.batch * self.M * self.N * self.K)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether rows are computed whole."""
+        return any(s.kind in ROWS for s in self.steps)
 
     @property
     def beside(self) -> tuple[Operand, ...]:
@@ -115,4 +122,4 @@ class ArrayWork:
         return ArrayWork(**record)._sized(read_size)
 
 
-__all__ = ["FULL", "HELD", "LEFT", "RIGHT", "ArrayWork", "Operand", "Output", "VectorStep"]
+__all__ = ["FULL", "HELD", "LEFT", "RIGHT", "ROWS", "ArrayWork", "Operand", "Output", "VectorStep"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...targets.npu.arithmetic import exp_table, reciprocal_table, rsqrt_table
+from ...core.fixed import exp_table, reciprocal_table, rsqrt_table
 from ...targets.npu.instructions import OPS
 from ...targets.npu.parameters import BITS, Parameters
 

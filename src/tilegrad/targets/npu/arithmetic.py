@@ -2,42 +2,23 @@
 
 Integers are 32 bits and wrap. Floats are fp32 with subnormals taken as zero, before the product
 and after each op; products of bf16 are exact in fp32. exp, reciprocal and reciprocal square root
-are tables with a line between entries; the RTL has the same tables. Invariant: every function here
-has a twin of the same name in the RTL, and the tests compare them on the same words.
+are those of `core/fixed.py`, tables with a line between entries, which the RTL has too.
+Invariant: every function here has a twin of the same name in the RTL, and the tests compare them
+on the same words.
 """
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import ml_dtypes
 import numpy as np
 
+from ...core.fixed import FIXED
+
 Array = np.ndarray
 TINY = np.float32(2.0**-126)
 NAN = 0x7FC00000
-LOG2E = 94548  # 16 bits after the point
-MOST = 2**31 - 1
-
-
-@cache
-def exp_table() -> Array:
-    """2 ** (i / 256), 16 bits after the point."""
-    return np.array([round(2.0 ** (16 + i / 256)) for i in range(257)], np.int64)
-
-
-@cache
-def reciprocal_table() -> Array:
-    """1 / (1 + i / 256), 16 bits after the point."""
-    return np.array([round(2.0**16 / (1 + i / 256)) for i in range(257)], np.int64)
-
-
-@cache
-def rsqrt_table() -> Array:
-    """1 / sqrt(1 + i / 128), then 1 / sqrt(2 + 2 i / 128), 16 bits after the point."""
-    both = [2.0**16 / math.sqrt((1 + odd) * (1 + i / 128)) for odd in (0, 1) for i in range(129)]
-    return np.array([round(x) for x in both], np.int64)
 
 
 @cache
@@ -66,46 +47,6 @@ def shifted(x: Array, shift: int, extra: Array | None = None) -> Array:
     if extra is not None:
         return (x + (extra.astype(np.int64) & ((1 << shift) - 1))) >> shift
     return (x + (1 << (shift - 1))) >> shift
-
-
-def exp(x: Array) -> Array:
-    """exp of numbers at most 0, 16 bits after the point on both sides."""
-    z = (np.minimum(x.astype(np.int64), 0) * LOG2E) >> 16
-    n, f = -(z >> 16), z & 0xFFFF
-    table = exp_table()
-    low = table[f >> 8]
-    value = low + (((table[(f >> 8) + 1] - low) * (f & 255)) >> 8)
-    return np.where(n > 31, 0, value >> np.minimum(n, 31)).astype(np.int32)
-
-
-def _leading(x: Array) -> tuple[Array, Array]:
-    """The place of the highest 1 of positive numbers, and they with it shifted to bit 30."""
-    x = np.maximum(x.astype(np.int64), 1)
-    place = np.frexp(x.astype(np.float64))[1].astype(np.int64) - 1
-    return place, x << (30 - place)
-
-
-def reciprocal(x: Array) -> Array:
-    """2**30 / x of positive numbers; of others the largest number."""
-    place, m = _leading(x)
-    table = reciprocal_table()
-    i = (m >> 22) & 255
-    value = table[i] - (((table[i] - table[i + 1]) * ((m >> 14) & 255)) >> 8)
-    made = np.where(
-        place <= 14, value << np.maximum(14 - place, 0), value >> np.maximum(place - 14, 0)
-    )
-    return np.where(x <= 0, MOST, made).astype(np.int32)
-
-
-def rsqrt(x: Array) -> Array:
-    """2**24 / sqrt(x) of positive numbers; of others the largest number."""
-    place, m = _leading(x)
-    half, odd = place >> 1, place & 1
-    table = rsqrt_table()
-    i = odd * 129 + ((m >> 23) & 127)
-    value = table[i] - (((table[i] - table[i + 1]) * ((m >> 15) & 255)) >> 8)
-    made = np.where(half <= 8, value << np.maximum(8 - half, 0), value >> np.maximum(half - 8, 0))
-    return np.where(x <= 0, MOST, made).astype(np.int32)
 
 
 def float_add(a: Array, b: Array) -> Array:
@@ -157,7 +98,7 @@ def vector(kind: str, a: Array, b: Array, shift: int, floating: bool) -> Array:
         return wrapped(shifted(x * y, shift))
     if kind in ("max", "min"):
         return np.maximum(a, b) if kind == "max" else np.minimum(a, b)
-    return {"exp": exp, "reciprocal": reciprocal, "rsqrt": rsqrt}[kind](a)
+    return FIXED[kind](a)
 
 
 FLOAT_KINDS = ("add", "sub", "max", "min", "mul", "take", "load")
@@ -194,4 +135,4 @@ def seeded(seed: int, lanes: int) -> Array:
     return ((spread ^ seed) | 1).astype(np.uint32)
 
 
-__all__ = ["exp", "float_add", "float_mul", "reciprocal", "requantise", "rsqrt", "vector"]
+__all__ = ["float_add", "float_mul", "requantise", "vector"]

@@ -178,7 +178,7 @@ class Functional:
         """Rows in runs: all at once, or one by one where a row reads what one before it wrote."""
         count, result = one["count"], one["result"]
         reads = [(one["local"], one["hold_first"])]
-        if not one["immediate"]:
+        if one.op == "vector" and not one["immediate"]:
             reads.append((one["second"], one["hold_second"]))
         for start, hold in reads:
             stop = start + (1 if hold else count)
@@ -203,16 +203,16 @@ class Functional:
         self.sums[at] = np.broadcast_to(made, (count, p.columns))
 
     def reduce(self, one: Instruction) -> None:
-        """Each row to one number in all columns."""
+        """Each row to one number in all columns, column after column."""
         kind = "add" if one.kind == "sum" else "max"
-        for i in range(one["count"]):
-            row = self.sums[one["local"] + i]
-            start = 0 if kind == "add" else (-np.inf if self.p.floating else -(2**31))
-            found = np.full(1, start, self.sums.dtype)
+        start = 0 if kind == "add" else (-np.inf if self.p.floating else -(2**31))
+        for rows in self._runs(one):
+            given = self.sums[_at(one["local"], rows)]
+            found = np.full((len(given), 1), start, self.sums.dtype)
             for column in range(one["columns"]):
-                part = row[column : column + 1]
+                part = given[:, column : column + 1]
                 found = arithmetic.vector(kind, found, part, 0, self.p.floating)
-            self.sums[one["result"] + i] = found[0]
+            self.sums[_at(one["result"], rows)] = found
 
 
 def _at(start: int, rows: slice) -> slice:

@@ -4,7 +4,8 @@ The (M, K) by (K, N) product is cut into results (some rows by `columns`), each 
 parts of two operands; two places for each operand and two for results let load, execute and store
 work at once. With weights in place a step is some tiles of `rows` of K by `columns` of N for many
 rows of M; with inputs in place the same with the operands exchanged; with sums in place a part of K
-for one tile of results. Invariant: two steps and two results fit the chip's memories.
+for one tile of results. Where rows are summed, a result is whole rows: all strips of `columns`.
+Invariant: two steps and two results fit the chip's memories.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...core.errors import UserError
-from ...tile.array import VectorStep
+from ...tile.array import ROWS, VectorStep
 from .parameters import Parameters
-from .rows import Rows, place_rows
+from .rows import BLOCK, HELD, LINE, Rows, place_rows
 
 MOST_TILES = 16  # of K that a step loads at once: more hide no more latency
 
@@ -87,7 +88,9 @@ class Layout:
         self.size = p.element_bits // 8
         self.row = _up(p.rows * self.size, p.dma_bytes)  # bytes of a row of the left operand
         self.column = _up(p.columns * self.size, p.dma_bytes)  # of the right, and of those beside
-        self.columns = -(-self.n // p.columns)
+        self.strips = -(-self.n // p.columns)  # of columns
+        self.across = self.strips if any(s.kind in ROWS for s in self.steps) else 1  # of a result
+        self.columns = self.strips // self.across  # results
         self._choose_sizes()
         self._place()
 
@@ -99,11 +102,12 @@ class Layout:
         """Rows of a result, tiles or rows of K of a step, so that two of each fit."""
         p = self.p
         planes = [self.planes(i) for i in range(len(self.beside))]
-        once = sum(n for n, held in zip(planes, self.held) if held)
-        each = sum(n for n, held in zip(planes, self.held) if not held)
-        blocks = max(1, self.rows_of.blocks)
-        half = p.accumulator_rows // 2
-        most = (half - self.rows_of.helds) // blocks
+        once = self.across * sum(n for n, held in zip(planes, self.held) if held)
+        each = self.across * sum(n for n, held in zip(planes, self.held) if not held)
+        counts = self.rows_of.counts
+        blocks = max(1, counts[BLOCK]) * self.across + counts[LINE]  # rows for a row of the result
+        helds = counts[HELD] * self.across
+        most = (p.accumulator_rows // 2 - helds) // blocks
         self.tiles = 1
         if self.K and p.dataflow == "os":
             self.tall = p.rows
@@ -112,7 +116,7 @@ class Layout:
             self.deep = min(self.K, room // 2)
             self.extras = 2 * p.bank_rows if p.banks > 2 else p.bank_rows + 2 * self.deep
             if most < p.rows:
-                least = 2 * (p.rows * blocks + self.rows_of.helds)
+                least = 2 * (p.rows * blocks + helds)
                 raise too_small("accumulator_rows", least, p.accumulator_rows)
             if self.deep < 1 or self.extras + 2 * extra > p.scratchpad_rows:
                 raise too_small("bank_rows", extra + 1, p.bank_rows)
@@ -133,7 +137,7 @@ class Layout:
             fits = (p.scratchpad_rows - 2 * once) // (2 * each) if each else self.m
             self.tall = min(self.m, most, fits)
         if self.tall < 1:
-            least = 2 * (blocks + self.rows_of.helds)
+            least = 2 * (blocks + helds)
             raise too_small("accumulator_rows", least, p.accumulator_rows)
         self.extra_rows = once + each * self.tall
         self.outers = -(-self.m // self.tall)
@@ -149,11 +153,11 @@ class Layout:
         if self.K and p.dataflow != "os":
             left = self.m * self.depths * self.row
         self.right = left
-        at = left + self.columns * self.padded * self.column
+        at = left + self.strips * self.padded * self.column
         self.places = []
         for i, held in enumerate(self.held):
             self.places.append(at)
-            at += self.columns * self.planes(i) * (1 if held else self.m) * self.column
+            at += self.strips * self.planes(i) * (1 if held else self.m) * self.column
         self.results, self.strides = [], []
         for one in self.stored:
             bytes = p.columns * (self.size if one.narrow is not None else 4)
@@ -161,7 +165,7 @@ class Layout:
             at = _up(at, stride)
             self.results.append(at)
             self.strides.append(stride)
-            at += self.columns * self.m * stride
+            at += self.strips * self.m * stride
         self.bytes = _up(at, p.dma_bytes)
 
     def pack(
@@ -192,7 +196,7 @@ class Layout:
                 at = end
         depth = np.zeros((self.padded, right.shape[1]), right.dtype)
         depth[: len(right)] = right
-        end = self.right + self.columns * self.padded * self.column
+        end = self.right + self.strips * self.padded * self.column
         self._panels(memory[self.right : end], depth.T, p.columns, self.column)
 
     def _panels(self, memory: np.ndarray, array: np.ndarray, side: int, stride: int) -> None:
@@ -212,7 +216,7 @@ class Layout:
             whole = np.ascontiguousarray(array)  # 32 bits each
             parts = whole.view(kind).reshape(*array.shape, planes)
             array = parts.transpose(0, 2, 1).reshape(-1, array.shape[1])  # (row and plane, column)
-        end = start + self.columns * len(array) * self.column
+        end = start + self.strips * len(array) * self.column
         self._panels(memory[start:end], np.ascontiguousarray(array.T), self.p.columns, self.column)
 
     def unpack(self, memory: np.ndarray, number: int = 0) -> np.ndarray:
@@ -222,9 +226,11 @@ class Layout:
         if p.floating:
             kind = np.dtype(np.uint16 if one.narrow is not None else np.float32)
         stride, start = self.strides[number], self.results[number]
-        whole = memory[start : start + self.columns * self.m * stride]
-        raw = whole.reshape(self.columns, self.m, stride)
+        whole = memory[start : start + self.strips * self.m * stride]
+        raw = whole.reshape(self.strips, self.m, stride)
         used = np.ascontiguousarray(raw[:, :, : p.columns * kind.itemsize]).view(kind)
+        if self.rows_of.places[one.value][0] == LINE:
+            return used[0, :, :1]
         found = used.transpose(1, 0, 2).reshape(self.m, -1)[:, : self.n]
         return found.T if self.exchanged else found
 
@@ -242,17 +248,16 @@ class Layout:
         """Rows of a result: fewer of the last."""
         return min(self.tall, self.m - outer * self.tall)
 
-    def at(self, result: int, block: int) -> int:
-        """The first row of a block of sums of a result."""
-        return result % 2 * (self.p.accumulator_rows // 2) + block * self.tall
-
-    def row_of(self, result: int, value: int) -> tuple[int, bool]:
-        """The first row of a value, and whether it is one for all."""
-        place = self.rows_of.places[value]
-        if place < 0:
-            blocks = max(1, self.rows_of.blocks)
-            return self.at(result, blocks) + (-1 - place), True
-        return self.at(result, place), False
+    def row_of(self, result: int, place: tuple[str, int], strip: int, count: int) -> int:
+        """The first row of a place for a strip of a result with some rows."""
+        kind, number = place
+        counts, row = self.rows_of.counts, result % 2 * (self.p.accumulator_rows // 2)
+        if kind == BLOCK:
+            return row + number * self.across * self.tall + strip * count
+        row += max(1, counts[BLOCK]) * self.across * self.tall
+        if kind == LINE:
+            return row + number * self.tall
+        return row + counts[LINE] * self.tall + number * self.across + strip
 
 
 def too_small(name: str, least: int, got: int) -> UserError:

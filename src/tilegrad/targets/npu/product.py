@@ -94,7 +94,7 @@ class Product(Layout):
         """About how many cycles, in one step: the longest of what the three units do."""
         p = self.p
         results, steps = self.outers * self.columns, len(self.parts())
-        rows, beats = self.m * self.columns, p.columns // p.lanes
+        rows, beats = self.m * self.strips, p.columns // p.lanes
         planes = [self.planes(i) for i in range(len(self.beside))]
         wide = sum(n for n, held in zip(planes, self.held) if not held)
         vector = rows * (len(self.steps) * (beats + 4) + wide + 2 * self.held.count(False))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...tile.array import ROWS, VectorStep
 from .instructions import Instruction, instruction
 from .layout import Layout
+from .rows import BLOCK, HELD, LINE
 
 UNROLLED = 7  # steps of a result that are written out; more are a loop
 
@@ -124,7 +126,7 @@ class Result:
                 instruction(
                     "matmul",
                     local=inputs + tile * self.count,
-                    result=self.of.at(self.result, 0),
+                    result=self._row(0),
                     count=self.count,
                     accumulate=int(i > 0 or tile > 0),
                 ),
@@ -152,7 +154,7 @@ class Result:
                 "matmul",
                 local=slot,
                 second=of.p.bank_rows + slot,
-                result=of.at(self.result, 0),
+                result=self._row(0),
                 count=self.parts[i][1],
                 rows=self.count if last else 0,
                 keep=int(i > 0),
@@ -169,7 +171,7 @@ class Result:
         found = []
         for i, held in enumerate(of.held):
             found.append(at)
-            at += of.planes(i) * (1 if held else of.tall)
+            at += of.across * of.planes(i) * (1 if held else of.tall)
         return found
 
     def _load_beside(self, free: str) -> list[Instruction]:
@@ -178,66 +180,105 @@ class Result:
             planes, held = of.planes(i), of.held[i]
             rows = planes * (1 if held else self.count)
             first = 0 if held else self.outer * of.tall * planes
-            tile = planes * (1 if held else of.m)
-            source = of.places[i] + (self.column * tile + first) * of.column
-            made.append(_move(free, local, rows, of.p.columns, of.column, source))
-            free = ""
+            strip = planes * (1 if held else of.m)
+            for s in range(of.across):
+                source = of.places[i] + ((self.column + s) * strip + first) * of.column
+                made.append(_move(free, local + s * rows, rows, of.p.columns, of.column, source))
+                free = ""
         return made
+
+    def _row(self, value: int, strip: int = 0) -> int:
+        return self.of.row_of(self.result, self.of.rows_of.places[value], strip, self.count)
 
     def _vector(self) -> list[Instruction]:
         """Operands from the scratchpad as they are first used, then the steps."""
-        of, places = self.of, self._locals()
+        of = self.of
         first = int(of.K > 0)
+        given = first + len(of.beside)
         made: list[Instruction] = []
-        here: set[int] = {0} if of.K else set()
+        here = set(range(first))
 
-        def row_of(value: int) -> tuple[int, bool]:
-            if value not in here and value < first + len(of.beside):
-                here.add(value)
-                number = value - first
-                row, held = of.row_of(self.result, value)
-                given = {"local": places[number], "result": row}
-                given["count"] = 1 if held else self.count
-                kind = "load" if of.beside[number].wide else "take"
-                made.append(instruction("vector", kind=kind, **given))
-            return of.row_of(self.result, value)
+        def need(value: int) -> None:
+            if value in here or value >= given:
+                return
+            here.add(value)
+            i = value - first
+            rows = of.across * (1 if of.held[i] else self.count)
+            kind = "load" if of.beside[i].wide else "take"
+            at = {"local": self._locals()[i], "result": self._row(value), "count": rows}
+            made.append(instruction("vector", kind=kind, **at))
 
-        for number, step in enumerate(of.steps, first + len(of.beside)):
-            row, hold = row_of(step.first)
-            given = {"local": row, "hold_first": int(hold), "shift": step.shift}
-            if step.number:
-                given |= {"immediate": 1, "value": step.second}
-            else:
-                row, hold = row_of(step.second)
-                given |= {"second": row, "hold_second": int(hold)}
-            given |= {"result": of.row_of(self.result, number)[0], "count": self.count}
-            made.append(instruction("vector", kind=step.kind, **given))
+        for number, step in enumerate(of.steps, given):
+            need(step.first)
+            if not step.number:
+                need(step.second)
+            made += self._step(number, step)
         for one in of.stored:
-            row_of(one.value)
+            need(one.value)
+        return made
+
+    def _step(self, number: int, step: VectorStep) -> list[Instruction]:
+        """One word where all values are blocks or all lines, else one for each strip."""
+        of = self.of
+        used = [step.first] if step.number else [step.first, step.second]
+        kinds = {of.rows_of.places[v][0] for v in (*used, number)}
+        if step.kind in ROWS:
+            return [w for s in range(of.across) for w in self._along(number, step, s)]
+        strips = of.across if len(kinds) > 1 else 1
+        made = []
+        for s in range(strips):
+            held = [int(of.rows_of.places[v][0] == HELD) for v in used]
+            at = {"local": self._row(step.first, s), "hold_first": held[0], "shift": step.shift}
+            if step.number:
+                at |= {"immediate": 1, "value": step.second}
+            else:
+                at |= {"second": self._row(step.second, s), "hold_second": held[1]}
+            rows = self.count * (of.across if kinds == {BLOCK} else 1)
+            at |= {"result": self._row(number, s), "count": rows}
+            made.append(instruction("vector", kind=step.kind, **at))
+        return made
+
+    def _along(self, number: int, step: VectorStep, strip: int) -> list[Instruction]:
+        """A strip of rows to one number each, joined to those of the strips before it."""
+        of, kind = self.of, ROWS[step.kind]
+        result = self._row(number)
+        part = of.row_of(self.result, (LINE, of.rows_of.counts[LINE] - 1), 0, self.count)
+        columns = min(of.p.columns, of.n - strip * of.p.columns)
+        at = {"local": self._row(step.first, strip), "result": part if strip else result}
+        made = [instruction("reduce", kind=kind, count=self.count, columns=columns, **at)]
+        if strip:
+            at = {"local": result, "second": part, "result": result, "count": self.count}
+            made.append(instruction("vector", kind="add" if kind == "sum" else kind, **at))
         return made
 
     def _stores(self) -> list[Instruction]:
-        of, p, made = self.of, self.of.p, []
-        row, count = self.outer * of.tall, len(of.stored)
+        of, made = self.of, []
+        row = self.outer * of.tall
         for i, one in enumerate(of.stored):
-            narrow = one.narrow
-            tokens = ("wait_prev " if i == 0 else "") + ("post_prev" if i == count - 1 else "")
-            made.append(
-                instruction(
-                    "move_out",
-                    tokens,
-                    local=of.row_of(self.result, one.value)[0],
-                    rows=self.count,
-                    columns=min(p.columns, of.n - self.column * p.columns),
-                    stride=of.strides[i],
-                    dram=of.results[i] + (self.column * of.m + row) * of.strides[i],
-                    raw=int(narrow is None),
-                    scale=narrow.scale if narrow and not p.floating else 0,
-                    shift=narrow.shift if narrow else 0,
-                    relu=int(bool(narrow and narrow.relu)),
-                )
-            )
+            line = of.rows_of.places[one.value][0] == LINE
+            for s in range(1 if line else of.across):
+                strip = self.column + s
+                columns = 1 if line else min(of.p.columns, of.n - strip * of.p.columns)
+                dram = of.results[i] + (strip * of.m + row) * of.strides[i]
+                made.append(self._store(i, self._row(one.value, s), columns, dram))
+        made[0] = _with(made[0], "wait_prev")
+        made[-1] = _with(made[-1], "post_prev")
         return made
+
+    def _store(self, number: int, local: int, columns: int, dram: int) -> Instruction:
+        narrow = self.of.stored[number].narrow
+        return instruction(
+            "move_out",
+            local=local,
+            rows=self.count,
+            columns=columns,
+            stride=self.of.strides[number],
+            dram=dram,
+            raw=int(narrow is None),
+            scale=narrow.scale if narrow and not self.of.p.floating else 0,
+            shift=narrow.shift if narrow else 0,
+            relu=int(bool(narrow and narrow.relu)),
+        )
 
 
 def _with(one: Instruction, tokens: str) -> Instruction:
