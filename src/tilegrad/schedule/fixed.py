@@ -36,15 +36,12 @@ class _Numbers:
         x = self("multiply", self.body.cast(i, float64), each, float64)
         return self("add", x, start, float64) if start else x
 
-    def line(self, low: Node, next_: Node, part: Node) -> Node:
-        """Between two entries, `part` of 256."""
-        rise = self("shift_right", self("multiply", self("subtract", next_, low), part), 8)
-        return self("add", low, rise)
-
-    def fall(self, low: Node, next_: Node, part: Node) -> Node:
-        """The same where entries fall: what is taken off is rounded down."""
-        drop = self("shift_right", self("multiply", self("subtract", low, next_), part), 8)
-        return self("subtract", low, drop)
+    def between(self, ends: list[Node], part: Node, rising: bool) -> Node:
+        """`part` of 256 from one entry to the next; the way between is rounded down."""
+        low, next_ = ends
+        way = self("subtract", next_, low) if rising else self("subtract", low, next_)
+        moved = self("shift_right", self("multiply", way, part), 8)
+        return self("add" if rising else "subtract", low, moved)
 
     def leading(self, x: Node) -> tuple[Node, Node]:
         """The place of the highest 1 of positive numbers, and they with it shifted to bit 30."""
@@ -68,7 +65,7 @@ def _exp(n: _Numbers, x: Node) -> Node:
     down, f = n.less(0, n("shift_right", z, 16)), n("bit_and", z, 0xFFFF)
     i = n("shift_right", f, 8)
     ends = [n.entry(n.body.apply("exp2", n.steps(j, 1 / 256, 0.0))) for j in (i, n("add", i, 1))]
-    found = n.line(*ends, n("bit_and", f, 255))
+    found = n.between(ends, n("bit_and", f, 255), True)
     small = n("less", down, 32)
     return n.where(small, n("shift_right", found, n("minimum", down, 31)), 0)
 
@@ -79,7 +76,7 @@ def _reciprocal(n: _Numbers, x: Node) -> Node:
     ends = []
     for j in (i, n("add", i, 1)):
         ends.append(n.entry(n.body.apply("reciprocal", n.steps(j, 1 / 256, 1.0))))
-    found = n.fall(*ends, n("bit_and", n("shift_right", m, 14), 255))
+    found = n.between(ends, n("bit_and", n("shift_right", m, 14), 255), False)
     return n.where(n("less", x, 1), MOST, n.shifted(found, n.less(14, place)))
 
 
@@ -91,7 +88,7 @@ def _rsqrt(n: _Numbers, x: Node) -> Node:
     for j in (i, n("add", i, 1)):
         root = n.body.apply("square_root", n("multiply", n.steps(j, 1 / 128, 1.0), odd))
         ends.append(n.entry(n.body.apply("reciprocal", root)))
-    found = n.fall(*ends, n("bit_and", n("shift_right", m, 15), 255))
+    found = n.between(ends, n("bit_and", n("shift_right", m, 15), 255), False)
     half = n("shift_right", place, 1)
     return n.where(n("less", x, 1), MOST, n.shifted(found, n.less(8, half)))
 
