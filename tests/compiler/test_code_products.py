@@ -190,7 +190,7 @@ def llama_layer(layers: Layers, x: Node, width: int, inner: int) -> Node:
 
 
 def layer_reference(values: list[np.ndarray]) -> np.ndarray:
-    """The same in float64, with the roundings that the recipe asks for and no others."""
+    """The same in float64, with the roundings to codes that the recipe asks for and no others."""
     x, first, q, k, v, o, second, gate, up, down = values
     q, k, v, o, gate, up, down = (unpacked(w, ROW).T for w in (q, k, v, o, gate, up, down))
 
@@ -199,8 +199,7 @@ def layer_reference(values: list[np.ndarray]) -> np.ndarray:
         return held(x / root * w.astype(np.float64))
 
     def held(x: np.ndarray) -> np.ndarray:
-        rows = x.astype(BF16).astype(np.float32)
-        return unpacked(pack_array(format_of(ROW), rows), ROW)
+        return unpacked(pack_array(format_of(ROW), x.astype(np.float32)), ROW)
 
     x = x.astype(np.float64)
     y = normed(x, first)
@@ -222,7 +221,7 @@ def test_layer(tokens: int, width: int, inner: int) -> None:
     (judge,) = interpret([result], dict(zip(layers.nodes, layers.values)))
     wanted = layer_reference(layers.values)
     error, own = (np.abs(x.astype(np.float64) - wanted).mean() for x in (got, judge))
-    assert error <= 1.3 * own <= 0.04 * np.abs(wanted).mean()
+    assert error <= 1.1 * own <= 0.06 * np.abs(wanted).mean()
 
 
 def launches_of(tokens: int, width: int, inner: int) -> list[Launch]:

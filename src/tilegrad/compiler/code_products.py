@@ -19,7 +19,6 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..graph.unpack import encoded
 from ..ir.node import Node
-from ..ir.types import product
 from .as_stored import stored_fields
 from .norms import norm_of
 
@@ -84,14 +83,14 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     """The codes of a `pack`, and the factor of each row.
 
     The largest of a row is found before values are widened, so that what is packed is stored as
-    narrow as it was, and read twice; codes are products with its inverse, one division a row. A
-    norm's factor of one token cancels out of its codes, so none of them waits for the norm's sum:
-    it is a factor of the epilogue (see docs/decisions/0020)."""
+    narrow as it was, and read twice; codes are products with its inverse, one division a row. The
+    factor of a norm of few rows cancels out of its codes, so none of them waits for the norm's sum:
+    it is a factor of the row's scale (see docs/decisions/0020)."""
     kinds = {part.name: part.dtype for part in (*form.fields, *form.row)}
     if len(packed.inputs) > 1 or form.grain.rows != 1 or kinds["scale"] is not float32:
         return encoded(packed)
     (x,) = packed.inputs
-    norm = norm_of(x) if product(x.shape[:-1]) == 1 and not invariant() else None
+    norm = norm_of(x) if not invariant() else None
     x = norm.core if norm else x
     largest = build.reduce(ops.max_, build.unary(ops.absolute, x), len(x.shape) - 1, True)
     largest, most = build.cast(largest, float32), build.constant(most_of(form), float32)
