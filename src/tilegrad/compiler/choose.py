@@ -16,7 +16,7 @@ from ..ir.node import Node, located, topological
 from ..ir.rewrite import Log, rebuild
 
 PAGED, DRAWS = (ops.paged_append, ops.paged_attention), (ops.draw, ops.top_k, ops.add_listed)
-CHOSEN = (*PAGED, *DRAWS, ops.group_rows, ops.grouped_outer)
+CHOSEN = (*PAGED, *DRAWS, ops.group_rows, ops.route, ops.grouped_outer)
 
 
 def choose_kernels(

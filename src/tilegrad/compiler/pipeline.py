@@ -66,12 +66,20 @@ _JOINED = "products are joined where so many rows pay for it"
 _ORDER_OF_SUMS = "how a sum is cut depends on the number of rows"
 _ANGLES = ("asin", "acos", "atan2", "asinh", "acosh", "atanh")
 _WRITTEN_OUT = ("sign", "sigmoid", "logit", *_ANGLES, "custom")
-_PICKED, _GROUPS = ("picked_dot", "grouped_dot"), ("group_rows", "grouped_outer")
+_PICKED, _GROUPS = ("picked_dot", "grouped_dot"), ("group_rows", "route", "grouped_outer")
 _CHOSEN = ("paged_append", "paged_attention", "draw", "top_k", "add_listed", *_GROUPS)
 _ATTENTION = ("attention", "attention_backward")
 _REDUCE = ("sum", "max", "min", "prod")
 
 GRAPH = [
+    # A layer of experts: scores, picks and rows sorted by expert as one op.
+    Pass(
+        "routing",
+        "compiler.routing:find_routing",
+        threads,
+        on=("group_rows",),
+        varies="how a row's sum is cut depends on the number of rows",
+    ),
     # Kernels for ops that nothing else computes: paged caches, draws. Later passes see calls.
     Pass("choose kernels", "compiler.choose:choose_kernels", needed=_NO_TARGET, on=_CHOSEN),
     # A derivative may hold copies of what it derives.

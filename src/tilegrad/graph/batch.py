@@ -425,6 +425,7 @@ BATCH: dict[Op, Rule] = {
     ops.add_listed: _each,
     ops.picked_dot: _each,
     ops.group_rows: _each,
+    ops.route: _each,
     ops.grouped_dot: _each,
     ops.grouped_outer: _each,
     ops.gather: _gather,

@@ -300,6 +300,18 @@ def _group_rows(inputs: list[Any], attrs: dict[str, Any]) -> Result:
     return order, places, offsets.astype(np.int32)
 
 
+def _route(inputs: list[Any], attrs: dict[str, Any]) -> Result:
+    scores = inputs[0].astype(np.float32)
+    if attrs["powers"]:
+        scores = np.exp(scores - scores.max(1, keepdims=True))
+        scores = scores / scores.sum(1, keepdims=True)
+    values, indices = _sort([scores], {"axis": 1, "descending": True})
+    shares, picked = (x[:, : attrs["count"]] for x in (values, indices))
+    if attrs["whole"]:
+        shares = shares / shares.sum(1, keepdims=True)
+    return shares, *_group_rows([picked.reshape(-1)], {"groups": scores.shape[1]})
+
+
 def _grouped_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     x, weights, offsets = inputs[:3]
     wide = _dot_dtype(*[BY_NUMPY[x.dtype]] * 3)
@@ -532,6 +544,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.dot: _dot,
     ops.picked_dot: _picked_dot,
     ops.group_rows: _group_rows,
+    ops.route: _route,
     ops.grouped_dot: _grouped_dot,
     ops.grouped_outer: _grouped_outer,
     ops.attention: lambda inputs, attrs: attention_reference.attention(inputs, attrs, _random_bits),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from ..core.dtype import DType, bool_, int32, int64, uint8, uint32
+from ..core.dtype import DType, bool_, float32, int32, int64, uint8, uint32
 from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.fingerprint import Place
@@ -551,6 +551,28 @@ group_rows = Op(
     meaning="ids in 0..groups-1 -> (order, places, offsets): the rows of each group one after the "
     "other, as they came, are order[offsets[g]] .. order[offsets[g + 1] - 1]; row i comes to "
     "places[i]",
+)
+
+
+def _route(scores: Node, *, count: int, powers: bool, whole: bool) -> Type:
+    tokens, experts = scores.shape if len(scores.shape) == 2 else (0, 0)
+    if not isinstance(experts, int) or not 0 < count <= experts or not scores.dtype.is_float:
+        raise _fail("route", f"{count} of {scores.type}")
+    rows = Array((product((tokens, count)),), int32)
+    shares = Array((tokens, count), float32)
+    return Tuple((shares, rows, rows, Array((experts + 1,), int32)))
+
+
+route = Op(
+    graph,
+    "route",
+    _route,
+    attrs=("count", "powers", "whole"),
+    group="index",
+    meaning="scores (N, E) -> (shares (N, count), order, places, offsets): the largest scores of "
+    "each row, of equals the first one first, and their N count places in `group_rows` of the "
+    "columns they are in. With `powers` scores are softmax of what is given, with `whole` shares "
+    "are divided by their sum",
 )
 
 

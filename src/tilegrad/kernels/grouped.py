@@ -76,31 +76,42 @@ def most_blocks(rows: Size, groups: int, block: int) -> Size:
     return minimum(rows, ceil_divide(rows, block) + groups)
 
 
-@Definition
-def block_list(offsets: Any, *, block: int, most: Any) -> None:
-    """(1 + most, 4): how many blocks there are, then of each block its group, its first row and the
-    row after its last."""
-    groups = offsets.shape[0] - 1
-    lanes = max(16, 1 << (groups - 1).bit_length())
-    tile.grid(1)
-    out = tile.result((1 + most, COLUMNS), int32, fill="none")  # those past the total are not read
+@tile.function
+def write_list(out: Any, first: Any, rows: Any, block: int) -> None:
+    """A list of blocks of groups, of which each has its first row and how many."""
     room = tile.cast(out.shape[0] - 1, int32)  # offsets that do not rise would ask for more
-    lane = tile.cast(tile.arange(lanes), int32)
-    first = tile.fill(tile.load(offsets, (0,), (lanes,)), 0)
-    last = tile.fill(tile.load(offsets, (1,), (lanes,)), 0)
-    rows = tile.maximum(tile.where(lane < groups, last - first, whole(0)), whole(0))
+    lane = tile.cast(tile.arange(first.shape[0]), int32)
     count = (rows + whole(block - 1)) // whole(block)
     ends = tile.cumsum(count)
     for number in tile.range(0, tile.max(count)):
         at = ends - count + tile.cast(number, int32)
         row = first + tile.cast(number, int32) * whole(block)
         here = (tile.cast(number, int32) < count) & (at < room)
-        found = (lane, row, tile.minimum(row + whole(block), last))
+        found = (lane, row, tile.minimum(row + whole(block), first + rows))
         for column, value in zip((GROUP, FIRST, LAST), found):
-            tracer("block_list").hints["distinct"] = True  # of those that are written
+            tracer("write_list").hints["distinct"] = True  # of those that are written
             to = (at + whole(1)) * whole(COLUMNS) + whole(column)
             tile.store(out, to, value, mask=here, unique=True)
     tile.store(out, (0, 0), tile.minimum(tile.sum(count), room), unique=True)
+
+
+def list_of(most: Any) -> Any:
+    """Where a list goes: how many blocks there are, then of each its group, its first row and the
+    row after its last. Those past the total are not read."""
+    return tile.result((1 + most, COLUMNS), int32, fill="none")
+
+
+@Definition
+def block_list(offsets: Any, *, block: int, most: Any) -> None:
+    """(1 + most, 4): the list of blocks of groups that begin at offsets."""
+    groups = offsets.shape[0] - 1
+    lanes = max(16, 1 << (groups - 1).bit_length())
+    tile.grid(1)
+    out, lane = list_of(most), tile.cast(tile.arange(lanes), int32)
+    first = tile.fill(tile.load(offsets, (0,), (lanes,)), 0)
+    last = tile.fill(tile.load(offsets, (1,), (lanes,)), 0)
+    rows = tile.maximum(tile.where(lane < groups, last - first, whole(0)), whole(0))
+    write_list(out, first, rows, block)
 
 
 @Definition

@@ -150,4 +150,6 @@ def _known(node: Node) -> int:
         return int(node.attrs["value"])
     if node.op.name == "symbol":
         return high(node.attrs["value"])
+    if node.op.name == "reduce":
+        return 0  # of what is counted at run time
     return 0 if not node.inputs else max(_known(i) for i in node.inputs)

@@ -64,7 +64,7 @@ _LOOPS, _DOTS, _ATTENTION = ("loops", "mixed", "pair"), ("dot",), ("attention",)
 _PRODUCTS = ("dot", "grouped_dot")
 _ATTEND = ("attention", "attention_backward")
 _APPEND, _PAGED, _UNPACK = ("paged_append",), ("paged_attention",), ("unpack",)
-_DRAWS, _GROUPS = ("draw", "top_k", "add_listed"), ("group_rows", "grouped_outer")
+_DRAWS, _GROUPS = ("draw", "top_k", "add_listed"), ("group_rows", "route", "grouped_outer")
 TABLE = [
     Row("loops on the array", ANY, "schedule.array:ArrayLoops", array, _LOOPS),
     Row("loops on the host", ANY, "schedule.array:HostLoops", array, _LOOPS),

@@ -8,12 +8,15 @@ is cut by them but along a group's rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import high
 from ..kernels import grouped as kernels
+from ..kernels import route as routes
+from ..tile.define import Definition
 from ..tile.plan import Plan
 from .chosen import Chosen, Surroundings
 from .family import Offer
@@ -21,25 +24,49 @@ from .family import Offer
 FEWEST, MOST = 64, 1024  # ids that a program takes at a time
 EACH = 128  # of them for a warp
 SIDE, STEP = 64, 32  # of a tile of outer products, and rows of a group at a time
+TOKENS = 64  # that a program routes at most
+MOST_SCORES, THREAD = 32768, 8  # of a program, and of a thread
 
 
 class Groups(Chosen):
     """Programs of any Target."""
 
+    def why_not(self, node: Node, target: Target) -> str:
+        """Scores of a program are in registers."""
+        if node.op is ops.route and TOKENS * routes.lanes_of(node.inputs[0].shape[1]) > MOST_SCORES:
+            return "too many experts"
+        return ""
+
     def calls(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
-        """One launch."""
+        """One launch, or two where many tokens are routed."""
+
+        def call(definition: Definition, given: Sequence[Node], plan: Plan, **static: Any) -> Any:
+            bound = definition.bind([n.type for n in given], static, plan)
+            return near.call(*given, callee=definition.callee(bound, plan, target))
+
         if node.op is ops.grouped_outer:
-            plan = Plan().with_(m=SIDE, n=SIDE, k=STEP)
-            definition, static = kernels.grouped_outer, {}
-        else:
-            definition, static = kernels.group_rows, dict(node.attrs)
+            return call(kernels.grouped_outer, inputs, Plan().with_(m=SIDE, n=SIDE, k=STEP))
+        if node.op is ops.group_rows:
             block = min(MOST, max(FEWEST, 1 << (high(node.inputs[0].shape[0]) - 1).bit_length()))
-            static["block"] = block if target.has_threads else FEWEST
-            plan = Plan().with_(warps=max(1, static["block"] // EACH))
-        bound = definition.bind([n.type for n in inputs], static, plan)
-        return near.call(*inputs, callee=definition.callee(bound, plan, target))
+            block = block if target.has_threads else FEWEST
+            plan = Plan().with_(warps=max(1, block // EACH))
+            return call(kernels.group_rows, inputs, plan, block=block, **node.attrs)
+        tokens, experts = inputs[0].shape
+        count, powers, shared = node.attrs.values()
+        each = min(TOKENS, 1 << (high(tokens) - 1).bit_length())
+        warps = each * routes.lanes_of(high(experts)) // (32 * THREAD)
+        plan = Plan().with_(warps=min(32, max(1, warps)))
+        how = {"count": count, "powers": powers, "shared": shared, "tokens": each}
+        block = {"block": 0, "most": 0}
+        if high(tokens) <= TOKENS:
+            shares, *found = call(routes.route, inputs, plan, **how, **block)
+        else:
+            shares, *given = call(routes.count_routes, inputs, plan, **how)
+            found = call(routes.place_routes, given, plan, tokens=each, **block)
+        order, places, _, offsets = found
+        return [shares, order, places, offsets]
 
 
 __all__ = ["Groups"]
