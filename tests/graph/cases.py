@@ -276,7 +276,7 @@ for _axis, _shape in ((2, (3, 4, 3)), (1, (3, 3, 4))):
     case(
         ops.grouped_dot,
         f"axis{_axis}",
-        lambda x, w, o, axis=_axis: ops.grouped_dot(x, w, o, axis=axis),
+        lambda x, w, o, axis=_axis: ops.grouped_dot(x, w, o, axis=axis, block=0),
         normal("x", 5, 3),
         normal("w", *_shape),
         OFFSETS,

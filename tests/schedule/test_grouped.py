@@ -51,7 +51,7 @@ def product(axis: int):
     """silu(x w) times a factor for each row."""
 
     def made(x: Node, weights: Node, offsets: Node, factor: Node) -> Node:
-        y = ops.grouped_dot(x, weights, offsets, axis=axis)
+        y = ops.grouped_dot(x, weights, offsets, axis=axis, block=0)
         return build.multiply(build.multiply(y, ops.sigmoid(y)), factor)
 
     return made
@@ -213,7 +213,7 @@ def test_a_list_keeps_to_its_room() -> None:
 
 def gated(x: Node, weights: Node, offsets: Node, _: Node, other: Node) -> Node:
     """silu(x w) times x v."""
-    y, z = (ops.grouped_dot(x, w, offsets, axis=2) for w in (weights, other))
+    y, z = (ops.grouped_dot(x, w, offsets, axis=2, block=0) for w in (weights, other))
     return build.multiply(build.multiply(y, ops.sigmoid(y)), z)
 
 
@@ -256,13 +256,13 @@ def test_two_weights_simulated() -> None:
 
 def several(x: Node, weights: Node, offsets: Node, _: Node) -> list[Node]:
     """x w, and silu of it."""
-    y = ops.grouped_dot(x, weights, offsets, axis=2)
+    y = ops.grouped_dot(x, weights, offsets, axis=2, block=0)
     return [y, build.multiply(y, ops.sigmoid(y))]
 
 
 def kept(x: Node, weights: Node, offsets: Node, _: Node, other: Node) -> list[Node]:
     """What the derivative of a gated product reads again: both products, and the gated one."""
-    y, z = (ops.grouped_dot(x, w, offsets, axis=2) for w in (weights, other))
+    y, z = (ops.grouped_dot(x, w, offsets, axis=2, block=0) for w in (weights, other))
     return [y, z, build.multiply(build.multiply(y, ops.sigmoid(y)), z)]
 
 
@@ -286,8 +286,8 @@ def test_other_groups_are_not_joined() -> None:
 
     def made(x: Node, weights: Node, offsets: Node, ends: Node, other: Node) -> Node:
         for _ in range(2):
-            y = ops.grouped_dot(x, weights, offsets, axis=2)
-            z = ops.grouped_dot(x, other, ends, axis=2)
+            y = ops.grouped_dot(x, weights, offsets, axis=2, block=0)
+            z = ops.grouped_dot(x, other, ends, axis=2, block=0)
             x = build.multiply(build.multiply(ops.sigmoid(y), z), 1 / 16)
         return x
 
@@ -298,7 +298,7 @@ def test_one_group_of_two_weights() -> None:
     """Rows of a result are no multiple of a piece's; few rows ask for nothing before the list."""
 
     def made(x: Node, weights: Node, offsets: Node, factor: Node, other: Node) -> list[Node]:
-        y, z = (ops.grouped_dot(x, w, offsets, axis=2) for w in (weights, other))
+        y, z = (ops.grouped_dot(x, w, offsets, axis=2, block=0) for w in (weights, other))
         return [build.multiply(y, factor), build.multiply(z, factor)]
 
     on(H200, made, *two_weights(20, 1, 64, 72))
@@ -321,7 +321,7 @@ def test_layers_share_a_list() -> None:
 
     def layer(x, weights, offsets, factor, other, down):
         inner = gated(x, weights, offsets, factor, other)
-        return ops.grouped_dot(inner, down, offsets, axis=2)
+        return ops.grouped_dot(inner, down, offsets, axis=2, block=0)
 
     assert len(plans_of(layer, [x, weights, offsets, factor, other, down])) == 3
 
@@ -331,7 +331,7 @@ def test_symbols_have_ranges() -> None:
     tokens = symbol("tokens", 1, 1000)
     types = [((2 * tokens, 64), bfloat16), ((8, 64, 64), bfloat16), ((9,), int32)]
     nodes = [build.input_(shape, dtype) for shape, dtype in types]
-    made = [ops.grouped_dot(*nodes, axis=2)]
+    made = [ops.grouped_dot(*nodes, axis=2, block=0)]
     assert breaks_of(made, H200) == {"tokens": (17, 65)}
     assert breaks_of(made, AVX512) == {"tokens": (5,)}
     values = given(20, 8, 64, 64, BF16)[:3]

@@ -1,8 +1,9 @@
-"""Choose the kernels of ops that nothing but kernels computes: a paged cache, drawing tokens.
+"""Choose the kernels of ops that nothing but kernels computes: a paged cache, drawing tokens; and
+how products with picked weights are computed.
 
 Runs first, so that every later pass sees calls and what lies around them. The Families of such an
 op offer for it (`schedule/chosen.py`), and are imported where a Graph has the op. Invariant: for a
-Target, none of these ops is left; without one nothing changes.
+Target, none of these ops is left but products of groups; without one nothing changes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from ..ir.node import Node, located, topological
 from ..ir.rewrite import Log, rebuild
 
 PAGED, DRAWS = (ops.paged_append, ops.paged_attention), (ops.draw, ops.top_k, ops.add_listed)
-CHOSEN = (*PAGED, *DRAWS, ops.group_rows, ops.route, ops.grouped_outer)
+GROUPS = (ops.group_rows, ops.route, ops.grouped_outer)
+CHOSEN = (*PAGED, *DRAWS, *GROUPS, ops.picked_dot, ops.grouped_dot)
 
 
 def choose_kernels(

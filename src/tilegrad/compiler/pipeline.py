@@ -67,7 +67,7 @@ _ORDER_OF_SUMS = "how a sum is cut depends on the number of rows"
 _ANGLES = ("asin", "acos", "atan2", "asinh", "acosh", "atanh")
 _WRITTEN_OUT = ("sign", "sigmoid", "logit", *_ANGLES, "custom")
 _PICKED, _GROUPS = ("picked_dot", "grouped_dot"), ("group_rows", "route", "grouped_outer")
-_CHOSEN = ("paged_append", "paged_attention", "draw", "top_k", "add_listed", *_GROUPS)
+_CHOSEN = ("paged_append", "paged_attention", "draw", "top_k", "add_listed", *_PICKED, *_GROUPS)
 _ATTENTION = ("attention", "attention_backward")
 _REDUCE = ("sum", "max", "min", "prod")
 
@@ -80,12 +80,11 @@ GRAPH = [
         on=("group_rows",),
         varies="how a row's sum is cut depends on the number of rows",
     ),
-    # Kernels for ops that nothing else computes: paged caches, draws. Later passes see calls.
+    # Kernels for ops that nothing else computes: paged caches, draws, rows with weights of their
+    # own. Later passes see calls.
     Pass("choose kernels", "compiler.choose:choose_kernels", needed=_NO_TARGET, on=_CHOSEN),
     # A derivative may hold copies of what it derives.
     Pass("separate loops", "compiler.share:share_loops", on=(BLOCKS,)),
-    # Rows with weights of their own: read one by one, or in one product.
-    Pass("picked weights", "compiler.picked:choose_picked", needed=_NO_TARGET, on=_PICKED),
     # Derivatives are done: stop_gradient is identity now.
     Pass("strip", "compiler.rules:strip", needed=_NO_TARGET, on=("stop_gradient",)),
     # Custom functions and ops no target has.

@@ -97,7 +97,8 @@ class Around:
     def parts_of(self, shares: Node) -> Node | None:
         """Shares over their sum, where nothing else reads them."""
         for node in self.of(shares):
-            if _PARTS.fits(node, bound := {}) and bound["x"] is shares:
+            bound: dict[str, Node] = {}
+            if _PARTS.fits(node, bound) and bound["x"] is shares:
                 each = node.inputs[1]
                 column = each.inputs[0]
                 total = column.inputs[0]
@@ -107,7 +108,8 @@ class Around:
 
     def powers_of(self, scores: Node, sort: Node) -> tuple[Node, bool]:
         """(what scores are the softmax of, True), or scores themselves."""
-        if not self.only(scores, sort) or not _SOFTMAX.fits(scores, bound := {}):
+        bound: dict[str, Node] = {}
+        if not self.only(scores, sort) or not _SOFTMAX.fits(scores, bound):
             return scores, False
         x = bound["x"]
         is_cast = x.op is ops.cast and x.inputs[0].dtype.is_float

@@ -314,6 +314,7 @@ def _route(inputs: list[Any], attrs: dict[str, Any]) -> Result:
 
 def _grouped_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     x, weights, offsets = inputs[:3]
+    x = x[inputs[4]] if len(inputs) > 4 else x
     wide = _dot_dtype(*[BY_NUMPY[x.dtype]] * 3)
     found = np.zeros((len(x), weights.shape[3 - attrs["axis"]]), wide)
     for group, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):

@@ -576,26 +576,31 @@ route = Op(
 )
 
 
-def _grouped_dot(x: Node, weights: Node, offsets: Node, *blocks: Node, axis: int) -> Type:
+def _grouped_dot(
+    x: Node, weights: Node, offsets: Node, *listed: Node, axis: int, block: int
+) -> Type:
     if len(x.shape) != 2 or len(weights.shape) != 3 or axis not in (1, 2):
         raise _fail("grouped_dot", f"{x.type} and axis {axis} of {weights.type}")
     if x.shape[1] != weights.shape[axis] or x.dtype is not weights.dtype or not x.dtype.is_float:
         raise _fail("grouped_dot", f"{x.type} meets axis {axis} of {weights.type}")
     _offsets("grouped_dot", offsets, weights.shape[0])
-    if len(blocks) > 1 or any(len(b.shape) != 2 or b.dtype is not int32 for b in blocks):
-        raise _fail("grouped_dot", f"{[b.type for b in blocks]} is no list of blocks")
-    return Array((x.shape[0], weights.shape[3 - axis]), x.dtype)
+    fits = all(n.dtype is int32 and len(n.shape) == r for n, r in zip(listed, (2, 1)))
+    if not fits or len(listed) > 2 or bool(block) != bool(listed):
+        raise _fail("grouped_dot", f"{[n.type for n in listed]} is no list of blocks of {block}")
+    rows = listed[1].shape[0] if len(listed) > 1 else x.shape[0]
+    return Array((rows, weights.shape[3 - axis]), x.dtype)
 
 
 grouped_dot = Op(
     graph,
     "grouped_dot",
     _grouped_dot,
-    attrs=("axis",),
+    attrs=("axis", "block"),
     group="dot",
     meaning="(x, weights, offsets): rows offsets[g] .. offsets[g + 1] - 1 of x times weights[g], "
     "summed over `axis` of the weights (1 or 2). offsets rise from 0 to the number of rows. A pass "
-    "adds a list of blocks of rows, which says the same as the offsets",
+    "adds a list of blocks of `block` rows (else 0), which says the same as the offsets, and after "
+    "it the row of x that each row is",
 )
 
 

@@ -226,7 +226,7 @@ def grouped_dot(node: Node, g: Node, wanted: Wanted) -> Cotangents:
     (x, weights, offsets), axis = node.inputs[:3], node.attrs["axis"]
     pair = (x, g) if axis == 1 else (g, x)
     return [
-        ops.grouped_dot(g, weights, offsets, axis=3 - axis) if wanted[0] else None,
+        ops.grouped_dot(g, weights, offsets, axis=3 - axis, block=0) if wanted[0] else None,
         ops.grouped_outer(*pair, offsets) if wanted[1] else None,
         *[None] * (len(node.inputs) - 2),
     ]
@@ -235,8 +235,8 @@ def grouped_dot(node: Node, g: Node, wanted: Wanted) -> Cotangents:
 def grouped_outer(node: Node, g: Node, wanted: Wanted) -> Cotangents:
     """Rows of the other by the cotangent of their group."""
     x, y, offsets = node.inputs
-    left = ops.grouped_dot(y, g, offsets, axis=2) if wanted[0] else None
-    right = ops.grouped_dot(x, g, offsets, axis=1) if wanted[1] else None
+    left = ops.grouped_dot(y, g, offsets, axis=2, block=0) if wanted[0] else None
+    right = ops.grouped_dot(x, g, offsets, axis=1, block=0) if wanted[1] else None
     return [left, right, None]
 
 

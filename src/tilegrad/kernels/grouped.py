@@ -76,6 +76,12 @@ def most_blocks(rows: Size, groups: int, block: int) -> Size:
     return minimum(rows, ceil_divide(rows, block) + groups)
 
 
+def list_sizes(rows: Size, groups: int) -> dict[str, Any]:
+    """The rows of a block, and how many blocks a list has room for."""
+    block = block_rows(rows, groups)
+    return {"block": block, "most": most_blocks(rows, groups, block)}
+
+
 @tile.function
 def write_list(out: Any, first: Any, rows: Any, block: int) -> None:
     """A list of blocks of groups, of which each has its first row and how many."""
@@ -132,4 +138,4 @@ def grouped_outer(x: Any, y: Any, offsets: Any) -> None:
     tile.store(out, (group, i * T.m, j * T.n), tile.cast(total, x.dtype))
 
 
-__all__ = ["block_list", "block_rows", "group_rows", "grouped_outer", "most_blocks"]
+__all__ = ["block_list", "group_rows", "grouped_outer", "list_sizes"]

@@ -7,7 +7,7 @@ columns are places within an expert, and its column sums the rows of each. So ro
 without a sort, an atomic operation or a value read back by another thread.
 
 Few tokens are one program, and one launch (`route`). Many are two: `count_routes` leaves what each
-program picked and how many for each expert, and `place_routes` adds up what the programs before have.
+program picked and how many for each expert, and `place_routes` adds up what programs before have.
 
 Invariant: nothing depends on the order in which programs run; every token gets as many experts
 as it asks for, all different, whatever its scores are.

@@ -20,8 +20,20 @@ from ..ir.symbol import Size, high
 from ..ir.types import Tuple
 from ..tile.callee import KernelCallee
 from .cost import bytes_moved
-from .families import KINDS, family_of, rows_of
+from .families import CHOICES, family_of, rows_of
 from .family import Family, Offer, Verdict, judged
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Rows in groups as kernels walk them: a list of blocks of so many rows; and, where they were
+    sorted with their ids, the order of rows by group and what row of `each` it was made of."""
+
+    blocks: Node
+    block: int
+    order: Node | None = None
+    rows: Node | None = None
+    each: int = 0
 
 
 @dataclass(eq=False)
@@ -32,14 +44,19 @@ class Surroundings:
     results: set[Node]
     log: Log
     joined: dict[Node, Node] = field(default_factory=dict)  # computed with a Node before it
+    listed: dict[Node, Listed] = field(default_factory=dict)  # by the offsets of groups
     verdict: Verdict | None = None  # of the Node that is being replaced
 
     def __post_init__(self) -> None:
         self.readers = users(self.order)
 
+    def fired(self, name: str) -> None:
+        """Count what was chosen."""
+        self.log.fired[name] = self.log.fired.get(name, 0) + 1
+
     def call(self, *inputs: Node, callee: KernelCallee) -> list[Node]:
         """The results of a kernel; it is counted, and told by whom it was chosen."""
-        self.log.fired[callee.name] = self.log.fired.get(callee.name, 0) + 1
+        self.fired(callee.name)
         callee.verdict = self.verdict
         made = ops.call(*inputs, callee=callee)
         return build.items(made) if isinstance(made.type, Tuple) else [made]
@@ -63,7 +80,7 @@ def choose(node: Node, inputs: Sequence[Node], near: Surroundings, target: Targe
     """What the results of an op become, by the Family with the best offer."""
     if node in near.joined:
         return [near.joined[node]]
-    rows = rows_of(KINDS[node.op.name], node.op.name, target)
+    rows = rows_of(CHOICES[node.op.name], node.op.name, target)
     families = [f for f in map(family_of, rows) if isinstance(f, Chosen)]
     answers = [(family, family.offers_for(node, near, target)) for family in families]
     if all(isinstance(found, str) for _, found in answers):

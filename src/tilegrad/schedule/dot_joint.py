@@ -282,7 +282,7 @@ class JointDot(WideDot):
             return self.build_matvec(self.parts, parts or [(self.stored[0], self)])
         assert isinstance(plan, WidePlan)
         _, m, k, n = self.problem.sizes
-        tokens = self.matrix(self.left, (m, k), self.left.rows, self.left.columns)
+        tokens = self.tokens()
         weights = [
             self.matrix(p.right, (p.problem.sizes[3], k), p.right.columns, p.right.rows)
             for p in self.parts

@@ -23,7 +23,7 @@ from ..ir.block import argument
 from ..ir.node import Node, topological
 from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
 from ..ir.types import Memory, product
-from ..kernels.grouped import block_rows
+from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.matvec import LONG, Matvec, MatvecChoice, MatvecPlan, first_axis, line_of
 from ..kernels.matmul.matvec import choose as choose_matvec
@@ -214,7 +214,7 @@ class WideDot:
     def _operands(self) -> Operands | None:
         p = self.problem
         batch, m, k, n = p.sizes
-        if p.grouped and (len(self.dot.inputs) == 3 or self.block_sums or self.wholes):
+        if p.grouped and (not self.dot.attrs["block"] or self.block_sums or self.wholes):
             return None
         dtype = self.dot.inputs[0].dtype
         kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.asynchronous}
@@ -225,7 +225,7 @@ class WideDot:
         if any(s == 0 for s in p.sizes) or not all(isinstance(s, int) for s in (batch, k, n)):
             return None
         at = [loop_index(name, s) for name, s in zip(("batch", "m", "k", "n"), p.sizes)]
-        a = matrix_of(p, p.a, p.index_a(at[0], at[1], at[2]), (at[0], at[1], at[2]), self.reads)
+        a = matrix_of(p, p.source, p.index_a(*at[:3]), at[:3], self.reads)
         b = matrix_of(p, p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
         result = self.stored[0]
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
@@ -243,8 +243,8 @@ class WideDot:
             return None
         self.left, self.right = a, b
         if p.grouped:
-            along, block = (a.columns == 1, b.rows == 1), block_rows(m, high(batch))
-            if not along[0] and block % 64:  # rows of shared tiles are whole spans
+            along, block = (a.columns == 1, b.rows == 1), self.dot.attrs["block"]
+            if not along[0] and (block % 64 or p.gathered):  # rows of shared tiles are whole spans
                 return None
             return Operands(m, n, k, dtype, result.dtype, *along, batch, block=block)
         return Operands(m, n, k, dtype, result.dtype, a.columns == 1, b.rows == 1, batch)
@@ -295,10 +295,13 @@ class WideDot:
     def listed(self, kernel: WideMatmul) -> WideMatmul:
         """A kernel that knows the list of blocks, where it walks one."""
         if isinstance(kernel, Grouping):
-            blocks = self.dot.inputs[3]
-            shape = (blocks.shape, (blocks.shape[1], 1))
-            memory = self.b.parameters[self.reads.index(base_of(blocks, self.reads))]
-            kernel.blocks = tile.memory(self.b.matrix(memory, *shape))
+            found = [
+                self.b.matrix(
+                    self.b.parameters[self.reads.index(base_of(n, self.reads))], n.shape, s
+                )
+                for n, s in zip(self.dot.inputs[3:], ((COLUMNS, 1), (1,)))
+            ]
+            kernel.blocks, *kernel.rows = map(tile.memory, found)
         return kernel
 
     def asks(self, x: Operands) -> bool:
@@ -385,12 +388,18 @@ class WideDot:
 
     def memories(self) -> tuple[Node, Node, Node]:
         """a, b and the result as matrices, in the order the kernel wants."""
-        _, m, k, n = self.problem.sizes
-        a = self.matrix(self.left, (m, k), self.left.rows, self.left.columns)
+        _, _, k, n = self.problem.sizes
+        a = self.tokens()
         b = self.matrix(self.right, (n, k), self.right.columns, self.right.rows)
         c = self.like_result(self.outputs[self.stored[0]])
         assert self.choice is not None
         return (b, a, c) if self.choice.turned else (a, b, c)
+
+    def tokens(self) -> Node:
+        """The left operand as stored."""
+        _, m, k, _ = self.problem.sizes
+        rows = self.problem.source.shape[0] if self.problem.gathered else m
+        return self.matrix(self.left, (rows, k), self.left.rows, self.left.columns)
 
     def matrix(self, x: Matrix, shape: tuple[Size, Size], first: int, second: int) -> Node:
         """An operand as stored: the dense axis last."""

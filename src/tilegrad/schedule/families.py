@@ -61,7 +61,7 @@ def asynchronous(target: Target) -> bool:
 
 
 _LOOPS, _DOTS, _ATTENTION = ("loops", "mixed", "pair"), ("dot",), ("attention",)
-_PRODUCTS = ("dot", "grouped_dot")
+_PRODUCTS, _PICKED = ("dot", "grouped_dot"), ("picked_dot", "grouped_dot")
 _ATTEND = ("attention", "attention_backward")
 _APPEND, _PAGED, _UNPACK = ("paged_append",), ("paged_attention",), ("unpack",)
 _DRAWS, _GROUPS = ("draw", "top_k", "add_listed"), ("group_rows", "route", "grouped_outer")
@@ -70,6 +70,10 @@ TABLE = [
     Row("loops on the host", ANY, "schedule.array:HostLoops", array, _LOOPS),
     Row("loops on vectors", ANY, "schedule.loops:VectorLoops", vectors_alone, _LOOPS),
     Row("loops on threads", ANY, "schedule.threads.loops:ThreadLoops", threads, _LOOPS),
+    # Ways to see products with picked weights; a pass asks them, and products may be left.
+    Row("own weights", _PICKED, "schedule.picked:OwnWeights", any_target, ("picked",)),
+    Row("all weights", _PICKED, "schedule.picked:AllWeights", any_target, ("picked",)),
+    Row("blocks of groups", _PICKED, "schedule.picked:GroupBlocks", any_target, ("picked",)),
     Row("products on the array", _PRODUCTS, "schedule.array:ArrayProducts", array, _DOTS),
     Row("products on the host", _PRODUCTS, "schedule.array:HostProducts", array, _DOTS),
     Row("products on tiles", _PRODUCTS, "schedule.matrix:TileProducts", own_tiles, _DOTS),
@@ -140,6 +144,7 @@ CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, a
 # The kind of a Region by the op that starts it; all others are loops.
 KINDS = {op: row.kinds[0] for row in TABLE for op in row.anchors if row.anchors is not ANY}
 KINDS |= dict.fromkeys(CONTROL, "control")
+CHOICES = {**KINDS, "grouped_dot": "picked"}  # the kind of what a pass asks for an op
 
 
 def register(row: Row) -> None:
@@ -187,6 +192,7 @@ def why_not(node: Node, target: Target | None) -> str:
 
 
 __all__ = [
+    "CHOICES",
     "KINDS",
     "TABLE",
     "Row",

@@ -18,14 +18,14 @@ from ..kernels import grouped as kernels
 from ..kernels import route as routes
 from ..tile.define import Definition
 from ..tile.plan import Plan
-from .chosen import Chosen, Surroundings
+from .chosen import Chosen, Listed, Surroundings
 from .family import Offer
 
 FEWEST, MOST = 64, 1024  # ids that a program takes at a time
 EACH = 128  # of them for a warp
 SIDE, STEP = 64, 32  # of a tile of outer products, and rows of a group at a time
 TOKENS = 64  # that a program routes at most
-MOST_SCORES, THREAD = 32768, 8  # of a program, and of a thread
+MOST_SCORES, THREAD = 32768, 2  # of a program, and of a thread
 
 
 class Groups(Chosen):
@@ -59,13 +59,17 @@ class Groups(Chosen):
         warps = each * routes.lanes_of(high(experts)) // (32 * THREAD)
         plan = Plan().with_(warps=min(32, max(1, warps)))
         how = {"count": count, "powers": powers, "shared": shared, "tokens": each}
-        block = {"block": 0, "most": 0}
+        listed = bool(target.asynchronous_units)  # kernels walk a list of blocks
+        sizes = kernels.list_sizes(tokens * count, high(experts))
+        sizes = sizes if listed else {"block": 0, "most": 0}
         if high(tokens) <= TOKENS:
-            shares, *found = call(routes.route, inputs, plan, **how, **block)
+            shares, *found = call(routes.route, inputs, plan, **how, **sizes)
         else:
             shares, *given = call(routes.count_routes, inputs, plan, **how)
-            found = call(routes.place_routes, given, plan, tokens=each, **block)
-        order, places, _, offsets = found
+            found = call(routes.place_routes, given, plan, tokens=each, **sizes)
+        order, places, rows, offsets, *blocks = found
+        if listed:
+            near.listed[offsets] = Listed(blocks[0], sizes["block"], order, rows, count)
         return [shares, order, places, offsets]
 
 

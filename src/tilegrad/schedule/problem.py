@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.dtype import int64
-from ..graph import ops
+from ..graph import build, ops
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, floor_divide, high, modulo
 from ..ir.types import product
@@ -21,12 +21,14 @@ from .evaluate import Evaluator
 class Problem:
     """One dot: sizes, and how an (batch, m, k, n) index reads the operands."""
 
-    grouped = False
+    grouped = gathered = False
+    source: Node  # a as it is stored
     k_last = False  # whether the weights of groups lie along k
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.a, self.b = node.inputs
+        self.source = self.a
         batch, contract = node.attrs["batch"], node.attrs["contract"]
         self.batch, self.contract = batch, contract
         self.free_a = [i for i in range(len(self.a.shape)) if i not in batch[0] + contract[0]]
@@ -115,7 +117,9 @@ class Grouped(Problem):
 
     def __init__(self, node: Node) -> None:
         self.node, self.axis = node, node.attrs["axis"]
-        self.a, self.b, self.offsets = node.inputs[:3]
+        self.source, self.b, self.offsets = node.inputs[:3]
+        self.gathered = len(node.inputs) > 4  # rows are those of the source that an input names
+        self.a = build.gather(self.source, node.inputs[4:], [0]) if self.gathered else self.source
         self.sizes = (self.b.shape[0], *self.a.shape, node.shape[1])
         self.stop: Size = self.sizes[1]
         self.k_last = self.axis == 2

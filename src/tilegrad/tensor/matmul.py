@@ -295,7 +295,7 @@ def grouped_dot(x: Any, weights: Any, offsets: Any, axis: int = 2) -> Tensor:
             got=f"{rows.node.type}, {cube.node.type}, {ends.node.type}, axis={axis}",
         )
     known = build.in_range(node_of(ends), rows.shape[0] + 1, "grouped_dot")
-    found = ops.grouped_dot(node_of(rows), node_of(cube), known, axis=axis)
+    found = ops.grouped_dot(node_of(rows), node_of(cube), known, axis=axis, block=0)
     return wrap(found, rows, cube)
 
 

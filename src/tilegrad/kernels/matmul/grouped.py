@@ -5,6 +5,8 @@ made of the groups' offsets, says which group and which rows. Operands are turne
 rows of the matrix unit, so that blocks of 8 rows are as fast as weights come. Programs walk the
 blocks in order, so that blocks of one group, which share weights, run at about the same time.
 
+Where rows are those of another matrix by number, a lane of the producer brings each row of a block.
+
 Rows beyond a block's end are those of the next group: they are multiplied, and not written. A
 piece that is whole leaves by a copy, any other by masked stores. Invariant: weights of groups
 without rows are not read; the order of a sum over k is that of k.
@@ -27,23 +29,26 @@ from .shape import Operands, WidePlan, box, positions
 from .wide import WideMatmul
 
 MOST_STAGES = 12
+MOST_GATHERED = 32  # rows of a block that a warp brings one by one
 WIDE_BLOCK = 64  # rows of a block from which on tiles have more rows of the weights
+
+
+def listed(blocks: Any, what: int, number: Any, most: int) -> Any:
+    """A number in the list's row of a block; the first row has how many there are."""
+    value = tile.cast(tile.load(blocks, (number, what), ()), int64)
+    value = tile.minimum(tile.maximum(value, 0), most)  # what is simplified relies on it
+    return tile.hold(value, "listed", (0, most))
 
 
 class Grouping:
     """What a wide matmul of groups does in its own way; comes before the class that it changes."""
 
     blocks: Any  # the list
+    rows: Sequence[Any] = ()  # the row of the input that each row is, where it is not itself
     last: Any  # the row after the last of the block that was asked for
 
     def __getattr__(self, name: str) -> Any:  # what WideMatmul sets
         raise AttributeError(name)
-
-    def listed(self, what: int, number: Any, most: int) -> Any:
-        """A number in the list's row of a block; the first row has how many there are."""
-        value = tile.cast(tile.load(self.blocks, (number, what), ()), int64)
-        value = tile.minimum(tile.maximum(value, 0), most)  # what is simplified relies on it
-        return tile.hold(value, "listed", (0, most))
 
     def begin_early(self) -> int:
         """Nothing is read before the list is there."""
@@ -53,16 +58,34 @@ class Grouping:
     def count(self) -> None:
         """How many tiles there are, and how many this program has."""
         down, most = self.counts[0], tile.most(self.blocks.shape[0])
-        self.tiles = self.listed(0, 0, most) * down
+        self.tiles = listed(self.blocks, 0, 0, most) * down
         self.mine = tile.ceil_divide(self.tiles - self.program, self.walkers)
 
     def corner(self, number: Any) -> tuple[Any, Any, Any]:
         """(group, row of its weights, first row of the block)."""
         down, block = self.counts[0], number // self.counts[0] + 1
         rows = tile.most(self.x.n)
-        group = self.listed(GROUP, block, tile.most(self.x.batch) - 1)
-        first, self.last = (self.listed(what, block, rows) for what in (FIRST, LAST))
+        group = listed(self.blocks, GROUP, block, tile.most(self.x.batch) - 1)
+        first, self.last = (listed(self.blocks, what, block, rows) for what in (FIRST, LAST))
         return group, tile.hold(number % down * self.span[0], "row"), first
+
+    def begin_tile(self, where: Any) -> None:
+        """The rows of a block that the producer brings; those past the last row are any."""
+        if self.rows:
+            (rows,), (_, _, first) = self.rows, where
+            at = tile.minimum(tile.arange(self.x.block) + first, rows.shape[0] - 1)
+            most = tile.most(self.weight.shape[0]) - 1
+            found = tile.cast(tile.load(rows, at), int64)
+            self.pages = tile.minimum(tile.maximum(found, 0), most)
+
+    def fill_right(self, stage: Any, where: Any, step: Any, at: tuple[int, ...] = ()) -> None:
+        """A block of rows."""
+        if not self.rows:
+            super().fill_right(stage, where, step, at)  # type: ignore[misc]
+            return
+        place, column = self.right[stage], self.along_k(step)
+        source = box(self.weight, (0, column), (1, place.shape[1]))
+        tile.copy_pages(place, source, self.pages, self.ring.full[stage])
 
     def of_batch(self, memory: Any, batch: Any) -> Any:
         """The weights of a group; rows of all groups lie in one matrix."""
@@ -116,4 +139,4 @@ def choose_grouped(x: Operands, target: Target) -> Choice:
     return Choice(plan, True, seconds)
 
 
-__all__ = ["GroupedJoint", "GroupedMatmul", "choose_grouped"]
+__all__ = ["MOST_GATHERED", "GroupedJoint", "GroupedMatmul", "choose_grouped"]

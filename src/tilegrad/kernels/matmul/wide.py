@@ -162,6 +162,9 @@ class WideMatmul(Leaving):
     def count(self) -> None:
         """How many tiles there are, where only the run knows it."""
 
+    def begin_tile(self, where: Any) -> None:
+        """What the producer finds out of a tile before its first copy."""
+
     # ---- the producer -----------------------------------------------------------------------
 
     @tile.function
@@ -171,6 +174,7 @@ class WideMatmul(Leaving):
         self.count()
         for count in tile.range(self.mine):
             where = self.corner(self.program + count * self.walkers)
+            self.begin_tile(where)
             turn = tile.hold(count * self.turns, "turn")
             for step in tile.range(tile.maximum(early - count * early, 0), self.steps):
                 stage = self.ring.acquire(turn + step)

@@ -1,0 +1,231 @@
+"""Routing of experts: kernels against the Graph interpreter on every kind of machine and as PTX,
+what of plain code is found, and the launches of a layer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from interpreted import run_interpreted
+from judge import compare
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
+
+from simulated import assembled, check_graph, run_graph  # noqa: F401
+
+import tilegrad as tg
+from tilegrad.compiler.compile import schedule_for
+from tilegrad.compiler.pipeline import run_pipeline
+from tilegrad.core.config import override
+from tilegrad.core.dtype import BY_NUMPY, float32
+from tilegrad.core.target import A100, AVX512, H200, Target
+from tilegrad.graph import build, ops
+from tilegrad.graph.interpret import interpret
+from tilegrad.ir.node import Node, topological
+from tilegrad.ir.symbol import symbol
+from tilegrad.models.decoder.config import DecoderConfig
+from tilegrad.models.decoder.model import Experts
+from tilegrad.schedule.schedule import Launch
+from tilegrad.tensor.matmul import group_rows
+
+BF16 = ml_dtypes.bfloat16
+MODEL = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 64,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+def scores(tokens: int, experts: int, dtype: object = np.float32) -> np.ndarray:
+    return np.random.default_rng(tokens * experts).standard_normal((tokens, experts)).astype(dtype)
+
+
+def route(count: int, powers: bool = True, whole: bool = True):
+    def made(x: Node) -> list[Node]:
+        return build.items(ops.route(x, count=count, powers=powers, whole=whole))
+
+    return made
+
+
+CASES = [(1, 128, 8), (5, 20, 3), (64, 16, 4), (65, 16, 4), (150, 9, 9)]
+
+
+@pytest.mark.parametrize("target", [A100, H200, AVX512], ids=lambda t: t.name)
+@pytest.mark.parametrize("sizes", CASES, ids=str)
+def test_kernels(target: Target, sizes: tuple[int, int, int]) -> None:
+    tokens, experts, count = sizes
+    x = scores(tokens, experts)
+    node = build.input_(x.shape, float32)
+    for powers, whole in ((True, True), (False, False)):
+        outputs = route(count, powers, whole)(node)
+        expected = interpret(outputs, {node: x})
+        for made, a, b in zip(outputs, run_interpreted(target, [node], outputs, [x]), expected):
+            compare(made, a, b)
+
+
+@pytest.mark.usefixtures("assembled")
+@pytest.mark.parametrize("sizes", [(1, 128, 8), (9, 20, 3), (70, 16, 2)], ids=str)
+def test_simulated(sizes: tuple[int, int, int]) -> None:
+    tokens, experts, count = sizes
+    check_graph(route(count), scores(tokens, experts, BF16))
+
+
+def test_any_scores() -> None:
+    """Equal scores, signed zeros, what is infinite or no number: as a sort has it, and a token's
+    experts are never the same."""
+    x = scores(6, 12)
+    x[0], x[1, ::2], x[1, 1::2] = 1.0, 0.0, -0.0
+    x[2, 3:5], x[2, 7], x[3], x[4, 5:] = np.inf, -np.inf, -np.inf, np.nan
+    node = build.input_(x.shape, float32)
+    outputs = route(5, False, False)(node)
+    expected = interpret(outputs, {node: x})
+    for found, wanted in zip(run_interpreted(H200, [node], outputs, [x]), expected):
+        np.testing.assert_array_equal(found, wanted)
+    x[4, 5:] = np.nan  # of a softmax: all of the row
+    found = run_interpreted(H200, [node], route(5)(node), [x])
+    np.testing.assert_array_equal(np.sort(found[2]), np.arange(30))
+
+
+def test_symbols() -> None:
+    """One kernel for any number of tokens up to a bound."""
+    for most, values in ((40, (3, 40)), (300, (1, 65, 200))):
+        tokens = symbol("tokens", 1, most)
+        node = build.input_((tokens, 16), float32)
+        outputs = route(4)(node)
+        for value in values:
+            x = scores(value, 16)
+            expected = interpret(outputs, {node: x}, {"tokens": value})
+            found = run_interpreted(H200, [node], outputs, [x], {"tokens": value})
+            for made, a, b in zip(outputs, found, expected):
+                compare(made, a, b)
+
+
+# ---- what is found ------------------------------------------------------------------------------
+
+
+class Layers(tg.nn.Module):
+    """Experts one after the other, each added to its input."""
+
+    def __init__(self, count: int, **given: object) -> None:
+        super().__init__()
+        config = DecoderConfig.from_huggingface({**MODEL, **given})
+        self.feeds = tg.nn.ModuleList(Experts(config, "bfloat16") for _ in range(count))
+
+    def forward(self, x: tg.Tensor) -> tg.Tensor:
+        for feed in self.feeds:
+            x = x + feed(x)
+        return x
+
+
+def lowered(layers: Layers, tokens: int):
+    """The Graph of layers, its inputs and their values."""
+    draw = np.random.default_rng(tokens)
+    x = draw.standard_normal((tokens, 128)).astype(BF16)
+    with tg.no_grad():
+        found = tg.jit(lambda y: layers(y)).lower(tg.tensor(x))
+    values = [
+        x if n.shape == x.shape else (draw.standard_normal(n.shape) / 8).astype(BF16)
+        for n in found.inputs
+    ]
+    return found.inputs, found.outputs, values
+
+
+def kernels_of(inputs, outputs, target: Target = H200) -> list[str]:
+    schedule = schedule_for(inputs, outputs, target)
+    launches = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+    return [launch.body.name.split("_")[0] for launch in launches]
+
+
+def test_launches_of_a_layer() -> None:
+    """Few tokens: scores, routing, two products and the way back, with the residual before the
+    next layer; no sort, no gather, no list of its own. More: one launch more for routing, and rows
+    of large blocks are gathered before their product."""
+    layer = ["dot", "route", "gated", "dot", "mixed"]
+    for tokens in (1, 8, 32):
+        inputs, outputs, _ = lowered(Layers(3), tokens)
+        found = kernels_of(inputs, outputs)
+        assert found.count("route") == found.count("gated") == found.count("mixed") == 3
+        assert len(found) <= 3 * len(layer) + 3  # and sums of residuals
+    inputs, outputs, _ = lowered(Layers(1), 200)
+    found = kernels_of(inputs, outputs)
+    assert "sort" not in found and found.count("count") == found.count("place") == 1
+    assert len(found) <= len(layer) + 3
+
+
+@pytest.mark.parametrize("given", [{}, {"norm_topk_prob": False}], ids=["whole", "plain"])
+def test_a_layer(given: dict) -> None:
+    for tokens in (3, 70):
+        inputs, outputs, values = lowered(Layers(1, **given), tokens)
+        (expected,) = interpret(outputs, dict(zip(inputs, values)))
+        (found,) = run_interpreted(H200, inputs, outputs, values)
+        compare(outputs[0], found, expected, 2.0)
+
+
+@pytest.mark.usefixtures("assembled")
+@pytest.mark.parametrize("tokens", [5, 33])
+def test_a_layer_simulated(tokens: int) -> None:
+    inputs, outputs, values = lowered(Layers(1), tokens)
+    (expected,) = interpret(outputs, dict(zip(inputs, values)))
+    (found,) = run_graph(inputs, outputs, values)
+    compare(outputs[0], found, expected, 2.0)
+
+
+def test_what_else_reads_a_sort_keeps_it() -> None:
+    """Picks that are read elsewhere too, and other sorts, stay as they are."""
+
+    def layer(x: tg.Tensor, whole: bool) -> tuple[tg.Tensor, ...]:
+        values, picked = tg.softmax(x, -1).topk(3, -1)
+        order, _, offsets = group_rows(picked.reshape(-1), 16)
+        return (order, offsets, values, picked) if whole else (order, offsets, values)
+
+    x = tg.tensor(scores(7, 16))
+    for whole in (False, True):
+        found = tg.jit(layer, static=("whole",)).lower(x, whole=whole)
+        made, _ = run_pipeline(found.inputs, found.outputs, H200)
+        kinds = {n.op for n in topological(made)}
+        assert (ops.sort in kinds) == whole
+        expected = interpret(found.outputs, {found.inputs[0]: x.numpy()})
+        for a, b in zip(run_interpreted(H200, found.inputs, found.outputs, [x.numpy()]), expected):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_invariant_and_training_keep_their_way() -> None:
+    inputs, outputs, _ = lowered(Layers(1), 8)
+    with override(determinism="invariant"):
+        assert "route" not in kernels_of(inputs, outputs)
+    assert "route" not in kernels_of(inputs, outputs, AVX512)
+
+
+def test_rows_that_no_library_takes() -> None:
+    """A gathered product of the plain kernel: the result's rows are no whole steps of 16 bytes."""
+    draw = np.random.default_rng(4)
+    x = draw.standard_normal((6, 64)).astype(BF16)
+    rows = np.array([5, 0, 3, 3, 1, 2, 0, 4], np.int32)
+    offsets = np.array([0, 3, 3, 7, 8], np.int32)
+    blocks = np.zeros((9, 4), np.int32)
+    blocks[:4, :3] = [[3, 0, 0], [0, 0, 3], [2, 3, 7], [3, 7, 8]]
+    for wide in (20, 24):
+        weights = draw.standard_normal((4, wide, 64)).astype(BF16)
+        values = [x, weights, offsets, blocks, rows]
+        nodes = [build.input_(v.shape, BY_NUMPY[v.dtype]) for v in values]
+        made = ops.grouped_dot(*nodes, axis=2, block=8)
+        (expected,) = interpret([made], dict(zip(nodes, values)))
+        (found,) = run_interpreted(H200, nodes, [made], values)
+        compare(made, found, expected)
