@@ -5,6 +5,7 @@
     python bench/emitted.py --only attention          cases whose name has this word
     python bench/emitted.py --show "softmax h200"     the text of one case, for a diff
 
+Equal texts count once: it is no difference that two Bodies became one.
 No GPU is needed, and nothing runs. A kernel that is only written otherwise gives the same text;
 then it is as right and as fast as before.
 """
@@ -366,14 +367,14 @@ def main() -> int:
                 if len(texts) == 1 and re.match(r"\w+(Error|Exception|Interrupt): ", texts[0]):
                     print(f"FAILED {key}: {texts[0]}", flush=True)
                     failed += 1
-                if given.against and found[key] != before.get(key):
+                if given.against and set(found[key]) != set(before.get(key, ())):
                     print(f"differs: {key}", flush=True)
     seconds = time.perf_counter() - began
     count = len({h for hashes in found.values() for h in hashes})
     print(f"{len(found)} cases, {count} programs, {failed} failed, {seconds:.0f} s")
     if given.write:
         Path(given.write).write_text(json.dumps(found, indent=0) + "\n")
-    different = [k for k in found if given.against and found[k] != before.get(k)]
+    different = [k for k in found if given.against and set(found[k]) != set(before.get(k, ()))]
     print(f"{len(different)} differ" if given.against else "")
     return 1 if different else 0
 

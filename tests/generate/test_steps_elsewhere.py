@@ -54,8 +54,11 @@ def numbers(count: int) -> tg.Tensor:
     return tg.tensor(np.zeros(count, np.int32))
 
 
-def traced(batch: int, target: Target, tokens: int = 0, variant: Variant = Variant()) -> Any:
-    """The decode step of a batch, or the ragged step of up to so many tokens."""
+def traced(
+    batch: int, target: Target, tokens: int = 0, variant: Variant = Variant(), now: int = 0
+) -> Any:
+    """The decode step of a batch, or the ragged step of up to so many tokens; with `now` the one
+    that the Target has for so many."""
     config, page = model().config, limits_of(target).page
     cache = nn.PagedCache(
         config.layers,
@@ -78,6 +81,8 @@ def traced(batch: int, target: Target, tokens: int = 0, variant: Variant = Varia
         axes = {"slots": requests, "starts": requests + 1, "into": requests}
         axes |= {"owner": some, "given": some}
         run = tg.jit(step, static="variant", dynamic={n: {0: s} for n, s in axes.items()})
+        if now:
+            return run._lower_for(target, (*given, *map(numbers, (1, 2, 1, now, now))), {})
         return run.lower(*given, *map(numbers, (1, 2, 1, 5, 5)))
 
 
@@ -123,6 +128,19 @@ def test_a_step_with_prompts(target: Target) -> None:
     else:
         assert attend == {"paged_work", "paged_attention"}
     assembles(bodies, target)
+
+
+@pytest.mark.parametrize(
+    "now, first, last, rows", [(100, 1, 128, 128), (160, 129, 192, 192), (200, 193, 256, 128)]
+)
+def test_few_tokens_of_prompts_are_one_tile(now: int, first: int, last: int, rows: int) -> None:
+    """Up to 192: the products that read most have all tokens in one tile, and each weight once."""
+    lowered = traced(8, H200, 2048, now=now)
+    assert lowered.ranges == {"tokens": (first, last)}
+    bodies = distinct(launched(lowered, H200))
+    (gated,) = [b for b in bodies if b.name.startswith("gated")]
+    assert gated.notes["plan"].tile[0] == rows
+    assembles([gated], H200)
 
 
 @pytest.mark.parametrize("batch", [1, 128])

@@ -192,26 +192,24 @@ def topological(roots: Iterable[Node], stop: Callable[[Node], bool] | None = Non
     """Every Node the roots need, inputs before users; Blocks of Nodes are not entered, but
     values from outside that their Nodes use come first. Below a Node that stops, nothing."""
     order: list[Node] = []
-    done: set[int] = set()
-
-    def below(node: Node) -> Iterator[Node]:
-        return iter(()) if stop is not None and stop(node) else iter(needs(node))
-
+    seen: set[Node] = set()
     for root in roots:
-        if id(root) in done:
-            continue
-        stack: list[tuple[Node, Iterator[Node]]] = [(root, below(root))]
-        open_: set[int] = {id(root)}
+        stack: list[Node | None] = [root]
         while stack:
-            node, rest = stack[-1]
-            for child in rest:
-                if id(child) not in done and id(child) not in open_:
-                    open_.add(id(child))
-                    stack.append((child, below(child)))
-                    break
+            node = stack.pop()
+            if node is None:  # what is below it is in order: its turn
+                order.append(stack.pop())  # type: ignore[arg-type]
+                continue
+            if node in seen:
+                continue
+            seen.add(node)
+            below = needs(node) if node.blocks else node.inputs
+            if stop is not None and below and stop(node):
+                below = ()
+            below = [n for n in reversed(below) if n not in seen]
+            if below:
+                stack += (node, None, *below)
             else:
-                stack.pop()
-                done.add(id(node))
                 order.append(node)
     return order
 

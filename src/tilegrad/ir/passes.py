@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.config import config, invariant
 from ..core.errors import UserError
-from .node import Node, topological
+from .node import Node, needs
 
 if TYPE_CHECKING:
     from ..core.target import Target
@@ -67,15 +67,19 @@ BLOCKS = "blocks"  # in `Pass.on`: any op that owns Blocks
 def ops_in(results: Sequence[Node]) -> set[str]:
     """Names of the ops in a Graph, those in Blocks of it too."""
     found: set[str] = set()
-    waiting, seen = [list(results)], set()
+    waiting, seen = list(results), set(results)
     while waiting:
-        for node in topological(waiting.pop()):
-            found.add(node.op.name)
-            for block in node.blocks:
-                found.add(BLOCKS)
-                if id(block) not in seen:
-                    seen.add(id(block))
-                    waiting.append([*block.nodes, *block.results])
+        node = waiting.pop()
+        found.add(node.op.name)
+        below: Sequence[Node] = node.inputs
+        if node.blocks:
+            found.add(BLOCKS)
+            inside = [n for b in node.blocks for n in (*b.nodes, *b.results)]
+            below = [*needs(node), *inside]
+        for one in below:
+            if one not in seen:
+                seen.add(one)
+                waiting.append(one)
     return found
 
 

@@ -124,8 +124,12 @@ def _check_dots(body: Body, target: Target) -> None:
 
 
 def work_of_body(body: Body) -> Size:
-    """About how many operations the programs of a Body do, Symbols at their bounds."""
-    return product(body.grid) * _work(body.block)
+    """About how many operations the programs of a Body do, Symbols at their bounds; counted once,
+    however many layers launch it."""
+    if "work" not in body.notes:
+        body.notes["work"] = product(body.grid) * _work(body.block)
+    found: Size = body.notes["work"]
+    return found
 
 
 def _work(block: Block) -> int:

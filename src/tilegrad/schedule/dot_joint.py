@@ -25,7 +25,7 @@ from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import ranked, turn
+from ..kernels.matmul.plan import FITTED, ranked, turn
 from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import PLAIN
 from ..tile.build import Body
@@ -343,13 +343,13 @@ class LibraryProducts(Family):
         return cut.follows(node, region, leaves)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
-        """Few rows are one tile or two, and weights are all that is read: (the rows, the first
-        number that is more), where there may be far more than few."""
+        """Few rows are one tile, a longer one or two, and weights are all that is read: (the rows,
+        the first number that is more), where there may be far more than few."""
         if node.op is not ops.dot:
             return () if invariant() else breaks_of_groups(node, 4, 16)
         rows = node.shape[-2] if len(node.shape) > 1 else 1
         few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW
-        return () if few else [(rows, FEW + 1), (rows, 2 * FEW + 1)]
+        return () if few else [(rows, most + 1) for most in (FEW, FITTED, 2 * FEW)]
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The Plan that its model of time, or a table of measured ones, puts first."""

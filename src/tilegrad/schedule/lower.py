@@ -52,6 +52,8 @@ def lower_region(lowering: Lowering, region: Region) -> None:
 
         lower_control(lowering, region)
         return
+    if region.kind == "call":  # in the order of its results, whoever wants them first
+        region.stored.sort(key=lambda v: v.attrs.get("index", -1))
     reads = region.reads_among(lowering.fuser.values)
     for v in region.stored:
         if not isinstance(v.type, Tuple) and not shares_slot(lowering, v):

@@ -108,9 +108,12 @@ class Region:
 
     def reads_among(self, values: set[Node]) -> list[Node]:
         """The values that it reads, in the order its structure names them."""
-        others = values.difference(self.values)
-        order = topological(self.stored or self.values, others.__contains__)
-        return [n for n in order if n in others]
+        own = set(self.values)
+
+        def is_other(node: Node) -> bool:
+            return node in values and node not in own
+
+        return [n for n in topological(self.stored or self.values, is_other) if is_other(n)]
 
     @property
     def columns(self) -> Size:

@@ -11,6 +11,7 @@ Invariant: every Plan in the space is one that `wide_matmul` can build for these
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -65,13 +66,14 @@ def choose(x: Operands, target: Target) -> Choice:
     return ranked(x, target)[0]
 
 
-def ranked(x: Operands, target: Target) -> list[Choice]:
+@functools.lru_cache(maxsize=1024)  # layers, and the passes over one, ask for the same products
+def ranked(x: Operands, target: Target) -> tuple[Choice, ...]:
     """All Plans of the space, the most promising first; `x` is not turned."""
     found = [
         Choice(plan, turned, expected(x, plan, turned, target))
         for plan, turned in dict.fromkeys(space(x, target))
     ]
-    return sorted(found, key=lambda c: c.seconds)
+    return tuple(sorted(found, key=lambda c: c.seconds))
 
 
 def turn(x: Operands) -> Operands:
