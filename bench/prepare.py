@@ -242,9 +242,12 @@ def main() -> None:
     parser.add_argument("--cache", default="", help="a folder; else an empty one")
     parser.add_argument("--out", default="")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, KINDS.replaced("cuda", Kind()):
-        with override(cache_folder=options.cache or folder):
-            found = measure(options)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KINDS.replaced("cuda", Kind()),
+        override(cache_folder=options.cache or folder),
+    ):
+        found = measure(options)
     print(
         f"{found['wall_s']:.1f} s: Python {found['python_s']:.1f}, ptxas {found['ptxas_s']:.1f} "
         f"in {found['ptxas_calls']} calls; {found['compiled']} Executables compiled, "
