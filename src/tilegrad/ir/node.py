@@ -206,9 +206,9 @@ def topological(roots: Iterable[Node], stop: Callable[[Node], bool] | None = Non
             below = needs(node) if node.blocks else node.inputs
             if stop is not None and below and stop(node):
                 below = ()
-            below = [n for n in reversed(below) if n not in seen]
-            if below:
-                stack += (node, None, *below)
+            missing = [n for n in reversed(below) if n not in seen]
+            if missing:
+                stack += (node, None, *missing)
             else:
                 order.append(node)
     return order
