@@ -128,8 +128,7 @@ def work_of_body(body: Body) -> Size:
     however many layers launch it."""
     if "work" not in body.notes:
         body.notes["work"] = product(body.grid) * _work(body.block)
-    found: Size = body.notes["work"]
-    return found
+    return body.notes["work"]  # type: ignore[no-any-return]
 
 
 def _work(block: Block) -> int:

@@ -109,11 +109,8 @@ class Region:
     def reads_among(self, values: set[Node]) -> list[Node]:
         """The values that it reads, in the order its structure names them."""
         own = set(self.values)
-
-        def is_other(node: Node) -> bool:
-            return node in values and node not in own
-
-        return [n for n in topological(self.stored or self.values, is_other) if is_other(n)]
+        order = topological(self.stored or self.values, lambda n: n in values and n not in own)
+        return [n for n in order if n in values and n not in own]
 
     @property
     def columns(self) -> Size:
