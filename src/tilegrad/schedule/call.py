@@ -128,7 +128,7 @@ def work_of_body(body: Body) -> Size:
     however many layers launch it."""
     if "work" not in body.notes:
         body.notes["work"] = product(body.grid) * _work(body.block)
-    return body.notes["work"]  # type: ignore[no-any-return]
+    return body.notes["work"]
 
 
 def _work(block: Block) -> int:
