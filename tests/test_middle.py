@@ -18,12 +18,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "tilegrad"
 FOLDERS = ("kernels", "tile", "schedule", "targets")
-LINES, TOKENS = 43_489, 434_382  # goals: 32,000 and 315,000
+LINES, TOKENS = 42_625, 424_852  # goals: 32,000 and 315,000
 METHODS = 40  # of a class, inherited ones included
 WIDE = {  # classes that have more, and how many
-    "_Legalizer": 58,
-    "PlacedViews": 56,
-    "PlacedBuilder": 54,
     "Vectors": 44,
 }
 CYCLES: list[set[str]] = []  # files that import one another, deferred imports included

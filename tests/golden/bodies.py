@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from placed_builder import PlacedBuilder
+
 from tilegrad.core.dtype import bfloat16, float32, int32, int64
 from tilegrad.core.target import AVX512_AMX, MatrixUnit, MemorySpace, Target
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import Size, ceil_divide, minimum
 from tilegrad.ir.types import Memory, Tile
 from tilegrad.tile import ops, placed
-from tilegrad.tile.build import Body, BodyBuilder
-from tilegrad.tile.placed import PlacedBuilder, fill
+from tilegrad.tile.build import Body, BodyBuilder, fill
 
 LOG2_E = 1.4426950408889634
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from tilegrad.core.dtype import int64
 from tilegrad.ir.node import Node
 from tilegrad.tile import placed
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, BodyBuilder, rebuild
 from tilegrad.tile.check import walk
-from tilegrad.tile.placed import PlacedBuilder, rebuild
 
 DROPS = (
     "wait",
@@ -50,7 +49,7 @@ ORDERS = {
     ("matrix_wait", "arrive_remote"),
     ("send", "wait"),
 }
-Change = Callable[[PlacedBuilder, Node, tuple[Node, ...]], Node]
+Change = Callable[[BodyBuilder, Node, tuple[Node, ...]], Node]
 
 
 def nodes_of(body: Body, op: str) -> list[Node]:
@@ -67,7 +66,7 @@ def swapped(body: Body, first: Node, second: Node) -> Body:
     """The Body in which one Node comes after a later one of its Block."""
     late: list[tuple[Node, tuple[Node, ...]]] = []
 
-    def replace(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    def replace(b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node is first:
             late.append((node, inputs))
             return b.constant(0, int64)
@@ -88,12 +87,12 @@ def in_a_row(body: Body) -> Iterator[tuple[Node, Node]]:
         yield from itertools.pairwise(effects)
 
 
-def drop(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+def drop(b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
     """Nothing in its place."""
     return b.constant(0, int64)
 
 
-def flip(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+def flip(b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
     """The other parity."""
     other = b.apply("subtract", b.constant(1, int64), inputs[2])
     return b.add(node.op.make((*inputs[:2], other), {}))
@@ -102,7 +101,7 @@ def flip(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
 def one_on(at: int, size: int) -> Change:
     """The index of an input one further, of `size` around."""
 
-    def change(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+    def change(b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
         further = b.apply("add", inputs[at], b.constant(1, int64))
         further = b.apply("remainder", further, b.constant(size, int64))
         return b.add(node.op.make((*inputs[:at], further, *inputs[at + 1 :]), node.attrs))
@@ -125,7 +124,7 @@ def misdirected(node: Node) -> Iterator[tuple[str, Change]]:
                 yield f"next place along {at}", one_on(5 + at, int(size))
 
 
-def twice(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+def twice(b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
     """The op two times."""
     b.add(node.op.make(inputs, node.attrs))
     return b.add(node.op.make(inputs, node.attrs))
@@ -136,7 +135,7 @@ def with_attrs(**new: object) -> Change:
     return lambda b, node, i: b.add(node.op.make(i, {**node.attrs, **new}))
 
 
-def as_arrive(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
+def as_arrive(b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node:
     """A named_sync that does not wait."""
     return b.add(placed.named_arrive.make((), node.attrs))
 

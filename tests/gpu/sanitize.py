@@ -33,8 +33,7 @@ from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.runtime.buffer import Buffer
-from tilegrad.tile.build import Body
-from tilegrad.tile.placed import fill
+from tilegrad.tile.build import Body, fill
 
 ROUNDING = {float32: 1e-5, bfloat16: 2.0**-8, float16: 2.0**-10}
 

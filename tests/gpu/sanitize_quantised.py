@@ -29,8 +29,7 @@ from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
 from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens, parameters
 from tilegrad.kernels.quantised.gpu_take import take, unpack
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
-from tilegrad.tile.build import Body
-from tilegrad.tile.placed import PlacedBuilder
+from tilegrad.tile.build import Body, BodyBuilder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 
@@ -72,7 +71,7 @@ def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -
     lines, sizes = x.k // LINE, x.weights or (x.n,)
     kept = sizes[:1] if x.gated else sizes
     named = [f"w{i}" for i in range(len(sizes))], [f"c{i}" for i in range(len(kept))]
-    b = PlacedBuilder(
+    b = BodyBuilder(
         "matvec",
         [
             ("x", Memory((lines, LINE), x.dtype)),

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "schedule"))
 
 from interpreted import run_interpreted
+from placed_builder import PlacedBuilder
 from simulator import simulate
 from wide_products import (
     EARLY,
@@ -48,9 +49,8 @@ from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.emit_send import STORE
 from tilegrad.tile import interpret
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, fill
 from tilegrad.tile.check import verify_body
-from tilegrad.tile.placed import PlacedBuilder, fill
 from tilegrad.tile.prove import check_body
 
 

@@ -28,9 +28,8 @@ from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, fill
 from tilegrad.tile.check import verify_body
-from tilegrad.tile.placed import fill
 
 
 def beside(x: Operands, plan: WidePlan, count: int = 1) -> Body:

@@ -24,9 +24,8 @@ from tilegrad.kernels.matmul.shape import Operands, WidePlan, tile_counts
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, BodyBuilder, fill
 from tilegrad.tile.check import verify_body
-from tilegrad.tile.placed import PlacedBuilder, fill
 from tilegrad.tile.prove import require
 
 ROUNDING = {float32: 1e-5, bfloat16: 2.0**-8, float16: 2.0**-10}
@@ -173,7 +172,7 @@ def late(constant_first: bool) -> Body:
     x = turn(together(24, QKV, 200))
     uses = ("value", "constant", "value", "constant", "result", "result", "result")
     shapes = [(24, 200), *((n, 200) for n in QKV), *((24, n) for n in QKV)]
-    b = PlacedBuilder(
+    b = BodyBuilder(
         "late",
         [(f"p{i}", Memory(s, bfloat16, use=u)) for i, (s, u) in enumerate(zip(shapes, uses))],
     )

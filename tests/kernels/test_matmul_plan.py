@@ -22,9 +22,8 @@ from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, fill
 from tilegrad.tile.check import verify_body, walk
-from tilegrad.tile.placed import fill
 from tilegrad.tile.prove import check_body
 
 SWEEP = Path(__file__).parents[2] / "bench/results/gemm-sweep-2026-11-15.json"

@@ -12,7 +12,7 @@ from tilegrad.core.target import H200
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.tile.placed import fill
+from tilegrad.tile.build import fill
 
 NN, TN = {"b_along_k": False}, {"a_along_k": False, "b_along_k": False}
 

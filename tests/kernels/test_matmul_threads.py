@@ -28,10 +28,9 @@ from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret, placed
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, fill, rebuild
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.concurrent import RaceError
-from tilegrad.tile.placed import fill, rebuild
 from tilegrad.tile.prove import check_body
 from tilegrad.tile.text import body_text, parse_body
 

@@ -16,9 +16,8 @@ from tilegrad.kernels.matmul.matvec import LINE, Matvec, MatvecPlan, choose, lin
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, BodyBuilder
 from tilegrad.tile.interpret import run
-from tilegrad.tile.placed import PlacedBuilder
 from tilegrad.tile.prove import require
 
 BF16 = ml_dtypes.bfloat16
@@ -37,7 +36,7 @@ def body_of(x: Operands, plan: MatvecPlan) -> Body:
     line, sizes = line_of(x), x.weights or (x.n,)
     lines = x.k // line
     kept = sizes[:1] if x.gated else sizes
-    b = PlacedBuilder(
+    b = BodyBuilder(
         "matvec",
         [
             ("x", Memory((lines, line), x.dtype)),

@@ -34,7 +34,7 @@ from tilegrad.kernels.matmul.table import (
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.kernels.plan_table import Entry, PlanTable, Trial, plans, read_table, shipped, text_of
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.tile.placed import fill
+from tilegrad.tile.build import fill
 from tilegrad.tile.plan import Plan
 from tilegrad.tile.plan import from_record as kernel_plan
 

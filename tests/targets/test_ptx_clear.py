@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from placed_builder import PlacedBuilder
 from simulator import simulate
 
 from tilegrad.core.dtype import DType, bfloat16, float32, int32, int64
@@ -13,7 +14,6 @@ from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret, placed
 from tilegrad.tile.build import Body
-from tilegrad.tile.placed import PlacedBuilder
 from tilegrad.tile.prove import check_body
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from placed_builder import PlacedBuilder
 from simulator import simulate
 
 from ptxsim.errors import (
@@ -33,8 +34,7 @@ from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.emit_send import STORE
 from tilegrad.targets.ptx.plan_cluster import ends_alone, waits_for_sends
 from tilegrad.tile import ops
-from tilegrad.tile.build import Body
-from tilegrad.tile.placed import PlacedBuilder, fill
+from tilegrad.tile.build import Body, fill
 
 PARAMETERS = [("x", Memory((4, 128), float32)), ("out", Memory((4, 128), float32, use="result"))]
 WAIT = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64"

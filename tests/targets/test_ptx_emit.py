@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from placed_builder import PlacedBuilder
 from simulated import assembled, check_body, launch  # noqa: F401
 
 from tilegrad import kernel, tile
@@ -588,7 +589,7 @@ def test_narrow_tiles_are_carried(dtype) -> None:
 def handed(reads: bool) -> Body:
     """One role stores what a second one loads, if it `reads`; a third one arrives beside it."""
     given, result = Memory((128,), float32, use="value"), Memory((128,), float32, use="result")
-    b = placed.PlacedBuilder("handed", [("x", given), ("out", result)])
+    b = PlacedBuilder("handed", [("x", given), ("out", result)])
     place = b.allocate((128,), float32, "shared")
     told, back = b.barrier("told", 1), b.barrier("back", 2)
 

@@ -11,13 +11,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import bodies
+from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import DType, bfloat16, float32
 from tilegrad.core.target import AVX512
 from tilegrad.ir.types import Memory
 from tilegrad.tile.banks import address, check_banks, turns
 from tilegrad.tile.build import Body
-from tilegrad.tile.placed import PlacedBuilder
 
 
 @pytest.mark.parametrize(

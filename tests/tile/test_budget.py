@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import bodies
+from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.target import A100, AVX512, H100
@@ -21,7 +22,6 @@ from tilegrad.tile.budget import check_budget, estimate
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import walk
 from tilegrad.tile.finding import Finding
-from tilegrad.tile.placed import PlacedBuilder
 
 PARAMETERS = [("x", Memory((4096, 4096), bfloat16)), ("out", Memory((4096, 4096), float32))]
 

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.core.errors import InternalError
@@ -19,9 +20,8 @@ from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile import interpret, ops
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, fill
 from tilegrad.tile.concurrent import DeadlockError, RaceError
-from tilegrad.tile.placed import PlacedBuilder, fill
 from tilegrad.tile.prove import check_body
 
 SEEDS = (None, 0, 1, 2, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from placed_builder import PlacedBuilder
 from simulator import simulate
 
 import tilegrad as tg
@@ -15,7 +16,6 @@ from tilegrad.ir.types import Memory
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.interpret import run
-from tilegrad.tile.placed import PlacedBuilder
 from tilegrad.tile.prove import check_body
 from tilegrad.tile.text import body_text, parse_body
 

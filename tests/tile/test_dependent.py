@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from placed_builder import PlacedBuilder
+
 from tilegrad.core.dtype import float32, int64
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.tile import placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.finding import Finding
-from tilegrad.tile.placed import PlacedBuilder
 from tilegrad.tile.prove import check_body
 
 PARAMETERS = [

@@ -25,9 +25,12 @@ from tilegrad.core.dtype import int64  # noqa: E402
 from tilegrad.core.errors import InternalError  # noqa: E402
 from tilegrad.ir.node import Node  # noqa: E402
 from tilegrad.tile import interpret  # noqa: E402
-from tilegrad.tile.build import Body  # noqa: E402
+from tilegrad.tile.build import (  # noqa: E402
+    Body,
+    BodyBuilder,
+    rebuild,
+)
 from tilegrad.tile.check import verify_body, walk  # noqa: E402
-from tilegrad.tile.placed import PlacedBuilder, rebuild  # noqa: E402
 from tilegrad.tile.text import body_text, parse_body  # noqa: E402
 
 BF16 = ml_dtypes.bfloat16
@@ -204,7 +207,7 @@ def nodes_of(body: Body, op: str) -> list[Node]:
 def drop(body: Body, victim: Node) -> Body:
     """The Body without one Node of type nothing."""
 
-    def replace(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    def replace(b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
         return b.constant(0, int64) if node is victim else None
 
     return rebuild(body, replace)
@@ -213,7 +216,7 @@ def drop(body: Body, victim: Node) -> Body:
 def flip(body: Body, victim: Node) -> Body:
     """The Body in which one wait has the other parity."""
 
-    def replace(b: PlacedBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+    def replace(b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node is not victim:
             return None
         other = b.apply("subtract", b.constant(1, int64), inputs[2])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import float32, int64
 from tilegrad.core.errors import InternalError, UserError
@@ -13,10 +14,9 @@ from tilegrad.core.target import AVX512, MemorySpace, Target
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory, Tile
 from tilegrad.tile import interpret, ops, placed
-from tilegrad.tile.build import Body, BodyBuilder
+from tilegrad.tile.build import Body, BodyBuilder, fill
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.concurrent import DeadlockError, RaceError
-from tilegrad.tile.placed import PlacedBuilder, fill
 from tilegrad.tile.text import body_text, parse_body
 
 X, OUT = ("x", Memory((8, 4), float32)), ("out", Memory((8, 4), float32, use="result"))

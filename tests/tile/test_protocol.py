@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import bodies
 import mutants
+from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import bfloat16, float32, int64
 from tilegrad.core.errors import InternalError
@@ -30,10 +31,9 @@ from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile import interpret, ops, placed
-from tilegrad.tile.build import Body
+from tilegrad.tile.build import Body, fill
 from tilegrad.tile.finding import Finding
 from tilegrad.tile.happening import DO
-from tilegrad.tile.placed import PlacedBuilder, fill
 from tilegrad.tile.protocol import check_protocol
 from tilegrad.tile.prove import check_body
 from tilegrad.tile.row import Effect

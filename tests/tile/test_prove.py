@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import bodies
+from placed_builder import PlacedBuilder
 
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.core.dtype import bfloat16, float32
@@ -26,7 +27,6 @@ from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.schedule.schedule import Launch
 from tilegrad.tile.build import Body
-from tilegrad.tile.placed import PlacedBuilder
 from tilegrad.tile.prove import check_body, require
 from tilegrad.tile.text import parse_body
 

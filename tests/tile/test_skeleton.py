@@ -11,13 +11,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import bodies
+from placed_builder import PlacedBuilder
 
 from tilegrad.core.dtype import float32, int64
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import Size, maximum, symbol
 from tilegrad.ir.types import Memory
 from tilegrad.tile.build import Body
-from tilegrad.tile.placed import PlacedBuilder
 from tilegrad.tile.prove import check_body
 from tilegrad.tile.skeleton import Skeleton, TooLong
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from placed_builder import PlacedBuilder
 from simulator import simulate
 
 from tilegrad.core.dtype import bfloat16, float32
@@ -15,7 +16,6 @@ from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret, ops, placed
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import verify_body
-from tilegrad.tile.placed import PlacedBuilder
 from tilegrad.tile.prove import check_body
 
 

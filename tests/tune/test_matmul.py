@@ -31,7 +31,7 @@ from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.program import Entry
 from tilegrad.targets.ptx.trial import Outcome, Worker
-from tilegrad.tile.placed import fill
+from tilegrad.tile.build import fill
 from tilegrad.tune import matmul_search, measure
 from tilegrad.tune.matmul_search import Machine, Search, Settings, product_of
 from tilegrad.tune.measure import Code, Product

@@ -35,8 +35,7 @@ from ..kernels.matmul.threads import ThreadMatmul, ThreadPlan
 from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
 from ..tile import ops as tile_ops
-from ..tile.build import Body
-from ..tile.placed import PlacedBuilder
+from ..tile.build import Body, BodyBuilder
 from . import sheet as parameters
 from .access import MOVEMENT, Index, base_of, offset_of, reads_below, through, unravel
 from .block_sums import is_part, is_whole
@@ -53,7 +52,7 @@ SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
 
 
-class PlacedViews(Viewed, PlacedBuilder):
+class PlacedViews(Viewed, BodyBuilder):
     """Builds placed Bodies whose parameters may be seen through several Memory types."""
 
     def matrix(self, memory: Node, shape: tuple[Size, ...], strides: tuple[Size, ...]) -> Node:

@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..ir.block import Block, argument
-from ..ir.node import Node
 from ..ir.symbol import high
 from ..ir.types import Memory, product
 from ..tile import ops
-from ..tile.build import Body, BodyBuilder
+from ..tile.build import Body, BodyBuilder, copy_block
 from ..tile.check import walk
 from .in_place import only_moves
 from .lowering import Lowering
@@ -146,7 +144,9 @@ def side_by_side(bodies: Sequence[Body]) -> Body:
                 own = b.apply("subtract", program, b.constant(start, program.dtype))
             body = bodies[number]
             given = b.parameters[firsts[number] : firsts[number] + len(body.parameters)]
-            _copy(b, body.block, dict(zip(body.parameters, given)), own)
+            copy_block(
+                b, body.block, given, lambda _, node, __: own if node.op is ops.program else None
+            )
 
         end = start + sizes[number]
         if number == len(bodies) - 1:
@@ -160,26 +160,3 @@ def side_by_side(bodies: Sequence[Body]) -> Body:
     if any(body.notes.get("distinct") for body in bodies):
         notes["distinct"] = True
     return b.finish((sum(sizes),), **notes)
-
-
-def _copy(b: BodyBuilder, block: Block, mapping: dict[Node, Node], program: Node) -> None:
-    """The Nodes of a Body, with its program's number."""
-
-    def nodes(inner: Block) -> None:
-        for node in inner.nodes:
-            if node.op is ops.program:
-                mapping[node] = program
-                continue
-            inputs = tuple(mapping[i] for i in node.inputs)
-            blocks = tuple(within(x) for x in node.blocks)
-            mapping[node] = b.add(node.op.make(inputs, node.attrs, blocks, location=node.location))
-
-    def within(inner: Block) -> Block:
-        arguments = tuple(argument(a.attrs["name"], a.type) for a in inner.arguments)
-        mapping.update(zip(inner.arguments, arguments))
-        with b.builder.block(inner.name, arguments) as new:
-            nodes(inner)
-            new.results = tuple(mapping[r] for r in inner.results)
-        return new
-
-    nodes(block)

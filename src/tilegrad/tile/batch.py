@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.errors import InternalError
-from ..ir.block import Block, argument
 from ..ir.node import Node
 from ..ir.symbol import Size
 from ..ir.types import Memory, product
 from . import ops
-from .build import Body
+from .build import Body, BodyBuilder, copy_block
 from .callee import Launches
-from .placed import PlacedBuilder
 
 INDEXED = {"load": 1, "store": 2, "matrix_load": 1, "matrix_store": 2}  # first index input
 OFFSET = {"gather": 1, "scatter": 2, "atomic_add": 2}  # input with linear offsets
@@ -40,36 +38,24 @@ class _Batcher:
             (p.attrs["name"], _with_batch(p.type, size) if on else p.type)
             for p, on in zip(body.parameters, flags)
         ]
-        self.b = PlacedBuilder(body.name, given)  # type: ignore[arg-type]
-        self.mapping: dict[Node, Node] = dict(zip(body.parameters, self.b.parameters))
+        self.b = BodyBuilder(body.name, given)  # type: ignore[arg-type]
         self.batched = {p for p, on in zip(body.parameters, flags) if on}
 
     def run(self) -> Body:
         self.number = self.b.add(ops.program(axis=0))
-        self.block(self.body.block)
+        copy_block(self.b, self.body.block, self.b.parameters, self.node)
         return self.b.finish((self.size, *self.body.grid), **self.body.notes)
 
-    def block(self, block: Block) -> None:
-        for node in block.nodes:
-            inputs = tuple(self.mapping[i] for i in node.inputs)
-            self.mapping[node] = self.b.add(self.node(node, inputs))
-
-    def node(self, node: Node, inputs: tuple[Node, ...]) -> Node:
-        name, attrs = node.op.name, dict(node.attrs)
-        if name == "program":
+    def node(self, b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        """An op that says which program it is of, or touches a batched Memory."""
+        attrs = dict(node.attrs)
+        if node.op is ops.program:
             attrs["axis"] += 1
         elif node.inputs and node.inputs[0] in self.batched:
             inputs, attrs = self.memory(node, inputs, attrs)
-        blocks = tuple(self.inner(b) for b in node.blocks)
-        return node.op.make(inputs, attrs, blocks, location=node.location)
-
-    def inner(self, block: Block) -> Block:
-        arguments = tuple(argument(a.attrs["name"], a.type) for a in block.arguments)
-        self.mapping.update(zip(block.arguments, arguments))
-        with self.b.builder.block(block.name, arguments) as new:
-            self.block(block)
-            new.results = tuple(self.mapping[r] for r in block.results)
-        return new
+        else:
+            return None
+        return node.op.make(inputs, attrs, location=node.location)
 
     def memory(
         self, node: Node, inputs: tuple[Node, ...], attrs: dict[str, Any]

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.dtype import DType, bool_, float32, float64, int64, uint8
 from ..core.errors import InternalError, Location
 from ..ir.block import Block, Builder, argument
-from ..ir.node import Node
+from ..ir.node import Node, Op
 from ..ir.symbol import Expr, Size, atoms, high, low, named
 from ..ir.types import Memory, Tile
 from . import ops
@@ -121,6 +121,11 @@ class BodyBuilder:
     def add(self, node: Node) -> Node:
         """Append a Node."""
         return self.builder.add(node)
+
+    def do(self, op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
+        """Append an op; an Expr among its inputs becomes Nodes."""
+        given = tuple(i if isinstance(i, Node) else self.index(i) for i in inputs)
+        return self.add(op.make(given, attrs))
 
     # ---- scalars --------------------------------------------------------------------------
 
@@ -389,3 +394,69 @@ class BodyBuilder:
             blocks.append(block)
         node = self.add(ops.branch(condition, blocks=tuple(blocks)))
         return [self.add(ops.get(node, index=i)) for i in range(len(blocks[0].results))]
+
+
+# ---- copies of Bodies -----------------------------------------------------------------------
+
+Filler = Callable[[BodyBuilder, Sequence[Node], Sequence[Node]], Node]
+Replace = Callable[[BodyBuilder, Node, tuple[Node, ...]], "Node | None"]
+
+
+def fill(
+    body: Body, name: str, filler: Filler, parameters: Sequence[tuple[str, Memory]] = ()
+) -> Body:
+    """The Body with every hole of a name replaced by what filler(builder, inputs, added) builds.
+
+    `parameters` are added to the Body's; the filler gets their Nodes as `added`.
+    """
+    found = 0
+
+    def replace(b: BodyBuilder, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        nonlocal found
+        if node.op is not ops.hole or node.attrs["name"] != name:
+            return None
+        found += 1
+        new = filler(b, inputs, b.parameters[len(body.parameters) :])
+        if new.type != node.type:
+            raise InternalError("tile.fill", f"{name} wants {node.type}, not {new.type}")
+        return new
+
+    filled = rebuild(body, replace, parameters)
+    if not found:
+        raise InternalError("tile.fill", f"the Body {body.name} has no hole {name!r}")
+    return filled
+
+
+def rebuild(body: Body, replace: Replace, parameters: Sequence[tuple[str, Memory]] = ()) -> Body:
+    """A copy of the Body in which replace(builder, node, inputs) stands for a Node if it gives
+    another; `parameters` are added after the Body's own."""
+    given = [(p.attrs["name"], p.type) for p in body.parameters]
+    b = BodyBuilder(body.name, [*given, *parameters])  # type: ignore[list-item]
+    b.block.results = copy_block(b, body.block, b.parameters, replace)
+    return b.finish(body.grid, **body.notes)
+
+
+def copy_block(
+    b: BodyBuilder, block: Block, arguments: Sequence[Node], replace: Replace
+) -> tuple[Node, ...]:
+    """Add the Nodes of a Block, its arguments given; what stands for its results."""
+    mapping: dict[Node, Node] = dict(zip(block.arguments, arguments))
+
+    def copy(inner: Block) -> tuple[Node, ...]:
+        for node in inner.nodes:
+            inputs = tuple(mapping[i] for i in node.inputs)
+            new = replace(b, node, inputs)
+            if new is None:
+                blocks = tuple(within(x) for x in node.blocks)
+                new = node.op.make(inputs, node.attrs, blocks, location=node.location)
+            mapping[node] = b.add(new)
+        return tuple(mapping[r] for r in inner.results)
+
+    def within(inner: Block) -> Block:
+        own = tuple(argument(a.attrs["name"], a.type) for a in inner.arguments)
+        mapping.update(zip(inner.arguments, own))
+        with b.builder.block(inner.name, own) as new:
+            new.results = copy(inner)
+        return new
+
+    return copy(block)

@@ -234,10 +234,10 @@ def less(a: Any, b: Any) -> TileValue:
 
 
 def hole(name: str, shape: Any, *inputs: Any, dtype: Any = dtypes.float32) -> TileValue:
-    """A tile that whoever uses the kernel computes from `inputs`; see `placed.fill`."""
+    """A tile that whoever uses the kernel computes from `inputs`; see `build.fill`."""
     given = [tile_of(i, op="hole").node for i in inputs]
     type_ = Tile(static_shape(shape), dtype_of(dtype))
-    return TileValue(tracer("hole").builder.hole(name, type_, *given))
+    return TileValue(tracer("hole").builder.do(ops.hole, *given, name=name, type=type_))
 
 
 def _sizes(function: Callable[[Size, Size], Size], name: str) -> Callable[[Any, Any], Any]:

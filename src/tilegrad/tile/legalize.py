@@ -15,18 +15,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.dtype import DType, float32, int64
+from ..core.dtype import DType, float32
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..ir.block import Block, argument
 from ..ir.node import Node, located, needs
 from ..ir.symbol import Size
 from . import ops
-from .build import Body
-from .legalize_matrix import MatrixPieces
-from .pieces import Indices, Piece, Source, large, same_axes
-from .placed import PlacedBuilder
-from .value import FAR
+from .build import Body, BodyBuilder
+from .legalize_matrix import matrix_dot, unit_for
+from .pieces import Indices, Pieces, Source, large, same_axes
 
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
@@ -64,13 +62,249 @@ def _names_unit(block: Block) -> bool:
 DEEPEST = 96  # values on values before one is stored
 
 
-class _Legalizer(MatrixPieces):
+# ---- elementwise and shape ------------------------------------------------------------------
+
+
+def _elementwise(into: Pieces, node: Node) -> None:
+    inputs = [into.source(i) for i in node.inputs]
+
+    def piece(index: Indices, lanes: int) -> Node:
+        return into.b.do(node.op, *[s.piece(index, lanes) for s in inputs], **node.attrs)
+
+    found = Source(node.shape, node.dtype, piece, depth=1 + max(s.depth for s in inputs))
+    if found.depth > DEEPEST:  # pieces are made by calls within calls
+        into.sources[node] = into.keep(found)
+    else:
+        into.set(node, found)
+
+
+def _cheap(into: Pieces, node: Node) -> None:
+    into.set(node, into.cheap(node))
+
+
+def _reshape(into: Pieces, node: Node) -> None:
+    inner = into.source(node.inputs[0])
+    if same_axes(inner.shape, node.shape):
+        into.set(node, into.viewed(inner, node.shape))
+    else:
+        into.set(node, into.keep(inner, node.shape))
+
+
+def _transpose(into: Pieces, node: Node) -> None:
+    inner, order = into.source(node.inputs[0]), node.attrs["order"]
+    if order == (1, 0):
+        inner = inner if inner.place is not None else into.keep(inner)
+        flat = _strided(into, inner, order, node.shape)
+        flat.turned = inner
+        into.sources[node] = into.keep(flat) if into.uses.get(node, 0) > 1 else flat
+    elif order[-1] == len(order) - 1:
+
+        def piece(index: Indices, lanes: int) -> Node:
+            own: list[Size] = [0] * len(order)
+            for axis, i in zip(order, index):
+                own[axis] = i
+            return inner.piece(tuple(own), lanes)
+
+        into.set(node, Source(node.shape, inner.dtype, piece, depth=inner.depth + 1))
+    else:
+        into.set(node, into.keep(_strided(into, inner, order, node.shape)))
+
+
+def _strided(into: Pieces, inner: Source, order: tuple[int, ...], shape: tuple[int, ...]) -> Source:
+    """Any order of the axes of a stored value, by gathering along its strides."""
+    place = into.kept(inner)
+    strides = [math.prod(inner.shape[a + 1 :]) for a in order]
+
+    def piece(index: Indices, lanes: int) -> Node:
+        start: Size = 0
+        for i, stride in zip(index, strides):
+            start = start + i * stride
+        return into.b.gather(place, into.line(start, lanes, strides[-1]))
+
+    return Source(shape, inner.dtype, piece)
+
+
+def _extract(into: Pieces, node: Node) -> None:
+    inner, place = into.source(node.inputs[0]), node.attrs["index"]
+    found = Source(node.shape, node.dtype, lambda index, n: inner.piece((place, *index), n))
+    into.give(node, found if into.large(node) else into.keep(found))
+
+
+# ---- reductions and products ----------------------------------------------------------------
+
+
+def _reduce(into: Pieces, node: Node) -> None:
+    b, inner, (axis, kind) = into.b, into.source(node.inputs[0]), _along(node)
+    if node.shape == ():
+        into.values[node] = _folded(into, inner, (), kind)
+        return
+    place = into.room(node.shape, node.dtype)
+    if axis == len(inner.shape) - 1:
+        for index, _ in into.each((*node.shape, 1)):
+            b.store(place, _folded(into, inner, index[:-1], kind), index[:-1])
+    else:
+        for index, lanes in into.each(node.shape):
+            total = [inner.piece((*index[:axis], 0, *index[axis:]), lanes)]
+            for k in b.each("k", 1, inner.shape[axis], 1, total):
+                more = inner.piece((*index[:axis], k, *index[axis:]), lanes)
+                total[:] = [b.apply(COMBINE[kind], total[0], more)]
+            b.store(place, total[0], index, (len(node.shape) - 1,))
+    into.give(node, into.stored(place, node.shape))
+
+
+def _along(node: Node) -> tuple[int, str]:
+    """The axis and the kind of a reduction."""
+    return node.attrs["axis"], node.attrs["kind"]
+
+
+def _folded(into: Pieces, inner: Source, index: Indices, kind: str) -> Node:
+    """The reduction of one row, along the last axis."""
+    lanes, size = into.width(inner.shape), inner.shape[-1]
+    total = [inner.piece((*index, 0), lanes)]
+    for i in into.b.each("i", lanes, size, lanes, total, bounds=(lanes, size - lanes)):
+        total[:] = [into.b.apply(COMBINE[kind], total[0], inner.piece((*index, i), lanes))]
+    return into.b.do(ops.reduce, total[0], axis=0, kind=kind)
+
+
+def _cumulative(into: Pieces, node: Node) -> None:
+    b, inner, (axis, kind) = into.b, into.source(node.inputs[0]), _along(node)
+    place, last = into.room(node.shape, node.dtype), len(node.shape) - 1
+    rest = (*node.shape[:axis], *node.shape[axis + 1 :]) if axis < last else (*node.shape[:-1], 1)
+    for index, lanes in into.each(rest):
+        outer = index[:-1] if axis == last else index
+        here = (*outer[:axis], 0, *outer[axis:])
+        total = [inner.piece(here, lanes)]
+        b.store(place, total[0], here, (last,))
+        for k in b.each("k", 1, node.shape[axis], 1, total):
+            here = (*outer[:axis], k, *outer[axis:])
+            total[:] = [b.apply(COMBINE[kind], total[0], inner.piece(here, lanes))]
+            b.store(place, total[0], here, (last,))
+    into.give(node, into.stored(place, node.shape))
+
+
+def _dot(into: Pieces, node: Node) -> None:
+    unit = unit_for(into.target, node)
+    into.give(node, _vector_dot(into, node) if unit is None else matrix_dot(into, node, unit))
+
+
+def _vector_dot(into: Pieces, node: Node) -> Source:
+    """A dot by rows of accumulators in vector registers."""
+    m, n = node.shape
+    wide = float32 if node.dtype.is_float and node.dtype.bits < 32 else node.dtype
+    left, right = (into.kept(into.source(i), wide) for i in node.inputs[:2])
+    c, place = into.source(node.inputs[2]), into.room((m, n), wide)
+    lanes = into.target.lanes(wide)
+    columns = min(n & -n, 2 * lanes)
+    most = max(1, into.target.vector_registers * 3 // 4 // max(1, columns // lanes))
+    rows = max(r for r in range(1, min(m, most) + 1) if m % r == 0)
+    if rows * 2 < min(m, most):
+        rows = min(m, most)  # a few rows are left over
+    depth, whole = node.inputs[0].shape[1], m // rows * rows
+
+    def tile(i: Size, j: Size, rows: int) -> None:
+        total = [_corner(into, c, i, j, (rows, columns), wide)]
+        for p in into.b.each("k", 0, depth, 1, total, unroll=4 if depth % 4 == 0 else 1):
+            x = into.b.load(left, (i, p), (rows, 1), (0, 1))
+            y = into.b.load(right, (p, j), (1, columns), (0, 1))
+            total[:] = [into.b.do(ops.dot, x, y, total[0])]
+        into.b.store(place, total[0], (i, j), (0, 1))
+
+    for j in into.along("column", n, columns):
+        for i in into.b.each("row", 0, whole, rows, bounds=(0, max(0, whole - rows))):
+            tile(i, j, rows)
+        if whole < m:
+            tile(whole, j, m - whole)
+    found = into.stored(place, node.shape)
+    return found if wide is node.dtype else into.keep(found, dtype=node.dtype)
+
+
+def _corner(
+    into: Pieces, c: Source, i: Size, j: Size, shape: tuple[int, int], dtype: DType
+) -> Node:
+    """A small tile of a value."""
+    if c.place is not None and c.dtype is dtype:
+        return into.b.load(c.place, (i, j), shape, (0, 1))
+    rows = [into.b.cast(c.piece((i + r, j), shape[1]), dtype) for r in range(shape[0])]
+    return into.b.do(ops.stack_rows, *rows)
+
+
+# ---- memory ---------------------------------------------------------------------------------
+
+
+def _load(into: Pieces, node: Node) -> None:
+    memory, axes = into.values[node.inputs[0]], node.attrs["axes"]
+    base = node.inputs[1 : 1 + len(memory.shape)]
+    mask = into.mask(node.inputs[-1] if node.attrs["masked"] else None)
+
+    def piece(index: Indices, lanes: int) -> Node:
+        where = into.at(base, axes, index)
+        return into.b.load(memory, where, (lanes,), (axes[-1],), mask(index, lanes))
+
+    into.sources[node] = into.keep(Source(node.shape, node.dtype, piece))
+
+
+def _store(into: Pieces, node: Node) -> None:
+    memory, axes = into.values[node.inputs[0]], node.attrs["axes"]
+    base, value = node.inputs[2 : 2 + len(memory.shape)], into.source(node.inputs[1])
+    mask = into.mask(node.inputs[-1] if node.attrs["masked"] else None)
+    for index, lanes in into.each(value.shape):
+        piece, where = value.piece(index, lanes), into.at(base, axes, index)
+        into.b.store(memory, piece, where, (axes[-1],), mask(index, lanes))
+
+
+def _offsets(into: Pieces, node: Node) -> None:
+    """Elements at offsets: gather and atomic_add give a value, scatter none."""
+    memory = into.values[node.inputs[0]]
+    inputs = [into.source(i) for i in node.inputs[1:]]
+
+    def piece(index: Indices, lanes: int) -> Node:
+        return into.b.do(node.op, memory, *[s.piece(index, lanes) for s in inputs], **node.attrs)
+
+    if node.op is not ops.scatter:
+        into.sources[node] = into.keep(Source(node.shape, node.dtype, piece))
+        return
+    for index, lanes in into.each(inputs[1].shape):
+        piece(index, lanes)
+
+
+def _require(into: Pieces, node: Node) -> None:
+    condition = into.source(node.inputs[0])
+    for index, lanes in into.each(condition.shape):
+        into.b.do(ops.require, condition.piece(index, lanes), **node.attrs)
+
+
+HANDLERS: dict[str, Callable[[Pieces, Node], None]] = {
+    "constant": _cheap,
+    "iota": _cheap,
+    "broadcast": _cheap,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "extract": _extract,
+    "reduce": _reduce,
+    "cumulative": _cumulative,
+    "dot": _dot,
+    "load": _load,
+    "store": _store,
+    "gather": _offsets,
+    "scatter": _offsets,
+    "atomic_add": _offsets,
+    "require": _require,
+}
+
+
+# ---- the walk -------------------------------------------------------------------------------
+
+
+class _Legalizer:
+    """Walks the old Body; large values of the new one are held by pieces."""
+
     def __init__(self, body: Body, target: Target, limit: int) -> None:
         given = [(p.attrs["name"], p.type) for p in body.parameters]
-        super().__init__(PlacedBuilder(body.name, given), target, limit)  # type: ignore[arg-type]
-        self.body = body
+        self.body, self.target = body, target
+        self.b = BodyBuilder(body.name, given)  # type: ignore[arg-type]
+        self.into = Pieces(self.b, target, limit)
+        self.values = self.into.values
         self.values.update(zip(body.parameters, self.b.parameters))
-        self.bases: dict[Node, Size] = {}
         self.count(body.block)
 
     def run(self) -> Body:
@@ -79,15 +313,14 @@ class _Legalizer(MatrixPieces):
 
     def count(self, block: Block) -> None:
         """How often each value is used, Blocks within included."""
+        uses = self.into.uses
         for node in block.nodes:
             for i in needs(node):
-                self.uses[i] = self.uses.get(i, 0) + 1
+                uses[i] = uses.get(i, 0) + 1
             for inner in node.blocks:
                 self.count(inner)
         for r in block.results:
-            self.uses[r] = self.uses.get(r, 0) + 2  # results are stored
-
-    # ---- blocks ---------------------------------------------------------------------------
+            uses[r] = uses.get(r, 0) + 2  # results are stored
 
     def block(self, block: Block) -> None:
         for node in block.nodes:
@@ -95,368 +328,53 @@ class _Legalizer(MatrixPieces):
                 self.node(node)
 
     def node(self, node: Node) -> None:
-        name = node.op.name
-        if name in ("loop", "branch"):
-            getattr(self, "_" + name)(node)
+        name, large = node.op.name, self.into.large
+        if name == "loop":
+            self.loop(node)
+        elif name == "branch":
+            self.branch(node)
         elif name == "get":
             return  # set by the loop or the branch
         elif name == "allocate":
-            self._allocate(node)
-        elif not (self.large(node) or any(self.large(i) for i in node.inputs)):
-            self.values[node] = self.b.add(node.with_inputs(tuple(map(self.value, node.inputs))))
+            self.allocate(node)
+        elif not (large(node) or any(large(i) for i in node.inputs)):
+            inputs = tuple(self.values[i] for i in node.inputs)
+            self.values[node] = self.b.add(node.with_inputs(inputs))
+        elif name in HANDLERS:
+            HANDLERS[name](self.into, node)
+        elif node.op.group in ("unary", "binary", "compare", "ternary"):
+            _elementwise(self.into, node)
         else:
-            handler = getattr(self, "_" + name, None)
-            if handler is None and node.op.group in ("unary", "binary", "compare", "ternary"):
-                handler = self._elementwise
-            if handler is None:
-                raise InternalError("tile.legalize", f"{node.op} of a large tile: {node.type}")
-            handler(node)
+            raise InternalError("tile.legalize", f"{node.op} of a large tile: {node.type}")
 
-    def value(self, node: Node) -> Node:
-        return self.values[node]
+    def allocate(self, node: Node) -> None:
+        attrs = dict(node.attrs)
+        if attrs["scope"] not in self.target.memories:
+            attrs.update(scope=self.into.scope, layout="")
+        self.values[node] = self.b.allocate(**attrs)
 
-    def base(self, node: Node) -> Size:
-        """A scalar of the old Body as part of an index."""
-        new = self.values[node]
-        if new.op is ops.constant:
-            return int(new.attrs["value"])
-        if new not in self.bases:
-            self.bases[new] = self.b.atom("base", new, -FAR, FAR)
-        return self.bases[new]
-
-    # ---- elementwise and shape ------------------------------------------------------------
-
-    def _elementwise(self, node: Node) -> None:
-        inputs = [self.source(i) for i in node.inputs]
-
-        def piece(index: Indices, lanes: int) -> Node:
-            parts = tuple(s.piece(index, lanes) for s in inputs)
-            return self.b.add(node.op.make(parts, node.attrs))
-
-        found = Source(node.shape, node.dtype, piece, depth=1 + max(s.depth for s in inputs))
-        if found.depth > DEEPEST:  # pieces are made by calls within calls
-            self.sources[node] = self.keep(found)
-        else:
-            self.set(node, found)
-
-    def _constant(self, node: Node) -> None:
-        self.set(node, self.constant(node.attrs["value"], node.type))
-
-    def _iota(self, node: Node) -> None:
-        self.set(node, self.iota(node))
-
-    def _broadcast(self, node: Node) -> None:
-        self.set(node, self.repeated(node))
-
-    def _reshape(self, node: Node) -> None:
-        inner = self.source(node.inputs[0])
-        if same_axes(inner.shape, node.shape):
-            self.set(node, self.viewed(inner, node.shape))
-        else:
-            self.set(node, self.keep(inner, node.shape))
-
-    def _transpose(self, node: Node) -> None:
-        inner, order = self.source(node.inputs[0]), node.attrs["order"]
-        if order == (1, 0):
-            inner = inner if inner.place is not None else self.keep(inner)
-            flat = self.strided(inner, order, node.shape)
-            flat.turned = inner
-            self.sources[node] = self.keep(flat) if self.uses.get(node, 0) > 1 else flat
-        elif order[-1] == len(order) - 1:
-            self.set(node, self.permuted(inner, order, node.shape))
-        else:
-            self.set(node, self.keep(self.strided(inner, order, node.shape)))
-
-    def permuted(self, inner: Source, order: tuple[int, ...], shape: tuple[int, ...]) -> Source:
-        """Leading axes in another order."""
-
-        def piece(index: Indices, lanes: int) -> Node:
-            own: list[Size] = [0] * len(order)
-            for axis, i in zip(order, index):
-                own[axis] = i
-            return inner.piece(tuple(own), lanes)
-
-        return Source(shape, inner.dtype, piece, depth=inner.depth + 1)
-
-    def strided(self, inner: Source, order: tuple[int, ...], shape: tuple[int, ...]) -> Source:
-        """Any order of the axes of a stored value, by gathering along its strides."""
-        kept = inner if inner.place is not None else self.keep(inner)
-        strides = [math.prod(inner.shape[a + 1 :]) for a in order]
-
-        def piece(index: Indices, lanes: int) -> Node:
-            assert kept.place is not None
-            start: Size = 0
-            for i, stride in zip(index, strides):
-                start = start + i * stride
-            line = self.b.add(ops.iota(size=lanes, dtype=int64))
-            line = self.b.apply("multiply", line, self.b.constant(strides[-1], int64))
-            return self.b.gather(kept.place, self.b.apply("add", self.b.index(start), line))
-
-        return Source(shape, inner.dtype, piece, turned=None)
-
-    def _extract(self, node: Node) -> None:
-        inner, place = self.source(node.inputs[0]), node.attrs["index"]
-        found = Source(node.shape, node.dtype, lambda index, n: inner.piece((place, *index), n))
-        self.give(node, found if self.large(node) else self.keep(found))
-
-    # ---- reductions and products ----------------------------------------------------------
-
-    def _reduce(self, node: Node) -> None:
-        inner, axis, kind = self.source(node.inputs[0]), node.attrs["axis"], node.attrs["kind"]
-        last = len(inner.shape) - 1
-        if node.shape == ():
-            self.values[node] = self.folded(inner, (), kind)
-            return
-        place = self.b.allocate(node.shape, node.dtype, self.scope)
-
-        def whole_row(index: Indices, _: int) -> None:
-            self.b.store(place, self.folded(inner, index, kind), index)
-
-        def column(index: Indices, lanes: int) -> None:
-            def at(k: Size) -> Node:
-                return inner.piece((*index[:axis], k, *index[axis:]), lanes)
-
-            def step(k: Size, carried: list[Node]) -> list[Node]:
-                return [self.b.apply(COMBINE[kind], carried[0], at(k))]
-
-            (total,) = self.b.loop("k", 1, inner.shape[axis], 1, step, [at(0)])
-            self.b.store(place, total, index, (len(node.shape) - 1,))
-
-        if axis == last:
-            self.scalars(node.shape, whole_row)
-        else:
-            self.each(node.shape, column)
-        self.give(node, self.stored(place, node.shape))
-
-    def folded(self, inner: Source, index: Indices, kind: str) -> Node:
-        """The reduction of one row, along the last axis."""
-        lanes = self.width(inner.shape)
-
-        def step(i: Size, carried: list[Node]) -> list[Node]:
-            return [self.b.apply(COMBINE[kind], carried[0], inner.piece((*index, i), lanes))]
-
-        size = inner.shape[-1]
-        first = [inner.piece((*index, 0), lanes)]
-        (total,) = self.b.loop("i", lanes, size, lanes, step, first, bounds=(lanes, size - lanes))
-        return self.b.add(ops.reduce(total, axis=0, kind=kind))
-
-    def scalars(self, shape: tuple[int, ...], act: Callable[[Indices, int], None]) -> None:
-        """Run act for every element."""
-        self.each((*shape, 1), lambda index, lanes: act(index[:-1], lanes))
-
-    def _cumulative(self, node: Node) -> None:
-        inner, axis, kind = self.source(node.inputs[0]), node.attrs["axis"], node.attrs["kind"]
-        place = self.b.allocate(node.shape, node.dtype, self.scope)
-        last = len(node.shape) - 1
-        rest = (
-            (*node.shape[:axis], *node.shape[axis + 1 :]) if axis < last else (*node.shape[:-1], 1)
-        )
-
-        def line(index: Indices, lanes: int) -> None:
-            outer = index[:-1] if axis == last else index
-
-            def at(k: Size) -> Indices:
-                return (*outer[:axis], k, *outer[axis:])
-
-            def step(k: Size, carried: list[Node]) -> list[Node]:
-                total = self.b.apply(COMBINE[kind], carried[0], inner.piece(at(k), lanes))
-                self.b.store(place, total, at(k), (last,))
-                return [total]
-
-            first = inner.piece(at(0), lanes)
-            self.b.store(place, first, at(0), (last,))
-            self.b.loop("k", 1, node.shape[axis], 1, step, [first])
-
-        self.each(rest, line)
-        self.give(node, self.stored(place, node.shape))
-
-    def _dot(self, node: Node) -> None:
-        unit = self.unit_for(node)
-        if unit is None:
-            self.give(node, self.vector_dot(node))
-            return
-        left = self.operand(node.inputs[0], node.inputs[0].dtype)
-        self.give(node, self.stored(self.matrix_dot(node, left, unit), node.shape))
-
-    def vector_dot(self, node: Node) -> Source:
-        """A dot by rows of accumulators in vector registers."""
-        m, n = node.shape
-        wide = float32 if node.dtype.is_float and node.dtype.bits < 32 else node.dtype
-        a, b = (self.operand(i, wide) for i in node.inputs[:2])
-        c, place = self.source(node.inputs[2]), self.b.allocate((m, n), wide, self.scope)
-        lanes = self.target.lanes(wide)
-        columns = min(n & -n, 2 * lanes)
-        most = max(1, self.target.vector_registers * 3 // 4 // max(1, columns // lanes))
-        rows = max(r for r in range(1, min(m, most) + 1) if m % r == 0)
-        if rows * 2 < min(m, most):
-            rows = min(m, most)  # a few rows are left over
-
-        def tile(i: Size, j: Size, rows: int) -> None:
-            def step(p: Size, carried: list[Node]) -> list[Node]:
-                x = self.b.load(a, (i, p), (rows, 1), (0, 1))
-                y = self.b.load(b, (p, j), (1, columns), (0, 1))
-                return [self.b.add(ops.dot(x, y, carried[0]))]
-
-            start = [self.corner(c, i, j, (rows, columns), wide)]
-            depth = node.inputs[0].shape[1]
-            unroll = 4 if depth % 4 == 0 else 1
-            (total,) = self.b.loop("k", 0, depth, 1, step, start, unroll=unroll)
-            self.b.store(place, total, (i, j), (0, 1))
-
-        def column(j: Size, _: list[Node]) -> Sequence[Node]:
-            whole = m // rows * rows
-            self.b.loop(
-                "row",
-                0,
-                whole,
-                rows,
-                lambda i, _: tile(i, j, rows),
-                bounds=(0, max(0, whole - rows)),
-            )
-            if whole < m:
-                tile(whole, j, m - whole)
-            return []
-
-        self.b.loop("column", 0, n, columns, column, bounds=(0, n - columns))
-        found = self.stored(place, node.shape)
-        return found if wide is node.dtype else self.keep(found, dtype=node.dtype)
-
-    def operand(self, node: Node, dtype: DType) -> Node:
-        """The place of an operand of a dot, in the dtype of its sums."""
-        source = self.source(node)
-        if source.place is None or source.dtype is not dtype:
-            source = self.keep(source, dtype=dtype)
-        assert source.place is not None
-        return source.place
-
-    def corner(self, c: Source, i: Size, j: Size, shape: tuple[int, int], dtype: DType) -> Node:
-        """A small tile of a value."""
-        if c.place is not None and c.dtype is dtype:
-            return self.b.load(c.place, (i, j), shape, (0, 1))
-        rows = [self.b.cast(c.piece((i + r, j), shape[1]), dtype) for r in range(shape[0])]
-        return self.b.add(ops.stack_rows(*rows))
-
-    # ---- memory ---------------------------------------------------------------------------
-
-    def _allocate(self, node: Node) -> None:
-        attrs = node.attrs
-        known = attrs["scope"] in self.target.memories
-        self.values[node] = self.b.allocate(
-            attrs["shape"],
-            attrs["dtype"],
-            attrs["scope"] if known else self.scope,
-            attrs["layout"] if known else "",
-        )
-
-    def at(self, base: Sequence[Node], axes: tuple[int, ...], index: Indices) -> list[Size]:
-        """Where in a Memory a piece of a tile begins."""
-        found = [self.base(i) for i in base]
-        for axis, i in zip(axes, index):
-            found[axis] = found[axis] + i
-        return found
-
-    def mask(self, node: Node | None) -> Piece:
-        if node is None:
-            return lambda index, lanes: None  # type: ignore[return-value]
-        return self.source(node).piece
-
-    def _load(self, node: Node) -> None:
-        rank, attrs = len(node.inputs[0].shape), node.attrs
-        memory, base = self.value(node.inputs[0]), node.inputs[1 : 1 + rank]
-        mask = self.mask(node.inputs[-1] if attrs["masked"] else None)
-        axes = attrs["axes"]
-
-        def piece(index: Indices, lanes: int) -> Node:
-            where = self.at(base, axes, index)
-            return self.b.load(memory, where, (lanes,), (axes[-1],), mask(index, lanes))
-
-        self.sources[node] = self.keep(Source(node.shape, node.dtype, piece))
-
-    def _store(self, node: Node) -> None:
-        rank, attrs = len(node.inputs[0].shape), node.attrs
-        memory, base = self.value(node.inputs[0]), node.inputs[2 : 2 + rank]
-        value = self.source(node.inputs[1])
-        mask = self.mask(node.inputs[-1] if attrs["masked"] else None)
-        axes = attrs["axes"]
-        self.each(
-            value.shape,
-            lambda index, lanes: self.b.store(
-                memory,
-                value.piece(index, lanes),
-                self.at(base, axes, index),
-                (axes[-1],),
-                mask(index, lanes),
-            ),
-        )
-
-    def _gather(self, node: Node) -> None:
-        memory, offset = self.value(node.inputs[0]), self.source(node.inputs[1])
-        mask = self.mask(node.inputs[2] if len(node.inputs) > 2 else None)
-
-        def piece(index: Indices, lanes: int) -> Node:
-            return self.b.gather(memory, offset.piece(index, lanes), mask(index, lanes))
-
-        self.sources[node] = self.keep(Source(node.shape, node.dtype, piece))
-
-    def _scatter(self, node: Node) -> None:
-        memory = self.value(node.inputs[0])
-        value, offset = (self.source(i) for i in node.inputs[1:3])
-        mask = self.mask(node.inputs[3] if len(node.inputs) > 3 else None)
-        self.each(
-            offset.shape,
-            lambda index, lanes: self.b.scatter(
-                memory,
-                value.piece(index, lanes),
-                offset.piece(index, lanes),
-                mask(index, lanes),
-                node.attrs["mode"],
-            ),
-        )
-
-    def _require(self, node: Node) -> None:
-        condition = self.source(node.inputs[0])
-
-        def piece(index: Indices, lanes: int) -> None:
-            self.b.add(ops.require(condition.piece(index, lanes), **node.attrs))
-
-        self.each(condition.shape, piece)
-
-    def _atomic_add(self, node: Node) -> None:
-        memory = self.value(node.inputs[0])
-        value, offset = (self.source(i) for i in node.inputs[1:3])
-        mask = self.mask(node.inputs[3] if len(node.inputs) > 3 else None)
-
-        def piece(index: Indices, lanes: int) -> Node:
-            extra = mask(index, lanes)
-            parts = [memory, value.piece(index, lanes), offset.piece(index, lanes)]
-            return self.b.add(node.op.make((*parts, *([] if extra is None else [extra])), {}))
-
-        self.sources[node] = self.keep(Source(node.shape, node.dtype, piece))
-
-    # ---- control --------------------------------------------------------------------------
-
-    def _loop(self, node: Node) -> None:
+    def loop(self, node: Node) -> None:
         block, carried = node.blocks[0], node.inputs[2:]
-        wide = [i for i, c in enumerate(carried) if self.large(c)]
+        wide = [i for i, c in enumerate(carried) if self.into.large(c)]
         own = [i for i in range(len(carried)) if i not in wide]
-        places = {i: self.keep(self.source(carried[i])) for i in wide}
+        places = {i: self.into.keep(self.into.source(carried[i])) for i in wide}
         arguments = [argument(a.attrs["name"], a.type) for a in block.arguments]
         given = (arguments[0], *[arguments[1 + i] for i in own])
         with self.b.builder.block(block.name, given) as new:
-            self.spilled.append({})
+            self.into.spilled.append({})
             self.values[block.arguments[0]] = arguments[0]
             for i in own:
                 self.values[block.arguments[1 + i]] = arguments[1 + i]
             for i in wide:
-                held = self.stored(places[i].place, carried[i].shape)  # type: ignore[arg-type]
+                held = self.into.stored(places[i].place, carried[i].shape)  # type: ignore[arg-type]
                 held.carried = True
-                self.sources[block.arguments[1 + i]] = held
+                self.into.sources[block.arguments[1 + i]] = held
             self.block(block)
             self.write_back([block.results[i] for i in wide], [places[i] for i in wide])
-            new.results = tuple(self.b.add(self.value(block.results[i])) for i in own)
-            self.spilled.pop()
-        bounds = [self.value(i) for i in node.inputs[:2]]
-        starts = [self.value(carried[i]) for i in own]
+            new.results = tuple(self.b.add(self.values[block.results[i]]) for i in own)
+            self.into.spilled.pop()
+        bounds = [self.values[i] for i in node.inputs[:2]]
+        starts = [self.values[carried[i]] for i in own]
         made = self.b.add(ops.loop(*bounds, *starts, blocks=(new,), **node.attrs))
         self.results(node, own, made, places)
 
@@ -464,11 +382,11 @@ class _Legalizer(MatrixPieces):
         """Results of a trip to the places that the next one reads."""
         found = []
         for r in results:
-            source = self.source(r)
+            source = self.into.source(r)
             fresh = source.place is not None and not source.carried
-            found.append(source if fresh else self.keep(source))
+            found.append(source if fresh else self.into.keep(source))
         for source, target in zip(found, places):
-            self.keep(source, place=target.place)
+            self.into.keep(source, place=target.place)
 
     def results(self, node: Node, own: list[int], made: Node, places: dict[int, Source]) -> None:
         """Bind the results of a loop or a branch: small ones by `get`, large ones by place."""
@@ -476,28 +394,26 @@ class _Legalizer(MatrixPieces):
         for i, item in enumerate(type_.items):
             old = ops.get(node, index=i)
             if i in places:
-                self.sources[old] = self.stored(places[i].place, item.shape)  # type: ignore[arg-type]
+                self.into.sources[old] = self.into.stored(places[i].place, item.shape)  # type: ignore[arg-type]
             else:
                 self.values[old] = self.b.add(ops.get(made, index=own.index(i)))
 
-    def _branch(self, node: Node) -> None:
+    def branch(self, node: Node) -> None:
         first = node.blocks[0].results
-        wide = [i for i, r in enumerate(first) if self.large(r)]
+        wide = [i for i, r in enumerate(first) if self.into.large(r)]
         own = [i for i in range(len(first)) if i not in wide]
         places = {
-            i: self.stored(
-                self.b.allocate(first[i].shape, first[i].dtype, self.scope), first[i].shape
-            )
+            i: self.into.stored(self.into.room(first[i].shape, first[i].dtype), first[i].shape)
             for i in wide
         }
         blocks = []
         for block in node.blocks:
             with self.b.builder.block(block.name) as new:
-                self.spilled.append({})
+                self.into.spilled.append({})
                 self.block(block)
                 self.write_back([block.results[i] for i in wide], [places[i] for i in wide])
-                new.results = tuple(self.b.add(self.value(block.results[i])) for i in own)
-                self.spilled.pop()
+                new.results = tuple(self.b.add(self.values[block.results[i]]) for i in own)
+                self.into.spilled.pop()
             blocks.append(new)
-        made = self.b.add(ops.branch(self.value(node.inputs[0]), blocks=tuple(blocks)))
+        made = self.b.add(ops.branch(self.values[node.inputs[0]], blocks=tuple(blocks)))
         self.results(node, own, made, places)

@@ -7,124 +7,78 @@ are whole tiles of the unit, and whose sums the unit keeps in the asked dtype, c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ..core.dtype import DType
-from ..core.target import MatrixUnit
+from ..core.target import MatrixUnit, Target
 from ..ir.node import Node
 from ..ir.symbol import Size
 from . import ops
 from .pieces import Pieces, Source
 
+SIDE = 16  # of the squares that are packed
 
-class MatrixPieces(Pieces):
-    """Dots by a matrix unit."""
 
-    def unit_for(self, node: Node) -> MatrixUnit | None:
-        """The unit that can do a dot, if there is one."""
-        a, b, c = node.inputs
-        (m, k), n = a.shape, b.shape[1]
-        for unit in self.target.matrix_units(a.dtype, b.dtype):
-            whole = m % unit.m == 0 and n % unit.n == 0 and k % unit.k == 0
-            if whole and unit.accumulator is c.dtype:
-                return unit
-        return None
+def unit_for(target: Target, node: Node) -> MatrixUnit | None:
+    """The unit that can do a dot, if there is one."""
+    a, b, c = node.inputs
+    (m, k), n = a.shape, b.shape[1]
+    for unit in target.matrix_units(a.dtype, b.dtype):
+        whole = m % unit.m == 0 and n % unit.n == 0 and k % unit.k == 0
+        if whole and unit.accumulator is c.dtype:
+            return unit
+    return None
 
-    def matrix_dot(self, node: Node, a: Node, unit: MatrixUnit) -> Node:
-        """The place of a @ b + c; `a` is the place of the left operand."""
-        (m, n), depth = node.shape, node.inputs[0].shape[1]
-        group = 4 // node.inputs[0].dtype.size
-        packed = self.packed(self.source(node.inputs[1]), group)
-        start = node.inputs[2]
-        zero = start.op is ops.constant and start.attrs["value"] == 0
-        begin = None if zero else self.kept(self.source(start))
-        place = self.b.allocate((m, n), node.dtype, self.scope)
-        rows = [r * unit.m for r in range(2 if m % (2 * unit.m) == 0 else 1)]
-        columns = [q * unit.n for q in range(2 if n % (2 * unit.n) == 0 else 1)]
 
-        def tile(i: Size, j: Size) -> None:
-            corners = [(i + r, j + q) for r in rows for q in columns]
+def matrix_dot(into: Pieces, node: Node, unit: MatrixUnit) -> Source:
+    """a @ b + c."""
+    b, shape, depth = into.b, node.shape, node.inputs[0].shape[1]
+    a, group = into.kept(into.source(node.inputs[0])), 4 // node.inputs[0].dtype.size
+    packed = _packed(into, into.source(node.inputs[1]), group)
+    start = node.inputs[2]
+    zero = start.op is ops.constant and start.attrs["value"] == 0
+    begin = None if zero else into.kept(into.source(start))
+    place = into.room(shape, node.dtype)
+    rows, columns = (
+        [n * step for n in range(2 if size % (2 * step) == 0 else 1)]
+        for size, step in zip(shape, (unit.m, unit.n))
+    )
 
-            def step(p: Size, sums: list[Node]) -> list[Node]:
-                left = [self.taken(a, i + r, p, (unit.m, unit.k), unit) for r in rows]
-                shape = (unit.k // group, unit.n * group)
-                right = [
-                    self.taken(packed, p // group, (j + q) * group, shape, unit) for q in columns
-                ]
-                pairs = [(x, y) for x in left for y in right]
-                return [
-                    self.b.add(ops.matrix_dot(s, x, y, unit=unit.name))
-                    for s, (x, y) in zip(sums, pairs)
-                ]
+    def taken(memory: Node, row: Size, column: Size, size: tuple[int, int]) -> Node:
+        return b.do(ops.matrix_load, memory, row, column, shape=size, unit=unit.name)
 
-            shape = (unit.m, unit.n)
-            first = [
-                self.zero(shape, node.dtype, unit)
-                if begin is None
-                else self.taken(begin, *c, shape, unit)
-                for c in corners
-            ]
-            bounds = (0, depth - unit.k)
-            sums = self.b.loop("k", 0, depth, unit.k, step, first, bounds=bounds)
-            for total, corner in zip(sums, corners):
-                where = [self.b.index(x) for x in corner]
-                self.b.add(ops.matrix_store(place, total, *where, unit=unit.name))
+    def first(corner: tuple[Size, Size]) -> Node:
+        if begin is None:
+            return b.do(ops.matrix_zero, shape=(unit.m, unit.n), dtype=node.dtype, unit=unit.name)
+        return taken(begin, *corner, (unit.m, unit.n))
 
-        self.blocks((m, n), (len(rows) * unit.m, len(columns) * unit.n), tile)
+    for i, j in into.blocks(shape, (len(rows) * unit.m, len(columns) * unit.n)):
+        corners = [(i + r, j + q) for r in rows for q in columns]
+        sums = [first(corner) for corner in corners]
+        for p in b.each("k", 0, depth, unit.k, sums, bounds=(0, depth - unit.k)):
+            left = [taken(a, i + r, p, (unit.m, unit.k)) for r in rows]
+            packs = (unit.k // group, unit.n * group)
+            right = [taken(packed, p // group, (j + q) * group, packs) for q in columns]
+            pairs = [(x, y) for x in left for y in right]
+            sums[:] = [b.do(ops.matrix_dot, s, *xy, unit=unit.name) for s, xy in zip(sums, pairs)]
+        for total, corner in zip(sums, corners):
+            b.do(ops.matrix_store, place, total, *corner, unit=unit.name)
+    return into.stored(place, shape)
+
+
+def _packed(into: Pieces, source: Source, group: int) -> Node:
+    """The right operand (k, n) as (k / group, n * group), groups of k side by side."""
+    b, (depth, n) = into.b, source.shape
+    place = into.room((depth // group, n * group), source.dtype)
+    if source.turned is not None:  # from (n, k), where groups lie together already
+        inner = into.kept(source.turned)
+        for p, j in into.blocks((depth // group, n), (SIDE, SIDE)):
+            tile = b.load(inner, (j, p * group), (SIDE, SIDE * group), (0, 1))
+            tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE, group))
+            tile = b.do(ops.transpose, tile, order=(1, 0, 2))
+            tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE * group))
+            b.store(place, tile, (p, j * group), (0, 1))
         return place
-
-    def zero(self, shape: tuple[int, int], dtype: DType, unit: MatrixUnit) -> Node:
-        """A tile of zeros of its own."""
-        return self.b.add(ops.matrix_zero(shape=shape, dtype=dtype, unit=unit.name))
-
-    def taken(
-        self, memory: Node, row: Size, column: Size, shape: tuple[int, int], unit: MatrixUnit
-    ) -> Node:
-        """A tile in the unit's registers."""
-        where = [self.b.index(row), self.b.index(column)]
-        return self.b.add(ops.matrix_load(memory, *where, shape=shape, unit=unit.name))
-
-    def kept(self, source: Source) -> Node:
-        """The place of a value."""
-        found = source if source.place is not None else self.keep(source)
-        assert found.place is not None
-        return found.place
-
-    def packed(self, source: Source, group: int) -> Node:
-        """The right operand (k, n) as (k / group, n * group), groups of k side by side."""
-        depth, n = source.shape
-        place = self.b.allocate((depth // group, n * group), source.dtype, self.scope)
-        side = 16
-
-        def turned(p: Size, j: Size) -> None:  # from (n, k), where groups lie together already
-            tile = self.b.load(inner, (j, p * group), (side, side * group), (0, 1))
-            tile = self.b.add(ops.reshape(tile, shape=(side, side, group)))
-            tile = self.b.add(ops.transpose(tile, order=(1, 0, 2)))
-            tile = self.b.add(ops.reshape(tile, shape=(side, side * group)))
-            self.b.store(place, tile, (p, j * group), (0, 1))
-
-        def plain(p: Size, j: Size) -> None:
-            rows = [source.piece((p * group + r, j), side) for r in range(group)]
-            lines = self.b.add(ops.transpose(self.b.add(ops.stack_rows(*rows)), order=(1, 0)))
-            line = self.b.add(ops.reshape(lines, shape=(side * group,)))
-            self.b.store(place, line, (p, j * group), (1,))
-
-        if source.turned is not None:
-            inner = self.kept(source.turned)
-            self.blocks((depth // group, n), (side, side), turned)
-        else:
-            self.blocks((depth // group, n), (1, side), plain)
-        return place
-
-    def blocks(self, sizes: tuple[int, int], steps: tuple[int, int], act: object) -> None:
-        """Run act(i, j) for the corner of every block."""
-
-        def outer(i: Size, _: list[Node]) -> Sequence[Node]:
-            def inner(j: Size, _: list[Node]) -> Sequence[Node]:
-                act(i, j)  # type: ignore[operator]
-                return []
-
-            self.b.loop("column", 0, sizes[1], steps[1], inner, bounds=(0, sizes[1] - steps[1]))
-            return []
-
-        self.b.loop("row", 0, sizes[0], steps[0], outer, bounds=(0, sizes[0] - steps[0]))
+    for p, j in into.blocks((depth // group, n), (1, SIDE)):
+        rows = [source.piece((p * group + r, j), SIDE) for r in range(group)]
+        lines = b.do(ops.transpose, b.do(ops.stack_rows, *rows), order=(1, 0))
+        line = b.do(ops.reshape, lines, shape=(SIDE * group,))
+        b.store(place, line, (p, j * group), (1,))
+    return place

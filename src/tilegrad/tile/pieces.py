@@ -7,7 +7,7 @@ Invariant: a Source reads nothing but places and values that stand still while i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ from ..ir.node import Node
 from ..ir.symbol import Size
 from ..ir.types import Tile
 from . import ops
-from .placed import PlacedBuilder
+from .build import BodyBuilder
+from .value import FAR
 
+CHEAP = (ops.broadcast, ops.constant, ops.iota)
 Indices = tuple[Size, ...]
 Piece = Callable[[Indices, int], Node]
 
@@ -49,12 +51,13 @@ def same_axes(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 class Pieces:
     """A Body under construction, and the large values it holds by pieces."""
 
-    def __init__(self, b: PlacedBuilder, target: Target, limit: int) -> None:
+    def __init__(self, b: BodyBuilder, target: Target, limit: int) -> None:
         self.b, self.target, self.limit = b, target, limit
         self.values: dict[Node, Node] = {}
         self.sources: dict[Node, Source] = {}
         self.spilled: list[dict[Node, Source]] = [{}]
         self.uses: dict[Node, int] = {}
+        self.bases: dict[Node, Size] = {}
         scopes = [s for s in ("l1", "shared", "scratch") if s in target.memories]
         self.scope = scopes[0] if scopes else "global"
 
@@ -66,12 +69,8 @@ class Pieces:
         """A value by pieces; a small one is stored first, unless it is as cheap to make again."""
         if node in self.sources:
             return self.sources[node]
-        if node.op is ops.constant:
-            return self.constant(node.attrs["value"], node.type)
-        if node.op is ops.iota:
-            return self.iota(node)
-        if node.op is ops.broadcast:
-            return self.repeated(node)
+        if node.op in CHEAP:
+            return self.cheap(node)
         if node.op is ops.reshape and same_axes(node.inputs[0].shape, node.shape):
             return self.viewed(self.source(node.inputs[0]), node.shape)
         for known in reversed(self.spilled):
@@ -80,12 +79,15 @@ class Pieces:
         value = self.values[node]
         if not node.shape:
             return Source((), node.dtype, lambda _, lanes: self.b.broadcast(value, (lanes,)))
-        found = self.stored(self.b.allocate(node.shape, node.dtype, self.scope), node.shape)
-        assert found.place is not None
-        zeros = (0,) * len(node.shape)
-        self.b.store(found.place, value, zeros, tuple(range(len(node.shape))))
+        place = self.room(node.shape, node.dtype)
+        found = self.stored(place, node.shape)
+        self.b.store(place, value, (0,) * len(node.shape), tuple(range(len(node.shape))))
         self.spilled[-1][node] = found
         return found
+
+    def room(self, shape: tuple[int, ...], dtype: DType) -> Node:
+        """A place for a value."""
+        return self.b.allocate(shape, dtype, self.scope)
 
     def stored(self, place: Node, shape: tuple[int, ...]) -> Source:
         """What a place holds."""
@@ -95,17 +97,27 @@ class Pieces:
 
         return Source(shape, place.dtype, piece, place)
 
-    def constant(self, value: Any, type_: Any) -> Source:
-        """One value everywhere."""
-        dtype = type_.dtype
-        return Source(type_.shape, dtype, lambda _, n: self.b.constant(value, dtype, (n,)))
+    def cheap(self, node: Node) -> Source:
+        """A constant, an iota or a broadcast, made anew."""
+        if node.op is ops.iota:
+            return self.iota(node)
+        if node.op is ops.broadcast:
+            return self.repeated(node)
+        value, dtype = node.attrs["value"], node.dtype
+        return Source(node.shape, dtype, lambda _, n: self.b.constant(value, dtype, (n,)))
+
+    def line(self, start: Size, lanes: int, stride: int = 1) -> Node:
+        """start, start + stride, ... as a tile."""
+        steps = self.b.add(ops.iota(size=lanes, dtype=int64))
+        if stride != 1:
+            steps = self.b.apply("multiply", steps, self.b.constant(stride, int64))
+        return self.b.apply("add", self.b.index(start), steps)
 
     def iota(self, node: Node) -> Source:
         """0, 1, 2, ..."""
 
         def piece(index: Indices, lanes: int) -> Node:
-            line = self.b.add(ops.iota(size=lanes, dtype=int64))
-            return self.b.cast(self.b.apply("add", self.b.index(index[0]), line), node.dtype)
+            return self.b.cast(self.line(index[0], lanes), node.dtype)
 
         return Source(node.shape, node.dtype, piece)
 
@@ -144,25 +156,31 @@ class Pieces:
         last = shape[-1] if shape else 1
         return min(last & -last, 4 * self.target.lanes(dtype))
 
-    def each(self, shape: tuple[int, ...], act: Callable[[Indices, int], None]) -> None:
-        """Run act for every piece, in row-major order."""
+    def each(self, shape: tuple[int, ...]) -> Iterator[tuple[Indices, int]]:
+        """Loops over all pieces in row-major order, as `for` writes them: where a piece begins, and
+        its elements."""
         lanes = self.width(shape)
 
-        def walk(index: Indices) -> None:
+        def walk(*index: Size) -> Iterator[tuple[Indices, int]]:
             axis = len(index)
             if axis == len(shape):
-                act(index, lanes)
+                yield index, lanes
                 return
             step = lanes if axis == len(shape) - 1 else 1
+            for i in self.along(f"axis{axis}", shape[axis], step):
+                yield from walk(*index, i)
 
-            def one(i: Size, _: list[Node]) -> Sequence[Node]:
-                walk((*index, i))
-                return []
+        return walk()
 
-            bounds = (0, shape[axis] - step)
-            self.b.loop(f"axis{axis}", 0, shape[axis], step, one, bounds=bounds)
+    def along(self, name: str, size: int, step: int) -> Iterator[Size]:
+        """A loop over whole steps."""
+        return self.b.each(name, 0, size, step, bounds=(0, size - step))
 
-        walk(())
+    def blocks(self, shape: tuple[int, ...], steps: tuple[int, int]) -> Iterator[tuple[Size, Size]]:
+        """Loops over the blocks of a matrix."""
+        for i in self.along("row", shape[0], steps[0]):
+            for j in self.along("column", shape[1], steps[1]):
+                yield i, j
 
     def keep(
         self,
@@ -174,19 +192,13 @@ class Pieces:
         """The value stored, row-major, maybe under another shape of as many elements."""
         dtype = dtype or source.dtype
         if place is None:
-            place = self.b.allocate(source.shape, dtype, self.scope)
+            place = self.room(source.shape, dtype)
         if source.turned is not None:
             self.turn(source.turned, place)
         else:
-            self.each(
-                source.shape,
-                lambda index, lanes: self.b.store(
-                    place,
-                    self.b.cast(source.piece(index, lanes), dtype),
-                    index,
-                    (len(source.shape) - 1,),
-                ),
-            )
+            for index, lanes in self.each(source.shape):
+                piece = self.b.cast(source.piece(index, lanes), dtype)
+                self.b.store(place, piece, index, (len(source.shape) - 1,))
         found = self.stored(place, source.shape)
         return found if shape is None or shape == source.shape else self.reshaped(found, shape)
 
@@ -199,40 +211,53 @@ class Pieces:
             total: Size = 0
             for i, s in zip(index, shape):
                 total = total * s + i
-            line = self.b.add(ops.iota(size=lanes, dtype=int64))
-            return self.b.gather(place, self.b.apply("add", self.b.index(total), line))
+            return self.b.gather(place, self.line(total, lanes))
 
         return Source(shape, source.dtype, piece)
 
     def turn(self, inner: Source, place: Node) -> None:
         """Store the transpose of a stored matrix, by squares."""
-        if inner.place is None:
-            inner = self.keep(inner, dtype=inner.dtype)
+        own = self.kept(inner)
         rows, columns = inner.shape
         side = min(rows & -rows, columns & -columns, self.target.lanes(float32))
-
-        def square(i: Size, j: Size) -> None:
-            assert inner.place is not None
-            tile = self.b.load(inner.place, (i, j), (side, side), (0, 1))
-            tile = self.b.cast(tile, place.dtype)
+        for i, j in self.blocks(inner.shape, (side, side)):
+            tile = self.b.cast(self.b.load(own, (i, j), (side, side), (0, 1)), place.dtype)
             self.b.store(place, self.b.add(ops.transpose(tile, order=(1, 0))), (j, i), (0, 1))
 
-        def line(i: Size, _: list[Node]) -> Sequence[Node]:
-            self.b.loop(
-                "column",
-                0,
-                columns,
-                side,
-                lambda j, _: square(i, j),
-                bounds=(0, columns - side),
-            )
-            return []
+    def kept(self, source: Source, dtype: DType | None = None) -> Node:
+        """The place of a value, in a dtype."""
+        if source.place is None or source.dtype is not (dtype or source.dtype):
+            source = self.keep(source, dtype=dtype)
+        assert source.place is not None
+        return source.place
 
-        self.b.loop("row", 0, rows, side, line, bounds=(0, rows - side))
+    # ---- a tile of the old Body -----------------------------------------------------------
+
+    def base(self, node: Node) -> Size:
+        """A scalar of the old Body as part of an index."""
+        new = self.values[node]
+        if new.op is ops.constant:
+            return int(new.attrs["value"])
+        if new not in self.bases:
+            self.bases[new] = self.b.atom("base", new, -FAR, FAR)
+        return self.bases[new]
+
+    def at(self, base: Sequence[Node], axes: tuple[int, ...], index: Indices) -> list[Size]:
+        """Where in a Memory a piece of a tile begins."""
+        found = [self.base(i) for i in base]
+        for axis, i in zip(axes, index):
+            found[axis] = found[axis] + i
+        return found
+
+    def mask(self, node: Node | None) -> Piece:
+        """A mask by pieces."""
+        if node is None:
+            return lambda index, lanes: None  # type: ignore[return-value]
+        return self.source(node).piece
 
     def set(self, node: Node, source: Source) -> None:
         """Name a large result; one that is used more than once is stored."""
-        cheap = source.place is not None or node.op in (ops.broadcast, ops.constant, ops.iota)
+        cheap = source.place is not None or node.op in CHEAP
         if self.uses.get(node, 0) > 1 and not cheap:
             source = self.keep(source)
         self.sources[node] = source

@@ -23,6 +23,7 @@ Invariant: using any of these makes the kernel's Body a placed one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -30,11 +31,10 @@ from typing import Any, NamedTuple
 from ..core import dtype as dtypes
 from ..core.dtype import dtype_of
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
-from ..ir.node import Node
+from ..ir.node import Node, Op
 from ..ir.symbol import Size
 from . import placed
 from .language import static_shape
-from .placed import PlacedBuilder
 from .trace import Tracer, tracer
 from .value import MemoryValue, TileValue, Window, cast, index_of, size_of, tile_of
 
@@ -45,8 +45,14 @@ def _placed(op: str) -> Tracer:
     return found
 
 
-def _builder(op: str) -> PlacedBuilder:
-    return _placed(op).builder
+def _do(op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
+    return _placed(op.name).builder.do(op, *inputs, **attrs)
+
+
+def _indices(*parts: Sequence[Size]) -> list[Node]:
+    """Indices as Nodes, before what else an op takes."""
+    b = tracer("index").builder
+    return [b.index(i) for part in parts for i in part]
 
 
 def _memory(value: Any, op: str) -> MemoryValue:
@@ -147,24 +153,25 @@ class BarrierValue:
     def arrive(self, stage: Any = 0, to: Any = None) -> None:
         """One arrival in the phase under way: here, or at the program of the cluster whose rank
         is `to`."""
-        b, at = _builder("arrive"), size_of(stage, "stage")
+        at = size_of(stage, "stage")
         if to is None:
-            b.arrive(self.node, at)
+            _do(placed.arrive, self.node, at)
         else:
-            b.arrive_remote(self.node, at, size_of(to, "rank"))
+            _do(placed.arrive_remote, self.node, at, size_of(to, "rank"))
 
     def expect(self, stage: Any, bytes_: int) -> None:
         """One arrival that also announces bytes to land."""
-        _builder("expect").expect(self.node, size_of(stage, "stage"), bytes_)
+        _do(placed.expect, self.node, size_of(stage, "stage"), bytes=bytes_)
 
     def wait(self, stage: Any, parity: Any) -> None:
         """Until the phase of this parity is over."""
-        _builder("wait").wait(self.node, size_of(stage, "stage"), size_of(parity, "parity"))
+        _do(placed.wait, self.node, size_of(stage, "stage"), size_of(parity, "parity"))
 
 
 def barrier(name: str, count: int, stages: int = 1) -> BarrierValue:
     """An array of barriers; a phase of one completes at `count` arrivals and all its bytes."""
-    return BarrierValue(name, _builder("barrier").barrier(name, count, stages), stages)
+    node = _do(placed.barrier, name=name, count=count, stages=stages)
+    return BarrierValue(name, node, stages)
 
 
 class Pipeline:
@@ -220,7 +227,10 @@ def pipeline(name: str, stages: int, consumers: int = 1, producers: int = 1) -> 
 
 def register(shape: Any, dtype: Any = dtypes.float32, fill: float | None = None) -> MemoryValue:
     """A place in the registers of a role: an accumulator."""
-    node = _builder("register").register_tile(static_shape(shape), dtype_of(dtype), fill)
+    sizes, chosen = static_shape(shape), dtype_of(dtype)
+    node = _do(placed.register_tile, shape=sizes, dtype=chosen)
+    if fill is not None:
+        _do(placed.write_place, node, tracer("register").builder.constant(fill, chosen, sizes))
     return MemoryValue("register", node, True)
 
 
@@ -228,138 +238,160 @@ def read(place: Any) -> TileValue:
     """The tile of a place: `read(total)`, `read(ring[stage])`, `read(ring[stage][0:64, :])`."""
     part = _part(place, "read")
     rows = _static(part.rows, "read") or ()
-    return TileValue(_builder("read").read(part.node, *part.at, rows=rows))
+    return TileValue(_do(placed.read_place, part.node, *part.at, rows=rows))
 
 
 def write(place: Any, value: Any) -> None:
     """Replace the tile of a place."""
     part = _part(place, "write")
     tile = cast(tile_of(value, part.node.dtype, "write"), part.node.dtype)
-    _builder("write").write(part.node, tile.node, *part.at)
+    _do(placed.write_place, part.node, tile.node, *part.at)
+
+
+def _bytes(part: Part, shape: Sequence[int]) -> int:
+    return part.node.dtype.storage_bytes(math.prod(shape))
 
 
 def copy_async(place: Any, source: Any, slot: Slot) -> int:
     """Copy a part of an array into a place; its bytes land on the barrier. Gives the bytes."""
     part = _part(place, "copy_async")
     box, rows = _box(source, part, "copy_async"), _static(part.rows, "copy_async")
-    return _builder("copy_async").copy_async(
-        part.node, part.at, box.memory.node, box.index, box.axes, *slot, rows
+    at = _indices(box.index, part.at)
+    _do(
+        placed.copy_async,
+        part.node,
+        box.memory.node,
+        *slot,
+        *at,
+        shape=part.shape,
+        axes=box.axes,
+        row=rows[0] if rows else 0,
     )
+    return _bytes(part, part.shape)
 
 
 def copy_store(target: Any, place: Any) -> None:
     """Write a place to a part of an array, in the group being collected."""
-    part = _part(place, "copy_store")
-    box = _box(target, part, "copy_store")
-    _builder("copy_store").copy_store(box.memory.node, box.index, box.axes, part.node, part.at)
+    _store(placed.copy_store, target, place)
+
+
+def _store(op: Op, target: Any, place: Any) -> None:
+    part = _part(place, op.name)
+    box = _box(target, part, op.name)
+    at = (*box.index, *part.at)
+    _do(op, box.memory.node, part.node, *at, shape=part.shape, axes=box.axes)
     tracer("store").touch("store", box.memory, box.index, box.shape, box.axes)
 
 
 def matrix_async(accumulator: Any, a: Any, b: Any, accumulate: Any = True) -> None:
     """accumulator = a @ b (+ accumulator), at some time before a matrix_wait covers it."""
     total, left, right = (_memory(x, "matrix_async") for x in (accumulator, a, b))
-    test = accumulate if isinstance(accumulate, bool) else tile_of(accumulate).node
-    at = (*total.lead, *left.lead, *right.lead)
-    _builder("matrix_async").matrix_async(
-        total.node, left.node, right.node, test, at, left.turned, right.turned
+    test = tile_of(accumulate).node
+    _do(
+        placed.matrix_async,
+        *[x.node for x in (total, left, right)],
+        test,
+        *[i for x in (total, left, right) for i in x.lead],
+        transpose_a=left.turned,
+        transpose_b=right.turned,
     )
 
 
 def copy_threads(place: Any, source: Any) -> None:
     """Copy a part of an array into a place (or some rows) by the role's threads."""
     part = _part(place, "copy_threads")
-    box = _box(source, part, "copy_threads")
-    rows = _static(part.rows, "copy_threads") or (0, part.shape[0])
-    _builder("copy_threads").copy_threads(
-        part.node, part.at, box.memory.node, box.index, box.axes, rows
+    box, rows = _box(source, part, "copy_threads"), _static(part.rows, "copy_threads")
+    at, row = (*box.index, *part.at), rows[0] if rows else 0
+    _do(
+        placed.copy_threads,
+        part.node,
+        box.memory.node,
+        *at,
+        shape=part.shape,
+        axes=box.axes,
+        row=row,
     )
 
 
 def commit_threads() -> None:
     """Close this role's group of copy_threads."""
-    _builder("commit_threads").do(placed.commit_threads)
+    _do(placed.commit_threads)
 
 
 def wait_threads(pending: int = 0) -> None:
     """Until a thread's own copies are there, but for the last groups; then named_sync."""
-    _builder("wait_threads").do(placed.wait_threads, pending=pending)
+    _do(placed.wait_threads, pending=pending)
 
 
 def store_threads(target: Any, place: Any) -> None:
     """Write a place to a part of an array by the role's threads."""
-    part = _part(place, "store_threads")
-    box = _box(target, part, "store_threads")
-    _builder("store_threads").store_threads(
-        box.memory.node, box.index, box.axes, part.node, part.at
-    )
-    tracer("store").touch("store", box.memory, box.index, box.shape, box.axes)
+    _store(placed.store_threads, target, place)
 
 
 def load_operand(operand: Any, place: Any, start: int = 0) -> None:
     """Registers (m, 16) or (n, 16) from columns of a place (transposed: its rows), from `start`
     on."""
-    registers, source = _memory(operand, "load_operand"), _memory(place, "load_operand")
-    _builder("load_operand").load_operand(
-        registers.node, source.node, source.lead, start, source.turned
-    )
+    into, source = _memory(operand, "load_operand"), _memory(place, "load_operand")
+    attrs = {"start": start, "transpose": source.turned}
+    _do(placed.load_operand, into.node, source.node, *source.lead, **attrs)
 
 
 def matrix_sync(accumulator: Any, a: Any, b: Any, warps: tuple[int, int]) -> None:
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, by a grid of warps."""
-    total, left, right = (_memory(x, "matrix_sync").node for x in (accumulator, a, b))
-    _builder("matrix_sync").matrix_sync(total, left, right, warps)
+    places = [_memory(x, "matrix_sync").node for x in (accumulator, a, b)]
+    _do(placed.matrix_sync, *places, warps=warps)
 
 
 def cluster(size: int) -> Any:
     """Run `size` neighbouring programs together; gives this one's number among them."""
     t = _placed("cluster")
     t.hints["cluster"] = (size,)
-    return index_of(t.builder.cluster_rank(size))
+    return index_of(t.builder.atom("rank", _do(placed.cluster_rank), 0, size - 1))
 
 
 def copy_multicast(place: Any, source: Any, slot: Slot, mask: int, first: Any = 0) -> None:
     """Copy a part of an array into (rows of) a place of every program of the cluster in a mask,
     whose bit 0 stands for the rank `first`."""
     part = _part(place, "copy_multicast")
-    box = _box(source, part, "copy_multicast")
-    rows = part.rows or (0, part.shape[0])
-    _builder("copy_multicast").copy_multicast(
+    box, row = _box(source, part, "copy_multicast"), part.rows[0] if part.rows else 0
+    at = _indices(box.index, part.at, (row, size_of(first, "rank")))
+    _do(
+        placed.copy_multicast,
         part.node,
-        part.at,
-        rows,
         box.memory.node,
-        box.index,
-        box.axes,
         *slot,
-        mask,
-        size_of(first, "rank"),
+        *at,
+        shape=part.shape,
+        axes=box.axes,
+        mask=mask,
     )
 
 
 def copy_pages(place: Any, source: Any, pages: Any, slot: Slot, hint: str = "") -> int:
     """Copy a part of each of several pages of an array into the rows of a place, one below the
     other; a tile of numbers says which pages, `source` what of page 0. Gives the bytes."""
-    numbers = cast(tile_of(pages, op="copy_pages"), dtypes.int64)
+    numbers = cast(tile_of(pages, op="copy_pages"), dtypes.int64).node
     part, box = _part(place, "copy_pages"), _box(source, None, "copy_pages")
-    rows, columns = box.shape
-    return _builder("copy_pages").copy_pages(
+    at = _indices(box.index, part.at)
+    _do(
+        placed.copy_pages,
         part.node,
-        part.at,
         box.memory.node,
-        numbers.node,
-        box.index,
-        (rows, columns),
-        box.axes,
         *slot,
-        hint,
+        numbers,
+        *at,
+        shape=box.shape,
+        axes=box.axes,
+        hint=hint,
     )
+    return _bytes(part, (*numbers.shape, *box.shape))
 
 
 def store_add(target: Any, value: Any) -> None:
     """Add a tile to a part of an array, which other programs may add to: in any order."""
     box = _box(target, None, "store_add")
     tile = cast(tile_of(value, box.memory.dtype, "store_add"), box.memory.dtype)
-    _builder("store_add").store_add(box.memory.node, tile.node, box.index, box.axes)
+    _do(placed.store_add, box.memory.node, tile.node, *box.index, axes=box.axes)
     tracer("store_add").touch("add", box.memory, box.index, tile.shape, box.axes)
 
 
@@ -373,62 +405,63 @@ def send(place: Any, value: Any, slot: Slot, to: Any = "all") -> None:
     part = _part(place, "send")
     tile = cast(tile_of(value, part.node.dtype, "send"), part.node.dtype)
     one = () if isinstance(to, str) else (size_of(to, "rank"),)
-    _builder("send").send(part.node, tile.node, *slot, *one, *part.at, to="one" if one else to)
+    kind = "one" if one else to
+    _do(placed.send, part.node, tile.node, *slot, *one, *part.at, to=kind)
 
 
 def clear_rows(place: Any, start: Any, stop: Any) -> None:
     """Zeros in the rows from start to before stop of a place."""
     part, ends = _part(place, "clear_rows"), (size_of(start, "start"), size_of(stop, "stop"))
-    _builder("clear_rows").clear_rows(part.node, *ends, *part.at)
+    _do(placed.clear_rows, part.node, *ends, *part.at)
 
 
 def commit_copies() -> None:
     """Close this role's group of copy_store."""
-    _builder("commit_copies").do(placed.commit_copies)
+    _do(placed.commit_copies)
 
 
 def wait_copies(pending: int = 0) -> None:
     """Until at most `pending` groups of copies are under way."""
-    _builder("wait_copies").do(placed.wait_copies, pending=pending)
+    _do(placed.wait_copies, pending=pending)
 
 
 def matrix_fence() -> None:
     """Registers written so far may be used by matrix_async."""
-    _builder("matrix_fence").do(placed.matrix_fence)
+    _do(placed.matrix_fence)
 
 
 def matrix_commit() -> None:
     """Close this role's group of matrix_async."""
-    _builder("matrix_commit").do(placed.matrix_commit)
+    _do(placed.matrix_commit)
 
 
 def matrix_wait(pending: int = 0) -> None:
     """Until at most `pending` groups of matrix_async are under way."""
-    _builder("matrix_wait").do(placed.matrix_wait, pending=pending)
+    _do(placed.matrix_wait, pending=pending)
 
 
 def fence(kind: str = "async") -> None:
     """'async': plain stores are seen by copies and matrix ops; 'global': by other programs."""
     if kind not in placed.FENCES:
         raise UserError("unknown fence", op="tile.fence", expected=placed.FENCES, got=kind)
-    _builder("fence").do(placed.fence, kind=kind)
+    _do(placed.fence, kind=kind)
 
 
 def named_sync(number: int, threads: int) -> None:
     """Arrive at a numbered barrier and wait until `threads` have."""
-    _builder("named_sync").do(placed.named_sync, number=number, threads=threads)
+    _do(placed.named_sync, number=number, threads=threads)
 
 
 def named_arrive(number: int, threads: int) -> None:
     """Arrive at a numbered barrier, do not wait."""
-    _builder("named_arrive").do(placed.named_arrive, number=number, threads=threads)
+    _do(placed.named_arrive, number=number, threads=threads)
 
 
 def grid_dependency_wait() -> None:
     """Until the launches this one depends on are done."""
-    _builder("grid_dependency_wait").do(placed.grid_dependency_wait)
+    _do(placed.grid_dependency_wait)
 
 
 def grid_launch_dependents() -> None:
     """Launches that depend on this may start."""
-    _builder("grid_launch_dependents").do(placed.grid_launch_dependents)
+    _do(placed.grid_launch_dependents)

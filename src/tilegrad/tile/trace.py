@@ -22,8 +22,7 @@ from ..ir.node import Node, located
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, combine, high, low
 from ..ir.types import Memory
 from . import ops
-from .build import Body
-from .placed import PlacedBuilder
+from .build import Body, BodyBuilder
 from .plan import Plan
 from .value import (
     ABOVE,
@@ -39,7 +38,7 @@ from .value import (
 
 
 @contextmanager
-def into(builder: PlacedBuilder) -> Iterator[None]:
+def into(builder: BodyBuilder) -> Iterator[None]:
     """Inside, the language adds to the Body of a builder: how the library's kernels are written.
 
     Nothing is guarded or judged here, as it is for a kernel that is called: parts of arrays are
@@ -170,7 +169,7 @@ class Tracer:
         self.empty: list[Expr] = []
         self.accesses: dict[Node, Access] = {}  # of results
         self.stated = plan if stated is None else stated  # what a person set of the Plan
-        self.builder = PlacedBuilder(name, parameters)
+        self.builder = BodyBuilder(name, parameters)
         self.inputs = [
             MemoryValue(n, node, False) for (n, _), node in zip(parameters, self.builder.parameters)
         ]
@@ -187,7 +186,7 @@ class Tracer:
         self.lead: tuple[Size, ...] = ()
 
     @classmethod
-    def into(cls, builder: PlacedBuilder) -> Tracer:
+    def into(cls, builder: BodyBuilder) -> Tracer:
         """A Tracer whose Nodes go into a Body that somebody builds."""
         made = cls(builder.name, (), Plan(), guards=False)
         made.builder, made.placed, made.trusts = builder, True, True

@@ -35,7 +35,7 @@ from ..targets.ptx.device import number_of
 from ..targets.ptx.emit import emit
 from ..targets.ptx.target import target_of
 from ..targets.ptx.trial import Worker
-from ..tile.placed import fill
+from ..tile.build import fill
 from .measure import Code, Product, Timing, measure, open_gpu
 from .space import Candidate, first_candidates, neighbours
 from .trials import TrialLog

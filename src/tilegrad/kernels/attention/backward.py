@@ -20,8 +20,7 @@ from ...core.dtype import float32
 from ...core.errors import InternalError
 from ...ir.symbol import Size, ceil_divide
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from .backward_plan import BackwardPlan, candidates, choose, columns_of, why_not
 from .backward_walk import BackwardBody
@@ -112,7 +111,7 @@ def sums_shape(x: AttentionShape, plan: BackwardPlan) -> tuple[Size, ...]:
 def clear(x: AttentionShape, plan: BackwardPlan, name: str) -> Body:
     """Set all sums to 0."""
     shape = sums_shape(x, plan)
-    b = PlacedBuilder(name, [("sums", Memory(shape, float32, use="result"))])
+    b = BodyBuilder(name, [("sums", Memory(shape, float32, use="result"))])
     with tile.into(b):
         at = tile.grid(*shape[:3])
         tile.store(tile.memory(b.parameters[0])[(*at, ...)], tile.zeros(shape[3:]))
@@ -122,7 +121,7 @@ def clear(x: AttentionShape, plan: BackwardPlan, name: str) -> Body:
 def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Body:
     """dq from its sums."""
     shape = sums_shape(x, plan)
-    b = PlacedBuilder(name, [("sums", Memory(shape, float32)), ("dq", dq)])
+    b = BodyBuilder(name, [("sums", Memory(shape, float32)), ("dq", dq)])
     with tile.into(b):
         sums, out = map(tile.memory, b.parameters)
         lane, block, half = tile.grid(*shape[:3])

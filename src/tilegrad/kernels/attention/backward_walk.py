@@ -17,8 +17,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int32
 from ...ir.symbol import floor_divide
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from .backward_consumer import BackwardConsumer
 from .backward_plan import OWN, ROWS, BackwardPlan, columns_of
@@ -41,7 +40,7 @@ class BackwardBody:
     ) -> None:
         self.x, self.plan, self.gives = x, plan, gives
         self.of_keys = "dq" not in gives
-        self.b = PlacedBuilder(name, parameters)
+        self.b = BodyBuilder(name, parameters)
         self.memory = {n: tile.memory(p) for (n, _), p in zip(parameters, self.b.parameters)}
         self.fast = plan.fast and self.of_keys
         self.with_changes = "dv" not in gives or "dk" in gives  # ds, and a product with it

@@ -26,8 +26,7 @@ import numpy as np
 from ... import tile
 from ...core.errors import InternalError
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .bring import AttentionPlaces
 from .holes import Holes
 from .leave import ConsumerRows
@@ -47,7 +46,7 @@ def wide_attention(
     x: AttentionShape, plan: AttentionPlan, name: str = "attention", more: Sequence[Memory] = ()
 ) -> Body:
     """The Body; parameters q, k, v, the extras, out, lse. `more` are the types of the extras."""
-    return WideAttention(x, plan, PlacedBuilder(name, parameters(x, more))).build()
+    return WideAttention(x, plan, BodyBuilder(name, parameters(x, more))).build()
 
 
 class WideAttention(AttentionPlaces):
@@ -57,7 +56,7 @@ class WideAttention(AttentionPlaces):
     notes: ClassVar[dict[str, Any]] = {}  # of the Body
     walk_of: ClassVar[Any] = Walk
 
-    def __init__(self, x: AttentionShape, plan: AttentionPlan, b: PlacedBuilder) -> None:
+    def __init__(self, x: AttentionShape, plan: AttentionPlan, b: BodyBuilder) -> None:
         why = why_not(x, plan)
         if why:
             raise InternalError("kernels.attention.forward", f"{why}: {plan} for {x}")

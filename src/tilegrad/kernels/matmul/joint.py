@@ -20,8 +20,7 @@ from ... import tile
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .shape import Epilogue, Operands, Prologue, WidePlan, among, box, positions, side
 from .wide import WideMatmul
 
@@ -40,7 +39,7 @@ def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Bod
     results = x.weights[:1] if x.gated else x.weights
     for i, n in enumerate(results):
         parameters.append((f"c{i}", Memory((tokens, n), x.result, use="result")))
-    b = PlacedBuilder(name, parameters)
+    b = BodyBuilder(name, parameters)
     last = 1 + len(x.weights)
     return JointMatmul(
         x, plan, b, b.parameters[0], b.parameters[1:last], b.parameters[last:]
@@ -54,7 +53,7 @@ class JointMatmul(WideMatmul):
         self,
         x: Operands,
         plan: WidePlan,
-        b: PlacedBuilder,
+        b: BodyBuilder,
         tokens: Node,
         weights: Sequence[Node],
         results: Sequence[Node],

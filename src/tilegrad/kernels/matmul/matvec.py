@@ -26,8 +26,7 @@ from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import high
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .shape import Ask, Epilogue, Operands, among
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
@@ -106,7 +105,7 @@ class Matvec:
         self,
         x: Operands,
         plan: MatvecPlan,
-        b: PlacedBuilder,
+        b: BodyBuilder,
         token: Callable[[], Node],
         weights: Sequence[Node],
         results: Sequence[Node],

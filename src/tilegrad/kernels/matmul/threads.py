@@ -24,8 +24,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import ceil_divide, low
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .shape import Epilogue, Operands, box, positions, side, swizzle_of, walk
 
 DEPTH = 16  # of k in one product of the matrix units
@@ -53,7 +52,7 @@ def thread_matmul(x: Operands, plan: ThreadPlan, name: str = "thread_matmul") ->
         ("b", Memory(b, x.dtype, use="constant")),
         ("c", Memory(c, x.result, use="result")),
     ]
-    builder = PlacedBuilder(name, parameters)
+    builder = BodyBuilder(name, parameters)
     return ThreadMatmul(x, plan, builder, builder.parameters).build()
 
 
@@ -64,7 +63,7 @@ class ThreadMatmul:
         self,
         x: Operands,
         plan: ThreadPlan,
-        b: PlacedBuilder,
+        b: BodyBuilder,
         memories: Sequence[Node],
         epilogue: Epilogue | None = None,
     ) -> None:

@@ -23,8 +23,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .leave import Leaving
 from .shape import (
     Ask,
@@ -61,7 +60,7 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", beside: 
         ("c", Memory(c, x.result, use="result")),
         *((f"r{i}", Memory(c, x.dtype, use="value")) for i in range(beside)),
     ]
-    builder = PlacedBuilder(name, parameters)
+    builder = BodyBuilder(name, parameters)
     memories = builder.parameters
     return WideMatmul(x, plan, builder, memories[:3], beside=memories[3:]).build()
 
@@ -75,7 +74,7 @@ class WideMatmul(Leaving):
         self,
         x: Operands,
         plan: WidePlan,
-        b: PlacedBuilder,
+        b: BodyBuilder,
         memories: Sequence[Node],
         epilogue: Epilogue | None = None,
         costly: bool = False,

@@ -23,8 +23,7 @@ from ...core.dtype import DType, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .shape import PagedShape, cache_parameters
 
 CLEARED = 8  # rows that are written at once
@@ -64,7 +63,7 @@ def append(x: PagedShape, rotary: Rotary, name: str = "paged_append") -> Body:
     """The kernel."""
     if rotary.width % 2 or rotary.width > x.width:
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
-    b = PlacedBuilder(name, append_parameters(x, rotary))
+    b = BodyBuilder(name, append_parameters(x, rotary))
     with tile.into(b):
         _Append(x, rotary, {p.attrs["name"]: tile.memory(p) for p in b.parameters}).run()
     return b.finish((x.tokens, x.key_heads), warps=4, distinct=True)

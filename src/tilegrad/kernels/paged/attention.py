@@ -26,8 +26,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int64
 from ...ir.symbol import high
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .combine import mixed
 from .shape import (
     BLOCKS,
@@ -62,7 +61,7 @@ class Items(Steps):
 
     plan: PagedPlan
 
-    def __init__(self, x: PagedShape, plan: PagedPlan, b: PlacedBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
         self.items, self.partial, self.sums = (self.memory[n] for n in ("items", "partial", "sums"))
         self.counters = self.memory.get("counters")

@@ -13,9 +13,8 @@ from __future__ import annotations
 import functools
 
 from ...core.errors import InternalError
-from ...tile.build import Body
+from ...tile.build import Body, BodyBuilder
 from ...tile.callee import KernelCallee
-from ...tile.placed import PlacedBuilder
 from .append import Rotary, append
 from .attention import Items
 from .combine import combine_parts
@@ -31,7 +30,7 @@ def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Bod
     if why:
         raise InternalError("kernels.paged", f"{why}: {plan} for {x}")
     made = ThreadItems if plan.threads else Items
-    return made(x, plan, PlacedBuilder(name, attend_parameters(x, plan))).build()
+    return made(x, plan, BodyBuilder(name, attend_parameters(x, plan))).build()
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,8 +14,7 @@ from ... import tile
 from ...core.dtype import int64
 from ...ir.symbol import high
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .shape import (
     CUT_HEAD,
     CUT_PARTS,
@@ -45,7 +44,7 @@ def combine_parameters(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory
 
 def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -> Body:
     """The kernel."""
-    b = PlacedBuilder(name, combine_parameters(x, plan))
+    b = BodyBuilder(name, combine_parameters(x, plan))
     rows = per(x, plan) * x.group
     with tile.into(b):
         _combine(x, plan, *tile.grid(plan.programs, rows), *map(tile.memory, b.parameters))

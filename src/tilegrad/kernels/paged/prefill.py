@@ -19,9 +19,8 @@ from ...core.dtype import float32, int32
 from ...core.target import Target
 from ...ir.symbol import high, symbol
 from ...ir.types import Memory
-from ...tile.build import Body
+from ...tile.build import Body, BodyBuilder
 from ...tile.callee import KernelCallee
-from ...tile.placed import PlacedBuilder
 from ..attention import plan as attention_plan
 from ..attention.forward import WideAttention
 from ..attention.plan import AttentionPlan, fitted, padded
@@ -96,7 +95,7 @@ def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
 
 def prefill(x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill") -> Body:
     """The kernel; parameters as `parameters` has them."""
-    return _Prefill(x, plan, PlacedBuilder(name, parameters(x))).build()
+    return _Prefill(x, plan, BodyBuilder(name, parameters(x))).build()
 
 
 @functools.lru_cache(maxsize=64)
@@ -132,7 +131,7 @@ class _Prefill(WideAttention):
     notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
     walk_of = _Requests
 
-    def __init__(self, x: PagedShape, plan: AttentionPlan, b: PlacedBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder) -> None:
         self.paged = x
         super().__init__(shape_of(x), plan, b)
 

@@ -29,8 +29,7 @@ from ...core.dtype import float32, int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .append import Rotary, append_parameters
 from .shape import PagedShape, ShortPlan, short_why_not
 from .steps import BARRIER, Blocks, Steps, counted, finite, page_numbers, within
@@ -53,7 +52,7 @@ def step_attend(
     why = short_why_not(x, plan)
     if why:
         raise InternalError("kernels.paged.short", f"{why}: {plan} for {x}")
-    return _Short(x, plan, rotary, PlacedBuilder(name, short_parameters(x, rotary))).build()
+    return _Short(x, plan, rotary, BodyBuilder(name, short_parameters(x, rotary))).build()
 
 
 class _Short(Steps):
@@ -61,7 +60,7 @@ class _Short(Steps):
 
     plan: ShortPlan
 
-    def __init__(self, x: PagedShape, plan: ShortPlan, rotary: Rotary, b: PlacedBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: ShortPlan, rotary: Rotary, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
         self.rotary = rotary
         self.reach = x.window - 1  # the new token sees itself

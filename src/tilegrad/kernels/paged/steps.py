@@ -20,7 +20,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import float16, int64
 from ...ir.symbol import ceil_divide, high
-from ...tile.placed import PlacedBuilder
+from ...tile.build import BodyBuilder
 from .shape import PagedPlan, PagedShape, ShortPlan, padded
 
 LOG2_E = 1.4426950408889634
@@ -74,7 +74,7 @@ def page_numbers(
 class Steps:
     """The places of a program, and what happens with a block of keys."""
 
-    def __init__(self, x: PagedShape, plan: PagedPlan | ShortPlan, b: PlacedBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: PagedPlan | ShortPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
         self.memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))

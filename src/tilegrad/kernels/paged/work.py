@@ -21,8 +21,7 @@ from ... import tile
 from ...core.dtype import int32, int64
 from ...ir.symbol import Size, high
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .shape import (
     BLOCKS,
     CUT,
@@ -64,7 +63,7 @@ def work_parameters_of(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory
 
 def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
     """The kernel that makes the list."""
-    return _Work(x, plan, PlacedBuilder(name, work_parameters_of(x, plan))).build()
+    return _Work(x, plan, BodyBuilder(name, work_parameters_of(x, plan))).build()
 
 
 def power(size: Size) -> int:
@@ -75,7 +74,7 @@ def power(size: Size) -> int:
 class _Work:
     """Builds the Body of `work_list`."""
 
-    def __init__(self, x: PagedShape, plan: PagedPlan, b: PlacedBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
         self.lengths, self.starts, self.items, self.cuts = map(tile.memory, b.parameters)
         self.walkers = walkers(x, plan)

@@ -26,8 +26,7 @@ from ...core.dtype import float32, int32
 from ...core.target import Target
 from ...ir.symbol import Size, high
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .cpu_parts import QUADS, ROWS, STEP, layout_of, parts
 from .shape import NOTHING, Around, QuantisedShape, padded
 
@@ -182,7 +181,7 @@ class Decode:
         self.whole = whole  # whether there may be more tokens than `most`
         self.first: Size = 0  # of the tokens at work
         given = parameters(shape, around)
-        self.b = PlacedBuilder(name, given)
+        self.b = BodyBuilder(name, given)
         self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
         self.weights = Weights(shape, self.memory)
         self.layout = self.weights.layout

@@ -20,8 +20,7 @@ from ...core.dtype import bfloat16, float32, uint32
 from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .cpu_decode import Weights, multiply_add, shifted
 from .cpu_parts import ROWS, STEP, parts
 from .shape import QuantisedShape, padded
@@ -74,7 +73,7 @@ class Writer:
         self, shape: QuantisedShape, target: Target, given: Sequence[tuple[str, Memory]], name: str
     ) -> None:
         self.shape, self.target = shape, target
-        self.b = PlacedBuilder(name, given)
+        self.b = BodyBuilder(name, given)
         self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
         self.weights = Weights(shape, self.memory)
 

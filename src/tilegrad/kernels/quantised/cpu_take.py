@@ -13,8 +13,7 @@ from ... import tile
 from ...core.dtype import float32, int32
 from ...core.target import Target
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .cpu_decode import Weights, doubled, moved, shifted
 from .cpu_parts import QUADS, ROWS, STEP, parts
 from .shape import QuantisedShape
@@ -49,7 +48,7 @@ def take(shape: QuantisedShape, target: Target, name: str = "quantised_take") ->
         *((n, Memory(s, d)) for n, s, d in parts(shape)),
         ("out", Memory((shape.tokens, shape.columns), shape.dtype, use="result")),
     ]
-    b = PlacedBuilder(name, given)
+    b = BodyBuilder(name, given)
     with tile.into(b):
         write_row(shape, {n: tile.memory(p) for (n, _), p in zip(given, b.parameters)})
     return b.finish((shape.tokens,))

@@ -20,8 +20,7 @@ from ... import tile
 from ...core.errors import InternalError
 from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .gpu_layout import BLOCK, GROUP, ROWS, Groups, beside, groups_of, part_parameters
 from .shape import QuantisedShape, padded
 
@@ -43,7 +42,7 @@ def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_
         raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
     x = ("x", Memory((shape.tokens, shape.columns), shape.dtype))
     out = ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result"))
-    b = PlacedBuilder(name, [x, *part_parameters(shape), out])
+    b = BodyBuilder(name, [x, *part_parameters(shape), out])
     with tile.into(b):
         grid = multiply(shape, plan, *map(tile.memory, b.parameters))
     return b.finish(grid, warps=plan.warps, level="placed")

@@ -31,8 +31,7 @@ from ...core.dtype import float32, int32
 from ...core.errors import InternalError
 from ...ir.symbol import ceil_divide, high
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .gpu_layout import BYTES, GROUP, ROWS, Groups, groups_of, layout_of, one, part_parameters
 from .shape import NOTHING, Around, QuantisedShape, padded
 
@@ -123,7 +122,7 @@ class _Rows:
         if self.rows % self.each or plan.groups % 32 or uneven:
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
         given = parameters(shape, around)
-        self.b = PlacedBuilder(name, given)
+        self.b = BodyBuilder(name, given)
         self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
         self.weights = Groups(shape, [self.memory[n] for n, _ in part_parameters(shape)])
 

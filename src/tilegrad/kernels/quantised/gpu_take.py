@@ -12,8 +12,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import float32, int32
 from ...ir.types import Memory
-from ...tile.build import Body
-from ...tile.placed import PlacedBuilder
+from ...tile.build import Body, BodyBuilder
 from .gpu_layout import GROUP, Groups, beside, groups_of, part_parameters
 from .shape import QuantisedShape
 
@@ -24,7 +23,7 @@ def take(shape: QuantisedShape, name: str = "quantised_take") -> Body:
     """The kernel: ids (tokens,), the parts, out (tokens, columns)."""
     out = Memory((shape.tokens, shape.columns), shape.dtype, use="result")
     ids = ("ids", Memory((shape.tokens,), int32))
-    b = PlacedBuilder(name, [ids, *part_parameters(shape), ("out", out)])
+    b = BodyBuilder(name, [ids, *part_parameters(shape), ("out", out)])
     with tile.into(b):
         numbers, *parts, result = map(tile.memory, b.parameters)
         token = tile.grid(shape.tokens)
@@ -37,7 +36,7 @@ def take(shape: QuantisedShape, name: str = "quantised_take") -> Body:
 def unpack(shape: QuantisedShape, name: str = "quantised_unpack") -> Body:
     """The kernel: the parts, out (rows, columns)."""
     out = Memory((shape.rows, shape.columns), shape.dtype, use="result")
-    b = PlacedBuilder(name, [*part_parameters(shape), ("out", out)])
+    b = BodyBuilder(name, [*part_parameters(shape), ("out", out)])
     with tile.into(b):
         *parts, result = map(tile.memory, b.parameters)
         row = tile.grid(shape.rows)

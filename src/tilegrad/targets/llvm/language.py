@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ...core.target import Target
 from ...runtime.language import Language, ProgramText, as_it_is
-from ...tile.build import Body
+from ...tile.build import Body, body_symbols
 from .driver import assembly, compile_text, optimized
 
 
@@ -20,7 +20,6 @@ def emitted(body: Body, name: str, target: Target) -> ProgramText:
 
 def symbols(body: Body) -> list[str]:
     """The Symbols of a Body, which its function takes after the pointers."""
-    from ...tile.build import body_symbols
 
     return [s.name for s in body_symbols(body)]
 
