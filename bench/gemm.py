@@ -36,7 +36,7 @@ from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import tuned
 from tilegrad.kernels.matmul.wide import wide_matmul
-from tilegrad.tile.placed import fill
+from tilegrad.tile.build import fill
 
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate+up": (28672, 4096), "down": (4096, 14336)}
 SCALES = ["row"]  # of fp8

@@ -26,7 +26,7 @@ from tilegrad.core.target import A100, Target
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
 from tilegrad.kernels.matmul.threads_plan import expected, ranked_threads, shared_bytes
-from tilegrad.tile.placed import fill
+from tilegrad.tile.build import fill
 
 BAR = 0.6  # of cuBLAS
 CASES = {

@@ -27,7 +27,7 @@ from tilegrad.kernels.matmul.plan import choose, ranked, turn
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import planned
 from tilegrad.kernels.matmul.wide import wide_matmul
-from tilegrad.tile.placed import fill
+from tilegrad.tile.build import fill
 
 SIZES = (1, 16, 64, 128, 512, 2048, 8192)
 CASES = {"apart": (4096, 1024, 1024), "gated": (14336, 14336)}
