@@ -305,6 +305,32 @@ def place_outside(x, *, at):
         tile.store(out, (i, 0), tile.zeros((8,), x.dtype))
 
 
+def adds_and_loads(x, *, by):
+    i = tile.grid(4)
+    out, seen = tile.result((8,), x.dtype, fill=0), tile.result((4,), x.dtype)
+    tile.atomic_add(out, (i,), 1)
+    seen[i] = out[(i + by) % 4]
+
+
+def read_before_written(x, *, fill):
+    (n,) = x.shape
+    i = tile.grid(n)
+    out = tile.result((n,), x.dtype, fill=fill)
+    out[i] = out[i] + x[i]
+
+
+def place_partly_written(x, *, size):
+    i = tile.grid(2)
+    place = tile.shared((16,), x.dtype)
+    tile.store(place, (0,), tile.zeros((size,), x.dtype))
+    tile.store(tile.result((2, 16), x.dtype), (i, 0), tile.load(place, (0,), (16,)))
+
+
+def bad_result(x, *, shape, fill):
+    tile.grid(1)
+    tile.result(shape, WHOLE, fill=fill)
+
+
 def traced() -> Iterator[Case]:
     """Kernels that are refused while they are traced."""
 
@@ -355,6 +381,12 @@ def traced() -> Iterator[Case]:
         yield case(added_to_nothing, line(dtype), shape=(4,))
         yield case(added_to_nothing, line(dtype), shape=(2, 2))
         yield case(adds_and_stores, line(dtype), at=3)
+        yield case(adds_and_loads, line(dtype), by=1)
+        yield case(place_partly_written, line(dtype), size=8)
+        for fill in (None, "none"):
+            yield case(read_before_written, line(dtype), fill=fill)
+    for shape, fill in (((-1,), 0), ((4,), float("nan")), ((4,), 1.5), ((4,), 1 << 31)):
+        yield case(bad_result, line(), shape=shape, fill=fill)
     for sizes in ((2**31,), (2**40,), (2**16, 2**16), (2**63,), (-1,), (4, -4)):
         yield case(bad_grid, line(), sizes=sizes)
     yield case(grid_of_data, line())
@@ -408,6 +440,27 @@ def required(x, at):
     tile.store(tile.result((at.shape[0],), x.dtype), (i,), x[tile.where(where < 3, where, 0) % 3])
 
 
+def promised_loop(x, at):
+    tile.grid(1)
+    total = tile.zeros((), x.dtype)
+    for j in tile.range(tile.load(at, (0,)) + 1, bounds=(0, N - 1)):
+        total = total + x[j]
+    tile.store(tile.result((1,), x.dtype), (0,), total)
+
+
+def promised_hold(x, at):
+    tile.grid(1)
+    tile.store(tile.result((1,), x.dtype), (0,), x[tile.hold(at[0], bounds=(0, N - 1))])
+
+
+def from_afar(x, at):
+    tile.grid(1)
+    total = tile.zeros((), x.dtype)
+    for j in tile.range(at[0] - 2**41, at[0] - 2**41 + 1):
+        total = total + x[j + 2**41]
+    tile.store(tile.result((1,), x.dtype), (0,), total)
+
+
 def run_kernels() -> Iterator[tuple[str, Any, list[np.ndarray], dict[str, Any], int]]:
     """(name, function, arguments but for the indices, settings, size of what is indexed)."""
     for way, x in product((*WAYS, "window"), (line(), matrix(WHOLE))):
@@ -419,18 +472,24 @@ def run_kernels() -> Iterator[tuple[str, Any, list[np.ndarray], dict[str, Any], 
     yield "loop", loop_by_data, [line()], {}, N
     yield "promised", promised, [line()], {}, N - 3
     yield "required", required, [line()], {}, N
+    yield "promised loop", promised_loop, [line()], {}, N
+    yield "promised hold", promised_hold, [line()], {}, N
+    yield "from afar", from_afar, [line()], {}, N
+
+
+FIRST = (promised, promised_loop, promised_hold, from_afar)  # they read one number
 
 
 def run() -> Iterator[Case]:
     """Kernels that end in an error when they run."""
     for name, function, given, settings, size in run_kernels():
         for dtype in (np.int64, WHOLE):
-            bad = [size, -1] if function is not loop_by_data else [size]
-            if dtype is np.int64 and function is not loop_by_data:
+            bad = [size] if function in (loop_by_data, promised_loop) else [size, -1]
+            if dtype is np.int64 and len(bad) > 1:
                 bad += [1 << 40, -(1 << 62)]
             for number, place in zip(bad, (0, 3, 1, 2)):
                 at = np.array([0, 1, 2, 0], dtype)
-                at[0 if function in (promised,) else place] = number
+                at[0 if function in FIRST else place] = number
                 shapes = "x".join(str(list(g.shape)) for g in given)
                 yield Case(
                     f"{name} {shapes} {dtype.__name__} {number}",

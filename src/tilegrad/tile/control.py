@@ -20,6 +20,7 @@ from ..ir.symbol import Expr, atoms, combine, high, low
 from ..ir.types import Tile
 from . import ops
 from .arithmetic import broadcast
+from .inside import bounded
 from .trace import Limit, Range, Rows, Tracer
 from .value import (
     Edges,
@@ -399,11 +400,13 @@ class _Loop:
         empty = low(combine(values.upper, values.lower, -1)) < 1
         inner = _deeper(self.tracer, empty)
         with b.builder.block(self.index, (own, *arguments.values())) as block, inner:
-            index = b.atom(self.index, own, *self.bounds())
+            given = values.bounds
+            number_ = own if given is None else bounded(self.tracer, own, *given)
+            index = b.atom(self.index, number_, *self.bounds())
             if isinstance(index, Expr):
                 self.tracer.limits[index] = self.limit()
-                if empty:
-                    self.tracer.empty.append(index)
+            if empty:
+                self.tracer.empty.append(index if isinstance(index, Expr) else own)
             item = index_of(index)
             if values.block is not None:
                 item = Rows(index, values.block)
@@ -411,7 +414,7 @@ class _Loop:
             for i, node in arguments.items():
                 inside[i] = TileValue(node, self.carried[i][1])
             found = self.body(item, *inside)
-            if empty and isinstance(index, Expr):
+            if empty:
                 self.tracer.empty.pop()
             nodes = []
             for i, (type_, _) in self.carried.items():

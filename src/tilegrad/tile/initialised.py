@@ -1,20 +1,27 @@
 """Places that are read before anything wrote them, by the order of the code.
 
-For Bodies of the portable level, where one thread of control runs: a place counts as written from
-the first store to any part of it; a loop counts as run at least once unless its bounds say that it
-is not (a loop that may be empty is as a rule empty for the reader too). `protocol` judges the
-placed level, box by box. Invariant: an 'error' is a read that comes before every write on all
-paths, a 'warning' one that does on some.
+For Bodies of the portable level, where one thread of control runs. An element counts as written
+from the first store that may reach it; a loop counts as run at least once unless its bounds say
+that it is not (a loop that may be empty is as a rule empty for the reader too). `protocol` judges
+the placed level. Invariant: an 'error' is a read that comes before every write on all paths, a
+'warning' one that does on some.
 """
 
 from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
 
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import high, low
 from .build import Body
 from .finding import Finding, finding, place_name
-from .row import is_place, read_by, written_by
+from .row import Touch, is_place, read_by, touches_of, written_by
+
+MANY = 1 << 22  # elements of a place that are looked at one by one
 
 
 def check_initialised(body: Body) -> list[Finding]:
@@ -27,6 +34,7 @@ def check_initialised(body: Body) -> list[Finding]:
 class _Walker:
     def __init__(self) -> None:
         self.found: dict[Node, Finding] = {}
+        self.reached: dict[Node, Any] = {}  # elements of places that some store may reach
 
     def block(self, block: Block, surely: set[Node], maybe: set[Node]) -> None:
         """Walk a Block; the sets of written places grow."""
@@ -63,5 +71,31 @@ class _Walker:
                 self.found[memory] = finding(
                     level, "uninitialised", text, node, memory, "write it first on every path"
                 )
+        for touch in touches_of(node):
+            if is_place(touch.memory) and prod(touch.memory.shape) <= MANY:
+                self.elements(node, touch)
         surely |= written_by(node)
         maybe |= written_by(node)
+
+    def elements(self, node: Node, touch: Touch) -> None:
+        """Note what a store may reach, or that a load has elements no store before it reaches."""
+        place, part = touch.memory, _part(touch)
+        reached = self.reached.setdefault(place, np.zeros(place.shape, np.bool_))
+        if touch.writes:
+            reached[part or ...] = True
+        elif part is not None and not reached[part].all() and place not in self.found:
+            text = f"some of {place_name(place)} is read that nothing wrote"
+            self.found[place] = finding(
+                "error", "uninitialised", text, node, place, "write it first"
+            )
+
+
+def _part(touch: Touch) -> tuple[slice, ...] | None:
+    """The box of a place that is touched, if it is known and has no mask."""
+    at = [getattr(i, "attrs", {"value": i}).get("value") for i in touch.index or ()]
+    if touch.mask is not None or not at or not all(isinstance(i, int) for i in at):
+        return None
+    return tuple(
+        slice(i, i + (touch.shape[touch.axes.index(a)] if a in touch.axes else 1))
+        for a, i in enumerate(at)
+    )

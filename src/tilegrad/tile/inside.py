@@ -83,7 +83,7 @@ def _halves(t: Tracer, index: Size, size: Size) -> tuple[bool, bool, bool]:
     least, most, sure = extremes(t, index)
     room = combine(combine(size, 1, -1), most, -1)
     below, above = (
-        low(least) >= 0 or low(index) >= 0,
+        (low(least) >= 0 or low(index) >= 0) and high(index) <= WIDE[1],  # else it may wrap
         low(room) >= 0 or (low(combine(size, index, -1)) >= 1),
     )
     wrong = high(index) < 0 or high(combine(combine(size, 1, -1), index, -1)) < 0

@@ -141,8 +141,16 @@ def result(
         raise UserError(
             "no such fill", op="tile.result", expected='a number or "none"', got=repr(fill)
         )
-    sizes = [size_of(s, "size") for s in shape]
-    return tracer("result").add_result(sizes, dtype_of(dtype), name, fill)
+    sizes = [size_of(s, "size") for s in (shape if isinstance(shape, (tuple, list)) else [shape])]
+    if any(high(s) < 0 for s in sizes):
+        raise ShapeError("no array has such sizes", op="tile.result", got=tuple(sizes))
+    own = dtype_of(dtype)
+    if own.is_integer and isinstance(fill, (int, float)):
+        if fill != fill or fill % 1 or not own.lowest <= fill <= own.highest:
+            raise DTypeError(
+                "the dtype has no such number", op="tile.result", expected=own, got=fill
+            )
+    return tracer("result").add_result(sizes, own, name, fill)
 
 
 # ---- loops and sizes --------------------------------------------------------------------------
@@ -209,13 +217,18 @@ def index(value: Any, low: int = 0, high: int = FAR) -> Any:
 def hold(value: Any, name: str = "held", bounds: tuple[int, int] | None = None) -> Any:
     """An index computed here, once: what follows knows its bounds (or those that are given), and
     not how it came about."""
-    b = tracer("hold").builder
+    t = tracer("hold")
+    b = t.builder
     if isinstance(value, TileValue) and bounds is not None:
-        return index_of(b.atom(name, value.node, *bounds))
+        return index_of(b.atom(name, bounded(t, value.node, *bounds), *bounds))
     size = size_of(value, "index")
-    if isinstance(size, int) and bounds is None:
-        return size
-    return index_of(b.atom(name, b.index(size), *(bounds or (low(size), high(size)))))
+    if bounds is not None:
+        return index_of(b.atom(name, bounded(t, b.index(size), *bounds), *bounds))
+    return (
+        size
+        if isinstance(size, int)
+        else index_of(b.atom(name, b.index(size), low(size), high(size)))
+    )
 
 
 def less_equal(a: Any, b: Any) -> TileValue:

@@ -135,7 +135,7 @@ class Access:
     cut: bool
     unique: bool
     branches: tuple[tuple[Node, bool], ...]
-    empty: tuple[Expr, ...]
+    empty: tuple[Expr | Node, ...]
 
     @property
     def writes(self) -> bool:
@@ -166,7 +166,7 @@ class Tracer:
         self.lines: dict[Node, Any] = {}
         self.maybe = 0  # branches, and loops that may be empty, around
         self.branches: list[tuple[Node, bool]] = []
-        self.empty: list[Expr] = []
+        self.empty: list[Expr | Node] = []
         self.accesses: dict[Node, Access] = {}  # of results
         self.stated = plan if stated is None else stated  # what a person set of the Plan
         self.builder = BodyBuilder(name, parameters)

@@ -23,7 +23,7 @@ from ..ir.node import Node
 from ..ir.symbol import Expr, Size, combine, high, low
 from ..ir.types import Memory
 
-FAR = 1 << 40  # bounds of an integer that was computed or loaded
+FAR = 1 << 40  # the most that an index is, unless the kernel says more
 
 
 class _State(threading.local):
@@ -465,8 +465,11 @@ def size_of(value: Any, what: str) -> Size:
         return value.size
     if isinstance(value, Undefined):
         raise value.fail()
+    if isinstance(value, Window) or (isinstance(value, MemoryValue) and not value.ndim):
+        value = tile_of(value, op=what)  # a number that is read here
     if isinstance(value, TileValue) and value.dtype.is_integer and value.shape == ():
-        return current(what).atom_of(value.checked().node, -FAR, FAR)
+        own = value.dtype if value.dtype.bits < 64 else dtypes.int64
+        return current(what).atom_of(value.checked().node, int(own.lowest), int(own.highest))
     raise DTypeError(
         f"the {what} is not an integer",
         op="kernel",

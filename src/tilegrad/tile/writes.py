@@ -29,6 +29,7 @@ from .trace import Access, Limit, Tracer
 
 FEW = 1 << 15  # boxes that are counted out
 SMALL = 1 << 22  # elements that are
+NOBODY, SEVERAL = -1, -2  # of programs
 HINT = (
     "let each program write its own part; where they add to one element: tile.atomic_add; "
     "where data makes them differ: tile.store(..., unique=True)"
@@ -51,7 +52,7 @@ def judge(t: Tracer, body: Body) -> Judged:
     for result in t.results:
         here = [a for node, a in t.accesses.items() if node in live and a.memory is result.node]
         filled = result.name in t.fills
-        found += _unfilled(result.name, here) if not filled else []
+        found += _unset(result.name, here) if not filled else []
         found += races(t, result.name, here)
         if filled or result.name in t.loose or any(f.level == "error" for f in found):
             continue
@@ -73,25 +74,53 @@ def judge(t: Tracer, body: Body) -> Judged:
                     "a grid and stores that reach all of it, or tile.result(..., fill=0)",
                 )
             )
-        elif state == "unknown":
+        elif state == "unknown" or not _reads_its_own(here):
             partial.add(result.name)
     return Judged(found, partial)
 
 
-def _unfilled(name: str, accesses: Sequence[Access]) -> list[Finding]:
-    """Elements that are added to have a value before."""
+def _unset(name: str, accesses: Sequence[Access]) -> list[Finding]:
+    """Elements that are added to, or read before anything is stored, have a value before."""
+    for access in accesses:
+        if access.kind == "store":
+            accesses = [a for a in accesses if a.kind == "add"]
+            break
+        if access.kind == "load":
+            break
+    done = {"add": "added to", "load": "read"}
     return [
         finding(
             "error",
             "uninitialised",
-            f"{name} is added to, and nothing set it before",
+            f"{name} is {done[a.kind]}, and nothing set it before",
             a.node,
             None,
             "tile.result(..., fill=0)",
         )
         for a in accesses
-        if a.kind == "add"
+        if a.kind != "store"
     ][:1]
+
+
+def _reads_its_own(accesses: Sequence[Access]) -> bool:
+    """Whether each box that is read was stored before, as it is, by the same program."""
+    return all(
+        any(_same_box(s, a) for s in accesses[:n])
+        for n, a in enumerate(accesses)
+        if a.kind == "load"
+    )
+
+
+def _same_box(store: Access, load: Access) -> bool:
+    """Whether a program that comes to a load has stored that very box."""
+    return (
+        store.kind == "store"
+        and not store.cut
+        and store.index is not None
+        and (store.index, store.tile, store.axes) == (load.index, load.tile, load.axes)
+        and store.branches == load.branches[: len(store.branches)]
+        and set(store.empty) <= set(load.empty)
+    )
 
 
 # ---- races -------------------------------------------------------------------------------------
@@ -229,23 +258,27 @@ def _count_races(t: Tracer, accesses: Sequence[Access]) -> Found | list[Access] 
     if not cells.few:
         return [a for a in accesses if a.writes]
     boxes = [(a, *cells.of(a)) for a in accesses]
-    writer = np.full(cells.count, -1, np.int64)  # the program that stores to a cell
-    by = np.full(cells.count, -1, np.int64)  # and which access
-    for number_, (access, found, exact) in enumerate(boxes):
-        if access.kind != "store" or not exact:
-            continue
-        for program, places in found:
-            other = places[(writer[places] >= 0) & (writer[places] != program)]
-            if other.size and not (access.unique or accesses[by[other[0]]].unique):
-                return accesses[by[other[0]]], access, cells.element(int(other[0]))
-            writer[places], by[places] = program, number_
-    for access, found, exact in boxes:
-        if access.kind == "store" or not exact:
-            continue
-        for program, places in found:
-            other = places[(writer[places] >= 0) & (writer[places] != program)]
-            if other.size:
-                return access, accesses[by[other[0]]], cells.element(int(other[0]))
+    exact_ = [(n, a, found) for n, (a, found, exact) in enumerate(boxes) if exact]
+    writer = np.full(cells.count, NOBODY)  # the program that changes a cell
+    by = np.full(cells.count, NOBODY)  # and which access
+    against, who = writer, by
+    for kind in ("store", "add", "load"):
+        if kind != "store":  # who adds is at odds with who stores, who loads with both
+            against, who = writer.copy(), by.copy()
+        for number_, access, found in exact_:
+            if access.kind != kind:
+                continue
+            for program, places in found:
+                other = places[(against[places] != NOBODY) & (against[places] != program)]
+                if other.size:
+                    first = accesses[who[other[0]]]
+                    if kind != "store":
+                        return access, first, cells.element(int(other[0]))
+                    if not (access.unique or first.unique):
+                        return first, access, cells.element(int(other[0]))
+                if kind != "load":
+                    alone = (writer[places] == NOBODY) | (writer[places] == program)
+                    writer[places], by[places] = np.where(alone, program, SEVERAL), number_
     return [a for a, _, exact in boxes if not exact] or None
 
 
