@@ -92,7 +92,7 @@ class _Walker:
 
 def _part(touch: Touch) -> tuple[slice, ...] | None:
     """The box of a place that is touched, if it is known and has no mask."""
-    at = [getattr(i, "attrs", {"value": i}).get("value") for i in touch.index or ()]
+    at: list[Any] = [getattr(i, "attrs", {"value": i}).get("value") for i in touch.index or ()]
     if touch.mask is not None or not at or not all(isinstance(i, int) for i in at):
         return None
     return tuple(
