@@ -361,7 +361,11 @@ def draws() -> Iterator[tuple[PagedShape, PagedPlan, Any, Any]]:
             32, 8, 128, 128, 16, max(1, int(starts[-1])), requests, 1 << 16, 400, 1.0, window=window
         )
         plan = PagedPlan(
-            8, (128, 64)[number % 2], programs=(128, 7, 1000)[number % 3], across=number % 3 == 0
+            8,
+            (128, 64)[number % 2],
+            programs=(128, 7, 1000)[number % 3],
+            across=number % 3 == 0,
+            below=(0, 4, 0, 0, 8, 2)[number],
         )
         yield x, plan, lengths, starts
 

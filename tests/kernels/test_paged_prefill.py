@@ -19,8 +19,11 @@ from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.paged.prefill import choose, prefill, prefill_callee, why_not
-from tilegrad.kernels.paged.shape import PagedShape
+from tilegrad.kernels.paged.call import mixed_callee
+from tilegrad.kernels.paged.prefill import FEW, choose, prefill, why_not
+from tilegrad.kernels.paged.reference import work_list
+from tilegrad.kernels.paged.shape import BLOCKS, REQUEST, PagedShape, item_rows, spread
+from tilegrad.kernels.paged.shape import choose as choose_list
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
@@ -132,16 +135,36 @@ def test_symbols() -> None:
         agree(step, run(step, x, launch))
 
 
-def test_called_by_a_graph() -> None:
-    """As a Graph calls it, read back from its text too."""
-    x, lengths, queries = CASES["whole prompts"]
+MIXED = {
+    "a prompt beside answers": ((300, 1, 90, 200), (130, 1, 1, FEW - 1)),
+    "prompts alone": ((150, 128, 20), (150, 128, FEW)),
+    "answers alone": ((150, 0, 33), (1, 0, 2)),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("label", MIXED)
+def test_called_by_a_graph(label: str) -> None:
+    """As a Graph calls it, read back from its text too: requests with few tokens take the list, the
+    others this kernel, and every token has one result."""
+    lengths, queries = MIXED[label]
+    x = shape(4, 2, 32, lengths, queries, width=128, value_width=128)
     step = cleaned(make_step(x, lengths, queries))
-    given = (step.q[None], step.keys, step.values, step.table, step.lengths, step.starts)
-    callee = prefill_callee(x, choose(x, H200))
+    few = replace(choose_list(x, H200, below=FEW), programs=4)
+    items, last = work_list(x, few, step.lengths, step.starts)
+    if few.joined:
+        last = np.zeros((item_rows(x, few), spread(x, few)), np.int32)
+    given = (step.q[None], step.keys, step.values, step.table, items, last)
+    given = (*given, step.lengths, step.starts)
+    many = choose(x, H200)
+    assert many is not None
+    callee = mixed_callee(x, few, replace(many, programs=3))
     assert [t.shape for t in callee.types("read")] == [g.shape for g in given]
     agree(step, parse_callee(callee.to_text()).interpret(*given)[0][0])
     for body, _ in callee.launches:
         verify_body(fitted(body, H200), "placed", H200)
+    listed = {int(item[REQUEST]) for item in items if item[BLOCKS]}
+    assert listed == {r for r, n in enumerate(queries) if 0 < n < FEW}
 
 
 @pytest.mark.parametrize(

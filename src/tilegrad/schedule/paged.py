@@ -1,11 +1,11 @@
 """Families of a paged cache: which kernels append, which attend, and what they share.
 
-Machines whose matrix units run beside the threads: many new tokens a request take the prefill
-kernel; else, and where warps have units of their own, the work is first shared out evenly by a
-list, one Node for all layers that ask for the same one. Where every request has one token and none
-has many keys, appending and attention are one launch. Machines of vectors have kernels that need no
-list; others have the portable one. At the level `invariant` only kernels whose sums do not depend
-on other requests offer.
+Machines whose matrix units run beside the threads: requests with many new tokens take the prefill
+kernel; for others, and where warps have units of their own, the work is first shared out evenly by
+a list, one Node for all layers that ask for the same one. Where every request has one token and
+none has many keys, appending and attention are one launch. Machines of vectors have kernels that
+need no list; others have the portable one. At the level `invariant` only kernels whose sums do not
+depend on other requests offer.
 Invariant: keys and values that are state stay so, since the kernels that append write them in
 place; kernels are imported where a Family offers them.
 """
@@ -79,6 +79,14 @@ def queries_of(node: Node) -> int:
     return node.attrs["queries"] or guess
 
 
+def most_queries_of(node: Node) -> int:
+    """The most new tokens that a request may have: as the op says, or all of the step's."""
+    x = shape_of(node)
+    if node.attrs["single"] or x.tokens is x.requests or x.tokens == x.requests:
+        return 1
+    return node.attrs["queries"] or high(x.tokens)
+
+
 def seconds_of(node: Node, target: Target) -> float:
     """The roofline of attention over all pages that a request may have."""
     x = shape_of(node)
@@ -113,33 +121,6 @@ class Attention(Chosen):
         return near.call(*inputs, callee=self.callee(shape_of(node), target))[:1]
 
 
-class UnitPrefill(Attention):
-    """Many new tokens a request, on matrix units that run beside their threads."""
-
-    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
-        """See `Attention`."""
-        from ..kernels.paged import prefill
-
-        if invariant():
-            return OTHER_SUMS
-        if queries_of(node) < prefill.LEAST:
-            return f"for {prefill.LEAST} new tokens a request and more"
-        return prefill.why_not(x, target)
-
-    def calls(
-        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
-    ) -> list[Node]:
-        """One launch."""
-        from ..kernels.paged import prefill
-
-        x = shape_of(node)
-        plan = prefill.choose(x, target)
-        assert plan is not None
-        q = build.reshape(inputs[0], (1, *inputs[0].shape))
-        out = near.call(q, *inputs[1:], callee=prefill.prefill_callee(x, plan))[0]
-        return [build.reshape(out, node.shape)]
-
-
 class ListAttention(Attention):
     """Few new tokens a request: a list shares the work out, one for all layers."""
 
@@ -166,22 +147,55 @@ class ListAttention(Attention):
         x = shape_of(node)
         plan = choose(x, target, queries_of(node))
         *cache, table, lengths, starts = inputs
-        shared = self._work(x, plan, lengths, starts, near)
+        shared = _work(x, plan, lengths, starts, near)
         return near.call(*cache, table, *shared, callee=attention_callee(x, plan))[:1]
 
-    def _work(
-        self, x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
-    ) -> list[Node]:
-        """The list of a step, and zeros that programs count in or pairs that were cut; the same
-        Nodes for all layers that differ in nothing that the list depends on."""
-        from ..kernels.paged.call import list_callee
 
-        callee = list_callee(replace(x, scale=1.0, softcap=0.0), plan)
-        callee.verdict = near.verdict
-        items, last = build.items(ops.call(lengths, starts, callee=callee))
-        if plan.joined:
-            last = build.full((item_rows(x, plan), spread(x, plan)), 0, int32)
-        return [items, last]
+def _work(
+    x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
+) -> list[Node]:
+    """The list of a step, and zeros that programs count in or pairs that were cut; the same Nodes
+    for all layers that differ in nothing that the list depends on."""
+    from ..kernels.paged.call import list_callee
+
+    callee = list_callee(replace(x, scale=1.0, softcap=0.0), plan)
+    callee.verdict = near.verdict
+    items, last = build.items(ops.call(lengths, starts, callee=callee))
+    if plan.joined:
+        last = build.full((item_rows(x, plan), spread(x, plan)), 0, int32)
+    return [items, last]
+
+
+class UnitPrefill(Attention):
+    """Any numbers of new tokens, on matrix units that run beside their threads: requests with few
+    take the list, those with many a launch of their own."""
+
+    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+        """See `Attention`."""
+        from ..kernels.paged import prefill
+
+        if invariant():
+            return OTHER_SUMS
+        if most_queries_of(node) < prefill.LEAST:
+            return f"for {prefill.LEAST} new tokens and more"
+        few = choose(x, target, below=prefill.FEW)
+        return prefill.why_not(x, target) or why_not(x, few)
+
+    def calls(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """The list, and the launches that share the requests."""
+        from ..kernels.paged import prefill
+        from ..kernels.paged.call import mixed_callee
+
+        x = shape_of(node)
+        few, many = choose(x, target, below=prefill.FEW), prefill.choose(x, target)
+        assert many is not None
+        q, *cache, table, lengths, starts = inputs
+        shared = _work(x, few, lengths, starts, near)
+        given = (build.reshape(q, (1, *q.shape)), *cache, table, *shared, lengths, starts)
+        out = near.call(*given, callee=mixed_callee(x, few, many))[0]
+        return [build.reshape(out, node.shape)]
 
 
 class VectorPrefill(Attention):

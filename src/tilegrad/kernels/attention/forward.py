@@ -54,7 +54,6 @@ class WideAttention(AttentionPlaces):
 
     registers = REGISTERS
     notes: ClassVar[dict[str, Any]] = {}  # of the Body
-    walk_of: ClassVar[Any] = Walk
 
     def __init__(self, x: AttentionShape, plan: AttentionPlan, b: BodyBuilder) -> None:
         why = why_not(x, plan)
@@ -71,7 +70,7 @@ class WideAttention(AttentionPlaces):
         plan = self.plan
         few, registers = self.registers[self.halves]
         with tile.into(self.b):
-            self.walk = self.walk_of(self.x, plan, self.memory, 0)
+            self.walk = self.make_walk()
             self.place()
             self.walk.program = tile.grid(plan.programs)
             with tile.role("producer", 4, few):
@@ -80,6 +79,10 @@ class WideAttention(AttentionPlaces):
                 with tile.role(f"consumer{own}", 4, registers):
                     self.consumer(own)
         return self.b.finish((plan.programs,), plan=plan, **self.notes)
+
+    def make_walk(self) -> Walk:
+        """The tiles; their program is known later."""
+        return Walk(self.x, self.plan, self.memory, 0)
 
     # ---- the producer -----------------------------------------------------------------------
 

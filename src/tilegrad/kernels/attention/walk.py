@@ -46,9 +46,16 @@ class Walk:
     """The tiles of one kernel, and their steps."""
 
     def __init__(
-        self, x: AttentionShape, plan: AttentionPlan, memory: Memories, program: Any
+        self,
+        x: AttentionShape,
+        plan: AttentionPlan,
+        memory: Memories,
+        program: Any,
+        least: int = 1,
     ) -> None:
+        """Of sequences that lie one after another only those with so many queries have tiles."""
         self.x, self.plan, self.memory, self.program = x, plan, memory, program
+        self.least = least
         self.rows, self.keys = plan.tile
         self.lanes = x.batch * x.heads
         self.packed = "query_starts" in x.extras
@@ -180,8 +187,11 @@ class Walk:
             block = tile.ceil_divide(queries, rows) - 1 - block
         # a place left over lies before the first tile or past the last one: no query is there
         first = hold(block, "block") * rows
-        outside = tile.where(tile.less(first, 0), tile.cast(queries, int64), first)
-        first = hold(outside, "first", (0, high(x.queries) + rows))
+        empty = tile.less(first, 0)
+        if self.least > 1:
+            empty = empty | tile.less(queries, self.least)
+        first = tile.where(empty, tile.cast(queries, int64), first)
+        first = hold(first, "first", (0, high(x.queries) + rows))
         x = replace(x, band=(self.low, self.high))
         holes = Holes(x, self.memory, 0, head, query_start=query_start, key_start=key_start)
         return self.blocks_seen(holes, first, queries, limit, sequence)

@@ -11,13 +11,17 @@ Each is built once. Invariant: arguments and results stand in the order that the
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from ...core.errors import InternalError
 from ...tile.build import Body, BodyBuilder
 from ...tile.callee import KernelCallee
+from ..attention.plan import AttentionPlan
 from .append import Rotary, append
 from .attention import Items
 from .combine import combine_parts
+from .prefill import prefill
 from .shape import PagedPlan, PagedShape, ShortPlan, attend_parameters, why_not
 from .short import step_attend
 from .threads import ThreadItems
@@ -48,6 +52,17 @@ def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
 
 
 @functools.lru_cache(maxsize=64)
+def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelCallee:
+    """(q, keys, values, table, items, counters or cuts as `attention_callee` has them, lengths,
+    query_starts) -> (out, partial, sums, lse): requests with fewer new tokens than the Plan says by
+    the list, the others by `prefill`. Queries and results are of a batch of one."""
+    few = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
+    others = prefill(x, many, least=plan.below)
+    results, names = ("out", "partial", "sums", "lse"), {"k": "keys", "v": "values"}
+    return _callee("paged_attention", (*few, others), results, names=names)
+
+
+@functools.lru_cache(maxsize=64)
 def append_callee(x: PagedShape, rotary: Rotary) -> KernelCallee:
     """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
     (turned queries, keys, values)."""
@@ -63,15 +78,19 @@ def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee
 
 
 def _callee(
-    name: str, bodies: tuple[Body, ...], results: tuple[str, ...], states: tuple[str, ...] = ()
+    name: str,
+    bodies: tuple[Body, ...],
+    results: tuple[str, ...],
+    states: tuple[str, ...] = (),
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> KernelCallee:
-    """Parameters of the same name are the same array."""
+    """Parameters of the same name are the same array, once some are given the `names` of others."""
     arguments: dict[str, int] = {}
     launches = []
     for body in bodies:
         roles = []
         for parameter in body.parameters:
-            own = parameter.attrs["name"]
+            own = names.get(parameter.attrs["name"], parameter.attrs["name"])
             if own in results:
                 roles.append(("store", results.index(own)))
             else:

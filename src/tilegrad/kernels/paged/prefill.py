@@ -3,7 +3,8 @@
 The kernel of `attention`, whose keys and values come page by page: a tile is 128 queries of one
 head of one request, its blocks of keys are the pages that the request's row of the table names.
 Query i of a request with n new tokens and `length` keys sees the keys up to length - n + i, the
-last `window` of them if there is one. `paged_attention` is for few new tokens a request.
+last `window` of them if there is one. `paged_attention` takes requests with few new tokens, in a
+launch beside this one.
 
 Costs are those of `attention`: matrix units bound it. Invariant: values in pages of a request past
 its last key are finite (`paged_append` leaves zeros there): their weights are 0, not their terms.
@@ -20,7 +21,6 @@ from ...core.target import Target
 from ...ir.symbol import high, symbol
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ...tile.callee import KernelCallee
 from ..attention import plan as attention_plan
 from ..attention.forward import WideAttention
 from ..attention.plan import AttentionPlan, fitted, padded
@@ -29,7 +29,8 @@ from ..attention.walk import Walk, Work, bounded
 from .shape import PagedShape, cache_parameters
 from .steps import page_numbers
 
-LEAST = 64  # new tokens a request, as a rule, from which this kernel is the quicker one
+LEAST = 64  # tokens of a step from which this kernel is worth a launch of its own
+FEW = 8  # new tokens of a request below which `paged_attention` is the quicker one
 TILES = ((128, 128), (128, 64), (64, 64))  # (queries, keys): blocks of keys are whole pages
 Parameters = list[tuple[str, Memory]]
 
@@ -93,17 +94,12 @@ def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
     return None
 
 
-def prefill(x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill") -> Body:
-    """The kernel; parameters as `parameters` has them."""
-    return _Prefill(x, plan, BodyBuilder(name, parameters(x))).build()
-
-
-@functools.lru_cache(maxsize=64)
-def prefill_callee(x: PagedShape, plan: AttentionPlan) -> KernelCallee:
-    """(q, keys, values, table, lengths, query_starts) -> (out, lse)."""
-    body = prefill(x, plan)
-    roles = [("read", i) for i in range(6)] + [("store", 0), ("store", 1)]
-    return KernelCallee("paged_prefill", ((body, tuple(roles)),))
+def prefill(
+    x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill", least: int = 1
+) -> Body:
+    """The kernel for requests with so many new tokens or more; parameters as `parameters` has
+    them."""
+    return _Prefill(x, plan, BodyBuilder(name, parameters(x)), least).build()
 
 
 class _Requests(Walk):
@@ -129,11 +125,14 @@ class _Prefill(WideAttention):
 
     registers = {1: (0, 0), 2: (56, 224)}  # a producer that looks up pages needs more
     notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
-    walk_of = _Requests
 
-    def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder) -> None:
-        self.paged = x
+    def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder, least: int) -> None:
+        self.paged, self.least = x, least
         super().__init__(shape_of(x), plan, b)
+
+    def make_walk(self) -> Walk:
+        """The tiles of requests."""
+        return _Requests(self.x, self.plan, self.memory, 0, self.least)
 
     def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
         """A block of keys (0) or values (1), page by page."""
@@ -151,4 +150,4 @@ class _Prefill(WideAttention):
         tile.copy_pages(self.ring[which][stage, 0], source, pages, blocks.full[stage])
 
 
-__all__ = ["LEAST", "choose", "parameters", "prefill", "prefill_callee", "shape_of", "why_not"]
+__all__ = ["FEW", "LEAST", "choose", "parameters", "prefill", "shape_of", "why_not"]

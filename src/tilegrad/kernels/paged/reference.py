@@ -99,6 +99,8 @@ def _pairs(
     found, each = [], per(x, plan)
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
+        if plan.below and last - first >= plan.below:
+            continue
         for start in range(first, last, each):
             tokens = min(each, last - start)
             sees = length - (last - start) + 1

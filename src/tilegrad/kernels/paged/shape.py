@@ -83,6 +83,7 @@ class PagedPlan:
     early: bool = True  # lets the next launch begin at its own start
     joined: bool = True  # who finishes a pair's last part combines them, else another launch does
     threads: bool = False  # copies and products are the threads' own: `threads`
+    below: int = 0  # takes requests with fewer new tokens alone; 0: all
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,11 @@ def per(x: PagedShape, plan: PagedPlan) -> int:
 
 
 def row_blocks(x: PagedShape, plan: PagedPlan) -> Size:
-    """The most row blocks that a step has: no more than tokens, nor than whole ones and a rest."""
+    """The most row blocks that a step has: no more than tokens, nor than whole ones and a rest,
+    nor than those of the requests that the Plan takes."""
     whole = floor_divide(x.tokens, per(x, plan)) + x.requests
+    if plan.below:
+        whole = minimum(whole, x.requests * -(-(plan.below - 1) // per(x, plan)))
     return minimum(x.tokens, whole)
 
 
@@ -182,15 +186,15 @@ def padded(width: int) -> int:
     return -(-width // 64) * 64
 
 
-def choose(x: PagedShape, target: Target, queries: int = 1) -> PagedPlan:
-    """A Plan for requests with so many new tokens each."""
+def choose(x: PagedShape, target: Target, queries: int = 1, below: int = 0) -> PagedPlan:
+    """A Plan for requests with so many new tokens each; for those with fewer than `below` alone."""
     wide = padded(x.width) + padded(x.value_width)
-    plan = _filled(x, target, queries, 128 if wide <= 256 else 64)
+    plan = replace(_filled(x, target, queries, 128 if wide <= 256 else 64), below=below)
     if high(row_blocks(x, plan)) >= walkers(x, plan):
         return plan
     keys = high(x.most_pages) * x.page * high(row_blocks(x, plan))
     if keys <= SHORT * walkers(x, plan):
-        plan = _filled(x, target, queries, 64)
+        plan = replace(_filled(x, target, queries, 64), below=below)
         most = -(-keys // (walkers(x, plan) * plan.block)) + 1  # blocks of a program, about
         plan = replace(plan, stages=min(plan.stages, max(2, most)))  # the next launch has room
     # Where every pair is cut, all combine at the end: many small programs do that sooner. With

@@ -1,11 +1,11 @@
 """The work list of a step over a paged cache: equal numbers of key blocks for every program.
 
-Pairs (row block, key head) stand one after the other, requests first, each with the blocks of
-keys that its tokens see and with one at least, so that someone writes its result. All blocks are
-cut into ranges for the `walkers` that differ by one at most; where a cut or the end of a pair lies
-an item ends. Item number g of walker p stands in row p if it is the walker's first, else in row
-walkers + g - p - 1, so a program finds its first item at once and the others in a row. Parts of a
-cut pair go to slots g, which are neighbours.
+Pairs (row block, key head) of the requests that the Plan takes stand one after the other, requests
+first, each with the blocks of keys that its tokens see and with one at least, so that someone
+writes its result. All blocks are cut into ranges for the `walkers` that differ by one at most;
+where a cut or the end of a pair lies an item ends. Item number g of walker p stands in row p if it
+is the walker's first, else in row walkers + g - p - 1, so a program finds its first item at once
+and the others in a row. Parts of a cut pair go to slots g, which are neighbours.
 
 `work_list` is the kernel, one program that is run once a step; `kernels/paged/reference.py` has
 the same in NumPy. Costs about 20 dependent reads and three running sums, whatever the lengths.
@@ -102,6 +102,8 @@ class _Work:
             tile.cast(tile.load(self.starts[i : i + size], mask=inside), int64) for i in (0, 1)
         )
         blocks = (end - begin + (each - 1)) // each
+        if self.plan.below:
+            blocks = tile.where(end - begin < self.plan.below, blocks, 0)
         ends = tile.cumsum(blocks)[None, :]
         for chunk in tile.range(0, self.count, self.chunk):
             number = tile.arange(self.chunk) + chunk
