@@ -284,3 +284,21 @@ def test_lines_are_in_the_key_of_memory_and_not_of_the_disk() -> None:
     recipe = compiler.executable_for(*other).recipe
     assert compiler.counters["compiled"] == before["compiled"]
     assert [s.location for part in recipe.sites for s in part] == ["b.py:2"] == recipe.places
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("way", ["jit", "vmap"])
+def test_a_table_of_one_value_is_indexed_too(row: Row, way: str) -> None:
+    """What is read is known, and yet there is nothing to read."""
+
+    def read(index: Any) -> Any:
+        return row.ours(tg.ones(*TABLE.shape), index)
+
+    run = tg.jit(read) if way == "jit" else tg.jit(tg.vmap(read))
+    good = np.zeros((2, 2), np.int64) if way == "vmap" else np.zeros(2, np.int64)
+    run(tg.tensor(good)).numpy()
+    for bad in (row.size, -row.size - 1):
+        wrong = good.copy()
+        wrong[..., -1] = bad
+        with pytest.raises(AxisError):
+            run(tg.tensor(wrong)).numpy()

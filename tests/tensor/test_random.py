@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import tilegrad as tg
 from tilegrad.core.errors import DTypeError, ShapeError
 from tilegrad.tensor import elementwise, reduce  # noqa: F401
 from tilegrad.tensor.jit import jit
@@ -177,3 +180,49 @@ def test_jitted_dropout_differs_per_call_and_repeats_under_manual_seed():
     assert [t.tolist() for t in f(x)] == second
     manual_seed(9)
     assert [dropout(x, 0.5).tolist() for _ in range(2)] == first  # eager: the same bits
+
+
+NAN, INF = float("nan"), float("inf")
+WEIGHTS = [[0.0, 0.0], [-1.0, 2.0], [NAN, 1.0], [INF, 1.0], [-0.0, 0.0]]
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_weights_that_say_nothing_are_an_error(jitted: bool, replacement: bool) -> None:
+    """As in PyTorch; other rows are drawn as they are."""
+
+    def draw(weights: Any) -> Any:
+        return tg.multinomial(weights, 1, replacement=replacement)
+
+    run = tg.jit(draw) if jitted else draw
+    assert run(tg.tensor([[0.0, 3.0], [2.0, 0.0]])).tolist() == [[1], [0]]
+    for row in WEIGHTS:
+        with pytest.raises(tg.UserError, match="weights are not finite"):
+            run(tg.tensor([[0.0, 3.0], row])).tolist()
+
+
+def test_probabilities_are_between_0_and_1() -> None:
+    assert tg.bernoulli(tg.tensor([0.0, 1.0])).tolist() == [0.0, 1.0]
+    for p in (-0.1, 1.5, NAN, INF):
+        with pytest.raises(tg.UserError, match="between 0 and 1"):
+            tg.bernoulli(tg.tensor([0.5, p])).tolist()
+        with pytest.raises(tg.UserError, match="0 <= p <= 1"):
+            tg.zeros(2).bernoulli_(p)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: tg.normal(0.0, -1.0, (2,)),
+        lambda: tg.normal(0.0, NAN, (2,)),
+        lambda: tg.zeros(2).normal_(0.0, -1.0),
+        lambda: tg.zeros(2).uniform_(2.0, 1.0),
+        lambda: tg.zeros(2).exponential_(0.0),
+        lambda: tg.zeros(2).exponential_(-1.0),
+        lambda: tg.multinomial(tg.ones(3), 0),
+        lambda: tg.multinomial(tg.ones(3), -1),
+    ],
+)
+def test_numbers_that_no_distribution_has(draw: Any) -> None:
+    with pytest.raises(tg.UserError, match="no distribution is such"):
+        draw()

@@ -571,6 +571,15 @@ def in_range(index: Node, size: Size, op: str, negative: bool = False) -> Node:
         return index
     least = f"-{size}" if negative else "0"
     message = f"{op}: an index is out of range\n  expected: {least} <= index < {size}"
+    return _in_range(index, size, message)
+
+
+def where_right(right: Node, index: Node, size: Size, op: str, wanted: str) -> Node:
+    """An index of 0..size-1, and an error of the run where the values it was made of are wrong."""
+    return _in_range(where(right, index, -1), size, f"{op}: {wanted}")
+
+
+def _in_range(index: Node, size: Size, message: str) -> Node:
     return ops.in_range(index, size=size, message=message, place=Place(user_location() or ""))
 
 

@@ -10,7 +10,7 @@ Invariant: sizes may be Symbols; a Rule that needs a comparison fires only where
 from __future__ import annotations
 
 from ..core.dtype import accumulator
-from ..ir.node import Node
+from ..ir.node import Node, topological
 from ..ir.pattern import Match, Rule, any_, of
 from ..ir.symbol import Size, combine, low, multiply
 from ..ir.types import product
@@ -135,6 +135,11 @@ def _repeat_constant(m: Match) -> Node:
     return build.broadcast_to(_scalar(m.c), m.root.shape)
 
 
+def _unchecked(node: Node) -> bool:
+    """Whether no index of a gather is checked while it runs."""
+    return not any(n.op is ops.in_range for n in topological(node.inputs[1:]))
+
+
 def _scalar(node: Node) -> Node:
     while node.op is not ops.constant:
         node = node.inputs[0]
@@ -144,7 +149,7 @@ def _scalar(node: Node) -> Node:
 MOVES_CONSTANT = (ops.reshape, ops.permute, ops.expand, ops.slice_, ops.flip, ops.windows)
 MERGE = [
     Rule("move_constant", of(MOVES_CONSTANT, c), _repeat_constant),
-    Rule("gather_constant", of(ops.gather, c, x), _repeat_constant),
+    Rule("gather_constant", of(ops.gather, c, x, test=_unchecked), _repeat_constant),
     Rule("reshape_same", of(ops.reshape, x, test=_same_shape), lambda m: m.x),
     Rule(
         "reshape_reshape",

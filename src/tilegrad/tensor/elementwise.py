@@ -110,6 +110,14 @@ def _numbers(op: str, a: Any, b: Any) -> list[Node]:
     return [build.cast(n, dtypes.int64) if n.dtype.kind == "bool" else n for n in nodes]
 
 
+def _divided(op: str, a: Any, b: Any) -> list[Node]:
+    """Promoted operands of a division, of integers not by a 0 that is known."""
+    nodes = _numbers(op, a, b)
+    if nodes[1].dtype.is_integer and ops.constant_value(nodes[1]) == 0:
+        raise UserError("integers are divided by 0", op=op)
+    return nodes
+
+
 def _is_one(alpha: Any) -> bool:
     return isinstance(alpha, (int, float)) and alpha == 1
 
@@ -137,21 +145,21 @@ def _scaled(op: Op, a: Any, b: Any, alpha: Any) -> Tensor:
 @method("floor_divide", "__floordiv__")
 def floor_divide(a: Any, b: Any) -> Tensor:
     """The quotient rounded towards -inf, by the exact remainder."""
-    left, right = _numbers("floor_divide", a, b)
+    left, right = _divided("floor_divide", a, b)
     return wrap(ops.floor_divide_(left, right), a, b)
 
 
 @method("remainder", "__mod__")
 def remainder(a: Any, b: Any) -> Tensor:
     """a modulo b, with the sign of b."""
-    left, right = _numbers("remainder", a, b)
+    left, right = _divided("remainder", a, b)
     return wrap(ops.remainder(left, right), a, b)
 
 
 @method()
 def fmod(a: Any, b: Any) -> Tensor:
     """a modulo b, with the sign of a."""
-    left, right = _numbers("fmod", a, b)
+    left, right = _divided("fmod", a, b)
     return wrap(ops.fmod(left, right), a, b)
 
 

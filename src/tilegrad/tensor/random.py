@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, dtype_of
-from ..core.errors import DTypeError, ShapeError
+from ..core.errors import DTypeError, ShapeError, UserError
 from ..core.lock import new_lock
 from ..graph import build, ops
 from ..graph.build import Shape
@@ -160,6 +160,12 @@ def normal_node(shape: Shape, dtype: DType, generator: Generator | None = None) 
     return build.cast(build.multiply(radius, ops.cos(second)), dtype)
 
 
+def _in_bounds(op: str, right: bool, expected: str, got: Any) -> None:
+    """A number that a distribution has."""
+    if not right:
+        raise UserError("no distribution is such", op=op, expected=expected, got=got)
+
+
 def _shape(op: str, sizes: tuple[Any, ...], size: Any = None) -> Shape:
     if size is not None:
         sizes = (size,)
@@ -267,6 +273,8 @@ def normal(
     generator: Generator | None = None,
 ) -> Tensor:
     """Normal with mean and standard deviation, numbers or Tensors."""
+    if isinstance(std, (int, float)):
+        _in_bounds("normal", std >= 0, "std >= 0", std)
     if size is None:
         given = [v.shape for v in (mean, std) if isinstance(v, Tensor)]
         size = build.broadcast_shapes("normal", *given)
@@ -293,6 +301,7 @@ def exponential(
     rate: float = 1.0, size: Any = (), dtype: Any = None, generator: Generator | None = None
 ) -> Tensor:
     """Exponential with a rate."""
+    _in_bounds("exponential", rate > 0, "rate > 0", rate)
     return wrap(
         _exponential(_shape("exponential", (size,)), _float("exponential", dtype), rate, generator)
     )
@@ -335,8 +344,11 @@ def bernoulli(probability: Tensor, generator: Generator | None = None) -> Tensor
     """1 with the probability given for each element, else 0."""
     if not probability.dtype.is_float:
         raise DTypeError("probabilities are floats", op="bernoulli", got=probability.dtype)
-    drawn = unit(probability.shape, dtypes.float32, generator)
-    return wrap(build.cast(build.less(drawn, probability.node), probability.dtype))
+    drawn, given = unit(probability.shape, dtypes.float32, generator), probability.node
+    right = build.binary(ops.bit_and, build.less_equal(0.0, given), build.less_equal(given, 1.0))
+    one = build.cast(build.less(drawn, given), dtypes.int32)
+    wanted = "a probability is not between 0 and 1"
+    return wrap(build.cast(build.where_right(right, one, 2, "bernoulli", wanted), given.dtype))
 
 
 @method("dropout")
@@ -374,9 +386,21 @@ def multinomial(
         raise ShapeError(
             "needs float weights with 1 or 2 axes", op="multinomial", got=str(weights.node.type)
         )
+    _in_bounds("multinomial", num_samples > 0, "one or more samples", num_samples)
     count = weights.shape[-1]
     lead = weights.shape[:-1]
     node = build.cast(weights.node, dtypes.float32)
+    total = ops.cumulative(node, axis=len(lead), kind="sum")
+    last = build.slice_axis(total, len(lead), build.offset_size(count, -1), count)
+    fit = build.binary(ops.bit_and, build.less_equal(0.0, node), build.less(node, math.inf))
+    fits = build.sum_(build.cast(fit, dtypes.int64), len(lead), keep=True)
+    all_fit = build.equal(fits, build.size_value(count))
+    right = build.binary(ops.bit_and, all_fit, build.less(0.0, last))
+
+    def checked(index: Node) -> Tensor:
+        wanted = "weights are not finite, negative, or all 0"
+        return wrap(build.where_right(right, index, count, "multinomial", wanted))
+
     if not replacement:
         require(
             count - num_samples,
@@ -393,14 +417,12 @@ def multinomial(
         tiny = build.full((), 1e-30, dtypes.float32)
         score = build.divide(node, build.maximum(noise, tiny))
         order = ops.get(ops.sort(score, axis=len(lead), descending=True), index=1)
-        return wrap(build.slice_axis(order, len(lead), 0, num_samples))
-    total = ops.cumulative(node, axis=len(lead), kind="sum")
-    last = build.slice_axis(total, len(lead), build.offset_size(count, -1), count)
+        return checked(build.slice_axis(order, len(lead), 0, num_samples))
     point = build.multiply(unit((*lead, num_samples), dtypes.float32, generator), last)
     passed = build.less_equal(build.unsqueeze(total, len(lead)), build.unsqueeze(point, -1))
     index = build.sum_(build.cast(passed, dtypes.int64), len(lead) + 1)
     top = build.subtract(build.size_value(count), build.constant(1, dtypes.int64))
-    return wrap(build.minimum(index, top))
+    return checked(build.minimum(index, top))
 
 
 def rand_like(x: Tensor, dtype: Any = None, generator: Generator | None = None) -> Tensor:
@@ -437,6 +459,7 @@ def uniform_(
     self: Tensor, low: float = 0.0, high: float = 1.0, generator: Generator | None = None
 ) -> Tensor:
     """Fill with uniform numbers in [low, high)."""
+    _in_bounds("uniform_", low <= high, "low <= high", (low, high))
     return _fill(self, uniform(low, high, self.shape, self.dtype, generator), "uniform_")
 
 
@@ -457,6 +480,7 @@ def exponential_(self: Tensor, rate: float = 1.0, generator: Generator | None = 
 @method("bernoulli_")
 def bernoulli_(self: Tensor, p: float = 0.5, generator: Generator | None = None) -> Tensor:
     """Fill with ones with probability p, else zeros."""
+    _in_bounds("bernoulli_", 0.0 <= p <= 1.0, "0 <= p <= 1", p)
     drawn = build.less(unit(self.shape, dtypes.float32, generator), float(p))
     return _fill(self, wrap(build.cast(drawn, self.dtype)), "bernoulli_")
 
