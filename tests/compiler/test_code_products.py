@@ -90,13 +90,15 @@ def unpacked(raw: np.ndarray, form: str) -> np.ndarray:
     return format_of(form).to_float32(raw).astype(np.float64)
 
 
-def by_token(values: np.ndarray) -> np.ndarray:
-    """Values rounded to codes of their row: as `pack` has it, but for ties, which go where a
-    product with the inverse of the scale takes them."""
-    most = np.abs(values).max(-1, keepdims=True).astype(np.float32)
-    inverse = np.where(most == 0, np.float32(1), np.float32(448) / np.where(most == 0, 1, most))
-    codes = (values.astype(np.float32) * inverse).astype(ml_dtypes.float8_e4m3fn)
-    return codes.astype(np.float64) * (most.astype(np.float64) / 448)
+def by_token(values: np.ndarray, scale: float | None = None) -> np.ndarray:
+    """Values rounded to codes of their row, or of a scale: as `pack` has it, but for ties, which go
+    where a product with the inverse of the scale takes them."""
+    most, top = np.abs(values).max(-1, keepdims=True).astype(np.float32), np.float32(448)
+    if scale is not None:
+        most, top = np.full_like(most, scale), np.float32(1)
+    inverse = np.where(most == 0, np.float32(1), top / np.where(most == 0, 1, most))
+    codes = np.clip(values.astype(np.float32) * inverse, -448, 448)
+    return codes.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * (most / np.float64(top))
 
 
 def test_ties() -> None:
@@ -117,9 +119,9 @@ def one_product(m: int, n: int, k: int, forms: tuple[str, str], scale: float | N
     result = product(rounded(x, forms[0], same), layers.weight(n, k, forms[1]), float32)
     values = layers.values[0].astype(np.float32)
     found = None if scale is None else np.full((m, 1), scale, np.float32)
-    own = found is None and forms[0] == ROW
+    own = scale is not None or forms[0] == ROW
     given = pack_array(format_of(forms[0]), values, found)
-    left = by_token(values) if own else unpacked(given, forms[0])
+    left = by_token(values, scale) if own else unpacked(given, forms[0])
     return layers, result, left @ unpacked(layers.values[1], forms[1]).T
 
 
@@ -176,8 +178,18 @@ def test_nothing() -> None:
         assert np.all(got[0] == 0) and np.isfinite(got).all()
 
 
-def llama_layer(layers: Layers, x: Node, width: int, inner: int) -> Node:
-    """A layer whose attention is q * k * v, with inputs of every product rounded by token."""
+def llama_layer(
+    layers: Layers, x: Node, width: int, inner: int, scale: float | None = None
+) -> Node:
+    """A layer whose attention is q * k * v, with inputs of every product rounded by token, or by
+    a scale that is given."""
+
+    def rounded(x: Node) -> Node:
+        if scale is None:
+            return build.unpack(build.pack(x, ROW), ROW, x.dtype)
+        given = build.broadcast_to(build.constant(scale, float32), (1, 1))
+        return build.unpack(build.pack(x, TENSOR, given), TENSOR, x.dtype)
+
     ones = (1 + draw(5, width, scale=0.1)).astype(BF16)
     y = rounded(norm(x, layers.given(ones)))
     q, k, v = (product(y, layers.weight(width, width)) for _ in range(3))
@@ -189,7 +201,7 @@ def llama_layer(layers: Layers, x: Node, width: int, inner: int) -> Node:
     return build.add(x, product(gated, layers.weight(width, inner)))
 
 
-def layer_reference(values: list[np.ndarray]) -> np.ndarray:
+def layer_reference(values: list[np.ndarray], scale: float | None = None) -> np.ndarray:
     """The same in float64, with the roundings to codes that the recipe asks for and no others."""
     x, first, q, k, v, o, second, gate, up, down = values
     q, k, v, o, gate, up, down = (unpacked(w, ROW).T for w in (q, k, v, o, gate, up, down))
@@ -199,7 +211,7 @@ def layer_reference(values: list[np.ndarray]) -> np.ndarray:
         return held(x / root * w.astype(np.float64))
 
     def held(x: np.ndarray) -> np.ndarray:
-        return unpacked(pack_array(format_of(ROW), x.astype(np.float32)), ROW)
+        return by_token(x.astype(np.float32), scale)
 
     x = x.astype(np.float64)
     y = normed(x, first)
@@ -208,20 +220,48 @@ def layer_reference(values: list[np.ndarray]) -> np.ndarray:
     return x + held((y @ gate) / (1 + np.exp(-(y @ gate))) * (y @ up)) @ down
 
 
-ONE_TOKEN = pytest.param(1, 2048, 2048, marks=pytest.mark.slow)  # test_simulated_norm is short
+LAYERS = [  # tokens, width, inner, the scale of inputs
+    (3, 256, 384, None),
+    (70, 256, 384, None),
+    (3, 256, 384, 0.02),
+    (70, 256, 384, 0.02),
+    pytest.param(1, 2048, 2048, None, marks=pytest.mark.slow),  # test_simulated_norm is short
+    pytest.param(1, 2048, 2048, 0.02, marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize("tokens, width, inner", [(3, 256, 384), (70, 256, 384), ONE_TOKEN])
-def test_layer(tokens: int, width: int, inner: int) -> None:
+@pytest.mark.parametrize("tokens, width, inner, scale", LAYERS)
+def test_layer(tokens: int, width: int, inner: int, scale: float | None) -> None:
     """A last bit may turn a code, 1/16 of a value: the Graph's own bf16 roundings do as much."""
     layers = Layers()
     x = layers.given(draw(7, tokens, width).astype(BF16))
-    result = llama_layer(layers, x, width, inner)
+    result = llama_layer(layers, x, width, inner, scale)
     (got,) = run_interpreted(H200, layers.nodes, [result], layers.values)
     (judge,) = interpret([result], dict(zip(layers.nodes, layers.values)))
-    wanted = layer_reference(layers.values)
+    wanted = layer_reference(layers.values, scale)
     error, own = (np.abs(x.astype(np.float64) - wanted).mean() for x in (got, judge))
     assert error <= 1.1 * own <= 0.06 * np.abs(wanted).mean()
+
+
+@pytest.mark.usefixtures(assembled.__name__)
+@pytest.mark.parametrize("tokens", [3, 70])
+def test_simulated_codes_out(tokens: int) -> None:
+    """With a scale that is given, a product's kernel stores the codes of the next one's input."""
+    layers, scale = Layers(), build.broadcast_to(build.constant(0.02, float32), (1, 1))
+    x = layers.given(draw(1, tokens, 128).astype(BF16))
+    first, second = layers.weight(144, 128), layers.weight(64, 144)
+    middle = build.unary(ops.tanh, product(rounded(x, TENSOR, scale), first, float32))
+    result = product(rounded(middle, TENSOR, scale), second, float32)
+    launched = [s for k in schedule_for(layers.nodes, [result], H200).kernels for s in k.steps]
+    assert len(launched) == 3  # codes of x, and the products
+    (got,) = run_graph(layers.nodes, [result], layers.values)
+    x, first, second = layers.values[0].astype(np.float32), *map(of_row, layers.values[1:])
+    wanted = by_token(np.tanh(by_token(x, 0.02) @ first.T), 0.02) @ second.T
+    assert np.abs(got - wanted).mean() <= 1e-3 * np.abs(wanted).max()
+
+
+def of_row(raw: np.ndarray) -> np.ndarray:
+    return unpacked(raw, ROW)
 
 
 def launches_of(tokens: int, width: int, inner: int) -> list[Launch]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tilegrad.core.dtype import bfloat16, float16, float32
+from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.target import H100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
@@ -27,7 +27,15 @@ from tilegrad.tile.check import verify_body, walk
 from tilegrad.tile.prove import check_body
 
 SWEEP = Path(__file__).parents[2] / "bench/results/gemm-sweep-2026-11-15.json"
-DTYPES = ((bfloat16, bfloat16), (bfloat16, float32), (float16, float16), (float32, float32))
+DTYPES = (
+    (bfloat16, bfloat16),
+    (bfloat16, float32),
+    (float16, float16),
+    (float32, float32),
+    (float8_e4m3, bfloat16),
+    (float8_e4m3, float8_e4m3),
+)
+ALONG_K = (float32, float8_e4m3)  # whose operands are stored so alone
 
 
 def random_operands(draw: random.Random) -> Operands:
@@ -35,8 +43,10 @@ def random_operands(draw: random.Random) -> Operands:
     dtype, result = draw.choice(DTYPES)
     m = draw.choice((1, 5, 16, 40, 64, 100, 128, 130, 300, 1000, 4096, draw.randrange(1, 5000)))
     n, k = (8 * draw.randrange(1, 2 ** draw.randrange(2, 12)) for _ in range(2))
+    if dtype is float8_e4m3:
+        n, k = 2 * n, 2 * k
     batch = draw.choice((1, 1, 1, 3))
-    along = (True, True) if dtype is float32 else (draw.random() < 0.7, draw.random() < 0.7)
+    along = (True, True) if dtype in ALONG_K else (draw.random() < 0.7, draw.random() < 0.7)
     return Operands(m, n, k, dtype, result, *along, batch)
 
 

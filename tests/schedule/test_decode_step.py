@@ -167,8 +167,11 @@ class Zeros:
         """Nothing is mapped."""
 
 
-def in_fp8(model: Decoder) -> None:
-    """Every linear layer but the head: weights by channel, inputs by token."""
+def in_fp8(model: Decoder, scale: float | None) -> None:
+    """Every linear layer but the head: weights by channel, inputs by token, or with a scale that is
+    given, which layers side by side share."""
+    given = FP8 if scale is None else "E4M3_TENSOR_F32"
+    scales: dict[str, tg.Tensor] = {}
     made: dict[tuple[int, int], Zeros] = {}
     layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     for path, layer in layers:
@@ -176,15 +179,20 @@ def in_fp8(model: Decoder) -> None:
             size = (layer.out_features, layer.in_features)
             zeros = made.setdefault(size, Zeros(format_of(FP8), *size))
             layer.weight.node = stored(zeros, layer.weight.dtype).node
-            put(model, path, PackedLinear(layer, None, FP8))
+            rounds = PackedLinear(layer, None, given, scale)
+            near = path.rpartition(".")[0]
+            rounds.input_scale = scales.setdefault(near, rounds.input_scale)
+            put(model, path, rounds)
 
 
-def step_schedule(batch: int, layers: int, fp8: bool = False, **sizes: int) -> Schedule:
+def step_schedule(
+    batch: int, layers: int, fp8: bool = False, scale: float | None = None, **sizes: int
+) -> Schedule:
     """The Schedule of the engine's decode step, for an H200."""
     config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers, **sizes})
     model = Decoder(config, tg.bfloat16)
     if fp8:
-        in_fp8(model)
+        in_fp8(model, scale)
     cache = nn.PagedCache(
         config.layers,
         4,
@@ -220,12 +228,15 @@ def test_launches_of_a_layer(batch: int) -> None:
 FP8_LAUNCHES = {1: 5, 8: 9, 32: 10, 128: 10}  # of a layer
 
 
+@pytest.mark.parametrize("scale", [None, 0.01], ids=["by token", "given"])
 @pytest.mark.parametrize("batch", FP8_LAUNCHES)
-def test_launches_of_a_layer_in_fp8(batch: int) -> None:
+def test_launches_of_a_layer_in_fp8(batch: int, scale: float | None) -> None:
     """One token: the matvec computes its codes, so no launch does; else each product's input is
-    encoded by a launch, the norm before it included."""
-    some, more = (launches(step_schedule(batch, n, fp8=True)) for n in (3, 5))
-    assert len(more) - len(some) == 2 * FP8_LAUNCHES[batch]
+    encoded by a launch, the norm before it included, but for what gate and up give with a scale
+    that is known before."""
+    some, more = (launches(step_schedule(batch, n, True, scale)) for n in (3, 5))
+    expected = FP8_LAUNCHES[batch] - (scale is not None and batch > 1)
+    assert len(more) - len(some) == 2 * expected
     assert len(set(more)) == len(set(some)), "equal layers share their Programs"
 
 

@@ -87,20 +87,28 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     factor of a norm of few rows cancels out of its codes, so none of them waits for the norm's sum:
     it is a factor of the row's scale (see docs/decisions/0020)."""
     kinds = {part.name: part.dtype for part in (*form.fields, *form.row)}
-    if len(packed.inputs) > 1 or form.grain.rows != 1 or kinds["scale"] is not float32:
+    x, *given = packed.inputs
+    if kinds["scale"] is not float32 or not (given or form.grain.rows == 1):
         return encoded(packed)
-    (x,) = packed.inputs
+    if given:
+        scale = build.broadcast_to(build.cast(given[0], float32), (*x.shape[:-1], 1))
+        return {**_codes(x, scale, 1.0, packed), "scale": scale}
     norm = norm_of(x) if not invariant() else None
     x = norm.core if norm else x
     largest = build.reduce(ops.max_, build.unary(ops.absolute, x), len(x.shape) - 1, True)
-    largest, most = build.cast(largest, float32), build.constant(most_of(form), float32)
-    nothing = ops.equal(largest, build.broadcast_to(build.constant(0.0, float32), largest.shape))
-    inverse = build.where(nothing, build.constant(1.0, float32), build.divide(most, largest))
-    codes = build.multiply(build.cast(x, float32), build.broadcast_to(inverse, x.shape))
-    one = build.broadcast_to(build.constant(1.0, float32), largest.shape)
-    found = encoded(ops.pack(codes, one, **packed.attrs))
+    largest = build.cast(largest, float32)
     scale = build.multiply(largest, 1.0 / most_of(form))
-    return {**found, "scale": build.multiply(scale, norm.factor) if norm else scale}
+    scale = build.multiply(scale, norm.factor) if norm else scale
+    return {**_codes(x, largest, most_of(form), packed), "scale": scale}
+
+
+def _codes(x: Node, of: Node, most: float, packed: Node) -> dict[str, Node]:
+    """The codes of x times most / of, a row; of x where that is 0."""
+    zero, one, top = (build.constant(value, float32) for value in (0.0, 1.0, most))
+    nothing = ops.equal(of, build.broadcast_to(zero, of.shape))
+    inverse = build.where(nothing, one, build.divide(top, of))
+    codes = build.multiply(build.cast(x, float32), build.broadcast_to(inverse, x.shape))
+    return encoded(ops.pack(codes, build.broadcast_to(one, of.shape), **packed.attrs))
 
 
 __all__ = ["factored", "of_codes", "why_not"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.dtype import float8_e4m3
 from ..graph import ops
 from ..ir.node import Node, topological, users
 from ..ir.symbol import high
@@ -59,9 +60,7 @@ def hand_over(lowering: Lowering) -> None:
         found = _until_products(node, readers, given)
         if found is None:
             continue
-        dots = {_product(i) for scaled in found[1] for i in scaled.inputs} - {None}
-        if not dots.issuperset(found[2]):
-            continue
+        dots = {_product(i) for scaled in found[1] for i in scaled.inputs} - {None} | found[2]
         if product(node.shape) == 1:  # each program reads the whole row
             if not all(streams(dot) for dot in dots if dot is not None):
                 continue
@@ -72,13 +71,31 @@ def hand_over(lowering: Lowering) -> None:
             }
         values -= found[0]
         values |= {_rounded(scaled, readers) for scaled in found[1]}
+    for dot in order:
+        if dot.op is ops.dot and dot.inputs[0].dtype is float8_e4m3 and streams(dot):
+            codes = _before_moves(dot.inputs[0])
+            if codes not in given and not _made_by_products(codes, values):
+                values.discard(codes)
+
+
+def _before_moves(node: Node) -> Node:
+    """What a value is, reshaped or repeated."""
+    while node.op in MOVEMENT:
+        node = node.inputs[0]
+    return node
+
+
+def _made_by_products(codes: Node, values: set[Node]) -> bool:
+    """Whether codes are not of a token alone, but of a product whose kernel can store them."""
+    found = leaves_of(codes, values)
+    return codes.op is not ops.cast or any(_product(leaf) is not None for leaf in found)
 
 
 def _until_products(
     node: Node, readers: dict[Node, list[Node]], given: set[Node]
 ) -> tuple[set[Node], set[Node], set[Node]] | None:
     """What follows from a whole sum before products are multiplied by it, those, and the products
-    of one token whose codes rest on its largest; None where anything else reads it."""
+    of one token whose codes rest on it; None where anything else reads it."""
     found, stack = {node}, [node]
     scaled: set[Node] = set()
     coded: set[Node] = set()
@@ -90,7 +107,7 @@ def _until_products(
             if reader.op is ops.multiply and any(map(_product, reader.inputs)):
                 scaled.add(reader)
                 continue
-            if node.op is ops.max_ and reader.op is ops.dot and reader.inputs[1] is not current:
+            if reader.op is ops.dot and current.dtype is float8_e4m3 and reader.shape[:-1] == (1,):
                 coded.add(reader)
                 continue
             if reader.op not in MOVEMENT and reader.op.group not in ELEMENTWISE:

@@ -351,7 +351,7 @@ class WideDot:
         shape = (k // wide, wide)
         with self.e.tile(0, shape[0], shape[0], 0, wide, wide) as (line, at):
             place, lines = line * wide + at, []
-            coded = any(whole.op is ops.max_ for whole in self.wholes)  # the largest is first
+            coded = p.a.dtype is float8_e4m3  # of what whole sums say
             found = None if coded else self.e.value(p.a, p.index_a(0, 0, place))
             for whole in self.wholes:
                 source, axis = whole.inputs[0], first_axis(wide)
@@ -527,11 +527,8 @@ def block_of(part: Node) -> int:
 
 def accepts(stored: Node, dot: Node) -> bool:
     """Whether the kernel can store a value that is computed of a dot's products."""
-    return product(stored.shape) == product(dot.shape) and stored.dtype in (
-        bfloat16,
-        float16,
-        float32,
-    )
+    taken = (bfloat16, float16, float32, float8_e4m3)
+    return product(stored.shape) == product(dot.shape) and stored.dtype in taken
 
 
 __all__ = ["WideDot", "accepts", "matrix_of"]

@@ -168,7 +168,7 @@ def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]
             depth = (128 if tm + tn <= 160 else 64) * 2 // size
             columns = x.span((tm, tn, depth))[1] // split
             staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
-            staged = max(32, staged * 2 // x.result.size) if columns % 32 == 0 else staged
+            staged = max(32, staged_of(x, staged, columns)) if columns % 32 == 0 else staged
             tiles = tiles_of(x, WidePlan((tm, tn, depth)), False)
             programs = -(-tiles // rounds) * split
             plan = WidePlan(
@@ -199,7 +199,7 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
             continue
         even = 64 if columns % 64 == 0 else 32 if columns % 32 == 0 else 16
         staged = columns // split if split > 1 else even
-        staged = staged * 2 // x.result.size if split == 1 else staged
+        staged = staged_of(x, staged, columns) if split == 1 else staged
         limit = target.cores // (cluster * split)
         if limit == 0:
             continue
@@ -222,6 +222,12 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
         stages = most_stages(x, plan, target, 8)
         if stages >= 3 and (cluster == 1 or columns // cluster % 8 == 0):
             yield replace(plan, stages=stages), False
+
+
+def staged_of(x: Operands, staged: int, columns: int) -> int:
+    """Columns of a piece as wide as so many of 16 bits, where such pieces divide the columns."""
+    wide = staged * 2 // x.result.size
+    return staged if columns % wide else wide
 
 
 def tiles_of(x: Operands, plan: WidePlan, turned: bool) -> int:
@@ -279,7 +285,8 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
     into = waves(own, plan) * steps * (weights + tokens) * tk * size  # one multiprocessor
     busy = min(groups / waves(own, plan) * together, target.cores)
-    once = batch * (m * k + n * max(1, len(x.weights) if x.gated else 1) * k + m * n) * size
+    read = m * k + n * max(1, len(x.weights) if x.gated else 1) * k
+    once = batch * (read * size + m * n * x.result.size)
     memory = once / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
     through = groups * together * steps * (weights + tokens) * tk * size
     ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
@@ -314,7 +321,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     read = (tm / (plan.cluster if plan.across else 1)) + (tn / (1 if plan.across else plan.cluster))
     through = groups * plan.cluster * plan.split * steps * read * tk * size / CACHE_RATE
     read_once = n * len(x.weights) if x.gated else n
-    once = batch * (m * k + read_once * k + m * n) * size
+    once = batch * ((m * k + read_once * k) * size + m * n * x.result.size)
     ahead = plan.programs * plan.stages * (tm if turned else tn) * tk * size / MEMORY_SECONDS
     stream = plan.programs * STREAM_RATE * min(2, tm // 64)
     limit = min(ahead, stream) if m <= 256 else target.peak_bytes() * READ_SHARE

@@ -352,15 +352,18 @@ def load(
     with no_grad():
         for name, tensor in list(_checked(names, ours, rest)):
             ours[name].assign(tensor)
+    scales: dict[tuple[str, float], Any] = {}
     for name, rows in stay.items():
         ours[name].requires_grad = False
         ours[name].node = stored(rows, ours[name].dtype).node
-        _as_stored(model, name, rows)
+        _as_stored(model, name, rows, scales)
     return Keys(missing, unused)
 
 
-def _as_stored(model: Module, name: str, rows: Rows) -> None:
-    """Put a layer that does to its inputs what the file asks for in the place of a Linear."""
+def _as_stored(model: Module, name: str, rows: Rows, scales: dict[tuple[str, float], Any]) -> None:
+    """Put a layer that does to its inputs what the file asks for in the place of a Linear. Layers
+    side by side (q, k and v) share a scale of inputs that is the same for each, so that what they
+    read is rounded once; `scales` are those before."""
     order, given = getattr(rows.stored, "order", None), getattr(rows.stored, "input", None)
     if order is None and given is None:
         return
@@ -369,7 +372,11 @@ def _as_stored(model: Module, name: str, rows: Rows) -> None:
     if not isinstance(layer, Linear):
         raise UserError("only linear layers round their inputs", op=OP, got=rows.stored.name)
     form, scale = ("", None) if given is None else (given.format, given.scale)
-    put(model, path, PackedLinear(layer, order, form, scale))
+    made = PackedLinear(layer, order, form, scale)
+    if scale is not None:
+        near = (path.rpartition(".")[0], scale)
+        made.input_scale = scales.setdefault(near, made.input_scale)
+    put(model, path, made)
 
 
 class Rows:
