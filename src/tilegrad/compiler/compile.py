@@ -15,7 +15,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ from ..runtime.language import language_of
 from ..runtime.recipe import Recipe
 from ..runtime.store import default_store
 from ..schedule.outside import outside
-from .loader import bind
+from .loader import Wanted, bind, counters
 
 if TYPE_CHECKING:
     from ..schedule.schedule import Schedule
@@ -51,7 +52,6 @@ TABLES = 16  # Targets, and PlanTables of them, whose Bodies are kept
 _memory: Recent[Any] = Recent(lambda: config().keep)
 _lock = awaited_rlock(COMPILER)
 _bodies: Recent[Recent[Any]] = Recent(lambda: TABLES)  # lowered Bodies by Target and PlanTable
-counters = {"compiled": 0, "loaded": 0, "programs": 0}
 
 
 ABOVE = ("tensor", "nn", "cli", "train", "models", "tune")  # folders that compile nothing
@@ -127,11 +127,29 @@ def executable_for(
     return found
 
 
-def circumstances(device: str) -> Any:
-    """What an Executable on a device depends on besides its Graph."""
+def circumstances(device: str, target: Target | None = None) -> Any:
+    """What an Executable on a device depends on besides its Graph; with its Target, the device is
+    not asked."""
     host = (config().threads, config().determinism)
-    own = host if device == HOST else (device, target_for(device).key, *_choices())
+    own = host if device == HOST else (device, (target or target_for(device)).key, *_choices())
     return (*own, *outside())
+
+
+def recipe_name(
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    given: tuple[Any, ...],
+    requirements: Sequence[Requirement],
+    target: Target,
+    places: dict[Place, int],
+) -> str:
+    """The name of a Recipe in the Store; `given` is what is donated, and the circumstances. The
+    user's lines in the Graph are added to `places`."""
+    needs = [r.to_text(placed=False) for r in requirements]
+    symbols = ops.symbols([*inputs, *topological(outputs)])
+    bounds = [(s.name, s.low, s.high) for s in symbols]  # sizes of the arena follow from them
+    rows = structure(inputs, outputs, places)
+    return "recipe-" + digest(rows, bounds, given, needs, target.key, version())
 
 
 def other_targets(outputs: Sequence[Node], homes: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -181,12 +199,7 @@ def _make(
     machine = opened(device)
     target = machine.target
     places: dict[Place, int] = {}
-    needs = [r.to_text(placed=False) for r in requirements]
-    symbols = ops.symbols([*inputs, *topological(outputs)])
-    bounds = [(s.name, s.low, s.high) for s in symbols]  # sizes of the arena follow from them
-    name = "recipe-" + digest(
-        structure(inputs, outputs, places), bounds, key[1:3], needs, target.key, version()
-    )
+    name = recipe_name(inputs, outputs, key[1:3], requirements, target, places)
     data = default_store().get(name)
     if data is not None:
         recipe = Recipe.from_text(data.decode())
@@ -247,23 +260,50 @@ def cut(inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[list[Node], li
 Code = dict[str, Any]  # loaded, by key
 
 
-def _compile(texts: Mapping[str, str], target: Target, device: Device) -> Code:
-    """Object code of every text, in parallel, loaded by a Device."""
-    held = {key: found for key in texts if (found := device.loaded(key)) is not None}
-    missing = [key for key in texts if key not in held]
-    if not missing:
-        return held
+def _objects(
+    texts: Mapping[str, str], target: Target, arch: str, side: int
+) -> Iterator[tuple[str, bytes]]:
+    """Object code of every text by key, so many made side by side, and stored."""
     compile_text = language_of(target).compile
 
     def one(key: str) -> tuple[str, bytes]:
-        return key, compile_text(texts[key], target, device.arch)
+        return key, compile_text(texts[key], target, arch)
 
-    workers = min(len(missing), max(1, config().threads))
-    with ThreadPoolExecutor(workers, initializer=adopt, initargs=(config(),)) as pool:
-        for key, data in pool.map(one, missing):
-            default_store().put(f"object{device.arch}-{key}", data)
-            held[key] = device.keep(key, data)
+    with ThreadPoolExecutor(min(len(texts), side), initializer=adopt, initargs=(config(),)) as pool:
+        for key, data in pool.map(one, texts):
+            default_store().put(f"object{arch}-{key}", data)
             counters["programs"] += 1
+            yield key, data
+
+
+def store_recipe(wanted: Wanted, target: Target, arch: str, expected: str, side: int = 1) -> None:
+    """Compile a Graph for a Target of which no machine is opened, and store what `_make` loads."""
+    from .flatten import recipe_of
+
+    places: dict[Place, int] = {}
+    given = (wanted.donate, circumstances(wanted.device, target))
+    graph = (wanted.inputs, wanted.outputs)
+    name = recipe_name(*graph, given, wanted.requirements, target, places)
+    if name != expected:
+        raise InternalError("compile", f"{name} is not {expected}: other settings, or another text")
+    schedule = schedule_for(*graph, target, wanted.donate, (), wanted.device)
+    recipe, texts = recipe_of(schedule, target, wanted.requirements)
+    recipe.places = list(places)
+    store = default_store()
+    missing = {k: t for k, t in texts.items() if store.get(f"object{arch}-{k}") is None}
+    if missing:
+        deque(_objects(missing, target, arch, side), maxlen=0)
+    store.put(name, recipe.to_text().encode())
+
+
+def _compile(texts: Mapping[str, str], target: Target, device: Device) -> Code:
+    """Object code of every text, in parallel, loaded by a Device."""
+    held = {key: found for key in texts if (found := device.loaded(key)) is not None}
+    wanted = {key: text for key, text in texts.items() if key not in held}
+    if not wanted:
+        return held
+    for key, data in _objects(wanted, target, device.arch, max(1, config().threads)):
+        held[key] = device.keep(key, data)
     return held
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _bundles: list[Opened] = []
 _listeners: list[Callable[[Wanted], None]] = []
 _lock = new_rlock()
+counters = {"compiled": 0, "loaded": 0, "programs": 0}  # Executables, and Programs assembled
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,11 @@ def _told(wanted: Wanted) -> Any | None:
         if found is not None:
             return found
     return None
+
+
+def is_told() -> bool:
+    """Whether a Bundle or a listener is asked before the compiler."""
+    return bool(_bundles or _listeners)
 
 
 @contextmanager

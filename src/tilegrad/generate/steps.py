@@ -12,7 +12,7 @@ that `jit` compiles. Invariant: results are those of `step`, whatever the size.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import nn
+from ..compiler.loader import counters
 from ..core.collector import no_collection
 from ..core.dtype import int32
 from ..core.errors import user_location
@@ -31,6 +32,7 @@ from ..runtime.prepared import telling
 from ..tensor.bound import Bound, Pending
 from ..tensor.creation import tensor
 from ..tensor.jit import jit
+from ..tensor.lowered import Lowered
 from ..tensor.tensor import Tensor, no_grad
 from .ledger import Ledger
 from .sampling import SamplingState, Variant
@@ -200,22 +202,19 @@ class Steps:
 
     def _bind_decode(self, size: int, variant: Variant, most: int) -> Bound:
         key = ("decode", size, variant, len(self._decoding.get((size, variant), ())))
+        given = self._decode_arguments(size, variant, most)
+        found: Bound = self._first(lambda: key, partial(self._decode.bind, *given))
+        return found
+
+    def _decode_arguments(self, size: int, variant: Variant, most: int) -> tuple[Any, ...]:
         orders = self._orders
         given = (orders.tensor("slots", size), orders.tensor("starts", size + 1))
-        made = partial(
-            self._decode.bind,
-            self.model,
-            self.cache,
-            self.rows,
-            self._sampler(variant),
-            variant,
-            most,
-            self.words,
-            *given,
-            orders.tensor("tails", size),
-        )
-        found: Bound = self._first(lambda: key, made)
-        return found
+        tails = orders.tensor("tails", size)
+        return (*self._state(variant), most, self.words, *given, tails)
+
+    def _state(self, variant: Variant) -> tuple[Any, ...]:
+        """What every step takes first."""
+        return self.model, self.cache, self.rows, self._sampler(variant), variant
 
     # ---- guesses --------------------------------------------------------------------------------
 
@@ -249,10 +248,9 @@ class Steps:
 
     def _bind_verify(self, size: int, variant: Variant, most: int) -> Bound:
         key = ("verify", size, variant, len(self._verifying.get((size, variant), ())))
-        state = (self.model, self.cache, self.rows, self._sampler(variant), variant)
         names = {"slots": 0, "starts": 1, "tails": 0, "given": 0, "lengths": 0}
         given = {name: self._orders.tensor(name, size + more) for name, more in names.items()}
-        work = partial(self._verify.bind, *state, most, self.words, **given)
+        work = partial(self._verify.bind, *self._state(variant), most, self.words, **given)
         found: Bound = self._first(lambda: key, work)
         return found
 
@@ -300,15 +298,18 @@ class Steps:
         return self._rare_prompts if variant in self._served[1:] else self._prompts
 
     def _bind_ragged(self, rows: int, tokens: int, variant: Variant) -> Bound:
+        given = self._ragged_arguments(rows, tokens)
+        found: Bound = self._first(
+            lambda: ("ragged", variant, self._ragged.range_of("tokens", tokens)),
+            partial(self._ragged.bind, *self._state(variant), **given),
+        )
+        return found
+
+    def _ragged_arguments(self, rows: int, tokens: int) -> dict[str, Any]:
         sizes = {name: rows + (name == "starts") for name in ROWS}
         sizes |= dict.fromkeys(TOKENS, tokens)
         given = {name: self._orders.tensor(name, size) for name, size in sizes.items()}
-        state = (self.model, self.cache, self.rows, self._sampler(variant), variant)
-        found: Bound = self._first(
-            lambda: ("ragged", variant, self._ragged.range_of("tokens", tokens)),
-            partial(self._ragged.bind, *state, **given, words=self.words),
-        )
-        return found
+        return {**given, "words": self.words}
 
     # ---- before the first request ---------------------------------------------------------------
 
@@ -323,12 +324,42 @@ class Steps:
             for rows, tokens in reversed(self._prompt_sizes(variant).items()):
                 work += [(self._ragged_bound, rows, size, variant) for size in reversed(tokens)]
             work += [(self._make_verify, size, variant) for size in reversed(self._guessed)]
+        ahead = False
         with no_collection():
             for number, (make, *sizes) in enumerate(work):
                 tell("prepare", number, len(work))
+                before = counters["compiled"]
                 make(*sizes)
+                if not ahead and counters["compiled"] > before:  # more will be missing
+                    self._compile_ahead(variants)
+                    ahead = True
             gc.freeze()  # all of it stays: no collection looks at it again
         tell("prepare", len(work), len(work))
+
+    def _compile_ahead(self, variants: Sequence[Variant]) -> None:
+        """Compile what the Store has not, side by side, before it is bound one by one."""
+        from ..compiler.ahead import compile_ahead
+
+        with no_grad(), located(user_location()):
+            compile_ahead(one.wanted for one in self._traced(variants))
+
+    def _traced(self, variants: Sequence[Variant]) -> Iterator[Lowered]:
+        """The traces of all decode steps and of all steps with prompts, each range once."""
+        for variant in variants:
+            for size in reversed(self._decode_sizes(variant)):
+                most = 1
+                while most <= self.most_keys:
+                    found = self._decode.lower(*self._decode_arguments(size, variant, most))
+                    yield found
+                    most = found.ranges.get("keys", (1, self.most_keys))[1] + 1
+            known: list[tuple[int, int]] = []
+            sizes = self._prompt_sizes(variant)
+            for rows, tokens in [(row, size) for row in sizes for size in sizes[row]]:
+                if not any(low <= tokens <= high for low, high in known):
+                    given = self._ragged_arguments(rows, tokens)
+                    found = self._ragged.lower(*self._state(variant), **given)
+                    yield found
+                    known.append(found.ranges.get("tokens", (1, self.chunk)))
 
     def _make_decode(self, size: int, variant: Variant) -> None:
         """The decode steps of one size, for all ranges of keys."""

@@ -18,7 +18,7 @@ from weakref import ref
 
 import numpy as np
 
-from ..compiler.loader import executable_for
+from ..compiler.loader import Wanted, executable_for
 from ..core.config import config, override
 from ..core.errors import AxisError, DTypeError, ShapeError, StateError, TraceError, user_location
 from ..graph import build, ops
@@ -153,6 +153,11 @@ class Lowered:
         return self.structure.unflatten(
             [self._value(p, buffers, results, None, None) for p in places]
         )
+
+    @property
+    def wanted(self) -> Wanted:
+        """The Graph as the compiler is asked for it, on one device."""
+        return Wanted(self.inputs, self.outputs, self.donate, self.device, self.requirements)
 
     def compiled(self) -> Any:
         """The Executable; compiled or loaded at the first call."""
