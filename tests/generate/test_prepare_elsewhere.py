@@ -19,8 +19,8 @@ from tilegrad.runtime.device import KINDS
 from tilegrad.targets.ptx import assemble, language
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-from prepare import Kind  # noqa: E402
-from shapes import SHAPES  # noqa: E402
+from prepare import Kind
+from shapes import SHAPES
 
 
 @pytest.fixture

@@ -139,7 +139,8 @@ def main() -> None:
             said = ""
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-        print(json.dumps(said), file=answers, flush=True)
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":
