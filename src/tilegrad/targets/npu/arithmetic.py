@@ -30,6 +30,12 @@ def fp8_table() -> Array:
     return found
 
 
+@cache
+def bf16_table() -> Array:
+    """The fp32 of all bits of bf16, subnormals as zero."""
+    return from_bits(np.arange(65536, dtype=np.uint32) << np.uint32(16))
+
+
 def wrapped(x: Array) -> Array:
     """The low 32 bits, signed."""
     return x.astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)

@@ -35,6 +35,7 @@ class Execute(Unit):
         kind: Any = np.float32 if p.floating else np.int32
         self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
         self.time = self.last = 0
+        self.quiet = 0  # edges since anything came to the mesh
         no_slots = np.zeros(p.slots, np.uint16)
         self.q_first, self.q_second = no_slots, no_slots  # of the scratchpad's two readers
         self.q_index = np.zeros(p.slots, np.uint8)
@@ -56,14 +57,20 @@ class Execute(Unit):
         self.phase = self.row = 0
 
     def step(self) -> None:
-        """One edge; the mesh has one in every cycle."""
+        """One edge; the mesh has one in every cycle, which changes nothing once it is at rest."""
         self.written = None
         self.feed: Array | None = None
         self.top: tuple[Array, Array] | None = None
         self.clear = self.drain = False
-        leaving = None if self.p.dataflow == "os" else self.mesh.leaving()
-        self.leaving = leaving
+        resting = self.quiet > 2 * (self.p.rows + self.p.columns)
+        self.leaving = None if self.p.dataflow == "os" or resting else self.mesh.leaving()
         super().step()
+        if self.feed is not None or self.top is not None or self.clear or self.drain:
+            self.quiet = 0
+        else:
+            self.quiet += 1
+            if resting:
+                return
         if self.p.dataflow == "os":
             self.mesh.step_output(self.feed, self.top, self.clear, self.drain)
         else:
@@ -91,7 +98,9 @@ class Execute(Unit):
     def values(self, bits: Array) -> Array:
         """Numbers of slots, as the multipliers take them."""
         if self.p.floating:
-            return arithmetic.from_bits(bits.astype(np.uint32) << np.uint32(16))
+            found = arithmetic.bf16_table()[bits]
+            self.mesh.see(found)
+            return found
         return bits.astype(np.int8).astype(np.int32)
 
     def read_first(self, row: int) -> None:
@@ -121,6 +130,11 @@ class Execute(Unit):
         self.sums[row] = values
         self.written = (row, values)
         self.accumulator_writes += 1
+
+    def added(self, value: Array) -> Array:
+        """A row that leaves the mesh, added to its sums."""
+        made = self.q_sums + value
+        return arithmetic.flush(made) if self.p.floating else made
 
     # ---- the mesh ----
 
@@ -160,7 +174,7 @@ class Execute(Unit):
         if row >= 0 and self.leaving is not None:
             value = self.leaving
             if word["accumulate"]:
-                value = self.mesh.add(self.q_sums, value)
+                value = self.added(value)
             self.write_sums(word["result"] + row, value)
         if word["accumulate"] and 0 <= row + 1 < count:
             self.read_sums(word["result"] + row + 1)
@@ -208,7 +222,7 @@ class Execute(Unit):
             if row < word["rows"]:
                 value = self.mesh.sums[-1]
                 if word["accumulate"]:
-                    value = self.mesh.add(self.q_sums, value)
+                    value = self.added(value)
                 self.write_sums(word["result"] + row, value)
         row = p.rows - 2 - turn
         if turn >= -1 and 0 <= row < word["rows"] and word["accumulate"]:

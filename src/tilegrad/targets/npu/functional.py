@@ -109,7 +109,7 @@ class Functional:
     def values(self, bits: Array) -> Array:
         """Numbers of slots, as the multipliers take them."""
         if self.p.floating:
-            return arithmetic.from_bits(bits.astype(np.uint32) << np.uint32(16))
+            return arithmetic.bf16_table()[bits]
         return bits.astype(np.uint8).view(np.int8).astype(np.int32)
 
     def preload(self, one: Instruction) -> None:

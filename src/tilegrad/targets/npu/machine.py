@@ -60,13 +60,16 @@ class Machine:
 
     def step(self) -> None:
         """One clock edge."""
+        with np.errstate(all="ignore"):  # infinities and NaNs are values here
+            self._step()
+
+    def _step(self) -> None:
         states = [u.state for u in self.units]
         read, write, beat = self.load.read, self.store.write, self.store.shown
         ready = self.load.state == 1
         self.load.written = None
         self.store.step()
-        with np.errstate(all="ignore"):  # infinities and NaNs are values here
-            self.execute.step()
+        self.execute.step()
         self.load.step()
         self.front.step()
         if self.front.walk.seed is not None:
@@ -86,9 +89,13 @@ class Machine:
 
     def run(self, most: int = 10_000_000) -> int:
         """Steps until all is done; the number of cycles."""
+        with np.errstate(all="ignore"):
+            return self._run(most)
+
+    def _run(self, most: int) -> int:
         moved, quiet = self.cycle, 0
         while not self.done:
-            self.step()
+            self._step()
             waiting = all(u.cause in ("token", "empty", "token_room") for u in self.units)
             quiet = quiet + 1 if waiting and (self.front.state == HALT or self.front.stalled) else 0
             if quiet > 2:

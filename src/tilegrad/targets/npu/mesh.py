@@ -17,6 +17,7 @@ from .arithmetic import flush
 from .parameters import Parameters
 
 Array = np.ndarray
+SMALL = 2.0**-40
 
 
 class Skew:
@@ -58,15 +59,20 @@ class Mesh:
         self.no_inputs = np.zeros((rows, *four), kind)
         self.no_row = np.zeros(columns, kind)
         self.no_index = np.zeros(columns, np.uint8)
-        self.macs = 0
+        self.tiny = False  # whether a number came that is below SMALL and not 0
+
+    def see(self, values: Array) -> None:
+        """Numbers of bf16 that will come. Without tiny ones every product and sum is a multiple of
+        2**-94, so that none is subnormal and none need be flushed."""
+        if not self.tiny:
+            least = float((values * values).min())  # 0 and NaN are looked at closer
+            self.tiny = not least >= SMALL and bool((np.abs(values[values != 0]) < SMALL).any())
 
     def product(self, inputs: Array, still: Array, index: Array) -> Array:
         """What every multiplier gives."""
         if self.p.sparse:
             inputs = np.take_along_axis(inputs, index[..., None].astype(np.intp), -1)[..., 0]
-        if self.p.floating:
-            return flush(inputs * still)
-        return inputs * still
+        return self.flushed(inputs * still)
 
     def arriving(self, feed: Array | None) -> Array:
         """Inputs before each multiplier: from the skew, or from the left neighbour."""
@@ -76,9 +82,9 @@ class Mesh:
         made[:, 1:] = self.inputs[:, :-1]
         return made
 
-    def add(self, a: Array, b: Array) -> Array:
-        """A sum as the multipliers make it."""
-        return flush(a + b) if self.p.floating else a + b
+    def flushed(self, x: Array) -> Array:
+        """What a multiplier keeps of a product or a sum."""
+        return flush(x) if self.tiny else x
 
     def leaving(self) -> Array:
         """The row that leaves the deskew in this cycle (ws, is)."""
@@ -91,7 +97,7 @@ class Mesh:
         above = np.empty_like(self.sums)
         above[0] = self.zero
         above[1:] = self.sums[:-1]
-        self.sums = self.add(above, products)
+        self.sums = self.flushed(above + products)
         self.inputs = inputs
         if load is not None:
             self.still = np.concatenate([load[0][None], self.still[:-1]])
@@ -115,7 +121,7 @@ class Mesh:
         elif drain:
             self.sums = np.concatenate([self.no_row[None], self.sums[:-1]])
         else:
-            self.sums = self.add(self.sums, self.product(inputs, still, places))
+            self.sums = self.flushed(self.sums + self.product(inputs, still, places))
         self.inputs, self.still, self.index = inputs, still, places
 
 
