@@ -27,7 +27,7 @@ import sanitize_quantised
 
 import tilegrad as tg
 import tilegrad.nn.functional as F
-from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float16, float32
+from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
@@ -35,7 +35,7 @@ from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.tile.build import Body, fill
 
-ROUNDING = {float32: 1e-5, bfloat16: 2.0**-8, float16: 2.0**-10}
+ROUNDING = {float32: 1e-5, bfloat16: 2.0**-8, float16: 2.0**-10, float8_e4m3: 2.0**-4}
 
 
 @dataclass
@@ -75,6 +75,16 @@ WIDE: dict[str, tuple[Operands, WidePlan]] = {
     "bfloat16 to float32": (operands(72, 72, 72, bfloat16, float32),
                             WidePlan((128, 64, 64), 2, 1, staged=32)),
     "tf32": (operands(72, 72, 72, float32), WidePlan((64, 64, 32), 3, 3, staged=32)),
+    "e4m3 to bfloat16": (operands(136, 80, 272, float8_e4m3, bfloat16),
+                         WidePlan((128, 64, 128), 3, 2)),
+    "e4m3 to e4m3": (operands(136, 144, 272, float8_e4m3), WidePlan((128, 128, 128), 3, 2)),
+    "e4m3 to e4m3, width 112": (operands(24, 240, 272, float8_e4m3),
+                                WidePlan((64, 112, 128), 3, 3, staged=112, dependent=True)),
+    "e4m3 to e4m3, turned": (operands(208, 24, 272, float8_e4m3, **TURNED),
+                             WidePlan((64, 24, 128), 3, 2, 1, 24)),
+    "e4m3 to bfloat16, turned split": (operands(144, 16, 528, float8_e4m3, bfloat16, **TURNED),
+                                       WidePlan((64, 16, 128), 3, 6, 1, 8, split=2,
+                                                dependent=True)),
     "one row of everything": (operands(1, 8, 8), WidePlan((64, 64, 64), 2, 1)),
     "odd rows": (operands(77, 72, 104), WidePlan((64, 64, 64), 4, 3)),
     "more programs than tiles": (operands(64, 64, 200), WidePlan((64, 64, 64), 2, 5)),
@@ -151,6 +161,10 @@ JOINT: dict[str, tuple[Operands, WidePlan]] = {
         operands(104, 16, 136, weights=(104, 104), gated=True, **TURNED),
         WidePlan((128, 16, 64), 3, 2, 1, 16),
     ),
+    "gated, e4m3": (
+        operands(24, 112, 272, float8_e4m3, bfloat16, weights=(112, 112), gated=True),
+        WidePlan((64, 224, 128), 3, 1, staged=112),
+    ),
 }
 
 
@@ -181,7 +195,12 @@ def one_product(body: Body, x: Operands) -> Run:
         turned_if(b, x.b_along_k),
         unwritten(x.result, *product.shape),
     ]
-    return Run(body, memories, {2: product}, 2e-3 if x.dtype is float32 else 1e-5)
+    return Run(body, memories, {2: product}, sums_of(x))
+
+
+def sums_of(x: Operands) -> float:
+    """Rounding of sums: tf32 has 11 bits of an element, units of e4m3 keep 14 of a sum."""
+    return 2e-3 if x.dtype in (float32, float8_e4m3) else 1e-5
 
 
 def added_product(x: Operands, plan: WidePlan) -> Run:
@@ -210,9 +229,8 @@ def joint_products(x: Operands, plan: WidePlan) -> Run:
     if x.gated:
         products = [products[0] * products[1]]
     results = [unwritten(x.result, *p.shape) for p in products]
-    return Run(
-        body, [given, *weights, *results], {1 + len(weights) + i: p for i, p in enumerate(products)}
-    )
+    wanted = {1 + len(weights) + i: p for i, p in enumerate(products)}
+    return Run(body, [given, *weights, *results], wanted, sums_of(x))
 
 
 def plain(body: Body) -> Body:
