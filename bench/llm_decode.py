@@ -4,6 +4,8 @@
     python bench/llm_decode.py --batches 1 --profile   each kernel of the step, its time and bytes
     python bench/llm_decode.py --format Q4_1 --batches 1
     python bench/llm_decode.py --format fp8            e4m3 by channel, inputs by token, a bf16 head
+    python bench/llm_decode.py --format fp8 --fp8-head          the head in fp8 too
+    python bench/llm_decode.py --format fp8 --input-scale 0.02  inputs with a scale that is given
 
 Random bf16 weights made on the device and shared by both sides; contexts of 1024 tokens, greedy.
 Ours is the engine's decode step (paged cache, pages in random order), one graph; the peer is a
@@ -46,6 +48,7 @@ PEERS = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # vLLM 0.24, measured on the s
 PREFILL_BAR = 43_000  # tokens a second
 LAUNCHES_BAR, HOST_BAR, QUANTISED_BAR = 200, 50.0, 0.75
 FP8 = ("E4M3_ROW_F32", "E4M3_ROW_F32")  # of weights and of inputs
+FIXED = "E4M3_TENSOR_F32"  # of inputs with a scale that is given
 FP8_BARS = {1: 2.15, 8: 2.4, 32: 3.25, 128: 6.9}  # ms; vLLM 0.24: 3.50, 3.87, 5.47, 9.24
 FP8_PREFILL_BAR = 72_000
 HEAD = "head"
@@ -89,14 +92,22 @@ class Blocks:
         """Nothing is mapped."""
 
 
-def quantise(model: Decoder, form: Format, inputs: str = "") -> int:
+def quantise(
+    model: Decoder,
+    form: Format,
+    inputs: str = "",
+    head: bool = False,
+    scale: float | None = None,
+) -> int:
     """Give all linear layers random quantised weights; the bytes of a step once they are prepared.
 
     Each layer has weights of its own on the device, made of the same bytes. Where `inputs` are
-    rounded to a Format too, the head stays as it is."""
+    rounded to a Format too, the head stays as it is, if it is not asked for. Layers side by side
+    share a `scale` of inputs."""
+    scales: dict[str, Any] = {}
     blocks: dict[tuple[str, int, int], Blocks] = {}
     layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    kept = [m for n, m in layers if inputs and n.rpartition(".")[2] == HEAD]
+    kept = [m for n, m in layers if inputs and not head and n.rpartition(".")[2] == HEAD]
     layers = [(n, m) for n, m in layers if m not in kept]
     for path, layer in layers:
         rows, columns = layer.out_features, layer.in_features
@@ -105,7 +116,10 @@ def quantise(model: Decoder, form: Format, inputs: str = "") -> int:
             blocks[key] = Blocks(form, rows, columns)
         layer.weight.node = stored(blocks[key], layer.weight.dtype).node
         if inputs:
-            put(model, path, PackedLinear(layer, None, inputs))
+            rounds = PackedLinear(layer, None, inputs, scale)
+            near = path.rpartition(".")[0]
+            rounds.input_scale = scales.setdefault(near, rounds.input_scale)
+            put(model, path, rounds)
     plain = sum(m.in_features * m.out_features * m.weight.dtype.size for m in kept)
     return plain + bytes_to_prepare([layer.weight for _, layer in layers], "cuda:0")
 
@@ -462,6 +476,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--no-peer", dest="peer", action="store_false")
     parser.add_argument("--no-prefill", dest="prefill", action="store_false")
     parser.add_argument("--format", default="", help="quantised weights: Q4_1, Q8_0, fp8, ...")
+    parser.add_argument("--fp8-head", action="store_true", help="the head in fp8 too")
+    parser.add_argument("--input-scale", type=float, help="of inputs in fp8; else one a token")
     parser.add_argument("--page", type=int, default=32)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default="")
@@ -476,7 +492,10 @@ def main() -> None:
     options.bytes = 0
     if options.format:
         form, inputs = FP8 if options.format == "fp8" else (options.format, "")
-        options.bytes, options.peer = quantise(model, format_of(form), inputs), False
+        fixed = options.input_scale
+        inputs = FIXED if inputs and fixed is not None else inputs
+        given = (format_of(form), inputs, options.fp8_head, fixed)
+        options.bytes, options.peer = quantise(model, *given), False
         shared.clear()
         torch.cuda.empty_cache()
     ceilings = bench.ceilings()
@@ -486,6 +505,8 @@ def main() -> None:
         "ceilings": ceilings,
         "layers": options.layers,
         "format": options.format or "BF16",
+        "fp8_head": options.fp8_head,
+        "input_scale": options.input_scale,
         "batches": [],
     }
     for requests in (int(b) for b in options.batches.split(",") if b):
