@@ -111,3 +111,15 @@ def test_workers(
         assert counters["loaded"] == before["loaded"] + 1
         assert counters["compiled"] == before["compiled"]
     assert found[1].shape == (3, 12)
+
+
+def test_a_worker_that_does_not_start_is_told(
+    tmp_path: Path, puts: Counter[str], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(ahead, "usable_cores", lambda: 3)
+    with override(cache_folder=str(tmp_path)), caplog.at_level(logging.WARNING, "tilegrad.compile"):
+        for program in ("/nowhere/python", "/bin/true"):
+            caplog.clear()
+            monkeypatch.setattr(ahead.sys, "executable", program)
+            assert ahead.compile_ahead(iter([lowered(3).wanted])) == 0
+            assert "a worker that compiles ahead ended" in caplog.text

@@ -101,22 +101,17 @@ def _serve(jobs: queue.SimpleQueue[dict[str, Any] | None]) -> int:
     done = 0
     command = [sys.executable, "-m", __name__]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as worker:  # type: ignore[call-overload]
-        try:
+    try:
+        with subprocess.Popen(command, **pipes) as worker:  # type: ignore[call-overload]
             while (job := jobs.get()) is not None:
                 worker.stdin.write(json.dumps(job) + "\n")
                 worker.stdin.flush()
-                answer = worker.stdout.readline()
-                said = json.loads(answer) if answer else "the worker ended"
+                said = json.loads(worker.stdout.readline())  # nothing, where it ended
                 if said:
-                    LOG.warning("a step was not compiled ahead: %s", said)
+                    LOG.warning("a Graph was not compiled ahead: %s", said)
                 done += not said
-                if not answer:
-                    break
-        except OSError as error:
-            LOG.warning("a worker ended: %s", error)
-        finally:
-            worker.stdin.close()
+    except (OSError, ValueError) as error:
+        LOG.warning("a worker that compiles ahead ended: %s", error)
     return done
 
 

@@ -136,6 +136,7 @@ class Steps:
         self._chunks: dict[tuple[int, int, Variant], Bound] = {}  # by rows and tokens
         self._compiled: set[Any] = set()
         self._served: tuple[Variant, ...] = ()
+        self._preparing: tuple[Variant, ...] = ()  # until something was compiled
         self._written: tuple[Any, ...] = ()  # the decode step that the Ledger has
 
     def sampling(self) -> SamplingState:
@@ -324,16 +325,13 @@ class Steps:
             for rows, tokens in reversed(self._prompt_sizes(variant).items()):
                 work += [(self._ragged_bound, rows, size, variant) for size in reversed(tokens)]
             work += [(self._make_verify, size, variant) for size in reversed(self._guessed)]
-        ahead = False
+        self._preparing = self._served
         with no_collection():
             for number, (make, *sizes) in enumerate(work):
                 tell("prepare", number, len(work))
-                before = counters["compiled"]
                 make(*sizes)
-                if not ahead and counters["compiled"] > before:  # more will be missing
-                    self._compile_ahead(variants)
-                    ahead = True
             gc.freeze()  # all of it stays: no collection looks at it again
+        self._preparing = ()
         tell("prepare", len(work), len(work))
 
     def _compile_ahead(self, variants: Sequence[Variant]) -> None:
@@ -414,11 +412,15 @@ class Steps:
             if key() in self._compiled:
                 return work()
             self.tell("compile", 0, 1)
+            before = counters["compiled"]
             with telling(self.tell):  # weights are prepared then
                 found = work()
         self._compiled.add(key())  # its range is known now
         POOL.trim()  # compiling leaves much behind
         self.tell("compile", 1, 1)
+        if self._preparing and counters["compiled"] > before:  # others will be missing too
+            variants, self._preparing = self._preparing, ()
+            self._compile_ahead(variants)
         return found
 
     def _whole(self, values: Any) -> Tensor:
