@@ -61,6 +61,9 @@ LLAMA = {
 }
 SMALL = {**LLAMA, "vocab_size": 4096, "hidden_size": 576, "intermediate_size": 1536}
 SMALL |= {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+EXPERTS = {**LLAMA, "model_type": "qwen3_moe", "vocab_size": 4096, "hidden_size": 2048}
+EXPERTS |= {"num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768}
+EXPERTS |= {"num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
 
 Traced = Callable[[Target], Any]  # what `jit.lower` gives
 
@@ -294,6 +297,10 @@ def steps() -> Iterator[tuple[str, Traced, tuple[Target, ...]]]:
     yield "step drawn", functools.partial(stepped, small, 8, 0, DRAWS), ALL
     yield "step prompt", functools.partial(stepped, large, 8, 512, Variant()), ALL
     yield "step small prompt", functools.partial(stepped, small, 4, 64, Variant()), ALL
+    experts = decoder(EXPERTS)
+    for batch, tokens in ((1, 0), (8, 0), (32, 0), (8, 1024)):
+        named = f"step experts {batch}" + (" prompt" if tokens else "")
+        yield named, functools.partial(stepped, experts, batch, tokens, Variant()), GPUS
     for form in QUANTISED:
         if 576 % form.block:
             model = decoder({**SMALL, "hidden_size": 768, "num_attention_heads": 12}, form)

@@ -32,7 +32,9 @@ from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
 from tilegrad.kernels.matmul.wide import wide_matmul
+from tilegrad.nn.experts import routed
 from tilegrad.runtime.buffer import Buffer
+from tilegrad.tensor.matmul import grouped_dot
 from tilegrad.tile.build import Body, fill
 
 ROUNDING = {float32: 1e-5, bfloat16: 2.0**-8, float16: 2.0**-10, float8_e4m3: 2.0**-4}
@@ -320,6 +322,26 @@ def whole(high: int, *shape: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(shape).integers(0, high, shape)
 
 
+def experts(x: tg.Tensor, scores: tg.Tensor, *weights: tg.Tensor) -> tg.Tensor:
+    """A layer of experts: routing, grouped products of rows that they gather, the way back."""
+    gate, up, down = weights
+    shares, picked = F.softmax(scores, -1).topk(4, -1)
+    shares = shares / shares.sum(-1, keepdim=True)
+
+    def compute(rows: tg.Tensor, offsets: tg.Tensor) -> tg.Tensor:
+        a, b = (grouped_dot(rows, w, offsets) for w in (gate, up))
+        return grouped_dot(F.silu(a) * b, down, offsets)
+
+    return x + routed(x, picked, shares, scores.shape[1], compute)
+
+
+def of_experts(tokens: int) -> tuple[np.ndarray[Any, Any], ...]:
+    """Values for `experts`."""
+    sizes = ((16, 64, 128), (16, 64, 128), (16, 128, 64))
+    weights = [floats(*size, dtype=HALF) for size in sizes]
+    return floats(tokens, 128, dtype=HALF), floats(tokens, 16), *weights
+
+
 GENERATED: dict[str, tuple[Callable[..., Any], tuple[np.ndarray[Any, Any], ...]]] = {
     "elementwise": (lambda x, y: F.silu(x) * y + 1, (floats(33, 65, dtype=HALF),) * 2),
     "broadcast": (lambda x, y: x * y + y, (floats(33, 65), floats(65))),
@@ -336,6 +358,10 @@ GENERATED: dict[str, tuple[Callable[..., Any], tuple[np.ndarray[Any, Any], ...]]
     "sort": (lambda x: tg.sort(x, -1), (floats(3, 200),)),
     "long sort": (lambda x: tg.sort(x, -1), (floats(5000),)),
     "top-k": (lambda x: tg.topk(x, 5, -1), (floats(3, 300),)),
+    "experts, one token": (experts, of_experts(1)),
+    "experts, few tokens": (experts, of_experts(9)),
+    "experts, one program": (experts, of_experts(64)),
+    "experts, many tokens": (experts, of_experts(150)),
     "running sum": (lambda x: x.cumsum(-1), (floats(3, 5000),)),
     "rows added at indices": (
         lambda x, i, v: x.index_add(0, i, v), (floats(40, 30), whole(40, 500), floats(500, 30))),

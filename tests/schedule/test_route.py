@@ -153,7 +153,7 @@ def kernels_of(inputs, outputs, target: Target = H200) -> list[str]:
     return [launch.body.name.split("_")[0] for launch in launches]
 
 
-@pytest.mark.parametrize("tokens, most", [(1, 5), (8, 6), (32, 6), (200, 8)])
+@pytest.mark.parametrize("tokens, most", [(1, 5), (8, 5), (32, 5), (200, 7)])
 def test_launches_of_a_layer(tokens: int, most: int) -> None:
     """Few tokens: scores, routing, two products and the way back to the next layer's input; no
     sort, gather or list of its own. More: one launch more for routing, and large blocks have their
@@ -225,3 +225,25 @@ def test_rows_that_no_library_takes() -> None:
         (expected,) = interpret([made], dict(zip(nodes, values)))
         (found,) = run_interpreted(H200, nodes, [made], values)
         compare(made, found, expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_rows_that_come_back_are_added_with_the_residual(tokens: int) -> None:
+    """Of few parts, in order, with what is read around them; sums of many stay sums."""
+    draw = np.random.default_rng(tokens)
+    for each, parts in ((3, True), (20, False)):
+        x, found = (draw.standard_normal((n, 40)).astype(np.float32) for n in (tokens, 50))
+        shares = draw.standard_normal((tokens, each)).astype(np.float32)
+        places = draw.integers(0, 50, tokens * each)
+
+        def back(x, found, shares, places, each=each):
+            own = found.index_select(0, places).reshape(x.shape[0], each, 40)
+            return x + (own * shares.unsqueeze(-1)).sum(1)
+
+        values = [x, found, shares, places]
+        made = tg.jit(back).lower(*map(tg.tensor, values))
+        (final,), _ = run_pipeline(made.inputs, made.outputs, H200)
+        assert any(n.op is ops.sum_ for n in topological([final])) != parts
+        (got,) = run_interpreted(H200, made.inputs, made.outputs, values)
+        own = found[places].astype(np.float64).reshape(tokens, each, 40)
+        np.testing.assert_allclose(got, x + (own * shares[..., None]).sum(1), atol=1e-5)

@@ -128,6 +128,8 @@ GRAPH = [
         on=("dot",),
         varies=_ONE_ROW,
     ),
+    # Rows that come back from experts are added where they are read.
+    Pass("gathered sums", "compiler.gathered:add_gathered", threads, on=("gather",)),
     # Long sums with few results get parallel parts.
     Pass("split reductions", "compiler.split:split_reductions", on=_REDUCE, varies=_ORDER_OF_SUMS),
     # After simplification, which would undo it.

@@ -82,6 +82,11 @@ def list_sizes(rows: Size, groups: int) -> dict[str, Any]:
     return {"block": block, "most": most_blocks(rows, groups, block)}
 
 
+def lanes_of(groups: int) -> int:
+    """Lanes of a tile that has all groups."""
+    return max(16, 1 << (groups - 1).bit_length())
+
+
 @tile.function
 def write_list(out: Any, first: Any, rows: Any, block: int) -> None:
     """A list of blocks of groups, of which each has its first row and how many."""
@@ -111,7 +116,7 @@ def list_of(most: Any) -> Any:
 def block_list(offsets: Any, *, block: int, most: Any) -> None:
     """(1 + most, 4): the list of blocks of groups that begin at offsets."""
     groups = offsets.shape[0] - 1
-    lanes = max(16, 1 << (groups - 1).bit_length())
+    lanes = lanes_of(groups)
     tile.grid(1)
     out, lane = list_of(most), tile.cast(tile.arange(lanes), int32)
     first = tile.fill(tile.load(offsets, (0,), (lanes,)), 0)
@@ -138,4 +143,4 @@ def grouped_outer(x: Any, y: Any, offsets: Any) -> None:
     tile.store(out, (group, i * T.m, j * T.n), tile.cast(total, x.dtype))
 
 
-__all__ = ["block_list", "group_rows", "grouped_outer", "list_sizes"]
+__all__ = ["block_list", "group_rows", "grouped_outer", "lanes_of", "list_sizes"]

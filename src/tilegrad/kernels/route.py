@@ -21,16 +21,11 @@ from .. import tile
 from ..core.dtype import float32, int32, int64
 from ..tile.define import Definition
 from ..tile.trace import tracer
-from .grouped import list_of, whole, write_list
+from .grouped import lanes_of, list_of, whole, write_list
 
 NOT_A_NUMBER, SIGN = 0x7FC00000, 0x7FFFFFFF
 LEAST = -(1 << 63)  # below any key
 COUNTED = 32  # programs whose counts are added up at a time
-
-
-def lanes_of(experts: int) -> int:
-    """Columns of a tile that has all experts."""
-    return max(16, 1 << (experts - 1).bit_length())
 
 
 @tile.function
@@ -167,4 +162,4 @@ def place_routes(picks: Any, counts: Any, *, tokens: int, block: int, most: Any)
         write_groups(offsets, out, total, block)
 
 
-__all__ = ["count_routes", "lanes_of", "place_routes", "route"]
+__all__ = ["count_routes", "place_routes", "route"]

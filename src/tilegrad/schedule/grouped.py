@@ -33,7 +33,10 @@ class Groups(Chosen):
 
     def why_not(self, node: Node, target: Target) -> str:
         """Scores of a program are in registers."""
-        if node.op is ops.route and TOKENS * routes.lanes_of(node.inputs[0].shape[1]) > MOST_SCORES:
+        if (
+            node.op is ops.route
+            and TOKENS * kernels.lanes_of(node.inputs[0].shape[1]) > MOST_SCORES
+        ):
             return "too many experts"
         return ""
 
@@ -56,7 +59,7 @@ class Groups(Chosen):
         tokens, experts = inputs[0].shape
         count, powers, shared = node.attrs.values()
         each = min(TOKENS, 1 << (high(tokens) - 1).bit_length())
-        warps = each * routes.lanes_of(high(experts)) // (32 * THREAD)
+        warps = each * kernels.lanes_of(high(experts)) // (32 * THREAD)
         plan = Plan().with_(warps=min(32, max(1, warps)))
         how = {"count": count, "powers": powers, "shared": shared, "tokens": each}
         listed = bool(target.asynchronous_units)  # kernels walk a list of blocks

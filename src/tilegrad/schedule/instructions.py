@@ -66,7 +66,8 @@ def evaluated(stored: Iterable[Node], known: set[Node]) -> Iterator[Node]:
     """The Nodes that one element of some values takes, as often as each is read or computed.
 
     What is reached over different movements is read at different elements, so it is computed for
-    each; what is reached twice over the same ones, once. Nothing below what is known is computed.
+    each; what is reached twice over the same ones, once. Nothing below what is known is computed,
+    but once below those of it that are asked for.
     """
     moves: dict[tuple[int, Node], int] = {}  # a way down through movements has a number
     roots = dict.fromkeys(stored)
@@ -75,7 +76,7 @@ def evaluated(stored: Iterable[Node], known: set[Node]) -> Iterator[Node]:
     while stack:
         node, way = stack.pop()
         yield node
-        if node in known and node not in roots:
+        if node in known and (way or node not in roots):
             continue
         if node.op in MOVEMENT:
             way = moves.setdefault((way, node), len(moves) + 1)
