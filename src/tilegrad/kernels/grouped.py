@@ -143,4 +143,4 @@ def grouped_outer(x: Any, y: Any, offsets: Any) -> None:
     tile.store(out, (group, i * T.m, j * T.n), tile.cast(total, x.dtype))
 
 
-__all__ = ["block_list", "group_rows", "grouped_outer", "lanes_of", "list_sizes"]
+__all__ = ["block_list", "group_rows", "grouped_outer", "list_sizes"]
