@@ -25,7 +25,7 @@ FEWEST, MOST = 64, 1024  # ids that a program takes at a time
 EACH = 128  # of them for a warp
 SIDE, STEP = 64, 32  # of a tile of outer products, and rows of a group at a time
 TOKENS = 64  # that a program routes at most
-MOST_SCORES, THREAD = 32768, 2  # of a program, and of a thread
+MOST_EXPERTS, THREAD = 512, 2  # scores of a token, and of a thread
 
 
 class Groups(Chosen):
@@ -33,12 +33,9 @@ class Groups(Chosen):
 
     def why_not(self, node: Node, target: Target) -> str:
         """Scores of a program are in registers."""
-        if (
-            node.op is ops.route
-            and TOKENS * kernels.lanes_of(node.inputs[0].shape[1]) > MOST_SCORES
-        ):
-            return "too many experts"
-        return ""
+        if node.op is not ops.route or kernels.lanes_of(node.inputs[0].shape[1]) <= MOST_EXPERTS:
+            return ""
+        return "too many experts"
 
     def calls(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
