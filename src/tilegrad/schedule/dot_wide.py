@@ -19,10 +19,9 @@ from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int64
 from ..core.target import Target
 from ..graph import ops
-from ..ir.block import argument
 from ..ir.node import Node, topological
 from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
-from ..ir.types import Memory, product
+from ..ir.types import product
 from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.matvec import LONG, Matvec, MatvecChoice, MatvecPlan, first_axis, line_of
@@ -35,7 +34,7 @@ from ..kernels.matmul.threads import ThreadMatmul, ThreadPlan
 from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
 from ..tile import ops as tile_ops
-from ..tile.build import Body, BodyBuilder
+from ..tile.build import Body
 from . import sheet as parameters
 from .access import MOVEMENT, Index, base_of, offset_of, reads_below, through, unravel
 from .block_sums import is_part, is_whole
@@ -44,27 +43,12 @@ from .family import Made
 from .instructions import instructions
 from .problem import Problem, power_of_two, problem_of
 from .region import Region
-from .threads.tiles import ThreadSheet, TileEvaluator, Viewed
+from .threads.tiles import ThreadSheet, TileEvaluator
 
 ALIGNMENT = 16  # bytes
 FEW = 128  # tokens
 SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
-
-
-class PlacedViews(Viewed, BodyBuilder):
-    """Builds placed Bodies whose parameters may be seen through several Memory types."""
-
-    def matrix(self, memory: Node, shape: tuple[Size, ...], strides: tuple[Size, ...]) -> Node:
-        """The parameter as a matrix (or a batch of them) of a given shape."""
-        key = (memory, (shape, strides))
-        if key not in self.views:
-            old = memory.type
-            assert isinstance(old, Memory)
-            new = Memory(shape, old.dtype, old.scope, old.use, strides)
-            made = self.views[key] = argument(f"{memory.attrs['name']}_matrix", new)
-            self.builder.known[0].add(id(made))
-        return self.views[key]
 
 
 class DirectEvaluator(TileEvaluator):
@@ -77,8 +61,6 @@ class DirectEvaluator(TileEvaluator):
 class PlacedSheet(ThreadSheet):
     """A Body of a kernel of the library, under construction."""
 
-    b: PlacedViews
-    builder = PlacedViews
     evaluator = DirectEvaluator
 
 

@@ -13,6 +13,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType, promote, promote_scalar
 from ..core.errors import DTypeError, ShapeError
 from ..ir.symbol import Size, combine, minimum
+from . import numeric
 from .value import (
     ABOVE,
     Edge,
@@ -94,30 +95,7 @@ def join_edges(op: str, values: Sequence[TileValue]) -> Edges:
     return tuple(result)
 
 
-FLOAT_RESULT = {
-    "divide",
-    "exp",
-    "exp2",
-    "log",
-    "log2",
-    "log10",
-    "expm1",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "erf",
-    "erfc",
-    "erf_inverse",
-    "square_root",
-    "reciprocal",
-}
+FLOAT_RESULT = {"divide", "square_root", "reciprocal", *numeric.FUNCTIONS}
 BITS = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right"}
 
 

@@ -257,11 +257,8 @@ def _compare(ufunc: Any) -> Callable[..., Array]:
     return lambda d, a, b: np.asarray(ufunc(a, b))
 
 
-UNARY: dict[str, Callable[..., Array]] = {
-    "negative": _negative,
-    "absolute": lambda d, x: np.absolute(x),
-    "square_root": lambda d, x: np.sqrt(x),
-    "reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
+# What `functions` expands where no instruction computes it: their results are floats.
+FUNCTIONS: dict[str, Callable[..., Array]] = {
     "exp": _exact(np.exp), "exp2": _exact(np.exp2), "log": _exact(np.log),
     "log2": _exact(np.log2), "log10": _exact(np.log10), "expm1": _exact(np.expm1),
     "log1p": _exact(np.log1p),
@@ -270,6 +267,13 @@ UNARY: dict[str, Callable[..., Array]] = {
     "sinh": _exact(np.sinh), "cosh": _exact(np.cosh), "tanh": _exact(np.tanh),
     "erf": _by_float64(math.erf), "erfc": _by_float64(math.erfc),
     "erf_inverse": _by_float64(_erf_inverse),
+}  # fmt: skip
+UNARY: dict[str, Callable[..., Array]] = {
+    "negative": _negative,
+    "absolute": lambda d, x: np.absolute(x),
+    "square_root": lambda d, x: np.sqrt(x),
+    "reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
+    **FUNCTIONS,
     "floor": _rounding(np.floor), "ceil": _rounding(np.ceil), "round": _rounding(np.rint),
     "trunc": _rounding(np.trunc),
     "bit_not": lambda d, x: np.invert(x),

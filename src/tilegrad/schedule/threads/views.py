@@ -28,16 +28,24 @@ class Viewed(BodyBuilder):
 
     def view(self, memory: Node, strides: tuple[Size, ...]) -> Node:
         """The parameter with other axes: strides in elements, any size."""
-        key = (memory, strides)
-        if key not in self.views:
+        name = f"{memory.attrs['name']}_{len(self.views)}"
+        return self._seen(memory, strides, name, (FAR,) * len(strides), strides)
+
+    def matrix(self, memory: Node, shape: tuple[Size, ...], strides: tuple[Size, ...]) -> Node:
+        """The parameter as a matrix (or a batch of them) of a given shape."""
+        name = f"{memory.attrs['name']}_matrix"
+        return self._seen(memory, (shape, strides), name, shape, strides)
+
+    def _seen(
+        self, memory: Node, how: Any, name: str, shape: tuple[Size, ...], strides: tuple[Size, ...]
+    ) -> Node:
+        if (memory, how) not in self.views:
             old = memory.type
             assert isinstance(old, Memory)
-            shape = (FAR,) * len(strides)
-            new = Memory(shape, old.dtype, old.scope, old.use, strides)
-            made = argument(f"{memory.attrs['name']}_{len(self.views)}", new)
-            self.views[key] = made
+            made = argument(name, Memory(shape, old.dtype, old.scope, old.use, strides))
+            self.views[memory, how] = made
             self.builder.known[0].add(id(made))  # it is an argument of the outermost Block
-        return self.views[key]
+        return self.views[memory, how]
 
     def finish(self, grid: Sequence[Size], **notes: Any) -> Body:
         """Close the Block; `numbers` says which parameter each of the Body's stands for.

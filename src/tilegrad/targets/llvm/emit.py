@@ -23,7 +23,7 @@ from ...ir.types import Tile
 from ...tile.build import Body, body_sites, body_symbols
 from . import emit_memory, emit_shape
 from .emit_shape import Emission, Emit, Values, count_of, in_matrix_unit, lanes_of, size_text
-from .rules import convert, literal, row_for, scalar_type, splat_constant, vector
+from .rules import convert, literal, row_for, scalar_type, splat_constant, type_of, vector
 
 
 def emit(body: Body, name: str | None = None, target: Target | None = None) -> tuple[str, int]:
@@ -167,8 +167,8 @@ def _cast(e: Emission, node: Node) -> Values:
 
 def _bitcast(e: Emission, node: Node) -> Values:
     lanes = lanes_of(node.type)
-    a = vector(scalar_type(node.inputs[0].dtype), lanes)
-    b = vector(scalar_type(node.dtype), lanes)
+    a = type_of(node.inputs[0].dtype, lanes)
+    b = type_of(node.dtype, lanes)
     found = e.values[node.inputs[0]]
     return found if a == b else [e.w.value(f"bitcast {a} {x} to {b}") for x in found]
 
@@ -262,9 +262,7 @@ def register_types(e: Emission, nodes: Sequence[Node]) -> list[str]:
     for node in nodes:
         type_ = node.type
         assert isinstance(type_, Tile)
-        one = (
-            "x86_amx" if in_matrix_unit(node) else vector(scalar_type(type_.dtype), lanes_of(type_))
-        )
+        one = "x86_amx" if in_matrix_unit(node) else type_of(type_.dtype, lanes_of(type_))
         found += [one] * width_of(e, node)
     return found
 

@@ -16,7 +16,7 @@ from ...ir.node import Node
 from ...ir.symbol import Expr, Size
 from ...ir.types import Tile
 from ...tile.build import Body
-from .rules import Writer, convert, literal, mangle, row_for, scalar_type, vector
+from .rules import Writer, convert, literal, mangle, row_for, scalar_type, type_of, vector
 
 Values = list[str]
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
@@ -221,9 +221,9 @@ def turn_groups(e: Emission, node: Node) -> Values:
     source, size = node.inputs[0], node.shape[0]
     wide = vector("i32", size)
     count = 32 // node.dtype.bits
-    narrow = vector(scalar_type(node.dtype), size * count)
+    narrow = type_of(node.dtype, size * count)
     flat, width = flattened(e, source)
-    v = vector(scalar_type(node.dtype), width)
+    v = type_of(node.dtype, width)
     rows = []
     for start in range(0, width, size * count):
         mask = ", ".join(f"i32 {i}" for i in range(start, start + size * count))
@@ -315,7 +315,7 @@ def _reduce(e: Emission, node: Node) -> Values:
 def folded(e: Emission, rows: Values, combine: Any, dtype: DType) -> str:
     """Reduce the rows of a square, all at once: lane i has row i, halves folded in turn."""
     rows, size, block = list(rows), len(rows), 1
-    v = vector(scalar_type(dtype), size)
+    v = type_of(dtype, size)
     while block < size:
         own = ", ".join(f"i32 {size + n if n & block else n}" for n in range(size))
         far = ", ".join(f"i32 {(size if n & block else 0) + (n ^ block)}" for n in range(size))
@@ -420,7 +420,7 @@ def element_of(e: Emission, parts: Values, number: int, node: Node) -> str:
     lanes = lanes_of(node.type)
     if lanes == 1:
         return parts[number]
-    v = vector(scalar_type(node.dtype), lanes)
+    v = type_of(node.dtype, lanes)
     return e.w.value(f"extractelement {v} {parts[number // lanes]}, i64 {number % lanes}")
 
 

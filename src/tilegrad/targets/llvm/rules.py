@@ -17,6 +17,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
+from ...tile.numeric import FUNCTIONS
 from ...tile.scope import Element
 
 SCALARS = {
@@ -55,6 +56,11 @@ def vector(element: str, lanes: int) -> str:
     return element if lanes == 1 else f"<{lanes} x {element}>"
 
 
+def type_of(dtype: DType, lanes: int) -> str:
+    """The LLVM type of so many elements in registers."""
+    return vector(scalar_type(dtype), lanes)
+
+
 def mangle(element: str, lanes: int) -> str:
     """The suffix of an intrinsic on the type."""
     base = SUFFIX.get(element, element)
@@ -82,6 +88,11 @@ def splat_constant(value: Any, dtype: DType, lanes: int) -> str:
         return one
     element = scalar_type(dtype)
     return f"splat ({element} {one})"
+
+
+def _splat(value: int, lanes: int, bits: int = 32) -> str:
+    """A number as the bits of every lane."""
+    return str(value) if lanes == 1 else f"splat (i{bits} {value})"
 
 
 class Writer:
@@ -148,7 +159,7 @@ class VectorMachine:
         self.near = near  # no lane is ever far
 
     def _type(self, dtype: DType) -> str:
-        return vector(scalar_type(dtype), self.lanes)
+        return type_of(dtype, self.lanes)
 
     def constant(self, value: float, dtype: DType) -> str:
         """A number in every lane."""
@@ -306,7 +317,7 @@ def _pick(float_: str, signed: str, unsigned: str | None = None, boolean: str | 
             "uint": unsigned or signed,
             "bool": boolean or signed,
         }
-        return w.value(f"{kinds[d.kind]} {vector(scalar_type(d), lanes)} {inputs[0]}, {inputs[1]}")
+        return w.value(f"{kinds[d.kind]} {type_of(d, lanes)} {inputs[0]}, {inputs[1]}")
 
     return row
 
@@ -318,7 +329,7 @@ def _intrinsic(float_: str, signed: str = "", unsigned: str = "") -> Row:
         name = {"float": float_, "int": signed, "uint": unsigned, "bool": unsigned}[d.kind]
         if not name:
             return inputs[0]
-        type_ = vector(scalar_type(d), lanes)
+        type_ = type_of(d, lanes)
         extra = [("i1", "false")] if name == "abs" else []
         operands = [(type_, i) for i in inputs] + extra
         return w.intrinsic(f"llvm.{name}.{mangle(scalar_type(d), lanes)}", type_, *operands)
@@ -327,7 +338,7 @@ def _intrinsic(float_: str, signed: str = "", unsigned: str = "") -> Row:
 
 
 def _negative(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    type_ = vector(scalar_type(d), lanes)
+    type_ = type_of(d, lanes)
     if d.is_float:
         return w.value(f"fneg {type_} {inputs[0]}")
     return w.value(f"sub {type_} {splat_constant(0, d, lanes)}, {inputs[0]}")
@@ -335,17 +346,17 @@ def _negative(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
 
 def _reciprocal(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     one = splat_constant(1, d, lanes)
-    return w.value(f"fdiv {vector(scalar_type(d), lanes)} {one}, {inputs[0]}")
+    return w.value(f"fdiv {type_of(d, lanes)} {one}, {inputs[0]}")
 
 
 def _bit_not(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     ones = True if d.kind == "bool" else -1
     mask = splat_constant(ones, d, lanes)
-    return w.value(f"xor {vector(scalar_type(d), lanes)} {inputs[0]}, {mask}")
+    return w.value(f"xor {type_of(d, lanes)} {inputs[0]}, {mask}")
 
 
 def _sign(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    x, type_ = inputs[0], vector(scalar_type(d), lanes)
+    x, type_ = inputs[0], type_of(d, lanes)
     if d.kind == "bool":
         return x
     zero = splat_constant(0, d, lanes)
@@ -364,9 +375,9 @@ def _sign(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
 def _divide(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     """Division; of integers truncated, and a zero divisor (a masked lane) gives 0, no trap."""
     if d.is_float:
-        return w.value(f"fdiv {vector(scalar_type(d), lanes)} {inputs[0]}, {inputs[1]}")
+        return w.value(f"fdiv {type_of(d, lanes)} {inputs[0]}, {inputs[1]}")
     quotient, _, _, zero_divisor = _division(w, d, lanes, inputs)
-    type_, zero = vector(scalar_type(d), lanes), splat_constant(0, d, lanes)
+    type_, zero = type_of(d, lanes), splat_constant(0, d, lanes)
     return w.value(
         f"select {vector('i1', lanes)} {zero_divisor}, {type_} {zero}, {type_} {quotient}"
     )
@@ -376,7 +387,7 @@ def _unsigned_division(instruction: str) -> Row:
     """udiv or urem of operands seen as unsigned; a zero divisor gives 0."""
 
     def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-        type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+        type_, mask = type_of(d, lanes), vector("i1", lanes)
         zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
         bad = w.value(f"icmp eq {type_} {inputs[1]}, {zero}")
         safe = w.value(f"select {mask} {bad}, {type_} {one}, {type_} {inputs[1]}")
@@ -393,7 +404,7 @@ def _divide_floor(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     if d.is_float:
         return _function("floor_divide")(w, d, lanes, inputs)
     quotient, remainder, divisor, zero_divisor = _division(w, d, lanes, inputs)
-    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    type_, mask = type_of(d, lanes), vector("i1", lanes)
     zero = splat_constant(0, d, lanes)
     if d.kind == "int":
         adjust = _signs_differ(w, d, lanes, remainder, divisor)
@@ -403,7 +414,7 @@ def _divide_floor(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
 
 
 def _division(w: Writer, d: DType, lanes: int, inputs: list[str]) -> tuple[str, str, str, str]:
-    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    type_, mask = type_of(d, lanes), vector("i1", lanes)
     zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
     zero_divisor = w.value(f"icmp eq {type_} {inputs[1]}, {zero}")
     safe = w.value(f"select {mask} {zero_divisor}, {type_} {one}, {type_} {inputs[1]}")
@@ -423,7 +434,7 @@ def _division(w: Writer, d: DType, lanes: int, inputs: list[str]) -> tuple[str, 
 
 def _signs_differ(w: Writer, d: DType, lanes: int, remainder: str, divisor: str) -> str:
     """Whether a non-zero remainder has another sign than the divisor."""
-    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    type_, mask = type_of(d, lanes), vector("i1", lanes)
     zero = splat_constant(0, d, lanes)
     crossed = w.value(f"xor {type_} {remainder}, {divisor}")
     negative = w.value(f"icmp slt {type_} {crossed}, {zero}")
@@ -432,7 +443,7 @@ def _signs_differ(w: Writer, d: DType, lanes: int, remainder: str, divisor: str)
 
 
 def _remainder(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    type_, mask = type_of(d, lanes), vector("i1", lanes)
     if d.is_float:
         return _function("remainder")(w, d, lanes, inputs)
     _, remainder, divisor, zero_divisor = _division(w, d, lanes, inputs)
@@ -454,7 +465,7 @@ def _fmod(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
 def _shift(instruction: str) -> Row:
     def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
         name = instruction if instruction == "shl" or d.kind != "uint" else "lshr"
-        type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+        type_, mask = type_of(d, lanes), vector("i1", lanes)
         wide = w.value(f"icmp uge {type_} {inputs[1]}, {splat_constant(d.bits, d, lanes)}")
         limit = splat_constant(d.bits - 1, d, lanes)
         amount = w.value(f"select {mask} {wide}, {type_} {limit}, {type_} {inputs[1]}")
@@ -478,7 +489,7 @@ def _integer_power(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     """Integer power by squaring over all bits of the exponent; a negative one gives 0 (or +-1)."""
     if d.is_float:
         return _function("power")(w, d, lanes, inputs)
-    type_, mask = vector(scalar_type(d), lanes), vector("i1", lanes)
+    type_, mask = type_of(d, lanes), vector("i1", lanes)
     zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
     base, exponent, result = inputs[0], inputs[1], one
     for _ in range(d.bits - (d.kind == "int")):
@@ -506,8 +517,7 @@ def _multiply_high(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     a = w.value(f"zext {n} {inputs[0]} to {x}")
     b = w.value(f"zext {n} {inputs[1]} to {x}")
     product = w.value(f"mul {x} {a}, {b}")
-    amount = str(d.bits) if lanes == 1 else f"splat ({wide} {d.bits})"
-    high = w.value(f"lshr {x} {product}, {amount}")
+    high = w.value(f"lshr {x} {product}, {_splat(d.bits, lanes, 2 * d.bits)}")
     return w.value(f"trunc {x} {high} to {n}")
 
 
@@ -537,10 +547,6 @@ def _byte_dot(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     if width > 128 and lanes % 2 == 0 and w.native & {"sse2", "avx2", "avxvnni"}:
         return _byte_dot_halves(w, d, lanes, inputs)
     return _byte_dot_plain(w, lanes, inputs)
-
-
-def _splat(value: int, lanes: int) -> str:
-    return str(value) if lanes == 1 else f"splat (i32 {value})"
 
 
 def _byte_dot_halves(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
@@ -590,31 +596,29 @@ def _byte_dot_plain(w: Writer, lanes: int, inputs: list[str]) -> str:
 def _byte_permute(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
     """Four of eight bytes, one after the other."""
     narrow, wide = vector("i32", lanes), vector("i64", lanes)
-
-    def c(value: int, type_: str) -> str:
-        return str(value) if lanes == 1 else f"splat ({type_} {value})"
-
     low, high = (w.value(f"zext {narrow} {x} to {wide}") for x in inputs[:2])
-    both = w.value(f"shl {wide} {high}, {c(32, 'i64')}")
+    both = w.value(f"shl {wide} {high}, {_splat(32, lanes, 64)}")
     both = w.value(f"or {wide} {low}, {both}")
     total = ""
     for place in range(4):
         digit = (
-            inputs[2] if not place else w.value(f"lshr {narrow} {inputs[2]}, {c(4 * place, 'i32')}")
+            inputs[2]
+            if not place
+            else w.value(f"lshr {narrow} {inputs[2]}, {_splat(4 * place, lanes)}")
         )
-        digit = w.value(f"and {narrow} {digit}, {c(7, 'i32')}")
-        digit = w.value(f"shl {narrow} {digit}, {c(3, 'i32')}")
+        digit = w.value(f"and {narrow} {digit}, {_splat(7, lanes)}")
+        digit = w.value(f"shl {narrow} {digit}, {_splat(3, lanes)}")
         by = w.value(f"zext {narrow} {digit} to {wide}")
         byte = w.value(f"trunc {wide} {w.value(f'lshr {wide} {both}, {by}')} to {narrow}")
-        byte = w.value(f"and {narrow} {byte}, {c(255, 'i32')}")
+        byte = w.value(f"and {narrow} {byte}, {_splat(255, lanes)}")
         if place:
-            byte = w.value(f"shl {narrow} {byte}, {c(8 * place, 'i32')}")
+            byte = w.value(f"shl {narrow} {byte}, {_splat(8 * place, lanes)}")
         total = w.value(f"or {narrow} {total}, {byte}") if total else byte
     return total
 
 
 def _where(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    type_ = vector(scalar_type(d), lanes)
+    type_ = type_of(d, lanes)
     return w.value(
         f"select {vector('i1', lanes)} {inputs[0]}, {type_} {inputs[1]}, {type_} {inputs[2]}"
     )
@@ -660,28 +664,7 @@ ROWS: dict[str, Row] = {
     "byte_dot": _byte_dot,
     "byte_permute": _byte_permute,
 }
-for _name in (
-    "exp",
-    "exp2",
-    "log",
-    "log2",
-    "log10",
-    "expm1",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "erf",
-    "erfc",
-    "erf_inverse",
-):
-    ROWS[_name] = _function(_name)
+ROWS |= {name: _function(name) for name in FUNCTIONS}
 NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
 ROWS["quick_exp"], ROWS["quick_exp2"] = ROWS["exp"], ROWS["exp2"]
 
@@ -697,7 +680,7 @@ def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
         return convert(w, dtypes.float32, target, lanes, _from_float8(w, source, lanes, x))
     if target.is_float and target.bits == 8:
         return _to_narrow(w, target, lanes, convert(w, source, dtypes.float32, lanes, x))
-    a, b = vector(scalar_type(source), lanes), vector(scalar_type(target), lanes)
+    a, b = type_of(source, lanes), type_of(target, lanes)
     if source.is_float and source.bits == 16:
         return convert(w, dtypes.float32, target, lanes, _from_narrow(w, source, lanes, x))
     if target.kind == "bool":
@@ -722,9 +705,9 @@ def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
 
 def _float_to_integer(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
     """Truncate through a wide signed integer, so that out-of-range values wrap as in C."""
-    a = vector(scalar_type(source), lanes)
+    a = type_of(source, lanes)
     wide = dtypes.int64 if target.bits >= 32 and target is not dtypes.int32 else dtypes.int32
-    type_ = vector(scalar_type(wide), lanes)
+    type_ = type_of(wide, lanes)
     kinds = f"{mangle(scalar_type(wide), lanes)}.{mangle(scalar_type(source), lanes)}"
     name = f"llvm.fptosi.sat.{kinds}"
     whole = w.intrinsic(name, type_, (a, x))
@@ -735,25 +718,21 @@ def _from_float8(w: Writer, source: DType, lanes: int, x: str) -> str:
     """Widen fp8: shift into a float16 (e5m2), or rebuild the exponent (e4m3)."""
     byte, half = vector("i8", lanes), vector("i16", lanes)
     wide = w.value(f"zext {byte} {x} to {half}")
-
-    def splat(value: int, bits: int = 16) -> str:
-        return str(value) if lanes == 1 else f"splat (i{bits} {value})"
-
     if source is dtypes.float8_e5m2:
-        shifted = w.value(f"shl {half} {wide}, {splat(8)}")
+        shifted = w.value(f"shl {half} {wide}, {_splat(8, lanes, 16)}")
         as_half = w.value(f"bitcast {half} {shifted} to {vector('half', lanes)}")
         return w.value(f"fpext {vector('half', lanes)} {as_half} to {vector('float', lanes)}")
     # e4m3: sign | 4 exponent | 3 mantissa; as half with bias 15, value * 2**8
-    sign = w.value(f"and {half} {wide}, {splat(128)}")
-    rest = w.value(f"and {half} {wide}, {splat(127)}")
-    sign_half = w.value(f"shl {half} {sign}, {splat(8)}")
-    body = w.value(f"shl {half} {rest}, {splat(7)}")
+    sign = w.value(f"and {half} {wide}, {_splat(128, lanes, 16)}")
+    rest = w.value(f"and {half} {wide}, {_splat(127, lanes, 16)}")
+    sign_half = w.value(f"shl {half} {sign}, {_splat(8, lanes, 16)}")
+    body = w.value(f"shl {half} {rest}, {_splat(7, lanes, 16)}")
     bits = w.value(f"or {half} {sign_half}, {body}")
     as_half = w.value(f"bitcast {half} {bits} to {vector('half', lanes)}")
     wide_float = w.value(f"fpext {vector('half', lanes)} {as_half} to {vector('float', lanes)}")
     f = vector("float", lanes)
     scaled = w.value(f"fmul {f} {wide_float}, {splat_constant(256.0, dtypes.float32, lanes)}")
-    is_nan = w.value(f"icmp eq {half} {rest}, {splat(127)}")
+    is_nan = w.value(f"icmp eq {half} {rest}, {_splat(127, lanes, 16)}")
     nan = splat_constant(float("nan"), dtypes.float32, lanes)
     return w.value(f"select {vector('i1', lanes)} {is_nan}, {f} {nan}, {f} {scaled}")
 
@@ -772,7 +751,7 @@ def _from_narrow(w: Writer, source: DType, lanes: int, x: str) -> str:
     if source is dtypes.bfloat16:
         i = vector("i32", lanes)
         bits = w.value(f"zext {short} {x} to {i}")
-        bits = w.value(f"shl {i} {bits}, {'16' if lanes == 1 else 'splat (i32 16)'}")
+        bits = w.value(f"shl {i} {bits}, {_splat(16, lanes)}")
         return w.value(f"bitcast {i} {bits} to {f}")
     if not w.native & HALF:
         return _from_half(w, lanes, x)
@@ -811,19 +790,16 @@ def _from_half(w: Writer, lanes: int, x: str) -> str:
     """Widen float16 with integer operations: the exponent is moved by a product."""
     i, f, m = vector("i32", lanes), vector("float", lanes), vector("i1", lanes)
 
-    def c(value: int) -> str:
-        return str(value) if lanes == 1 else f"splat (i32 {value})"
-
     bits = w.value(f"zext {vector('i16', lanes)} {x} to {i}")
-    sign = w.value(f"and {i} {bits}, {c(0x8000)}")
-    sign = w.value(f"shl {i} {sign}, {c(16)}")
-    body = w.value(f"and {i} {bits}, {c(0x7FFF)}")
-    shifted = w.value(f"shl {i} {body}, {c(13)}")
+    sign = w.value(f"and {i} {bits}, {_splat(0x8000, lanes)}")
+    sign = w.value(f"shl {i} {sign}, {_splat(16, lanes)}")
+    body = w.value(f"and {i} {bits}, {_splat(0x7FFF, lanes)}")
+    shifted = w.value(f"shl {i} {body}, {_splat(13, lanes)}")
     as_float = w.value(f"bitcast {i} {shifted} to {f}")
     scaled = w.value(f"fmul {f} {as_float}, {splat_constant(2.0**112, dtypes.float32, lanes)}")
     number = w.value(f"bitcast {f} {scaled} to {i}")
-    special = w.value(f"icmp uge {i} {body}, {c(0x7C00)}")
-    beyond = w.value(f"or {i} {shifted}, {c(0x7F800000)}")
+    special = w.value(f"icmp uge {i} {body}, {_splat(0x7C00, lanes)}")
+    beyond = w.value(f"or {i} {shifted}, {_splat(0x7F800000, lanes)}")
     chosen = w.value(f"select {m} {special}, {i} {beyond}, {i} {number}")
     full = w.value(f"or {i} {chosen}, {sign}")
     return w.value(f"bitcast {i} {full} to {f}")
@@ -836,35 +812,32 @@ def _to_narrow(w: Writer, target: DType, lanes: int, x: str) -> str:
     highest = (1 << (target.bits - 1)) - 1
     i, m = vector("i32", lanes), vector("i1", lanes)
 
-    def c(value: int) -> str:
-        return str(value) if lanes == 1 else f"splat (i32 {value})"
-
     bits = w.value(f"bitcast {vector('float', lanes)} {x} to {i}")
-    sign = w.value(f"lshr {i} {bits}, {c(32 - target.bits)}")
-    sign = w.value(f"and {i} {sign}, {c(highest + 1)}")
-    magnitude = w.value(f"and {i} {bits}, {c(0x7FFFFFFF)}")
+    sign = w.value(f"lshr {i} {bits}, {_splat(32 - target.bits, lanes)}")
+    sign = w.value(f"and {i} {sign}, {_splat(highest + 1, lanes)}")
+    magnitude = w.value(f"and {i} {bits}, {_splat(0x7FFFFFFF, lanes)}")
     # normal: add half an ulp (to even), shift, rebias
     drop = 23 - mantissa
-    last = w.value(f"lshr {i} {magnitude}, {c(drop)}")
-    last = w.value(f"and {i} {last}, {c(1)}")
-    rounded = w.value(f"add {i} {magnitude}, {c((1 << (drop - 1)) - 1)}")
+    last = w.value(f"lshr {i} {magnitude}, {_splat(drop, lanes)}")
+    last = w.value(f"and {i} {last}, {_splat(1, lanes)}")
+    rounded = w.value(f"add {i} {magnitude}, {_splat((1 << (drop - 1)) - 1, lanes)}")
     rounded = w.value(f"add {i} {rounded}, {last}")
-    normal = w.value(f"lshr {i} {rounded}, {c(drop)}")
-    normal = w.value(f"sub {i} {normal}, {c((127 - bias) << mantissa)}")
+    normal = w.value(f"lshr {i} {rounded}, {_splat(drop, lanes)}")
+    normal = w.value(f"sub {i} {normal}, {_splat((127 - bias) << mantissa, lanes)}")
     # subnormal: let the float adder round by adding a power of two of the right size
     magic = 127 + (1 - bias) + 23 - mantissa
     f = vector("float", lanes)
     as_float = w.value(f"bitcast {i} {magnitude} to {f}")
-    magic_float = w.value(f"bitcast {i} {c(magic << 23)} to {f}")
+    magic_float = w.value(f"bitcast {i} {_splat(magic << 23, lanes)} to {f}")
     shifted = w.value(f"fadd {f} {as_float}, {magic_float}")
     small = w.value(f"bitcast {f} {shifted} to {i}")
-    small = w.value(f"sub {i} {small}, {c(magic << 23)}")
-    is_small = w.value(f"icmp ult {i} {magnitude}, {c((127 - bias + 1) << 23)}")
+    small = w.value(f"sub {i} {small}, {_splat(magic << 23, lanes)}")
+    is_small = w.value(f"icmp ult {i} {magnitude}, {_splat((127 - bias + 1) << 23, lanes)}")
     value = w.value(f"select {m} {is_small}, {i} {small}, {i} {normal}")
-    over = w.value(f"icmp uge {i} {value}, {c(top)}")
-    big = w.value(f"select {m} {over}, {i} {c(top)}, {i} {value}")
-    is_nan = w.value(f"icmp ugt {i} {magnitude}, {c(0x7F800000)}")
-    big = w.value(f"select {m} {is_nan}, {i} {c(nan)}, {i} {big}")
+    over = w.value(f"icmp uge {i} {value}, {_splat(top, lanes)}")
+    big = w.value(f"select {m} {over}, {i} {_splat(top, lanes)}, {i} {value}")
+    is_nan = w.value(f"icmp ugt {i} {magnitude}, {_splat(0x7F800000, lanes)}")
+    big = w.value(f"select {m} {is_nan}, {i} {_splat(nan, lanes)}, {i} {big}")
     full = w.value(f"or {i} {big}, {sign}")
     short = vector(f"i{target.bits}", lanes)
     return w.value(f"trunc {i} {full} to {short}")

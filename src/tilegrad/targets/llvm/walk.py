@@ -14,6 +14,7 @@ workers run. Waiting is always: spin for a bounded time, then sleep in the kerne
 
 from __future__ import annotations
 
+import re
 import sys
 
 from .table import COUNTER_LIMIT, DYNAMIC, GRID_SCALAR, NO_BARRIER, SINGLE, VALUE_SCALAR
@@ -68,6 +69,10 @@ NUMBERS = {
 }
 
 
+# `%x = field T, ptr %record, i64 at` reads a value of a record.
+FIELD = re.compile(r"^  %([\w.]+) = field (\w+), (.+)$", re.M)
+
+
 def walker_text(machine: str) -> str:
     """The walker as LLVM IR for a CPU family ('x86_64' or 'aarch64')."""
     linux = sys.platform.startswith("linux")
@@ -87,6 +92,7 @@ def walker_text(machine: str) -> str:
     words |= {**NUMBERS, "FUTEX": {"x86_64": 202}.get(machine, 98), "CLOCK": 6 if linux else 1}
     for name in sorted(words, key=len, reverse=True):
         text = text.replace(f"${name}", str(words[name]))
+    text = FIELD.sub(r"  %\1.at = getelementptr i8, \3\n  %\1 = load \2, ptr %\1.at", text)
     return text.replace("$PAUSE", pause)
 
 
@@ -103,8 +109,7 @@ define internal i64 @now() {
   %time = alloca [2 x i64]
   %code = call i32 @clock_gettime(i32 $CLOCK, ptr %time)
   %seconds = load i64, ptr %time
-  %rest.at = getelementptr i8, ptr %time, i64 8
-  %rest = load i64, ptr %rest.at
+  %rest = field i64, ptr %time, i64 8
   %whole = mul i64 %seconds, 1000000000
   %all = add i64 %whole, %rest
   ret i64 %all
@@ -239,8 +244,7 @@ release:
   call void @wake(ptr %turn.at, ptr %sleepers)
   br label %end
 wait:
-  %spins.at = getelementptr i8, ptr %pool, i64 $pool.barrier_spins
-  %spins = load i32, ptr %spins.at
+  %spins = field i32, ptr %pool, i64 $pool.barrier_spins
   call void @wait_change(ptr %turn.at, i32 %turn, ptr %sleepers, i32 %spins)
   br label %end
 end:
@@ -265,8 +269,7 @@ end:
 
 define internal i64 @grid_of(ptr %row, ptr %scalars, i32 %flags) {
 entry:
-  %grid.at = getelementptr i8, ptr %row, i64 32
-  %grid = load i64, ptr %grid.at
+  %grid = field i64, ptr %row, i64 32
   %bits = and i32 %flags, $GRID_SCALAR
   %indirect = icmp ne i32 %bits, 0
   br i1 %indirect, label %read, label %end
@@ -295,10 +298,8 @@ define internal i64 @share(i64 %worker, i64 %workers, i64 %grid, i64 %grain) {
 KERNEL = """
 define internal void @gather(ptr %row, ptr %index, ptr %slots, ptr %counters, ptr %args) {
 entry:
-  %first.at = getelementptr i8, ptr %row, i64 16
-  %count.at = getelementptr i8, ptr %row, i64 20
-  %first = load i32, ptr %first.at
-  %count = load i32, ptr %count.at
+  %first = field i32, ptr %row, i64 16
+  %count = field i32, ptr %row, i64 20
   %first.wide = zext i32 %first to i64
   %count.wide = zext i32 %count to i64
   %list = getelementptr i32, ptr %index, i64 %first.wide
@@ -329,10 +330,8 @@ end:
 define internal void @kernel(ptr %pool, ptr %row, ptr %args, ptr %all_scalars, ptr %scratch,
                              i64 %worker, i64 %workers, i32 %flags) {
 entry:
-  %function.at = getelementptr i8, ptr %row, i64 8
-  %function = load ptr, ptr %function.at
-  %offset.at = getelementptr i8, ptr %row, i64 24
-  %offset = load i32, ptr %offset.at
+  %function = field ptr, ptr %row, i64 8
+  %offset = field i32, ptr %row, i64 24
   %offset.wide = zext i32 %offset to i64
   %scalars = getelementptr i64, ptr %all_scalars, i64 %offset.wide
   %grain.at = getelementptr i8, ptr %row, i64 28
@@ -396,10 +395,8 @@ entry:
   %source.slot = getelementptr ptr, ptr %slots, i64 %source.wide
   %to.base = load ptr, ptr %to.slot
   %source.base = load ptr, ptr %source.slot
-  %a.at = getelementptr i8, ptr %row, i64 40
-  %b.at = getelementptr i8, ptr %row, i64 48
-  %a = load i64, ptr %a.at
-  %b = load i64, ptr %b.at
+  %a = field i64, ptr %row, i64 40
+  %b = field i64, ptr %row, i64 48
   %to = getelementptr i8, ptr %to.base, i64 %a
   %source = getelementptr i8, ptr %source.base, i64 %b
   %bytes = call i64 @grid_of(ptr %row, ptr %scalars, i32 %flags)
@@ -440,23 +437,15 @@ end:
 
 define internal i64 @walk(ptr %pool, ptr %state, i64 %worker, i64 %workers, i64 %deadline) {
 entry:
-  %table.at = getelementptr i8, ptr %pool, i64 $pool.table
-  %table = load ptr, ptr %table.at
-  %entries.at = getelementptr i8, ptr %pool, i64 $pool.entries
-  %entries = load i64, ptr %entries.at
-  %index.at = getelementptr i8, ptr %pool, i64 $pool.index
-  %index = load ptr, ptr %index.at
-  %scalars.at = getelementptr i8, ptr %pool, i64 $pool.scalars
-  %scalars = load ptr, ptr %scalars.at
+  %table = field ptr, ptr %pool, i64 $pool.table
+  %entries = field i64, ptr %pool, i64 $pool.entries
+  %index = field ptr, ptr %pool, i64 $pool.index
+  %scalars = field ptr, ptr %pool, i64 $pool.scalars
   %stopping.at = getelementptr i8, ptr %pool, i64 $pool.stopping
-  %slots.at = getelementptr i8, ptr %state, i64 $state.own_slots
-  %slots = load ptr, ptr %slots.at
-  %args.at = getelementptr i8, ptr %state, i64 $state.args
-  %args = load ptr, ptr %args.at
-  %counters.at = getelementptr i8, ptr %state, i64 $state.counters
-  %counters = load ptr, ptr %counters.at
-  %scratch.at = getelementptr i8, ptr %state, i64 $state.scratch
-  %scratch = load ptr, ptr %scratch.at
+  %slots = field ptr, ptr %state, i64 $state.own_slots
+  %args = field ptr, ptr %state, i64 $state.args
+  %counters = field ptr, ptr %state, i64 $state.counters
+  %scratch = field ptr, ptr %state, i64 $state.scratch
   %place.at = getelementptr i8, ptr %state, i64 $state.place
   %first = load i64, ptr %place.at
   %place = alloca i64
@@ -482,14 +471,10 @@ clock:
 fetch:
   %entry.at = getelementptr [64 x i8], ptr %table, i64 %here
   %kind = load i32, ptr %entry.at
-  %flags.at = getelementptr i8, ptr %entry.at, i64 4
-  %flags = load i32, ptr %flags.at
-  %a.at = getelementptr i8, ptr %entry.at, i64 40
-  %b.at = getelementptr i8, ptr %entry.at, i64 48
-  %c.at = getelementptr i8, ptr %entry.at, i64 56
-  %a = load i64, ptr %a.at
-  %b = load i64, ptr %b.at
-  %c = load i64, ptr %c.at
+  %flags = field i32, ptr %entry.at, i64 4
+  %a = field i64, ptr %entry.at, i64 40
+  %b = field i64, ptr %entry.at, i64 48
+  %c = field i64, ptr %entry.at, i64 56
   %after = add i64 %here, 1
   store i64 %after, ptr %place
   %at_end = icmp eq i64 %after, %entries
@@ -549,10 +534,8 @@ jump_counter_less:
   store i64 %less.target, ptr %place
   br label %next
 set_slot:
-  %to.at = getelementptr i8, ptr %entry.at, i64 16
-  %base.at = getelementptr i8, ptr %entry.at, i64 20
-  %to = load i32, ptr %to.at
-  %base = load i32, ptr %base.at
+  %to = field i32, ptr %entry.at, i64 16
+  %base = field i32, ptr %entry.at, i64 20
   %to.wide = zext i32 %to to i64
   %base.wide = zext i32 %base to i64
   %base.slot = getelementptr ptr, ptr %slots, i64 %base.wide
@@ -596,16 +579,12 @@ STEP = """
 define internal void @prepare(ptr %pool, ptr %state) {
   %place.at = getelementptr i8, ptr %state, i64 $state.place
   store i64 0, ptr %place.at
-  %own.at = getelementptr i8, ptr %state, i64 $state.own_slots
-  %own = load ptr, ptr %own.at
-  %slots.at = getelementptr i8, ptr %pool, i64 $pool.slots
-  %slots = load ptr, ptr %slots.at
-  %count.at = getelementptr i8, ptr %pool, i64 $pool.n_slots
-  %count = load i64, ptr %count.at
+  %own = field ptr, ptr %state, i64 $state.own_slots
+  %slots = field ptr, ptr %pool, i64 $pool.slots
+  %count = field i64, ptr %pool, i64 $pool.n_slots
   %bytes = shl i64 %count, 3
   call void @llvm.memcpy.p0.p0.i64(ptr %own, ptr %slots, i64 %bytes, i1 false)
-  %counters.at = getelementptr i8, ptr %state, i64 $state.counters
-  %counters = load ptr, ptr %counters.at
+  %counters = field ptr, ptr %state, i64 $state.counters
   call void @llvm.memset.p0.i64(ptr %counters, i8 0, i64 $COUNTER_BYTES, i1 false)
   ret void
 }
@@ -616,8 +595,7 @@ entry:
   call void @llvm.memcpy.p0.p0.i64(ptr %table.at, ptr %record, i64 $RECORD_BYTES, i1 false)
   %workers.at = getelementptr i8, ptr %pool, i64 $pool.workers
   store i64 %workers, ptr %workers.at
-  %state.at = getelementptr i8, ptr %pool, i64 $pool.caller_state
-  %state = load ptr, ptr %state.at
+  %state = field ptr, ptr %pool, i64 $pool.caller_state
   call void @prepare(ptr %pool, ptr %state)
   %alone = icmp eq i64 %workers, 1
   br i1 %alone, label %go, label %publish
@@ -640,8 +618,7 @@ go:
 
 define i64 @resume(ptr %pool, i64 %workers) {
 entry:
-  %state.at = getelementptr i8, ptr %pool, i64 $pool.caller_state
-  %state = load ptr, ptr %state.at
+  %state = field ptr, ptr %pool, i64 $pool.caller_state
   %now = call i64 @now()
   %deadline = add i64 %now, $SLICE
   %code = call i64 @walk(ptr %pool, ptr %state, i64 0, i64 %workers, i64 %deadline)
@@ -661,8 +638,7 @@ define internal i64 @join(ptr %pool, i64 %workers, i64 %deadline) {
 entry:
   %done.at = getelementptr i8, ptr %pool, i64 $pool.done
   %sleepers = getelementptr i8, ptr %pool, i64 $pool.done_sleepers
-  %spins.at = getelementptr i8, ptr %pool, i64 $pool.barrier_spins
-  %spins = load i32, ptr %spins.at
+  %spins = field i32, ptr %pool, i64 $pool.barrier_spins
   %all = trunc i64 %workers to i32
   %others = sub i32 %all, 1
   br label %loop
@@ -693,13 +669,11 @@ entry:
   %epoch.sleepers = getelementptr i8, ptr %pool, i64 $pool.epoch_sleepers
   %done.at = getelementptr i8, ptr %pool, i64 $pool.done
   %done.sleepers = getelementptr i8, ptr %pool, i64 $pool.done_sleepers
-  %spins.at = getelementptr i8, ptr %pool, i64 $pool.idle_spins
   %quitting.at = getelementptr i8, ptr %pool, i64 $pool.quitting
-  %workers.at = getelementptr i8, ptr %pool, i64 $pool.workers
   br label %idle
 idle:
   %seen = phi i32 [%epoch, %entry], [%now, %work]
-  %spins = load i32, ptr %spins.at
+  %spins = field i32, ptr %pool, i64 $pool.idle_spins
   call void @wait_change(ptr %epoch.at, i32 %seen, ptr %epoch.sleepers, i32 %spins)
   %now = load atomic i32, ptr %epoch.at acquire, align 4
   %quitting = load atomic i32, ptr %quitting.at acquire, align 4
@@ -707,7 +681,7 @@ idle:
   br i1 %leave, label %end, label %work
 work:
   call void @prepare(ptr %pool, ptr %state)
-  %workers = load i64, ptr %workers.at
+  %workers = field i64, ptr %pool, i64 $pool.workers
   %code = call i64 @walk(ptr %pool, ptr %state, i64 %worker, i64 %workers, i64 0)
   %before = atomicrmw add ptr %done.at, i32 1 seq_cst
   call void @wake(ptr %done.at, ptr %done.sleepers)
@@ -719,8 +693,7 @@ end:
 ; End the running step: workers leave after the entry they are in. DONE when all have left.
 define i64 @stop(ptr %pool) {
 entry:
-  %active.at = getelementptr i8, ptr %pool, i64 $pool.active
-  %active = load i64, ptr %active.at
+  %active = field i64, ptr %pool, i64 $pool.active
   %idle = icmp eq i64 %active, 0
   br i1 %idle, label %end, label %signal
 signal:
@@ -730,8 +703,7 @@ signal:
   %turn = atomicrmw add ptr %turn.at, i32 1 seq_cst
   %turn.sleepers = getelementptr i8, ptr %pool, i64 $pool.turn_sleepers
   call void @wake(ptr %turn.at, ptr %turn.sleepers)
-  %workers.at = getelementptr i8, ptr %pool, i64 $pool.workers
-  %workers = load i64, ptr %workers.at
+  %workers = field i64, ptr %pool, i64 $pool.workers
   %now = call i64 @now()
   %deadline = add i64 %now, $SLICE
   %code = call i64 @join(ptr %pool, i64 %workers, i64 %deadline)

@@ -19,6 +19,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
+from ...tile.numeric import FUNCTIONS
 from ...tile.scope import Element, where
 from . import division
 from .convert import bitcast, convert, convert_pair, narrow, widen
@@ -566,25 +567,7 @@ ROWS: dict[str, Row] = {
     "quick_divide": _quick_divide,
     "tanh": _tanh,
 }
-for _name in (
-    "log",
-    "log2",
-    "log10",
-    "expm1",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "erf",
-    "erfc",
-    "erf_inverse",
-):
-    ROWS[_name] = _function(_name)
+ROWS = {**{name: _function(name) for name in FUNCTIONS}, **ROWS}
 NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
 RARE = frozenset({"sin", "cos", "tan", "fmod", "remainder", "floor_divide"})  # of floats
 COMPARES = frozenset({"equal", "not_equal", "less", "less_equal"})
