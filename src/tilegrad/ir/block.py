@@ -46,6 +46,13 @@ class Block:
     def __repr__(self) -> str:
         return f"<block {self.name}: {len(self.nodes)} nodes>"
 
+    def all_nodes(self) -> Iterator[Node]:
+        """Every Node, those of Blocks within too, in order."""
+        for node in self.nodes:
+            yield node
+            for inner in node.blocks:
+                yield from inner.all_nodes()
+
     def captures(self) -> tuple[Node, ...]:
         """Values from outside that the Block's Nodes use (empty for a closed Block)."""
         if self._captures is None:

@@ -21,7 +21,7 @@ from ..ir.symbol import Size, high
 from ..ir.types import Tile, Tuple, product
 from ..tile.build import Body, prune
 from ..tile.callee import KernelCallee
-from ..tile.check import verify_body, walk
+from ..tile.check import verify_body
 from ..tile.legalize import legalize
 from ..tile.prove import require
 from .family import Bodies, Family, Made, Offer, Verdict
@@ -110,7 +110,7 @@ def check_call(body: Body, kind: str, target: Target) -> Body:
 
 def _check_dots(body: Body, target: Target) -> None:
     """Threads that hold a tile together share out a dot evenly: its sizes are powers of two."""
-    for node, _ in walk(body.block):
+    for node in body.block.all_nodes():
         if node.op.name == "dot":
             sizes = (*node.shape, node.inputs[0].shape[1])
             if any(size & (size - 1) for size in sizes):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from ..core.errors import InternalError
 from ..ir.types import Memory, product
-from ..tile.check import walk
 from .lowering import Lowering
 from .schedule import Control, Copy, Label, Launch, Schedule, Slot, Transfer, slots_of
 
@@ -83,7 +82,7 @@ def _check_results(schedule: Schedule) -> None:
     for body in {
         id(s.body): s.body for k in schedule.kernels for s in k.steps if isinstance(s, Launch)
     }.values():
-        used = {x for node, _ in walk(body.block) for x in node.inputs}
+        used = {x for node in body.block.all_nodes() for x in node.inputs}
         for number, parameter in enumerate(body.parameters):
             memory = parameter.type
             if isinstance(memory, Memory) and memory.use == "result" and parameter not in used:

@@ -16,7 +16,6 @@ from ..ir.symbol import high
 from ..ir.types import Memory, product
 from ..tile import ops
 from ..tile.build import Body, BodyBuilder, copy_block
-from ..tile.check import walk
 from .in_place import only_moves
 from .lowering import Lowering
 from .reuse import find_lives
@@ -67,7 +66,7 @@ def _is_small(kernel: Kernel) -> bool:
         return False
     if _may_vanish(kernel):
         return False
-    names = {node.op.name for node, _ in walk(body.block)}
+    names = {node.op.name for node in body.block.all_nodes()}
     return not names & PLAIN and "grid_dependency_wait" not in names
 
 

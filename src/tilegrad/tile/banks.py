@@ -22,7 +22,6 @@ from ..ir.node import Node
 from ..ir.types import Memory, Tile
 from .budget import SPANS
 from .build import Body
-from .check import walk
 from .finding import Finding, finding, place_name
 from .row import is_place
 
@@ -35,9 +34,9 @@ def check_banks(body: Body, target: Target) -> list[Finding]:
     """Plain accesses to shared places that take several turns."""
     if not target.has_threads:
         return []
-    accumulators = {n.inputs[0] for n, _ in walk(body.block) if n.op.name == "matrix_async"}
+    accumulators = {n.inputs[0] for n in body.block.all_nodes() if n.op.name == "matrix_async"}
     found = []
-    for node, _ in walk(body.block):
+    for node in body.block.all_nodes():
         if node.op.name not in ACCESSES or not is_place(node.inputs[0]):
             continue
         place = node.inputs[0]

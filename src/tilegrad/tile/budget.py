@@ -39,7 +39,7 @@ def check_budget(body: Body, target: Target) -> list[Finding]:
     if not target.has_threads:
         return []
     limits = {**LIMITS, **target.limits}
-    roles = [n for n, _ in walk(body.block) if n.op.name == "role"]
+    roles = [n for n in body.block.all_nodes() if n.op.name == "role"]
     found = shared_bytes(body, target)
     found += boxes(body)
     found += engines(body, target, limits)
@@ -62,7 +62,7 @@ def shared_bytes(body: Body, target: Target) -> list[Finding]:
     if "shared" not in target.memories:
         return []
     at, slack, largest = 0, 0, None
-    for node, _ in walk(body.block):
+    for node in body.block.all_nodes():
         if node.op.name == "allocate" and node.type.scope == "shared":  # type: ignore[union-attr]
             span = SPANS.get(node.type.layout, 0)  # type: ignore[union-attr]
             align = 8 * span if span else 128
@@ -94,7 +94,7 @@ def shared_bytes(body: Body, target: Target) -> list[Finding]:
 def boxes(body: Body) -> list[Finding]:
     """Boxes of copies against what the engine takes, and swizzle spans against rows."""
     found = []
-    for node, _ in walk(body.block):
+    for node in body.block.all_nodes():
         if node.op.name not in ("copy_async", "copy_store", "copy_pages"):
             continue
         place = node.inputs[1 if node.op.name == "copy_store" else 0]
@@ -141,7 +141,7 @@ def engines(body: Body, target: Target, limits: dict[str, int]) -> list[Finding]
     """Copies that the machine has, and programs that its clusters hold."""
     found = []
     copies = target.memories["shared"].copies if "shared" in target.memories else ()
-    for node, _ in walk(body.block):
+    for node in body.block.all_nodes():
         if node.op.name in ("copy_async", "copy_store") and copies and node.op.name not in copies:
             found.append(finding("error", "copies", f"{target.name} has no {node.op.name}", node))
     cluster = prod(body.notes.get("cluster", (1,)))
@@ -270,7 +270,7 @@ def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Fin
 def operands(block: Block, threads: int) -> int:
     """Registers a thread of places that products only read: they may take over those of the
     tiles they are written from."""
-    nodes = [n for n, _ in walk(block) if n.op.name in ("matrix_async", "matrix_sync")]
+    nodes = [n for n in block.all_nodes() if n.op.name in ("matrix_async", "matrix_sync")]
     totals = {node.inputs[0] for node in nodes}
     read = {place for node in nodes for place in node.inputs[1:3]}
     found = {place for place in read if place.type.scope == "register"}  # type: ignore[union-attr]

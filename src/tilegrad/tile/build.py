@@ -62,38 +62,16 @@ class Body:
 
 def body_symbols(body: Body) -> list[Expr]:
     """The Symbols a Body reads at run time, sorted by name."""
-    found: dict[Expr, None] = {}
-
-    def walk(block: Block) -> None:
-        for node in block.nodes:
-            if node.op.name == "symbol":
-                for atom in atoms(node.attrs["value"]):
-                    found[atom] = None
-            for inner in node.blocks:
-                walk(inner)
-
+    sizes: list[Size] = [n.attrs["value"] for n in body.block.all_nodes() if n.op is ops.symbol]
     for parameter in body.parameters:
-        for size in (*parameter.shape, *parameter.type.element_strides()):  # type: ignore[union-attr]
-            for atom in atoms(size):
-                found[atom] = None
-    for size in body.grid:
-        for atom in atoms(size):
-            found[atom] = None
-    walk(body.block)
+        sizes += (*parameter.shape, *parameter.type.element_strides())  # type: ignore[union-attr]
+    found = {atom for size in (*sizes, *body.grid) for atom in atoms(size)}
     return sorted(found, key=lambda e: e.name)
 
 
 def body_sites(body: Body) -> list[Node]:
     """The `require` Nodes of a Body in order: the number of one is its place, from 1 on."""
-
-    def walk(block: Block) -> Iterator[Node]:
-        for node in block.nodes:
-            if node.op is ops.require:
-                yield node
-            for inner in node.blocks:
-                yield from walk(inner)
-
-    return list(walk(body.block))
+    return [node for node in body.block.all_nodes() if node.op is ops.require]
 
 
 def _term_text(term: tuple[tuple[Expr, ...], int]) -> str:

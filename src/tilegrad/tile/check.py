@@ -40,7 +40,7 @@ def verify_body(
     verify(body.block, ops.tile, (shape_rule, memory_rule, control_rule), where=where)
     check = _Check(body, level, target, where)
     check.parameters()
-    for node, _ in walk(body.block):
+    for node in body.block.all_nodes():
         check.node(node)
     check.budget()
     if level == "portable":
@@ -57,7 +57,7 @@ def walk(block: Block, enclosing: tuple[Node, ...] = ()) -> Iterator[tuple[Node,
 
 def written_parameters(body: Body) -> set[Node]:
     """Parameters that the Body writes: only these can be raced for."""
-    return {m for n, _ in walk(body.block) for m in written_by(n) if not is_place(m)}
+    return {m for n in body.block.all_nodes() for m in written_by(n) if not is_place(m)}
 
 
 # ---- rules of one Node (for ir.verify) --------------------------------------------------------
@@ -195,7 +195,7 @@ class _Check:
     def results(self) -> None:
         """A result is not read before it is written (in program order)."""
         written: set[Node] = set()
-        for node, _ in walk(self.body.block):
+        for node in self.body.block.all_nodes():
             read = set() if node.op is placed.atomic_add else read_by(node)  # added to what it is
             for memory in read - written:
                 if memory.op is argument_op and memory.type.use == "result":  # type: ignore[union-attr]

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from ..ir.block import Block
 from ..ir.node import Node
 from .build import Body
-from .check import walk
 from .finding import Finding, finding
 from .row import Touch, effects_of, is_place
 
@@ -33,7 +32,7 @@ class _State:
 
 def check_handover(body: Body) -> list[Finding]:
     """Counts without a fence or a meeting before them, and reads without a fence after one."""
-    nodes = [node for node, _ in walk(body.block)]
+    nodes = list(body.block.all_nodes())
     if not any(node.op.name == "atomic_add" for node in nodes):
         return []
     stored, read = ({m for n in nodes for m in _plain(n, writes)} for writes in (True, False))

@@ -32,7 +32,6 @@ from ..ir.text import print_node
 from ..ir.types import Memory, Tile
 from . import numeric, row
 from .build import Body
-from .check import walk
 from .concurrent import Judge, Machine, Steps, Waiting
 from .happening import event
 from .ordering import Role, scalar
@@ -60,7 +59,7 @@ def run(
     grid = tuple(evaluate(size, bound) for size in body.grid)
     chosen = range(math.prod(grid)) if programs is None else programs
     storages = parameters(body, memories, bound)
-    placed = any(is_placed(node) for node, _ in walk(body.block))
+    placed = any(is_placed(node) for node in body.block.all_nodes())
     for numbers in together(chosen, grid, math.prod(body.notes.get("cluster", (1,)))):
         order = Judge(body, bound, len(numbers)) if placed else None
         machine = Machine(seed, order)

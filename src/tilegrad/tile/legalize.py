@@ -32,11 +32,12 @@ COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 def legalize(body: Body, target: Target) -> Body:
     """The Body with no tile larger than the Target's registers can work with."""
     limit = limit_of(target)
-    if "shared" in target.memories or not _has_large(body.block, limit):
-        return body  # many threads hold a tile together
-    if body.notes.get("fits"):
+    if "shared" in target.memories or body.notes.get("fits"):
+        return body  # many threads hold a tile together, or it was written so
+    nodes = list(body.block.all_nodes())
+    if not any(large(n.type, limit) or n.op is ops.allocate for n in nodes):
         return body
-    if _names_unit(body.block):
+    if any(n.op.group == "matrix" for n in nodes):
         return body  # written for a matrix unit of this Target: its tiles are what they must be
     return _Legalizer(body, target, limit).run()
 
@@ -46,17 +47,6 @@ def limit_of(target: Target) -> int:
     space = target.memories.get("register")
     held = 1 << 20 if space is None else space.bytes
     return max(16, held // 16)
-
-
-def _has_large(block: Block, limit: int) -> bool:
-    return any(
-        large(n.type, limit) or n.op is ops.allocate or any(_has_large(i, limit) for i in n.blocks)
-        for n in block.nodes
-    )
-
-
-def _names_unit(block: Block) -> bool:
-    return any(n.op.group == "matrix" or any(_names_unit(i) for i in n.blocks) for n in block.nodes)
 
 
 DEEPEST = 96  # values on values before one is stored

@@ -35,7 +35,7 @@ from . import row
 from .access import Clock, Place, Plain, Region, join
 from .access import Touch as Touched
 from .build import Body
-from .check import walk, written_parameters
+from .check import written_parameters
 from .finding import Finding, finding, line_of, place_name
 from .phases import Bar, Group, Round
 from .row import Scalar, Touch, effects_of, is_place
@@ -84,7 +84,7 @@ class Order:
         self.body, self.symbols, self.ranks = body, symbols, ranks
         self.names: list[str] = []
         self.findings: dict[Any, Finding] = {}
-        ops = [node for node, _ in walk(body.block)]
+        ops = list(body.block.all_nodes())
         self.tracked = written_parameters(body)
         self.dependent = [n for n in ops if n.op.name == "grid_dependency_wait"]
         self.grid = self.agent("the launches before")

@@ -74,7 +74,7 @@ class Periods:
 
 
 def _holds_loop(block: Block) -> bool:
-    return any(n.op.name == "loop" for n, _ in walk(block))
+    return any(n.op.name == "loop" for n in block.all_nodes())
 
 
 class _Loop:

@@ -17,7 +17,7 @@ from ..core.target import Target
 from .banks import check_banks
 from .budget import check_budget
 from .build import Body
-from .check import PLACED_OPS, walk
+from .check import PLACED_OPS
 from .dependent import check_dependent
 from .finding import Finding, finding
 from .handover import check_handover
@@ -31,7 +31,7 @@ ENOUGH = 4_000  # events, after which only the first and last programs are run
 def check_body(body: Body, target: Target | None = None) -> list[Finding]:
     """Findings of all checks, errors first; those of a machine only if there is one."""
     found: dict[Finding, None] = {}
-    if any(node.op.name in PLACED_OPS for node, _ in walk(body.block)):
+    if any(node.op.name in PLACED_OPS for node in body.block.all_nodes()):
         skeleton = Skeleton(body)
         found.update(dict.fromkeys(check_dependent(skeleton)))
         found.update(dict.fromkeys(_protocol(skeleton)))

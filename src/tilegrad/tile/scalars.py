@@ -14,7 +14,7 @@ from typing import Any
 from ..ir.node import Node
 from ..ir.types import Tile
 from .build import Body
-from .check import walk, written_parameters
+from .check import written_parameters
 from .row import Arrive, Land, Scalar, Wait, effects_of, is_place, touches_of
 
 
@@ -113,7 +113,7 @@ class Scalars:
         self.body = body
         self.tracked = written_parameters(body)
         self.owner: dict[Node, tuple[Node, int]] = {}  # Block argument: loop, position
-        for node, _ in walk(body.block):
+        for node in body.block.all_nodes():
             if node.op.name == "loop":
                 for position, a in enumerate(node.blocks[0].arguments):
                     self.owner[a] = (node, position)
@@ -126,7 +126,7 @@ class Scalars:
         """Gather the scalars that events, bounds and conditions hang on, boxes of parameters too
         if asked."""
         stack: list[Node] = []
-        for node, _ in walk(self.body.block):
+        for node in self.body.block.all_nodes():
             found = uses(node, self.tracked)
             if found is not None:
                 stack += [*found[0], *(found[1] if boxes else ())]

@@ -21,7 +21,6 @@ import numpy as np
 
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, combine, high, low, multiply
 from .build import Body
-from .check import walk
 from .finding import Finding, finding
 from .inside import extremes, value_of
 from .linear import lines_of
@@ -46,7 +45,7 @@ class Judged:
 
 def judge(t: Tracer, body: Body) -> Judged:
     """Races between programs, and results that are not written whole."""
-    live = {node for node, _ in walk(body.block)}
+    live = set(body.block.all_nodes())
     found: list[Finding] = []
     partial: set[str] = set()
     for result in t.results:

@@ -13,7 +13,6 @@ from ...ir.node import Node
 from ...ir.symbol import Size, floor_divide, high, low, modulo
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ...tile.check import walk
 
 FAR = 1 << 40  # the size of a view's axis whose bounds the offset itself keeps
 
@@ -53,7 +52,7 @@ class Viewed(BodyBuilder):
         Inputs come first in their order, then their other views, then results.
         """
         body = super().finish(grid, **notes)
-        if any(node.op.name == "scatter" for node, _ in walk(body.block)):
+        if any(node.op.name == "scatter" for node in body.block.all_nodes()):
             body.notes["distinct"] = True  # no element is written twice
         used = touched(body.block)
         seen_as: list[list[Node]] = []
@@ -78,12 +77,7 @@ def _use(parameter: Node) -> str:
 
 def touched(block: Block) -> set[int]:
     """The identities of all inputs of a Block's Nodes, inner Blocks included."""
-    found: set[int] = set()
-    for node in block.nodes:
-        found.update(id(i) for i in node.inputs)
-        for inner in node.blocks:
-            found |= touched(inner)
-    return found
+    return {id(i) for node in block.all_nodes() for i in node.inputs}
 
 
 def seen_along(body: Viewed, memory: Node, axes: list[tuple[Size, Size]], start: Size) -> Any:

@@ -15,7 +15,6 @@ from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.bounds import Bounds
 from ...tile.build import Body
-from .plan_cluster import all_nodes
 from .plan_spread import SpreadPlan
 from .program import TensorMap
 from .shared import SWIZZLES, Shared
@@ -44,7 +43,7 @@ class Emission:
 
     def __init__(self, body: Body, target: Target, walk: Callable[[Emission, Block], None]) -> None:
         self.body, self.target, self._walk = body, target, walk
-        self.nodes = all_nodes(body.block)
+        self.nodes = list(body.block.all_nodes())
         self.warps = warps_of(body)
         self.w, self.memo = Writer(), Memo()
         self.bounds = Bounds(body)

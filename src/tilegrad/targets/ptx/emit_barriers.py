@@ -14,7 +14,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
 from .emission import Emission
-from .plan_cluster import all_nodes, waits_for_sends
+from .plan_cluster import waits_for_sends
 
 WRITES, READS = ("write_place", "store", "clear_rows"), ("read_place", "load", "load_operand")
 
@@ -145,7 +145,7 @@ def barrier_factors(roles: list[tuple[Node, bool]], alone: set[Node]) -> dict[No
     """For each barrier, how many arrivals of the machine one of the Body's stands for."""
     found: dict[Node, int] = {}
     for role, single in roles:
-        for node in all_nodes(role.blocks[0]):
+        for node in role.blocks[0].all_nodes():
             if node.op.name not in ("arrive", "expect", "arrive_remote"):
                 continue
             one = single or node.op.name == "expect"
@@ -163,20 +163,20 @@ def telling(e: Emission) -> set[Node]:
 
 def _telling(roles: Sequence[Node]) -> set[Node]:
     written, read = ([_places(role, names) for role in roles] for names in (WRITES, READS))
-    arriving = [[n for n in all_nodes(role.blocks[0]) if n.op.name == "arrive"] for role in roles]
+    arriving = [[n for n in role.blocks[0].all_nodes() if n.op.name == "arrive"] for role in roles]
     barriers: set[Node] = set()
     for i in range(len(roles)):
         others = [j for j in range(len(roles)) if j != i]
         if any(written[i] & read[j] or read[i] & written[j] for j in others):
             barriers |= {n.inputs[0] for n in arriving[i]}
-    nodes = (n for role in roles for n in all_nodes(role.blocks[0]))
+    nodes = (n for role in roles for n in role.blocks[0].all_nodes())
     barriers -= {n.inputs[0] for n in nodes if n.op.name == "arrive_remote"}
     return {n for found in arriving for n in found if n.inputs[0] in barriers}
 
 
 def _places(role: Node, names: Sequence[str]) -> set[Node]:
     """The shared places that ops of these names touch."""
-    touched = {n.inputs[0] for n in all_nodes(role.blocks[0]) if n.op.name in names}
+    touched = {n.inputs[0] for n in role.blocks[0].all_nodes() if n.op.name in names}
     return {m for m in touched if isinstance(m.type, Memory) and m.type.scope == "shared"}
 
 

@@ -17,7 +17,6 @@ from ...ir.node import Node
 from . import rules
 from .emission import Emission
 from .moves import packed, unpacked
-from .plan_cluster import all_nodes
 from .write import Writer
 
 MOST_UNROLLED = 600  # Nodes
@@ -78,7 +77,7 @@ def loop(e: Emission, node: Node) -> None:
 def copies(e: Emission, node: Node) -> int:
     """Copies of a loop's Block in one turn."""
     times = max(1, node.attrs["unroll"])
-    nodes = all_nodes(node.blocks[0])
+    nodes = list(node.blocks[0].all_nodes())
     small = len(nodes) * times <= MOST_UNROLLED
     plain = not any(n.op.name in ("allocate", "barrier", "role") for n in nodes)
     return times if small and plain and e.threads.role < 0 else 1

@@ -12,7 +12,7 @@ from ...ir.node import Node
 from ...ir.types import Memory
 from .emission import Emission
 from .emit_barriers import cluster_meets, start_barriers
-from .plan_cluster import all_nodes, ends_alone
+from .plan_cluster import ends_alone
 from .shared import Hazards
 
 REGISTERS = 65_536  # of a multiprocessor
@@ -92,7 +92,7 @@ def role(e: Emission, node: Node, join: str) -> None:
 
 def one_thread(role: Node) -> bool:
     """Whether a role does nothing that needs more than one thread: one warp runs it."""
-    nodes = all_nodes(role.blocks[0])
+    nodes = list(role.blocks[0].all_nodes())
     plain = all(n.op.name in ONE_THREAD or getattr(n.type, "shape", None) == () for n in nodes)
     return plain and any(n.op.name.startswith("copy_") for n in nodes)
 
@@ -100,7 +100,7 @@ def one_thread(role: Node) -> bool:
 def one_warp(role: Node) -> bool:
     """Whether a role of copies needs the threads of one warp alone: the others leave. They would
     wait at barriers that come round without them, and one late by a round would wait for ever."""
-    nodes = all_nodes(role.blocks[0])
+    nodes = list(role.blocks[0].all_nodes())
     small = all(n.op.name in (*ONE_THREAD, "copy_pages") or _elements(n) <= 32 for n in nodes)
     return (
         small

@@ -9,26 +9,15 @@ barrier that anything is sent to is found, whichever Block it stands in.
 
 from __future__ import annotations
 
-from ...ir.block import Block
 from ...ir.node import Node
 from ...tile.build import Body
 
 REACHING = ("arrive_remote", "copy_multicast")
 
 
-def all_nodes(block: Block) -> list[Node]:
-    """Every Node of a Block, those of inner Blocks too."""
-    found: list[Node] = []
-    for node in block.nodes:
-        found.append(node)
-        for inner in node.blocks:
-            found += all_nodes(inner)
-    return found
-
-
 def waits_for_sends(body: Body) -> set[Node]:
     """The waits that acquire what other programs sent."""
-    nodes = all_nodes(body.block)
+    nodes = list(body.block.all_nodes())
     landed = {n.inputs[2] for n in nodes if n.op.name == "send"}
     return {n for n in nodes if n.op.name == "wait" and n.inputs[0] in landed}
 
@@ -36,7 +25,7 @@ def waits_for_sends(body: Body) -> set[Node]:
 def ends_alone(body: Body) -> bool:
     """Whether a program may end before the others of its cluster do: they reach into it by sends
     only, for all of which it waits, as each of them does, right where it sends itself."""
-    nodes, waited = all_nodes(body.block), 0
+    nodes, waited = list(body.block.all_nodes()), 0
     for block in (b for n in nodes if n.op.name == "role" for b in n.blocks):
         for at, node in enumerate(block.nodes):
             later = {n.inputs[0] for n in block.nodes[at:] if n.op.name == "wait"}
