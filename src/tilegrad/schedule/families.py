@@ -100,49 +100,31 @@ TABLE = [
         threads,
         _ATTENTION,
     ),
-    Row("sort on vectors", ("sort",), "schedule.rows:VectorSort", vectors, ("sort",)),
-    Row("sort on threads", ("sort",), "schedule.threads.sort:ThreadSort", threads, ("sort",)),
-    Row(
-        "running sums on vectors",
-        ("cumulative",),
-        "schedule.rows:VectorScan",
-        vectors,
-        ("cumulative",),
-    ),
-    Row(
-        "running sums on threads",
-        ("cumulative",),
-        "schedule.threads.axis:ThreadScan",
-        threads,
-        ("cumulative",),
-    ),
-    Row("updates on vectors", ("update",), "schedule.update:VectorUpdates", vectors, ("update",)),
-    Row(
-        "updates on threads",
-        ("update",),
-        "schedule.threads.update:ThreadUpdates",
-        threads,
-        ("update",),
-    ),
+    Row("sort on vectors", ("sort",), "schedule.rows:VectorSort", vectors),
+    Row("sort on threads", ("sort",), "schedule.threads.sort:ThreadSort", threads),
+    Row("running sums on vectors", ("cumulative",), "schedule.rows:VectorScan", vectors),
+    Row("running sums on threads", ("cumulative",), "schedule.threads.axis:ThreadScan", threads),
+    Row("updates on vectors", ("update",), "schedule.update:VectorUpdates", vectors),
+    Row("updates on threads", ("update",), "schedule.threads.update:ThreadUpdates", threads),
     # Ops that a pass rewrites to calls before Regions are cut: at a tie the first row wins.
-    Row("append and attention", _APPEND, "schedule.paged:AppendAttend", asynchronous, _APPEND),
-    Row("append", _APPEND, "schedule.paged:Append", any_target, _APPEND),
-    Row("paged prefill on units", _PAGED, "schedule.paged:UnitPrefill", asynchronous, _PAGED),
-    Row("paged attention by a list", _PAGED, "schedule.paged:ListAttention", threads_units, _PAGED),
-    Row("paged prefill on vectors", _PAGED, "schedule.paged:VectorPrefill", vectors, _PAGED),
-    Row("paged attention on vectors", _PAGED, "schedule.paged:VectorAttention", vectors, _PAGED),
-    Row("paged attention on threads", _PAGED, "schedule.paged:PortableAttention", threads, _PAGED),
+    Row("append and attention", _APPEND, "schedule.paged:AppendAttend", asynchronous),
+    Row("append", _APPEND, "schedule.paged:Append", any_target),
+    Row("paged prefill on units", _PAGED, "schedule.paged:UnitPrefill", asynchronous),
+    Row("paged attention by a list", _PAGED, "schedule.paged:ListAttention", threads_units),
+    Row("paged prefill on vectors", _PAGED, "schedule.paged:VectorPrefill", vectors),
+    Row("paged attention on vectors", _PAGED, "schedule.paged:VectorAttention", vectors),
+    Row("paged attention on threads", _PAGED, "schedule.paged:PortableAttention", threads),
     Row("draws on vectors", _DRAWS, "schedule.draws:VectorDraws", vectors, ("draws",)),
     Row("draws on threads", _DRAWS, "schedule.draws:ThreadDraws", threads, ("draws",)),
     Row("rows in groups", _GROUPS, "schedule.grouped:Groups", any_target, ("groups",)),
-    Row("weights unpacked first", _UNPACK, "schedule.quantised:Unpacked", any_target, _UNPACK),
-    Row("quantised weights", _UNPACK, "schedule.quantised:Quantised", any_target, _UNPACK),
-    Row("calls", ("call",), "schedule.call:Calls", any_target, ("call",)),
+    Row("weights unpacked first", _UNPACK, "schedule.quantised:Unpacked", any_target),
+    Row("quantised weights", _UNPACK, "schedule.quantised:Quantised", any_target),
+    Row("calls", ("call",), "schedule.call:Calls", any_target),
 ]
 CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, and no Region's own
 
 # The kind of a Region by the op that starts it; all others are loops.
-KINDS = {op: row.kinds[0] for row in TABLE for op in row.anchors if row.anchors is not ANY}
+KINDS = {op: row.taken[0] for row in TABLE for op in row.anchors if row.anchors is not ANY}
 KINDS |= dict.fromkeys(CONTROL, "control")
 CHOICES = {**KINDS, "grouped_dot": "picked"}  # the kind of what a pass asks for an op
 
@@ -166,7 +148,7 @@ def remove(name: str) -> None:
 @lru_cache(maxsize=256)
 def rows_of(kind: str, op: str, target: Target) -> tuple[Row, ...]:
     """The rows for Regions of a kind that start with an op, on a Target."""
-    ours = [row for row in TABLE if kind in row.kinds and row.applies(target)]
+    ours = [row for row in TABLE if kind in row.taken and row.applies(target)]
     others = [row for row in outside_rows(op) if row.applies(target)]
     return (*others, *ours)
 

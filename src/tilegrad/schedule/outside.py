@@ -35,7 +35,12 @@ class Row:
     anchors: tuple[str, ...]  # names of Graph ops
     where: str | Family  # "folder.module:Class" of this package, or a Family from outside
     applies: Callable[[Target], bool] = any_target
-    kinds: tuple[str, ...] = ()  # of ours; one from outside goes by its anchors
+    kinds: tuple[str, ...] = ()  # of Regions, where they are not named as its anchors
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The kinds of Regions it takes."""
+        return self.kinds or self.anchors
 
 
 OUTSIDE: Registry[Row] = Registry("family", GROUP, {})

@@ -238,16 +238,17 @@ class BodyBuilder:
         mask: Node | None = None,
     ) -> Node:
         """A tile at an index."""
-        scalars = [self.index(i) for i in index]
-        if mask is None:
-            return self.add(ops.load(memory, *scalars, shape=shape, axes=axes, masked=False))
-        mask = self._mask(mask, shape)
-        return self.add(ops.load(memory, *scalars, mask, shape=shape, axes=axes, masked=True))
+        at = [self.index(i) for i in index]
+        at += self._masks(mask, shape)
+        return self.do(ops.load, memory, *at, shape=shape, axes=axes, masked=mask is not None)
 
-    def _mask(self, mask: Node, shape: tuple[int, ...]) -> Node:
+    def _masks(self, mask: Node | None, shape: tuple[int, ...]) -> list[Node]:
+        """A mask as the last input of an op, if there is one."""
+        if mask is None:
+            return []
         if mask.dtype is not bool_:
             raise InternalError("tile.build", "a mask is not bool")
-        return mask if mask.shape in ((), shape) else self.broadcast(mask, shape)
+        return [mask if mask.shape in ((), shape) else self.broadcast(mask, shape)]
 
     def store(
         self,
@@ -258,26 +259,24 @@ class BodyBuilder:
         mask: Node | None = None,
     ) -> None:
         """Write a tile at an index."""
-        scalars = [self.index(i) for i in index]
-        extra = [] if mask is None else [self._mask(mask, value.shape)]
-        self.add(ops.store(memory, value, *scalars, *extra, axes=axes, masked=mask is not None))
+        at = [self.index(i) for i in index]
+        at += self._masks(mask, value.shape)
+        self.do(ops.store, memory, value, *at, axes=axes, masked=mask is not None)
 
     def prefetch(self, memory: Node, *index: Size, to: str = "l1") -> None:
         """Bring the line at an index into a cache."""
-        self.add(ops.prefetch(memory, *(self.index(i) for i in index), to=to))
+        self.do(ops.prefetch, memory, *index, to=to)
 
     def gather(self, memory: Node, offset: Node, mask: Node | None = None) -> Node:
         """Elements at offsets."""
-        extra = [] if mask is None else [self._mask(mask, offset.shape)]
-        return self.add(ops.gather(memory, offset, *extra))
+        return self.do(ops.gather, memory, offset, *self._masks(mask, offset.shape))
 
     def scatter(
         self, memory: Node, value: Node, offset: Node, mask: Node | None = None, mode: str = "set"
     ) -> None:
         """Write elements at offsets."""
         value, offset = self._level([value, offset])
-        extra = [] if mask is None else [self._mask(mask, offset.shape)]
-        self.add(ops.scatter(memory, value, offset, *extra, mode=mode))
+        self.do(ops.scatter, memory, value, offset, *self._masks(mask, offset.shape), mode=mode)
 
     def require(
         self,

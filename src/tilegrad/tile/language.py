@@ -1063,9 +1063,9 @@ def scratch(shape: Any, dtype: Any = dtypes.float32, scope: str = "l2") -> Memor
 
 def matrix_load(memory: Any, index: Sequence[Any], shape: Any, unit: str) -> TileValue:
     """A tile in the registers of a CPU's matrix unit."""
-    b = tracer("matrix_load").builder
-    at = [b.index(size_of(i, "index")) for i in index]
-    return TileValue(b.add(ops.matrix_load(memory.node, *at, shape=static_shape(shape), unit=unit)))
+    b, at = tracer("matrix_load").builder, [size_of(i, "index") for i in index]
+    attrs = {"shape": static_shape(shape), "unit": unit}
+    return TileValue(b.do(ops.matrix_load, memory.node, *at, **attrs))
 
 
 def matrix_dot(total: TileValue, a: TileValue, b: TileValue, unit: str) -> TileValue:
@@ -1076,9 +1076,8 @@ def matrix_dot(total: TileValue, a: TileValue, b: TileValue, unit: str) -> TileV
 
 def matrix_store(memory: Any, index: Sequence[Any], value: TileValue, unit: str) -> None:
     """Write a tile of a matrix unit."""
-    b = tracer("matrix_store").builder
-    at = [b.index(size_of(i, "index")) for i in index]
-    b.add(ops.matrix_store(memory.node, value.node, *at, unit=unit))
+    b, at = tracer("matrix_store").builder, [size_of(i, "index") for i in index]
+    b.do(ops.matrix_store, memory.node, value.node, *at, unit=unit)
 
 
 def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryValue:

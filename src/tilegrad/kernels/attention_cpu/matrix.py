@@ -63,9 +63,8 @@ class Unit:
 
     def tile(self, memory: Node, *index: Size) -> Node:
         """A tile in the unit's registers."""
-        b, shape = self.b, (TILE, PAIR if memory.dtype is bfloat16 else TILE)
-        scalars = [b.index(i) for i in index]
-        return b.add(ops.matrix_load(memory, *scalars, shape=shape, unit=self.plan.unit))
+        shape = (TILE, PAIR if memory.dtype is bfloat16 else TILE)
+        return self.b.do(ops.matrix_load, memory, *index, shape=shape, unit=self.plan.unit)
 
     def packed_in(self, memory: Node) -> Operand:
         """An operand that lies tile by tile."""
