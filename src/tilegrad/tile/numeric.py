@@ -257,17 +257,14 @@ def _compare(ufunc: Any) -> Callable[..., Array]:
     return lambda d, a, b: np.asarray(ufunc(a, b))
 
 
+EXACT = "exp exp2 log log2 log10 expm1 log1p sin cos tan arcsin arccos arctan sinh cosh tanh"
 # What `functions` expands where no instruction computes it: their results are floats.
 FUNCTIONS: dict[str, Callable[..., Array]] = {
-    "exp": _exact(np.exp), "exp2": _exact(np.exp2), "log": _exact(np.log),
-    "log2": _exact(np.log2), "log10": _exact(np.log10), "expm1": _exact(np.expm1),
-    "log1p": _exact(np.log1p),
-    "sin": _exact(np.sin), "cos": _exact(np.cos), "tan": _exact(np.tan),
-    "asin": _exact(np.arcsin), "acos": _exact(np.arccos), "atan": _exact(np.arctan),
-    "sinh": _exact(np.sinh), "cosh": _exact(np.cosh), "tanh": _exact(np.tanh),
-    "erf": _by_float64(math.erf), "erfc": _by_float64(math.erfc),
+    **{name.replace("arc", "a"): _exact(getattr(np, name)) for name in EXACT.split()},
+    "erf": _by_float64(math.erf),
+    "erfc": _by_float64(math.erfc),
     "erf_inverse": _by_float64(_erf_inverse),
-}  # fmt: skip
+}
 UNARY: dict[str, Callable[..., Array]] = {
     "negative": _negative,
     "absolute": lambda d, x: np.absolute(x),
