@@ -131,7 +131,8 @@ def test_a_step_with_prompts(target: Target) -> None:
 
 
 @pytest.mark.parametrize(
-    "now, first, last, rows", [(100, 1, 128, 128), (160, 129, 192, 192), (200, 193, 256, 128)]
+    "now, first, last, rows",
+    [(16, 1, 64, 64), (100, 65, 128, 128), (160, 129, 192, 192), (200, 193, 256, 128)],
 )
 def test_few_tokens_of_prompts_are_one_tile(now: int, first: int, last: int, rows: int) -> None:
     """Up to 192: the products that read most have all tokens in one tile, and each weight once."""

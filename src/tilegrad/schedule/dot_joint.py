@@ -344,12 +344,13 @@ class LibraryProducts(Family):
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """Few rows are one tile, a longer one or two, and weights are all that is read: (the rows,
-        the first number that is more), where there may be far more than few."""
+        the first number that is more), where there may be far more than few. Half of a tile is a
+        range of its own, since rows that are not there take their time to be filled with zeros."""
         if node.op is not ops.dot:
             return () if invariant() else breaks_of_groups(node, 4, 16)
         rows = node.shape[-2] if len(node.shape) > 1 else 1
         few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW
-        return () if few else [(rows, most + 1) for most in (FEW, FITTED, 2 * FEW)]
+        return () if few else [(rows, most + 1) for most in (FEW // 2, FEW, FITTED, 2 * FEW)]
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The Plan that its model of time, or a table of measured ones, puts first."""
