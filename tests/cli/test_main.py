@@ -1,6 +1,8 @@
 """The command line: versions, cache, doctor, errors, and a short demo."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,13 @@ from tilegrad.core.config import override
 from tilegrad.core.errors import UserError
 
 RUNNER = CliRunner()
+
+
+def test_as_a_module() -> None:
+    """`python -m tilegrad` is the command."""
+    command = [sys.executable, "-m", "tilegrad", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0 and said.stdout.startswith(f"tilegrad {__version__} ")
 
 
 def test_version() -> None:

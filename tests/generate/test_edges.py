@@ -91,6 +91,9 @@ SETTINGS: list[dict[str, Any]] = [
     {"stop": [""]},
     {"stop": ""},
     {"stop": [None]},
+    {"stop": 5},
+    {"stop": 0},
+    {"stop": b"a"},
     {"stop": [["a"]]},
     {"stop": ["x" * 5000]},
     {"stop": [str(i) for i in range(65)]},
@@ -286,3 +289,10 @@ def test_repetitions_are_counted_in_every_step(llm: LLM) -> None:
     assert list(answer.tokens) == known[-count:]
     for stream in others:
         stream.close()
+
+
+@pytest.mark.parametrize("messages", [None, [], (), 5, {"role": "user", "content": "a"}], ids=str)
+def test_a_chat_of_nothing_is_refused(llm: LLM, messages: Any) -> None:
+    for system in (None, "Be brief."):
+        with pytest.raises(UserError, match="messages are needed"):
+            llm.chat(messages, system=system, max_tokens=1)

@@ -510,3 +510,47 @@ def test_sums_of_integers_down_to_a_size() -> None:
         array = np.ones((2, 3), dtype)
         for size in ((2, 3), (3,), (1, 3), (2, 1), ()):
             same(ours(array).sum_to_size(size), theirs(array).sum_to_size(size))
+
+
+SPECIAL = np.array(
+    [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 40.0, -40.0, 1e-30, -1e-30, 3e38, np.inf, -np.inf, np.nan],
+    np.float32,
+)
+ONE = ["lgamma", "digamma", "isposinf", "isneginf", "erfinv", "nan_to_num", "exp2", "frac"]
+TWO = [
+    "xlogy",
+    "logaddexp",
+    "logaddexp2",
+    "heaviside",
+    "copysign",
+    "fmin",
+    "fmax",
+    "hypot",
+    "atan2",
+]
+
+
+@pytest.mark.parametrize("name", [*ONE, *TWO])
+def test_special_values(name: str) -> None:
+    """Poles, infinities, nan, and every pair of them."""
+    args = (SPECIAL,) if name in ONE else (SPECIAL[:, None], SPECIAL[None])
+    found = getattr(tg, name)(*[tg.tensor(a) for a in args]).numpy()
+    expected = getattr(torch, name)(*[torch.tensor(a) for a in args]).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda m, t: m.histc(t([1.0, math.nan]), 3),
+        lambda m, t: m.histc(t([1.0, math.inf]), 3),
+        lambda m, t: m.histc(t([1.0]), 3, 0, math.inf),
+        lambda m, t: m.tensor_split(t([1.0]), 0),
+        lambda m, t: m.tensor_split(t([1.0]), -1),
+    ],
+)
+def test_what_torch_refuses(bad: Any) -> None:
+    with pytest.raises(RuntimeError):
+        bad(torch, torch.tensor)
+    with pytest.raises(UserError):
+        bad(tg, tg.tensor).numpy()

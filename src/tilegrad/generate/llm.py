@@ -207,12 +207,17 @@ class LLM:
 
     def chat_ids(self, messages: Messages, system: str | None = None) -> list[int]:
         """The ids of a chat; a string is the one message of a user."""
-        chat: list[Any] = (
-            [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-        )
+        chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if not isinstance(chat, list | tuple) or not chat:
+            raise UserError(
+                "messages are needed",
+                op="chat",
+                expected="a string, or a list of {'role': ..., 'content': ...}",
+                got=repr(messages)[:80],
+            )
         if system is not None:
             chat = [{"role": "system", "content": system}, *chat]
-        return self.tokenizer.encode_chat(chat)
+        return self.tokenizer.encode_chat(list(chat))
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -269,7 +274,10 @@ class LLM:
             constraint,
             adapter,
         )
-        return Task(request, self.tokenizer, [stop] if isinstance(stop, str) else stop or ())
+        ends_at = [stop] if isinstance(stop, str) else () if stop is None else stop
+        if not isinstance(ends_at, Collection) or not all(isinstance(s, str) for s in ends_at):
+            raise UserError("stop is text", op="LLM", expected="strings", got=repr(stop)[:80])
+        return Task(request, self.tokenizer, list(ends_at))
 
 
 def refuse_unknown(settings: Mapping[str, Any]) -> None:

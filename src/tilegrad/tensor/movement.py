@@ -499,6 +499,10 @@ def tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor
     if isinstance(indices_or_sections, Tensor):
         indices_or_sections = indices_or_sections.tolist()
     if isinstance(indices_or_sections, int):
+        if indices_or_sections < 1:
+            raise ShapeError(
+                "no pieces", op="tensor_split", expected="1 or more", got=indices_or_sections
+            )
         part, larger = divmod(size, indices_or_sections)
         sizes = [part + (i < larger) for i in range(indices_or_sections)]
         return split(tensor, sizes, dim)

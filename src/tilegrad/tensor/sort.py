@@ -6,6 +6,7 @@ read their operand, since the size of their result depends on its values.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -237,11 +238,11 @@ def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     """How many elements fall into each of so many bins from min to max (0 and 0: all there are);
     others are left out."""
     tensor = lift(x).reshape(-1)
-    if bins < 1 or min > max:
+    if bins < 1 or min > max or not (math.isfinite(min) and math.isfinite(max)):
         raise UserError(
             "bad bins",
             op="histc",
-            expected="bins >= 1, min <= max",
+            expected="bins >= 1, min <= max, both finite",
             got=f"bins={bins}, min={min}, max={max}",
         )
     low, high = wrap(build.constant(min, tensor.dtype)), wrap(build.constant(max, tensor.dtype))
@@ -253,6 +254,10 @@ def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     inside = (tensor >= low) & (tensor <= high)
     start = build.full((bins + 1,), 0, tensor.dtype)
     place = pick(inside, place, bins)
+    if min == max and tensor.dtype.is_float:
+        right = ((high - low).abs() < math.inf).node
+        wanted = "the range of the elements is not finite"
+        place = wrap(build.where_right(right, place.node, bins + 1, "histc", wanted))
     ones = build.full(tensor.shape, 1, tensor.dtype)
     return wrap(build.update(start, ones, [place.node], [0], "add"))[:bins]
 

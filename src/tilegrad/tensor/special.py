@@ -108,7 +108,8 @@ def digamma(x: Tensor) -> Tensor:
     result = pick(inside, lower, upper)
     pole = low & (rest == 0.0)
     at_pole = pick(x == 0.0, -(1.0 / pick(x == 0.0, x, 1.0)), math.nan)  # -inf at +0, inf at -0
-    return pick(pole, at_pole, pick((x != x) | (x == -math.inf), math.nan, result))
+    far = pick(x == math.inf, math.inf, result)
+    return pick(pole, at_pole, pick((x != x) | (x == -math.inf), math.nan, far))
 
 
 @method()
