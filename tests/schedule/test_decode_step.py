@@ -36,6 +36,7 @@ from tilegrad.schedule.schedule import Launch, Schedule
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tensor.stored import stored
+from tilegrad.tile.build import Body
 
 BF16 = ml_dtypes.bfloat16
 EPSILON = 1e-5
@@ -167,15 +168,15 @@ class Zeros:
         """Nothing is mapped."""
 
 
-def in_fp8(model: Decoder, scale: float | None) -> None:
-    """Every linear layer but the head: weights by channel, inputs by token, or with a scale that is
-    given, which layers side by side share."""
+def in_fp8(model: Decoder, scale: float | None, head: bool) -> None:
+    """Every linear layer, the head if asked for: weights by channel, inputs by token, or with a
+    scale that is given, which layers side by side share."""
     given = FP8 if scale is None else "E4M3_TENSOR_F32"
     scales: dict[str, tg.Tensor] = {}
     made: dict[tuple[int, int], Zeros] = {}
     layers = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     for path, layer in layers:
-        if path.rpartition(".")[2] != "head":
+        if head or path.rpartition(".")[2] != "head":
             size = (layer.out_features, layer.in_features)
             zeros = made.setdefault(size, Zeros(format_of(FP8), *size))
             layer.weight.node = stored(zeros, layer.weight.dtype).node
@@ -186,13 +187,18 @@ def in_fp8(model: Decoder, scale: float | None) -> None:
 
 
 def step_schedule(
-    batch: int, layers: int, fp8: bool = False, scale: float | None = None, **sizes: int
+    batch: int,
+    layers: int,
+    fp8: bool = False,
+    scale: float | None = None,
+    head: bool = False,
+    **sizes: int,
 ) -> Schedule:
     """The Schedule of the engine's decode step, for an H200."""
     config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers, **sizes})
     model = Decoder(config, tg.bfloat16)
     if fp8:
-        in_fp8(model, scale)
+        in_fp8(model, scale, head)
     cache = nn.PagedCache(
         config.layers,
         4,
@@ -238,6 +244,21 @@ def test_launches_of_a_layer_in_fp8(batch: int, scale: float | None) -> None:
     expected = FP8_LAUNCHES[batch] - (scale is not None and batch > 1)
     assert len(more) - len(some) == 2 * expected
     assert len(set(more)) == len(set(some)), "equal layers share their Programs"
+
+
+@pytest.mark.parametrize("batch", FP8_LAUNCHES)
+def test_logits_of_a_head_in_fp8(batch: int) -> None:
+    """What draws tokens reads them more than once: they are stored scaled, in 16 bits."""
+    schedule = step_schedule(batch, 1, True, head=True)
+    bodies = [s.body for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+    (head,) = (b for b in bodies if any(LLAMA["vocab_size"] in s for s in results_of(b)))
+    assert [p.dtype for p in head.parameters if p.type.use == "result"] == [dtypes.bfloat16]
+
+
+def results_of(body: Body) -> list[tuple[int, ...]]:
+    """The shapes of what a product's Body stores."""
+    made = "plan" in body.notes
+    return [p.type.shape for p in body.parameters if made and p.type.use == "result"]
 
 
 @pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")

@@ -163,8 +163,8 @@ def keep_sums(lowering: Lowering) -> None:
         if node in values or not isinstance(node.type, Array):
             continue
         sums = node.op.group == "binary" and any(_is_made(i, values) for i in node.inputs)
-        if (sums or node.op is ops.gather) and _many(node, readers):
-            kept = _rounded(node, readers)
+        kept = _rounded(node, readers)
+        if (sums or node.op is ops.gather) and _many(kept, readers):
             if sums and _bytes(leaves_of(kept, values)) <= _bytes([kept]):
                 continue  # the product itself is no more to read
             values.add(kept)
