@@ -153,12 +153,27 @@ class Bench:
         await self.send(0, 1)
 
 
+async def record(dut: object, path: str) -> None:
+    """Writes what every port shows before each edge."""
+    from rtl_replay import ports
+
+    handles = [getattr(dut, name) for _, name in ports()]
+    with Path(path).open("w") as file:
+        while True:
+            await FallingEdge(dut.clk)  # type: ignore[attr-defined]
+            shown = [h.value for h in handles]
+            file.write(" ".join(f"{int(v):x}" if v.is_resolvable else "-" for v in shown) + "\n")
+            file.flush()
+
+
 @cocotb.test()
 async def lockstep(dut: object) -> None:
     """Random programs by seed, every cycle."""
     p = Parameters.of(GIVEN["parameters"])
     bench = Bench(dut, p)
     cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    if GIVEN.get("trace"):
+        cocotb.start_soon(record(dut, GIVEN["trace"]))
     total = 0
     before: Machine | None = None
     for seed in GIVEN["seeds"]:

@@ -31,8 +31,10 @@ def lockstep(
     simulator: str = "icarus",
     change: Callable[[Path], None] | None = None,
     stalls: int | None = None,
+    trace: Path | None = None,
 ) -> str:
-    """Compares random programs; the first difference, or nothing."""
+    """Compares random programs; the first difference, or nothing. A trace gets what all ports of
+    the top show in every cycle."""
     from cocotb_tools.runner import get_runner
 
     files = write(p, folder / "rtl")
@@ -40,6 +42,7 @@ def lockstep(
         change(folder / "rtl")
     given = folder / "given.json"
     table = {"parameters": p.to_table(), "seeds": list(seeds), "stalls": stalls}
+    table["trace"] = str(trace) if trace else ""
     given.write_text(json.dumps(table))
     for path in (HERE, HERE.parent / "targets"):  # the runner hands sys.path on
         if str(path) not in sys.path:
