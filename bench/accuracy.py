@@ -34,6 +34,8 @@ where that is larger. An infinity counts as the power of two after the largest n
 Not in the table are functions whose results are exact, that is, equal to PyTorch's to the last bit
 with nan, infinities and the sign of zero: arithmetic, rounding, comparison, `fmod`, `remainder`,
 `%`, `//` (exact for every quotient, where PyTorch's remainders of large quotients may be nan).
+Nor are `lgamma`, `digamma`, `sinc`, `xlogy` and `logaddexp2`: they are compared with PyTorch's to
+1e-5 (tests/tensor/test_names.py).
 
 GPUs compute the same formulas, but float32 `exp`, `exp2` and `tanh` rest on the machine's
 `ex2.approx`: at most 3, 2 and 4 units (tests/targets/test_ptx_rules.py). The emitted PTX of every
