@@ -60,10 +60,17 @@ def test_a_target_chooses() -> None:
     assert sorted(names(results, H200)) == ["paged_append", "paged_attention", "paged_work"]
     assert sorted(names(results, CPU)) == ["paged_append", "paged_attention"]
     _, results = paged(tokens=256)
-    assert sorted(names(results, H200)) == ["paged_append", "paged_prefill"]
+    assert sorted(names(results, H200)) == ["paged_append", "paged_attention", "paged_work"]
     assert sorted(names(results, CPU)) == ["paged_append", "paged_prefill"]
     _, results = paged(queries=200)
-    assert sorted(names(results, H200)) == ["paged_append", "paged_prefill"]
+    assert sorted(names(results, H200)) == ["paged_append", "paged_attention", "paged_work"]
+    bodies = [
+        body.name
+        for node in topological(choose_kernels([], results, Log(), H200))
+        if node.op is ops.call
+        for body, _ in node.attrs["callee"].launches
+    ]
+    assert "paged_prefill" in bodies  # beside the list, in the same call
 
 
 def test_single_tokens_are_one_launch() -> None:

@@ -98,7 +98,7 @@ class GroupBlocks(Chosen):
         known = near.listed.get(offsets)
         if known is None:
             known = near.listed[offsets] = self.listed(x, offsets, near, target)
-        source = source_of(x, known) if known.block <= MOST_GATHERED else None
+        source = source_of(x, known) if high(x.shape[0]) <= MOST_GATHERED else None
         attrs = {**node.attrs, "block": known.block}
         if source is None or known.rows is None:
             return [ops.grouped_dot(x, weights, offsets, known.blocks, **attrs)]

@@ -29,7 +29,7 @@ from .shape import Operands, WidePlan, box, positions
 from .wide import WideMatmul
 
 MOST_STAGES = 12
-MOST_GATHERED = 32  # rows of a block that a warp brings one by one
+MOST_GATHERED = 16  # rows of all groups: brought one by one, more take longer than a launch
 WIDE_BLOCK = 64  # rows of a block from which on tiles have more rows of the weights
 
 
