@@ -176,6 +176,11 @@ def test_nothing() -> None:
         layers.values[0][0] = 0
         (got,) = run_interpreted(H200, layers.nodes, [result], layers.values)
         assert np.all(got[0] == 0) and np.isfinite(got).all()
+        layers.values[0][0, :2] = (1e-36, -5e-37)  # the inverse of its scale would be infinite
+        (got,) = run_interpreted(H200, layers.nodes, [result], layers.values)
+        weight = unpacked(layers.values[1], ROW)
+        wanted = layers.values[0].astype(np.float64)[:1] @ weight.T
+        assert np.abs(got[:1] - wanted).max() <= 0.1 * np.abs(wanted).max()
 
 
 def llama_layer(

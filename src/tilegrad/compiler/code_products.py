@@ -23,6 +23,7 @@ from .as_stored import stored_fields
 from .norms import norm_of
 
 STEP = 16  # elements of a row, and rows of weights, that products come in
+LEAST = 2.0**-126  # scale of a row
 
 
 def why_not(dot: Node, target: Target) -> str:
@@ -85,7 +86,8 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     The largest of a row is found before values are widened, so that what is packed is stored as
     narrow as it was, and read twice; codes are products with its inverse, one division a row. The
     factor of a norm of few rows cancels out of its codes, so none of them waits for the norm's sum:
-    it is a factor of the row's scale (see docs/decisions/0020)."""
+    it is a factor of the row's scale (see docs/decisions/0020). Scales are at least LEAST, so that
+    their inverses are finite: rows of less have smaller codes."""
     kinds = {part.name: part.dtype for part in (*form.fields, *form.row)}
     x, *given = packed.inputs
     if kinds["scale"] is not float32 or not (given or form.grain.rows == 1):
@@ -96,14 +98,14 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     norm = norm_of(x) if not invariant() else None
     x = norm.core if norm else x
     largest = build.reduce(ops.max_, build.unary(ops.absolute, x), len(x.shape) - 1, True)
-    largest = build.cast(largest, float32)
+    largest = build.maximum(build.cast(largest, float32), most_of(form) * LEAST)
     scale = build.multiply(largest, 1.0 / most_of(form))
     scale = build.multiply(scale, norm.factor) if norm else scale
     return {**_codes(x, largest, most_of(form), packed), "scale": scale}
 
 
 def _codes(x: Node, of: Node, most: float, packed: Node) -> dict[str, Node]:
-    """The codes of x times most / of, a row; of x where that is 0."""
+    """The codes of x times most / of, a row, which is finite; of x where that is 0."""
     zero, one, top = (build.constant(value, float32) for value in (0.0, 1.0, most))
     nothing = ops.equal(of, build.broadcast_to(zero, of.shape))
     inverse = build.where(nothing, one, build.divide(top, of))
