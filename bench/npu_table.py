@@ -6,17 +6,20 @@ clock and the watts given here, its utilisation from the peak of its Target.
 
 python bench/npu_table.py [--chips 16x16,edge] [--clock 3.0] [--watts 3] [--only resnet-18]
 python bench/npu_table.py --speed     # of the register level, in multiplications a second
+Either with --out FILE writes its rows to a JSON file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import measure
 import numpy as np
 
 import tilegrad as tg
@@ -118,34 +121,46 @@ def timed(function: Callable[..., Any], given: list[Any]) -> float:
     return statistics.median(run() for _ in range(5))
 
 
-def rows(name: str, chips: list[str], clock: float, watts: float) -> None:
-    """The lines of a network."""
+def rows(name: str, chips: list[str], clock: float, watts: float) -> list[dict[str, Any]]:
+    """The lines of a network, printed."""
     case = CASES[name]()
     if isinstance(case, str):
         print(f"| {name} | left out: {case} |")
-        return
+        return [{"network": name, "left_out": case}]
     function, given = case
-    flops = 0.0
+    flops, made = 0.0, []
     for chip in chips:
         found = tg.placement(function, *given, device=tg.device("npu", chip=chip))
         flops = found.flops
-        mega, share = found.total("energy") * 1e3, 100 * found.host_share
-        print(
-            f"| {name} | {chip} | {share:.1f}% | {found.total('cycles'):,.0f} | "
-            f"{1e3 * found.total('seconds'):.3g} | {mega:.3g} | {100 * found.utilisation:.0f}% |"
-        )
+        totals = {what: found.total(what) for what in ("cycles", "seconds", "energy")}
+        shares = {"host_share": found.host_share, "utilisation": found.utilisation}
+        made.append({"network": name, "on": chip, **totals, **shares})
     seconds, peak = (
         timed(function, given),
         target_for("cpu").flops["int8"] * target_for("cpu").cores,
     )
-    print(
-        f"| {name} | CPU, measured | | {seconds * clock * 1e9:,.0f} | {1e3 * seconds:.3g} | "
-        f"{1e3 * seconds * watts:.3g} | {100 * flops / (seconds * peak):.0f}% |"
+    made.append(
+        {
+            "network": name,
+            "on": "CPU, measured",
+            "cycles": seconds * clock * 1e9,
+            "seconds": seconds,
+            "energy": seconds * watts,
+            "utilisation": flops / (seconds * peak),
+        }
     )
+    for one in made:
+        host = f"{100 * one['host_share']:.1f}% " if "host_share" in one else ""
+        print(
+            f"| {name} | {one['on']} | {host}| {one['cycles']:,.0f} | {1e3 * one['seconds']:.3g} | "
+            f"{1e3 * one['energy']:.3g} | {100 * one['utilisation']:.0f}% |"
+        )
+    return made
 
 
-def speed() -> None:
+def speed() -> list[dict[str, Any]]:
     """Multiplications a second that the register level simulates at 16 x 16."""
+    made: list[dict[str, Any]] = []
     for element, port in (("int8", 16), ("bf16", 32)):
         for flow in ("ws", "os"):
             p = Parameters(dataflow=flow, element=element, dma_bytes=port, dram_bandwidth=port)
@@ -162,6 +177,9 @@ def speed() -> None:
                 f"{element} {flow}: {cycles:,} cycles, {cycles / spent:,.0f} a second, "
                 f"{m * n * k / spent / 1e6:.2f} M MAC/s"
             )
+            found = {"cycles": cycles, "seconds": spent, "macs_per_second": m * n * k / spent}
+            made.append({"element": element, "dataflow": flow, **found})
+    return made
 
 
 def main() -> None:
@@ -172,16 +190,21 @@ def main() -> None:
     parser.add_argument("--watts", type=float, default=3.0, help="of the cores that work")
     parser.add_argument("--only", default="")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
+    made = []
     if given.speed:
-        speed()
-        return
-    print(
-        "| network | on | host, of FLOPs | cycles | ms | mJ | busy |\n|---|---|---|---|---|---|---|"
-    )
-    for name in CASES:
-        if given.only in name:
-            rows(name, given.chips.split(","), given.clock, given.watts)
+        made = speed()
+    else:
+        titles = "| network | on | host, of FLOPs | cycles | ms | mJ | busy |"
+        print(f"{titles}\n|---|---|---|---|---|---|---|")
+        for name in CASES:
+            if given.only in name:
+                made += rows(name, given.chips.split(","), given.clock, given.watts)
+    if given.out:
+        settings = {"clock_ghz": given.clock, "watts": given.watts}
+        record = {"kind": "npu_table", **measure.facts(**settings), "rows": made}
+        Path(given.out).write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import rtl_run
 from npu_programs import small
 from rtl_replay import replay, why_not
 
-from tilegrad.chip.rtl.coverage import read
+from tilegrad.chip.rtl.coverage import Point, read
 from tilegrad.core.errors import UserError
 
 DATA = """# SystemC::Coverage-3
@@ -27,6 +27,11 @@ def test_copies_of_a_module_share_their_points(tmp_path: Path) -> None:
     assert sum(found.counts.values()) == 6
     assert [(p.line, p.what) for p in found.missed("branch")] == [(9, "else")]
     assert "npu_x.sv" in found.table()
+    for kind, name in (("line", "npu_y.sv"), ("toggle", "")):
+        with pytest.raises(UserError, match=f"no {kind} to cover"):
+            found.share(kind, name)
+    found.counts[Point("line", "npu_y.sv", 1, "block")] = 1
+    assert found.table().splitlines()[2].split() == ["npu_y.sv", "100.0%", "-"]
     file.write_text("nothing")
     with pytest.raises(UserError, match="no coverage file"):
         read([file])

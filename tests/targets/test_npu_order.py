@@ -6,6 +6,7 @@ import pytest
 from npu_programs import small
 
 from tilegrad.core.errors import UserError
+from tilegrad.targets.npu.check import check
 from tilegrad.targets.npu.instructions import TOKENS, Instruction, assemble, instruction
 from tilegrad.targets.npu.layout import Beside, Stored
 from tilegrad.targets.npu.order import Order, prove
@@ -101,6 +102,31 @@ def test_the_same_with_tokens() -> None:
         move_out local=6 rows=1 columns=4 raw=1 dram=64 wait_prev
         halt"""
     prove(small(), assemble(ordered))
+
+
+SEEDS = """
+    config seed=1 dram=5
+    move_out local=0 rows=1 columns=4 dram=64 stochastic=1
+    sync queue=execute
+    config seed=1 dram=77
+    move_out local=1 rows=1 columns=4 dram=128 stochastic=1
+    halt"""
+SEEDS_IN_A_LOOP = """
+    loop turns=2
+    config seed=1 dram=5
+    move_out local=0 rows=1 columns=4 dram=64 stochastic=1
+    end
+    halt"""
+
+
+@pytest.mark.parametrize("words", [SEEDS, SEEDS_IN_A_LOOP])
+def test_a_seed_after_a_word_that_draws(words: str) -> None:
+    """The store queue draws when it gets there, so no token says with which seed."""
+    p = small(stochastic=True)
+    for refuses in (prove, check):
+        with pytest.raises(UserError, match="race for the seed"):
+            refuses(p, assemble(words))
+        refuses(p, assemble(words.replace("turns=2", "turns=1").replace("seed=1 dram=77", "")))
 
 
 def test_queues_that_are_too_short() -> None:

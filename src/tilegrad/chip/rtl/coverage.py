@@ -34,9 +34,18 @@ class Coverage:
     counts: dict[Point, int] = field(default_factory=dict)
 
     def share(self, kind: str, file: str = "") -> float:
-        """Of the points of a kind, those that were hit."""
+        """Of the points of a kind (of a file), those that were hit; an error if there are none."""
         hits = [n > 0 for p, n in self.counts.items() if p.kind == kind and file in ("", p.file)]
-        return sum(hits) / len(hits) if hits else 1.0
+        if not hits:
+            files = sorted({p.file for p in self.counts if p.kind == kind})
+            raise UserError(
+                f"no {kind} to cover", op="rtl", expected=files or KINDS, got=file or kind
+            )
+        return sum(hits) / len(hits)
+
+    def _cell(self, kind: str, file: str) -> str:
+        there = any(p.kind == kind and file in ("", p.file) for p in self.counts)
+        return f"{100 * self.share(kind, file):.1f}%" if there else "-"
 
     def missed(self, kind: str) -> list[Point]:
         """Points that nothing hit, by file and line."""
@@ -49,7 +58,7 @@ class Coverage:
         kinds = [kind for kind in KINDS if any(p.kind == kind for p in self.counts)]
         lines = [f"{'file':22}" + "".join(f"{kind:>9}" for kind in kinds)]
         for name in (*files, ""):
-            shares = "".join(f"{100 * self.share(kind, name):8.1f}%" for kind in kinds)
+            shares = "".join(f"{self._cell(kind, name):>9}" for kind in kinds)
             lines.append(f"{name or 'together':22}{shares}")
         return "\n".join(lines)
 

@@ -2,8 +2,9 @@
 
 A word takes two cycles, one to read it and one to send it to its queue; a full queue holds it.
 `loop` and `end` repeat what is between them; each turn adds the steps of its level to the offsets
-of three sets, and an instruction's addresses are moved by the set it names. Invariant: what a unit
-sees of queues and tokens is their state before the edge; `commit` is the edge.
+of three sets, and an instruction's addresses are moved by the set it names. No token orders `config
+seed` and the store queue, which draws: after a word that rounds by chance it is refused. Invariant:
+what a unit sees of queues and tokens is their state before the edge; `commit` is the edge.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ...core.errors import UserError
 from .instructions import (
     FIELDS,
     POST_NEXT,
@@ -18,6 +20,7 @@ from .instructions import (
     WAIT_NEXT,
     WAIT_PREV,
     Instruction,
+    text,
 )
 from .parameters import Parameters
 
@@ -125,16 +128,22 @@ class Walk:
         self.steps = [[(0, 0)] * SETS for _ in range(LEVELS)]
         self.stack: list[tuple[int, int, list[tuple[int, int]]]] = []
         self.seed: int | None = None  # of a config that was run in this cycle
+        self.drawn = False  # whether a word was sent that rounds by chance
 
     def send(self) -> Instruction:
         """The word at hand as a queue gets it."""
-        return moved(self.program[self.pc], self.offsets)
+        one = self.program[self.pc]
+        self.drawn |= bool(one["stochastic"])
+        return moved(one, self.offsets)
 
     def control(self) -> None:
         """Runs the word at hand, which is for no queue, and goes on."""
         one = self.program[self.pc]
         self.pc += 1
         if one.op == "config":
+            if one["seed"] and self.drawn:
+                why = "config and store race for the seed: it comes before all stochastic words"
+                raise UserError(why, op="npu", got=text(one))
             if one["seed"]:
                 self.seed = one["dram"]
             else:

@@ -58,7 +58,7 @@ class Order:
 
     def __init__(self, p: Parameters, program: Sequence[Instruction]) -> None:
         self.p, self.walk = p, Walk(program)
-        self.seed: int | None = None  # of stochastic rounding, once all is fetched
+        self.seed: int | None = None  # of stochastic rounding; none comes after a word that draws
         self.queues: list[deque[Instruction]] = [deque() for _ in QUEUES]
         self.posting: list[list[int]] = [[] for _ in QUEUES]  # channels that wait for room
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
