@@ -139,6 +139,11 @@ BY_ROWS: dict[str, tuple[Callable, list[np.ndarray], int]] = {
         1,
     ),
     "softmax": (softmaxed, [numbers(7, 7, most=5000, kind=np.int32), HIDDEN], 1),
+    "softmax of far scores": (
+        softmaxed,
+        [numbers(7, 7, most=2**31 - 1, kind=np.int32), HIDDEN],
+        1,
+    ),
     "attention": (attended, [*(numbers(2, 7, 8) for _ in range(3)), HIDDEN], 3),
     "numbers of rows": (largest, [numbers(11, 10)], 1),
 }
