@@ -17,12 +17,12 @@ from sanitize_attention import Array, Memories, Steps, drawn
 
 from tilegrad.compiler.pipeline import fitted
 from tilegrad.core import format as formats
-from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32
+from tilegrad.core.dtype import DType, bfloat16, float16, float32
 from tilegrad.core.format import QUANTISED, Format
 from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.matvec import LINE, WHOLE, Matvec, MatvecPlan, choose, line_of
+from tilegrad.kernels.matmul.matvec import LINE, WHOLE, Matvec, MatvecPlan, choose
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.quantised import gpu as quantised_gpu
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
@@ -63,21 +63,20 @@ def unwritten(dtype: DType, *shape: int) -> Array:
 
 def vector(n: int, k: int = WHOLE, dtype: DType = bfloat16, **more: Any) -> Operands:
     """Operands of a matvec."""
-    return Operands(1, n, k, dtype, bfloat16 if dtype is float8_e4m3 else dtype, **more)
+    return Operands(1, n, k, dtype, dtype, **more)
 
 
 def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -> Products:
     """Products of a token; gated, one of both results."""
-    line, sizes = line_of(x), x.weights or (x.n,)
-    lines = x.k // line
+    lines, sizes = x.k // LINE, x.weights or (x.n,)
     kept = sizes[:1] if x.gated else sizes
     named = [f"w{i}" for i in range(len(sizes))], [f"c{i}" for i in range(len(kept))]
     b = BodyBuilder(
         "matvec",
         [
-            ("x", Memory((lines, line), x.dtype)),
+            ("x", Memory((lines, LINE), x.dtype)),
             *(
-                (name, Memory((n * lines, line), x.dtype, use=use))
+                (name, Memory((n * lines, LINE), x.dtype, use=use))
                 for name, n in zip(named[0], sizes)
             ),
             *((name, Memory((n,), x.result, use="result")) for name, n in zip(named[1], kept)),
@@ -85,7 +84,7 @@ def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -
     )
 
     def token() -> Node:
-        return b.cast(b.load(b.parameters[0], (0, 0), (lines, line), (0, 1)), float32)
+        return b.cast(b.load(b.parameters[0], (0, 0), (lines, LINE), (0, 1)), float32)
 
     def epilogue(*given: Any) -> Node:
         return given[0] if len(given) == 2 else b.apply("multiply", *given[:2])
@@ -100,9 +99,9 @@ def matvec(x: Operands, plan: MatvecPlan | None = None, use: str = "constant") -
         b.parameters[last:],
         [epilogue] * len(kept),
     ).build()
-    given = {"x": drawn(0, lines, line).astype(x.dtype.numpy)}
+    given = {"x": drawn(0, lines, LINE).astype(x.dtype.numpy)}
     given |= {
-        name: drawn(1 + i, n * lines, line).astype(x.dtype.numpy)
+        name: drawn(1 + i, n * lines, LINE).astype(x.dtype.numpy)
         for i, (name, n) in enumerate(zip(named[0], sizes))
     }
     one = given["x"].reshape(-1).astype(np.float64)
@@ -120,9 +119,6 @@ MATVEC: dict[str, Callable[[], Products]] = {
     "gated": lambda: matvec(vector(40, weights=(40, 40), gated=True)),
     "gated, long rows": lambda: matvec(vector(8, 4 * WHOLE, weights=(8, 8), gated=True)),
     "float16": lambda: matvec(vector(16, dtype=float16)),
-    "e4m3": lambda: matvec(vector(16, 2 * WHOLE, float8_e4m3)),
-    "e4m3, all warps a line": lambda: matvec(vector(8, 3 * WHOLE, float8_e4m3)),
-    "e4m3, gated": lambda: matvec(vector(16, dtype=float8_e4m3, weights=(16, 16), gated=True)),
     "weights that are no constants": lambda: matvec(vector(16), use="value"),
     "few warps": lambda: matvec(vector(32, 3 * LINE), MatvecPlan(2, 4)),
 }

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.dtype import float8_e4m3
 from ..graph import ops
 from ..ir.node import Node, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
-from ..kernels.matmul.matvec import LONGEST, STREAMED, WHOLE
+from ..kernels.matmul.matvec import LONGEST, WHOLE
 from .access import ELEMENTWISE, MOVEMENT
 from .lowering import Lowering
 from .region import leaves_of
@@ -36,13 +35,12 @@ def is_part(node: Node) -> bool:
 
 
 def is_whole(node: Node) -> bool:
-    """Whether a sum adds up the sums of all blocks of a row, or one row of one token; the largest
-    of one token counts as its sum does."""
-    if node.op not in (ops.sum_, ops.max_):
+    """Whether a sum adds up the sums of all blocks of a row, or one row of one token."""
+    if node.op is not ops.sum_:
         return False
     if product(node.shape) == 1 and node.inputs[0].op.group in ELEMENTWISE:
         return node.attrs["axes"] == (len(node.inputs[0].shape) - 1,)
-    if node.op is ops.max_ or not is_part(node.inputs[0]):
+    if not is_part(node.inputs[0]):
         return False
     parts = node.inputs[0].shape
     return node.attrs["axes"] == (len(parts) - 1,) and high(parts[-1]) <= MOST_PARTS
@@ -60,7 +58,7 @@ def hand_over(lowering: Lowering) -> None:
         found = _until_products(node, readers, given)
         if found is None:
             continue
-        dots = {_product(i) for scaled in found[1] for i in scaled.inputs} - {None} | found[2]
+        dots = {_product(i) for scaled in found[1] for i in scaled.inputs} - {None}
         if product(node.shape) == 1:  # each program reads the whole row
             if not all(streams(dot) for dot in dots if dot is not None):
                 continue
@@ -71,34 +69,15 @@ def hand_over(lowering: Lowering) -> None:
             }
         values -= found[0]
         values |= {_rounded(scaled, readers) for scaled in found[1]}
-    for dot in order:
-        if dot.op is ops.dot and dot.inputs[0].dtype is float8_e4m3 and streams(dot):
-            codes = _before_moves(dot.inputs[0])
-            if codes not in given and not _made_by_products(codes, values):
-                values.discard(codes)
-
-
-def _before_moves(node: Node) -> Node:
-    """What a value is, reshaped or repeated."""
-    while node.op in MOVEMENT:
-        node = node.inputs[0]
-    return node
-
-
-def _made_by_products(codes: Node, values: set[Node]) -> bool:
-    """Whether codes are not of a token alone, but of a product whose kernel can store them."""
-    found = leaves_of(codes, values)
-    return codes.op is not ops.cast or any(_product(leaf) is not None for leaf in found)
 
 
 def _until_products(
     node: Node, readers: dict[Node, list[Node]], given: set[Node]
-) -> tuple[set[Node], set[Node], set[Node]] | None:
-    """What follows from a whole sum before products are multiplied by it, those, and the products
-    of one token whose codes rest on it; None where anything else reads it."""
+) -> tuple[set[Node], set[Node]] | None:
+    """What follows from a whole sum before products are multiplied by it, and those; None where
+    anything else reads it."""
     found, stack = {node}, [node]
     scaled: set[Node] = set()
-    coded: set[Node] = set()
     while stack:
         current = stack.pop()
         if current in given:
@@ -107,15 +86,12 @@ def _until_products(
             if reader.op is ops.multiply and any(map(_product, reader.inputs)):
                 scaled.add(reader)
                 continue
-            if reader.op is ops.dot and current.dtype is float8_e4m3 and reader.shape[:-1] == (1,):
-                coded.add(reader)
-                continue
             if reader.op not in MOVEMENT and reader.op.group not in ELEMENTWISE:
                 return None
             if reader not in found:
                 found.add(reader)
                 stack.append(reader)
-    return found, scaled, coded
+    return found, scaled
 
 
 def _rounded(node: Node, readers: dict[Node, list[Node]]) -> Node:
@@ -140,7 +116,7 @@ def streams(dot: Node) -> bool:
     batch, contract = dot.attrs["batch"], dot.attrs["contract"]
     if batch != ((), ()) or contract != ((len(a.shape) - 1,), (1,)) or len(b.shape) != 2:
         return False
-    if product(a.shape[:-1]) != 1 or a.dtype is not b.dtype or a.dtype not in STREAMED:
+    if product(a.shape[:-1]) != 1 or a.dtype is not b.dtype or a.dtype.size != 2:
         return False
     n, k = b.shape
     whole = isinstance(n, int) and isinstance(k, int)

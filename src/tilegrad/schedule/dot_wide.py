@@ -24,7 +24,7 @@ from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.grouped import GroupedMatmul, Grouping, choose_grouped
-from ..kernels.matmul.matvec import LONG, Matvec, MatvecChoice, MatvecPlan, first_axis, line_of
+from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import Choice, ranked, turn, with_room
@@ -298,13 +298,13 @@ class WideDot:
         b, k, plan = self.b, high(self.operands.k), self.choice.plan
         assert isinstance(plan, MatvecPlan)
         memories = [b.parameters[self.reads.index(w.right.node)] for w in weights]
-        sizes, line = [high(w.problem.sizes[3]) for w in weights], line_of(self.operands)
+        sizes = [high(w.problem.sizes[3]) for w in weights]
         self.kernel = Matvec(
             self.operands,
             plan,
             b,
             self.token,
-            [b.matrix(m, (n * k // line, line), (line, 1)) for m, n in zip(memories, sizes)],
+            [b.matrix(m, (n * k // LINE, LINE), (LINE, 1)) for m, n in zip(memories, sizes)],
             [self.outputs[v] for v, _ in results],
             [w.epilogue for _, w in results],
             [w.ask for _, w in results],
@@ -328,23 +328,17 @@ class WideDot:
 
     def token(self) -> Node:
         """The one token in lines, and the whole sums that follow from it."""
-        assert self.operands is not None
-        b, p, k, wide = self.b, self.problem, high(self.problem.sizes[2]), line_of(self.operands)
-        shape = (k // wide, wide)
-        with self.e.tile(0, shape[0], shape[0], 0, wide, wide) as (line, at):
-            place, lines = line * wide + at, []
-            coded = p.a.dtype is float8_e4m3  # of what whole sums say
-            found = None if coded else self.e.value(p.a, p.index_a(0, 0, place))
+        b, p, k = self.b, self.problem, high(self.problem.sizes[2])
+        shape = (k // LINE, LINE)
+        with self.e.tile(0, shape[0], shape[0], 0, LINE, LINE) as (line, at):
+            place = line * LINE + at
+            found = b.cast(self.e.value(p.a, p.index_a(0, 0, place)), float32)
             for whole in self.wholes:
-                source, axis = whole.inputs[0], first_axis(wide)
+                source = whole.inputs[0]
                 x = b.broadcast(self.e.value(source, unravel(place, source.shape)), shape)
-                lines.append(b.add(tile_ops.reduce(x, axis=axis, kind=whole.op.name)))
-            for whole, each in zip(self.wholes, lines):
-                total = b.add(tile_ops.reduce(each, axis=0, kind=whole.op.name))
-                self.totals[(whole, 0)] = total
-                self.e.bind(whole, unravel(0, whole.shape), total)
-            found = self.e.value(p.a, p.index_a(0, 0, place)) if found is None else found
-            return b.broadcast(b.cast(found, float32), shape)
+                total = b.add(tile_ops.reduce(x, axis=1, kind="sum"))
+                self.totals[(whole, 0)] = b.add(tile_ops.reduce(total, axis=0, kind="sum"))
+            return b.broadcast(found, shape)
 
     def read_beside(self) -> list[Node]:
         """What the epilogue reads at the result's own places, whose rows a tensor map can walk."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import bfloat16, float8_e4m3, float16, float32
+from ...core.dtype import float32
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.node import Node
@@ -31,11 +31,10 @@ from .shape import Ask, Epilogue, Operands, among
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
 WARPS = 8  # of a program; each has as many lines of a row
-WHOLE = LINE * WARPS  # what a row is a multiple of, and a line that all warps read
+WHOLE = LINE * WARPS  # what a row is a multiple of
 LONG = 8192  # elements of a row beyond which a product by itself is left to the wide matmul
 LONGEST = 16384  # elements of a row that a program holds in registers
-STREAMED = (bfloat16, float16, float8_e4m3)  # of weights
-EACH = 128  # bytes of weights that a thread holds: 256 took 4 % longer, a step of an 8B model
+EACH = 64  # elements of weights that a thread holds: 128 took 4 % longer, a step of an 8B model
 SECONDS, RATE = 2e-6, 1.0  # beginning and end; share of the copy rate
 
 
@@ -63,7 +62,7 @@ def why_not(x: Operands, target: Target) -> str:
     k, weights = x.k, x.weights or (x.n,)
     wrong = [
         (x.m != 1 or x.batch != 1, "one token"),
-        (x.dtype not in STREAMED, "floats of 16 bits or e4m3"),
+        (x.dtype.size != 2, "16-bit floats"),  # codes of 8 bits are widened too slowly
         (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
         (
             not isinstance(k, int) or high(k) % WHOLE or high(k) > LONGEST,
@@ -75,21 +74,10 @@ def why_not(x: Operands, target: Target) -> str:
     return next((why for is_wrong, why in wrong if is_wrong), "")
 
 
-def line_of(x: Operands) -> int:
-    """Elements of a line: a warp's, or, where lines would be read in less than 16 bytes a thread,
-    all warps': a thread then adds up what it has of all lines before threads meet."""
-    return WHOLE if x.dtype.size == 1 and high(x.k) % (2 * WHOLE) == WHOLE else LINE
-
-
-def first_axis(line: int) -> int:
-    """The axis of a tile in lines that is added up first: within lines, or over all of them."""
-    return 1 if line == LINE else 0
-
-
 def choose(x: Operands, target: Target) -> MatvecChoice:
     """A Plan: as many rows as registers hold well."""
     warps = WARPS
-    each = high(x.k) * x.dtype.size // (32 * warps)  # bytes of a row that a thread holds
+    each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
     rows = next(r for r in (8, 4, 2, 1) if r * each <= EACH or r == 1)
     rows = max(rows, len(x.weights) if x.gated else 1)
     sizes = x.weights or (high(x.n),)
@@ -112,15 +100,14 @@ class Matvec:
         epilogues: Sequence[Epilogue],
         ahead: Sequence[Ask] = (),
     ) -> None:
-        """weights: (n * lines, line) each; results: (n,) each; token() gives (lines, line) in
+        """weights: (n * lines, LINE) each; results: (n,) each; token() gives (lines, LINE) in
         float32; `ahead` asks for what the epilogue of a result will read."""
         self.x, self.plan, self.b, self.token = x, plan, b, tile.outside(token)
         self.weights = [tile.memory(w) for w in weights]
         self.results = [tile.memory(r) for r in results]
         self.epilogues = [tile.outside(e) for e in epilogues]
         self.ahead = [tile.outside(ask) for ask in ahead]
-        self.line = line_of(x)
-        self.lines = high(x.k) // self.line
+        self.lines = high(x.k) // LINE
         self.products = len(self.weights) if x.gated else 1
         self.rows = plan.rows // self.products  # of each weight
         self.own, self.piece = 0, 0  # as the wide matmul says to its epilogues
@@ -156,8 +143,8 @@ class Matvec:
             ask((self.rows, 1), (0, row, 0))
         token = self.token()
         products = [tile.cast(line, float32) * token for line in loaded]
-        lines = [tile.sum(p, first_axis(self.line)) for p in products]
-        sums = [tile.sum(line, 0) for line in lines]  # threads meet once for all of them
+        lines = [tile.sum(p, 1) for p in products]  # threads meet once for all of them
+        sums = [tile.sum(line, 0) for line in lines]
         pieces = [
             tile.stack(sums[n * self.rows : (n + 1) * self.rows]) for n in range(self.products)
         ]
@@ -167,6 +154,6 @@ class Matvec:
         tile.store(out[row : row + self.rows], value)
 
     def row_of(self, weight: Any, row: Any) -> Any:
-        """A row of a weight: so many lines of the (rows * lines, line) that it is stored as."""
+        """A row of a weight: so many lines of the (rows * lines, LINE) that it is stored as."""
         first = row * self.lines
-        return tile.load(weight[first : first + self.lines, 0 : self.line])
+        return tile.load(weight[first : first + self.lines, 0:LINE])
