@@ -35,6 +35,13 @@ def test_all_sections_are_there():
     assert repr(found) == text
 
 
+def test_tile_text_has_no_notes_of_passes():
+    found = tilegrad.explain(expression, *arguments())
+    for program in found.programs:
+        program.body.notes["work"] = 1  # as `work_of_body` leaves it
+        assert "work" not in program.tile
+
+
 def test_graph_text_has_the_users_line_and_parses_again():
     found = tilegrad.explain(expression, *arguments(), level="graph")
     assert f"{Path(__file__).name}:" in found.graph

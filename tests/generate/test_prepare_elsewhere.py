@@ -13,6 +13,9 @@ from tilegrad.compiler import ahead, compile
 from tilegrad.core.config import override
 from tilegrad.generate.engine import Engine
 from tilegrad.generate.sampling_limits import SERVED
+from tilegrad.generate.sizes import verify_sizes
+from tilegrad.generate.speculative import Lookup
+from tilegrad.generate.steps import Steps
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.runtime.device import KINDS
@@ -39,18 +42,22 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return given
 
 
-def made(layers: int, folder: Path) -> dict[str, int]:
+def made(layers: int, folder: Path, proposer: Any = None) -> dict[str, int]:
     """Prepare an engine as a process of its own would; what it compiled."""
     shape = {**SHAPES["tiny"], "num_hidden_layers": layers}
     compile._memory.clear()
     with KINDS.replaced("cuda", Kind()), override(cache_folder=str(folder)):
         model = Decoder(DecoderConfig.from_huggingface(shape), "bfloat16").to(device="cuda:0")
-        engine = Engine(model, device="cuda:0", requests=2, context=64, pages=8, chunk=64)
+        sizes: dict[str, Any] = {"requests": 2, "context": 64, "pages": 8, "chunk": 64}
+        engine = Engine(model, device="cuda:0", **sizes, proposer=proposer, guesses=1)
         for parameter in model.parameters():
             parameter.realize()
         engine.steps.sampling()  # whose Buffers are filled by programs too
         before = dict(compile.counters)
-        engine.prepare(variants=SERVED[:1])
+        try:
+            engine.prepare(variants=SERVED[:1])
+        finally:
+            assert not engine.steps._preparing  # nor after a failure
         return {name: count - before[name] for name, count in compile.counters.items()}
 
 
@@ -66,8 +73,9 @@ def test_equal_programs_are_assembled_once(texts: Counter[str], tmp_path: Path) 
     assert made(3, tmp_path / "more") == few
 
 
+@pytest.mark.parametrize("guesses", [False, True])
 def test_missing_steps_are_handed_to_workers(
-    texts: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guesses: bool
 ) -> None:
     """After the first that is missing, all others that are: each Graph once."""
     jobs: list[Any] = []
@@ -82,6 +90,20 @@ def test_missing_steps_are_handed_to_workers(
 
     monkeypatch.setattr(ahead, "compile_ahead", compile_ahead)
     monkeypatch.setattr(ahead, "LONG", 1)
-    found = made(2, tmp_path)
-    assert found["compiled"] == 1 and found["loaded"] == 2
-    assert len(jobs) == len(set(jobs)) == 2 and set(texts.values()) == {1}
+    found = made(2, tmp_path, Lookup() if guesses else None)
+    others = 2 + guesses * len(verify_sizes(2, 2))
+    assert found["compiled"] == 1 and found["loaded"] == others
+    assert len(jobs) == len(set(jobs)) == others and set(texts.values()) == {1}
+
+
+def test_a_failure_leaves_nothing_to_compile_ahead(
+    texts: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled after it is compiled when it is met."""
+
+    def fail(*given: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Steps, "_make_decode", fail)
+    with pytest.raises(MemoryError):
+        made(2, tmp_path)

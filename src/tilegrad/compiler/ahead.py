@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import subprocess
 import sys
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ..core.config import config, override, usable_cores
@@ -36,16 +39,22 @@ from .loader import Wanted, is_told
 LOG = logging.getLogger("tilegrad.compile")
 LONG = 500  # Nodes of a Graph from which on it is worth a worker
 MOST = 12  # workers; each has some 200 MB
-SETTINGS = ("cache_folder", "cache_bytes", "determinism", "dots", "threads", "plan_table")
+SETTINGS = (
+    *("cache_folder", "cache_bytes", "plan_table"),
+    *("checked", "determinism", "dots", "threads"),
+)
+START = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
 
 
 def compile_ahead(graphs: Iterable[Wanted]) -> int:
     """Compile those Graphs that the Store has not, in workers; how many they compiled.
 
-    Graphs may come one by one: workers begin with the first. Where there are too few cores for
-    workers, or no Store, nothing is done, and `graphs` are not looked at.
+    Graphs may come one by one: workers begin with the first. Where there are too few cores or
+    threads for workers, or no Store, nothing is done, and `graphs` are not looked at. An error or
+    an interrupt waits for the Graphs that are being compiled, not for those in the queue.
     """
-    count = min(MOST, usable_cores() - 1)
+    threads = min(usable_cores(), config().threads)
+    count = min(MOST, threads, usable_cores() - 1)
     alone = is_told() or outside() or config().eager_debug
     if count < 2 or alone or not default_store().folder:
         return 0
@@ -54,15 +63,21 @@ def compile_ahead(graphs: Iterable[Wanted]) -> int:
         serving: list[Future[int]] = []
         try:
             for wanted in graphs:
-                job = job_of(wanted, usable_cores() // count)
+                job = job_of(wanted, threads // count)
                 if job is not None:
                     jobs.put(job)
                     if len(serving) < count:
                         serving.append(pool.submit(_serve, jobs))
-        finally:
             for _ in serving:
                 jobs.put(None)
-        return sum(one.result() for one in serving)
+            return sum(one.result() for one in serving)
+        except BaseException:
+            with suppress(queue.Empty):
+                while True:
+                    jobs.get_nowait()
+            for _ in serving:
+                jobs.put(None)
+            raise
 
 
 def job_of(wanted: Wanted, side: int = 1) -> dict[str, Any] | None:
@@ -99,7 +114,7 @@ def job_of(wanted: Wanted, side: int = 1) -> dict[str, Any] | None:
 def _serve(jobs: queue.SimpleQueue[dict[str, Any] | None]) -> int:
     """Have one worker do jobs until there are no more; how many it did."""
     done = 0
-    command = [sys.executable, "-m", __name__]
+    command = [sys.executable, "-c", START, *_places()]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     try:
         with subprocess.Popen(command, **pipes) as worker:  # type: ignore[call-overload]
@@ -113,6 +128,13 @@ def _serve(jobs: queue.SimpleQueue[dict[str, Any] | None]) -> int:
     except (OSError, ValueError) as error:
         LOG.warning("a worker that compiles ahead ended: %s", error)
     return done
+
+
+def _places() -> list[str]:
+    """Where a worker finds modules: where this process does, and this package. Relative ones are
+    left out: files of the current folder may be anybody's."""
+    found = [place for place in sys.path if isinstance(place, str) and os.path.isabs(place)]
+    return [*found, str(Path(__file__).resolve().parents[2])]
 
 
 def do(job: dict[str, Any]) -> None:
@@ -136,7 +158,3 @@ def main() -> None:
             said = f"{type(error).__name__}: {error}"
         answers.write(json.dumps(said) + "\n")
         answers.flush()
-
-
-if __name__ == "__main__":
-    main()

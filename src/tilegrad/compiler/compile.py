@@ -160,11 +160,11 @@ def other_targets(outputs: Sequence[Node], homes: Sequence[str]) -> tuple[tuple[
     return tuple((name, target_for(name).key) for name in sorted(named | set(homes)))
 
 
-def _choices() -> tuple[str, ...]:
+def _choices() -> tuple[Any, ...]:
     """What Programs of a GPU depend on besides their Graph and Target."""
     from ..kernels.plan_table import plans
 
-    return plans().digest, config().determinism, config().dots
+    return plans().digest, config().determinism, config().dots, config().checked
 
 
 def compile_for(

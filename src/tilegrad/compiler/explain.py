@@ -89,7 +89,7 @@ class ProgramReport:
     def tile(self) -> str:
         """The Tile IR."""
         body = self.body
-        notes = {k: v for k, v in body.notes.items() if k not in ("program", "scratch")}
+        notes = {k: v for k, v in body.notes.items() if k not in ("program", "scratch", "work")}
         return body_text(Body(body.name, body.block, body.grid, notes))
 
     @cached_property

@@ -249,11 +249,14 @@ class Steps:
 
     def _bind_verify(self, size: int, variant: Variant, most: int) -> Bound:
         key = ("verify", size, variant, len(self._verifying.get((size, variant), ())))
-        names = {"slots": 0, "starts": 1, "tails": 0, "given": 0, "lengths": 0}
-        given = {name: self._orders.tensor(name, size + more) for name, more in names.items()}
-        work = partial(self._verify.bind, *self._state(variant), most, self.words, **given)
-        found: Bound = self._first(lambda: key, work)
+        given = self._verify_arguments(size, variant, most)
+        found: Bound = self._first(lambda: key, partial(self._verify.bind, *given))
         return found
+
+    def _verify_arguments(self, size: int, variant: Variant, most: int) -> tuple[Any, ...]:
+        names = {"slots": 0, "starts": 1, "tails": 0, "given": 0, "lengths": 0}
+        given = [self._orders.tensor(name, size + more) for name, more in names.items()]
+        return (*self._state(variant), most, self.words, *given)
 
     # ---- prompts --------------------------------------------------------------------------------
 
@@ -326,12 +329,14 @@ class Steps:
                 work += [(self._ragged_bound, rows, size, variant) for size in reversed(tokens)]
             work += [(self._make_verify, size, variant) for size in reversed(self._guessed)]
         self._preparing = self._served
-        with no_collection():
-            for number, (make, *sizes) in enumerate(work):
-                tell("prepare", number, len(work))
-                make(*sizes)
-            gc.freeze()  # all of it stays: no collection looks at it again
-        self._preparing = ()
+        try:
+            with no_collection():
+                for number, (make, *sizes) in enumerate(work):
+                    tell("prepare", number, len(work))
+                    make(*sizes)
+                gc.freeze()  # all of it stays: no collection looks at it again
+        finally:
+            self._preparing = ()
         tell("prepare", len(work), len(work))
 
     def _compile_ahead(self, variants: Sequence[Variant]) -> None:
@@ -342,22 +347,33 @@ class Steps:
             compile_ahead(one.wanted for one in self._traced(variants))
 
     def _traced(self, variants: Sequence[Variant]) -> Iterator[Lowered]:
-        """The traces of all decode steps and of all steps with prompts, each range once."""
+        """The traces of all decode steps, of all steps with prompts and of all that verify
+        guesses, each range once."""
         for variant in variants:
             for size in reversed(self._decode_sizes(variant)):
-                most = 1
-                while most <= self.most_keys:
-                    found = self._decode.lower(*self._decode_arguments(size, variant, most))
-                    yield found
-                    most = found.ranges.get("keys", (1, self.most_keys))[1] + 1
+                given = partial(self._decode_arguments, size, variant)
+                yield from self._traced_ranges(self._decode, given)
             known: list[tuple[int, int]] = []
             sizes = self._prompt_sizes(variant)
             for rows, tokens in [(row, size) for row in sizes for size in sizes[row]]:
                 if not any(low <= tokens <= high for low, high in known):
-                    given = self._ragged_arguments(rows, tokens)
-                    found = self._ragged.lower(*self._state(variant), **given)
+                    orders = self._ragged_arguments(rows, tokens)
+                    found = self._ragged.lower(*self._state(variant), **orders)
                     yield found
                     known.append(found.ranges.get("tokens", (1, self.chunk)))
+            for size in reversed(self._guessed):
+                given = partial(self._verify_arguments, size, variant)
+                yield from self._traced_ranges(self._verify, given)
+
+    def _traced_ranges(
+        self, step: Any, given: Callable[[int], tuple[Any, ...]]
+    ) -> Iterator[Lowered]:
+        """The traces of a step, one for each range of keys."""
+        most = 1
+        while most <= self.most_keys:
+            found = step.lower(*given(most))
+            yield found
+            most = found.ranges.get("keys", (1, self.most_keys))[1] + 1
 
     def _make_decode(self, size: int, variant: Variant) -> None:
         """The decode steps of one size, for all ranges of keys."""
