@@ -20,9 +20,14 @@ from ..ir.rewrite import Log, rebuild
 ROW = (1,)  # the axis of a row's scores
 
 
+def _is_row(node: Node) -> bool:
+    """Whether an expand repeats one number a row."""
+    return node.inputs[0].shape == (*node.shape[:-1], 1)
+
+
 def _each(pattern: Any) -> Any:
     """What all elements of a row share."""
-    return of(ops.expand, of(ops.reshape, pattern))
+    return of(ops.expand, of(ops.reshape, pattern), test=_is_row)
 
 
 _X, _E = any_("x"), any_("powers")
