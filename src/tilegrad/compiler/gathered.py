@@ -2,13 +2,14 @@
 
 A sum over an axis in the middle is a Kernel of its own. Of few parts it is an expression like any
 other, which is computed where it is read: with the residual, and with the norm of the next layer.
-Invariant: parts are added in order, whatever their number of rows.
+Invariant: parts are added in order, whatever their number of rows, and rounded once at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.dtype import accumulator
 from ..core.target import Target
 from ..graph import build, ops
 from ..ir.node import Node
@@ -27,24 +28,37 @@ def add_gathered(
     def added(m: Match) -> Node | None:
         x = m.root.inputs[0]
         along = len(x.shape) - 2
-        if m.root.attrs["axes"] != (along,) or along > 1 or not _is_gathered(x):
+        if m.root.attrs["axes"] != (along,) or along > 1:
             return None
         count = x.shape[along]
-        if not isinstance(count, int) or not 1 < count <= MOST:
+        if not isinstance(count, int) or not 1 < count <= MOST or not _is_gathered(x):
             return None
-        total = part(x, 0)
-        for number in range(1, count):
-            total = ops.add(total, part(x, number))
-        return total
+        wide = accumulator(x.dtype)
+        known: dict[tuple[Node, int], Node] = {}
+        total, *others = [build.cast(part(x, n, known), wide) for n in range(count)]
+        for other in others:
+            total = ops.add(total, other)
+        return build.cast(total, x.dtype)
 
     return rewrite(results, RuleSet("gathered", [Rule("gathered_sum", ops.sum_, added)]), log)
 
 
 def _is_gathered(x: Node) -> bool:
     """Whether an expression (N, K, C), or (K, C), has gathered rows in it."""
-    if x.op.group in ELEMENTWISE or x.op is ops.cast:
-        return any(_is_gathered(i) for i in x.inputs)
-    return _rows(x) is not None
+    seen, stack = {x}, [x]
+    while stack:
+        node = stack.pop()
+        if _is_elementwise(node):
+            new = set(node.inputs) - seen
+            seen |= new
+            stack += new
+        elif _rows(node) is not None:
+            return True
+    return False
+
+
+def _is_elementwise(x: Node) -> bool:
+    return x.op.group in ELEMENTWISE or x.op is ops.cast
 
 
 def _rows(x: Node) -> Node | None:
@@ -56,15 +70,23 @@ def _rows(x: Node) -> Node | None:
     return found if fits else None
 
 
-def part(x: Node, number: int) -> Node:
+def part(x: Node, number: int, known: dict[tuple[Node, int], Node]) -> Node:
     """Rows of a number, (N, C) or (C,): from below, so that nothing is read by several parts."""
+    found = known.get((x, number))
+    if found is None:
+        found = known[x, number] = _part(x, number, known)
+    return found
+
+
+def _part(x: Node, number: int, known: dict[tuple[Node, int], Node]) -> Node:
     *lead, count, columns = x.shape
     shape = (*lead, columns)
-    if x.op.group in ELEMENTWISE or x.op is ops.cast:
-        return x.op.make(tuple([part(i, number) for i in x.inputs]), x.attrs)
+    if _is_elementwise(x):
+        return x.op.make(tuple([part(i, number, known) for i in x.inputs]), x.attrs)
     if x.op is ops.expand:
         source = x.inputs[0]
-        return build.broadcast_to(part(source, number if source.shape[-2] != 1 else 0), shape)
+        own = part(source, number if source.shape[-2] != 1 else 0, known)
+        return build.broadcast_to(own, shape)
     rows = _rows(x)
     if rows is not None:
         index = build.reshape(rows.inputs[1], (*lead, count))
