@@ -29,6 +29,8 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Experts
 from tilegrad.schedule.schedule import Launch
+from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
+from tilegrad.targets.ptx.emit import emit
 from tilegrad.tensor.matmul import group_rows
 
 BF16 = ml_dtypes.bfloat16
@@ -203,10 +205,35 @@ def test_what_else_reads_a_sort_keeps_it() -> None:
 
 
 def test_invariant_and_training_keep_their_way() -> None:
-    inputs, outputs, _ = lowered(Layers(1), 8)
+    layers = Layers(1)
+    inputs, outputs, _ = lowered(layers, 8)
+    assert "route" in kernels_of(inputs, outputs)
     with override(determinism="invariant"):
         assert "route" not in kernels_of(inputs, outputs)
     assert "route" not in kernels_of(inputs, outputs, AVX512)
+    x = tg.tensor(scores(8, 128, BF16))
+    found = tg.jit(tg.value_and_grad(lambda y: layers(y).float().sum())).lower(x)
+    assert "route" not in kernels_of(found.inputs, found.outputs)
+
+
+@pytest.mark.parametrize("wrong", ["max", "sum", "shares"])
+def test_another_axis_is_no_softmax(wrong: str) -> None:
+    """Where there are as many rows as columns, a row's number may be repeated along the rows."""
+    tokens, count = (4, 4) if wrong == "shares" else (8, 2)
+
+    def layer(x: tg.Tensor) -> tuple[tg.Tensor, ...]:
+        powers = tg.exp(x - x.amax(1, keepdim=wrong != "max"))
+        share = powers / powers.sum(1, keepdim=wrong != "sum")
+        values, picked = share.topk(count, -1)
+        values = values / values.sum(1, keepdim=wrong != "shares")
+        order, places, offsets = group_rows(picked.reshape(-1), x.shape[1])
+        return values, order, places, offsets
+
+    x = scores(tokens, 8)
+    found = tg.jit(layer).lower(tg.tensor(x))
+    expected = interpret(found.outputs, {found.inputs[0]: x})
+    for a, b in zip(run_interpreted(H200, found.inputs, found.outputs, [x]), expected):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_rows_that_no_library_takes() -> None:
@@ -247,3 +274,48 @@ def test_rows_that_come_back_are_added_with_the_residual(tokens: int) -> None:
         (got,) = run_interpreted(H200, made.inputs, made.outputs, values)
         own = found[places].astype(np.float64).reshape(tokens, each, 40)
         np.testing.assert_allclose(got, x + (own * shares[..., None]).sum(1), atol=1e-5)
+
+
+def test_a_sum_of_gathered_rows_is_rounded_once() -> None:
+    rows = np.repeat(np.array([[6e4], [6e4], [-6e4], [-6e4]], np.float16), 40, 1)
+    places = np.arange(4)
+    made = tg.jit(lambda x, at: x.index_select(0, at).reshape(1, 4, 40).sum(1)).lower(
+        tg.tensor(rows), tg.tensor(places)
+    )
+    for level in ("reproducible", "invariant"):
+        with override(determinism=level):
+            (got,) = run_interpreted(H200, made.inputs, made.outputs, [rows, places])
+        np.testing.assert_array_equal(got, np.zeros((1, 40)))
+
+
+@pytest.mark.parametrize("rows", [8, 40])
+@pytest.mark.parametrize("gathered", [False, True])
+def test_what_is_read_twice_is_walked_once(rows: int, gathered: bool) -> None:
+    """30 steps that read the one before twice: 2^30 ways down."""
+
+    def steps(x, other, at):
+        own = other.index_select(0, at)
+        y = own if gathered else x
+        for _ in range(30):
+            y = y + tg.sin(y)
+        return y.sum(0), own
+
+    values = [scores(rows, 16), scores(50, 16), np.arange(rows)]
+    made = tg.jit(steps).lower(*map(tg.tensor, values))
+    (final, *_), _ = run_pipeline(made.inputs, made.outputs, H200)
+    assert any(n.op is ops.sum_ for n in topological([final])) != (gathered and rows == 8)
+    assert kernels_of(made.inputs, made.outputs)
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="no ptxas")
+@pytest.mark.parametrize("experts", [128, 256, 512])
+def test_no_spills(experts: int) -> None:
+    """Of many tokens, whatever the number of experts."""
+    node = build.input_((4096, experts), float32)
+    schedule = schedule_for([node], route(8)(node), H200)
+    launches = [s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)]
+    assert len(launches) == 2
+    texts = {s.body.name: emit(s.body, s.body.name, H200)[0] for s in launches}
+    for name, made in assemble_all(texts, H200.cpu).items():
+        for report in made.reports.values():
+            assert report.spill_stores == report.spill_loads == 0, name

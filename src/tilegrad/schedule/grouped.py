@@ -25,7 +25,7 @@ FEWEST, MOST = 64, 1024  # ids that a program takes at a time
 EACH = 128  # of them for a warp
 SIDE, STEP = 64, 32  # of a tile of outer products, and rows of a group at a time
 ALONE, FEW, MANY = 16, 512, 64  # tokens: of one launch, that spread over programs of 8, and else
-MOST_EXPERTS, THREAD = 512, 2  # scores of a token, and of a thread
+MOST_EXPERTS, HELD, THREAD = 512, 1 << 13, 2  # scores: of a token, a program and a thread
 
 
 class Groups(Chosen):
@@ -55,16 +55,15 @@ class Groups(Chosen):
             return call(kernels.group_rows, inputs, plan, block=block, **node.attrs)
         tokens, experts = inputs[0].shape
         count, powers, shared = node.attrs.values()
-        alone = high(tokens) <= ALONE
-        each = 1 << (high(tokens) - 1).bit_length() if alone else MANY
-        each = 8 if not alone and high(tokens) <= FEW else each
-        warps = each * kernels.lanes_of(high(experts)) // (32 * THREAD)
-        plan = Plan().with_(warps=min(32, max(1, warps)))
+        most, lanes = high(tokens), kernels.lanes_of(experts)
+        each = 8 if most <= FEW else min(MANY, HELD // lanes)
+        each = 1 << (most - 1).bit_length() if most <= ALONE else each
+        plan = Plan().with_(warps=min(32, max(1, each * lanes // (32 * THREAD))))
         how = {"count": count, "powers": powers, "shared": shared, "tokens": each}
         listed = bool(target.asynchronous_units)  # kernels walk a list of blocks
         sizes = kernels.list_sizes(tokens * count, high(experts))
         sizes = sizes if listed else {"block": 0, "most": 0}
-        if alone:
+        if most <= ALONE:
             shares, *found = call(routes.route, inputs, plan, **how, **sizes)
         else:
             shares, *given = call(routes.count_routes, inputs, plan, **how)

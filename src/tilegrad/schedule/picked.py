@@ -5,7 +5,7 @@ work on units made for it (`graph/picked.py`); rows that are sorted by their wei
 of groups, by kernels of products. Vectors have little to gain from more work: rows read their own,
 unless there is one weight. Units for matrices are fed by many rows: up to as many as there are
 weights read their own. Asynchronous units take blocks of few rows too, by a list that the products
-of a layer share, and gather rows themselves where a block has few.
+of a layer share, and gather rows themselves where all groups together have few.
 
 Invariant: at the level `invariant` rows with ids always read their own, and groups are always
 products.
@@ -91,7 +91,7 @@ class GroupBlocks(Chosen):
     def calls(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
-        """The product itself: of what was gathered, where blocks have few rows."""
+        """The product itself: of what was gathered, where all groups together have few rows."""
         if not has_blocks(node, target) or node.attrs["block"]:
             return [node.with_inputs(tuple(inputs))]
         x, weights, offsets = inputs
