@@ -85,6 +85,49 @@ def test_on_some_paths() -> None:
     assert found(after(in_branch(write, None), read)) == [("warning", "uninitialised")]
 
 
+def rows(*turn: Callable[[BodyBuilder, Node, Node], None]) -> Callable:
+    """A place of 2 rows, row 0 written first, and a loop whose turns take these steps."""
+
+    def build(b: BodyBuilder, _: Node) -> None:
+        place = b.allocate((2, 8), float32, "l1")
+        move(b, place, 0, True)
+        b.loop("i", 0, 4, 1, lambda i, _: [step(b, place, i) for step in turn] and [])
+
+    return build
+
+
+def move(b: BodyBuilder, place: Node, row: int, writes: bool) -> None:
+    """Write a row of x, or x of a row."""
+    x = b.parameters[0]
+    if writes:
+        b.store(place, b.load(x, (0,), (8,), (0,)), (row, 0), (1,))
+    else:
+        b.store(x, b.load(place, (row, 0), (8,), (1,)), (0,), (0,))
+
+
+def test_what_the_turn_before_wrote() -> None:
+    """A read that not every turn makes may come after a write that stands behind it."""
+
+    def later(b: BodyBuilder, place: Node, i: Node) -> None:
+        b.branch(b.less(0, i), lambda: move(b, place, 1, False) or (), lambda: ())
+
+    def inner(b: BodyBuilder, place: Node, i: Node) -> None:
+        b.loop("j", 0, i, 1, lambda j, _: move(b, place, 1, False) or [])
+
+    def always(b: BodyBuilder, place: Node, i: Node) -> None:
+        move(b, place, 1, False)
+
+    def last(b: BodyBuilder, place: Node, i: Node) -> None:
+        move(b, place, 1, True)
+
+    error = [("error", "uninitialised")]
+    assert found(rows(later, last)) == found(rows(inner, last)) == []
+    assert found(rows(always, last)) == error, "in the first turn it is read before"
+    assert found(rows(later)) == found(rows(inner)) == error
+    assert found(in_loop(in_branch(read, None), write)) == [("warning", "uninitialised")]
+    assert found(in_loop(in_branch(read, None))) == error
+
+
 def test_combining_reads() -> None:
     """A scatter that adds reads what is there; one that sets does not."""
     for mode, expected in (("set", []), ("add", [("error", "uninitialised")])):

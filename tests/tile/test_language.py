@@ -249,6 +249,25 @@ def test_shared_places():
     check(through_shared, x, expected=x.T)
 
 
+@kernel
+def rows_before(x):
+    """Row 0 and the rows of x but the last: each turn adds what the turn before stored."""
+    tile.grid(1)
+    place = tile.shared((2, 16), x.dtype)
+    tile.store(place, (0, 0), tile.load(x, (0, 0), (16,)))
+    total = tile.load(place, (0, 0), (16,))
+    for i in tile.range(4):
+        if i > 0:
+            total += tile.load(place, (1, 0), (16,))
+        tile.store(place, (1, 0), tile.load(x, (i, 0), (16,)))
+    tile.store(tile.result((16,), x.dtype), (0,), total)
+
+
+def test_a_place_carried_from_turn_to_turn():
+    x = normal(4, 16)
+    check(rows_before, x, expected=x[0] + x[:3].sum(0))
+
+
 # ---- elementwise ------------------------------------------------------------------------------
 
 UNARY = {

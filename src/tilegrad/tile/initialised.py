@@ -2,9 +2,10 @@
 
 For Bodies of the portable level, where one thread of control runs. An element counts as written
 from the first store that may reach it; a loop counts as run at least once unless its bounds say
-that it is not (a loop that may be empty is as a rule empty for the reader too). `protocol` judges
-the placed level. Invariant: an 'error' is a read that comes before every write on all paths, a
-'warning' one that does on some.
+that it is not (a loop that may be empty is as a rule empty for the reader too). What is not read
+in every turn of a loop (in a branch, or in a loop that may be empty) may read what the turn before
+wrote. `protocol` judges the placed level. Invariant: an 'error' is a read that comes before every
+write on all paths, a 'warning' one that does on some.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class _Walker:
     def __init__(self) -> None:
         self.found: dict[Node, Finding] = {}
         self.reached: dict[Node, Any] = {}  # elements of places that some store may reach
+        self.loops: tuple[Block, ...] = ()  # around the Node that is walked
+        self.turns: tuple[Block, ...] = ()  # of these, those that may be in a later turn
 
     def block(self, block: Block, surely: set[Node], maybe: set[Node]) -> None:
         """Walk a Block; the sets of written places grow."""
@@ -44,8 +47,14 @@ class _Walker:
                 self.branch(node, surely, maybe)
             elif name == "loop":
                 lower, upper = (i.attrs.get("value") for i in node.inputs[:2])
-                empty = lower is not None and upper is not None and high(upper) <= low(lower)
+                known = lower is not None and upper is not None
+                empty = known and high(upper) <= low(lower)
+                loops, turns = self.loops, self.turns
+                if not known or low(upper) <= high(lower):
+                    self.turns = loops
+                self.loops = (*loops, node.blocks[0])
                 self.block(node.blocks[0], set(surely) if empty else surely, maybe)
+                self.loops, self.turns = loops, turns
             elif node.blocks:
                 for inner in node.blocks:
                     self.block(inner, surely, maybe)
@@ -54,10 +63,12 @@ class _Walker:
 
     def branch(self, node: Node, surely: set[Node], maybe: set[Node]) -> None:
         arms = []
+        turns, self.turns = self.turns, self.loops
         for inner in node.blocks:
             arm = set(surely)
             self.block(inner, arm, maybe)
             arms.append(arm)
+        self.turns = turns
         surely |= set.intersection(*arms)
         maybe |= set.union(*arms)
 
@@ -66,7 +77,7 @@ class _Walker:
             if memory not in surely and memory not in self.found:
                 text = f"{place_name(memory)} is read before anything wrote it"
                 level = "error"
-                if memory in maybe:
+                if memory in maybe or any(t.memory is memory for t in self.carried()):
                     level, text = "warning", text + " on some paths"
                 self.found[memory] = finding(
                     level, "uninitialised", text, node, memory, "write it first on every path"
@@ -77,6 +88,11 @@ class _Walker:
         surely |= written_by(node)
         maybe |= written_by(node)
 
+    def carried(self) -> list[Touch]:
+        """What a turn before may have stored."""
+        nodes = (n for block in self.turns for n in block.all_nodes())
+        return [t for n in nodes for t in touches_of(n) if t.writes]
+
     def elements(self, node: Node, touch: Touch) -> None:
         """Note what a store may reach, or that a load has elements no store before it reaches."""
         place, part = touch.memory, _part(touch)
@@ -84,6 +100,11 @@ class _Walker:
         if touch.writes:
             reached[part or ...] = True
         elif part is not None and not reached[part].all() and place not in self.found:
+            reached = reached.copy()
+            for other in (t for t in self.carried() if t.memory is place):
+                reached[_part(other) or ...] = True
+            if reached[part].all():
+                return
             text = f"some of {place_name(place)} is read that nothing wrote"
             self.found[place] = finding(
                 "error", "uninitialised", text, node, place, "write it first"
