@@ -390,3 +390,19 @@ def test_bytes_as_bools_and_back():
         truth = tg.tensor(given > 1)
         assert truth.view(getattr(tg, name)).tolist() == [0, 0, 1, 1, 1]
         assert truth.view(getattr(tg, name)).view(tg.bool).tolist() == (given > 1).tolist()
+
+
+@pytest.mark.parametrize("name", ["floor_divide", "remainder", "fmod"])
+def test_no_integers_by_0(name: str) -> None:
+    """None divided by a known 0 are none, as in PyTorch; some are an error."""
+    for shape, by in (((0,), 0), ((0, 3), 0), ((0, 3), (3,)), ((1,), (0,))):
+        found, expected = (
+            getattr(m, name)(
+                m.zeros(shape, dtype=m.int32),
+                by if by == 0 else m.zeros(by, dtype=m.int32),
+            )
+            for m in (tg, torch)
+        )
+        assert found.numpy().shape == tuple(expected.shape)
+    with pytest.raises(tg.UserError, match="divided by 0"):
+        getattr(tg, name)(tg.ones((2,), dtype=tg.int32), 0)

@@ -554,3 +554,13 @@ def test_what_torch_refuses(bad: Any) -> None:
         bad(torch, torch.tensor)
     with pytest.raises(UserError):
         bad(tg, tg.tensor).numpy()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_histc_of_a_range_past_the_largest_number(given: bool) -> None:
+    """As PyTorch counts the same numbers in float64 (in float32 its own range is inf)."""
+    x = np.array([-2e38, 2e38, 0, 1e38, -1e38, 1e37], np.float32)
+    limits = [float(x[0]), float(x[1])] if given else []
+    for bins in (4, 5, 100):
+        expected = torch.histc(torch.tensor(x).double(), bins, *limits)
+        assert tg.histc(tg.tensor(x), bins, *limits).tolist() == expected.tolist()

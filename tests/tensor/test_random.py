@@ -201,6 +201,45 @@ def test_weights_that_say_nothing_are_an_error(jitted: bool, replacement: bool) 
             run(tg.tensor([[0.0, 3.0], row])).tolist()
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+def test_weights_past_float32(jitted: bool) -> None:
+    """float64 weights are judged and drawn by as float64; sums of large ones stay finite."""
+
+    def run(weights: Any, many: int, replacement: bool = False) -> Any:
+        draw = lambda w: tg.multinomial(w, many, replacement)  # noqa: E731
+        return (tg.jit(draw) if jitted else draw)(weights)
+
+    far = tg.tensor([[1e39, 1.0], [1.0, 2.0]], dtype=tg.float64)
+    assert run(far, 2)[0].tolist() == [0, 1]
+    assert run(far, 50, True)[0].tolist() == [0] * 50
+    for weights in (tg.tensor([1e-50, 3e-50], dtype=tg.float64), tg.tensor([1e38, 3e38])):
+        assert 0.7 < run(weights, 4000, True).numpy().mean() < 0.8
+        first = run(weights.expand(4000, 2), 1).numpy()
+        assert 0.7 < first.mean() < 0.8
+    for row in ([INF, 1.0], [NAN, 1e-50], [-1e-50, 1.0], [0.0, 0.0]):
+        with pytest.raises(tg.UserError, match="weights are not finite"):
+            run(tg.tensor(row, dtype=tg.float64), 1).tolist()
+
+
+@pytest.mark.parametrize("many", [2.0, True, "2"])
+def test_how_many_are_drawn_is_an_int(many: Any) -> None:
+    with pytest.raises(tg.DTypeError, match="is an int"):
+        tg.multinomial(tg.ones(3), many)
+    assert tg.multinomial(tg.ones(3), np.int32(2)).shape == (2,)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_deviations_are_not_negative(jitted: bool) -> None:
+    """As in PyTorch, also where they are elements of a Tensor."""
+    run = tg.jit(tg.normal) if jitted else tg.normal
+    drawn = run(tg.tensor([[5.0], [6.0]]), tg.tensor([0.0, 1.0]))
+    assert drawn.shape == (2, 2) and drawn[:, 0].tolist() == [5.0, 6.0]
+    assert run(0.0, tg.zeros(0)).tolist() == []
+    for std in (-1.0, NAN):
+        with pytest.raises(tg.UserError, match="std is negative or nan"):
+            run(0.0, tg.tensor([1.0, std])).tolist()
+
+
 def test_probabilities_are_between_0_and_1() -> None:
     assert tg.bernoulli(tg.tensor([0.0, 1.0])).tolist() == [0.0, 1.0]
     for p in (-0.1, 1.5, NAN, INF):
@@ -215,6 +254,7 @@ def test_probabilities_are_between_0_and_1() -> None:
     [
         lambda: tg.normal(0.0, -1.0, (2,)),
         lambda: tg.normal(0.0, NAN, (2,)),
+        lambda: tg.normal(0.0, np.float32(-1), (2,)),
         lambda: tg.zeros(2).normal_(0.0, -1.0),
         lambda: tg.zeros(2).uniform_(2.0, 1.0),
         lambda: tg.zeros(2).exponential_(0.0),

@@ -111,9 +111,10 @@ def _numbers(op: str, a: Any, b: Any) -> list[Node]:
 
 
 def _divided(op: str, a: Any, b: Any) -> list[Node]:
-    """Promoted operands of a division, of integers not by a 0 that is known."""
+    """Promoted operands of a division, of integers not by a 0 that is known (but none by it is)."""
     nodes = _numbers(op, a, b)
-    if nodes[1].dtype.is_integer and ops.constant_value(nodes[1]) == 0:
+    empty = any(size == 0 for node in nodes for size in node.shape)
+    if nodes[1].dtype.is_integer and ops.constant_value(nodes[1]) == 0 and not empty:
         raise UserError("integers are divided by 0", op=op)
     return nodes
 

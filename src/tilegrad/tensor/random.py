@@ -9,6 +9,7 @@ calls give the same bits, eager or jitted, on any device.
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from ..graph import build, ops
 from ..graph.build import Shape
 from ..ir.node import Node
 from ..ir.requirement import require
+from ..ir.symbol import Expr
 from ..runtime.buffer import HOST
 from .convert import place
 from .placement import device_name, elsewhere
@@ -273,13 +275,19 @@ def normal(
     generator: Generator | None = None,
 ) -> Tensor:
     """Normal with mean and standard deviation, numbers or Tensors."""
-    if isinstance(std, (int, float)):
-        _in_bounds("normal", std >= 0, "std >= 0", std)
+    scale = std
+    if isinstance(std, Tensor):
+        right = build.less_equal(0.0, std.node)
+        one, wanted = build.constant(1, dtypes.int32), "a std is negative or nan"
+        one = build.where_right(right, one, 2, "normal", wanted)
+        scale = build.multiply(node_of(std), build.cast(one, std.dtype))
+    else:
+        _in_bounds("normal", float(std) >= 0, "std >= 0", std)
     if size is None:
         given = [v.shape for v in (mean, std) if isinstance(v, Tensor)]
         size = build.broadcast_shapes("normal", *given)
     base = randn(_shape("normal", (size,)), dtype=dtype, generator=generator)
-    return wrap(_affine(base.node, std, mean), mean, std)
+    return wrap(_affine(base.node, scale, mean), mean, std)
 
 
 def _value(value: Any) -> Any:
@@ -386,16 +394,24 @@ def multinomial(
         raise ShapeError(
             "needs float weights with 1 or 2 axes", op="multinomial", got=str(weights.node.type)
         )
+    if isinstance(num_samples, bool) or not hasattr(num_samples, "__index__"):
+        kind = type(num_samples).__name__
+        raise DTypeError("how many are drawn is an int", op="multinomial", got=kind)
+    if not isinstance(num_samples, Expr):
+        num_samples = operator.index(num_samples)
     _in_bounds("multinomial", num_samples > 0, "one or more samples", num_samples)
     count = weights.shape[-1]
     lead = weights.shape[:-1]
-    node = build.cast(weights.node, dtypes.float32)
-    total = ops.cumulative(node, axis=len(lead), kind="sum")
-    last = build.slice_axis(total, len(lead), build.offset_size(count, -1), count)
-    fit = build.binary(ops.bit_and, build.less_equal(0.0, node), build.less(node, math.inf))
+    given = weights.node
+    fit = build.binary(ops.bit_and, build.less_equal(0.0, given), build.less(given, math.inf))
     fits = build.sum_(build.cast(fit, dtypes.int64), len(lead), keep=True)
     all_fit = build.equal(fits, build.size_value(count))
-    right = build.binary(ops.bit_and, all_fit, build.less(0.0, last))
+    wide = given if given.dtype is dtypes.float64 else build.cast(given, dtypes.float32)
+    top = build.max_(wide, len(lead), keep=True)
+    right = build.binary(ops.bit_and, all_fit, build.less(0.0, top))
+    node = build.cast(build.divide(wide, top), dtypes.float32)  # 0..1: no sum is too large
+    total = ops.cumulative(node, axis=len(lead), kind="sum")
+    last = build.slice_axis(total, len(lead), build.offset_size(count, -1), count)
 
     def checked(index: Node) -> Tensor:
         wanted = "weights are not finite, negative, or all 0"

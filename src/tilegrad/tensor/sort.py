@@ -250,12 +250,16 @@ def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
         low, high = tensor.amin(), tensor.amax()
     same = low == high
     low, high = pick(same, low - 1, low), pick(same, high + 1, high)
-    place = cast((tensor - low) * bins / (high - low), dtypes.int64).clamp(0, bins - 1)
+    x, first, last = tensor, low, high
+    if tensor.dtype.is_float:  # smaller by a power of 2 where a product with bins is too large
+        factor = pick((high - low) * bins < math.inf, 1.0, 0.25 / (1 << bins.bit_length()))
+        x, first, last = (cast(v * factor, tensor.dtype) for v in (x, first, last))
+    place = cast((x - first) * bins / (last - first), dtypes.int64).clamp(0, bins - 1)
     inside = (tensor >= low) & (tensor <= high)
     start = build.full((bins + 1,), 0, tensor.dtype)
     place = pick(inside, place, bins)
     if min == max and tensor.dtype.is_float:
-        right = ((high - low).abs() < math.inf).node
+        right = ((low.abs() < math.inf) & (high.abs() < math.inf)).node
         wanted = "the range of the elements is not finite"
         place = wrap(build.where_right(right, place.node, bins + 1, "histc", wanted))
     ones = build.full(tensor.shape, 1, tensor.dtype)
