@@ -47,10 +47,11 @@ class _Walker:
                 self.branch(node, surely, maybe)
             elif name == "loop":
                 lower, upper = (i.attrs.get("value") for i in node.inputs[:2])
-                known = lower is not None and upper is not None
-                empty = known and high(upper) <= low(lower)
+                empty = runs = False
+                if lower is not None and upper is not None:
+                    empty, runs = high(upper) <= low(lower), low(upper) > high(lower)
                 loops, turns = self.loops, self.turns
-                if not known or low(upper) <= high(lower):
+                if not runs:
                     self.turns = loops
                 self.loops = (*loops, node.blocks[0])
                 self.block(node.blocks[0], set(surely) if empty else surely, maybe)
