@@ -385,6 +385,18 @@ def randperm(
     return _leaf(found, device=device)
 
 
+def _by_largest(given: Node) -> tuple[Node, Node]:
+    """Weights divided by the largest of their row, and whether those of a row are right."""
+    axis = len(given.shape) - 1
+    fit = build.binary(ops.bit_and, build.less_equal(0.0, given), build.less(given, math.inf))
+    fits = build.sum_(build.cast(fit, dtypes.int64), axis, keep=True)
+    all_fit = build.equal(fits, build.size_value(given.shape[axis]))
+    wide = given if given.dtype is dtypes.float64 else build.cast(given, dtypes.float32)
+    top = build.max_(wide, axis, keep=True)
+    right = build.binary(ops.bit_and, all_fit, build.less(0.0, top))
+    return build.cast(build.divide(wide, top), dtypes.float32), right
+
+
 @method("multinomial")
 def multinomial(
     weights: Tensor, num_samples: int, replacement: bool = False, generator: Generator | None = None
@@ -402,14 +414,7 @@ def multinomial(
     _in_bounds("multinomial", num_samples > 0, "one or more samples", num_samples)
     count = weights.shape[-1]
     lead = weights.shape[:-1]
-    given = weights.node
-    fit = build.binary(ops.bit_and, build.less_equal(0.0, given), build.less(given, math.inf))
-    fits = build.sum_(build.cast(fit, dtypes.int64), len(lead), keep=True)
-    all_fit = build.equal(fits, build.size_value(count))
-    wide = given if given.dtype is dtypes.float64 else build.cast(given, dtypes.float32)
-    top = build.max_(wide, len(lead), keep=True)
-    right = build.binary(ops.bit_and, all_fit, build.less(0.0, top))
-    node = build.cast(build.divide(wide, top), dtypes.float32)  # 0..1: no sum is too large
+    node, right = _by_largest(weights.node)
     total = ops.cumulative(node, axis=len(lead), kind="sum")
     last = build.slice_axis(total, len(lead), build.offset_size(count, -1), count)
 
