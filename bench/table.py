@@ -258,8 +258,8 @@ def serve_table(record: dict[str, Any]) -> list[str]:
         )
     if first := newest("serve-first-tokens"):
         times = ", ".join(
-            f"{int(n):,} tokens {statistics.median(ms):.1f} ms"
-            for n, ms in first["first_ms"].items()
+            f"{int(n):,} tokens {statistics.median(row['ms']):.1f} ms"
+            for n, row in first["first"].items()
         )
         lines.append(f"- the first token of a prompt, new lengths, Llama-3-8B's shape: {times}")
     if shared := newest("serve-prefix"):

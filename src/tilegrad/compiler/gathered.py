@@ -16,7 +16,7 @@ from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
 
-MOST = 16  # parts of a sum
+MOST, LONGEST = 16, 64  # parts of a sum, and Nodes of each
 ELEMENTWISE = ("unary", "binary", "ternary")
 
 
@@ -44,17 +44,16 @@ def add_gathered(
 
 
 def _is_gathered(x: Node) -> bool:
-    """Whether an expression (N, K, C), or (K, C), has gathered rows in it."""
-    seen, stack = {x}, [x]
-    while stack:
+    """Whether an expression (N, K, C), or (K, C), has gathered rows in it, and is no long one."""
+    seen, stack, found = {x}, [x], False
+    while stack and len(seen) <= LONGEST:
         node = stack.pop()
         if _is_elementwise(node):
             new = set(node.inputs) - seen
             seen |= new
             stack += new
-        elif _rows(node) is not None:
-            return True
-    return False
+        found = found or _rows(node) is not None
+    return found and not stack
 
 
 def _is_elementwise(x: Node) -> bool:
