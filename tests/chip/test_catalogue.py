@@ -42,12 +42,13 @@ def test_every_figure_has_a_source(name: str) -> None:
         assert (figure.kind in ("dense", "sparse")) == peak, field
 
 
-def test_the_measured_figures_are_of_the_file() -> None:
+def test_the_measured_figures_are_those_of_a_machine() -> None:
+    """One H200 differs from another by 2 percent."""
     ceilings = MEASURED["ceilings"]
     h200 = chip("h200")
-    assert h200.get("bf16_measured") == pytest.approx(ceilings["bf16_flops"], rel=1e-3)
+    assert h200.get("bf16_measured") == pytest.approx(ceilings["bf16_flops"], rel=0.03)
     assert h200.get("bandwidth_measured") == pytest.approx(
-        ceilings["read_bytes_per_second"], rel=1e-3
+        ceilings["read_bytes_per_second"], rel=0.03
     )
 
 
