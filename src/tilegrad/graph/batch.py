@@ -5,7 +5,7 @@ or a list of these for a tuple. A batched value has the batch as its axis 0. Wha
 depend on the batch stays as it was, with one exception: `random_bits` with an unbatched key
 draws over the batched shape, so every example gets bits of its own; with a batched key each
 example gets what it would have got alone. Invariant: per example, the results are what the
-unbatched Graph gives.
+unbatched Graph gives. The file is long because it is one table: a rule for each op.
 """
 
 from __future__ import annotations

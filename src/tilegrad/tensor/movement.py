@@ -2,6 +2,7 @@
 
 Invariant: nothing here computes; every function is made of movement ops of the Graph, which
 cost nothing by themselves. There are no views: writing to a result never changes its source.
+The file is long because it has one short function for each name of torch's.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A `Generator` holds a key and counts draws; the bits of a draw are a hash of (key, number of
 the draw, element). Both numbers are inputs at run time: nothing is compiled again from draw to
 draw, and a jitted function draws anew at each call. Invariant: after `manual_seed(s)` the same
-calls give the same bits, eager or jitted, on any device.
+calls give the same bits, eager or jitted, on any device. The file is long because it has one
+short function for each distribution, its checks included.
 """
 
 from __future__ import annotations
