@@ -43,11 +43,11 @@ def calibrate(repeats: int = 5) -> float:
     a = random.standard_normal((1024, 1024), np.float32)
     b, out = a.T.copy(), np.empty_like(a)
     np.matmul(a, b, out=out)
-    best = min(_timed(lambda: np.matmul(a, b, out=out), 1) for _ in range(repeats))
+    best = min(timed(lambda: np.matmul(a, b, out=out), 1) for _ in range(repeats))
     return 2 * 1024**3 / best / 1e9
 
 
-def _timed(run: Run, count: int) -> float:
+def timed(run: Run, count: int) -> float:
     """Seconds of one of `count` calls; each includes its own synchronisation."""
     start = time.perf_counter()
     for _ in range(count):
@@ -57,14 +57,14 @@ def _timed(run: Run, count: int) -> float:
 
 def interleave(ours: Run, theirs: Run, rounds: int, least: float = 0.25) -> dict[str, Any]:
     """Times of both sides by round, the median ratio and its spread."""
-    counts = [_repeats(run, least) for run in (ours, theirs)]
+    counts = [repeats(run, least) for run in (ours, theirs)]
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for side in (0, 1) if number % 2 == 0 else (1, 0):
             run = (ours, theirs)[side]
             time.sleep(0.01)  # let the other side's threads stop spinning
             run()
-            times[side].append(_timed(run, counts[side]))
+            times[side].append(timed(run, counts[side]))
     ratios = sorted(b / a for a, b in zip(*times))
     return {
         "ratio": statistics.median(ratios),
@@ -76,10 +76,10 @@ def interleave(ours: Run, theirs: Run, rounds: int, least: float = 0.25) -> dict
     }
 
 
-def _repeats(run: Run, least: float) -> int:
+def repeats(run: Run, least: float) -> int:
     """How many calls take about `least` seconds; warms up on the way."""
     run()
-    once = min(_timed(run, 1) for _ in range(3))
+    once = min(timed(run, 1) for _ in range(3))
     return max(1, min(10_000, math.ceil(least / max(once, 1e-9))))
 
 
