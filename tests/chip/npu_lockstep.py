@@ -171,7 +171,7 @@ async def lockstep(dut: object) -> None:
     """Random programs by seed, every cycle."""
     p = Parameters.of(GIVEN["parameters"])
     bench = Bench(dut, p)
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    cocotb.start_soon(Clock(dut.clk, 10, "ns").start())
     if GIVEN.get("trace"):
         cocotb.start_soon(record(dut, GIVEN["trace"]))
     total = 0

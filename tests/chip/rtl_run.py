@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import importlib.util
 import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tilegrad.chip.rtl.emit import write
 from tilegrad.targets.npu.parameters import Parameters
@@ -17,11 +20,18 @@ HERE = Path(__file__).resolve().parent
 
 def why_not(simulator: str = "icarus") -> str:
     """What is missing for a lockstep run."""
-    if importlib.util.find_spec("cocotb_tools") is None:
+    if importlib.util.find_spec("cocotb") is None:
         return "cocotb is not installed: pip install cocotb"
     if shutil.which({"icarus": "iverilog"}.get(simulator, simulator)) is None:
         return f"{simulator} is not installed: apt-get install iverilog verilator"
     return ""
+
+
+def runner_of() -> Callable[[str], Any]:
+    """cocotb's runner; Debian's Verilator 5.006 is known to cocotb 1.9, not to 2."""
+    newer = int(importlib.metadata.version("cocotb").split(".")[0]) >= 2
+    module = importlib.import_module("cocotb_tools.runner" if newer else "cocotb.runner")
+    return module.get_runner  # type: ignore[no-any-return]
 
 
 def lockstep(
@@ -35,8 +45,7 @@ def lockstep(
 ) -> str:
     """Compares random programs; the first difference, or nothing. A trace gets what all ports of
     the top show in every cycle."""
-    from cocotb_tools.runner import get_runner
-
+    get_runner = runner_of()
     files = write(p, folder / "rtl")
     if change is not None:
         change(folder / "rtl")

@@ -84,6 +84,9 @@ def test_narrow_and_pruned_weights_move_fewer_bytes() -> None:
     assert half < dense
     assert pruned.queues["execute"] == pytest.approx(plain.queues["execute"] / 2)
     assert dense_peak(replace(p, sparse=True)) == 2 * p.peak_macs
+    mixed = product(replace(p, weights="int4"), 16, 512, 512)  # two in a place, a pass each
+    assert mixed.queues["execute"] == pytest.approx(plain.queues["execute"] / 2)
+    assert dense_peak(replace(p, weights="int4")) == 2 * p.peak_macs
     inputs = replace(p, sparse=True, dataflow="is")  # what stays is not pruned: nothing gained
     assert dense_peak(inputs) == p.peak_macs
 

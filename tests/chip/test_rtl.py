@@ -25,6 +25,9 @@ MORE = {
     "is 3x5": small(dataflow="is", rows=3, columns=5, lanes=5),
     "os": small(dataflow="os"),
     "bf16 ws": small(element="bf16", stochastic=True),
+    "fp16 os, fp8 weights": small(element="fp16", weights="fp8", dataflow="os"),
+    "fp16 ws": small(element="fp16", stochastic=True),
+    "is 3x5, int4 weights": small(weights="int4", dataflow="is", rows=3, columns=5, lanes=5),
 }
 
 
@@ -86,6 +89,7 @@ def test_a_memory_that_stalls(tmp_path: Path) -> None:
 FAULTS = {
     "a row late": ("npu_execute.sv", "clock - (ROWS + COLUMNS)", "clock - (ROWS + COLUMNS + 1)"),
     "an address on": ("npu_dma.sv", "word[31:16]} + row;", "word[31:16]} + row + 1;"),
+    "the second input lost": ("npu_mesh.sv", "mixed ? inputs[15:8] : chosen", "chosen"),
 }
 
 
@@ -104,7 +108,7 @@ def test_a_planted_fault_is_seen(fault: str, tmp_path: Path) -> None:
         assert old in text
         (folder / name).write_text(text.replace(old, new, 1))
 
-    assert "seed 0 cycle" in lockstep(small(), [0], tmp_path, change=change)
+    assert "seed 0 cycle" in lockstep(small(weights="int4"), [0], tmp_path, change=change)
 
 
 QUICK = ("npu_queue", "npu_token")  # the others take minutes

@@ -102,6 +102,8 @@ class Writer:
         count, flags = r.randint(1, 9), {"accumulate": r.randrange(2)}
         if p.sparse and r.randrange(2):
             flags["sparse"], count = 1, 2 * r.randint(1, 4)
+        elif p.mixed and r.randrange(2):
+            flags["mixed"] = 1
         if p.dataflow != "os":
             result = self.place(count, p.accumulator_rows)
             local = self.place(count, p.scratchpad_rows)

@@ -57,3 +57,27 @@ def test_bf16_rounds_to_even() -> None:
     x = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, np.inf, np.nan, -2.0], np.float32)
     assert ar.to_bf16(x, False, None).tolist() == [0x3F80, 0x3F82, 0x7F80, 0x7FC0, 0xC000]
     assert ar.to_bf16(x, True, None).tolist()[-1] == 0
+
+
+def test_fp16_rounds_as_numpy_does() -> None:
+    """Normal numbers; what is smaller is zero, what is larger infinite."""
+    x = RNG.standard_normal(4000).astype(np.float32) * np.float32(2.0) ** RNG.integers(
+        -13, 14, 4000
+    )
+    x = x[np.abs(x) >= 2.0**-14].astype(np.float32)
+    np.testing.assert_array_equal(ar.to_fp16(x, False, None), x.astype(np.float16).view(np.uint16))
+    ends = np.array([65519.0, 65520.0, -np.inf, np.nan, 2.0**-15, -(2.0**-15), -3.0], np.float32)
+    found = ar.to_fp16(ends, False, None).tolist()
+    assert found == [0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0, 0x8000, 0xC200]
+    assert ar.to_fp16(ends, True, None).tolist() == [0x7BFF, 0x7C00, 0, 0x7E00, 0, 0, 0]
+
+
+def test_two_weights_have_the_bits_of_an_element() -> None:
+    low, high = ar.pairs_of("int4", "int8")[:, 0x9F]
+    assert (low, high) == (-1, -7)
+    for element in ("bf16", "fp16"):
+        low, high = ar.pairs_of("fp8", element)[:, 0xB838]
+        assert (low, high) == (1.0, -1.0)
+        back = ar.bits_of(ar.values_of(element), element)
+        again = ar.values_of(element)[back]
+        np.testing.assert_array_equal(again, ar.values_of(element))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from npu_programs import Writer, random_memory, random_program, small
 
 from tilegrad.core.errors import UserError
 from tilegrad.targets.npu import execute, timing
+from tilegrad.targets.npu.check import check_word
+from tilegrad.targets.npu.count import counts_of
+from tilegrad.targets.npu.functional import Functional
 from tilegrad.targets.npu.instructions import assemble, instruction
 from tilegrad.targets.npu.machine import Machine
 from tilegrad.targets.npu.mesh import Mesh
@@ -22,6 +26,8 @@ CHIPS = {
     "os 2:4": small(sparse=True, dataflow="os", columns=6, lanes=3),
     "bf16": small(element="bf16", weights="fp8", stochastic=True),
     "os bf16": small(element="bf16", dataflow="os", sparse=True, dram_bandwidth=2.0),
+    "os fp16": small(element="fp16", weights="fp8", dataflow="os", columns=6, lanes=3),
+    "is int4": small(weights="int4", dataflow="is", rows=3, columns=5, lanes=5),
 }
 
 
@@ -107,6 +113,63 @@ def test_products_are_right() -> None:
     np.testing.assert_array_equal(product(small(dataflow="os"), a, b), a.astype(int).T @ b)
 
 
+MIXED = {"int8": "int4", "bf16": "fp8", "fp16": "fp8"}
+
+
+@pytest.mark.parametrize("dataflow", ["ws", "os"])
+@pytest.mark.parametrize("element", MIXED)
+def test_two_weights_in_a_place_are_two_products(dataflow: str, element: str) -> None:
+    """Weights of half the bits: K is twice the rows of the mesh, or twice the steps."""
+    p = small(dataflow=dataflow, element=element, weights=MIXED[element], sparse=dataflow == "os")
+    rng = np.random.default_rng(3)
+    steps = 5  # rows of inputs (ws), or pairs of K (os)
+    places = (4, 4) if dataflow == "ws" else (steps, 4)
+    low, high = (rng.integers(-8, 8, places).astype(np.int8) for _ in range(2))
+    inputs = rng.integers(-100, 100, (steps, 8)).astype(np.int8)
+    if element == "int8":
+        both = (low & 15 | high << 4).astype(np.uint8)
+        given = inputs.view(np.uint8)
+    else:
+        kind = ml_dtypes.bfloat16 if element == "bf16" else np.float16
+        narrow = [x.astype(ml_dtypes.float8_e4m3fn).view(np.uint8) for x in (low, high)]
+        both = np.stack(narrow, -1).reshape(len(low), -1)
+        given = inputs.astype(kind).view(np.uint8)
+    memory = np.zeros(4096, np.uint8)
+    for base, array in ((0, given), (1024, both)):
+        memory[base : base + 64 * len(array)].reshape(-1, 64)[:, : array.shape[1]] = array
+    text = f"move_in local=0 rows={steps} columns=8 stride=64 dram=0\n"
+    text += f"move_in local=32 rows={len(low)} columns=4 stride=64 dram=1024 post_next\n"
+    if dataflow == "ws":
+        text += f"preload local=32 rows=4 wait_prev\nmatmul count={steps} mixed=1 post_next\n"
+    else:
+        text += f"matmul second=32 count={steps} rows=4 drain=1 mixed=1 wait_prev post_next\n"
+    text += f"move_out rows={steps if dataflow == 'ws' else 4} columns=4 stride=64 dram=2048 raw=1 "
+    program = assemble(text + "wait_prev\nhalt")
+    found = memory.copy()
+    machine = Machine(p, program, found)
+    assert machine.run() == timeline(p, program).cycles
+    assert machine.counts() == counts_of(p, program, machine.cycle)
+    assert machine.execute.macs == 2 * 16 * steps
+    x, w = inputs.astype(int), np.stack([low, high], 1).reshape(-1, 4).astype(int)
+    expected = x @ w if dataflow == "ws" else x.reshape(-1, 4).T @ w
+    made = found[2048 : 2048 + 64 * len(expected)].reshape(-1, 64)[:, :16]
+    kind = np.float32 if p.floating else np.int32
+    np.testing.assert_array_equal(np.ascontiguousarray(made).view(kind), expected)
+    if not p.sparse:
+        Functional(p, memory).run(program)
+        np.testing.assert_array_equal(memory, found)
+
+
+def test_a_chip_without_mixed_multipliers_refuses_two_weights() -> None:
+    one = instruction("matmul", count=1, mixed=1)
+    with pytest.raises(UserError, match="bad mixed"):
+        check_word(small(), one)
+    with pytest.raises(UserError, match="not with sparse"):
+        check_word(
+            small(sparse=True, weights="int4"), instruction("matmul", count=2, mixed=1, sparse=1)
+        )
+
+
 @pytest.mark.parametrize("dataflow", ["ws", "os"])
 def test_two_of_four_is_the_masked_product(dataflow: str) -> None:
     """Half of the right operand's rows are stored, each with its place in a group of four."""
@@ -159,7 +222,7 @@ def tile_cycles(p: Parameters, inner: int) -> int:
     """Steps from the first edge until no multiplier has anything new: ones streamed as inputs."""
     mesh = Mesh(p)
     ones = np.ones(p.rows, np.int32)
-    row = (np.ones(p.columns, np.int32), mesh.no_index)
+    row = mesh.row(np.ones(p.columns, np.int32))
     if p.dataflow != "os":
         for _ in range(p.rows):
             mesh.step_stationary(None, row)

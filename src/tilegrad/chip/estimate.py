@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..targets.npu.instructions import QUEUES, Instruction, instruction
 from ..targets.npu.layout import Narrow
-from ..targets.npu.parameters import BITS, Parameters
+from ..targets.npu.parameters import Parameters
 from ..targets.npu.product import Product
 from ..targets.npu.timing import row_beats, row_bytes, run_cycles
 from .explore.problem import Problem
@@ -23,7 +23,8 @@ from .mapped import named
 from .workload import Workload
 
 # mm2 at 45 nm, from CACTI and Aladdin: an int8 multiplier with its sum, a byte of SRAM
-MULTIPLIER = {"int8": 783e-6, "bf16": 2.5 * 783e-6}  # bf16: an assumption, no figure is known
+MULTIPLIER = {"int8": 783e-6, "bf16": 2.5 * 783e-6, "fp16": 2.5 * 783e-6}  # floats: assumed
+MIXED = {"int8": 1.2, "bf16": 1.8, "fp16": 1.8}  # a second product for weights of half the bits
 SRAM = 3.3e-6
 LANE = 4 * 783e-6  # of the vector unit: an assumption
 CONTROL = 0.05  # of the rest, for queues, DMA and control: an assumption
@@ -119,7 +120,7 @@ class Estimate:
 def areas(p: Parameters) -> dict[str, float]:
     """mm2 of each block at 45 nm, estimated."""
     found = {
-        "multipliers": p.peak_macs * MULTIPLIER[p.element],
+        "multipliers": p.peak_macs * MULTIPLIER[p.element] * (MIXED[p.element] if p.mixed else 1.0),
         "scratchpad": SRAM * p.scratchpad_rows * p.slots * p.slot_bits / 8,
         "accumulators": 2 * SRAM * p.accumulator_bytes,  # two copies, for two readers
         "vector unit": p.lanes * LANE,
@@ -132,9 +133,16 @@ def prunes(p: Parameters) -> bool:
     return p.sparse and p.dataflow != "is"
 
 
+def doubles(p: Parameters) -> bool:
+    """Whether weights of half the bits go through the mesh two at once (not those that are pruned
+    as well, and not where inputs are in place)."""
+    return p.mixed and not p.sparse and p.dataflow != "is"
+
+
 def dense_peak(p: Parameters) -> float:
-    """Multiplications a cycle, of dense values: a 2:4 unit leaves out half."""
-    return p.peak_macs * (2.0 if prunes(p) else 1.0)
+    """Multiplications a cycle, of dense values: a 2:4 unit leaves out half, multipliers of mixed
+    precision do two."""
+    return p.peak_macs * (2.0 if prunes(p) or doubles(p) else 1.0)
 
 
 def bandwidth(p: Parameters) -> float:
@@ -193,10 +201,10 @@ def product(
 def _steps(p: Parameters, M: int, N: int, K: int) -> Iterator[Step]:
     """The instructions of each kind of step and of each kind of store, and how many there are."""
     made = Product(p, M, N, K, None if p.floating else Narrow())
-    pruned = prunes(p)
-    wide = p.rows * (2 if pruned else 1)
+    pairs = prunes(p) or doubles(p)
+    wide = p.rows * (2 if pairs else 1)
     if p.dataflow == "os":
-        yield from _sums_in_place(p, made, wide, K // 2 + K % 2 if pruned else K)
+        yield from _sums_in_place(p, made, wide, K // 2 + K % 2 if pairs else K)
     else:
         yield from _weights_in_place(p, made, wide)
 
@@ -206,8 +214,8 @@ def _weights_in_place(p: Parameters, made: Product, wide: int) -> Iterator[Step]
     depths = -(-made.K // wide)
     preload = instruction("preload", rows=p.rows)
     for times, count in _parts(made.m, made.tall):
-        begin = instruction("matmul", count=count)
-        more = instruction("matmul", count=count, accumulate=1)
+        begin = instruction("matmul", count=count, mixed=int(doubles(p)))
+        more = instruction("matmul", count=count, accumulate=1, mixed=int(doubles(p)))
         for number, (steps, tiles) in enumerate(_parts(depths, min(made.tiles, depths))):
             moves = [
                 _move(p, tiles * count, wide, weights=made.exchanged),
@@ -235,12 +243,12 @@ def _sums_in_place(p: Parameters, made: Product, wide: int, deep: int) -> Iterat
                 ]
                 final = number == len(parts) - 1
                 inner = times - 1 if final else times
-                sparse = int(prunes(p))
+                given = {"count": count, "sparse": int(prunes(p)), "mixed": int(doubles(p))}
                 if inner:
-                    plain = instruction("matmul", count=count, sparse=sparse)
+                    plain = instruction("matmul", **given)
                     yield tall * tiles * inner, [*moves, plain]
                 if final:
-                    drain = instruction("matmul", count=count, rows=rows, drain=1, sparse=sparse)
+                    drain = instruction("matmul", rows=rows, drain=1, **given)
                     yield tall * tiles, [*moves, drain]
             yield tall * tiles, [_store(p, rows, columns)]
 
@@ -255,7 +263,7 @@ def _parts(size: int, part: int) -> Iterator[tuple[int, int]]:
 
 def _move(p: Parameters, rows: int, columns: int, weights: bool) -> Instruction:
     """A load; weights may be narrower in DRAM, and pruned ones have an index each."""
-    narrow = int(weights and BITS[p.weights] < BITS[p.element])
+    narrow = int(weights and p.mixed and not doubles(p))  # two in a place come as they are
     indexed = int(weights and prunes(p))
     return instruction("move_in", rows=rows, columns=columns, narrow=narrow, indexed=indexed)
 
@@ -271,6 +279,7 @@ __all__ = [
     "areas",
     "bandwidth",
     "dense_peak",
+    "doubles",
     "estimate",
     "product",
     "prunes",

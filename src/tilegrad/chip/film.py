@@ -91,7 +91,7 @@ def _sums_stay(mesh: Mesh, a: np.ndarray, b: np.ndarray) -> tuple[list[Frame], n
     frames = []
     for clock in range(depth + rows + columns - 2):
         feed = a[:, clock].astype(np.int32) if clock < depth else None
-        row = (b[clock].astype(np.int32), mesh.no_index) if clock < depth else None
+        row = mesh.row(b[clock].astype(np.int32)) if clock < depth else None
         mesh.step_output(feed, row, clear=False, drain=False)
         frames.append(_frame(mesh, "stream", _soon(a.T, clock + 1), _soon(b, clock + 1), []))
     product = mesh.sums.copy()
@@ -111,7 +111,7 @@ def _values_stay(
     rows, columns = mesh.p.rows, mesh.p.columns
     frames = []
     for number, row in enumerate(stays[::-1]):
-        mesh.step_stationary(None, (row.astype(np.int32), mesh.no_index))
+        mesh.step_stationary(None, mesh.row(row.astype(np.int32)))
         frames.append(_frame(mesh, "load", _soon(moves, number + 1 - rows), [], []))
     out: Matrix = []
     first = rows + columns - 1  # cycles until the first row has left the deskew

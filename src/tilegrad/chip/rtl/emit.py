@@ -41,7 +41,7 @@ def top_parameters(p: Parameters) -> dict[str, int]:
         "SUMS_STAY": int(p.dataflow == "os"),
         "ELEMENT": p.element_bits,
         "WEIGHT": BITS[p.weights],
-        "FLOATING": int(p.floating),
+        "FLOATING": {"int8": 0, "bf16": 8, "fp16": 5}[p.element],
         "SPARSE": int(p.sparse),
         "STOCHASTIC": int(p.stochastic),
         "BANKS": p.banks,

@@ -22,18 +22,42 @@ NAN = 0x7FC00000
 
 
 @cache
-def fp8_table() -> Array:
-    """The bf16 of every e4m3 byte."""
-    values = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
-    found = values.astype(ml_dtypes.bfloat16).view(np.uint16).copy()
-    found[np.isnan(values.astype(np.float32))] = 0x7FC0
-    return found
+def values_of(element: str) -> Array:
+    """The number of all bits of an element, as the multipliers take it: subnormals as zero."""
+    if element == "int8":
+        return np.arange(256, dtype=np.uint8).view(np.int8).astype(np.int32)
+    bits = np.arange(65536, dtype=np.uint16)
+    if element == "bf16":
+        return from_bits(bits.astype(np.uint32) << np.uint32(16))
+    found = bits.view(np.float16).astype(np.float32)
+    return np.where(bits >> 10 & 31 == 0, np.copysign(np.float32(0), found), found)
 
 
 @cache
-def bf16_table() -> Array:
-    """The fp32 of all bits of bf16, subnormals as zero."""
-    return from_bits(np.arange(65536, dtype=np.uint32) << np.uint32(16))
+def wide_of(weights: str, element: str) -> Array:
+    """The bits of an element of all bits of weights of half as many; each is exact."""
+    if weights == "int4":
+        low = np.arange(16, dtype=np.uint16)
+        return np.where(low > 7, low + 240, low).astype(np.uint16)
+    values = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return bits_of(values, element)
+
+
+@cache
+def pairs_of(weights: str, element: str) -> Array:
+    """The two numbers that the bits of an element are to a multiplier of mixed precision."""
+    wide = values_of(element)[wide_of(weights, element)]
+    both = np.arange(len(values_of(element)))
+    return np.stack([wide[both % len(wide)], wide[both // len(wide)]])
+
+
+def bits_of(x: Array, element: str) -> Array:
+    """The bits of numbers that an element holds exactly, with one NaN."""
+    if element == "int8":
+        return x.astype(np.int64) & 0xFF
+    if element == "bf16":
+        return (float_bits(x) >> np.uint32(16)).astype(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7E00), x.astype(np.float16).view(np.uint16))
 
 
 def wrapped(x: Array) -> Array:
@@ -125,6 +149,22 @@ def to_bf16(x: Array, relu: bool, extra: Array | None) -> Array:
     up = (extra & 0xFFFF) if extra is not None else 0x7FFF + ((bits >> 16) & 1)
     moved = (bits.astype(np.uint64) + np.where(finite, up, 0).astype(np.uint64)) >> np.uint64(16)
     return moved.astype(np.uint16)
+
+
+def to_fp16(x: Array, relu: bool, extra: Array | None) -> Array:
+    """The bits of fp16 of fp32 sums likewise; what is too small for a normal number before it is
+    rounded is zero."""
+    bits = float_bits(x).astype(np.int64)
+    if relu:
+        bits = np.where((bits >> 31 == 1) & ~np.isnan(x), 0, bits)
+    sign, size = bits >> 16 & 0x8000, bits & 0x7FFFFFFF
+    up = (extra & 0x1FFF).astype(np.int64) if extra is not None else 0xFFF + (size >> 13 & 1)
+    moved = (size + up >> 13) - (112 << 10)
+    found = np.where(size < 113 << 23, 0, np.minimum(moved, 0x7C00))
+    return (sign | np.where(size > 0x7F800000, 0x7E00, found)).astype(np.uint16)
+
+
+TO_NARROW = {"bf16": to_bf16, "fp16": to_fp16}
 
 
 def xorshift(state: Array) -> Array:

@@ -54,6 +54,9 @@ def _check_matmul(p: Parameters, one: Instruction) -> None:
     _within(one, "count", 1, 65535)
     if one["sparse"] and not p.sparse:
         raise _bad(one, "sparse", "0: the chip has no 2:4 unit", 1)
+    if one["mixed"] and (not p.mixed or one["sparse"]):
+        why = "not with sparse" if p.mixed else f"weights are {p.element} too"
+        raise _bad(one, "mixed", f"0: {why}", 1)
     _rows(one, "local", one["count"], p.scratchpad_rows)
     if p.dataflow != "os":
         _rows(one, "result", one["count"], p.accumulator_rows)

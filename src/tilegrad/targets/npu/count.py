@@ -81,7 +81,7 @@ class _Tally:
 
     def _matmul(self, one: Instruction) -> None:
         p, count = self.p, one["count"]
-        self.add("macs", p.rows * p.columns * count)
+        self.add("macs", p.rows * p.columns * count * (1 + one["mixed"]))
         self.add("scratchpad_reads", count if p.dataflow != "os" else 2 * count)
         rows = count if p.dataflow != "os" else one["rows"] * one["drain"]
         self.add("accumulator_writes", rows)

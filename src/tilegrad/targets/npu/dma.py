@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .arithmetic import float_bits, fp8_table, requantise, seeded, to_bf16, xorshift
+from .arithmetic import TO_NARROW, float_bits, requantise, seeded, wide_of, xorshift
 from .dram import Dram
 from .front import Queue, Tokens
 from .instructions import Instruction
@@ -29,15 +29,12 @@ def unpack(p: Parameters, word: Instruction, row: bytes) -> tuple[np.ndarray, np
     data = np.frombuffer(row, np.uint8)
     width = BITS[p.weights] if word["narrow"] else p.element_bits
     used = (columns * width + 7) // 8
+    found = data[:used]
     if width == 4:
-        both = np.stack([data[:used] & 15, data[:used] >> 4], 1).reshape(-1)[:columns]
-        bits[:columns] = np.where(both > 7, both + 240, both)
+        found = np.stack([found & 15, found >> 4], 1).reshape(-1)[:columns]
     elif width == 16:
-        bits[:columns] = data[:used].view("<u2")
-    elif p.element_bits == 16:
-        bits[:columns] = fp8_table()[data[:used]]
-    else:
-        bits[:columns] = data[:used]
+        found = found.view("<u2")
+    bits[:columns] = wide_of(p.weights, p.element)[found] if width < p.element_bits else found
     if word["indexed"]:
         pairs = data[used : used + (columns * 2 + 7) // 8]
         four = np.stack([pairs >> 2 * i & 3 for i in range(4)], 1).reshape(-1)
@@ -197,7 +194,8 @@ class Store(Unit):
             if self.p.floating:
                 made = float_bits(part).astype("<u4").tobytes()
         elif self.p.floating:
-            made, size = to_bf16(part, bool(word["relu"]), extra).astype("<u2").tobytes(), 2
+            narrow = TO_NARROW[self.p.element](part, bool(word["relu"]), extra)
+            made, size = narrow.astype("<u2").tobytes(), 2
         else:
             scale = word["scale"] - (word["scale"] >> 15 << 16)
             made, size = (

@@ -15,7 +15,7 @@ from . import arithmetic
 from .dma import Load
 from .front import Queue, Tokens
 from .instructions import Instruction
-from .mesh import Mesh
+from .mesh import Mesh, Row
 from .parameters import Parameters
 from .timing import run_cycles
 from .unit import RUN, Unit
@@ -60,8 +60,8 @@ class Execute(Unit):
         """One edge; the mesh has one in every cycle, which changes nothing once it is at rest."""
         self.written = None
         self.feed: Array | None = None
-        self.top: tuple[Array, Array] | None = None
-        self.clear = self.drain = False
+        self.top: Row | None = None
+        self.clear = self.drain = self.mesh.mixed = False
         resting = self.quiet > 2 * (self.p.rows + self.p.columns)
         self.leaving = None if self.p.dataflow == "os" or resting else self.mesh.leaving()
         super().step()
@@ -82,6 +82,7 @@ class Execute(Unit):
         if word.op == "preload":
             self._preload(word)
         elif word.op == "matmul":
+            self.mesh.mixed = bool(word["mixed"])
             if self.p.dataflow == "os":
                 self._matmul_output(word)
             else:
@@ -97,11 +98,15 @@ class Execute(Unit):
 
     def values(self, bits: Array) -> Array:
         """Numbers of slots, as the multipliers take them."""
+        found = arithmetic.values_of(self.p.element)[bits]
         if self.p.floating:
-            found = arithmetic.bf16_table()[bits]
             self.mesh.see(found)
-            return found
-        return bits.astype(np.int8).astype(np.int32)
+        return found
+
+    def weights(self, bits: Array, index: Array) -> Row:
+        """What comes to the mesh from above."""
+        bits = bits[: self.p.columns]
+        return self.values(bits), index[: self.p.columns], bits
 
     def read_first(self, row: int) -> None:
         """Asks the first reader of the scratchpad for a row."""
@@ -143,22 +148,26 @@ class Execute(Unit):
         if time > 0:
             row = rows - time  # that was asked for in the cycle before
             if row < word["rows"]:
-                columns = self.p.columns
-                self.top = (self.values(self.q_first[:columns]), self.q_index[:columns])
+                self.top = self.weights(self.q_first, self.q_index)
             else:
-                self.top = (self.mesh.no_row, self.mesh.no_index)
+                self.top = self.mesh.nothing
         row = rows - 1 - time
         if 0 <= row < word["rows"]:
             self.read_first(word["local"] + row)
 
-    def lanes(self, values: Array, sparse: bool) -> Array:
-        """Inputs of each row of the mesh (ws, is) from a row of the scratchpad."""
+    def lanes(self, values: Array, word: Instruction) -> Array:
+        """Inputs of each row of the mesh from a row of the scratchpad."""
         rows = self.p.rows
-        if not self.p.sparse:
+        if self.p.lane == 1:
             return values[:rows]
-        made = np.zeros((rows, 4), values.dtype)
-        if sparse:
+        made = np.zeros((rows, self.p.lane), values.dtype)
+        if word["sparse"]:
             made[:] = np.repeat(values[: 2 * rows].reshape(-1, 4), 2, 0)
+        elif word["mixed"]:
+            pairs = values[: 2 * rows]
+            made[:, :2] = (
+                pairs.reshape(2, -1).T if self.p.dataflow == "os" else pairs.reshape(-1, 2)
+            )
         else:
             made[:, 0] = values[:rows]
         return made
@@ -166,8 +175,8 @@ class Execute(Unit):
     def _matmul_stationary(self, word: Instruction) -> None:
         p, time, count = self.p, self.time, word["count"]
         if 1 <= time <= count:
-            self.feed = self.lanes(self.values(self.q_first), bool(word["sparse"]))
-            self.macs += p.rows * p.columns
+            self.feed = self.lanes(self.values(self.q_first), word)
+            self.macs += p.rows * p.columns * (1 + word["mixed"])
         if time < count:
             self.read_first(word["local"] + time)
         row = time - (p.rows + p.columns)
@@ -186,13 +195,12 @@ class Execute(Unit):
         if self.time == 0 and not word["keep"]:
             self.clear = True
         if 1 <= time <= count:
-            columns = p.columns
-            self.top = (self.values(self.q_second[:columns]), self.q_second_index[:columns])
-            self.macs += p.rows * p.columns
+            self.top = self.weights(self.q_second, self.q_second_index)
+            self.macs += p.rows * p.columns * (1 + word["mixed"])
         if late:
             self._gather(time, count)
         elif 1 <= time <= count:
-            self.feed = self.lanes(self.values(self.q_first), False)
+            self.feed = self.lanes(self.values(self.q_first), word)
         if self.time < count:
             self.read_first(word["local"] + self.time)
         if 0 <= time < count:

@@ -34,7 +34,7 @@ class Functional:
         kind: Any = np.float32 if p.floating else np.int32
         self.scratchpad = np.zeros((p.scratchpad_rows, p.slots), np.uint16)
         self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
-        self.still = np.zeros((p.rows, p.columns), kind)
+        self.still = np.zeros((p.rows, p.columns), np.uint16)
         self.mesh = np.zeros((p.rows, p.columns), kind)  # sums in place
         self.random = arithmetic.seeded(1, p.lanes)
 
@@ -88,7 +88,7 @@ class Functional:
         if one["raw"]:
             made = arithmetic.float_bits(sums) if p.floating else sums.view(np.uint32)
         elif p.floating:
-            made = arithmetic.to_bf16(sums, relu, extra)
+            made = arithmetic.TO_NARROW[p.element](sums, relu, extra)
         else:
             scale = one["scale"] - (one["scale"] >> 15 << 16)
             made = arithmetic.requantise(sums, scale, one["shift"], relu, extra)
@@ -108,28 +108,35 @@ class Functional:
 
     def values(self, bits: Array) -> Array:
         """Numbers of slots, as the multipliers take them."""
-        if self.p.floating:
-            return arithmetic.bf16_table()[bits]
-        return bits.astype(np.uint8).view(np.int8).astype(np.int32)
+        return arithmetic.values_of(self.p.element)[bits]
 
     def preload(self, one: Instruction) -> None:
         """What stays in the mesh."""
         rows = one["rows"]
         self.still[:] = 0
-        found = self.scratchpad[one["local"] : one["local"] + rows, : self.p.columns]
-        self.still[:rows] = self.values(found)
+        self.still[:rows] = self.scratchpad[one["local"] : one["local"] + rows, : self.p.columns]
+
+    def weights(self, bits: Array, mixed: int) -> Array:
+        """Numbers of rows of weights, of two where each place has two."""
+        if not mixed:
+            return self.values(bits)
+        both = arithmetic.pairs_of(self.p.weights, self.p.element)[:, bits]
+        return both.transpose(1, 0, 2).reshape(-1, self.p.columns)
 
     def matmul(self, one: Instruction) -> None:
         """A product, in the order of the mesh."""
-        p, count = self.p, one["count"]
-        first = self.values(self.scratchpad[one["local"] : one["local"] + count, : p.rows])
+        p, count, mixed = self.p, one["count"], one["mixed"]
+        lanes = p.rows * (1 + mixed)
+        first = self.values(self.scratchpad[one["local"] : one["local"] + count, :lanes])
         if p.dataflow != "os":
-            found = self._through(np.zeros((count, p.columns), self.sums.dtype), first, self.still)
+            zeros = np.zeros((count, p.columns), self.sums.dtype)
+            found = self._through(zeros, first, self.weights(self.still, mixed))
             self._sum(one, slice(one["result"], one["result"] + count), found)
             return
         second = self.scratchpad[one["second"] : one["second"] + count, : p.columns]
         start = self.mesh if one["keep"] else np.zeros_like(self.mesh)
-        self.mesh = self._through(start, first.T, self.values(second))
+        left = first.reshape(-1, p.rows).T  # of two places, the second half of a row is the second
+        self.mesh = self._through(start, left, self.weights(second, mixed))
         if one["drain"]:
             rows = one["rows"]
             self._sum(one, slice(one["result"], one["result"] + rows), self.mesh[:rows])

@@ -110,6 +110,7 @@ FIELDS: dict[str, tuple[Field, ...]] = {
         Field("rows", 80, 12),
         Field("second_set", 92, 2),
         RESULT_SET,
+        Field("mixed", 96, 1),  # two weights of half the bits in each place, and two inputs
     ),
     "vector": (
         TOKEN,

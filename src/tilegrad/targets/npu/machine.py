@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import UserError
-from .arithmetic import float_bits, seeded
+from .arithmetic import bits_of, float_bits, seeded
 from .check import check
 from .count import Counters, Counts, counters_of
 from .dma import Load, Store
@@ -115,8 +115,8 @@ class Machine:
             "waiting": [len(q.items) for q in self.queues],
             "states": [u.state for u in self.units],
             "sums": self.bits(x.mesh.sums),
-            "inputs": self.slot_bits(x.mesh.inputs),
-            "still": self.slot_bits(x.mesh.still),
+            "inputs": bits_of(x.mesh.inputs, self.p.element).astype(np.int64),
+            "still": x.mesh.still_bits().astype(np.int64),
             "index": x.mesh.index.astype(np.int64),
             "arvalid": int(ld.asking),
             "araddr": ld.address if ld.asking else None,
@@ -150,12 +150,6 @@ class Machine:
         if self.p.floating:
             return float_bits(values).astype(np.int64)
         return values.view(np.uint32).astype(np.int64)
-
-    def slot_bits(self, values: np.ndarray) -> np.ndarray:
-        """The bits of elements in the mesh."""
-        if self.p.floating:
-            return float_bits(values).astype(np.int64) >> 16
-        return values.astype(np.int64) & 0xFF
 
     def counts(self) -> Counts:
         """The events of the run so far."""

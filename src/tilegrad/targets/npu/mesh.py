@@ -3,8 +3,9 @@
 With weights or inputs in place (`ws`, `is`) a multiplier keeps a value, passes inputs to the right
 and sums down. With sums in place (`os`) it passes inputs to the right and weights down, and sums
 move down only when they are drained. With a 2:4 unit a lane carries four inputs and the index
-beside a weight picks one. Invariant: arrays are exactly the registers of the RTL's mesh, before the
-edge; `step` is the edge.
+beside a weight picks one. Multipliers of mixed precision take two inputs with the two weights whose
+bits lie in the place of one, the first product added first. Invariant: arrays are exactly the
+registers of the RTL's mesh, before the edge; `step` is the edge.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import flush
+from .arithmetic import bits_of, flush, pairs_of
 from .parameters import Parameters
 
 Array = np.ndarray
 SMALL = 2.0**-40
+Row = tuple[Array, Array, Array]  # numbers, 2:4 indices and bits of weights
 
 
 class Skew:
@@ -46,20 +48,28 @@ class Mesh:
         self.p = p
         rows, columns = p.rows, p.columns
         kind: Any = np.float32 if p.floating else np.int32
-        four = (4,) if p.sparse else ()
+        four = (p.lane,) if p.lane > 1 else ()
         self.zero = kind(0)
         self.inputs = np.zeros((rows, columns, *four), kind)
         self.sums = np.zeros((rows, columns), kind)
         self.still = np.zeros((rows, columns), kind)  # ws, is: what stays; os: what moves down
         self.index = np.zeros((rows, columns), np.uint8)  # of each, in its group of four
+        self.raw = np.zeros((rows, columns), np.uint16)  # mixed: the bits of each
+        self.mixed = False  # whether they are two weights in this cycle
         self.left = Skew(np.arange(rows), (rows, *four), kind)
         self.top = Skew(np.arange(columns), (columns,), kind)
         self.top_index = Skew(np.arange(columns), (columns,), np.uint8)
+        self.top_raw = Skew(np.arange(columns), (columns,), np.uint16)
         self.bottom = Skew(np.arange(columns)[::-1].copy(), (columns,), kind)
         self.no_inputs = np.zeros((rows, *four), kind)
         self.no_row = np.zeros(columns, kind)
-        self.no_index = np.zeros(columns, np.uint8)
+        self.nothing = self.row(np.zeros(columns, kind))
         self.tiny = False  # whether a number came that is below SMALL and not 0
+
+    def row(self, values: Array) -> Row:
+        """Weights that are not two in a place, without 2:4."""
+        bits = bits_of(values, self.p.element).astype(np.uint16)
+        return values, np.zeros(len(values), np.uint8), bits
 
     def see(self, values: Array) -> None:
         """Numbers of bf16 that will come. Without tiny ones every product and sum is a multiple of
@@ -68,11 +78,21 @@ class Mesh:
             least = float((values * values).min())  # 0 and NaN are looked at closer
             self.tiny = not least >= SMALL and bool((np.abs(values[values != 0]) < SMALL).any())
 
-    def product(self, inputs: Array, still: Array, index: Array) -> Array:
-        """What every multiplier gives."""
+    def still_bits(self) -> Array:
+        """The bits of what stays, or moves down."""
+        return self.raw if self.p.mixed else bits_of(self.still, self.p.element)
+
+    def added(self, sums: Array, inputs: Array, still: Array, index: Array, raw: Array) -> Array:
+        """Sums with what every multiplier gives."""
+        if self.mixed:
+            for i, weights in enumerate(pairs_of(self.p.weights, self.p.element)[:, raw]):
+                sums = self.flushed(sums + self.flushed(inputs[..., i] * weights))
+            return sums
         if self.p.sparse:
             inputs = np.take_along_axis(inputs, index[..., None].astype(np.intp), -1)[..., 0]
-        return self.flushed(inputs * still)
+        elif self.p.mixed:
+            inputs = inputs[..., 0]
+        return self.flushed(sums + self.flushed(inputs * still))
 
     def arriving(self, feed: Array | None) -> Array:
         """Inputs before each multiplier: from the skew, or from the left neighbour."""
@@ -90,39 +110,40 @@ class Mesh:
         """The row that leaves the deskew in this cycle (ws, is)."""
         return self.bottom.step(self.sums[-1])
 
-    def step_stationary(self, feed: Array | None, load: tuple[Array, Array] | None) -> None:
+    def step_stationary(self, feed: Array | None, load: Row | None) -> None:
         """One edge with `feed` from the left; with `load`, what stays moves down a row."""
         inputs = self.arriving(feed)
-        products = self.product(inputs, self.still, self.index)
         above = np.empty_like(self.sums)
         above[0] = self.zero
         above[1:] = self.sums[:-1]
-        self.sums = self.flushed(above + products)
+        self.sums = self.added(above, inputs, self.still, self.index, self.raw)
         self.inputs = inputs
         if load is not None:
             self.still = np.concatenate([load[0][None], self.still[:-1]])
             self.index = np.concatenate([load[1][None], self.index[:-1]])
+            self.raw = np.concatenate([load[2][None], self.raw[:-1]])
 
-    def step_output(
-        self, feed: Array | None, row: tuple[Array, Array] | None, clear: bool, drain: bool
-    ) -> None:
+    def step_output(self, feed: Array | None, row: Row | None, clear: bool, drain: bool) -> None:
         """One edge with sums in place: `row` from the top."""
         inputs = self.arriving(feed)
-        values, index = row if row is not None else (self.no_row, self.no_index)
-        still = np.empty_like(self.still)
-        still[0], still[1:] = self.top.step(values), self.still[:-1]
-        if self.p.sparse:
-            places = np.empty_like(self.index)
-            places[0], places[1:] = self.top_index.step(index), self.index[:-1]
-        else:
-            places = self.index
+        values, index, raw = row or self.nothing
+        still = _below(self.still, self.top.step(values))
+        places = _below(self.index, self.top_index.step(index)) if self.p.sparse else self.index
+        both = _below(self.raw, self.top_raw.step(raw)) if self.p.mixed else self.raw
         if clear:
             self.sums = np.zeros_like(self.sums)
         elif drain:
             self.sums = np.concatenate([self.no_row[None], self.sums[:-1]])
         else:
-            self.sums = self.flushed(self.sums + self.product(inputs, still, places))
-        self.inputs, self.still, self.index = inputs, still, places
+            self.sums = self.added(self.sums, inputs, still, places, both)
+        self.inputs, self.still, self.index, self.raw = inputs, still, places, both
+
+
+def _below(registers: Array, top: Array) -> Array:
+    """Registers that took what was above them."""
+    made = np.empty_like(registers)
+    made[0], made[1:] = top, registers[:-1]
+    return made
 
 
 __all__ = ["Mesh", "Skew"]

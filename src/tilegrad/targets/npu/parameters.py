@@ -18,9 +18,12 @@ from ...core.errors import UserError
 from ...core.parameter_file import read_parameters
 
 DATAFLOWS = ("ws", "os", "is")  # what stays in the mesh: weights, sums, inputs
-ELEMENTS = {"int8": 8, "bf16": 16}  # of the multipliers, with their bits
-WEIGHTS = {"int8": ("int8", "int4"), "bf16": ("bf16", "fp8")}  # how weights lie in DRAM
-BITS = {"int8": 8, "int4": 4, "bf16": 16, "fp8": 8}
+WEIGHTS = {  # elements of the multipliers, and the weights that each may have
+    "int8": ("int8", "int4"),
+    "bf16": ("bf16", "fp8"),
+    "fp16": ("fp16", "fp8"),
+}
+BITS = {"int8": 8, "int4": 4, "bf16": 16, "fp16": 16, "fp8": 8}
 BOUNDS = {
     "rows": (1, 256),
     "columns": (1, 256),
@@ -60,8 +63,8 @@ class Parameters:
     rows: int = 16
     columns: int = 16
     dataflow: str = "ws"
-    element: str = "int8"  # int8 with int32 sums, bf16 with fp32 sums
-    weights: str = ""  # the element, or narrower in DRAM: int4 for int8, fp8 (e4m3) for bf16
+    element: str = "int8"  # int8 with int32 sums, bf16 or fp16 with fp32 sums
+    weights: str = ""  # the element, or of half its bits: int4, fp8 (e4m3); two then make a step
     banks: int = 4  # of the scratchpad
     bank_rows: int = 1024
     accumulator_rows: int = 1024
@@ -89,8 +92,19 @@ class Parameters:
 
     @property
     def slots(self) -> int:
-        """Elements of a row of the scratchpad: twice a side where a 2:4 unit takes pairs."""
-        return self.side * (2 if self.sparse else 1)
+        """Elements of a row of the scratchpad: twice a side where a step may take pairs."""
+        return self.side * (2 if self.sparse or self.mixed else 1)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether a multiplier is one of mixed precision: it holds one weight of an element's bits,
+        or two of half as many, each with an input of its own."""
+        return self.weights != self.element
+
+    @property
+    def lane(self) -> int:
+        """Inputs that a row of the mesh takes at once."""
+        return 4 if self.sparse else 2 if self.mixed else 1
 
     @property
     def element_bits(self) -> int:
@@ -110,7 +124,7 @@ class Parameters:
     @property
     def floating(self) -> bool:
         """Whether sums are fp32."""
-        return self.element == "bf16"
+        return self.element != "int8"
 
     @property
     def scratchpad_rows(self) -> int:
@@ -223,7 +237,7 @@ def _check_types(p: Parameters) -> None:
             raise _bad(
                 f.name, {float: "a number", int: "a whole number"}.get(kind, str(kind)), value
             )
-    for name, known in (("dataflow", DATAFLOWS), ("element", tuple(ELEMENTS))):
+    for name, known in (("dataflow", DATAFLOWS), ("element", tuple(WEIGHTS))):
         if getattr(p, name) not in known:
             raise _bad(name, " or ".join(known), getattr(p, name))
     if p.weights not in WEIGHTS[p.element]:

@@ -18,12 +18,13 @@ endmodule
 
 // Slots of a scratchpad row from the bytes of a row in DRAM; those behind its columns are 0.
 module npu_unpack #(
-    parameter int SLOTS   = 4,
-    parameter int ELEMENT = 8,
-    parameter int WEIGHT  = 8,
-    parameter int SPARSE  = 0,
-    parameter int SLOT    = ELEMENT + (SPARSE != 0 ? 2 : 0),
-    parameter int WIDTH   = 32
+    parameter int SLOTS    = 4,
+    parameter int ELEMENT  = 8,
+    parameter int WEIGHT   = 8,
+    parameter int FLOATING = 0,
+    parameter int SPARSE   = 0,
+    parameter int SLOT     = ELEMENT + (SPARSE != 0 ? 2 : 0),
+    parameter int WIDTH    = 32
 ) (
     input  logic [WIDTH-1:0]      data,
     input  logic [31:0]           columns,
@@ -44,18 +45,7 @@ module npu_unpack #(
       end else if (WEIGHT == 4) begin : g_int4
         assign wide = {{4{data[i*4+3]}}, data[i*4+:4]};
       end else begin : g_fp8
-        logic [7:0] x;
-        logic [2:0] m;
-        assign x = data[i*8+:8];
-        assign m = x[2:0];
-        always @* begin
-          if (x[6:0] == 7'h7f) wide = 16'h7fc0;
-          else if (x[6:3] != 4'd0) wide = {x[7], 8'd120 + {4'd0, x[6:3]}, m, 4'd0};
-          else if (m[2]) wide = {x[7], 8'd120, m[1:0], 5'd0};
-          else if (m[1]) wide = {x[7], 8'd119, m[0], 6'd0};
-          else if (m[0]) wide = {x[7], 8'd118, 7'd0};
-          else wide = {x[7], 15'd0};
-        end
+        npu_fp8_half #(.EXPONENT(FLOATING)) widen (.x(data[i*8+:8]), .y(wide));
       end
       assign bits = narrow ? wide : data[i*ELEMENT+:ELEMENT];
       if (SPARSE != 0) begin : g_index
@@ -74,13 +64,14 @@ module npu_unpack #(
 endmodule
 
 module npu_load #(
-    parameter int SLOTS   = 4,
-    parameter int ELEMENT = 8,
-    parameter int WEIGHT  = 8,
-    parameter int SPARSE  = 0,
-    parameter int DMA     = 4,
-    parameter int ROW     = 7,
-    parameter int SLOT    = ELEMENT + (SPARSE != 0 ? 2 : 0)
+    parameter int SLOTS    = 4,
+    parameter int ELEMENT  = 8,
+    parameter int WEIGHT   = 8,
+    parameter int FLOATING = 0,
+    parameter int SPARSE   = 0,
+    parameter int DMA      = 4,
+    parameter int ROW      = 7,
+    parameter int SLOT     = ELEMENT + (SPARSE != 0 ? 2 : 0)
 ) (
     input  logic                  clk,
     input  logic                  rst,
@@ -169,7 +160,8 @@ module npu_load #(
   end
 
   npu_unpack #(
-      .SLOTS(SLOTS), .ELEMENT(ELEMENT), .WEIGHT(WEIGHT), .SPARSE(SPARSE), .WIDTH(BEATS * DMA * 8)
+      .SLOTS(SLOTS), .ELEMENT(ELEMENT), .WEIGHT(WEIGHT), .FLOATING(FLOATING), .SPARSE(SPARSE),
+      .WIDTH(BEATS * DMA * 8)
   ) unpack (
       .data(buffer), .columns({16'd0, word[63:48]}), .narrow(word[12]), .indexed(word[13]),
       .element_bytes(elements(word[63:48], word[12])), .row(d));

@@ -6,6 +6,7 @@ module npu_execute #(
     parameter int COLUMNS     = 4,
     parameter int SLOTS       = 4,
     parameter int ELEMENT     = 8,
+    parameter int WEIGHT      = ELEMENT,
     parameter int FLOATING    = 0,
     parameter int SPARSE      = 0,
     parameter int SUMS_STAY   = 0,
@@ -36,12 +37,12 @@ module npu_execute #(
 );
   localparam int PLANES = 32 / ELEMENT;
   localparam int BEATS = COLUMNS / LANES;
-  localparam int LANE = ELEMENT * (SPARSE != 0 ? 4 : 1);
+  localparam int LANE = ELEMENT * (SPARSE != 0 ? 4 : WEIGHT != ELEMENT ? 2 : 1);
   localparam logic [7:0] TAKE = 8'd8, FROM_PLANES = 8'd9;
 
   logic signed [31:0] clock, count, rows;
   logic [31:0] phase, row;
-  logic preload, matmul, reduce, takes, sparse;
+  logic preload, matmul, reduce, takes, sparse, mixed;
   assign preload = word[3:0] == npu_words::OP_PRELOAD;
   assign matmul = word[3:0] == npu_words::OP_MATMUL;
   assign reduce = word[3:0] == npu_words::OP_REDUCE;
@@ -49,26 +50,33 @@ module npu_execute #(
   assign count = $signed({16'd0, word[79:64]});
   assign rows = preload ? $signed({16'd0, word[47:32]}) : $signed({20'd0, word[91:80]});
   assign sparse = SPARSE != 0 && word[15];
+  assign mixed = WEIGHT != ELEMENT && runs && matmul && word[96];
   wire [31:0] local_row = {16'd0, word[31:16]};
   wire [31:0] other_row = {16'd0, word[47:32]};
   wire [31:0] result_row = {16'd0, word[63:48]};
 
-  // Elements as the multipliers take them, and their indices.
-  wire [SLOTS*ELEMENT-1:0] first_values, second_values;
+  // Elements as the multipliers take them, and their indices. Weights that may be two in a place
+  // come as they are.
+  wire [SLOTS*ELEMENT-1:0] first_values, second_values, first_weights, second_weights;
   wire [SLOTS*2-1:0] first_index, second_index;
   genvar i;
   generate
     for (i = 0; i < SLOTS; i = i + 1) begin : g_slot
       if (FLOATING != 0) begin : g_float
-        logic [31:0] x, y;
-        npu_fp32_clean clean_first (.x({first_q[i*SLOT+:ELEMENT], 16'd0}), .y(x));
-        npu_fp32_clean clean_second (.x({second_q[i*SLOT+:ELEMENT], 16'd0}), .y(y));
-        assign first_values[i*ELEMENT+:ELEMENT] = x[31:16];
-        assign second_values[i*ELEMENT+:ELEMENT] = y[31:16];
-        wire unused = &{1'b0, x[15:0], y[15:0]};
+        npu_half_clean #(.EXPONENT(FLOATING)) clean_first (
+            .x(first_q[i*SLOT+:ELEMENT]), .y(first_values[i*ELEMENT+:ELEMENT]));
+        npu_half_clean #(.EXPONENT(FLOATING)) clean_second (
+            .x(second_q[i*SLOT+:ELEMENT]), .y(second_values[i*ELEMENT+:ELEMENT]));
       end else begin : g_integer
         assign first_values[i*ELEMENT+:ELEMENT] = first_q[i*SLOT+:ELEMENT];
         assign second_values[i*ELEMENT+:ELEMENT] = second_q[i*SLOT+:ELEMENT];
+      end
+      if (WEIGHT == ELEMENT) begin : g_same
+        assign first_weights[i*ELEMENT+:ELEMENT] = first_values[i*ELEMENT+:ELEMENT];
+        assign second_weights[i*ELEMENT+:ELEMENT] = second_values[i*ELEMENT+:ELEMENT];
+      end else begin : g_mixed
+        assign first_weights[i*ELEMENT+:ELEMENT] = first_q[i*SLOT+:ELEMENT];
+        assign second_weights[i*ELEMENT+:ELEMENT] = second_q[i*SLOT+:ELEMENT];
       end
       if (SPARSE != 0) begin : g_index
         assign first_index[i*2+:2] = first_q[i*SLOT+ELEMENT+:2];
@@ -100,11 +108,25 @@ module npu_execute #(
 
   generate
     for (i = 0; i < ROWS; i = i + 1) begin : g_lane
+      logic [LANE-1:0] one;
+      if (LANE == ELEMENT) begin : g_one
+        assign one = first_values[i*ELEMENT+:ELEMENT];
+      end else if (WEIGHT == ELEMENT) begin : g_first
+        assign one = {{(LANE - ELEMENT) {1'b0}}, first_values[i*ELEMENT+:ELEMENT]};
+      end else begin : g_mixed
+        localparam int LOW = SUMS_STAY != 0 ? i : 2 * i;
+        localparam int HIGH = SUMS_STAY != 0 ? ROWS + i : 2 * i + 1;
+        always @* begin
+          one = {LANE{1'b0}};
+          one[ELEMENT-1:0] = mixed ? first_values[LOW*ELEMENT+:ELEMENT]
+              : first_values[i*ELEMENT+:ELEMENT];
+          if (mixed) one[ELEMENT+:ELEMENT] = first_values[HIGH*ELEMENT+:ELEMENT];
+        end
+      end
       if (SPARSE == 0) begin : g_dense
-        assign lanes[i*LANE+:LANE] = feeds ? first_values[i*ELEMENT+:ELEMENT] : {LANE{1'b0}};
+        assign lanes[i*LANE+:LANE] = feeds ? one : {LANE{1'b0}};
       end else begin : g_pairs
-        logic [LANE-1:0] one, four;
-        assign one = {{(3 * ELEMENT) {1'b0}}, first_values[i*ELEMENT+:ELEMENT]};
+        logic [LANE-1:0] four;
         if (SUMS_STAY == 0) begin : g_still
           assign four = first_values[(i/2)*LANE+:LANE];
         end else begin : g_sums
@@ -124,12 +146,12 @@ module npu_execute #(
   endgenerate
 
   npu_mesh #(
-      .ROWS(ROWS), .COLUMNS(COLUMNS), .ELEMENT(ELEMENT), .FLOATING(FLOATING), .SPARSE(SPARSE),
-      .SUMS_STAY(SUMS_STAY)
+      .ROWS(ROWS), .COLUMNS(COLUMNS), .ELEMENT(ELEMENT), .WEIGHT(WEIGHT), .FLOATING(FLOATING),
+      .SPARSE(SPARSE), .SUMS_STAY(SUMS_STAY)
   ) mesh (
-      .clk(clk), .rst(rst), .load(load), .clear(clear), .drain(drain), .left(lanes),
+      .clk(clk), .rst(rst), .load(load), .clear(clear), .drain(drain), .mixed(mixed), .left(lanes),
       .top(!tops ? {(COLUMNS * ELEMENT) {1'b0}} : SUMS_STAY != 0
-          ? second_values[COLUMNS*ELEMENT-1:0] : first_values[COLUMNS*ELEMENT-1:0]),
+          ? second_weights[COLUMNS*ELEMENT-1:0] : first_weights[COLUMNS*ELEMENT-1:0]),
       .top_index(!tops ? {(COLUMNS * 2) {1'b0}} : SUMS_STAY != 0
           ? second_index[COLUMNS*2-1:0] : first_index[COLUMNS*2-1:0]),
       .bottom(bottom));
@@ -167,21 +189,23 @@ module npu_execute #(
       assign folded = beat * LANES + i < {16'd0, word[111:96]} ? y : so_far;
     end
     for (i = 0; i < COLUMNS; i = i + 1) begin : g_take
-      logic [31:0] mixed;
+      logic [31:0] joined;
       if (FLOATING != 0) begin : g_float
-        npu_fp32_clean clean (.x(mixed), .y(taken[i*32+:32]));
-        assign mixed = planes == 32'd1 ? {first_q[i*SLOT+:ELEMENT], 16'd0}
-            : phase == 32'd1 ? {16'd0, first_q[i*SLOT+:ELEMENT]}
+        logic [31:0] wide, clean_word;
+        npu_half_wide #(.EXPONENT(FLOATING)) widen (.x(first_values[i*ELEMENT+:ELEMENT]), .y(wide));
+        npu_fp32_clean clean (.x(joined), .y(clean_word));
+        assign taken[i*32+:32] = planes == 32'd1 ? wide : clean_word;
+        assign joined = phase == 32'd1 ? {16'd0, first_q[i*SLOT+:ELEMENT]}
             : {first_q[i*SLOT+:ELEMENT], result[i*32+:16]};
       end else begin : g_integer
-        assign mixed = (phase == 32'd1 ? 32'd0 : result[i*32+:32])
+        assign joined = (phase == 32'd1 ? 32'd0 : result[i*32+:32])
             | ({24'd0, first_q[i*SLOT+:ELEMENT]} << {phase - 32'd1, 3'd0});
         assign taken[i*32+:32] = planes == 32'd1
-            ? {{24{first_q[i*SLOT+ELEMENT-1]}}, first_q[i*SLOT+:ELEMENT]} : mixed;
+            ? {{24{first_q[i*SLOT+ELEMENT-1]}}, first_q[i*SLOT+:ELEMENT]} : joined;
       end
       always_ff @(posedge clk) begin
         if (vectors && takes && phase >= 32'd1 && phase <= planes)
-          result[i*32+:32] <= FLOATING != 0 && phase != planes ? mixed : taken[i*32+:32];
+          result[i*32+:32] <= FLOATING != 0 && phase != planes ? joined : taken[i*32+:32];
         else if (vectors && reduce && phase == 32'd2)
           result[i*32+:32] <= word[87:80] == 8'd0 ? 32'd0
               : FLOATING != 0 ? 32'hff800000 : 32'h80000000;
@@ -261,7 +285,7 @@ module npu_execute #(
   assign write_row = write_at[SUM_ROW-1:0];
   wire unused = &{1'b0, word[11:4], first_at[31:SCRATCH_ROW], second_at[31:SCRATCH_ROW],
       sum_at[31:SUM_ROW], write_at[31:SUM_ROW], second_values, second_index, first_index,
-      first_values, word[95:94]};
+      first_values, first_weights, second_weights, word[95:94]};
 `ifdef FORMAL
   always_ff @(posedge clk) if (!rst && runs && matmul) begin
     assert (clock >= 0 && clock <= count + 2 * ROWS + COLUMNS);

@@ -1,25 +1,33 @@
-// Floats of the mesh and the vector lanes: bf16 products, fp32 sums and products, all in one cycle.
+// Floats of the mesh and the vector lanes: products of 16-bit floats, fp32 sums and products, all in
+// one cycle. EXPONENT tells 16-bit floats by their bits of exponent: 8 of bf16, 5 of fp16.
 // Subnormals are zero before and after; there is one NaN. Rounding is to the nearest even.
 
-// The fp32 product of two bf16 numbers; it is exact.
-module npu_bf16_mul (
+// The fp32 product of two 16-bit floats; it is exact.
+module npu_half_mul #(
+    parameter int EXPONENT = 8
+) (
     input  logic [15:0] a,
     input  logic [15:0] b,
     output logic [31:0] y
 );
-  logic sign, zero, nan, inf;
-  logic [15:0] p;
+  localparam int F = 15 - EXPONENT;  // bits of the fraction
+  localparam int P = 2 * F + 2;  // of the product
+  localparam int BIAS = (1 << EXPONENT) - 129;  // twice that of the float, less that of fp32
+  logic sign, zero, nan, inf, a_top, b_top;
+  logic [P-1:0] p;
   logic signed [11:0] e;
   logic [22:0] fraction;
   assign sign = a[15] ^ b[15];
-  assign zero = (a[14:7] == 8'd0) || (b[14:7] == 8'd0);
-  assign inf = (a[14:7] == 8'd255) || (b[14:7] == 8'd255);
-  assign nan = (a[14:7] == 8'd255 && a[6:0] != 7'd0) || (b[14:7] == 8'd255 && b[6:0] != 7'd0)
+  assign zero = (a[14:F] == {EXPONENT{1'b0}}) || (b[14:F] == {EXPONENT{1'b0}});
+  assign a_top = a[14:F] == {EXPONENT{1'b1}};
+  assign b_top = b[14:F] == {EXPONENT{1'b1}};
+  assign inf = a_top || b_top;
+  assign nan = (a_top && a[F-1:0] != {F{1'b0}}) || (b_top && b[F-1:0] != {F{1'b0}})
       || (inf && zero);
-  assign p = {8'd0, 1'b1, a[6:0]} * {8'd0, 1'b1, b[6:0]};
-  assign e = $signed({4'd0, a[14:7]}) + $signed({4'd0, b[14:7]}) - 12'sd127
-      + $signed({11'd0, p[15]});
-  assign fraction = p[15] ? {p[14:0], 8'd0} : {p[13:0], 9'd0};
+  assign p = {{(F + 1) {1'b0}}, 1'b1, a[F-1:0]} * {{(F + 1) {1'b0}}, 1'b1, b[F-1:0]};
+  assign e = $signed({{(12 - EXPONENT) {1'b0}}, a[14:F]}) + $signed({{(12 - EXPONENT) {1'b0}}, b[14:F]})
+      - BIAS[11:0] + $signed({11'd0, p[P-1]});
+  assign fraction = p[P-1] ? {p[P-2:0], {(24 - P) {1'b0}}} : {p[P-3:0], {(25 - P) {1'b0}}};
   always @* begin
     if (nan) y = 32'h7fc00000;
     else if (inf) y = {sign, 8'd255, 23'd0};
@@ -27,6 +35,62 @@ module npu_bf16_mul (
     else if (e >= 12'sd255) y = {sign, 8'd255, 23'd0};
     else y = {sign, e[7:0], fraction};
   end
+endmodule
+
+// The 16-bit float of an e4m3 byte; it is exact.
+module npu_fp8_half #(
+    parameter int EXPONENT = 8
+) (
+    input  logic [7:0]  x,
+    output logic [15:0] y
+);
+  localparam int F = 15 - EXPONENT;
+  localparam int LEAST = (1 << (EXPONENT - 1)) - 8;  // the exponent of e4m3's subnormals
+  localparam logic [EXPONENT-1:0] BIAS = LEAST[EXPONENT-1:0];
+  logic [EXPONENT-1:0] e;
+  logic [2:0] m;
+  always @* begin
+    e = BIAS + {{(EXPONENT - 4) {1'b0}}, x[6:3]};
+    m = x[2:0];
+    if (x[6:3] == 4'd0) begin
+      if (x[2]) {e, m} = {BIAS, x[1:0], 1'b0};
+      else if (x[1]) {e, m} = {BIAS - {{(EXPONENT - 1) {1'b0}}, 1'b1}, x[0], 2'd0};
+      else if (x[0]) {e, m} = {BIAS - {{(EXPONENT - 2) {1'b0}}, 2'd2}, 3'd0};
+      else {e, m} = {(EXPONENT + 3) {1'b0}};
+    end
+    y = x[6:0] == 7'h7f ? {1'b0, {EXPONENT{1'b1}}, 1'b1, {(F - 1) {1'b0}}}
+        : {x[7], e, m, {(F - 3) {1'b0}}};
+  end
+endmodule
+
+// A 16-bit float from outside: subnormals to zero, NaNs to the one.
+module npu_half_clean #(
+    parameter int EXPONENT = 8
+) (
+    input  logic [15:0] x,
+    output logic [15:0] y
+);
+  localparam int F = 15 - EXPONENT;
+  assign y = x[14:F] == {EXPONENT{1'b0}} ? {x[15], 15'd0}
+      : (x[14:F] == {EXPONENT{1'b1}} && x[F-1:0] != {F{1'b0}})
+      ? {1'b0, {EXPONENT{1'b1}}, 1'b1, {(F - 1) {1'b0}}} : x;
+endmodule
+
+// The fp32 number of a 16-bit float that is clean.
+module npu_half_wide #(
+    parameter int EXPONENT = 8
+) (
+    input  logic [15:0] x,
+    output logic [31:0] y
+);
+  generate
+    if (EXPONENT == 8) begin : g_bf16
+      assign y = {x, 16'd0};
+    end else begin : g_fp16
+      assign y = {x[15], x[14:10] == 5'd0 ? 8'd0 : x[14:10] == 5'd31 ? 8'd255 : {3'd0, x[14:10]} + 8'd112,
+          x[9:0], 13'd0};
+    end
+  endgenerate
 endmodule
 
 // The fp32 sum.

@@ -1,31 +1,64 @@
 // The mesh: multipliers in rows and columns, the skew before them and the deskew behind.
 
-// A multiplication added to a sum. With a 2:4 unit `index` picks one of four inputs.
+// A multiplication added to a sum. With a 2:4 unit `index` picks one of four inputs. Where weights
+// may have half the bits of an element, `mixed` says that `weight` is two of them, each for an input
+// of its own: then two products are added, the lower first.
 module npu_mac #(
     parameter int ELEMENT  = 8,
+    parameter int WEIGHT   = ELEMENT,
     parameter int FLOATING = 0,
     parameter int SPARSE   = 0,
-    parameter int LANE     = ELEMENT * (SPARSE != 0 ? 4 : 1)
+    parameter int LANE     = ELEMENT * (SPARSE != 0 ? 4 : WEIGHT != ELEMENT ? 2 : 1)
 ) (
     input  logic [LANE-1:0]    inputs,
     input  logic [ELEMENT-1:0] weight,
     input  logic [1:0]         index,
+    input  logic               mixed,
     input  logic [31:0]        sum,
     output logic [31:0]        y
 );
-  logic [ELEMENT-1:0] chosen;
+  logic [ELEMENT-1:0] chosen, picked;
   generate
     if (SPARSE != 0) begin : g_pick
-      assign chosen = index[1] ? (index[0] ? inputs[3*ELEMENT+:ELEMENT] : inputs[2*ELEMENT+:ELEMENT])
+      assign picked = index[1] ? (index[0] ? inputs[3*ELEMENT+:ELEMENT] : inputs[2*ELEMENT+:ELEMENT])
           : (index[0] ? inputs[ELEMENT+:ELEMENT] : inputs[0+:ELEMENT]);
     end else begin : g_all
-      assign chosen = inputs;
+      assign picked = inputs[ELEMENT-1:0];
       wire unused = &{1'b0, index};
     end
-    if (FLOATING != 0) begin : g_float
+    if (WEIGHT == ELEMENT) begin : g_same
+      assign chosen = picked;
+      wire unused = &{1'b0, mixed};
+    end else begin : g_mixed
+      assign chosen = mixed ? inputs[ELEMENT-1:0] : picked;
+    end
+    if (FLOATING != 0 && WEIGHT == ELEMENT) begin : g_float
       logic [31:0] product;
-      npu_bf16_mul mul (.a(chosen), .b(weight), .y(product));
+      npu_half_mul #(.EXPONENT(FLOATING)) mul (.a(chosen), .b(weight), .y(product));
       npu_fp32_add add (.a(sum), .b(product), .y(y));
+    end else if (FLOATING != 0) begin : g_floats
+      logic [31:0] low, high, first, both;
+      logic [ELEMENT-1:0] low_weight, high_weight;
+      npu_fp8_half #(.EXPONENT(FLOATING)) wide_low (.x(weight[7:0]), .y(low_weight));
+      npu_fp8_half #(.EXPONENT(FLOATING)) wide_high (.x(weight[15:8]), .y(high_weight));
+      npu_half_mul #(.EXPONENT(FLOATING)) mul_low (
+          .a(chosen), .b(mixed ? low_weight : weight), .y(low));
+      npu_half_mul #(.EXPONENT(FLOATING)) mul_high (
+          .a(inputs[ELEMENT+:ELEMENT]), .b(high_weight), .y(high));
+      npu_fp32_add add_low (.a(sum), .b(low), .y(first));
+      npu_fp32_add add_high (.a(first), .b(high), .y(both));
+      assign y = mixed ? both : first;
+    end else if (WEIGHT != ELEMENT) begin : g_halves
+      // Two multipliers of 8 by 4 bits: the low half of an int8 weight has no sign of its own.
+      logic signed [12:0] low;
+      logic signed [11:0] high;
+      logic signed [31:0] scaled;
+      logic [7:0] other;
+      assign other = mixed ? inputs[15:8] : chosen;
+      assign low = $signed({{5{chosen[7]}}, chosen}) * $signed({{9{mixed && weight[3]}}, weight[3:0]});
+      assign high = $signed({{4{other[7]}}, other}) * $signed({{8{weight[7]}}, weight[7:4]});
+      assign scaled = mixed ? {{20{high[11]}}, high} : {{16{high[11]}}, high, 4'd0};
+      assign y = sum + {{19{low[12]}}, low} + scaled;
     end else begin : g_integer
       logic signed [2*ELEMENT-1:0] product;
       assign product = $signed({{ELEMENT{chosen[ELEMENT-1]}}, chosen})
@@ -39,16 +72,18 @@ endmodule
 // weight stays, sums move down, and weights move down a row while `load` is set.
 module npu_pe #(
     parameter int ELEMENT   = 8,
+    parameter int WEIGHT    = ELEMENT,
     parameter int FLOATING  = 0,
     parameter int SPARSE    = 0,
     parameter int SUMS_STAY = 0,
-    parameter int LANE      = ELEMENT * (SPARSE != 0 ? 4 : 1)
+    parameter int LANE      = ELEMENT * (SPARSE != 0 ? 4 : WEIGHT != ELEMENT ? 2 : 1)
 ) (
     input  logic               clk,
     input  logic               rst,
     input  logic               load,
     input  logic               clear,
     input  logic               drain,
+    input  logic               mixed,
     input  logic [LANE-1:0]    left,
     input  logic [ELEMENT-1:0] above,
     input  logic [1:0]         above_index,
@@ -61,8 +96,10 @@ module npu_pe #(
   logic [31:0] total;
   generate
     if (SUMS_STAY != 0) begin : g_sums
-      npu_mac #(.ELEMENT(ELEMENT), .FLOATING(FLOATING), .SPARSE(SPARSE)) mac (
-          .inputs(left), .weight(above), .index(above_index), .sum(sum), .y(total));
+      npu_mac #(
+          .ELEMENT(ELEMENT), .WEIGHT(WEIGHT), .FLOATING(FLOATING), .SPARSE(SPARSE)
+      ) mac (
+          .inputs(left), .weight(above), .index(above_index), .mixed(mixed), .sum(sum), .y(total));
       always_ff @(posedge clk) begin
         if (rst || clear) sum <= 32'd0;
         else if (drain) sum <= above_sum;
@@ -72,8 +109,10 @@ module npu_pe #(
       end
       wire unused = &{1'b0, load};
     end else begin : g_still
-      npu_mac #(.ELEMENT(ELEMENT), .FLOATING(FLOATING), .SPARSE(SPARSE)) mac (
-          .inputs(left), .weight(still), .index(index), .sum(above_sum), .y(total));
+      npu_mac #(
+          .ELEMENT(ELEMENT), .WEIGHT(WEIGHT), .FLOATING(FLOATING), .SPARSE(SPARSE)
+      ) mac (
+          .inputs(left), .weight(still), .index(index), .mixed(mixed), .sum(above_sum), .y(total));
       always_ff @(posedge clk) begin
         sum <= rst ? 32'd0 : total;
         if (rst) begin
@@ -126,16 +165,18 @@ module npu_mesh #(
     parameter int ROWS      = 4,
     parameter int COLUMNS   = 4,
     parameter int ELEMENT   = 8,
+    parameter int WEIGHT    = ELEMENT,
     parameter int FLOATING  = 0,
     parameter int SPARSE    = 0,
     parameter int SUMS_STAY = 0,
-    parameter int LANE      = ELEMENT * (SPARSE != 0 ? 4 : 1)
+    parameter int LANE      = ELEMENT * (SPARSE != 0 ? 4 : WEIGHT != ELEMENT ? 2 : 1)
 ) (
     input  logic                       clk,
     input  logic                       rst,
     input  logic                       load,
     input  logic                       clear,
     input  logic                       drain,
+    input  logic                       mixed,
     input  logic [ROWS*LANE-1:0]       left,
     input  logic [COLUMNS*ELEMENT-1:0] top,
     input  logic [COLUMNS*2-1:0]       top_index,
@@ -188,9 +229,10 @@ module npu_mesh #(
           assign from_sum = sums[(AT-COLUMNS)*32+:32];
         end
         npu_pe #(
-            .ELEMENT(ELEMENT), .FLOATING(FLOATING), .SPARSE(SPARSE), .SUMS_STAY(SUMS_STAY)
+            .ELEMENT(ELEMENT), .WEIGHT(WEIGHT), .FLOATING(FLOATING), .SPARSE(SPARSE),
+            .SUMS_STAY(SUMS_STAY)
         ) pe (
-            .clk(clk), .rst(rst), .load(load), .clear(clear), .drain(drain),
+            .clk(clk), .rst(rst), .load(load), .clear(clear), .drain(drain), .mixed(mixed),
             .left(from_left), .above(from_top), .above_index(from_index), .above_sum(from_sum),
             .inputs(inputs[AT*LANE+:LANE]), .still(still[AT*ELEMENT+:ELEMENT]),
             .index(index[AT*2+:2]), .sum(sums[AT*32+:32]));

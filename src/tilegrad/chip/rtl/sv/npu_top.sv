@@ -6,7 +6,7 @@ module npu_top #(
     parameter int SUMS_STAY = 0,
     parameter int ELEMENT = 8,
     parameter int WEIGHT = 8,
-    parameter int FLOATING = 0,
+    parameter int FLOATING = 0,  // bits of the exponent: 8 of bf16, 5 of fp16
     parameter int SPARSE = 0,
     parameter int STOCHASTIC = 0,
     parameter int BANKS = 4,
@@ -66,7 +66,7 @@ module npu_top #(
     output logic             fault  // DRAM answered with an error
 );
   localparam int SIDE = ROWS > COLUMNS ? ROWS : COLUMNS;
-  localparam int SLOTS = SPARSE != 0 ? 2 * SIDE : SIDE;
+  localparam int SLOTS = SPARSE != 0 || WEIGHT != ELEMENT ? 2 * SIDE : SIDE;
   localparam int SLOT = ELEMENT + (SPARSE != 0 ? 2 : 0);
   localparam int SCRATCH_ROW = $clog2(BANKS * BANK_ROWS);
   localparam int SUM_ROW = $clog2(SUM_ROWS);
@@ -157,8 +157,8 @@ module npu_top #(
   wire [SLOTS*SLOT-1:0] scratch_d, first_q, second_q;
   wire [COLUMNS*32-1:0] sum_q, store_q, sum_d;
   npu_load #(
-      .SLOTS(SLOTS), .ELEMENT(ELEMENT), .WEIGHT(WEIGHT), .SPARSE(SPARSE), .DMA(DMA),
-      .ROW(SCRATCH_ROW)
+      .SLOTS(SLOTS), .ELEMENT(ELEMENT), .WEIGHT(WEIGHT), .FLOATING(FLOATING), .SPARSE(SPARSE),
+      .DMA(DMA), .ROW(SCRATCH_ROW)
   ) load (
       .clk(clk), .rst(rst), .begins(begins[0]), .runs(runs[0]), .head(head[0+:128]),
       .word(words[0+:128]), .done(done[0]), .arvalid(m_arvalid), .arready(m_arready),
@@ -169,9 +169,9 @@ module npu_top #(
       .second(second_read), .second_row(second_row), .second_q(second_q),
       .write(scratch_write), .write_row(scratch_row), .d(scratch_d));
   npu_execute #(
-      .ROWS(ROWS), .COLUMNS(COLUMNS), .SLOTS(SLOTS), .ELEMENT(ELEMENT), .FLOATING(FLOATING),
-      .SPARSE(SPARSE), .SUMS_STAY(SUMS_STAY), .LANES(LANES), .SCRATCH_ROW(SCRATCH_ROW),
-      .SUM_ROW(SUM_ROW)
+      .ROWS(ROWS), .COLUMNS(COLUMNS), .SLOTS(SLOTS), .ELEMENT(ELEMENT), .WEIGHT(WEIGHT),
+      .FLOATING(FLOATING), .SPARSE(SPARSE), .SUMS_STAY(SUMS_STAY), .LANES(LANES),
+      .SCRATCH_ROW(SCRATCH_ROW), .SUM_ROW(SUM_ROW)
   ) execute (
       .clk(clk), .rst(rst), .begins(begins[1]), .runs(runs[1]), .word(words[128+:128]),
       .done(done[1]), .first_read(first_read), .first_row(first_row), .first_q(first_q),

@@ -98,7 +98,7 @@ module npu_vector_lane #(
   endgenerate
 endmodule
 
-// A sum as it is stored: int8 of int32 by a scale and a shift, bf16 of fp32.
+// A sum as it is stored: int8 of int32 by a scale and a shift, bf16 or fp16 of fp32.
 module npu_narrow #(
     parameter int ELEMENT  = 8,
     parameter int FLOATING = 0
@@ -112,7 +112,23 @@ module npu_narrow #(
     output logic [ELEMENT-1:0] y
 );
   generate
-    if (FLOATING != 0) begin : g_float
+    if (FLOATING == 5) begin : g_fp16
+      logic [31:0] clipped, up, moved;
+      logic nan;
+      logic [14:0] found;
+      assign nan = x[30:23] == 8'd255 && x[22:0] != 23'd0;
+      assign clipped = relu && x[31] && !nan ? 32'd0 : x;
+      assign up = chance ? {19'd0, bits[12:0]} : 32'hfff + {31'd0, clipped[13]};
+      assign moved = (({1'b0, clipped[30:0]} + up) >> 13) - 32'd114688;  // 112 of the exponent
+      always @* begin
+        if (nan) found = 15'h7e00;
+        else if (clipped[30:23] < 8'd113) found = 15'd0;
+        else if (moved > 32'h7c00) found = 15'h7c00;
+        else found = moved[14:0];
+      end
+      assign y = {clipped[31], found};
+      wire unused = &{1'b0, scale, shift, bits[31:13]};
+    end else if (FLOATING != 0) begin : g_float
       logic [31:0] clipped, up, moved;
       logic finite;
       assign finite = x[30:23] != 8'd255;

@@ -32,11 +32,13 @@ module tt_um_tilegrad_pair (
     end
   end
   npu_pe #(.SUMS_STAY(1)) left_pe (
-      .clk(clk), .rst(rst), .load(1'b0), .clear(clear), .drain(1'b0), .left(data),
+      .clk(clk), .rst(rst), .load(1'b0), .clear(clear), .drain(1'b0),
+      .mixed(1'b0), .left(data),
       .above(left_weight), .above_index(2'd0), .above_sum(32'd0), .inputs(passed),
       .still(unused_left), .index(unused_index), .sum(left_sum));
   npu_pe #(.SUMS_STAY(1)) right_pe (
-      .clk(clk), .rst(rst), .load(1'b0), .clear(clear), .drain(1'b0), .left(passed),
+      .clk(clk), .rst(rst), .load(1'b0), .clear(clear), .drain(1'b0),
+      .mixed(1'b0), .left(passed),
       .above(right_weight), .above_index(2'd0), .above_sum(32'd0), .inputs(unused_inputs),
       .still(unused_right), .index(unused_index_right), .sum(right_sum));
   wire [63:0] sums = {right_sum, left_sum};
