@@ -22,7 +22,7 @@ import mutants
 from simulator import simulate
 
 from tilegrad.compiler.pipeline import fitted
-from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
+from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, int8
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import paged_reference
@@ -53,8 +53,31 @@ from tilegrad.tile.callee import parse_callee
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.prove import check_body
 
-SCALES = (0.5, 2.0)  # of keys and of values in 8 bits
 ROUNDING = {bfloat16: 2.0**-8, float16: 2.0**-10}
+
+
+def scales_of(x: PagedShape) -> Any:
+    """Of keys and of values in 8 bits, other ones for each head."""
+    if not x.scaled:
+        return np.ones((2, 1), np.float32)
+    made = np.array([[0.5], [2.0]], np.float32) * (1 + np.arange(x.key_heads, dtype=np.float32) / 4)
+    return made if x.cache.is_float else made / 32
+
+
+def stored(x: PagedShape, cache: Any) -> Any:
+    """Numbers as a cache holds them; of int8 what is none as any."""
+    return paged_reference.kept(cache if x.cache.is_float else cache * 40, x.cache.numpy)
+
+
+def agree_stored(x: PagedShape, found: Any, right: Any, rounding: float) -> None:
+    """What a cache holds beside what it should before it is rounded."""
+    whole = x.cache is int8
+    right = np.clip(right, -128, 127) if whole else right
+    within = 0.0 if whole else 2.0**-4 if x.scaled else rounding
+    near = 0.501 if whole else within / 16
+    np.testing.assert_allclose(
+        found.astype(np.float64), right, rtol=within, atol=near, equal_nan=True
+    )
 
 
 @dataclass
@@ -72,11 +95,11 @@ class Step:
     @property
     def scales(self) -> list[Any]:
         """What a cache of 8 bits has beside it."""
-        return [np.array(SCALES, np.float32)] if self.x.scaled else []
+        return [scales_of(self.x)] if self.x.scaled else []
 
     def wanted(self) -> Any:
         """The result in float64."""
-        scales = SCALES if self.x.scaled else (1.0, 1.0)
+        scales = scales_of(self.x)
         return paged_reference.attention(
             self.x, self.q, self.keys, self.values, self.table, self.lengths, self.starts, scales
         )
@@ -104,8 +127,8 @@ def make_step(x: PagedShape, lengths: Sequence[int], queries: Sequence[int], see
     return Step(
         x,
         q,
-        keys.astype(x.cache.numpy),
-        values.astype(x.cache.numpy),
+        stored(x, keys),
+        stored(x, values),
         table,
         np.array(lengths, np.int32),
         starts,
@@ -190,6 +213,7 @@ case("window", 4, 1, 16, window=70)
 case("window within a block", 4, 1, 32, window=7)
 case("softcap", 4, 1, 16, softcap=3.0)
 case("8 bits", 4, 1, 16, cache=float8_e4m3)
+case("int8, two heads", 8, 2, 16, cache=int8)
 case(
     "8 bits, wide",
     4,
@@ -312,6 +336,7 @@ SIMULATED = (
     "group 3",
     "8 warps",
     "8 bits",
+    "int8, two heads",
     "window",
     "prefill",
     "threads",
@@ -448,7 +473,8 @@ APPENDED = {
     "interleaved": (8, 2, Rotary(64, interleaved=True), {}),
     "some of a head": (6, 2, Rotary(32, factor=1.25), {"width": 96}),
     "no rotation": (2, 2, Rotary(0), {}),
-    "8 bits": (4, 1, Rotary(64), {"cache": float8_e4m3}),
+    "8 bits": (4, 2, Rotary(64), {"cache": float8_e4m3}),
+    "int8": (4, 2, Rotary(64), {"cache": int8}),
 }
 
 
@@ -470,7 +496,7 @@ def test_append(label: str, simulated: bool) -> None:
     frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
     turned = np.full(step.q.shape, 7.0).astype(x.dtype.numpy)
     wide = [m.astype(np.float64) for m in (step.keys, step.values)]
-    scales = SCALES if x.scaled else (1.0, 1.0)
+    scales = scales_of(x)
     wanted = paged_reference.append(
         rotary, step.q, k, v, frequencies, step.table, step.lengths, step.starts, *wide, scales
     )
@@ -499,11 +525,8 @@ def test_append(label: str, simulated: bool) -> None:
         turned[:count].astype(np.float64), wanted[:count], rtol=rounding, atol=rounding / 16
     )
     assert (turned[count:].astype(np.float32) == 7).all()
-    within = 2.0**-4 if x.scaled else rounding
     for found, right in zip((step.keys, step.values), wide):
-        np.testing.assert_allclose(
-            found.astype(np.float64), right, rtol=within, atol=within / 16, equal_nan=True
-        )
+        agree_stored(x, found, right, rounding)
 
 
 # ---- Plans --------------------------------------------------------------------------------------
@@ -543,6 +566,7 @@ def real_shapes(target: Target) -> Iterator[tuple[PagedShape, int]]:
     for page in (16, 64, 256):
         yield replace(base, page=page), 1
     yield replace(base, cache=float8_e4m3), 1
+    yield replace(base, cache=int8), 4
     yield replace(base, heads=64), 1
     yield replace(base, heads=8), 1
     yield replace(base, width=64, value_width=64), 1

@@ -10,7 +10,7 @@ import pytest
 
 from tilegrad.compiler.compile import compile_for, host
 from tilegrad.compiler.pipeline import fitted
-from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32
+from tilegrad.core.dtype import DType, bfloat16, float8_e4m3, float16, float32, int8
 from tilegrad.core.target import AVX2, AVX512, SSE2, Target
 from tilegrad.graph import build, ops, paged_reference
 from tilegrad.ir.types import Tuple
@@ -47,18 +47,21 @@ def problem(
         *heads, 24, 40, page, tokens, requests, pages, most, 0.2, dtype, cache, **options
     )
     q = random.standard_normal((tokens, heads[0], 24)).astype(dtype.numpy)
+    scales = random.uniform(0.01, 0.03, (2, heads[1])) * (1 if cache is int8 else 50)
+    scales = scales.astype(np.float32) if x.scaled else np.ones((2, 1), np.float32)
     keys, values = (
-        random.standard_normal((pages, heads[1], page, w)).astype(cache.numpy) for w in (24, 40)
+        paged_reference.kept(random.standard_normal((pages, heads[1], page, w)) / s, cache.numpy)
+        for w, s in zip((24, 40), scales[:, :, None, None])
     )
     table = random.permutation(pages)[: requests * most].reshape(requests, most).astype(np.int32)
     for row, length in zip(table, lengths):
         for place in range(length, most * page):
-            keys[row[place // page], :, place % page] = np.nan
-            values[row[place // page], :, place % page] = np.nan
+            for memory in (keys, values):
+                memory[row[place // page], :, place % page] = np.nan if cache.is_float else 99
     starts = np.cumsum([0, *new]).astype(np.int32)
-    counts, scales = np.array(lengths, np.int32), (0.7, 1.3) if x.scaled else (1.0, 1.0)
+    counts = np.array(lengths, np.int32)
     want = paged_reference.attention(x, q, keys, values, table, counts, starts, scales)
-    given = [q, keys, values, *([np.array(scales, np.float32)] if x.scaled else [])]
+    given = [q, keys, values, *([scales] if x.scaled else [])]
     return x, [*given, table, counts, starts], want
 
 
@@ -106,6 +109,7 @@ SPLIT: dict[str, tuple[tuple[list[int], list[int]], int, dict[str, Any]]] = {
         2,
         {"heads": (9, 3), "dtype": bfloat16, "cache": float8_e4m3},
     ),
+    "cache of int8": (([640, 130], [1, 2]), 2, {"heads": (9, 3), "cache": int8}),
 }
 
 
@@ -171,7 +175,7 @@ def test_split_interpreted(target: Target, cores: int) -> None:
 
 
 @pytest.mark.parametrize("target", [SSE2, AVX2, AVX512], ids=lambda t: t.name)
-@pytest.mark.parametrize("cache", [None, float8_e4m3])
+@pytest.mark.parametrize("cache", [None, float8_e4m3, int8])
 def test_interpreted(target: Target, cache: DType | None) -> None:
     dtype = float32 if cache is None else bfloat16
     x, given, want = problem([5, 0, 40], [1, 0, 3], dtype=dtype, cache=cache, window=9)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 
 from simulated import run_graph
 
-from tilegrad.core.dtype import bfloat16, float32
+from tilegrad.core.dtype import bfloat16, float8_e4m3, float32, int8
 from tilegrad.core.target import A100, AVX2, H200, Target
 from tilegrad.graph import build, ops, paged_reference
 from tilegrad.kernels.paged import portable
@@ -40,29 +40,41 @@ def step(x: PagedShape) -> list[Any]:
             for key in range(length):
                 used[pages[key // x.page], key % x.page] = True
         made.swapaxes(1, 2)[~used] = np.nan
-        caches.append(made.astype(x.cache.numpy))
-    return [q, *caches, table, lengths, starts]
+        caches.append(made)
+    scales = draw.uniform(0.01, 0.03, (2, x.key_heads)).astype(np.float32)
+    if x.scaled:
+        caches = [c / s[:, None, None] for c, s in zip(caches, scales)]
+    kept = [paged_reference.kept(c, x.cache.numpy) for c in caches]
+    return [q, *kept, *([scales] if x.scaled else []), table, lengths, starts]
+
+
+def expected(x: PagedShape, given: list[Any]) -> Any:
+    """What the step gives by definition."""
+    q, keys, values, *scales, table, lengths, starts = given
+    return paged_reference.attention(x, q, keys, values, table, lengths, starts, *scales)
 
 
 @pytest.mark.parametrize("target", [AVX2, A100, H200], ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+@pytest.mark.parametrize("cache", [None, float8_e4m3, int8], ids=str)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_interpreted(target: Target, dtype: Any, options: dict[str, Any]) -> None:
-    x = PagedShape(6, 2, 40, 24, 12, 5, 2, 8, 4, 0.2, dtype, dtype, **options)
+def test_interpreted(target: Target, dtype: Any, cache: Any, options: dict[str, Any]) -> None:
+    x = PagedShape(6, 2, 40, 24, 12, 5, 2, 8, 4, 0.2, dtype, cache or dtype, **options)
     given = step(x)
     (found,) = portable.callee(x, target).interpret(*given)
-    wanted = paged_reference.attention(x, *given)
+    wanted = expected(x, given)
     within = 1e-5 if dtype is float32 else 2e-2
     np.testing.assert_allclose(found.astype(float), wanted, atol=within, rtol=within)
 
 
-def test_simulated() -> None:
-    x = PagedShape(4, 2, 32, 32, 16, 5, 2, 8, 4, 0.2, window=9)
+@pytest.mark.parametrize("target, cache", [(A100, bfloat16), (A100, int8), (H200, float8_e4m3)])
+def test_simulated(target: Target, cache: Any) -> None:
+    x = PagedShape(4, 2, 32, 32, 16, 5, 2, 8, 4, 0.2, window=9, cache=cache)
     given = step(x)
-    callee = portable.callee(x, A100)
+    callee = portable.callee(x, target)
     inputs = [build.input_(t.shape, t.dtype) for t in callee.types("read")]
-    (found,) = run_graph(inputs, [ops.call(*inputs, callee=callee)], given, target=A100)
-    wanted = paged_reference.attention(x, *given)
+    (found,) = run_graph(inputs, [ops.call(*inputs, callee=callee)], given, target=target)
+    wanted = expected(x, given)
     np.testing.assert_allclose(found.astype(float), wanted, atol=2e-2, rtol=2e-2)
 
 

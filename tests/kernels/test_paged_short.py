@@ -22,7 +22,7 @@ from simulator import simulate
 
 from ptxsim import SimulationError
 from tilegrad.compiler.pipeline import fitted
-from tilegrad.core.dtype import float8_e4m3, float16, float32
+from tilegrad.core.dtype import float8_e4m3, float16, float32, int8
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.graph import paged_reference as reference
@@ -45,7 +45,29 @@ from tilegrad.tile.callee import parse_callee
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.prove import check_body
 
-SCALES = (0.5, 2.0)  # of keys and of values in 8 bits
+
+def scales_of(x: PagedShape) -> Any:
+    """Of keys and of values in 8 bits, other ones for each head."""
+    if not x.scaled:
+        return np.ones((2, 1), np.float32)
+    made = np.array([[0.5], [2.0]], np.float32) * (1 + np.arange(x.key_heads, dtype=np.float32) / 4)
+    return made if x.cache.is_float else made / 32
+
+
+def stored(x: PagedShape, cache: Any) -> Any:
+    """Numbers as a cache holds them; of int8 what is none as any."""
+    return reference.kept(cache if x.cache.is_float else cache * 40, x.cache.numpy)
+
+
+def agree_stored(x: PagedShape, found: Any, right: Any, rounding: float) -> None:
+    """What a cache holds beside what it should before it is rounded."""
+    whole = x.cache is int8
+    right = np.clip(right, -128, 127) if whole else right
+    within = 0.0 if whole else 2.0**-4 if x.scaled else rounding
+    near = 0.501 if whole else within / 16
+    np.testing.assert_allclose(
+        found.astype(np.float64), right, rtol=within, atol=near, equal_nan=True
+    )
 
 
 @dataclass
@@ -71,11 +93,8 @@ class Step:
             atol=2 * rounding,
         )
         assert (out[self.tokens :].astype(np.float32) == 7).all()
-        within = 2.0**-4 if self.x.scaled else rounding
         for found, right in ((keys, self.keys), (values, self.values)):
-            np.testing.assert_allclose(
-                found.astype(np.float64), right, rtol=within, atol=within / 16, equal_nan=True
-            )
+            agree_stored(self.x, found, right, rounding)
 
 
 def make_step(
@@ -104,23 +123,23 @@ def make_step(
         at += count
     for part in cache:
         part.swapaxes(1, 2)[~used] = np.nan
-    keys, values = (part.astype(x.cache.numpy) for part in cache)
+    keys, values = (stored(x, part) for part in cache)
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
-    scales = SCALES if x.scaled else (1.0, 1.0)
+    scales = scales_of(x)
     wide = [part.astype(np.float64) for part in (keys, values)]
     sizes = np.array(lengths, np.int32)
     turned = reference.append(rotary, q, k, v, frequencies, table, sizes, starts, *wide, scales)
     out = reference.attention(
         x,
         turned.astype(x.dtype.numpy),
-        *(part.astype(x.cache.numpy) for part in wide),
+        *(reference.kept(part, x.cache.numpy) for part in wide),
         table,
         sizes,
         starts,
         scales,
     )
-    more = [np.array(SCALES, np.float32)] if x.scaled else []
+    more = [scales] if x.scaled else []
     result = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
     given = [q, k, v, frequencies, *more, table, sizes, starts, keys, values, result]
     return Step(x, rotary, given, out, *wide, int(starts[-1]))
@@ -230,6 +249,7 @@ case("window within a block", 4, 1, 32, lengths=(1, 7, 8, 130, 65), window=7)
 case("window of one", 4, 1, 32, window=1)
 case("softcap", 4, 1, 16, softcap=3.0)
 case("8 bits", 4, 1, 16, lengths=ALL, cache=float8_e4m3)
+case("int8, two heads", 8, 2, 16, lengths=ALL, cache=int8)
 case("8 bits, long", 4, 1, 16, lengths=(1500,), cache=float8_e4m3)
 case(
     "8 bits, wide",
@@ -277,6 +297,7 @@ SIMULATED = (
     "some of a head",
     "interleaved",
     "8 bits",
+    "int8, two heads",
     "window",
 )
 
@@ -387,6 +408,7 @@ def real_shapes() -> Iterator[PagedShape]:
     for page in (16, 32, 64, 256):
         yield replace(BASE, page=page, most_pages=8192 // page)
     yield replace(BASE, cache=float8_e4m3)
+    yield replace(BASE, cache=int8)
     yield replace(BASE, heads=64)
     yield replace(BASE, heads=8)
     yield replace(BASE, width=64, value_width=64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 
 from .paged_types import APPEND, ATTEND, named
@@ -68,7 +69,7 @@ def attention(
             m[chosen].swapaxes(0, 1).reshape(key_heads, -1, m.shape[3])[:, :length]
             for m in (keys, values)
         )
-        k, v = (m.astype(np.float64) * float(scale) for m, scale in zip(by_head, scales))
+        k, v = (m.astype(np.float64) * s[:, None] for m, s in zip(by_head, _by_head(scales)))
         for token in range(first, last):
             end = length - (last - token) + 1
             begin = max(0, end - x.window) if x.window else 0
@@ -97,18 +98,33 @@ def append(
 ) -> Ndarray:
     """Turned queries; keys and values (float64 arrays) get the new tokens' rows, and the rest of a
     page that is new zeros for values."""
-    turned, page = np.zeros(q.shape), keys.shape[2]
+    turned, page, by_head = np.zeros(q.shape), keys.shape[2], _by_head(scales)
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
         for token in range(first, last):
             place = length - (last - token)
             at, within = table[request, place // page], place % page
             turned[token] = _turned(q[token], rotation, place, frequencies)
-            keys[at, :, within] = _turned(k[token], rotation, place, frequencies) / float(scales[0])
-            values[at, :, within] = v[token].astype(np.float64) / float(scales[1])
+            keys[at, :, within] = _turned(k[token], rotation, place, frequencies) / by_head[0]
+            values[at, :, within] = v[token].astype(np.float64) / by_head[1]
         if last > first and (length - 1) // page * page >= length - (last - first):
             values[table[request, (length - 1) // page], :, (length - 1) % page + 1 :] = 0
     return turned
+
+
+def _by_head(scales: Any) -> Ndarray:
+    """(2, key heads or 1, 1) of scales (2,) or (2, key heads)."""
+    return np.asarray(scales, np.float64).reshape(2, -1, 1)
+
+
+def kept(array: Ndarray, dtype: Any) -> Ndarray:
+    """An array as a cache holds it: rounded, one of 8 bits at its ends where it lies beyond."""
+    if np.dtype(dtype).itemsize > 1:
+        return array.astype(dtype)
+    if np.issubdtype(dtype, np.integer):
+        array = np.nan_to_num(np.rint(array), nan=0.0)
+    limits = ml_dtypes.iinfo(dtype) if np.issubdtype(dtype, np.integer) else ml_dtypes.finfo(dtype)
+    return np.clip(array, float(limits.min), float(limits.max)).astype(dtype)
 
 
 def _turned(heads: Ndarray, rotation: Rotation, place: int, frequencies: Ndarray) -> Ndarray:
@@ -139,4 +155,4 @@ def paged_append(inputs: list[Any], attrs: dict[str, Any]) -> tuple[Ndarray, ...
     before = {name: given[name] for name in ("keys", "values")}
     wide = {name: array.astype(np.float64) for name, array in before.items()}
     turned = append(SimpleNamespace(**attrs), **{**given, **wide})
-    return turned.astype(given["q"].dtype), *(wide[n].astype(a.dtype) for n, a in before.items())
+    return turned.astype(given["q"].dtype), *(kept(wide[n], a.dtype) for n, a in before.items())

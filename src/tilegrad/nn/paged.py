@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import DType, bfloat16, float32, int32
-from ..core.errors import MemoryLimitError, StateError
+from ..core.errors import MemoryLimitError, ShapeError, StateError, UserError
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.device import device as opened
 from ..tensor.creation import tensor
@@ -48,9 +48,11 @@ class PagedCache:
         most_pages: int,
         value_width: int | None = None,
         dtype: DType = bfloat16,
-        scales: tuple[float, float] = (1.0, 1.0),
+        scales: Any = (1.0, 1.0),
         device: Any = None,
     ) -> None:
+        """Keys and values of 8 bits (float8_e4m3, int8) have `scales`: (2,) for keys and values, or
+        (layers, 2, key_heads), or what broadcasts to that once it has axes for layers and heads."""
         lead, values = (pages, key_heads, page), width if value_width is None else value_width
         device = default_device() if device is None else use(device, "PagedCache")
         self.pages, self.page = pages, page
@@ -60,9 +62,10 @@ class PagedCache:
         )
         self.table = _new((requests, most_pages), int32, device)
         self.lengths = _new((requests,), int32, device)
-        self.scales: Tensor | None = None  # of keys and of values kept in 8 bits
+        self.scales: list[Tensor] = []  # (2, key heads) of each layer kept in 8 bits
         if dtype.bits == 8:
-            self.scales = tensor(list(scales), dtype=float32, device=device)
+            every = _scales(scales, layers, key_heads)
+            self.scales = [tensor(one, dtype=float32, device=device) for one in every]
 
     def __repr__(self) -> str:
         layers = len(self.keys)
@@ -82,9 +85,14 @@ class PagedCache:
     def tensors(self) -> dict[str, Tensor]:
         """All of its state by name, for `jit`."""
         found = {"table": self.table, "lengths": self.lengths}
-        for name, several in (("keys", self.keys), ("values", self.values)):
+        of_layers = {"keys": self.keys, "values": self.values, "scales": self.scales}
+        for name, several in of_layers.items():
             found.update({f"{name}.{i}": t for i, t in enumerate(several)})
-        return found if self.scales is None else {**found, "scales": self.scales}
+        return found
+
+    def scales_of(self, layer: int) -> Tensor | None:
+        """What a layer's keys and values are multiplied with, if they have 8 bits."""
+        return self.scales[layer] if self.scales else None
 
     def append(
         self,
@@ -129,7 +137,7 @@ class PagedCache:
         """The first result of a function whose others are a layer's keys and values from now on."""
         _in_step(op)
         cache = self.keys[layer], self.values[layer]
-        found, *after = function(*new, *cache, *where, scales=self.scales, **how)
+        found, *after = function(*new, *cache, *where, scales=self.scales_of(layer), **how)
         for before, now in zip(cache, after):
             before.assign(now)
         return found
@@ -140,7 +148,28 @@ class PagedCache:
         """Attention of q (tokens, heads, width) over a layer's pages; options as `paged_attention`
         has them."""
         cache, where = (self.keys[layer], self.values[layer]), (table, lengths, query_starts)
-        return paged_attention(q, *cache, *where, scales=self.scales, **how)
+        return paged_attention(q, *cache, *where, scales=self.scales_of(layer), **how)
+
+
+def _scales(given: Any, layers: int, key_heads: int) -> np.ndarray[Any, Any]:
+    """(layers, 2, key_heads), as they are given or broadcast."""
+    found = np.asarray(given, np.float32)
+    if found.shape == (2,):
+        found = found[:, None]
+    try:
+        found = np.broadcast_to(found, (layers, 2, key_heads))
+    except ValueError:
+        raise ShapeError(
+            "the scales do not fit",
+            op="PagedCache",
+            expected=f"(2,) or ({layers}, 2, {key_heads})",
+            got=found.shape,
+        ) from None
+    if not (np.isfinite(found).all() and (found > 0).all()):
+        raise UserError(
+            "a scale is no positive number", op="PagedCache", expected="above 0", got=found.min()
+        )
+    return found
 
 
 def _in_step(op: str) -> None:

@@ -237,12 +237,10 @@ class PortableAttention(Attention):
 
     def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
         """See `Attention`."""
-        from ..kernels.paged import portable
-
         listed = threads_units(target) and not why_not(x, choose(x, target, queries_of(node)))
         if (target.asynchronous_units or listed) and not invariant():
             return "slower than the kernels of matrix units"
-        return portable.why_not(x)
+        return ""
 
     def callee(self, x: PagedShape, target: Target) -> KernelCallee:
         """See `Attention`."""

@@ -48,7 +48,8 @@ def paged_attention(
 
     A token sees the keys up to its own, the last `window` of them if that is not 0. Scores are
     `scale` (1 / sqrt(width)) times products, capped by softcap * tanh(score / softcap). A cache
-    of 8 bits has `scales` (2,) that keys and values are multiplied with. `queries` says how many
+    of 8 bits has `scales` (2, key_heads), or (2,) for all of them, that keys and values are multiplied
+    with; `paged_append` divides by them, rounds half to even and stops at the dtype's ends. `queries` says how many
     new tokens a request has as a rule, `single` that none has more than one, `most` (a number or a
     Symbol) how many keys a request has at most: a wrong answer of the last two is undefined.
     """
@@ -153,10 +154,14 @@ def _given(
             "scales belong to a cache of 8 bits",
             op=op,
             got=given["keys"].dtype,
-            expected="scales (2,) with it, and none without",
+            expected="scales (2, key heads) with it, and none without",
         )
     if scales is not None:
-        given["scales"] = cast(lift(scales), dtypes.float32)
+        found = cast(lift(scales), dtypes.float32)
+        every = found.ndim == 1 and given["keys"].ndim == 4
+        given["scales"] = (
+            found[:, None].expand(found.shape[0], given["keys"].shape[1]) if every else found
+        )
     return given
 
 

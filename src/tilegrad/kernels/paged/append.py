@@ -6,7 +6,7 @@ and value to the page that the table names. Costs one read and one write of ever
 
 Pairs of a head's first `rotary` elements turn by the angle place * frequency: element i with
 i + rotary / 2, or neighbours where `interleaved`. Angles, sines and products are float32, as in
-the models that are run. Tokens of no request (past the last query start) are left alone.
+the models that are run. A cache of 8 bits gets what they give, divided by the head's scale. Tokens of no request (past the last query start) are left alone.
 A request's last token, in a page that began in this step, leaves zeros for values in the rest of
 the page: whatever was there before may not be finite.
 Invariant: of the cache, what belongs to the new tokens is written, and that rest, nothing else.
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import DType, float32, int32, int64
+from ...core.dtype import DType, float8_e5m2, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .shape import PagedShape, cache_parameters
+from .shape import PagedShape, cache_parameters, scales_parameter
 
 CLEARED = 8  # rows that are written at once
 
@@ -48,7 +48,7 @@ def append_parameters(x: PagedShape, rotary: Rotary) -> list[tuple[str, Memory]]
         ("frequencies", Memory((max(1, rotary.width // 2),), float32)),
     ]
     if x.scaled:
-        made.append(("scales", Memory((2,), float32)))
+        made.append(("scales", scales_parameter(x)))
     made += [
         ("table", Memory((x.requests, x.most_pages), int32)),
         ("lengths", Memory((x.requests,), int32)),
@@ -70,8 +70,14 @@ def append(x: PagedShape, rotary: Rotary, name: str = "paged_append") -> Body:
 
 
 def kept(value: Any, dtype: DType, scale: Any) -> Any:
-    """A value as a Memory keeps it."""
-    return tile.cast(value if scale is None else value / scale, dtype)
+    """A float32 value as a Memory keeps it: with a scale divided by that, rounded half to even, and
+    at the dtype's ends where it lies beyond."""
+    if scale is not None:
+        low, high = (-57344.0, 57344.0) if dtype is float8_e5m2 else (dtype.lowest, dtype.highest)
+        value = value / scale
+        value = tile.round(value) if dtype.is_integer else value
+        value = tile.maximum(tile.minimum(value, float(high)), float(low))
+    return tile.cast(value, dtype)
 
 
 class _Append:
@@ -111,7 +117,7 @@ class _Append:
         angle = self.angles(place)
         scales: list[Any] = [None, None]
         if x.scaled:
-            scales = [tile.load(memory["scales"], (i,), ()) for i in range(2)]
+            scales = [tile.load(memory["scales"], (i, self.head), ()) for i in range(2)]
         heads, own, slot = (
             (self.token, self.head * x.group),
             (self.token, self.head),

@@ -158,6 +158,7 @@ class Items(Steps):
     def begin(self, of: Item) -> tuple[Any, Any]:
         """Queries, and empty sums."""
         rows = self.plan.rows
+        self.load_factors(of[HEAD])
         self.load_queries(of)
         tile.write(self.total, tile.zeros((self.widths[1], rows)))
         return tile.full((1, rows), -tile.INF), tile.zeros((self.plan.block, rows))

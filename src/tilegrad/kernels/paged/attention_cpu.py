@@ -36,7 +36,7 @@ from ..attention.shape import AttentionShape, Parameters
 from ..attention_cpu.decode import KEYS, LEAST_PART, Combine, Decode, partial_parameters, plan_of
 from ..attention_cpu.decode import Rows as DecodeRows
 from ..attention_cpu.tiles import CpuPlan, Kernel, Source, Vectors
-from .shape import PagedShape, cache_parameters
+from .shape import PagedShape, cache_parameters, scales_parameter
 
 ROWS = 32  # of a program, about
 LINE, ASKED = 64, 256  # bytes; of so many only the first line is asked for
@@ -76,7 +76,7 @@ def attend_parameters(x: PagedShape) -> Parameters:
     keys, values = (memory for _, memory in cache_parameters(x, "value"))
     made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), ("k", keys), ("v", values)]
     if x.scaled:
-        made.append(("scales", Memory((2,), float32)))
+        made.append(("scales", scales_parameter(x)))
     made += [
         ("table", Memory((x.requests, x.most_pages), int32)),
         ("lengths", Memory((x.requests,), int32)),
@@ -251,7 +251,8 @@ class Rows(DecodeRows):
         """The cache's scales belong to it."""
         if not self.p.scaled:
             return factor
-        return self.b.apply("multiply", factor, self.b.load(self.memory["scales"], (which,)))
+        own = self.b.load(self.memory["scales"], (which, self.key_head))
+        return self.b.apply("multiply", factor, own)
 
 
 class _Attend(Rows, Decode):

@@ -13,7 +13,7 @@ import functools
 from typing import Any
 
 from ... import tile
-from ...core.dtype import int32
+from ...core.dtype import float32, int32
 from ...core.target import Target
 from ...ir.types import Array
 from ...tile.callee import KernelCallee
@@ -29,6 +29,7 @@ def paged_attention_portable(
     q: Any,
     keys: Any,
     values: Any,
+    scales: Any,
     table: Any,
     lengths: Any,
     query_starts: Any,
@@ -37,7 +38,7 @@ def paged_attention_portable(
     window: int,
     softcap: float,
 ) -> None:
-    """(tokens, heads, value_width) as q."""
+    """(tokens, heads, value_width) as q; scales are None but for a cache of 8 bits."""
     tokens, heads, width = q.shape
     key_heads, page, value_width = keys.shape[1], keys.shape[2], values.shape[3]
     group = heads // key_heads
@@ -56,6 +57,9 @@ def paged_attention_portable(
     if window:
         first = tile.maximum(seen - window, first)
     mine = tile.arange(rows) < group
+    factors: Any = (None, None)
+    if scales is not None:
+        factors = [tile.load(scales, (i, head), ()) for i in range(2)]
     row = tile.load(q, (token, head * group, 0), (rows, padded(width)))
     row = tile.fill(tile.fill(row, 0.0), 0.0)
     acc = tile.zeros((rows, padded(value_width)))
@@ -69,6 +73,8 @@ def paged_attention_portable(
         v = tile.load(values, (at, head, 0, 0), (block, padded(value_width)))
         k, v = (tile.where(sees[:, None], tile.fill(x, 0.0), 0.0) for x in (k, v))
         scores = tile.dot(row, tile.transpose(tile.cast(k, q.dtype))) * scale
+        if scales is not None:
+            scores = scores * factors[0]
         if softcap:
             scores = tile.tanh(scores / softcap) * softcap
         scores = tile.where(sees[None, :], scores, -tile.INF)
@@ -77,6 +83,8 @@ def paged_attention_portable(
             acc, most, total, p, tile.cast(v, q.dtype), now, sums
         )
     found = acc / tile.where(total > 0.0, total, 1.0)[:, None]
+    if scales is not None:
+        found = found * factors[1]
     found = tile.cast(found, q.dtype)  # of the group's heads alone: no other program has them
     tile.store(out, (token, head * group, 0), found, mask=mine[:, None], unique=True)
 
@@ -86,19 +94,15 @@ def padded(size: int) -> int:
     return max(LEAST, 1 << (size - 1).bit_length())
 
 
-def why_not(x: PagedShape) -> str:
-    """Why the kernel does not take a step; '' where it does."""
-    return "a cache of 8 bits needs other matrix units" if x.scaled else ""
-
-
 @functools.lru_cache(maxsize=64)
 def callee(x: PagedShape, target: Target) -> KernelCallee:
-    """(q, keys, values, table, lengths, query_starts) -> out."""
+    """(q, keys, values, scales if of 8 bits, table, lengths, query_starts) -> out."""
     lead = (x.pages, x.key_heads, x.page)
     types = [
         Array((x.tokens, x.heads, x.width), x.dtype),
         Array((*lead, x.width), x.cache),
         Array((*lead, x.value_width), x.cache),
+        Array((2, x.key_heads), float32) if x.scaled else None,
         Array((x.requests, x.most_pages), int32),
         Array((x.requests,), int32),
         Array((x.requests + 1,), int32),

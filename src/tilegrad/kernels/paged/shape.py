@@ -54,7 +54,7 @@ class PagedShape:
     most_pages: Size  # of one request
     scale: float
     dtype: DType = bfloat16  # of queries and results
-    cache: DType = bfloat16  # of keys and values; a float of 8 bits has scales for the tensors
+    cache: DType = bfloat16  # of keys and values; one of 8 bits has scales for each key head
     window: int = 0  # keys that a token sees, itself included; 0 for all
     softcap: float = 0.0
 
@@ -309,12 +309,17 @@ def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:
     ]
 
 
+def scales_parameter(x: PagedShape) -> Memory:
+    """What keys and values of 8 bits are multiplied with, for each key head."""
+    return Memory((2, x.key_heads), float32)
+
+
 def attend_parameters(x: PagedShape, plan: PagedPlan) -> Parameters:
     """q, keys, values, scales (of a cache of 8 bits), table, items, out, partial, sums, and
     counters, which are 0 before and after, if parts are combined here."""
     made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), *cache_parameters(x)]
     if x.scaled:
-        made.append(("scales", Memory((2,), float32)))
+        made.append(("scales", scales_parameter(x)))
     made.append(("table", Memory((x.requests, x.most_pages), int32)))
     made.append(work_parameters(x, plan)[0])
     made.append(("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")))

@@ -30,7 +30,7 @@ from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .append import Rotary, append_parameters
+from .append import Rotary, append_parameters, kept
 from .shape import PagedShape, ShortPlan, short_why_not
 from .steps import BARRIER, Blocks, Steps, counted, finite, page_numbers, within
 
@@ -134,6 +134,7 @@ class _Short(Steps):
         each = plan.rows * (self.widths[1] // plan.cluster + 2) * float32.size
         self.gathered.expect(0, each * plan.cluster)
         self.make_tiles()
+        self.load_factors(self.head)
         self.find()
         place = tile.load(self.table, (self.request, self.before // x.page), ())
         page = within(tile.cast(place, int64), 0, high(x.pages) - 1)
@@ -186,8 +187,7 @@ class _Short(Steps):
 
     def kept(self, value: Any, which: int) -> Any:
         """Keys or values as the cache keeps them."""
-        value = value / self.factors[which] if self.factors else value
-        return tile.cast(value, self.x.cache)
+        return kept(value, self.x.cache, self.factors[which] if self.factors else None)
 
     # ---- turning --------------------------------------------------------------------------------
 

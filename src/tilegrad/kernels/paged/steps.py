@@ -104,12 +104,15 @@ class Steps:
         self.weights = tile.shared((plan.rows, plan.block), dtype, "swizzle128")
 
     def make_tiles(self) -> None:
-        """Places in the registers of the role that multiplies, and the scales of a cache."""
+        """Places in the registers of the role that multiplies."""
         rows = self.plan.rows
         self.scores = tile.register((self.plan.block, rows))
         self.total = tile.register((self.widths[1], rows))
+
+    def load_factors(self, head: Any) -> None:
+        """The scales of a key head in a cache of 8 bits."""
         if self.x.scaled:
-            self.factors = [tile.load(self.memory["scales"], (i,), ()) for i in range(2)]
+            self.factors = [tile.load(self.memory["scales"], (i, head), ()) for i in range(2)]
 
     def roles(self, multiply: Callable[[], None], bring: Callable[[int], None]) -> None:
         """Warps that multiply, and two that bring keys and values."""
