@@ -48,6 +48,7 @@ def batch(
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
+    kv_cache_dtype: options.KvCacheDType = None,
     threads: options.Threads = None,
     determinism: options.Determinism = None,
     lora: options.Loras = None,
@@ -68,6 +69,7 @@ def batch(
         opening = options.given(
             device=device,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
             threads=threads,
             context=context,
             requests=requests,

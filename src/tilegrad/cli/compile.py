@@ -32,6 +32,7 @@ def compile_(
     requests: Annotated[int, typer.Option(help="Requests of a model at once.", min=1)] = 4,
     context: options.Context = None,
     dtype: options.DType = None,
+    kv_cache_dtype: options.KvCacheDType = None,
 ) -> None:
     """Compile ahead of time: tilegrad compile smollm2 --out smollm2.bundle"""
     if not out:
@@ -54,6 +55,7 @@ def compile_(
                 context=context,
                 requests=requests,
                 dtype=dtype,
+                **options.given(kv_cache_dtype=kv_cache_dtype),
                 target=target or None,
                 progress=bars.stage,
             )

@@ -35,6 +35,7 @@ def info(
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
+    kv_cache_dtype: options.KvCacheDType = None,
     threads: options.Threads = None,
     measure: Measure = False,
     as_json: options.Json = False,
@@ -49,7 +50,7 @@ def info(
     with Bars() as bars:
         opened = open_model(model, bars.report)
         where = use(device, "info") if device else default_device()
-    record = describe(opened, context, dtype, where)
+    record = describe(opened, context, dtype, where, kv_cache_dtype or "auto")
     if "needs" in record:
         record["speed"] = speed(record["needs"], where, measure)
     put(json.dumps(record) if as_json else columns(lines(record)))
@@ -72,7 +73,9 @@ class Needs:
         return self.weights_a_token + self.cache_a_token * context
 
 
-def describe(opened: Any, context: int | None, dtype: str | None, device: str) -> dict[str, Any]:
+def describe(
+    opened: Any, context: int | None, dtype: str | None, device: str, cache: str = "auto"
+) -> dict[str, Any]:
     """What the files of a model say, as a record."""
     tensors = opened.tensors
     record: dict[str, Any] = {
@@ -90,7 +93,8 @@ def describe(opened: Any, context: int | None, dtype: str | None, device: str) -
     except UserError as error:
         return record | {"cannot_run": str(error).splitlines()[0]}
     most = min(context or config.context, config.context)
-    needs = needs_of(config, tensors, dtype, device)
+    kept, how = cache_of(opened, cache)
+    needs = needs_of(config, tensors, dtype, device, kept)
     return record | {
         "architecture": config.family,
         "layers": config.layers,
@@ -102,6 +106,7 @@ def describe(opened: Any, context: int | None, dtype: str | None, device: str) -
         "experts_used": config.experts_used,
         "trained_context": config.context,
         "context": most,
+        "kv_cache": how,
         "needs": {
             "weights": needs.weights,
             "cache": needs.cache_a_token * most,
@@ -113,8 +118,27 @@ def describe(opened: Any, context: int | None, dtype: str | None, device: str) -
     }
 
 
-def needs_of(config: Any, tensors: Any, dtype: Any, device: str) -> Needs:
-    """Bytes of weights and of the cache: plain weights, keys and values are kept in `dtype`."""
+def cache_of(opened: Any, wanted: str) -> tuple[Any, str]:
+    """What keys and values are kept in (None: as the model computes), and how that came about."""
+    from ..generate.load import cache_facts
+
+    facts = cache_facts(opened)
+    if wanted == "auto" and facts is None:
+        return None, ""
+    from ..generate.cache import NAMES, WORDS, asked_by
+
+    said = None if facts is None else asked_by(facts.scheme)
+    kept = NAMES.get(wanted, said)
+    if kept is None:
+        return None, ""
+    of_files = facts is not None and facts.scales
+    scales = "of the files" if of_files else "1.0" if WORDS[kept] == "fp8" else "calibrated"
+    return kept, f"{WORDS[kept]}, scales {scales}"
+
+
+def needs_of(config: Any, tensors: Any, dtype: Any, device: str, cache: Any = None) -> Needs:
+    """Bytes of weights and of the cache: plain weights, keys and values are kept in `dtype`, or
+    keys and values in another one."""
     from ..core.dtype import dtype_of
     from ..generate.load import dtype_for
 
@@ -129,7 +153,7 @@ def needs_of(config: Any, tensors: Any, dtype: Any, device: str) -> Needs:
             size = size * config.experts_used // config.experts
         read += size
     heads = 2 * config.layers * config.key_heads * config.head_width  # keys and values
-    return Needs(whole, read, heads * kept.size)
+    return Needs(whole, read, heads * (cache or kept).size)
 
 
 def speed(needs: dict[str, int], device: str, fresh: bool) -> dict[str, Any]:
@@ -200,13 +224,14 @@ def lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("context", f"{record['trained_context']} tokens"),
     ]
+    kept = record["kv_cache"]
     needs, speeds, most = record["needs"], record.get("speed"), record["context"]
     found.append(
         (
             "memory",
             f"{size_text(needs['total'])}: weights {size_text(needs['weights'])}, "
             f"cache {size_text(needs['cache'])} ({most} tokens of "
-            f"{size_text(needs['cache_a_token'])})",
+            f"{size_text(needs['cache_a_token'])}{', ' * bool(kept)}{kept})",
         )
     )
     if speeds:

@@ -35,6 +35,15 @@ DType = Annotated[
         show_default=False,
     ),
 ]
+KvCacheDType = Annotated[
+    Literal["auto", "fp8", "fp8_e4m3", "int8"] | None,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="What keys and values are kept in: fp8 is e4m3; auto, as the model's files say, else "
+        "as it computes.",
+        show_default=False,
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Worker threads on the CPU.", show_default=False)
 ]

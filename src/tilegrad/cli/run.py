@@ -51,6 +51,7 @@ def run(
     device: options.Device = None,
     chip: options.Chip = None,
     dtype: options.DType = None,
+    kv_cache_dtype: options.KvCacheDType = None,
     threads: options.Threads = None,
     context: options.Context = None,
     lora: options.Lora = None,
@@ -78,6 +79,7 @@ def run(
         chosen |= on_chip(device, chip, dtype)
         adapters, asked = options.with_lora(lora)
         chosen |= options.speculation(speculate, guesses)
+        chosen |= options.given(kv_cache_dtype=kv_cache_dtype)
         llm = open_llm(model, bars, requests=1, **chosen, **adapters)
         ids = prompt_ids(llm, text, system and options.words(system), raw)
         pieces = llm.stream(ids, **sampling, **asked)

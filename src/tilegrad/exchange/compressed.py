@@ -43,7 +43,7 @@ def schemes(said: Said, config: Mapping[str, Any]) -> Make:
         if inner.text("format", "dense") != "dense":
             inner.wrong("format", "dense")
     groups = said.inner("config_groups")
-    if groups is None or not groups.table:
+    if groups is None or not (groups.table or said.table.get("kv_cache_scheme")):
         said.wrong("config_groups", "a table of groups")
     assert groups is not None
     tables = [(name, groups.inner(name)) for name in groups.table]

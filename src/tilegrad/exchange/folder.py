@@ -24,6 +24,7 @@ JSON_BYTES, TOKENIZER_BYTES, TEMPLATE_BYTES = 64 << 20, 512 << 20, 1 << 20
 SHARDS = 4096
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+CACHE_SCALE = re.compile(r"\.self_attn\.(?:[kv]_proj\.)?(?:[qkv]|kv)_scale\Z")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors\Z")
 
 
@@ -38,6 +39,7 @@ class ModelFolder:
     tokenizer_config: dict[str, Any] = field(repr=False)
     chat_template: str | None = field(repr=False)
     tensors: dict[str, Stored | Composed] = field(repr=False)
+    cache_scales: dict[str, Stored] = field(default_factory=dict, repr=False)  # of keys, values
 
     @property
     def architecture(self) -> str:
@@ -59,8 +61,10 @@ def read_folder(path: str | os.PathLike[str], weights: bool = True) -> ModelFold
     if not folder.is_dir():
         raise UserError("no such folder", op="folder", got=os.fspath(path))
     tables = read_config(folder)
-    tensors = with_formats(os.fspath(path), tables[0], _weights(folder)) if weights else {}
-    return ModelFolder(os.fspath(path), *tables, tensors)
+    stored = _weights(folder) if weights else {}
+    scales = {name: stored.pop(name) for name in list(stored) if CACHE_SCALE.search(name)}
+    tensors = with_formats(os.fspath(path), tables[0], stored) if weights else {}
+    return ModelFolder(os.fspath(path), *tables, tensors, scales)
 
 
 def read_config(

@@ -52,7 +52,11 @@ class Batch:
 class Batcher:
     """Requests that wait and run, over a PagePool."""
 
-    def __init__(self, slots: int, pool: PagePool, budget: int, prefixes: bool = True) -> None:
+    def __init__(
+        self, slots: int, pool: PagePool, budget: int, prefixes: bool = True, kind: str = ""
+    ) -> None:
+        """`kind` is what pages of this cache depend on besides their requests."""
+        self.kind = kind
         self.pool, self.budget = pool, max(budget, slots)
         self.shares = prefixes  # whether pages with the same tokens are shared
         self.running: dict[Hashable, Ongoing] = {}
@@ -72,7 +76,7 @@ class Batcher:
         """A request that waits from now on."""
         self._arrivals += 1
         self._mixed = self._mixed or request.priority != 0
-        work = Ongoing(request, self._arrivals)
+        work = Ongoing(request, self._arrivals, self.kind)
         self._wait(work)
         return work
 

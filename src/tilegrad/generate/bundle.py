@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..core.errors import UserError
 from ..core.target import target_named
 from ..exchange.fetch import open_model
@@ -46,6 +48,8 @@ class Bundled:
     requests: int
     pages: int
     limits: Limits
+    cache: str = "auto"  # what keys and values are kept in
+    scales: Any = None  # of keys and values of 8 bits
 
     def refuse(
         self,
@@ -87,6 +91,13 @@ class Bundled:
         if context is not None and context != self.context:
             raise self._other("context", self.context, context)
 
+    def cache_of(self, wanted: str, scales: Any) -> tuple[str, Any]:
+        """What keys and values are kept in, and scales; an error where others are asked for."""
+        own = {self.cache, "fp8_e4m3"} if self.cache == "fp8" else {self.cache}
+        if wanted not in own | {"auto"} or scales is not None:
+            raise self._other("kv_cache_dtype", self.cache, wanted if scales is None else "scales")
+        return self.cache, None if self.scales is None else np.array(self.scales, np.float32)
+
     def check(self, context: int, pages: int) -> None:
         """An error where memory cannot hold what it was made for."""
         if context < self.context or pages < self.pages:
@@ -115,7 +126,8 @@ def open_bundled(path: str | os.PathLike[str]) -> Bundled | None:
         bundle.read_ahead()
     limits = Limits(found["page"], found["chunk"])
     sizes = (found["context"], found["requests"], found["pages"])
-    return Bundled(str(path), bundle.model, bundle.device, found["dtype"], *sizes, limits)
+    kept = found.get("kv_cache_dtype", found["dtype"]), found.get("kv_cache_scales")
+    return Bundled(str(path), bundle.model, bundle.device, found["dtype"], *sizes, limits, *kept)
 
 
 def save_llm(
@@ -125,6 +137,7 @@ def save_llm(
     context: int | None = None,
     requests: int = 4,
     dtype: Any = None,
+    kv_cache_dtype: str = "auto",
     target: str | None = None,
     progress: Tell | None = None,
 ) -> str:
@@ -139,6 +152,7 @@ def save_llm(
     if dtype is None and wanted is not None and wanted.has_threads:
         dtype = dtype_for(open_model(name, lambda _: None).tensors, wanted.name)
     settings: dict[str, Any] = {"context": context, "requests": requests, "dtype": dtype}
+    settings["kv_cache_dtype"] = kv_cache_dtype
     with record(wanted) as recorder:
         llm = LLM(name, device=HOST, progress=progress, **settings)
         llm.engine.prepare(progress, VARIANTS)
@@ -152,7 +166,10 @@ def save_llm(
         "page": limits.page,
         "chunk": limits.chunk,
         "dtype": str(llm.dtype),
+        "kv_cache_dtype": llm.kv_cache_dtype,
     }
+    if llm.engine.cache.scales:
+        facts["kv_cache_scales"] = [one.tolist() for one in llm.engine.cache.scales]
     copy = _copier(Path(llm.path))
     return save_bundle(path, recorder, target=wanted, files=copy, llm=facts)
 

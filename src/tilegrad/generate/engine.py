@@ -59,6 +59,7 @@ class Engine:
         page: int | None = None,
         pages: int | None = None,
         cache_dtype: Any = None,
+        cache_scales: Any = (1.0, 1.0),
         chunk: int | None = None,
         tell: Tell | None = None,
         words: int | None = None,
@@ -72,6 +73,7 @@ class Engine:
     ) -> None:
         """`pages` is the size of the pool; all requests can have the whole context if None.
 
+        Keys and values of 8 bits have `cache_scales`, as `PagedCache` takes them.
         `determinism` is the level that steps are compiled for, the Config's if None. A step has at
         most `chunk` tokens. `words` is how many ids the tokenizer has, if fewer than
         the model: no other is picked. Requests with a Constraint need `grammars`. `canary` checks
@@ -84,12 +86,13 @@ class Engine:
         self.model, self.config, self.requests = model, config, positive("requests", requests)
         self.context = _context(config, context)
         self.chunk = max(requests, chunk or limits_of(device).chunk)
-        self.cache = _cache(model, device, requests, self.context, page, pages, cache_dtype)
+        kept = {"dtype": _cache_dtype(model, cache_dtype), "scales": cache_scales}
+        self.cache = _cache(model, device, requests, self.context, page, pages, kept)
         count, most_pages = self.cache.pages, self.cache.most_pages
         # idle pages cost a CPU memory that it would not use otherwise
         idle = max(most_pages, count // 4) if device == HOST else None
         self.pool = PagePool(count, self.cache.page, idle)
-        self.batcher = Batcher(requests, self.pool, self.chunk, prefix_cache)
+        self.batcher = Batcher(requests, self.pool, self.chunk, prefix_cache, self.cache.kind)
         marks = Marks(requests + 1, count, self.cache.device) if canary else None
         tell = tell or (lambda *_: None)
         stepped = model if adapters is None else adapters.model
@@ -440,7 +443,7 @@ def _cache(
     context: int,
     page: int | None,
     pages: int | None,
-    dtype: Any,
+    kept: dict[str, Any],
 ) -> nn.PagedCache:
     """Pages for all requests and a table of theirs, with one row more that is nobody's."""
     config = model.config
@@ -454,7 +457,7 @@ def _cache(
         config.head_width,
         requests=requests + 1,
         most_pages=most_pages,
-        dtype=_cache_dtype(model, dtype),
+        **kept,
         device=device,
     )
 

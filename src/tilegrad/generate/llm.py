@@ -71,6 +71,8 @@ class LLM:
         guesses: int = 3,
         quantise: str | None = None,
         random_weights: bool = False,
+        kv_cache_dtype: str = "auto",
+        kv_cache_scales: Any = None,
     ) -> None:
         """`progress(stage, done, total)` is told of downloads, loading and compiling.
 
@@ -83,6 +85,9 @@ class LLM:
         with the same words, or an EAGLE head. Answers are drawn as without (docs/llm.md).
         `quantise="int8"` makes linear layers int8, as chips under design take them.
         With `random_weights` they are drawn, for measuring: a folder then needs none.
+        Keys and values are kept in `kv_cache_dtype`: "fp8" (e4m3), "int8", or "auto", what the
+        files ask for, else the model's dtype. `kv_cache_scales` are (layers, 2, key heads), or
+        "calibrated"; None: the files', else 1.0 for fp8, and calibrated for int8.
         """
         if threads is not None:
             set_threads(threads)
@@ -93,6 +98,7 @@ class LLM:
         place = default_device() if device is None else use(device, "LLM")
         if made is not None:
             made.refuse(place, dtype, context, requests, adapters, speculate, random_weights)
+            kv_cache_dtype, kv_cache_scales = made.cache_of(kv_cache_dtype, kv_cache_scales)
             dtype, context, requests = made.dtype, made.context, made.requests
         if quantise is not None and (made is not None or adapters):
             raise UserError("int8 takes plain weights", op="LLM", hint="no bundle, no adapters")
@@ -109,12 +115,20 @@ class LLM:
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.defaults, self.file_bytes = loaded.defaults, loaded.file_bytes
         self.dtype = self.model.norm.weight.dtype
+        self.kv_cache_dtype, kept = str(self.dtype), {"cache_dtype": self.dtype}
+        if kv_cache_dtype != "auto" or kv_cache_scales is not None or loaded.cache is not None:
+            from .cache import kept_for
+
+            found = kept_for(kv_cache_dtype, kv_cache_scales, loaded)
+            self.kv_cache_dtype, kept["cache_dtype"] = found.name, found.dtype
+            if found.scales is not None:
+                kept["cache_scales"] = found.scales
         self.adapters = (
             Adapters(self.model, adapters, requests + 1, place) if adapters else None
         )  # before pages are counted: they take memory
         self.grammars = Grammars(self.tokenizer, self.config.vocabulary)
         how = {"requests": requests, "determinism": determinism, "tell": tell}
-        self.engine = self._engine(made, context, speculate, guesses, how)
+        self.engine = self._engine(made, context, speculate, guesses, how, kept)
         self.context = self.engine.context
         self._tasks = Tasks(self.engine)
         self._numbers = itertools.count()
@@ -126,14 +140,16 @@ class LLM:
         speculate: Any,
         guesses: int,
         how: dict[str, Any],
+        kept: dict[str, Any],
     ) -> Engine:
         """The engine, with as many pages as memory has room for beside weights, adapters and a
-        draft; of a Bundle, as many as it was made for. A draft's engine is like it in `how`."""
+        draft; of a Bundle, as many as it was made for. A draft's engine is like it in `how`, not in
+        how keys and values are `kept`."""
         place, tell, model = self.device, how["tell"], self.model
         limits = limits_of(mode.target or place) if made is None else made.limits
         draft = open_draft(speculate, model, self.tokenizer, place, tell)
         context, pages = room_for(
-            model, place, self.dtype, how["requests"], context, limits.page, draft
+            model, place, kept["cache_dtype"], how["requests"], context, limits.page, draft
         )
         if made is not None:
             made.check(context, pages)
@@ -143,7 +159,7 @@ class LLM:
         engine = Engine(
             model,
             context=context,
-            cache_dtype=self.dtype,
+            **kept,
             grammars=self.grammars,
             adapters=self.adapters,
             proposer=None if speculate is None else proposer_of(draft, context, **sizes),

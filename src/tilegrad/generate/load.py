@@ -52,6 +52,15 @@ class Loaded:
     tokenizer: Tokenizer
     defaults: dict[str, Any]  # fields of Sampling
     file_bytes: int
+    cache: CacheFacts | None = None
+
+
+@dataclass(frozen=True)
+class CacheFacts:
+    """What a model's files say of keys and values in 8 bits: see `generate.cache`."""
+
+    scheme: Any
+    scales: Mapping[str, Stored]
 
 
 def load_model(
@@ -103,7 +112,7 @@ def load_model(
     for stored in files.tensors.values():
         if device != HOST or stored.format.quantised or stored.bytes <= SMALL:
             stored.drop()
-    return Loaded(files.path, model, tokenizer, defaults, size)
+    return Loaded(files.path, model, tokenizer, defaults, size, cache_facts(files))
 
 
 def _drawn(config: DecoderConfig, dtype: DType, device: str, tell: Tell) -> Decoder:
@@ -122,6 +131,18 @@ def _drawn(config: DecoderConfig, dtype: DType, device: str, tell: Tell) -> Deco
         done += parameter.numel() * parameter.dtype.size
         tell("load", done, total)
     return model
+
+
+def cache_facts(files: GgufFile | ModelFolder) -> CacheFacts | None:
+    """What files say of keys and values; None where they say nothing."""
+    if isinstance(files, GgufFile):
+        return None
+    table = files.config.get("quantization_config")
+    table = table if isinstance(table, Mapping) else {}
+    scheme = table.get("kv_cache_scheme") or table.get("kv_cache_quant_algo")
+    if scheme is None and not files.cache_scales:
+        return None
+    return CacheFacts(scheme, files.cache_scales)
 
 
 def bytes_of(model: Decoder) -> int:
@@ -282,8 +303,11 @@ def room_for(
     """
     config = model.config
     models: list[Decoder | EagleHead] = [model] if draft is None else [model, draft]
-    token = sum(2 * c.layers * c.key_heads * c.head_width for c in (m.config for m in models))
-    token *= cache.size
+    kept = (cache, model.norm.weight.dtype)  # a draft's in the dtype that is computed in
+    token = sum(
+        2 * m.config.layers * m.config.key_heads * m.config.head_width * dtype.size
+        for m, dtype in zip(models, kept)
+    )
     memory = (
         CPU_SHARE * _physical()
         if device == HOST

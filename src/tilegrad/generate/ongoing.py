@@ -19,8 +19,9 @@ PATIENCE = 64  # later requests that may begin before one, for their priority
 class Ongoing:
     """A Request, the tokens it has, and its slot and pages while it runs."""
 
-    def __init__(self, request: Request, number: int) -> None:
+    def __init__(self, request: Request, number: int, kind: str = "") -> None:
         self.request, self.number = request, number  # of its arrival
+        self.kind = kind  # of the cache
         self.variant = request.variant
         self.prompt = len(request.tokens)  # how many it has
         self.known = list(request.tokens)  # and the ids that it made
@@ -69,7 +70,8 @@ class Ongoing:
         """Keys of its first pages, whose tokens are known."""
         keys = self._keys
         while len(keys) < count:
-            before = keys[-1] if keys else first_key(self.request.salt, self.request.adapter)
+            own = (self.kind, self.request.salt, self.request.adapter)
+            before = keys[-1] if keys else first_key(*own)
             at = len(keys) * page
             keys.append(next_key(before, self.known[at : at + page]))
         return keys[:count]

@@ -4,8 +4,8 @@ A paged cache holds keys (pages, key_heads, page, width) and values (pages, key_
 value_width). Key j of request r lies in page table[r, j // page] at place j % page. Tokens of all
 requests lie one after the other: those of request r from query_starts[r] to query_starts[r + 1];
 lengths[r] counts its keys, its new tokens included. A cache of 8 bits (e4m3, e5m2 or int8) has
-`scales` (2, key_heads), of keys and of values: it holds them divided by those, rounded half to even,
-and at the dtype's ends where they lie beyond. Invariant: what passes here has a meaning in
+`scales` (2, key_heads), of keys and of values: it holds them divided by those, rounded half to
+even, and at the dtype's ends where they lie beyond. Invariant: what passes here has a meaning in
 `paged_reference`.
 """
 

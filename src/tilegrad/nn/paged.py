@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import mmap
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from math import prod
 from typing import Any
 
@@ -62,9 +63,11 @@ class PagedCache:
         )
         self.table = _new((requests, most_pages), int32, device)
         self.lengths = _new((requests,), int32, device)
+        self.kind = str(dtype)  # all that pages depend on besides what is written to them
         self.scales: list[Tensor] = []  # (2, key heads) of each layer kept in 8 bits
         if dtype.bits == 8:
             every = _scales(scales, layers, key_heads)
+            self.kind += f" {blake2b(every.tobytes(), digest_size=16).hexdigest()}"
             self.scales = [tensor(one, dtype=float32, device=device) for one in every]
 
     def __repr__(self) -> str:

@@ -195,6 +195,7 @@ async def live(request: web.Request) -> web.StreamResponse:
             "model": server.model.name,
             "device": facts.get("device"),
             "dtype": facts.get("dtype"),
+            "kv_cache_dtype": facts.get("kv_cache_dtype"),
             "determinism": facts.get("determinism"),
             "context": server.model.context,
             "seconds": time.time() - server.metrics.begun,

@@ -48,10 +48,11 @@ def paged_attention(
 
     A token sees the keys up to its own, the last `window` of them if that is not 0. Scores are
     `scale` (1 / sqrt(width)) times products, capped by softcap * tanh(score / softcap). A cache
-    of 8 bits has `scales` (2, key_heads), or (2,) for all of them, that keys and values are multiplied
-    with; `paged_append` divides by them, rounds half to even and stops at the dtype's ends. `queries` says how many
-    new tokens a request has as a rule, `single` that none has more than one, `most` (a number or a
-    Symbol) how many keys a request has at most: a wrong answer of the last two is undefined.
+    of 8 bits has `scales` (2, key_heads), or (2,) for all of them, that keys and values are
+    multiplied with; `paged_append` divides by them, rounds half to even and stops at the dtype's
+    ends. `queries` says how many new tokens a request has as a rule, `single` that none has more
+    than one, `most` (a number or a Symbol) how many keys a request has at most: a wrong answer of
+    the last two is undefined.
     """
     op = "paged_attention"
     given = _given(op, q, keys, values, table, lengths, query_starts, scales)

@@ -6,9 +6,10 @@ and value to the page that the table names. Costs one read and one write of ever
 
 Pairs of a head's first `rotary` elements turn by the angle place * frequency: element i with
 i + rotary / 2, or neighbours where `interleaved`. Angles, sines and products are float32, as in
-the models that are run. A cache of 8 bits gets what they give, divided by the head's scale. Tokens of no request (past the last query start) are left alone.
-A request's last token, in a page that began in this step, leaves zeros for values in the rest of
-the page: whatever was there before may not be finite.
+the models that are run. A cache of 8 bits gets what they give, divided by the head's scale. Tokens
+of no request (past the last query start) are left alone. A request's last token, in a page that
+began in this step, leaves zeros for values in the rest of the page: whatever was there before may
+not be finite.
 Invariant: of the cache, what belongs to the new tokens is written, and that rest, nothing else.
 """
 

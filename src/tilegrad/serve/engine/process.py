@@ -318,6 +318,7 @@ def open_llm(
         "defaults": llm.defaults,
         "device": str(llm.device),
         "dtype": str(llm.dtype),
+        "kv_cache_dtype": llm.kv_cache_dtype,
         "determinism": llm.engine.determinism,
         "family": llm.config.family,
         "page": llm.engine.pool.page,
