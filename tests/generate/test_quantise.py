@@ -95,7 +95,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "match"),
     [
-        (dict(to="int5"), "no such numbers"),
+        (dict(to="int9"), "no such numbers"),
         (dict(to="q4_k"), "GGUF files"),
         (dict(to="gptq-int4", group=16), "looks at text"),
         (dict(to="int4", group=100), "multiple of the group"),

@@ -139,6 +139,8 @@ def test_recipes_over_a_block() -> None:
     plain, int8 = cost_of("int4"), cost_of("int8")
     assert cost_of("gptq-int4") < 0.6 * plain and cost_of("awq-int4") < 0.8 * plain
     assert int8 < 0.05 * plain
+    assert cost_of("awq-gptq-int4") < 0.6 * plain and cost_of("gptq-int6") < 0.1 * plain
+    assert int8 < 0.75 * cost_of("plain-int8")
 
 
 def test_what_recipes_refuse() -> None:
@@ -146,7 +148,7 @@ def test_what_recipes_refuse() -> None:
     with pytest.raises(UserError, match="multiple of the group"):
         recipes.plain(weight, 4, 100)
     with pytest.raises(UserError, match="no such recipe"):
-        Recipe("int5")
+        Recipe("int9")
     made, _ = block()
     with pytest.raises(UserError, match="needs samples"):
         round_block(made, GROUPS, [], made, Recipe("gptq-int4", group=32))

@@ -29,7 +29,7 @@ from ..models.decoder.names import Names, Rows
 from ..models.decoder.quantise import perplexity, quantise_decoder
 from ..nn import init
 from ..nn.linear import Identity
-from ..quant.layerwise import RECIPES, Recipe, Rounding
+from ..quant.layerwise import RECIPES, WORD, Recipe, Rounding
 from .load import Weights, config_of, load_model, tokenizer_of
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +71,7 @@ class Wanted:
     length: int = 256
 
     def __post_init__(self) -> None:
-        if self.to not in (*RECIPES, *BLOCKS):
+        if self.to not in BLOCKS and WORD.match(self.to) is None:
             raise UserError(
                 "no such numbers",
                 op="quantize",
@@ -157,7 +157,7 @@ def _folder(
     judged: Sequence[Array],
     tell: Tell,
 ) -> None:
-    if wanted.to not in RECIPES:
+    if wanted.to in BLOCKS:
         raise UserError(
             "blocks of llama.cpp are written of GGUF files",
             op="quantize",
@@ -236,7 +236,7 @@ def _gguf(
     if wanted.to in BLOCKS:
         del model
         tensors = _in_blocks(files, format_of(wanted.to), report, tell)
-    elif wanted.to in ("int8", "fp8"):
+    elif Recipe(wanted.to).input_format or Recipe(wanted.to).bits != 4:
         raise UserError(
             "GGUF files have no such layers",
             op="quantize",

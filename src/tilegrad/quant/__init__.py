@@ -1,5 +1,6 @@
-"""Quantisers: models in int8, symmetric, with a scale for each channel of the weights."""
+"""Quantisers: models in few bits, rounded as they are or trained to be."""
 
+from . import qat
 from .calibrate import calibrate, quantise, quantise_rows
 from .layers import Int8Conv, Int8Linear, PackedLinear
 from .numbers import Requantised, requantise, scale_of, to_int8
@@ -12,6 +13,7 @@ __all__ = [
     "Requantised",
     "calibrate",
     "pack",
+    "qat",
     "quantise",
     "quantise_rows",
     "requantise",

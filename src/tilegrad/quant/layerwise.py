@@ -8,8 +8,9 @@ are handed out block by block (`keep`), and the block reads them from there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,32 +30,52 @@ from .layers import PackedLinear
 Array = np.ndarray[Any, Any]
 SAMPLE = 256  # rows of inputs that SmoothQuant is judged by
 INT8, FP8 = "INT8_ROW_F32", "E4M3_ROW_F32"
-RECIPES = ("int4", "gptq-int4", "awq-int4", "int8", "fp8")
+OF_WEIGHTS = ("int4", "searched-int4", "gptq-int4", "awq-int4", "awq-gptq-int4")
+RECIPES = (*OF_WEIGHTS, "int8", "plain-int8", "fp8")
+WORD = re.compile(r"(?:(|searched-|gptq-|awq-|awq-gptq-)int([2-8])|(plain-)int8|(fp)8)\Z")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which recipe, and for whole numbers their bits and groups."""
+    """Which recipe, by the word that `tilegrad quantize --to` takes, with columns of a group.
+
+    "int2" to "int7" are plain rounding, "gptq-int3" and its like another way to the same Formats;
+    "int8" is SmoothQuant, "plain-int8" the same without its factors.
+    """
 
     name: str
-    bits: int = 4
     group: int = 128
 
     def __post_init__(self) -> None:
-        if self.name not in RECIPES:
-            raise UserError(
-                "no such recipe", op="quantise", expected=", ".join(RECIPES), got=self.name
-            )
+        if WORD.match(self.name) is None:
+            expected = f"{', '.join(RECIPES)}; of other bits, as gptq-int3"
+            raise UserError("no such recipe", op="quantise", expected=expected, got=self.name)
+
+    @property
+    def bits(self) -> int:
+        """Bits of an element."""
+        return int(self.name[-1])
+
+    @property
+    def method(self) -> str:
+        """plain, searched, gptq, awq or awq-gptq of weights alone; smooth, rows or fp of both."""
+        if self.name == "int8":
+            return "smooth"
+        found = WORD.match(self.name)
+        assert found is not None
+        if found[3] or found[4]:
+            return "rows" if found[3] else "fp"
+        return (found[1] or "plain-").removesuffix("-")
 
     @property
     def needs_samples(self) -> bool:
         """Whether it looks at what comes in."""
-        return self.name not in ("int4", "fp8")
+        return self.method not in ("plain", "rows", "fp")
 
     @property
     def input_format(self) -> str:
         """How inputs are rounded; '' for not at all."""
-        return {"int8": INT8, "fp8": FP8}.get(self.name, "")
+        return {"smooth": INT8, "rows": INT8, "fp": FP8}.get(self.method, "")
 
 
 @dataclass(frozen=True)
@@ -98,6 +119,17 @@ class Rounding:
     raw: Array = field(repr=False)
     shape: tuple[int, int]
     error: float
+    before: Array | None = field(default=None, repr=False)  # of GPTQ: what each was rounded from
+
+    @staticmethod
+    def of(
+        name: str, form: Format, raw: Array, weight: Array, near: Array, products: Any = None
+    ) -> Rounding:
+        """Of weights and what they became; `products` is x.T @ x of the inputs, if known."""
+        given = np.eye(weight.shape[1], dtype=np.float32) if products is None else products
+        whole = recipes.loss(weight, given)
+        error = (recipes.loss(near - weight, given) / whole) ** 0.5 if whole > 0 else 0.0
+        return Rounding(name, form, raw, (weight.shape[0], weight.shape[1]), error)
 
     @property
     def bytes(self) -> int:
@@ -169,7 +201,7 @@ def round_block(
                 done = _round(block, name, one, recipe)
                 made.append(done)
                 where = done if keep is None else keep(done)
-                _take(block, name, done if where is None else where, recipe)
+                take(block, name, done if where is None else where, recipe.input_format)
     return [_result(run, state) for state in states], made
 
 
@@ -184,10 +216,10 @@ def _values(layer: Any) -> Array:
 
 def _fold(block: Module, group: Shared, seen: Seen | None, recipe: Recipe) -> None:
     """Take factors off what comes before and put them on the weights."""
-    if seen is None or not group.before or recipe.name not in ("awq-int4", "int8"):
+    if seen is None or not group.before or recipe.method not in ("awq", "awq-gptq", "smooth"):
         return
     weights = [_values(block.get_submodule(n)) for n in group.layers]
-    if recipe.name == "int8":
+    if recipe.method == "smooth":
         factors = recipes.smooth(weights, np.concatenate(seen.rows), seen.most)
     else:
         mean = (seen.sizes / max(1, seen.count)).astype(np.float32)
@@ -212,38 +244,46 @@ def _assign(layer: Module, name: str, value: Array) -> None:
 
 def _round(block: Module, name: str, seen: Seen | None, recipe: Recipe) -> Rounding:
     weight = _values(block.get_submodule(name))
-    rows, columns = weight.shape
-    if recipe.name in ("int8", "fp8"):
+    before = None
+    if recipe.input_format:
         form = format_of(recipe.input_format)
         raw = form.pack(weight)
         near = form.to_float32(raw)
     else:
         coded = _coded(weight, seen, recipe)
-        form, raw, near = coded.format, coded.raw(), coded.values()
-    products = np.eye(columns, dtype=np.float32) if seen is None else seen.products
-    whole = recipes.loss(weight, products)
-    error = (recipes.loss(near - weight, products) / whole) ** 0.5 if whole > 0 else 0.0
-    return Rounding(name, form, raw, (rows, columns), error)
+        form, raw, near, before = coded.format, coded.raw(), coded.values(), coded.before
+    products = None if seen is None else seen.products
+    return replace(Rounding.of(name, form, raw, weight, near, products), before=before)
 
 
 def _coded(weight: Array, seen: Seen | None, recipe: Recipe) -> recipes.Coded:
-    if recipe.name == "int4":
+    if recipe.method == "plain":
         return recipes.plain(weight, recipe.bits, recipe.group)
     if seen is None:
         raise UserError("this recipe needs samples", op="quantise", got=recipe.name)
-    if recipe.name == "gptq-int4":
+    if recipe.method in ("gptq", "awq-gptq"):
         return recipes.gptq(weight, seen.products, recipe.bits, recipe.group)
     importance = np.maximum(np.diag(seen.products), 1e-12)
     return recipes.searched(weight, recipe.bits, recipe.group, importance)
 
 
-def _take(block: Module, name: str, weights: Any, recipe: Recipe) -> None:
+def take(model: Module, name: str, weights: Any, input_format: str = "") -> None:
     """Let a layer read what was made."""
-    layer: Any = block.get_submodule(name)
+    layer: Any = model.get_submodule(name)
     layer.weight.requires_grad = False
     layer.weight.node = stored(weights, layer.weight.dtype).node
-    if recipe.input_format and isinstance(layer, Linear):
-        put(block, name, PackedLinear(layer, None, recipe.input_format))
+    if type(layer) is not Linear or input_format:
+        put(model, name, PackedLinear(layer, None, input_format))
 
 
-__all__ = ["RECIPES", "Recipe", "Rounding", "Seen", "Shared", "round_block", "seen_by"]
+__all__ = [
+    "RECIPES",
+    "WORD",
+    "Recipe",
+    "Rounding",
+    "Seen",
+    "Shared",
+    "round_block",
+    "seen_by",
+    "take",
+]

@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 SHRUNK = np.linspace(1.0, 0.55, 19, dtype=np.float32)  # ranges that are tried
 POWERS = np.linspace(0.0, 0.95, 20)  # of AWQ and SmoothQuant
 DAMPED, AT_ONCE = 0.01, 64  # of GPTQ: share of the mean that is added, columns
+JUDGED = 256  # rows of each matrix that AWQ's factors are judged by
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Coded:
     scale: Array  # float16 (rows, groups)
     zero: Array  # uint8 (rows, groups)
     bits: int
+    before: Array | None = None  # of GPTQ: what each was when it was rounded, in float32
 
     @property
     def group(self) -> int:
@@ -133,7 +135,7 @@ def gptq(weight: Array, products: Array, bits: int, group: int, damped: float = 
     matrix[np.diag_indices_from(matrix)] += damped * diagonal.mean() + 1e-12
     upper = np.linalg.cholesky(np.linalg.inv(matrix)).T.astype(np.float32)
     wide = wide.astype(np.float32)
-    codes = np.empty(weight.shape, np.uint8)
+    codes, before = np.empty(weight.shape, np.uint8), np.empty(weight.shape, np.float32)
     rows, columns = weight.shape
     for first in range(0, columns, AT_ONCE):
         end = min(first + AT_ONCE, columns)
@@ -143,12 +145,12 @@ def gptq(weight: Array, products: Array, bits: int, group: int, damped: float = 
             scale, zero = start.scale[:, own], start.zero[:, own]
             code = _rounded(part[:, at], scale, zero, bits)
             value = (code - zero.astype(np.float32)) * scale.astype(np.float32)
-            codes[:, order[first + at]] = code
+            codes[:, order[first + at]], before[:, order[first + at]] = code, part[:, at]
             row = upper[first + at, first + at : end]
             errors[:, at] = (part[:, at] - value) / row[0]
             part[:, at:] -= errors[:, at : at + 1] * row
         wide[:, end:] -= errors @ upper[first:end, end:]
-    return Coded(codes, start.scale, start.zero, bits)
+    return Coded(codes, start.scale, start.zero, bits, before)
 
 
 def loss(change: Array, products: Array) -> float:
@@ -159,8 +161,9 @@ def loss(change: Array, products: Array) -> float:
 
 def awq(weights: Sequence[Array], mean: Array, products: Array, bits: int, group: int) -> Array:
     """Factors of input channels with which rounding all of these weights costs least; `mean` is
-    that of the inputs' sizes."""
+    that of the inputs' sizes. Rows of a matrix are many: some of them, evenly spread, judge."""
     best, found = np.inf, np.ones_like(mean)
+    weights = [w[:: max(1, len(w) // JUDGED)] for w in weights]
     for power in POWERS:
         factors = np.maximum(mean, 1e-8) ** power
         factors = (factors / np.sqrt(factors.max() * factors.min())).astype(np.float32)

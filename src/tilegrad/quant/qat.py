@@ -1,0 +1,167 @@
+"""Training that knows of rounding: layers compute with rounded weights, and train what is behind.
+
+`prepare` puts a `QatLinear` in the place of every Linear: its weights are rounded in each step to
+what a Format holds, its inputs too where that is asked for, and derivatives go straight through.
+`convert` packs what was trained. Scales of groups stay as they were found at the start, so that a
+weight moves from one value to the next and not the grid below it; a row in int8 or fp8 is scaled by
+its absmax as it is. Invariant: after `convert` the model computes with the same values as before
+it, outside of training.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..core.dtype import float32, uint8
+from ..core.errors import UserError
+from ..core.format import format_of
+from ..nn.linear import Linear
+from ..nn.module import Module
+from ..tensor.creation import tensor
+from ..tensor.matmul import linear
+from ..tensor.tensor import Tensor, lift, no_grad
+from . import recipes
+from .calibrate import layers_of, put
+from .layerwise import FP8, INT8, Rounding, take
+from .rounding import rounded
+
+ROWS = {"int8": INT8, "fp8": FP8}  # a scale for each row
+GROUPS = tuple(f"int{bits}" for bits in range(2, 8))  # a scale and a zero point for each group
+
+
+class QatLinear(Linear):
+    """A Linear that computes with rounded weights, and trains what they were rounded from."""
+
+    def __init__(
+        self,
+        layer: Linear,
+        grid: recipes.Coded | None = None,
+        row_format: str = "",
+        input_format: str = "",
+    ) -> None:
+        """`layer` gives its Parameters away; `grid` has the scales and zero points of groups."""
+        Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight = layer.weight
+        self.register_parameter("bias", layer.bias)
+        self.row_format, self.input_format = row_format, input_format
+        self.bits = 0 if grid is None else grid.bits
+        scale = None if grid is None else tensor(grid.scale.astype(np.float32)[..., None])
+        zero = None if grid is None else tensor(grid.zero.astype(np.float32)[..., None])
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero", zero)
+
+    def codes(self) -> Tensor:
+        """Whole numbers (rows, groups, columns of a group) of weights in groups, in float32."""
+        scale, zero = self.scale, self.zero
+        cut = self.weight.detach().to(float32).reshape(*scale.shape[:2], -1)
+        return ((cut / scale).round() + zero).clip(0.0, float((1 << self.bits) - 1))
+
+    def near(self) -> Tensor:
+        """The rounded weights."""
+        weight = self.weight
+        if self.scale is None:
+            return rounded(weight, self.row_format, straight_through=self.training)
+        found = ((self.codes() - self.zero) * self.scale).reshape(weight.shape).to(weight.dtype)
+        return weight + (found - weight).detach() if self.training else found
+
+    def forward(self, x: Any) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        given = lift(x)
+        if self.input_format:
+            given = rounded(given, self.input_format, straight_through=self.training)
+        return linear(given, self.near(), self.bias)
+
+    def extra_repr(self) -> str:
+        """Sizes and what is rounded."""
+        form = self.row_format or f"INT{self.bits} in {self.scale.shape[1]} groups"
+        more = f", inputs in {self.input_format}" if self.input_format else ""
+        return f"{super().extra_repr()}, weights in {form}{more}"
+
+
+def prepare(
+    model: Module,
+    to: str = "int4",
+    group: int = 128,
+    inputs: bool = False,
+    skip: Callable[[str], bool] | None = None,
+    start: Mapping[str, Rounding] | None = None,
+) -> Module:
+    """The model with its linear layers rounded as it trains; changed in place.
+
+    `to` is int2 to int7 in groups of columns, int8 or fp8 by rows; `inputs` are rounded by rows, to
+    fp8 with fp8 and else to int8. `start` has layers that another recipe rounded, by name: their
+    grids are taken over, and of GPTQ the weights as they were before each was rounded. Layers that
+    `skip` names, and those that share their weights with another, stay.
+    """
+    if to not in (*ROWS, *GROUPS):
+        expected = ", ".join((*GROUPS, *ROWS))
+        raise UserError("no such numbers", op="qat", expected=expected, got=to)
+    used = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+    layers = {n: one for n, one in layers_of(model).items() if isinstance(one, Linear)}
+    unknown = set(start or ()) - set(layers)
+    if unknown:
+        raise UserError("no such layer", op="qat", expected=list(layers), got=sorted(unknown))
+    input_format = (FP8 if to == "fp8" else INT8) if inputs else ""
+    for name, layer in layers.items():
+        if used[id(layer.weight)] > 1 or (skip is not None and skip(name)):
+            continue
+        grid = None
+        if to in GROUPS:
+            grid = _grid(layer, int(to[3:]), group, (start or {}).get(name))
+        put(model, name, QatLinear(layer, grid, ROWS.get(to, ""), input_format))
+    return model
+
+
+def _grid(layer: Any, bits: int, group: int, start: Rounding | None) -> recipes.Coded:
+    if start is None:
+        return recipes.searched(np.array(layer.weight.to(float32).numpy()), bits, group, None)
+    fields, columns = start.format.split(start.raw), start.shape[1]
+    fits = start.format.name.startswith(f"INT{bits}_G") and "zero" in fields
+    if not fits or tuple(start.shape) != tuple(layer.weight.shape):
+        expected = f"INT{bits} in groups with zero points, {tuple(layer.weight.shape)}"
+        raise UserError("another start", op="qat", expected=expected, got=start.format.name)
+    if start.before is not None:
+        with no_grad():
+            layer.weight.assign(tensor(start.before).to(layer.weight.dtype))
+    scale = fields["scale"].reshape(len(start.raw), -1)
+    zero = fields["zero"].reshape(scale.shape)
+    return recipes.Coded(np.zeros((len(scale), columns), np.uint8), scale, zero, bits)
+
+
+def convert(model: Module) -> list[Rounding]:
+    """Pack the weights of all layers that `prepare` made, in place; the layers as they were
+    rounded, with the share of the weights that it costs."""
+    made = []
+    for name, layer in list(model.named_modules()):
+        if not isinstance(layer, QatLinear):
+            continue
+        with no_grad():
+            one = _packed(name, layer)
+        made.append(one)
+        take(model, name, one, layer.input_format)
+    if not made:
+        raise UserError("nothing to convert", op="qat", expected="a model that was prepared")
+    return made
+
+
+def _packed(name: str, layer: QatLinear) -> Rounding:
+    weight = np.array(layer.weight.to(float32).numpy())
+    if layer.scale is None:
+        form = format_of(layer.row_format)
+        raw = form.pack(weight)
+        near = form.to_float32(raw)
+    else:
+        codes = layer.codes().to(uint8).numpy().reshape(weight.shape)
+        scale = layer.scale.numpy()[..., 0].astype(np.float16)
+        zero = layer.zero.numpy()[..., 0].astype(np.uint8)
+        coded = recipes.Coded(codes, scale, zero, layer.bits)
+        form, raw, near = coded.format, coded.raw(), coded.values()
+    return Rounding.of(name, form, raw, weight, near)
+
+
+__all__ = ["QatLinear", "convert", "prepare"]
