@@ -67,7 +67,7 @@ def test_a_front_end_sees_a_fault(tmp_path: Path) -> None:
 def test_registers_are_the_simulators_in_every_cycle(chip: str, tmp_path: Path) -> None:
     if why_not():
         pytest.skip(why_not())
-    assert lockstep(CHIPS[chip], range(2), tmp_path) == ""
+    assert lockstep(CHIPS[chip], range(2, 4), tmp_path) == ""
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_registers_are_the_simulators_in_every_cycle(chip: str, tmp_path: Path) 
 def test_registers_with_more_programs(chip: str, tmp_path: Path) -> None:
     if why_not():
         pytest.skip(why_not())
-    assert lockstep({**CHIPS, **MORE}[chip], range(2, 8), tmp_path) == ""
+    assert lockstep({**CHIPS, **MORE}[chip], range(4, 10), tmp_path) == ""
 
 
 @pytest.mark.slow
@@ -108,8 +108,8 @@ def test_a_planted_fault_is_seen(fault: str, tmp_path: Path) -> None:
         assert old in text
         (folder / name).write_text(text.replace(old, new, 1))
 
-    found = lockstep(small(weights="int4"), [4], tmp_path, change=change)
-    assert "seed 4 cycle" in found
+    found = lockstep(small(weights="int4"), [3], tmp_path, change=change)
+    assert "seed 3 cycle" in found
 
 
 QUICK = ("npu_queue", "npu_token")  # the others take minutes

@@ -45,10 +45,36 @@ class Writer:
 
     def __init__(self, p: Parameters, seed: int) -> None:
         self.p, self.r = p, random.Random(seed)
+        self.filled: list[int] = []  # rows of the scratchpad where a load began
 
     def place(self, count: int, most: int) -> int:
         """A first row for `count` rows."""
         return self.r.randrange(most - count + 1)
+
+    def loaded(self, count: int, bank: int | None = None) -> int:
+        """Mostly where something was loaded, so that the mesh has more than zeros; with sums in
+        place within a bank."""
+        p, r = self.p, self.r
+        first, most = (0, p.scratchpad_rows) if bank is None else (bank * p.bank_rows, p.bank_rows)
+        known = [row - first for row in self.filled if first <= row < first + most]
+        if known and r.random() < 0.8:
+            return first + min(r.choice(known), most - count)
+        return first + self.place(count, most)
+
+    def fill(self) -> list[Instruction]:
+        """Loads of whole rows at the start of two banks."""
+        p = self.p
+        made = []
+        for bank in (0, 1):
+            self.filled.append(bank * p.bank_rows)
+            stride = -(-p.slots * 4 // p.dma_bytes) * p.dma_bytes
+            at = {"rows": min(p.rows, 8), "columns": p.slots, "stride": stride}
+            indexed = int(p.sparse)
+            dram = self.address(at["rows"], stride, 4 * p.slots)
+            made.append(
+                instruction("move_in", local=bank * p.bank_rows, dram=dram, indexed=indexed, **at)
+            )
+        return made
 
     def address(self, rows: int, stride: int, row: int) -> int:
         """An address in DRAM of rows that fit."""
@@ -60,13 +86,15 @@ class Writer:
         rows, columns = r.randint(1, 6), r.randint(1, p.slots)
         stride = r.randrange(1, 40) * p.dma_bytes
         flags = {"narrow": r.randrange(2), "indexed": r.randrange(2) if p.sparse else 0}
+        local = self.place(rows, p.scratchpad_rows - 4)
+        self.filled.append(local)
         return instruction(
             "move_in",
             tokens,
             rows=rows,
             columns=columns,
             stride=stride,
-            local=self.place(rows, p.scratchpad_rows - 4),
+            local=local,
             dram=self.address(rows + 4, stride, 4 * p.slots),
             **flags,
             **given,
@@ -94,8 +122,7 @@ class Writer:
 
     def preload(self, tokens: str = "") -> Instruction:
         rows = self.r.randint(1, self.p.rows)
-        local = self.place(rows, self.p.scratchpad_rows)
-        return instruction("preload", tokens, rows=rows, local=local)
+        return instruction("preload", tokens, rows=rows, local=self.loaded(rows))
 
     def matmul(self, tokens: str = "") -> Instruction:
         p, r = self.p, self.r
@@ -106,15 +133,15 @@ class Writer:
             flags["mixed"] = 1
         if p.dataflow != "os":
             result = self.place(count, p.accumulator_rows)
-            local = self.place(count, p.scratchpad_rows)
+            local = self.loaded(count)
             return instruction("matmul", tokens, local=local, result=result, count=count, **flags)
         rows = r.randint(1, p.rows)
         first, second = r.sample(range(p.banks), 2)
         return instruction(
             "matmul",
             tokens,
-            local=first * p.bank_rows + self.place(count, p.bank_rows),
-            second=second * p.bank_rows + self.place(count, p.bank_rows),
+            local=self.loaded(count, first),
+            second=self.loaded(count, second),
             result=self.place(rows, p.accumulator_rows),
             count=count,
             rows=rows,
@@ -161,10 +188,10 @@ class Writer:
         """A few words of the execute queue."""
         made = []
         for _ in range(self.r.randint(1, 3)):
-            choices = [self.matmul, self.matmul, self.vector, self.reduce]
-            if self.p.dataflow != "os":
-                choices.append(self.preload)
-            made.append(self.r.choice(choices)())
+            one = self.r.choice([self.matmul, self.matmul, self.vector, self.reduce])
+            if one == self.matmul and self.p.dataflow != "os" and self.r.random() < 0.7:
+                made.append(self.preload())
+            made.append(one())
         return made
 
     def round(self) -> list[Instruction]:
@@ -185,6 +212,7 @@ def random_program(p: Parameters, seed: int, rounds: int = 3) -> list[Instructio
     made = []
     if p.stochastic:
         made.append(instruction("config", seed=1, dram=r.getrandbits(32)))
+    made += writer.fill()
     for _ in range(rounds):
         made += writer.round()
     made.append(instruction("config", set=1, level=0, local=1, dram=p.dma_bytes))
