@@ -19,7 +19,7 @@ from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.target import H100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
-from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.shape import Operands, WidePlan, waves
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body, fill
@@ -204,3 +204,11 @@ def test_few_cores(cores: int) -> None:
     for m in (1, 64, 512, 4096):
         found = choose(Operands(m, 4096, 4096, bfloat16, bfloat16), target)
         assert found.plan.split > 1 or found.plan.programs <= cores
+
+
+def test_some_tokens_fill_all_cores() -> None:
+    """Two tiles of rows: gated weights are cut so that the cores have equally many tiles."""
+    x = Operands(256, 17408, 5120, bfloat16, bfloat16, weights=(17408, 17408), gated=True)
+    plan = choose(x, H200).plan
+    computed = plan.tile[0] * plan.tile[1] * H200.cores * waves(x, plan)
+    assert 256 * 2 * 17408 > 0.97 * computed

@@ -97,18 +97,23 @@ class Bringing:
                 place = place[0 : rows_of(self, half), :]
             self.copy(place, box(self.of_batch(self.a, batch), at, place.shape), stage, shared)
 
-    def fill_right(self, stage: Any, where: Any, step: Any, at: tuple[int, ...] = ()) -> None:
-        """A tile of b; shared along m, each program brings some of its rows for all."""
+    def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
+        """A tile of b, that of a weight by number; shared along m, each program brings some of its
+        rows for all."""
         plan, (batch, _, column) = self.plan, where
         shared = plan.cluster > 1 and not plan.across
-        place = self.right[(stage, *at)]
-        rows = place.shape[0] // plan.cluster if shared else place.shape[0]
+        place, begin, rows = self.right_of(stage, number)
+        rows = rows // plan.cluster if shared else rows
         first = self.near * rows if shared else 0
         row, column = side(column, self.along_k(step), self.x.b_along_k)
         source = box(
             self.of_batch(self.weight, batch), (row + first, column), (rows, place.shape[1])
         )
-        self.copy(place[first : first + rows, :], source, stage, shared)
+        self.copy(place[begin + first : begin + first + rows, :], source, stage, shared)
+
+    def right_of(self, stage: Any, _: int) -> tuple[Any, int, int]:
+        """Where a weight's tile of b lies in a stage: the place, its first row there, and rows."""
+        return self.right[stage], 0, self.right.shape[1]
 
     def copy(self, place: Any, source: Any, stage: Any, shared: bool) -> None:
         """A copy into a stage, of this program or of all that share what is read."""

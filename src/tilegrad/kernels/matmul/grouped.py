@@ -78,10 +78,10 @@ class Grouping:
             found = tile.cast(tile.load(rows, at), int64)
             self.pages = tile.minimum(tile.maximum(found, 0), most)
 
-    def fill_right(self, stage: Any, where: Any, step: Any, at: tuple[int, ...] = ()) -> None:
+    def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """A block of rows."""
         if not self.rows:
-            super().fill_right(stage, where, step, at)  # type: ignore[misc]
+            super().fill_right(stage, where, step, number)  # type: ignore[misc]
             return
         place, column = self.right[stage], self.along_k(step)
         source = box(self.weight, (0, column), (1, place.shape[1]))

@@ -4,7 +4,8 @@
 weight after another and each result goes to a place of its own; which weight a tile belongs to
 is found from where it begins, by branches that all threads of a role take alike. Gated, a stage
 of the ring holds the input's tile and one tile of each weight, a consumer keeps an accumulator
-for each, and the epilogue makes one result of the pieces.
+for each (along k one for all, so that the input's tile is read once), and the epilogue makes one
+result of the pieces.
 
 Costs: as the wide matmul of the weights put side by side, less the launches and the reads of the
 input; gated, also less the results that need not be stored and read again.
@@ -65,6 +66,7 @@ class JointMatmul(WideMatmul):
             list(map(tile.memory, results)),
         )
         self.products = len(self.weights) if x.gated else 1
+        self.joined = x.gated and not x.turned and x.b_along_k
         varying = [w for w in weights if w.type.use != "constant"]  # type: ignore[union-attr]
         first = [*varying, weights[0]][0]  # all are read early, or none
         pair = (first, tokens) if x.turned else (tokens, first)
@@ -127,19 +129,19 @@ class JointMatmul(WideMatmul):
 
             self.each(row, fill)
 
-    def fill_right(self, stage: Any, where: Any, step: Any, at: tuple[int, ...] = ()) -> None:
+    def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Turned, a tile of the input; else of the weights."""
         batch, row, column = where
         if self.x.turned:
-            super().fill_right(stage, where, step, at)
+            super().fill_right(stage, where, step, number)
         elif self.x.gated:
             for number, weight in enumerate(self.weights):
                 self.weight = weight
-                super().fill_right(stage, where, step, (number,))
+                super().fill_right(stage, where, step, number)
         else:
 
-            def fill(number: int, place: Any) -> None:
-                self.weight = self.weights[number]
+            def fill(which: int, place: Any) -> None:
+                self.weight = self.weights[which]
                 super(JointMatmul, self).fill_right(stage, (batch, row, place), step)
 
             self.each(column, fill)
@@ -161,13 +163,21 @@ class JointMatmul(WideMatmul):
     # ---- gated: a tile of each weight -----------------------------------------------------
 
     def operands(self) -> tuple[Any, Any]:
-        """Gated, b's place is one for each weight."""
+        """Gated, b's place is one for each weight; along k, they lie one below another."""
         x, stages, (tm, _, tk) = self.x, self.plan.stages, self.plan.tile
-        if not x.gated or x.turned:
+        if not x.gated or x.turned or self.joined:
             return super().operands()
         half, each = side(64, tk, x.a_along_k), side(self.unit, tk, x.b_along_k)
         left = tile.shared((stages, tm // 64, *half), x.dtype, "swizzle128")
         return left, tile.shared((stages, self.products, *each), x.dtype, "swizzle128")
+
+    def right_of(self, stage: Any, number: int) -> tuple[Any, int, int]:
+        """Where a weight's tile lies in a stage of the ring."""
+        if not self.x.gated or self.x.turned:
+            return super().right_of(stage, number)
+        if self.joined:
+            return self.right[stage], number * self.unit, self.unit
+        return self.right[stage, number], 0, self.right.shape[2]
 
     def fill_weights(self, stage: Any, batch: Any, row: Any, step: Any) -> None:
         """64 rows a copy: those of the first weight, then those of the next."""
@@ -180,7 +190,7 @@ class JointMatmul(WideMatmul):
 
     def at(self, number: int, own: int, stage: Any) -> tuple[Any, Any]:
         """Where in the ring the operands of a product lie."""
-        if not self.x.gated:
+        if not self.x.gated or self.joined:
             return super().at(number, own, stage)
         if self.x.turned:
             return self.left[stage, number * self.halves + own], self.right[stage]

@@ -58,6 +58,9 @@ class Leaving(Bringing):
         """Bring a finished tile out."""
         where = self.corner(self.program + count * self.walkers)
         sums = [tile.read(total) for total in totals]
+        if self.joined:
+            (whole,), wide = sums, self.span[1]
+            sums = [whole[:, i * wide : (i + 1) * wide] for i in range(self.products)]
         if self.plan.split > 1:
             sums = self.gather(own, sums, self.span[1] // self.plan.split)
         self.write_sums(own, count, where, sums)

@@ -36,6 +36,7 @@ NOT_SHARED = 1.015  # products of many tiles run so much longer where neighbours
 TURNED_SECONDS = 3e-7  # storing the turned result, where tokens are many
 STREAM_RATE = 6.2e10  # bytes/s of memory that one program with 64 rows takes in
 GATED = 0.985  # of the rate, where each product has a part of the tile's columns (not measured)
+NARROW = 128  # columns of a tile at least, where tokens are several tiles
 SUSTAINED = 0.84  # of the matrix units' peak, at the clock that power allows
 STEP_SECONDS = 2.0e-8  # of a step of k that nothing hides
 PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way out
@@ -43,6 +44,7 @@ EFFICIENCY = {256: 0.98, 224: 0.98, 192: 0.97, 160: 0.95, 128: 0.94, 112: 0.92, 
 # few tokens: times of memory, of the L2 cache and of what is asked for ahead, in one norm
 NORM, FEW = 3.7, 128
 FITTED = 192  # tokens that one tile may hold beside weights as wide as a core's share of them
+FILLED = 1024  # tokens in a few tiles, beside weights so wide that all cores have as many tiles
 FEW_SHARE, FEW_IDLE = 0.98, 0.15  # of the copy rate; what idle cores cost it, as a power
 FEW_CACHE, FEW_INGRESS = 2.7e13, 1.3e11  # bytes/s out of the L2 cache, into one multiprocessor
 FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
@@ -99,7 +101,7 @@ def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     found: list[Iterator[tuple[WidePlan, bool]]] = []
     if high(x.m) <= 128:
         found.append(few_tokens(x, target))
-    if (16 if not x.gated else 1) < high(x.m) <= FITTED:  # fewer wait for memory alone
+    if (16 if not x.gated else 1) < high(x.m) <= FILLED:  # fewer wait for memory alone
         found.append(fitted_widths(x, target))
     if high(x.m) > 32 or not x.a_along_k:
         found.append(many_tokens(x, target))
@@ -147,36 +149,48 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
 
 
 def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
-    """Few tokens as rows, and tiles of the weights so wide that each core has as many as others:
-    one, or where that is too wide two or three, or more of three consumers."""
-    size, tm = x.dtype.size, 64 * -(-high(x.m) // 64)
-    columns = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated)
-    fewest = -(-columns // (256 * target.cores))
-    several = fewest > 1 and high(x.m) > 32  # fewer rows are mostly beyond a box
-    most = fewest + 1 if tm > FEW else 3
-    shares = [(split, 1) for split in (1, 2, 3, 4)]
-    for split, rounds in [*shares, *((1, r) for r in range(2, most + 1))] if several else shares:
-        unit = 8 * split * (2 * len(x.weights) if x.gated else 1)
-        limit = CLUSTERS[split] if split > 1 else rounds * target.cores
-        least = high(x.batch) * high(x.n) // limit // unit * unit
-        wide = (
-            tn
-            for tn in range(max(unit, least), 257, unit)
-            if tiles_of(x, WidePlan((tm, tn, 64)), False) <= limit
+    """Tokens as rows, and tiles of the weights so wide that each core has as many as others: one,
+    or where that is too wide or tokens are many a few."""
+    m = high(x.m)
+    heights = [64 * -(-m // 64)] if m <= FITTED else []
+    for tm in dict.fromkeys([*heights, *([128] if m > FEW else [])]):
+        columns = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated) * -(-m // tm)
+        fewest = -(-columns // (256 * target.cores))
+        several = fewest > 1 and m > 32  # fewer rows are mostly beyond a box
+        most = fewest + 1 if tm > FEW or m > FEW else 3
+        shares = [(split, 1) for split in (1, 2, 3, 4)]
+        for split, rounds in (
+            [*shares, *((1, r) for r in range(2, most + 1))] if several else shares
+        ):
+            for cluster in (1, 2) if tm < m and split == 1 else (1,):
+                yield from fitted_width(x, target, tm, split, rounds, cluster)
+
+
+def fitted_width(
+    x: Operands, target: Target, tm: int, split: int, rounds: int, cluster: int
+) -> Iterator[tuple[WidePlan, bool]]:
+    """The narrowest tile of `tm` rows of which no core has more than `rounds`."""
+    size, unit = x.dtype.size, 8 * split * (len(x.weights) if x.gated else 1)
+    limit = CLUSTERS[split] if split > 1 else rounds * (target.cores // cluster)
+    least = high(x.batch) * high(x.n) // max(1, limit * cluster) // unit * unit
+    if tm < high(x.m):
+        least = max(least, NARROW)
+    for tn in range(max(unit, least), 257, unit) if limit else ():
+        tiles = tiles_of(x, WidePlan((tm, tn, 64), cluster=cluster), False)
+        if tiles > limit:
+            continue
+        depth = (128 if tm + tn <= 160 else 64) * 2 // size
+        columns = x.span((tm, tn, depth))[1] // split
+        staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
+        staged = max(32, staged_of(x, staged, columns)) if columns % 32 == 0 else staged
+        programs = -(-tiles // rounds) * split * cluster
+        plan = WidePlan(
+            (tm, tn, depth), 0, programs, group_of(x), staged, cluster, split=split, dependent=True
         )
-        for tn in itertools.islice(wide, 1):
-            depth = (128 if tm + tn <= 160 else 64) * 2 // size
-            columns = x.span((tm, tn, depth))[1] // split
-            staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
-            staged = max(32, staged_of(x, staged, columns)) if columns % 32 == 0 else staged
-            tiles = tiles_of(x, WidePlan((tm, tn, depth)), False)
-            programs = -(-tiles // rounds) * split
-            plan = WidePlan(
-                (tm, tn, depth), 0, programs, group_of(x), staged, split=split, dependent=True
-            )
-            stages = most_stages(x, plan, target, 24)
-            if stages >= 3:
-                yield replace(plan, stages=stages), False
+        stages = most_stages(x, plan, target, 24)
+        if stages >= 3 and tn // cluster % 8 == 0:
+            yield replace(plan, stages=stages), False
+        return
 
 
 def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
@@ -269,6 +283,14 @@ def matrix_rate(x: Operands, target: Target) -> float:
     return SUSTAINED * target.peak_flops(bfloat16) / target.cores * 2 / x.dtype.size
 
 
+def efficiency(wide: int) -> float:
+    """The share of the rate that products of so many columns reach."""
+    below = max((w for w in EFFICIENCY if w <= wide), default=min(EFFICIENCY))
+    above = min((w for w in EFFICIENCY if w >= wide), default=max(EFFICIENCY))
+    part = (wide - below) / (above - below) if above > below else 0.0
+    return EFFICIENCY[below] + part * (EFFICIENCY[above] - EFFICIENCY[below])
+
+
 def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Seconds the model expects."""
     few = high(x.m) <= FEW
@@ -313,7 +335,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     walkers = plan.programs // (plan.cluster * plan.split)
     rounds = -(-groups // walkers)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
-    rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
+    rate = matrix_rate(x, target) * efficiency(tn) * (GATED if x.gated else 1.0)
     product = 2 * tm * tn * tk / rate
     ingress = (tm + tn) * tk * size / INGRESS_RATE
     alone = NOT_SHARED if plan.cluster == 1 and m >= 2048 else 1.0

@@ -68,7 +68,8 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", beside: 
 class WideMatmul(Leaving):
     """Writes one Body of `wide_matmul`."""
 
-    products = 1  # accumulators of a consumer
+    products = 1  # whose sums an epilogue takes
+    joined = False  # products side by side in one accumulator
 
     def __init__(
         self,
@@ -195,7 +196,8 @@ class WideMatmul(Leaving):
             tile.grid_launch_dependents()
         self.count()
         self.begin(own)
-        totals = [tile.register((64, self.span[1])) for _ in range(self.products)]
+        many, wide = (1, self.products) if self.joined else (self.products, 1)
+        totals = [tile.register((64, wide * self.span[1])) for _ in range(many)]
         for count in tile.range(self.mine):
             turn = tile.hold(count * self.turns, "turn")
             for step in tile.range(self.steps):
