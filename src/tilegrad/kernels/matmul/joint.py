@@ -47,6 +47,18 @@ def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Bod
     ).build()
 
 
+def hole_of(name: str) -> Epilogue:
+    """The hole of a result, for whoever fills it."""
+
+    def hole(*given: Any) -> Any:
+        *pieces, (_, row, column) = given
+        shape = pieces[0].shape
+        places = positions(64, row)[:, None], positions(shape[1], column)[None, :]
+        return tile.hole(name, shape, *pieces, *places)
+
+    return hole
+
+
 class JointMatmul(WideMatmul):
     """Builds one Body of `joint_matmul`."""
 
@@ -73,7 +85,8 @@ class JointMatmul(WideMatmul):
         super().__init__(x, plan, b, (*pair, results[0]), prologue=prologue)
         self.epilogues = [tile.outside(e) for e in epilogues or ()]
         if epilogues is None:
-            self.epilogues = [self.hole_of(i) for i in range(len(self.results))]
+            names = ["epilogue"] if x.gated else [f"epilogue{i}" for i in range(len(self.results))]
+            self.epilogues = [hole_of(name) for name in names]
         self.epilogue = self.epilogues[0]
         self.unit = self.span[0 if x.turned else 1]  # of a weight, in one tile
         self.starts = [0]  # where each weight begins, among tiles side by side
@@ -195,17 +208,3 @@ class JointMatmul(WideMatmul):
         if self.x.turned:
             return self.left[stage, number * self.halves + own], self.right[stage]
         return self.left[stage, own], self.right[stage, number]
-
-    # ---- holes ----------------------------------------------------------------------------
-
-    def hole_of(self, number: int) -> Epilogue:
-        """The hole of a result, for whoever fills it."""
-        name = "epilogue" if self.products > 1 else f"epilogue{number}"
-
-        def hole(*given: Any) -> Any:
-            *pieces, (_, row, column) = given
-            shape = pieces[0].shape
-            places = positions(64, row)[:, None], positions(shape[1], column)[None, :]
-            return tile.hole(name, shape, *pieces, *places)
-
-        return hole
