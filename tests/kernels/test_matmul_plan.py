@@ -211,4 +211,4 @@ def test_some_tokens_fill_all_cores() -> None:
     x = Operands(256, 17408, 5120, bfloat16, bfloat16, weights=(17408, 17408), gated=True)
     plan = choose(x, H200).plan
     computed = plan.tile[0] * plan.tile[1] * H200.cores * waves(x, plan)
-    assert 256 * 2 * 17408 > 0.97 * computed
+    assert 0.97 * computed < 256 * 2 * 17408
