@@ -44,16 +44,8 @@ def check_banks(body: Body, target: Target) -> list[Finding]:
             continue
         turns = turns_of(node, place, accumulators)
         if turns > 1:
-            found.append(
-                finding(
-                    "warning",
-                    "bank_conflict",
-                    f"{node.op.name} of {place_name(place)} takes {turns} turns where one would do",
-                    node,
-                    place,
-                    "a swizzled layout whose span is a row, or rows of another length",
-                )
-            )
+            text = f"{node.op.name} of {place_name(place)} takes {turns} turns where one would do"
+            found.append(finding("bank_conflict", text, node, place, level="warning"))
     return found
 
 

@@ -75,17 +75,8 @@ def shared_bytes(body: Body, target: Target) -> list[Finding]:
     have, at = target.memories["shared"].bytes, at + slack
     if at <= have:
         return []
-    return [
-        finding(
-            "error",
-            "shared_bytes",
-            f"places and barriers of {body.name} take {at} bytes of shared "
-            f"memory, which has {have}",
-            largest,
-            None,
-            "fewer stages or smaller tiles",
-        )
-    ]
+    text = f"places and barriers of {body.name} take {at} bytes of shared memory, which has {have}"
+    return [finding("shared_bytes", text, largest)]
 
 
 # ---- shapes that copies and matrix ops accept ---------------------------------------------------
@@ -103,37 +94,14 @@ def boxes(body: Body) -> list[Finding]:
         span, row = SPANS.get(type_.layout, 0), type_.dtype.storage_bytes(shape[-1])
         sides = [*shape[:-1], span * shape[-1] // row if span and row > span else shape[-1]]
         if max(sides) > BOX:
-            found.append(
-                finding(
-                    "error",
-                    "box",
-                    f"a box of {shape} has a side above {BOX}",
-                    node,
-                    place,
-                    "copy it in parts",
-                )
-            )
+            text = f"a box of {shape} has a side above {BOX}"
+            found.append(finding("box", text, node, place, "copy it in parts"))
+        rows = f"rows of {row} bytes of {place_name(place)}"
         if row % 16:
-            found.append(
-                finding(
-                    "error",
-                    "box",
-                    f"rows of {row} bytes of {place_name(place)} are no multiple of 16 bytes",
-                    node,
-                    place,
-                )
-            )
+            found.append(finding("box", f"{rows} are no multiple of 16 bytes", node, place))
         elif span and row > span and row % span:
-            found.append(
-                finding(
-                    "error",
-                    "box",
-                    f"rows of {row} bytes of {place_name(place)} are not made of "
-                    f"spans of {type_.layout}",
-                    node,
-                    place,
-                )
-            )
+            text = f"{rows} are not made of spans of {type_.layout}"
+            found.append(finding("box", text, node, place))
     return found
 
 
@@ -143,67 +111,36 @@ def engines(body: Body, target: Target, limits: dict[str, int]) -> list[Finding]
     copies = target.memories["shared"].copies if "shared" in target.memories else ()
     for node in body.block.all_nodes():
         if node.op.name in ("copy_async", "copy_store") and copies and node.op.name not in copies:
-            found.append(finding("error", "copies", f"{target.name} has no {node.op.name}", node))
+            found.append(finding("copies", f"{target.name} has no {node.op.name}", node))
     cluster = prod(body.notes.get("cluster", (1,)))
     if cluster > limits["cluster"]:
-        found.append(
-            finding(
-                "error",
-                "cluster",
-                f"a cluster of {cluster} programs, {target.name} has at most {limits['cluster']}",
-            )
-        )
+        text = f"a cluster of {cluster} programs, {target.name} has at most {limits['cluster']}"
+        found.append(finding("cluster", text))
     return found
 
 
 def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Finding]:
     """Warps, numbered barriers and their threads."""
     found = []
-    threads = 32 * sum(r.attrs["warps"] for r in roles)
-    if threads > limits["threads_per_block"]:
-        found.append(
-            finding(
-                "error",
-                "threads",
-                f"the roles have {threads} threads, a program at "
-                f"most {limits['threads_per_block']}",
-                roles[0],
-            )
-        )
+    threads, most = 32 * sum(r.attrs["warps"] for r in roles), limits["threads_per_block"]
+    if threads > most:
+        text = f"the roles have {threads} threads, a program at most {most}"
+        found.append(finding("threads", text, roles[0]))
     free = limits["named_barriers"] - WHOLE_BLOCK - len(roles)  # each role has one of its own
     for node, around in walk(body.block):
         name, attrs = node.op.name, node.attrs
         inside = [n for n in around if n.op.name == "role"]
         if name in ("named_sync", "named_arrive"):
             if not 0 <= attrs["number"] < free:
-                found.append(
-                    finding(
-                        "error",
-                        "named_barrier",
-                        f"named barrier {attrs['number']}: numbers 0 to {free - 1} are free",
-                        node,
-                    )
-                )
-            if attrs["threads"] % 32 or not 32 <= attrs["threads"] <= limits["threads_per_block"]:
-                found.append(
-                    finding(
-                        "error",
-                        "named_barrier",
-                        f"{attrs['threads']} threads are no whole number of warps",
-                        node,
-                    )
-                )
+                text = f"named barrier {attrs['number']}: numbers 0 to {free - 1} are free"
+                found.append(finding("named_barrier", text, node))
+            if attrs["threads"] % 32 or not 32 <= attrs["threads"] <= most:
+                text = f"{attrs['threads']} threads are no whole number of warps"
+                found.append(finding("named_barrier", text, node))
         if name == "matrix_async" and inside and inside[0].attrs["warps"] % 4:
-            found.append(
-                finding(
-                    "error",
-                    "warps",
-                    f"{inside[0].attrs['name']} has {inside[0].attrs['warps']} warps "
-                    "and multiplies: matrix_async takes groups of 4",
-                    node,
-                    inside[0],
-                )
-            )
+            who = f"{inside[0].attrs['name']} has {inside[0].attrs['warps']} warps"
+            text = f"{who} and multiplies: matrix_async takes groups of 4"
+            found.append(finding("warps", text, node, inside[0]))
     return found
 
 
@@ -217,53 +154,25 @@ def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Fin
     given = min(limits["registers_per_thread"], file // max(1, total) // 8 * 8)
     found, taken = [], 0
     for role in roles:
-        asked, threads = role.attrs["registers"], 32 * role.attrs["warps"]
+        name, threads = role.attrs["name"], 32 * role.attrs["warps"]
+        asked = role.attrs["registers"]
         if asked and (asked % 8 or not 24 <= asked <= 256):
-            found.append(
-                finding(
-                    "error",
-                    "registers",
-                    f"{role.attrs['name']} asks for {asked} registers: a multiple of 8 in 24..256",
-                    role,
-                )
-            )
+            text = f"{name} asks for {asked} registers: a multiple of 8 in 24..256"
+            found.append(finding("registers", text, role))
         most = min(asked or given, limits["registers_per_thread"])
         taken += (asked or given) * threads
         places, peak = estimate(role.blocks[0], threads)
         least = places - operands(role.blocks[0], threads)
         if least > most:
-            found.append(
-                finding(
-                    "error",
-                    "registers",
-                    f"register places of {role.attrs['name']} take {least} "
-                    f"registers a thread, it may hold {most}",
-                    role,
-                    None,
-                    "smaller tiles, or more warps for the role",
-                )
-            )
+            text = f"register places of {name} take {least} registers a thread, it may hold {most}"
+            hint = "smaller tiles, or more warps for the role"
+            found.append(finding("registers", text, role, hint=hint))
         elif peak + MARGIN > most:
-            found.append(
-                finding(
-                    "warning",
-                    "registers",
-                    f"{role.attrs['name']} holds about {peak + MARGIN} "
-                    f"registers a thread, it may hold {most}: it may spill",
-                    role,
-                )
-            )
+            text = f"{name} holds about {peak + MARGIN} registers a thread, it may hold {most}"
+            found.append(finding("registers", f"{text}: it may spill", role, level="warning"))
     if roles and taken > file:
-        found.append(
-            finding(
-                "error",
-                "registers",
-                f"the roles take {taken} registers, there are {file}",
-                roles[0],
-                None,
-                "ask for fewer",
-            )
-        )
+        text = f"the roles take {taken} registers, there are {file}"
+        found.append(finding("registers", text, roles[0], hint="ask for fewer"))
     return found
 
 

@@ -62,8 +62,8 @@ class Judge(Order):
         message: str,
         node: Node,
         other: Node | None = None,
-        level: str = "error",
         hint: str = "",
+        level: str = "error",
     ) -> None:
         """End the run; what nothing has written shows in the data itself."""
         if level == "error" and rule != "uninitialised":

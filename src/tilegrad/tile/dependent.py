@@ -32,16 +32,8 @@ def check_dependent(skeleton: Skeleton) -> list[Finding]:
         unsure = [n for n in around if n.op.name in ("branch", "loop") and varies(skeleton, n)]
         if unsure and state(block) != ALL:
             who = f"the role {parts[0].attrs['name']}" if parts else "the program"
-            found.append(
-                finding(
-                    "error",
-                    "dependent",
-                    f"{who} comes to grid_dependency_wait on some paths only",
-                    node,
-                    unsure[-1],
-                    "wait before the branch or loop, where every program comes by",
-                )
-            )
+            text = f"{who} comes to grid_dependency_wait on some paths only"
+            found.append(finding("dependent", text, node, unsure[-1]))
     return found + (early(skeleton) if waits else [])
 
 
@@ -75,17 +67,9 @@ def _early(
             if memory not in skeleton.body.parameters:
                 continue
             if touch.writes or memory.type.use != "constant":  # type: ignore[union-attr]
-                found.append(
-                    finding(
-                        "error",
-                        "dependent",
-                        f"{who} {verb} {memory.attrs['name']} in some programs "
-                        "before it knows of grid_dependency_wait",
-                        node,
-                        None,
-                        "grid_dependency_wait before the branch or loop",
-                    )
-                )
+                what = f"{verb} {memory.attrs['name']} in some programs"
+                text = f"{who} {what} before it knows of grid_dependency_wait"
+                found.append(finding("dependent", text, node))
         inside = unsure or (name in ("branch", "loop") and varies(skeleton, node))
         for inner in node.blocks:
             found += _early(skeleton, inner, who, inside, told)

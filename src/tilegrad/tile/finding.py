@@ -13,6 +13,22 @@ from ..ir.node import Node
 from ..ir.types import Memory
 
 LEVELS = ("error", "warning")
+HINTS = {  # of rules, where one fits all that break them
+    "deadlock": "count who arrives, with how many bytes, and look at the parity",
+    "race": "order the two: arrive on a barrier after the one, wait for it before the other",
+    "phase": "wait for the barrier's phase before it is used again, in this role or one before it",
+    "arrivals": "the count of a barrier is who arrives in one phase",
+    "bytes": "expect exactly the bytes that the copies land",
+    "fence": "fence('async') after the stores, then a barrier, then the asynchronous op",
+    "matrix_fence": "matrix_fence between the last touch of the registers and the matrix op",
+    "unfinished": "wait for all groups before the role ends, for barriers before the program does",
+    "uninitialised": "write it first on every path",
+    "unwritten": "a grid and stores that reach all of it, or tile.result(..., fill=0)",
+    "dependent": "grid_dependency_wait before it, where every program comes by: in this role, "
+    "before a branch or loop, or in one this role waits for",
+    "bank_conflict": "a swizzled layout whose span is a row, or rows of another length",
+    "shared_bytes": "fewer stages or smaller tiles",
+}
 
 
 @dataclass(frozen=True)
@@ -45,15 +61,15 @@ def line_of(node: Node | None) -> str:
 
 
 def finding(
-    level: str,
     rule: str,
     message: str,
     node: Node | None = None,
     other: Node | None = None,
     hint: str = "",
+    level: str = "error",
 ) -> Finding:
-    """A Finding located at Nodes."""
-    where = None if node is None else node.location
+    """A Finding located at Nodes; without a hint of its own it has that of its rule."""
+    where, hint = None if node is None else node.location, hint or HINTS.get(rule, "")
     return Finding(level, rule, message, hint, line_of(node), line_of(other), where)
 
 

@@ -67,32 +67,14 @@ def _visit(node: Node, state: _State, handed: set[Node], found: dict[Finding, No
     elif name == "atomic_add":
         if state.stored is not None and not (state.fenced and (state.met or state.warps == 1)):
             what = state.stored.inputs[0].attrs["name"]
-            found[
-                finding(
-                    "error",
-                    "fence",
-                    f"{what} is stored and counted without a fence('global') and a "
-                    "meeting of the warps between",
-                    node,
-                    state.stored,
-                    "fence('global') after the stores, then named_sync of the role, then count",
-                )
-            ] = None
+            text = "is stored and counted without a fence('global') and a meeting of the warps"
+            hint = "fence('global') after the stores, then named_sync of the role, then count"
+            found[finding("fence", f"{what} {text} between", node, state.stored, hint)] = None
         state.stored, state.counted = None, node
     elif _plain(node, True) & handed:
         state.stored, state.fenced, state.met = node, False, False
     elif _plain(node, False) & handed and state.counted is not None:
-        found[
-            finding(
-                "error",
-                "fence",
-                f"{node.inputs[0].attrs['name']} is read after a count without a "
-                "fence('global') between",
-                node,
-                state.counted,
-                "fence('global') after the atomic_add, before what other programs stored is read",
-            )
-        ] = None
-
-
-__all__ = ["check_handover"]
+        text = "is read after a count without a fence('global') between"
+        hint = "fence('global') after the atomic_add, before what other programs stored is read"
+        what = node.inputs[0].attrs["name"]
+        found[finding("fence", f"{what} {text}", node, state.counted, hint)] = None

@@ -36,7 +36,7 @@ def _make(order: Order, role: Role, node: Node, _: row.Make, values: Any) -> Non
         return
     if (role.rank, node) in order.made:
         text = f"the barrier {node.attrs['name']} is set up several times"
-        order.report("unproved", text, node, None, "warning", "set it up once, before the roles")
+        order.report("unproved", text, node, None, "set it up once, before the roles", "warning")
     order.made.add((role.rank, node))
 
 
@@ -60,12 +60,9 @@ def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Mapping[
     if over % 2 == scalar(wait.parity, values):
         return False
     if role.clock[bar.agent] < over - 1:
-        order.report(
-            "phase",
-            f"{role.name} waits on {bar.name} for phase {over - 1} without knowing that "
-            "the phase before is over: it may go on too early",
-            node,
-        )
+        text = f"{role.name} waits on {bar.name} for phase {over - 1} without knowing"
+        text += " that the phase before is over: it may go on too early"
+        order.report("phase", text, node)
     bar.waits.append((over, role.number, role.epoch, node))
     if over:
         ended = bar.over[over - 1]
@@ -92,23 +89,13 @@ def _meet(order: Order, role: Role, node: Node, meet: row.Meet, values: Any) -> 
 
 def _come_to(order: Order, role: Role, node: Node, meet: row.Meet, round_: Round) -> None:
     """Arrive at a named barrier."""
-    threads = meet.threads
+    threads, name = meet.threads, f"named barrier {round_.number}"
     if role.clock[round_.agent] < len(round_.over):
-        order.report(
-            "phase",
-            f"{role.name} arrives at named barrier {round_.number} without knowing "
-            "that the round before is over: it may count for the wrong one",
-            node,
-            round_.node,
-        )
+        text = f"{role.name} arrives at {name} without knowing that the round before is over"
+        order.report("phase", f"{text}: it may count for the wrong one", node, round_.node)
     if round_.arrived and threads != round_.threads:
-        order.report(
-            "arrivals",
-            f"named barrier {round_.number} is used with {round_.threads} and "
-            f"with {threads} threads",
-            node,
-            round_.node,
-        )
+        text = f"{name} is used with {round_.threads} and with {threads} threads"
+        order.report("arrivals", text, node, round_.node)
     role.joined = len(round_.over)
     round_.threads, round_.node = threads, node
     round_.arrived += 32 * role.warps
@@ -117,11 +104,8 @@ def _come_to(order: Order, role: Role, node: Node, meet: row.Meet, round_: Round
     else:
         join(round_.coming, role.clock)
     if round_.arrived > threads:
-        order.report(
-            "arrivals",
-            f"named barrier {round_.number}: {round_.arrived} of {threads} threads came",
-            node,
-        )
+        text = f"{name}: {round_.arrived} of {threads} threads came"
+        order.report("arrivals", text, node)
     if round_.arrived >= threads:
         round_.coming[round_.agent] = len(round_.over) + 1
         round_.over.append(round_.coming)

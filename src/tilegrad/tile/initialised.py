@@ -80,9 +80,7 @@ class _Walker:
                 level = "error"
                 if memory in maybe or any(t.memory is memory for t in self.carried()):
                     level, text = "warning", text + " on some paths"
-                self.found[memory] = finding(
-                    level, "uninitialised", text, node, memory, "write it first on every path"
-                )
+                self.found[memory] = finding("uninitialised", text, node, memory, level=level)
         for touch in touches_of(node):
             if is_place(touch.memory) and prod(touch.memory.shape) <= MANY:
                 self.elements(node, touch)
@@ -107,9 +105,7 @@ class _Walker:
             if reached[part].all():
                 return
             text = f"some of {place_name(place)} is read that nothing wrote"
-            self.found[place] = finding(
-                "error", "uninitialised", text, node, place, "write it first"
-            )
+            self.found[place] = finding("uninitialised", text, node, place)
 
 
 def _part(touch: Touch) -> tuple[slice, ...] | None:

@@ -42,16 +42,6 @@ from .row import Scalar, Touch, effects_of, is_place
 
 MOST_FINDINGS = 24
 ENGINES = ("matrix_async", "copy_store", "copy_threads")  # what a role starts in groups
-HINTS = {
-    "deadlock": "count who arrives, with how many bytes, and look at the parity",
-    "race": "order the two: arrive on a barrier after the one, wait for it before the other",
-    "phase": "wait for the barrier's phase before it is used again, in this role or one before it",
-    "fence": "fence('async') after the stores, then a barrier, then the asynchronous op",
-    "matrix_fence": "matrix_fence between the last touch of the registers and the matrix op",
-    "unfinished": "wait for all groups before the role ends",
-    "uninitialised": "write it first on every path",
-    "dependent": "grid_dependency_wait before it, in this role or in one this role waits for",
-}
 
 
 class Role:
@@ -146,15 +136,13 @@ class Order:
         message: str,
         node: Node,
         other: Node | None = None,
-        level: str = "error",
         hint: str = "",
+        level: str = "error",
     ) -> None:
         """Note a Finding, each pair of ops once."""
         key = (rule, node, other)
         if key not in self.findings and len(self.findings) < MOST_FINDINGS:
-            self.findings[key] = finding(
-                level, rule, message, node, other, hint or HINTS.get(rule, "")
-            )
+            self.findings[key] = finding(rule, message, node, other, hint, level)
 
     # ---- roles ------------------------------------------------------------------------------
 
@@ -227,20 +215,11 @@ class Order:
     def left(self, bar: Bar, node: Node, known: Clock) -> None:
         """Bytes that nobody counts, and copies that nobody waits for."""
         if bar.arrived == bar.count and bar.expected != bar.landed:
-            self.report(
-                "bytes",
-                f"{bar} never ends this phase",
-                node,
-                hint="expect exactly the bytes that the copies land",
-            )
+            self.report("bytes", f"{bar} never ends this phase", node)
         elif bar.landed or bar.expected or known[bar.agent] < len(bar.over):
             if bar.landed or bar.expected or self.copied(bar):
-                self.report(
-                    "unfinished",
-                    f"the program ends with copies on {bar.name} under way",
-                    node,
-                    hint="wait for the barrier before the end",
-                )
+                text = f"the program ends with copies on {bar.name} under way"
+                self.report("unfinished", text, node)
 
     def copied(self, bar: Bar) -> bool:
         """Whether the last phase of a barrier had copies."""
@@ -254,12 +233,11 @@ class Order:
         """A phase that may end while a role still waits for the one before."""
         for over, agent, epoch, node in bar.waits:
             if over < len(bar.over) and bar.over[over][agent] <= epoch:
+                before = "the start" if over == 0 else f"phase {over - 1}"
+                who = f"{self.names[agent]} comes to wait for {before}"
+                text = f"{bar.name} may end phase {over} before {who}"
                 self.report(
-                    "phase",
-                    f"{bar.name} may end phase {over} before {self.names[agent]} comes to wait "
-                    f"for {'the start' if over == 0 else f'phase {over - 1}'}, which then "
-                    "waits for ever or one phase too long",
-                    node,
+                    "phase", f"{text}, which then waits for ever or one phase too long", node
                 )
 
     # ---- who touches what -------------------------------------------------------------------
@@ -315,13 +293,9 @@ class Order:
         done: str,
     ) -> None:
         """Report two unordered accesses."""
-        self.report(
-            "race",
-            f"{self.names[agent]} {verb} {self.name_of(place, region)} while "
-            f"{self.names[other.agent]} {done} it, and no barrier or wait orders the two",
-            node,
-            other.node,
-        )
+        one = f"{self.names[agent]} {verb} {self.name_of(place, region)}"
+        both = f"{one} while {self.names[other.agent]} {done} it"
+        self.report("race", f"{both}, and no barrier or wait orders the two", node, other.node)
 
     def touch(
         self,
@@ -356,13 +330,9 @@ class Order:
     def require(self, place: Place, region: Region, role: Role, node: Node) -> None:
         """A place is read: it must have been written."""
         if place.scope != "global" and not place.initialised(region):
-            self.report(
-                "uninitialised",
-                f"{role.name} reads {self.name_of(place, region)}, which "
-                "nothing has written on this path",
-                node,
-                place.node,
-            )
+            text = f"{role.name} reads {self.name_of(place, region)}"
+            text += ", which nothing has written on this path"
+            self.report("uninitialised", text, node, place.node)
 
     def plain(self, place: Place, region: Region, role: Role, node: Node, touch: Touch) -> None:
         """A plain load or store of a role."""
@@ -381,12 +351,9 @@ class Order:
     def unfenced(self, place: Place, role: Role, node: Node) -> None:
         """A matrix op meets registers: a matrix_fence comes after their last plain use."""
         if place.scope == "register" and (place.node in role.registers or not role.fenced):
-            self.report(
-                "matrix_fence",
-                f"{role.name} uses {place_name(place.node)} in {node.op.name} without matrix_fence",
-                node,
-                place.node,
-            )
+            what = f"{place_name(place.node)} in {node.op.name}"
+            text = f"{role.name} uses {what} without matrix_fence"
+            self.report("matrix_fence", text, node, place.node)
 
     def asynchronous(
         self,
@@ -410,61 +377,38 @@ class Order:
 
     def published(self, place: Place, region: Region, plain: Plain, role: Role, node: Node) -> None:
         """Plain stores that an asynchronous op meets: fenced, and the warps have met."""
-        what = self.name_of(place, region)
+        what, hint = self.name_of(place, region), ""
         if plain.fence is None:
-            self.report(
-                "fence",
-                f"{node.op.name} of {role.name} meets plain stores to {what} "
-                "without fence('async')",
-                node,
-                plain.node,
-            )
+            text = f"meets plain stores to {what} without fence('async')"
         elif plain.agent != role.number and role.clock[plain.agent] < plain.fence:
-            self.report(
-                "fence",
-                f"{node.op.name} of {role.name} does not know of the "
-                f"fence('async') after the stores to {what}",
-                node,
-                plain.node,
-            )
+            text = f"does not know of the fence('async') after the stores to {what}"
         elif plain.agent == role.number and not role.alone and role.synced <= plain.fence:
-            self.report(
-                "fence",
-                f"{node.op.name} of {role.name} meets stores to {what} by all "
-                f"{role.warps} warps, which have not met since their fence('async')",
-                node,
-                plain.node,
-                hint="named_sync with the role's own threads after the fence",
-            )
+            text = f"meets stores to {what} by all {role.warps} warps, "
+            text += "which have not met since their fence('async')"
+            hint = "named_sync with the role's own threads after the fence"
+        else:
+            return
+        self.report("fence", f"{node.op.name} of {role.name} {text}", node, plain.node, hint)
 
     def met(self, place: Place, plain: Plain | None, role: Role, node: Node) -> None:
         """A role reads what its own warps stored: other threads may hold it now."""
         if plain is None or place.scope == "global" or plain.agent != role.number:
             return
         if not role.alone and role.synced <= plain.epoch:
-            self.report(
-                "warps",
-                f"{role.name} reads {place_name(place.node)}, which its {role.warps} "
-                "warps stored, and they have not met since",
-                node,
-                plain.node,
-                "warning",
-                "named_sync with the role's own threads, unless each thread reads its own",
-            )
+            what = f"{place_name(place.node)}, which its {role.warps} warps stored"
+            text = f"{role.name} reads {what}, and they have not met since"
+            hint = "named_sync with the role's own threads, unless each thread reads its own"
+            self.report("warps", text, node, plain.node, hint, "warning")
 
     def crossed(self, place: Place, region: Region, role: Role, node: Node) -> None:
         """A role's threads write what its warps read: all of them must be past the read."""
         for near in region.around():
             read = near.reads.get(role.number)
             if read is not None and not role.alone and role.synced <= read.epoch:
-                self.report(
-                    "warps",
-                    f"{role.name} writes {place_name(place.node)}, which its "
-                    f"{role.warps} warps read, and they have not met since",
-                    node,
-                    read.node,
-                    hint="named_sync with the role's own threads between the two",
-                )
+                what = f"{place_name(place.node)}, which its {role.warps} warps read"
+                text = f"{role.name} writes {what}, and they have not met since"
+                hint = "named_sync with the role's own threads between the two"
+                self.report("warps", text, node, read.node, hint)
 
     def may_touch(self, role: Role) -> bool:
         """Whether a role knows, if only by others, that the launches before are done."""
@@ -474,13 +418,9 @@ class Order:
         """Parameters are touched after the dependency wait, but for reads of constants."""
         if self.dependent and not self.may_touch(role) and not is_place(memory):
             if writes or memory.type.use != "constant":  # type: ignore[union-attr]
-                verb = "writes" if writes else "reads"
-                self.report(
-                    "dependent",
-                    f"{role.name} {verb} {memory.attrs['name']} before it "
-                    "knows of grid_dependency_wait",
-                    node,
-                )
+                what = f"{'writes' if writes else 'reads'} {memory.attrs['name']}"
+                text = f"{role.name} {what} before it knows of grid_dependency_wait"
+                self.report("dependent", text, node)
 
     # ---- barriers ---------------------------------------------------------------------------
 
@@ -488,12 +428,8 @@ class Order:
         """One barrier of an array."""
         bars = self.bars[rank, node]
         if not 0 <= stage < len(bars):
-            self.report(
-                "index",
-                f"{op.op.name} at stage {stage} of the {len(bars)} barriers {node.attrs['name']}",
-                op,
-                node,
-            )
+            text = f"at stage {stage} of the {len(bars)} barriers {node.attrs['name']}"
+            self.report("index", f"{op.op.name} {text}", op, node)
             return None
         return bars[stage]
 
@@ -510,13 +446,9 @@ class Order:
         """An arrival or a copy, in a phase that the role knows to have begun; it tells who waits
         of all that the role did, or of itself alone."""
         if role.clock[bar.agent] < len(bar.over):
-            verb = "copies" if landed else "arrives"
-            self.report(
-                "phase",
-                f"{role.name} {verb} on {bar.name} in phase {len(bar.over)} without "
-                "knowing that the phase before is over: it may count for the wrong one",
-                node,
-            )
+            what = f"{'copies' if landed else 'arrives'} on {bar.name} in phase {len(bar.over)}"
+            text = f"{role.name} {what} without knowing that the phase before is over"
+            self.report("phase", f"{text}: it may count for the wrong one", node)
         clock = list(role.clock) if tells else [0] * len(role.clock)
 
         def count() -> None:
@@ -533,12 +465,7 @@ class Order:
         else:
             count()
         if bar.arrived > bar.count:
-            self.report(
-                "arrivals",
-                f"{bar}: more arrivals than it counts",
-                node,
-                hint="the count of the barrier is who arrives in one phase",
-            )
+            self.report("arrivals", f"{bar}: more arrivals than it counts", node)
 
     def reached(
         self, role: Role, node: Node, land: row.Land, values: Mapping[Node, Any]

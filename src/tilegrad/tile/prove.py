@@ -52,17 +52,9 @@ def _protocol(skeleton: Skeleton) -> list[Finding]:
         try:
             here = check_protocol(skeleton, scenario)
         except TooLong:
-            here = [
-                finding(
-                    "warning",
-                    "unproved",
-                    f"{skeleton.body.name} is too long to be followed for "
-                    f"program {scenario.program}",
-                    None,
-                    None,
-                    "stages and parities computed from loop indices by // and % let it be cut",
-                )
-            ]
+            text = f"{skeleton.body.name} is too long to be followed for program {scenario.program}"
+            hint = "stages and parities computed from loop indices by // and % let it be cut"
+            here = [finding("unproved", text, hint=hint, level="warning")]
         if any(f.level == "error" for f in here):
             with suppress(TooLong):
                 here = check_protocol(skeleton, scenario, whole=True)

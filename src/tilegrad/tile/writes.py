@@ -58,21 +58,10 @@ def judge(t: Tracer, body: Body) -> Judged:
         state, hole = coverage(t, result.type.shape, here)
         if state == "hole":
             where = [a.node for a in here if a.writes]
-            text = (
-                f"no program writes {result.name}{list(hole)}"
-                if where
-                else (f"nothing writes {result.name}")
-            )
-            found.append(
-                finding(
-                    "error",
-                    "unwritten",
-                    text,
-                    (where or [result.node])[0],
-                    None,
-                    "a grid and stores that reach all of it, or tile.result(..., fill=0)",
-                )
-            )
+            text = f"nothing writes {result.name}"
+            if where:
+                text = f"no program writes {result.name}{list(hole)}"
+            found.append(finding("unwritten", text, (where or [result.node])[0]))
         elif state == "unknown" or not _reads_its_own(here):
             partial.add(result.name)
     return Judged(found, partial)
@@ -86,19 +75,12 @@ def _unset(name: str, accesses: Sequence[Access]) -> list[Finding]:
             break
         if access.kind == "load":
             break
-    done = {"add": "added to", "load": "read"}
-    return [
-        finding(
-            "error",
-            "uninitialised",
-            f"{name} is {done[a.kind]}, and nothing set it before",
-            a.node,
-            None,
-            "tile.result(..., fill=0)",
-        )
-        for a in accesses
-        if a.kind != "store"
-    ][:1]
+    first = next((a for a in accesses if a.kind != "store"), None)
+    if first is None:
+        return []
+    done = {"add": "added to", "load": "read"}[first.kind]
+    text = f"{name} is {done}, and nothing set it before"
+    return [finding("uninitialised", text, first.node, hint="tile.result(..., fill=0)")]
 
 
 def _reads_its_own(accesses: Sequence[Access]) -> bool:
@@ -135,12 +117,12 @@ def races(t: Tracer, name: str, accesses: Sequence[Access]) -> list[Finding]:
     if isinstance(counted, tuple):
         first, second, element = counted
         text = f"two programs touch {name}{list(element)}, and one of them writes it"
-        return [finding("error", "race", text, second.node, first.node, HINT)]
+        return [finding("race", text, second.node, first.node, HINT)]
     if counted is None or t.placed or all(a.unique or not a.writes for a in accesses):
         return []
     unsure = next((a for a in counted if a.writes and not a.unique), counted[0])
     text = f"it is not known that programs write different elements of {name}"
-    return [finding("error", "race", text, unsure.node, None, HINT)]
+    return [finding("race", text, unsure.node, None, HINT)]
 
 
 def owned(t: Tracer, programs: Sequence[Expr], accesses: Sequence[Access]) -> bool:
