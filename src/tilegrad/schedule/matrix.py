@@ -13,17 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.config import invariant
 from ..core.target import MatrixUnit, Target
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, floor_divide, high, loop_index, minimum, modulo
+from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
 from ..tile import ops as tile_ops
 from .access import Condition, Index
-from .cut import Cut
-from .dot import DotLowering
-from .family import Bodies, Family, Offer, roofline
+from .dot import DotLowering, VectorProducts
+from .family import Bodies, Offer, roofline
 from .plan import Plan
-from .problem import breaks_of_groups, stride_of
 from .region import Region
 
 SCRATCH = 1 << 20  # bytes of packed b
@@ -53,7 +50,7 @@ class MatrixLowering(DotLowering):
         self.input = unit.inputs[0]
         self.together = unit.k // TILE  # k values that stand side by side
 
-    def plan(self) -> Plan:
+    def choose(self) -> Plan:
         """Blocks: of k what stays near, of m and n as much as their sums may take."""
         batch, m, k, n = self.problem.most
         side, workers = 2 * TILE, max(1, self.target.cores)
@@ -78,9 +75,9 @@ class MatrixLowering(DotLowering):
             block_m = self.rows_of_group(side)
         return Plan(side, 2, TILE, block_m, block_n, block_k, self.unit.name)
 
-    def places(self, plan: Plan) -> None:
+    def places(self) -> None:
         """Scratch in the layouts the unit reads."""
-        b, steps = self.b, plan.block_k // self.unit.k
+        b, plan, steps = self.b, self.plan, self.plan.block_k // self.unit.k
         line, panels = TILE * self.together, plan.block_n // plan.nr
         self.packed_b = b.allocate((panels, steps, 2, TILE, line), self.input, "l2")
         self.packed_a = b.allocate((steps, 2, TILE, line), self.input, "l1")
@@ -90,119 +87,80 @@ class MatrixLowering(DotLowering):
             rows = -(-plan.block_m // plan.mr)
             self.sums = b.allocate((rows, panels, 4, TILE, TILE), self.accumulator, "l2")
 
-    def body(self, plan: Plan) -> tuple[Size, ...]:
-        """One program: for each block of k, pack b, then every row panel."""
-        b = self.b
-        _, _, k, n = self.problem.sizes
-        grid, at_batch, row, column = self.problem.blocks(self.e, plan.block_m, plan.block_n)
-        self.turned_a = self.is_turned(at_batch)
-        self.places(plan)
-        live = ceil_divide(minimum(n - column, plan.block_n), plan.nr)
-        stop = minimum(row + plan.block_m, self.problem.end)
-        whole, each = ceil_divide(k, self.unit.k), plan.block_k // self.unit.k
+    def blocks_of_k(self) -> None:
+        """All blocks of k: the first clears its sums, the last hands them on."""
+        last = self.blocks - 1
+        if last:
+            self.part(0, "first")
+        if last > 1:
+            for block in self.b.each("k_block", 1, last):
+                self.part(block, "")
+        self.part(last, "last" if last else "first last")
 
-        def part(block: Size, ends: str) -> None:
-            self.first = block * each
-            self.steps = minimum(whole - self.first, each)
-            with self.e.scope():
-                self.pack_columns(plan, at_batch, column, live)
-                self.panels(plan, at_batch, (row, stop), column, live, ends)
-
-        def parts() -> None:
-            last = self.blocks - 1
-            if last:
-                part(0, "first")
-            if last > 1:
-                b.loop("k_block", 1, last, 1, lambda block, _: part(block, ""))
-            part(last, "last" if last else "first last")
-
-        self.if_any(row, stop, parts)
-        return (grid,)
+    def part(self, block: Size, ends: str) -> None:
+        """One block of k, in steps of the unit."""
+        whole = ceil_divide(self.problem.sizes[2], self.unit.k)
+        each = self.plan.block_k // self.unit.k
+        self.first, self.ends = block * each, ends
+        self.steps = minimum(whole - self.first, each)
+        with self.e.scope():
+            self.pack_b(self.first * self.unit.k, self.steps)
+            self.panels(self.first * self.unit.k, self.steps)
 
     def operand(self, x: Node, index: Index, k: Size, lanes: int) -> Node:
         """An operand in the unit's dtype, zero where k is past its end."""
-        size = self.problem.sizes[2]
-        if modulo(size, self.unit.k) == 0:
+        condition = Condition(k, self.problem.sizes[2])
+        if modulo(self.problem.sizes[2], self.unit.k) == 0 or condition.holds():
             value = self.e.value(x, index)
         else:
-            condition = Condition(k, size)
-            value = (
-                self.e.value(x, index)
-                if condition.holds()
-                else self.e._guarded(x, index, [condition])
-            )
+            value = self.e._guarded(x, index, [condition])
         return self.b.broadcast(self.b.cast(value, self.input), (lanes,))
 
-    def pack_columns(self, plan: Plan, batch: Size, column: Size, live: Size) -> None:
+    def pack_b(self, at: Size, count: Size) -> None:
         """packed[panel, step, half, group, :] = groups of k for 16 columns."""
-        b, x = self.b, self.problem.b
-        _, _, k, n = self.problem.sizes
-        probe_k, probe_n = loop_index("probe_k", k), loop_index("probe_n", n)
-        probe = self.problem.index_b(batch, probe_k, probe_n)
-        along_k, along_n = (stride_of(self.e, x, probe, at) for at in (probe_k, probe_n))
-        turned = (
+        b, p, (_, _, k, n) = self.b, self.problem, self.problem.sizes
+        along_k, along_n = self.strides(p.b, p.index_b, k, n)
+        if (
             along_k == 1 != along_n
             and modulo(k, self.unit.k) == 0
-            and modulo(n, plan.nr) == 0
+            and modulo(n, self.plan.nr) == 0
             and self.together == 2
-        )
+        ):
+            for j in b.each("panel", 0, self.live):
+                for s in b.each("step", 0, count):
+                    self.turned_step(j, s)
+            return
+        for c in b.each("chunk", 0, self.live, CHUNK):  # neighbouring lines of memory together
+            top, bounds = minimum(c + CHUNK, self.live), (0, high(self.live) - 1)
+            for s in b.each("step", 0, count):
+                for g in b.each("group", 0, TILE):
+                    with self.e.scope():
+                        for j in b.each("panel", c, top, bounds=bounds):
+                            self.plain_group(j, s, g)
 
-        def one(j: Size, s: Size, g: Size = 0) -> None:
-            start = column + j * plan.nr
-            if turned:
-                self.turned_step(plan, batch, start, j, s)
-            else:
-                self.plain_group(plan, batch, start, (j, s, g))
-
-        def panel(j: Size, _: list[Node]) -> None:
-            b.loop("step", 0, self.steps, 1, lambda s, _: one(j, s))
-
-        def chunk(c: Size, _: list[Node]) -> None:
-            top = minimum(c + CHUNK, live)
-
-            def group(s: Size, g: Size) -> None:
-                with self.e.scope():
-                    b.loop(
-                        "panel", c, top, 1, lambda j, _: one(j, s, g), bounds=(0, high(live) - 1)
-                    )
-
-            b.loop(
-                "step",
-                0,
-                self.steps,
-                1,
-                lambda s, _: b.loop("group", 0, TILE, 1, lambda g, _: group(s, g)),
-            )
-
-        if turned:
-            b.loop("panel", 0, live, 1, panel)
-        else:  # neighbouring lines of memory together
-            b.loop("chunk", 0, live, CHUNK, chunk)
-
-    def plain_group(self, plan: Plan, batch: Size, start: Size, at: Sequence[Size]) -> None:
+    def plain_group(self, j: Size, s: Size, g: Size) -> None:
         """A group of k where b is read along n: rows are interleaved."""
-        b, x, together = self.b, self.problem.b, self.together
-        j, s, g = at
+        b, p, together, nr = self.b, self.problem, self.together, self.plan.nr
         base = (self.first + s) * self.unit.k + g * together
         rows = []
         for t in range(together):
             k = base + t
-            with self.columns(plan, start) as lane:
-                rows.append(self.operand(x, self.problem.index_b(batch, k, lane), k, plan.nr))
+            with self.columns(self.column + j * nr) as lane:
+                rows.append(self.operand(p.b, p.index_b(self.batch, k, lane), k, nr))
         wide = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
         value = b.add(tile_ops.reshape(wide, shape=(2, TILE * together)))
         b.store(self.packed_b, value, (j, s, 0, g, 0), (2, 4))
 
-    def turned_step(self, plan: Plan, batch: Size, start: Size, j: Size, s: Size) -> None:
+    def turned_step(self, j: Size, s: Size) -> None:
         """A step of k where b is contiguous along k: pairs are turned as one."""
-        b, x = self.b, self.problem.b
-        base = (self.first + s) * self.unit.k
+        b, p, unit = self.b, self.problem, self.unit.k
+        start = self.column + j * self.plan.nr
         for half in range(2):
             rows = []
             for r in range(TILE):
-                n = start + (half * TILE + r)
-                with self.e.vector(base, self.unit.k, self.problem.sizes[2], True) as lane:
-                    value = self.e.value(x, self.problem.index_b(batch, lane, n))
+                with self.e.vector((self.first + s) * unit, unit, p.sizes[2], True) as lane:
+                    n = start + (half * TILE + r)
+                    value = self.e.value(p.b, p.index_b(self.batch, lane, n))
                     rows.append(b.cast(value, self.input))
             stacked = b.add(tile_ops.stack_rows(*rows))
             pairs = b.add(tile_ops.reshape(stacked, shape=(TILE, TILE, 2)))
@@ -210,91 +168,61 @@ class MatrixLowering(DotLowering):
             value = b.add(tile_ops.reshape(turned, shape=(TILE, 2 * TILE)))
             b.store(self.packed_b, value, (j, s, half, 0, 0), (3, 4))
 
-    def pack_rows(self, plan: Plan, batch: Size, places: list[Size]) -> None:
+    def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[step, half, row, :] = a[row, (first + step) * k ...]."""
-        b, x = self.b, self.problem.a
-        k = self.problem.sizes[2]
-
-        def step(s: Size, _: list[Node]) -> None:
-            for r, m in enumerate(places):
-                base = (self.first + s) * self.unit.k
-                with self.e.vector(base, self.unit.k, k, modulo(k, self.unit.k) == 0) as lane:
-                    value = self.e.value(x, self.problem.index_a(batch, m, lane))
-                    value = b.broadcast(b.cast(value, self.input), (self.unit.k,))
+        b, p, unit = self.b, self.problem, self.unit.k
+        k = p.sizes[2]
+        for s in b.each("step", 0, count):
+            for r, m in enumerate(rows):
+                with self.e.vector((self.first + s) * unit, unit, k, modulo(k, unit) == 0) as lane:
+                    value = self.e.value(p.a, p.index_a(self.batch, m, lane))
+                    value = b.broadcast(b.cast(value, self.input), (unit,))
                     if self.e.mask is not None:
                         zero = b.constant(0, self.input)
                         value = b.apply("where", self.e.mask, value, zero)
                     b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0), (3,))
 
-        b.loop("step", 0, self.steps, 1, step)
+    def panel(self, at: Size, count: Size, rows: list[Size], i: Size, j: Size) -> None:
+        """One register tile."""
+        start = self.column + j * self.plan.nr
+        if "last" in self.ends:
+            self.prefetch_rows(rows, start)
+        with self.e.scope():
+            number = floor_divide(i - self.row, self.plan.mr)
+            self.accumulate(number, j, self.rows_ahead(at, i, j))
+            if "last" in self.ends:
+                self.finish(at, i, start)
 
-    def panels(
-        self, plan: Plan, batch: Size, rows: tuple[Size, Size], column: Size, live: Size, ends: str
-    ) -> None:
-        """Row panels times column panels."""
-        b, (row, stop) = self.b, rows
-        m = self.problem.sizes[1]
-        whole, top = self.whole(plan), m - 1
-        at = self.first * self.unit.k
-
-        def row_panel(i: Size, _: list[Node]) -> None:
-            places = [i + r for r in range(plan.mr)]
-            if not whole:
-                places = [minimum(p, top) for p in places]
-            self.pack_rows(plan, batch, places)
-            panel = floor_divide(i - row, plan.mr)
-
-            def column_panel(j: Size, _: list[Node]) -> None:
-                start = column + j * plan.nr
-                if "last" in ends:
-                    self.prefetch_rows(plan, batch, places, start)
-                with self.e.scope():
-                    self.matrix_micro((panel, j), self.rows_ahead(plan, batch, at, i, j), ends)
-                    if "last" in ends:
-                        self.finish(plan, batch, at, i, stop, start)
-
-            b.loop("column_panel", 0, live, 1, column_panel)
-
-        b.loop("row_panel", row, stop, plan.mr, row_panel, bounds=(0, high(m) - 1))
-
-    def matrix_micro(
-        self, panels: tuple[Size, Size], ahead: list[tuple[Node, Size]], ends: str
-    ) -> None:
+    def accumulate(self, panel: Size, j: Size, ahead: list[tuple[Node, Size]]) -> None:
         """Four accumulators over a block of k, from and to the sums; at last to the strip."""
-        b, name, (panel, j) = self.b, self.unit.name, panels
+        b, name = self.b, self.unit.name
         line, steps = TILE * self.together, int(self.packed_a.shape[0])
-        each = -(-4 * TILE // steps)
+        each = 0 if "first" in self.ends else -(-4 * TILE // steps)
 
         def load(memory: Node, *index: Size, width: int = line) -> Node:
-            scalars = [b.index(i) for i in index]
-            return b.add(tile_ops.matrix_load(memory, *scalars, shape=(TILE, width), unit=name))
+            return b.do(tile_ops.matrix_load, memory, *index, shape=(TILE, width), unit=name)
 
-        def step(s: Size, carried: list[Node]) -> Sequence[Node]:
+        if "first" in self.ends:
+            zero = {"shape": (TILE, TILE), "dtype": self.accumulator, "unit": name}
+            sums = [b.do(tile_ops.matrix_zero, **zero) for _ in range(4)]
+        else:
+            sums = [load(self.sums, panel, j, i, 0, 0, width=TILE) for i in range(4)]
+        for s in b.each("s", 0, self.steps, 1, sums):
             left = [load(self.packed_a, s, t, 0, 0) for t in range(2)]
             right = [load(self.packed_b, j, s, t, 0, 0) for t in range(2)]
             for row in range(0, 2 * TILE):
                 b.prefetch(self.packed_b, j, s + 2, row // TILE, row % TILE, 0)
-            for q in range(0 if "first" in ends else each):  # the next panel's sums
-                own = s * each + q
-                b.prefetch(self.sums, panel, j + 1, 0, own, 0)
+            for q in range(each):  # the next panel's sums
+                b.prefetch(self.sums, panel, j + 1, 0, s * each + q, 0)
             for memory, offset in ahead:
                 b.prefetch(memory, offset + s * self.unit.k, to="l2")
-            return [
-                b.add(tile_ops.matrix_dot(c, left[i // 2], right[i % 2], unit=name))
-                for i, c in enumerate(carried)
-            ]
-
-        if "first" in ends:
-            begin = [
-                b.add(tile_ops.matrix_zero(shape=(TILE, TILE), dtype=self.accumulator, unit=name))
-                for _ in range(4)
-            ]
-        else:
-            begin = [load(self.sums, panel, j, i, 0, 0, width=TILE) for i in range(4)]
-        for i, c in enumerate(b.loop("s", 0, self.steps, 1, step, begin)):
+            for i, c in enumerate(sums):
+                operands = (c, left[i // 2], right[i % 2])
+                sums[i] = b.do(tile_ops.matrix_dot, *operands, unit=name)
+        for i, c in enumerate(sums):
             corner, kept = (i // 2 * TILE, i % 2 * TILE), (panel, j, i, 0, 0)
-            memory, at = (self.strip, corner) if "last" in ends else (self.sums, kept)
-            b.add(tile_ops.matrix_store(memory, c, *map(b.index, at), unit=name))
+            memory, at = (self.strip, corner) if "last" in self.ends else (self.sums, kept)
+            b.do(tile_ops.matrix_store, memory, c, *at, unit=name)
 
 
 def rounded(size: int, unit: int) -> int:
@@ -307,16 +235,8 @@ def even(size: int, most: int, unit: int) -> int:
     return rounded(-(-size // -(-size // max(unit, most // unit * unit))), unit)
 
 
-class TileProducts(Family):
+class TileProducts(VectorProducts):
     """Products on a matrix unit with tiles of its own."""
-
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value can be computed of the product on its way out."""
-        return cut.follows(node, region, leaves)
-
-    def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
-        """Rows of groups that are mostly alone are no product."""
-        return () if invariant() else breaks_of_groups(node, 1)
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The first unit for the dtypes."""
