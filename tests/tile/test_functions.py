@@ -13,7 +13,7 @@ import pytest
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.dtype import DType
 from tilegrad.tile import functions, numeric
-from tilegrad.tile.scope import Element, where
+from tilegrad.tile.scope import Element, Rare, where
 
 LONG = np.longdouble
 DTYPES = {np.dtype(np.float32): dtypes.float32, np.dtype(np.float64): dtypes.float64}
@@ -58,11 +58,11 @@ class NumpyMachine:
             x = where(mask, step(x), x)
         raise AssertionError("it does not end")
 
-    def rarely(self, name: str, near: Any, far: Any, done: Any, *inputs: Element) -> Element:
-        mask, *values = near(*inputs)
+    def rarely(self, rare: Rare, *inputs: Element) -> Element:
+        mask, *values = rare.near(*inputs)
         if mask.held.any():
-            values = [where(mask, b, a) for a, b in zip(values, far(*inputs))]
-        return done(*inputs, *values)
+            values = [where(mask, b, a) for a, b in zip(values, rare.far(*inputs))]
+        return rare.done(*inputs, *values)
 
 
 def multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ from typing import Any
 from .scope import (
     Coefficients,
     Element,
+    Rare,
     Scope,
     multiply_add,
     polynomial,
@@ -417,7 +418,7 @@ def _of_angle(name: str, x: Element, done: Callable[..., Element]) -> Element:
     def end(x: Element, *parts: Any) -> Element:
         return done(Scope(x), x, *parts)
 
-    return x.machine.rarely(name, near, far, end, x)
+    return x.machine.rarely(Rare(name, near, far, end), x)
 
 
 def _sine_and_cosine(scope: Scope, r: Element, r_low: Element) -> tuple[Element, Element]:
@@ -511,7 +512,7 @@ def _of_remainder(name: str, x: Element, y: Element, done: Callable[..., Element
         scope = Scope(x)
         return done(scope, x, y, scope.copy_sign(rest, x))
 
-    return x.machine.rarely(name, near, far, end, x, y)
+    return x.machine.rarely(Rare(name, near, far, end), x, y)
 
 
 def _crosses(rest: Element, y: Element) -> Element:

@@ -23,8 +23,8 @@ class Machine(Protocol):
     Three promises matter. `multiply_add` rounds once. Comparisons with NaN are false. Results may
     not be reassociated or contracted. Shifts are by less than the width.
 
-    Two methods branch. `rarely(name, near, far, done, *inputs)` gives done(*inputs, *values), where
-    near(*inputs) gives a mask and the values that hold outside it, far(*inputs) those inside; the
+    Two methods branch. `rarely(rare, *inputs)` gives done(*inputs, *values), where near(*inputs)
+    gives a mask and the values that hold outside it, far(*inputs) those inside; the
     inputs may be of another Machine. `repeat(going, step, x)` takes x to step(x) while going(x)
     holds, each element by itself; only `far` may use it.
     """
@@ -48,15 +48,17 @@ class Machine(Protocol):
     ) -> Element:
         """A loop of each element."""
 
-    def rarely(
-        self,
-        name: str,
-        near: Callable[..., Any],
-        far: Callable[..., Any],
-        done: Callable[..., Element],
-        *inputs: Element,
-    ) -> Element:
+    def rarely(self, rare: Rare, *inputs: Element) -> Element:
         """One way for most elements, and another for few."""
+
+
+class Rare(NamedTuple):
+    """A function that few elements need another way for, which a Machine's `rarely` takes."""
+
+    name: str
+    near: Callable[..., Any]
+    far: Callable[..., Any]
+    done: Callable[..., Element]
 
 
 Number = Union["Element", float]

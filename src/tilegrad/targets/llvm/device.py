@@ -98,5 +98,3 @@ class Kind:
 
 
 KIND = Kind()
-
-__all__ = ["KIND", "CpuDevice"]

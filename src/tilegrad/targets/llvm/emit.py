@@ -13,7 +13,7 @@ Body gives the same text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...core.errors import InternalError
 from ...core.target import Target
@@ -75,23 +75,13 @@ def run(e: Emission, name: str) -> tuple[str, int]:
 
 def program_loop(e: Emission) -> None:
     """The loop over this worker's programs."""
-    w = e.w
-    head, inside, done = (w.fresh_label(n) for n in ("programs", "program", "done"))
-    before = w.label
-    w.line(f"br label %{head}")
-    w.start(head)
-    number, after = w.name(), w.name()
-    slot = len(w.lines)
-    w.line("")  # the phi, written when the last label is known
-    going = w.value(f"icmp slt i64 {number}, %stop")
-    w.line(f"br i1 {going}, label %{inside}, label %{done}")
-    w.start(inside)
-    e.programs = delinearize(e, number)
-    walk(e, e.body.block)
-    w.line(f"{after} = add nsw i64 {number}, 1")
-    w.lines[slot] = f"  {number} = phi i64 [ %start, %{before} ], [ {after}, %{w.label} ]"
-    w.line(f"br label %{head}")
-    w.start(done)
+
+    def one(number: str, _: Values) -> Values:
+        e.programs = delinearize(e, number)
+        walk(e, e.body.block)
+        return []
+
+    counted(e, ("programs", "program", "done"), ("%start", "%stop", 1), one)
 
 
 def delinearize(e: Emission, number: str) -> list[str]:
@@ -228,24 +218,42 @@ def one_loop(
     e: Emission, node: Node, lower: str, upper: str, step: int, copies: int, carried: Values
 ) -> Values:
     """A loop whose body is written `copies` times."""
-    w, block = e.w, node.blocks[0]
+    block = node.blocks[0]
+
+    def trip(index: str, carried: Values) -> Values:
+        place = index
+        for copy in range(copies):
+            if copy:
+                place = e.w.value(f"add nsw i64 {index}, {copy * node.attrs['step']}")
+            carried = loop_body(e, block, place, carried)
+        return carried
+
     types = register_types(e, block.results)
-    head, inside, done = (w.fresh_label(n) for n in (block.name, "in", "out"))
+    return counted(e, (block.name, "in", "out"), (lower, upper, step), trip, carried, types)
+
+
+def counted(
+    e: Emission,
+    labels: tuple[str, str, str],
+    span: tuple[str, str, int],
+    trip: Callable[[str, Values], Values],
+    carried: Sequence[str] = (),
+    types: Sequence[str] = (),
+) -> Values:
+    """A loop over lower, upper and step; trip(index, carried) writes its body."""
+    w, (lower, upper, step) = e.w, span
+    head, inside, done = (w.fresh_label(n) for n in labels)
     before = w.label
     w.line(f"br label %{head}")
     w.start(head)
     index, following = w.name(), w.name()
     phis = [w.name() for _ in carried]
     slot = len(w.lines)
-    w.lines.extend([""] * (1 + len(phis)))
+    w.lines.extend([""] * (1 + len(phis)))  # written when the last label is known
     going = w.value(f"icmp slt i64 {index}, {upper}")
     w.line(f"br i1 {going}, label %{inside}, label %{done}")
     w.start(inside)
-    current, place = list(phis), index
-    for copy in range(copies):
-        if copy:
-            place = w.value(f"add nsw i64 {index}, {copy * node.attrs['step']}")
-        current = loop_body(e, block, place, current)
+    current = trip(index, list(phis))
     w.line(f"{following} = add nsw i64 {index}, {step}")
     w.lines[slot] = f"  {index} = phi i64 [ {lower}, %{before} ], [ {following}, %{w.label} ]"
     for i, (phi, first, last, type_) in enumerate(zip(phis, carried, current, types)):

@@ -8,6 +8,7 @@ where a mask is false.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from ...core import dtype as dtypes
@@ -130,13 +131,10 @@ def load_vector(
     e: Emission, memory: Node, offset: str, stride: str, lanes: int, mask: str | None, dtype: DType
 ) -> str:
     """One vector from memory: contiguous, or strided by a gather."""
-    element = memory_type(dtype)
+    element, align = memory_type(dtype), dtype.size
     v = vector(element, lanes)
-    align = dtype.size
-    if lanes == 1 and mask is None:
-        x = e.w.value(f"load {v}, ptr {address_of(e, memory, offset)}, align {align}")
-    elif lanes == 1:
-        x = guarded_load(e, memory, offset, mask or "true", v, align)
+    if lanes == 1:
+        x = gather_vector(e, memory, offset, lanes, mask, dtype)
     elif stride == "1" and mask is None:
         x = e.w.value(f"load {v}, ptr {address_of(e, memory, offset)}, align {align}")
     elif stride == "1":
@@ -151,24 +149,6 @@ def load_vector(
         offsets = lane_offsets(e, offset, stride, lanes)
         x = gather_vector(e, memory, offsets, lanes, mask, dtype)
     return from_memory(e, x, dtype, lanes)
-
-
-def guarded_load(
-    e: Emission, memory: Node, offset: str, mask: str, element: str, align: int
-) -> str:
-    """A scalar load that happens only where the mask holds: else it reads element 0's copy."""
-    w = e.w
-    read, join = w.fresh_label("read"), w.fresh_label("join")
-    before = w.label
-    w.line(f"br i1 {mask}, label %{read}, label %{join}")
-    w.start(read)
-    x = w.value(f"load {element}, ptr {address_of(e, memory, offset)}, align {align}")
-    w.line(f"br label %{join}")
-    w.start(join)
-    zero = "0.0" if element in ("float", "double", "half", "bfloat") else "0"
-    if element == "bfloat":
-        zero = "0xR0000"
-    return w.value(f"phi {element} [ {zero}, %{before} ], [ {x}, %{read} ]")
 
 
 def lane_offsets(e: Emission, offset: str, stride: str, lanes: int) -> str:
@@ -188,14 +168,17 @@ def addresses_of(e: Emission, memory: Node, offsets: str, lanes: int) -> str:
 def gather_vector(
     e: Emission, memory: Node, offsets: str, lanes: int, mask: str | None, dtype: DType
 ) -> str:
-    """Elements at a vector of offsets."""
+    """Elements at a vector of offsets; one is read only where the mask holds."""
     element = memory_type(dtype)
     v = vector(element, lanes)
+
+    def one() -> str:
+        return e.w.value(f"load {v}, ptr {address_of(e, memory, offsets)}, align {dtype.size}")
+
+    if lanes == 1 and mask is None:
+        return one()
     if lanes == 1:
-        if mask is None:
-            where = address_of(e, memory, offsets)
-            return e.w.value(f"load {v}, ptr {where}, align {dtype.size}")
-        return guarded_load(e, memory, offsets, mask, v, dtype.size)
+        return e.w.only(mask or "", "read", one, v, "0.0" if v in ("float", "double") else "0")
     name = f"llvm.masked.gather.{mangle(element, lanes)}.v{lanes}p0"
     e.w.declared[name] = f"declare {v} @{name}(<{lanes} x ptr>, <{lanes} x i1>, {v})"
     mask = mask or "splat (i1 true)"
@@ -236,15 +219,14 @@ def store_vector(
     dtype = memory.dtype
     element = memory_type(dtype)
     v = vector(element, lanes)
-    if lanes == 1:
-        align = dtype.size
-        guarded(
-            e,
-            mask,
-            lambda: e.w.line(f"store {v} {x}, ptr {address_of(e, memory, offset)}, align {align}"),
-        )
-    elif stride == "1" and mask is None:
+
+    def plain() -> None:
         e.w.line(f"store {v} {x}, ptr {address_of(e, memory, offset)}, align {dtype.size}")
+
+    if mask is None and (lanes == 1 or stride == "1"):
+        plain()
+    elif lanes == 1:
+        e.w.only(mask or "", "write", plain)
     elif stride == "1":
         name = f"llvm.masked.store.{mangle(element, lanes)}.p0"
         e.w.declared[name] = f"declare void @{name}({v}, ptr, <{lanes} x i1>)"
@@ -270,18 +252,11 @@ def scatter_vector(
     )
 
 
-def guarded(e: Emission, mask: str | None, action: Any) -> None:
-    """Do something only where a scalar mask holds."""
-    if mask is None:
-        action()
-        return
-    w = e.w
-    yes, join = w.fresh_label("write"), w.fresh_label("join")
-    w.line(f"br i1 {mask}, label %{yes}, label %{join}")
-    w.start(yes)
-    action()
-    w.line(f"br label %{join}")
-    w.start(join)
+def lanes_apart(e: Emission, node: Node, *parts: str | None) -> Iterator[list[Any]]:
+    """The lanes of a vector of a scattered value, of its offsets and of its mask, in order."""
+    kinds, lanes = (scalar_type(node.dtype), "i64", "i1"), lanes_of(node.type)
+    for lane in range(lanes):
+        yield [lane_of(e, part, kind, lanes, lane) for part, kind in zip(parts, kinds)]
 
 
 def _scatter(e: Emission, node: Node) -> None:
@@ -293,18 +268,9 @@ def _scatter(e: Emission, node: Node) -> None:
     for x, o, m in zip(found, e.values[offset], masks):
         if mode == "set" and lanes > 1:
             scatter_vector(e, memory, to_memory(e, x, value.dtype, lanes), o, lanes, m)
-            continue
-        for lane in range(lanes):
-            combined(
-                e,
-                memory,
-                value.dtype,
-                mode,
-                *(
-                    lane_of(e, part, kind, lanes, lane)
-                    for part, kind in ((x, scalar_type(value.dtype)), (o, "i64"), (m, "i1"))
-                ),
-            )
+        else:
+            for one in lanes_apart(e, value, x, o, m):
+                combined(e, memory, value.dtype, mode, *one)
 
 
 def combined(
@@ -329,47 +295,33 @@ def combined(
         new = to_memory(e, new, dtype, 1)
         e.w.line(f"store {element} {new}, ptr {where}, align {dtype.size}")
 
-    guarded(e, mask, act)
+    if mask is None:
+        act()
+    else:
+        e.w.only(mask, "write", act)
 
 
 def _atomic_add(e: Emission, node: Node) -> Values:
     memory, value, offset = node.inputs[:3]
     mask = node.inputs[3] if len(node.inputs) > 3 else None
-    lanes, dtype = lanes_of(value.type), node.dtype
-    found, element = e.values[value], scalar_type(node.dtype)
+    lanes, found = lanes_of(value.type), e.values[value]
     masks = masks_of(e, node, mask, len(found), lanes)
     result = []
-    for x, o, m in zip(found, e.values[offset], masks):
-        before = [
-            added(
-                e,
-                memory,
-                dtype,
-                *(
-                    lane_of(e, part, kind, lanes, lane)
-                    for part, kind in ((x, element), (o, "i64"), (m, "i1"))
-                ),
-            )
-            for lane in range(lanes)
-        ]
-        result.append(packed(e, before, element) if lanes > 1 else before[0])
+    for parts in zip(found, e.values[offset], masks):
+        before = [added(e, memory, node.dtype, *one) for one in lanes_apart(e, value, *parts)]
+        result.append(packed(e, before, scalar_type(node.dtype)) if lanes > 1 else before[0])
     return result
 
 
 def added(e: Emission, memory: Node, dtype: DType, x: str, offset: str, mask: str | None) -> str:
     """Add to one element as one step; the value before, 0 where the mask is false."""
-    w, element = e.w, scalar_type(dtype)
-    name = "fadd" if dtype.is_float else "add"
-    yes, join = w.fresh_label("add"), w.fresh_label("join")
-    before = w.label
-    w.line(f"br i1 {mask or 'true'}, label %{yes}, label %{join}")
-    w.start(yes)
-    where = address_of(e, memory, offset)
-    old = w.value(f"atomicrmw {name} ptr {where}, {element} {x} monotonic")
-    w.line(f"br label %{join}")
-    w.start(join)
-    zero = literal(0, dtype)
-    return w.value(f"phi {element} [ {zero}, %{before} ], [ {old}, %{yes} ]")
+    element, name = scalar_type(dtype), "fadd" if dtype.is_float else "add"
+
+    def add() -> str:
+        where = address_of(e, memory, offset)
+        return e.w.value(f"atomicrmw {name} ptr {where}, {element} {x} monotonic")
+
+    return e.w.only(mask or "true", "add", add, element, literal(0, dtype))
 
 
 def _prefetch(e: Emission, node: Node) -> None:
@@ -377,14 +329,8 @@ def _prefetch(e: Emission, node: Node) -> None:
     index = [e.values[i][0] for i in node.inputs[1:]]
     where = address_of(e, memory, offset_of(e, memory, index))
     locality = "3" if node.attrs["to"] == "l1" else "2"
-    e.w.intrinsic(
-        "llvm.prefetch.p0",
-        "void",
-        ("ptr", where),
-        ("i32", "0"),
-        ("i32", locality),
-        ("i32", "1"),
-    )
+    hints = [("i32", hint) for hint in ("0", locality, "1")]
+    e.w.intrinsic("llvm.prefetch.p0", "void", ("ptr", where), *hints)
 
 
 def _sort(e: Emission, node: Node) -> None:
@@ -411,21 +357,21 @@ def _allocate(e: Emission, node: Node) -> Values:
 def _matrix_zero(e: Emission, node: Node) -> Values:
     """Loaded from memory, through an address that nobody can compare: LLVM would make one zero
     of several, and tiles cannot be copied but through the stack."""
-    rows, columns = node.shape
-    pitch = columns * node.dtype.size
     zeros = "private unnamed_addr constant [1024 x i8] zeroinitializer, align 64"
     e.w.declared["tile_zeros"] = f"@tile_zeros = {zeros}"
     where = e.w.value('call ptr asm sideeffect "", "=r,0"(ptr @tile_zeros)')
-    return [
-        e.w.intrinsic(
-            "llvm.x86.tileloadd64.internal",
-            "x86_amx",
-            ("i16", str(rows)),
-            ("i16", str(pitch)),
-            ("ptr", where),
-            ("i64", str(pitch)),
-        )
-    ]
+    return [tile_from(e, node, where, str(node.shape[1] * node.dtype.size))]
+
+
+def extents(node: Node) -> list[tuple[str, str]]:
+    """Rows of a tile of the unit, and bytes of one, as operands."""
+    return [("i16", str(node.shape[0])), ("i16", str(node.shape[1] * node.dtype.size))]
+
+
+def tile_from(e: Emission, node: Node, where: str, pitch: str) -> str:
+    """A tile of the unit from memory."""
+    place = (("ptr", where), ("i64", pitch))
+    return e.w.intrinsic("llvm.x86.tileloadd64.internal", "x86_amx", *extents(node), *place)
 
 
 def matrix_address(e: Emission, memory: Node, index: list[Node]) -> tuple[str, str]:
@@ -438,50 +384,20 @@ def matrix_address(e: Emission, memory: Node, index: list[Node]) -> tuple[str, s
 
 
 def _matrix_load(e: Emission, node: Node) -> Values:
-    rows, columns = node.shape
-    where, pitch = matrix_address(e, node.inputs[0], list(node.inputs[1:]))
-    return [
-        e.w.intrinsic(
-            "llvm.x86.tileloadd64.internal",
-            "x86_amx",
-            ("i16", str(rows)),
-            ("i16", str(columns * node.dtype.size)),
-            ("ptr", where),
-            ("i64", pitch),
-        )
-    ]
+    return [tile_from(e, node, *matrix_address(e, node.inputs[0], list(node.inputs[1:])))]
 
 
 def _matrix_dot(e: Emission, node: Node) -> Values:
-    acc, a, b = node.inputs
-    rows, columns = acc.shape
-    return [
-        e.w.intrinsic(
-            f"llvm.x86.{node.attrs['unit']}.internal",
-            "x86_amx",
-            ("i16", str(rows)),
-            ("i16", str(columns * acc.dtype.size)),
-            ("i16", str(a.shape[1] * a.dtype.size)),
-            ("x86_amx", e.values[acc][0]),
-            ("x86_amx", e.values[a][0]),
-            ("x86_amx", e.values[b][0]),
-        )
-    ]
+    acc, a, _ = node.inputs
+    operands = [*extents(acc), extents(a)[1], *[("x86_amx", e.values[i][0]) for i in node.inputs]]
+    return [e.w.intrinsic(f"llvm.x86.{node.attrs['unit']}.internal", "x86_amx", *operands)]
 
 
 def _matrix_store(e: Emission, node: Node) -> None:
     memory, value = node.inputs[:2]
-    rows, columns = value.shape
     where, pitch = matrix_address(e, memory, list(node.inputs[2:]))
-    e.w.intrinsic(
-        "llvm.x86.tilestored64.internal",
-        "void",
-        ("i16", str(rows)),
-        ("i16", str(columns * value.dtype.size)),
-        ("ptr", where),
-        ("i64", pitch),
-        ("x86_amx", e.values[value][0]),
-    )
+    place = (("ptr", where), ("i64", pitch), ("x86_amx", e.values[value][0]))
+    e.w.intrinsic("llvm.x86.tilestored64.internal", "void", *extents(value), *place)
 
 
 OPS: dict[str, Emit] = {

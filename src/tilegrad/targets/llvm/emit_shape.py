@@ -157,12 +157,8 @@ def flattened(e: Emission, node: Node) -> tuple[str, int]:
     while len(parts) > 1:
         if len(parts) % 2:
             parts = [*parts, "poison"]
-        mask = ", ".join(f"i32 {i}" for i in range(2 * lanes))
-        v = vector(element, lanes)
-        parts = [
-            e.w.value(f"shufflevector {v} {a}, {v} {b}, <{2 * lanes} x i32> <{mask}>")
-            for a, b in zip(parts[::2], parts[1::2])
-        ]
+        v, pairs = vector(element, lanes), zip(parts[::2], parts[1::2])
+        parts = [e.w.shuffle(v, a, b, range(2 * lanes)) for a, b in pairs]
         lanes *= 2
     return parts[0], lanes
 
@@ -188,11 +184,8 @@ def rearrange(e: Emission, node: Node, order: list[int]) -> Values:
         part = order[start : start + lanes]
         if lanes == 1:
             result.append(e.w.value(f"extractelement {v} {source}, i64 {part[0]}"))
-            continue
-        mask = ", ".join(f"i32 {i}" for i in part)
-        result.append(
-            e.w.value(f"shufflevector {v} {source}, {v} poison, <{lanes} x i32> <{mask}>")
-        )
+        else:
+            result.append(e.w.shuffle(v, source, "poison", part))
     return result
 
 
@@ -226,19 +219,13 @@ def turn_groups(e: Emission, node: Node) -> Values:
     v = type_of(node.dtype, width)
     rows = []
     for start in range(0, width, size * count):
-        mask = ", ".join(f"i32 {i}" for i in range(start, start + size * count))
-        row = e.w.value(f"shufflevector {v} {flat}, {v} poison, <{size * count} x i32> <{mask}>")
+        row = e.w.shuffle(v, flat, "poison", range(start, start + size * count))
         rows.append(e.w.value(f"bitcast {narrow} {row} to {wide}"))
     columns = [e.w.value(f"bitcast {wide} {r} to {narrow}") for r in turned(e, rows, "i32")]
     lanes, result = node.shape[-1], []
     for row in columns:
         for start in range(0, size * count, lanes):
-            mask = ", ".join(f"i32 {i}" for i in range(start, start + lanes))
-            result.append(
-                e.w.value(
-                    f"shufflevector {narrow} {row}, {narrow} poison, <{lanes} x i32> <{mask}>"
-                )
-            )
+            result.append(e.w.shuffle(narrow, row, "poison", range(start, start + lanes)))
     return result
 
 
@@ -247,16 +234,13 @@ def turned(e: Emission, rows: Values, element: str) -> Values:
     rows, size, block = list(rows), len(rows), 1
     v = vector(element, size)
     while block < size:
-        first = ", ".join(f"i32 {size + n - block if n & block else n}" for n in range(size))
-        second = ", ".join(f"i32 {size + n if n & block else n + block}" for n in range(size))
+        first = [size + n - block if n & block else n for n in range(size)]
+        second = [size + n if n & block else n + block for n in range(size)]
         for i in range(size):
             if i & block:
                 continue
             a, b = rows[i], rows[i | block]
-            rows[i], rows[i | block] = (
-                e.w.value(f"shufflevector {v} {a}, {v} {b}, <{size} x i32> <{mask}>")
-                for mask in (first, second)
-            )
+            rows[i], rows[i | block] = (e.w.shuffle(v, a, b, mask) for mask in (first, second))
         block *= 2
     return rows
 
@@ -317,14 +301,11 @@ def folded(e: Emission, rows: Values, combine: Any, dtype: DType) -> str:
     rows, size, block = list(rows), len(rows), 1
     v = type_of(dtype, size)
     while block < size:
-        own = ", ".join(f"i32 {size + n if n & block else n}" for n in range(size))
-        far = ", ".join(f"i32 {(size if n & block else 0) + (n ^ block)}" for n in range(size))
+        own = [size + n if n & block else n for n in range(size)]
+        far = [(size if n & block else 0) + (n ^ block) for n in range(size)]
         folded = []
         for a, b in zip(rows[::2], rows[1::2]):
-            parts = [
-                e.w.value(f"shufflevector {v} {a}, {v} {b}, <{size} x i32> <{mask}>")
-                for mask in (own, far)
-            ]
+            parts = [e.w.shuffle(v, a, b, mask) for mask in (own, far)]
             folded.append(combine(e.w, dtype, size, parts))
         rows, block = folded, 2 * block
     return rows[0]

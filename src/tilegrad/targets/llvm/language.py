@@ -35,5 +35,3 @@ LANGUAGE = Language(
     compiled,
     {"llvm": as_it_is, "optimized": optimized, "assembly": assembly},
 )
-
-__all__ = ["LANGUAGE"]

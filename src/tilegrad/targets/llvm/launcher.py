@@ -256,6 +256,3 @@ class NativeCaptured:
         start = perf_counter()
         self._walk(0, 0)
         return 1e6 * (perf_counter() - start)
-
-
-__all__ = ["NativeLauncher"]

@@ -221,6 +221,3 @@ def _protect() -> Any:
     function = ctypes.CDLL(None).mprotect
     function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), int
     return function
-
-
-__all__ = ["Placed", "place"]

@@ -1,7 +1,7 @@
 """How each elementwise Tile op becomes LLVM instructions: one table, one row per op.
 
-Values are SSA names with an LLVM type; a row gets the writer, the element DType, the lane count
-and the operands of one vector. Functions that no instruction computes (exp, tanh, ...) are
+Values are SSA names with an LLVM type; a row gets the Vectors that write it, the element DType and
+the operands of one vector. Functions that no instruction computes (exp, tanh, ...) are
 expanded through `tile.functions`. Invariant: low-precision floats are widened before they come
 here (the lowering computes in float32), so rows see float32, float64, integers and bool. The
 file is long because it is one table.
@@ -10,7 +10,7 @@ file is long because it is one table.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...core import dtype as dtypes
@@ -18,7 +18,7 @@ from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
 from ...tile.numeric import FUNCTIONS
-from ...tile.scope import Element
+from ...tile.scope import Element, Rare
 
 SCALARS = {
     "bool": "i1",
@@ -38,6 +38,7 @@ SCALARS = {
     "float8_e5m2": "i8",
     "int4": "i4",
 }
+I16, I32, I64, F32 = dtypes.int16, dtypes.int32, dtypes.int64, dtypes.float32
 SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
@@ -138,6 +139,26 @@ class Writer:
         self.stack.append(f"  {name} = alloca {type_}, align 64")
         return name
 
+    def shuffle(self, type_: str, a: str, b: str, places: Sequence[int]) -> str:
+        """The lanes of two vectors of a type at some places."""
+        shape = ", ".join(f"i32 {i}" for i in places)
+        both = f"{type_} {a}, {type_} {b}"
+        return self.value(f"shufflevector {both}, <{len(places)} x i32> <{shape}>")
+
+    def only(
+        self, mask: str, name: str, act: Callable[[], Any], type_: str = "", zero: str = ""
+    ) -> str:
+        """Act where a scalar mask holds; what that gives, where it has a type, else zero."""
+        yes, join = self.fresh_label(name), self.fresh_label("join")
+        before = self.label
+        self.line(f"br i1 {mask}, label %{yes}, label %{join}")
+        self.start(yes)
+        found = act()
+        self.line(f"br label %{join}")
+        self.start(join)
+        both = f"[ {zero}, %{before} ], [ {found}, %{yes} ]"
+        return self.value(f"phi {type_} {both}") if type_ else ""
+
     def intrinsic(self, name: str, result: str, *operands: tuple[str, str]) -> str:
         """Call an intrinsic, declaring it once."""
         types = ", ".join(t for t, _ in operands)
@@ -149,8 +170,8 @@ class Writer:
         return self.value(f"call {result} @{name}({arguments})")
 
 
-class VectorMachine:
-    """What `tile.functions` compute with, as LLVM instructions on vectors of so many lanes."""
+class Vectors:
+    """What rows and `tile.functions` compute with: LLVM instructions on vectors of some lanes."""
 
     clamps: frozenset[DType] = frozenset()
 
@@ -158,25 +179,48 @@ class VectorMachine:
         self.writer, self.lanes = writer, lanes
         self.near = near  # no lane is ever far
 
-    def _type(self, dtype: DType) -> str:
-        return type_of(dtype, self.lanes)
+    def type(self, dtype: DType | str) -> str:
+        """The LLVM type of a vector of a dtype, or of a scalar type of LLVM's."""
+        element = dtype if isinstance(dtype, str) else scalar_type(dtype)
+        return vector(element, self.lanes)
 
     def constant(self, value: float, dtype: DType) -> str:
         """A number in every lane."""
         return splat_constant(value, dtype, self.lanes)
 
+    def do(self, instruction: str, dtype: DType | str, *values: str) -> str:
+        """One instruction whose operands have one type."""
+        return self.writer.value(f"{instruction} {self.type(dtype)} {', '.join(values)}")
+
+    def number(self, instruction: str, dtype: DType, x: str, value: int) -> str:
+        """The same on a value and a number."""
+        return self.do(instruction, dtype, x, self.constant(value, dtype))
+
+    def select(self, mask: str, dtype: DType | str, a: str, b: str) -> str:
+        """a where the mask holds, else b."""
+        type_ = self.type(dtype)
+        return self.writer.value(f"select {self.type('i1')} {mask}, {type_} {a}, {type_} {b}")
+
+    def turn(self, how: str, x: str, source: DType | str, target: DType | str) -> str:
+        """A value as another type: 'zext', 'bitcast', ..."""
+        return self.writer.value(f"{how} {self.type(source)} {x} to {self.type(target)}")
+
+    def call(self, name: str, dtype: DType, *operands: tuple[str, str]) -> str:
+        """An intrinsic of the type."""
+        full = f"llvm.{name}.{mangle(scalar_type(dtype), self.lanes)}"
+        return self.writer.intrinsic(full, self.type(dtype), *operands)
+
     def apply(self, name: str, dtype: DType, *values: str) -> str:
         """A Tile op by its row; how far a shift goes needs no care here."""
         if name not in ("shift_left", "shift_right"):
-            return ROWS[name](self.writer, dtype, self.lanes, list(values))
+            return ROWS[name](self, dtype, *values)
         right = "lshr" if dtype.kind == "uint" else "ashr"
-        instruction = "shl" if name == "shift_left" else right
-        return self.writer.value(f"{instruction} {self._type(dtype)} {values[0]}, {values[1]}")
+        return self.do("shl" if name == "shift_left" else right, dtype, *values)
 
     def bitcast(self, x: str, source: DType, target: DType) -> str:
         """The same bits."""
-        a, b = self._type(source), self._type(target)
-        return x if a == b else self.writer.value(f"bitcast {a} {x} to {b}")
+        same = self.type(source) == self.type(target)
+        return x if same else self.turn("bitcast", x, source, target)
 
     def convert(self, x: str, source: DType, target: DType) -> str:
         """The nearest number."""
@@ -188,7 +232,7 @@ class VectorMachine:
         """A loop over one lane."""
         if self.lanes != 1:
             raise InternalError("llvm.rules", f"a loop over {self.lanes} lanes at once")
-        w, type_ = self.writer, self._type(x.dtype)
+        w, type_ = self.writer, self.type(x.dtype)
         head, inside, out = (w.fresh_label(n) for n in ("again", "turn", "enough"))
         before = w.label
         w.line(f"br label %{head}")
@@ -205,20 +249,13 @@ class VectorMachine:
         w.start(out)
         return current
 
-    def rarely(
-        self,
-        name: str,
-        near: Callable[..., Any],
-        far: Callable[..., Any],
-        done: Callable[..., Element],
-        *inputs: Element,
-    ) -> Element:
+    def rarely(self, rare: Rare, *inputs: Element) -> Element:
         """done(near) for all lanes; where one is far, a call goes over them on the stack."""
-        mask, *values = near(*inputs)
-        result = done(*inputs, *values)
+        mask, *values = rare.near(*inputs)
+        result = rare.done(*inputs, *values)
         if self.near:
             return result
-        w, type_ = self.writer, self._type(result.dtype)
+        w, type_ = self.writer, self.type(result.dtype)
         some = self._any(mask, result.dtype.bits)
         cold, join = w.fresh_label("far"), w.fresh_label("joined")
         before = w.label
@@ -228,7 +265,7 @@ class VectorMachine:
         places = [w.room(type_) for _ in (*inputs, result)]
         for value, place in zip((*inputs, result), places):
             w.line(f"store {type_} {value.held}, ptr {place}, align 64")
-        function = self._out_of_line(name, near, far, done, [i.dtype for i in inputs])
+        function = self._out_of_line(rare, [i.dtype for i in inputs])
         arguments = ", ".join(f"ptr {place}" for place in places)
         w.line(f"call void @{function}({arguments}, i64 {self.lanes})")
         mended = w.value(f"load {type_}, ptr {places[-1]}, align 64")
@@ -250,21 +287,14 @@ class VectorMachine:
         whole = w.intrinsic(f"llvm.vector.reduce.or.v{lanes}i{bits}", f"i{bits}", (v, wide))
         return w.value(f"icmp ne i{bits} {whole}, 0")
 
-    def _out_of_line(
-        self,
-        name: str,
-        near: Callable[..., Any],
-        far: Callable[..., Any],
-        done: Callable[..., Element],
-        kinds: list[DType],
-    ) -> str:
+    def _out_of_line(self, rare: Rare, kinds: list[DType]) -> str:
         """A function of the module that goes over values one by one and mends the far ones."""
         outer, element = self.writer, scalar_type(kinds[0])
-        full = f"far_{name}_{SUFFIX[element]}"
+        full = f"far_{rare.name}_{SUFFIX[element]}"
         if full in outer.defined:
             return full
         w = Writer(outer.native)
-        one = VectorMachine(w, 1)
+        one = Vectors(w, 1)
         w.start("entry")
         w.line("br label %each")
         w.start("each")
@@ -274,10 +304,10 @@ class VectorMachine:
         for i, kind in enumerate(kinds):
             place = w.value(f"getelementptr {element}, ptr %x{i}, i64 {index}")
             inputs.append(Element(one, w.value(f"load {element}, ptr {place}"), kind))
-        mask = near(*inputs)[0]
+        mask = rare.near(*inputs)[0]
         w.line(f"br i1 {mask.held}, label %mend, label %next")
         w.start("mend")
-        result = done(*inputs, *far(*inputs))
+        result = rare.done(*inputs, *rare.far(*inputs))
         place = w.value(f"getelementptr {element}, ptr %y, i64 {index}")
         w.line(f"store {element} {result.held}, ptr {place}")
         w.line("br label %next")
@@ -294,186 +324,138 @@ class VectorMachine:
         return full
 
 
-Row = Callable[[Writer, DType, int, list[str]], str]
+Row = Callable[..., str]  # of Vectors, the DType of the operands, and a value each
 
 
-def _function(name: str, near: bool = False) -> Row:
+def _function(name: str) -> Row:
     """A row that expands `tile.functions.<name>`."""
 
-    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-        machine = VectorMachine(w, lanes, near)
-        return str(getattr(functions, name)(*[Element(machine, i, d) for i in inputs]).held)
+    def row(m: Vectors, d: DType, *inputs: str) -> str:
+        return str(getattr(functions, name)(*[Element(m, i, d) for i in inputs]).held)
 
     return row
 
 
-def _pick(float_: str, signed: str, unsigned: str | None = None, boolean: str | None = None) -> Row:
-    """A row that is one two-operand instruction, chosen by kind."""
-
-    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-        kinds = {
-            "float": float_,
-            "int": signed,
-            "uint": unsigned or signed,
-            "bool": boolean or signed,
-        }
-        return w.value(f"{kinds[d.kind]} {type_of(d, lanes)} {inputs[0]}, {inputs[1]}")
-
-    return row
+def _pick(float_: str, signed: str, unsigned: str = "", boolean: str = "") -> Row:
+    """A row that is one instruction, chosen by kind."""
+    kinds = {"float": float_, "int": signed}
+    kinds |= {"uint": unsigned or signed, "bool": boolean or signed}
+    return lambda m, d, *inputs: m.do(kinds[d.kind], d, *inputs)
 
 
 def _intrinsic(float_: str, signed: str = "", unsigned: str = "") -> Row:
     """A row that is one intrinsic, chosen by kind; where it has no name, the input itself."""
 
-    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    def row(m: Vectors, d: DType, *inputs: str) -> str:
         name = {"float": float_, "int": signed, "uint": unsigned, "bool": unsigned}[d.kind]
         if not name:
             return inputs[0]
-        type_ = type_of(d, lanes)
         extra = [("i1", "false")] if name == "abs" else []
-        operands = [(type_, i) for i in inputs] + extra
-        return w.intrinsic(f"llvm.{name}.{mangle(scalar_type(d), lanes)}", type_, *operands)
+        return m.call(name, d, *[(m.type(d), i) for i in inputs], *extra)
 
     return row
 
 
-def _negative(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    type_ = type_of(d, lanes)
-    if d.is_float:
-        return w.value(f"fneg {type_} {inputs[0]}")
-    return w.value(f"sub {type_} {splat_constant(0, d, lanes)}, {inputs[0]}")
+def _negative(m: Vectors, d: DType, x: str) -> str:
+    return m.do("fneg", d, x) if d.is_float else m.do("sub", d, m.constant(0, d), x)
 
 
-def _reciprocal(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    one = splat_constant(1, d, lanes)
-    return w.value(f"fdiv {type_of(d, lanes)} {one}, {inputs[0]}")
+def _reciprocal(m: Vectors, d: DType, x: str) -> str:
+    return m.do("fdiv", d, m.constant(1, d), x)
 
 
-def _bit_not(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    ones = True if d.kind == "bool" else -1
-    mask = splat_constant(ones, d, lanes)
-    return w.value(f"xor {type_of(d, lanes)} {inputs[0]}, {mask}")
+def _bit_not(m: Vectors, d: DType, x: str) -> str:
+    return m.number("xor", d, x, True if d.kind == "bool" else -1)
 
 
-def _sign(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    x, type_ = inputs[0], type_of(d, lanes)
+def _sign(m: Vectors, d: DType, x: str) -> str:
     if d.kind == "bool":
         return x
-    zero = splat_constant(0, d, lanes)
-    mask = vector("i1", lanes)
+    zero, one, minus = (m.constant(v, d) for v in (0, 1, -1))
     compare = "fcmp ogt" if d.is_float else ("icmp ugt" if d.kind == "uint" else "icmp sgt")
-    above = w.value(f"{compare} {type_} {x}, {zero}")
-    one, minus = splat_constant(1, d, lanes), splat_constant(-1, d, lanes)
+    above = m.do(compare, d, x, zero)
     if d.kind == "uint":
-        return w.value(f"select {mask} {above}, {type_} {one}, {type_} {zero}")
-    below = w.value(f"{'fcmp olt' if d.is_float else 'icmp slt'} {type_} {x}, {zero}")
-    rest = x if d.is_float else zero  # nan and signed zero stay themselves
-    low = w.value(f"select {mask} {below}, {type_} {minus}, {type_} {rest}")
-    return w.value(f"select {mask} {above}, {type_} {one}, {type_} {low}")
+        return m.select(above, d, one, zero)
+    below = m.do("fcmp olt" if d.is_float else "icmp slt", d, x, zero)
+    low = m.select(below, d, minus, x if d.is_float else zero)  # nan and signed zero stay
+    return m.select(above, d, one, low)
 
 
-def _divide(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+def _divide(m: Vectors, d: DType, a: str, b: str) -> str:
     """Division; of integers truncated, and a zero divisor (a masked lane) gives 0, no trap."""
     if d.is_float:
-        return w.value(f"fdiv {type_of(d, lanes)} {inputs[0]}, {inputs[1]}")
-    quotient, _, _, zero_divisor = _division(w, d, lanes, inputs)
-    type_, zero = type_of(d, lanes), splat_constant(0, d, lanes)
-    return w.value(
-        f"select {vector('i1', lanes)} {zero_divisor}, {type_} {zero}, {type_} {quotient}"
-    )
+        return m.do("fdiv", d, a, b)
+    quotient, _, _, zero_divisor = _division(m, d, a, b)
+    return m.select(zero_divisor, d, m.constant(0, d), quotient)
 
 
 def _unsigned_division(instruction: str) -> Row:
     """udiv or urem of operands seen as unsigned; a zero divisor gives 0."""
 
-    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-        type_, mask = type_of(d, lanes), vector("i1", lanes)
-        zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
-        bad = w.value(f"icmp eq {type_} {inputs[1]}, {zero}")
-        safe = w.value(f"select {mask} {bad}, {type_} {one}, {type_} {inputs[1]}")
-        result = w.value(f"{instruction} {type_} {inputs[0]}, {safe}")
+    def row(m: Vectors, d: DType, a: str, b: str) -> str:
+        bad = m.number("icmp eq", d, b, 0)
+        result = m.do(instruction, d, a, m.select(bad, d, m.constant(1, d), b))
         if instruction == "urem":
             return result  # by 1, that is 0
-        return w.value(f"select {mask} {bad}, {type_} {zero}, {type_} {result}")
+        return m.select(bad, d, m.constant(0, d), result)
 
     return row
 
 
-def _divide_floor(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+def _divide_floor(m: Vectors, d: DType, a: str, b: str) -> str:
     """Division rounded down; a zero divisor of integers gives 0."""
     if d.is_float:
-        return _function("floor_divide")(w, d, lanes, inputs)
-    quotient, remainder, divisor, zero_divisor = _division(w, d, lanes, inputs)
-    type_, mask = type_of(d, lanes), vector("i1", lanes)
-    zero = splat_constant(0, d, lanes)
+        return _function("floor_divide")(m, d, a, b)
+    quotient, remainder, divisor, zero_divisor = _division(m, d, a, b)
     if d.kind == "int":
-        adjust = _signs_differ(w, d, lanes, remainder, divisor)
-        less = w.value(f"sub {type_} {quotient}, {splat_constant(1, d, lanes)}")
-        quotient = w.value(f"select {mask} {adjust}, {type_} {less}, {type_} {quotient}")
-    return w.value(f"select {mask} {zero_divisor}, {type_} {zero}, {type_} {quotient}")
+        adjust = _signs_differ(m, d, remainder, divisor)
+        quotient = m.select(adjust, d, m.number("sub", d, quotient, 1), quotient)
+    return m.select(zero_divisor, d, m.constant(0, d), quotient)
 
 
-def _division(w: Writer, d: DType, lanes: int, inputs: list[str]) -> tuple[str, str, str, str]:
-    type_, mask = type_of(d, lanes), vector("i1", lanes)
-    zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
-    zero_divisor = w.value(f"icmp eq {type_} {inputs[1]}, {zero}")
-    safe = w.value(f"select {mask} {zero_divisor}, {type_} {one}, {type_} {inputs[1]}")
-    letter = "u" if d.kind == "uint" else "s"
+def _division(m: Vectors, d: DType, a: str, b: str) -> tuple[str, str, str, str]:
+    """The truncated quotient, the remainder, a divisor that cannot trap, whether b is 0."""
+    one, letter = m.constant(1, d), "u" if d.kind == "uint" else "s"
+    zero_divisor = m.number("icmp eq", d, b, 0)
+    safe = m.select(zero_divisor, d, one, b)
     if letter == "s":  # the smallest integer by -1 would trap: divide it by 1 instead
-        lowest = splat_constant(d.lowest, d, lanes)
-        minus = splat_constant(-1, d, lanes)
-        a = w.value(f"icmp eq {type_} {inputs[0]}, {lowest}")
-        b = w.value(f"icmp eq {type_} {safe}, {minus}")
-        both = w.value(f"and {mask} {a}, {b}")
-        safe = w.value(f"select {mask} {both}, {type_} {one}, {type_} {safe}")
-    quotient = w.value(f"{letter}div {type_} {inputs[0]}, {safe}")
-    product = w.value(f"mul {type_} {quotient}, {safe}")
-    remainder = w.value(f"sub {type_} {inputs[0]}, {product}")
+        lowest = m.number("icmp eq", d, a, int(d.lowest))
+        both = m.do("and", "i1", lowest, m.number("icmp eq", d, safe, -1))
+        safe = m.select(both, d, one, safe)
+    quotient = m.do(f"{letter}div", d, a, safe)
+    remainder = m.do("sub", d, a, m.do("mul", d, quotient, safe))
     return quotient, remainder, safe, zero_divisor
 
 
-def _signs_differ(w: Writer, d: DType, lanes: int, remainder: str, divisor: str) -> str:
+def _signs_differ(m: Vectors, d: DType, remainder: str, divisor: str) -> str:
     """Whether a non-zero remainder has another sign than the divisor."""
-    type_, mask = type_of(d, lanes), vector("i1", lanes)
-    zero = splat_constant(0, d, lanes)
-    crossed = w.value(f"xor {type_} {remainder}, {divisor}")
-    negative = w.value(f"icmp slt {type_} {crossed}, {zero}")
-    some = w.value(f"icmp ne {type_} {remainder}, {zero}")
-    return w.value(f"and {mask} {negative}, {some}")
+    negative = m.number("icmp slt", d, m.do("xor", d, remainder, divisor), 0)
+    return m.do("and", "i1", negative, m.number("icmp ne", d, remainder, 0))
 
 
-def _remainder(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    type_, mask = type_of(d, lanes), vector("i1", lanes)
+def _remainder(m: Vectors, d: DType, a: str, b: str) -> str:
     if d.is_float:
-        return _function("remainder")(w, d, lanes, inputs)
-    _, remainder, divisor, zero_divisor = _division(w, d, lanes, inputs)
+        return _function("remainder")(m, d, a, b)
+    _, remainder, divisor, zero_divisor = _division(m, d, a, b)
     if d.kind == "int":
-        adjust = _signs_differ(w, d, lanes, remainder, divisor)
-        more = w.value(f"add {type_} {remainder}, {divisor}")
-        remainder = w.value(f"select {mask} {adjust}, {type_} {more}, {type_} {remainder}")
-    zero = splat_constant(0, d, lanes)
-    return w.value(f"select {mask} {zero_divisor}, {type_} {zero}, {type_} {remainder}")
+        adjust = _signs_differ(m, d, remainder, divisor)
+        remainder = m.select(adjust, d, m.do("add", d, remainder, divisor), remainder)
+    return m.select(zero_divisor, d, m.constant(0, d), remainder)
 
 
-def _fmod(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+def _fmod(m: Vectors, d: DType, a: str, b: str) -> str:
     """The remainder with the sign of the dividend; 0 of a zero divisor of integers."""
     if d.is_float:
-        return _function("fmod")(w, d, lanes, inputs)
-    return _division(w, d, lanes, inputs)[1]  # a zero divisor was taken for 1
+        return _function("fmod")(m, d, a, b)
+    return _division(m, d, a, b)[1]  # a zero divisor was taken for 1
 
 
 def _shift(instruction: str) -> Row:
-    def row(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+    def row(m: Vectors, d: DType, x: str, by: str) -> str:
         name = instruction if instruction == "shl" or d.kind != "uint" else "lshr"
-        type_, mask = type_of(d, lanes), vector("i1", lanes)
-        wide = w.value(f"icmp uge {type_} {inputs[1]}, {splat_constant(d.bits, d, lanes)}")
-        limit = splat_constant(d.bits - 1, d, lanes)
-        amount = w.value(f"select {mask} {wide}, {type_} {limit}, {type_} {inputs[1]}")
-        shifted = w.value(f"{name} {type_} {inputs[0]}, {amount}")
-        if name == "ashr":
-            return shifted
-        zero = splat_constant(0, d, lanes)
-        return w.value(f"select {mask} {wide}, {type_} {zero}, {type_} {shifted}")
+        wide = m.number("icmp uge", d, by, d.bits)
+        shifted = m.do(name, d, x, m.select(wide, d, m.constant(d.bits - 1, d), by))
+        return shifted if name == "ashr" else m.select(wide, d, m.constant(0, d), shifted)
 
     return row
 
@@ -485,143 +467,114 @@ def _compare(name: str) -> Row:
     return _pick(f"fcmp {float_}", f"icmp {signed}", f"icmp {unsigned}", f"icmp {unsigned}")
 
 
-def _integer_power(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+def _integer_power(m: Vectors, d: DType, a: str, b: str) -> str:
     """Integer power by squaring over all bits of the exponent; a negative one gives 0 (or +-1)."""
     if d.is_float:
-        return _function("power")(w, d, lanes, inputs)
-    type_, mask = type_of(d, lanes), vector("i1", lanes)
-    zero, one = splat_constant(0, d, lanes), splat_constant(1, d, lanes)
-    base, exponent, result = inputs[0], inputs[1], one
+        return _function("power")(m, d, a, b)
+    zero, one, minus = (m.constant(v, d) for v in (0, 1, -1))
+    base, exponent, result = a, b, one
     for _ in range(d.bits - (d.kind == "int")):
-        bit = w.value(f"and {type_} {exponent}, {one}")
-        odd = w.value(f"icmp ne {type_} {bit}, {zero}")
-        more = w.value(f"mul {type_} {result}, {base}")
-        result = w.value(f"select {mask} {odd}, {type_} {more}, {type_} {result}")
-        base = w.value(f"mul {type_} {base}, {base}")
-        exponent = w.value(f"lshr {type_} {exponent}, {one}")
+        odd = m.do("icmp ne", d, m.do("and", d, exponent, one), zero)
+        result = m.select(odd, d, m.do("mul", d, result, base), result)
+        base = m.do("mul", d, base, base)
+        exponent = m.do("lshr", d, exponent, one)
     if d.kind == "uint":
         return result
-    negative = w.value(f"icmp slt {type_} {inputs[1]}, {zero}")
-    minus = splat_constant(-1, d, lanes)
-    small = zero
+    negative, small = m.do("icmp slt", d, b, zero), zero
     for unit, value in ((one, one), (minus, result)):  # -1 to an odd or even power
-        is_unit = w.value(f"icmp eq {type_} {inputs[0]}, {unit}")
-        small = w.value(f"select {mask} {is_unit}, {type_} {value}, {type_} {small}")
-    return w.value(f"select {mask} {negative}, {type_} {small}, {type_} {result}")
+        small = m.select(m.do("icmp eq", d, a, unit), d, value, small)
+    return m.select(negative, d, small, result)
 
 
-def _multiply_high(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+def _multiply_high(m: Vectors, d: DType, a: str, b: str) -> str:
     """The upper half of the unsigned product."""
-    narrow, wide = scalar_type(d), f"i{2 * d.bits}"
-    n, x = vector(narrow, lanes), vector(wide, lanes)
-    a = w.value(f"zext {n} {inputs[0]} to {x}")
-    b = w.value(f"zext {n} {inputs[1]} to {x}")
-    product = w.value(f"mul {x} {a}, {b}")
-    high = w.value(f"lshr {x} {product}, {_splat(d.bits, lanes, 2 * d.bits)}")
-    return w.value(f"trunc {x} {high} to {n}")
+    wide = f"i{2 * d.bits}"
+    product = m.do("mul", wide, *[m.turn("zext", x, d, wide) for x in (a, b)])
+    high = m.do("lshr", wide, product, _splat(d.bits, m.lanes, 2 * d.bits))
+    return m.turn("trunc", high, wide, d)
 
 
-def _multiply_add(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+def _multiply_add(m: Vectors, d: DType, a: str, b: str, c: str) -> str:
     if d.is_float:
-        return _intrinsic("fma")(w, d, lanes, inputs)
-    product = ROWS["multiply"](w, d, lanes, inputs[:2])
-    return ROWS["add"](w, d, lanes, [product, inputs[2]])
+        return _intrinsic("fma")(m, d, a, b, c)
+    return ROWS["add"](m, d, ROWS["multiply"](m, d, a, b), c)
 
 
-def _byte_dot(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+def _byte_dot(m: Vectors, d: DType, a: str, b: str, total: str) -> str:
     """Four products of bytes: one instruction where the Target has it, two of pairs of 16 bits
     where it has those, else byte by byte."""
-    v, width = vector("i32", lanes), 32 * lanes
-    vnni = {512: "avx512vnni" in w.native, 256: bool(w.native & {"avx512vnni", "avxvnni"})}
+    v, native, width = m.type(I32), m.writer.native, 32 * m.lanes
+    vnni = {512: "avx512vnni" in native, 256: bool(native & {"avx512vnni", "avxvnni"})}
     pairs = {
         512: ("avx512bw", "avx512.pmaddw.d.512"),
         256: ("avx2", "avx2.pmadd.wd"),
         128: ("sse2", "sse2.pmadd.wd"),
     }
     if vnni.get(width):
-        a, b, total = inputs
-        return w.intrinsic(f"llvm.x86.avx512.vpdpbusd.{width}", v, (v, total), (v, a), (v, b))
+        name = f"llvm.x86.avx512.vpdpbusd.{width}"
+        return m.writer.intrinsic(name, v, (v, total), (v, a), (v, b))
     feature, name = pairs.get(width, ("", ""))
-    if feature in w.native and not (width == 512 and vnni[256]):
-        return _byte_dot_pairs(w, lanes, inputs, f"llvm.x86.{name}")
-    if width > 128 and lanes % 2 == 0 and w.native & {"sse2", "avx2", "avxvnni"}:
-        return _byte_dot_halves(w, d, lanes, inputs)
-    return _byte_dot_plain(w, lanes, inputs)
+    if feature in native and not (width == 512 and vnni[256]):
+        return _byte_dot_pairs(m, a, b, total, f"llvm.x86.{name}")
+    if width > 128 and m.lanes % 2 == 0 and native & {"sse2", "avx2", "avxvnni"}:
+        return _by_halves(m, I32, I32, lambda half, *x: _byte_dot(half, d, *x), a, b, total)
+    return _byte_dot_plain(m, a, b, total)
 
 
-def _byte_dot_halves(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    """Two vectors of half as many lanes."""
-    v, half, found = vector("i32", lanes), lanes // 2, []
-    for start in (0, half):
-        places = ", ".join(f"i32 {start + i}" for i in range(half))
-        parts = [
-            w.value(f"shufflevector {v} {x}, {v} poison, <{half} x i32> <{places}>") for x in inputs
-        ]
-        found.append(_byte_dot(w, d, half, parts))
-    places, h = ", ".join(f"i32 {i}" for i in range(lanes)), vector("i32", half)
-    return w.value(f"shufflevector {h} {found[0]}, {h} {found[1]}, <{lanes} x i32> <{places}>")
+def _by_halves(
+    m: Vectors, source: DType, result: DType, row: Callable[..., str], *inputs: str
+) -> str:
+    """An op on two vectors of half as many lanes, and their results as one."""
+    w, half, found = m.writer, Vectors(m.writer, m.lanes // 2), []
+    for start in (0, half.lanes):
+        places = range(start, start + half.lanes)
+        found.append(row(half, *[w.shuffle(m.type(source), x, "poison", places) for x in inputs]))
+    return w.shuffle(half.type(result), found[0], found[1], range(m.lanes))
 
 
-def _byte_dot_pairs(w: Writer, lanes: int, inputs: list[str], name: str) -> str:
+def _byte_dot_pairs(m: Vectors, a: str, b: str, total: str, name: str) -> str:
     """Even and odd bytes as numbers of 16 bits; an instruction multiplies and adds two of them."""
-    v, s = vector("i32", lanes), vector("i16", 2 * lanes)
-    a, b, total = inputs
-    short = w.value(f"bitcast {v} {b} to {s}")
-    eight = "splat (i16 8)"
+    shorts, v, s = Vectors(m.writer, 2 * m.lanes), m.type(I32), vector("i16", 2 * m.lanes)
+    short = m.writer.value(f"bitcast {v} {b} to {s}")
     for shift in (0, 8):
-        left = w.value(f"lshr {v} {a}, {_splat(8, lanes)}") if shift else a
-        left = w.value(f"and {v} {left}, {_splat(0x00FF00FF, lanes)}")
-        left = w.value(f"bitcast {v} {left} to {s}")
-        right = short if shift else w.value(f"shl {s} {short}, {eight}")
-        right = w.value(f"ashr {s} {right}, {eight}")
-        product = w.intrinsic(name, v, (s, left), (s, right))
-        total = w.value(f"add {v} {total}, {product}")
+        left = m.number("lshr", I32, a, 8) if shift else a
+        left = m.number("and", I32, left, 0x00FF00FF)
+        left = m.writer.value(f"bitcast {v} {left} to {s}")
+        right = short if shift else shorts.number("shl", I16, short, 8)
+        right = shorts.number("ashr", I16, right, 8)
+        total = m.do("add", I32, total, m.writer.intrinsic(name, v, (s, left), (s, right)))
     return total
 
 
-def _byte_dot_plain(w: Writer, lanes: int, inputs: list[str]) -> str:
-    v = vector("i32", lanes)
-    a, b, total = inputs
+def _byte_dot_plain(m: Vectors, a: str, b: str, total: str) -> str:
     for shift in (0, 8, 16, 24):
-        left = a if not shift else w.value(f"lshr {v} {a}, {_splat(shift, lanes)}")
+        left = a if not shift else m.number("lshr", I32, a, shift)
         if shift < 24:
-            left = w.value(f"and {v} {left}, {_splat(255, lanes)}")
-        right = b if shift == 24 else w.value(f"shl {v} {b}, {_splat(24 - shift, lanes)}")
-        right = w.value(f"ashr {v} {right}, {_splat(24, lanes)}")
-        product = w.value(f"mul {v} {left}, {right}")
-        total = w.value(f"add {v} {total}, {product}")
+            left = m.number("and", I32, left, 255)
+        right = b if shift == 24 else m.number("shl", I32, b, 24 - shift)
+        right = m.number("ashr", I32, right, 24)
+        total = m.do("add", I32, total, m.do("mul", I32, left, right))
     return total
 
 
-def _byte_permute(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
+def _byte_permute(m: Vectors, d: DType, a: str, b: str, chosen: str) -> str:
     """Four of eight bytes, one after the other."""
-    narrow, wide = vector("i32", lanes), vector("i64", lanes)
-    low, high = (w.value(f"zext {narrow} {x} to {wide}") for x in inputs[:2])
-    both = w.value(f"shl {wide} {high}, {_splat(32, lanes, 64)}")
-    both = w.value(f"or {wide} {low}, {both}")
-    total = ""
+    low, high = (m.turn("zext", x, I32, I64) for x in (a, b))
+    both, total = m.do("or", I64, low, m.number("shl", I64, high, 32)), ""
     for place in range(4):
-        digit = (
-            inputs[2]
-            if not place
-            else w.value(f"lshr {narrow} {inputs[2]}, {_splat(4 * place, lanes)}")
-        )
-        digit = w.value(f"and {narrow} {digit}, {_splat(7, lanes)}")
-        digit = w.value(f"shl {narrow} {digit}, {_splat(3, lanes)}")
-        by = w.value(f"zext {narrow} {digit} to {wide}")
-        byte = w.value(f"trunc {wide} {w.value(f'lshr {wide} {both}, {by}')} to {narrow}")
-        byte = w.value(f"and {narrow} {byte}, {_splat(255, lanes)}")
+        digit = m.number("lshr", I32, chosen, 4 * place) if place else chosen
+        digit = m.number("shl", I32, m.number("and", I32, digit, 7), 3)
+        by = m.turn("zext", digit, I32, I64)
+        byte = m.turn("trunc", m.do("lshr", I64, both, by), I64, I32)
+        byte = m.number("and", I32, byte, 255)
         if place:
-            byte = w.value(f"shl {narrow} {byte}, {_splat(8 * place, lanes)}")
-        total = w.value(f"or {narrow} {total}, {byte}") if total else byte
+            byte = m.number("shl", I32, byte, 8 * place)
+        total = m.do("or", I32, total, byte) if total else byte
     return total
 
 
-def _where(w: Writer, d: DType, lanes: int, inputs: list[str]) -> str:
-    type_ = type_of(d, lanes)
-    return w.value(
-        f"select {vector('i1', lanes)} {inputs[0]}, {type_} {inputs[1]}, {type_} {inputs[2]}"
-    )
+def _where(m: Vectors, d: DType, mask: str, a: str, b: str) -> str:
+    return m.select(mask, d, a, b)
 
 
 ROWS: dict[str, Row] = {
@@ -665,7 +618,6 @@ ROWS: dict[str, Row] = {
     "byte_permute": _byte_permute,
 }
 ROWS |= {name: _function(name) for name in FUNCTIONS}
-NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
 ROWS["quick_exp"], ROWS["quick_exp2"] = ROWS["exp"], ROWS["exp2"]
 
 
@@ -676,65 +628,58 @@ def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
     """Convert one vector between dtypes."""
     if source is target:
         return x
+    m = Vectors(w, lanes)
     if source.is_float and source.bits == 8:
-        return convert(w, dtypes.float32, target, lanes, _from_float8(w, source, lanes, x))
+        return convert(w, F32, target, lanes, _from_float8(m, source, x))
     if target.is_float and target.bits == 8:
-        return _to_narrow(w, target, lanes, convert(w, source, dtypes.float32, lanes, x))
-    a, b = type_of(source, lanes), type_of(target, lanes)
+        return _to_narrow(m, target, convert(w, source, F32, lanes, x))
     if source.is_float and source.bits == 16:
-        return convert(w, dtypes.float32, target, lanes, _from_narrow(w, source, lanes, x))
+        return convert(w, F32, target, lanes, _from_narrow(m, source, x))
     if target.kind == "bool":
-        zero = splat_constant(0, source, lanes)
-        return w.value(f"{'fcmp une' if source.is_float else 'icmp ne'} {a} {x}, {zero}")
+        return m.number("fcmp une" if source.is_float else "icmp ne", source, x, 0)
     if target.is_float and target.bits == 16:
-        return _to_16(w, target, lanes, convert(w, source, dtypes.float32, lanes, x))
+        return _to_16(m, target, convert(w, source, F32, lanes, x))
     if source.is_float and target.is_float:
-        return w.value(f"{'fpext' if target.bits > source.bits else 'fptrunc'} {a} {x} to {b}")
+        return m.turn("fpext" if target.bits > source.bits else "fptrunc", x, source, target)
     if source.is_float:
-        return _float_to_integer(w, source, target, lanes, x)
+        return _float_to_integer(m, source, target, x)
     if target.is_float:
         how = "uitofp" if source.kind in ("uint", "bool") else "sitofp"
-        return w.value(f"{how} {a} {x} to {b}")
+        return m.turn(how, x, source, target)
     bits = 1 if source.kind == "bool" else source.bits
     if target.bits == bits:
         return x
     if target.bits < bits:
-        return w.value(f"trunc {a} {x} to {b}")
-    return w.value(f"{'sext' if source.kind == 'int' else 'zext'} {a} {x} to {b}")
+        return m.turn("trunc", x, source, target)
+    return m.turn("sext" if source.kind == "int" else "zext", x, source, target)
 
 
-def _float_to_integer(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
+def _float_to_integer(m: Vectors, source: DType, target: DType, x: str) -> str:
     """Truncate through a wide signed integer, so that out-of-range values wrap as in C."""
-    a = type_of(source, lanes)
-    wide = dtypes.int64 if target.bits >= 32 and target is not dtypes.int32 else dtypes.int32
-    type_ = type_of(wide, lanes)
-    kinds = f"{mangle(scalar_type(wide), lanes)}.{mangle(scalar_type(source), lanes)}"
-    name = f"llvm.fptosi.sat.{kinds}"
-    whole = w.intrinsic(name, type_, (a, x))
-    return convert(w, wide, target, lanes, whole)
+    wide = I64 if target.bits >= 32 and target is not I32 else I32
+    kinds = f"{mangle(scalar_type(wide), m.lanes)}.{mangle(scalar_type(source), m.lanes)}"
+    whole = m.writer.intrinsic(f"llvm.fptosi.sat.{kinds}", m.type(wide), (m.type(source), x))
+    return m.convert(whole, wide, target)
 
 
-def _from_float8(w: Writer, source: DType, lanes: int, x: str) -> str:
+def _from_float8(m: Vectors, source: DType, x: str) -> str:
     """Widen fp8: shift into a float16 (e5m2), or rebuild the exponent (e4m3)."""
-    byte, half = vector("i8", lanes), vector("i16", lanes)
-    wide = w.value(f"zext {byte} {x} to {half}")
+    bits = m.turn("zext", x, "i8", I16)
     if source is dtypes.float8_e5m2:
-        shifted = w.value(f"shl {half} {wide}, {_splat(8, lanes, 16)}")
-        as_half = w.value(f"bitcast {half} {shifted} to {vector('half', lanes)}")
-        return w.value(f"fpext {vector('half', lanes)} {as_half} to {vector('float', lanes)}")
+        return _half_bits(m, m.number("shl", I16, bits, 8))
     # e4m3: sign | 4 exponent | 3 mantissa; as half with bias 15, value * 2**8
-    sign = w.value(f"and {half} {wide}, {_splat(128, lanes, 16)}")
-    rest = w.value(f"and {half} {wide}, {_splat(127, lanes, 16)}")
-    sign_half = w.value(f"shl {half} {sign}, {_splat(8, lanes, 16)}")
-    body = w.value(f"shl {half} {rest}, {_splat(7, lanes, 16)}")
-    bits = w.value(f"or {half} {sign_half}, {body}")
-    as_half = w.value(f"bitcast {half} {bits} to {vector('half', lanes)}")
-    wide_float = w.value(f"fpext {vector('half', lanes)} {as_half} to {vector('float', lanes)}")
-    f = vector("float", lanes)
-    scaled = w.value(f"fmul {f} {wide_float}, {splat_constant(256.0, dtypes.float32, lanes)}")
-    is_nan = w.value(f"icmp eq {half} {rest}, {_splat(127, lanes, 16)}")
-    nan = splat_constant(float("nan"), dtypes.float32, lanes)
-    return w.value(f"select {vector('i1', lanes)} {is_nan}, {f} {nan}, {f} {scaled}")
+    sign = m.number("and", I16, bits, 128)
+    rest = m.number("and", I16, bits, 127)
+    sign = m.number("shl", I16, sign, 8)
+    wide = _half_bits(m, m.do("or", I16, sign, m.number("shl", I16, rest, 7)))
+    scaled = m.number("fmul", F32, wide, 256)
+    is_nan = m.number("icmp eq", I16, rest, 127)
+    return m.select(is_nan, F32, m.constant(float("nan"), F32), scaled)
+
+
+def _half_bits(m: Vectors, bits: str) -> str:
+    """The float32 of a float16 that has these bits."""
+    return m.turn("fpext", m.turn("bitcast", bits, I16, "half"), "half", F32)
 
 
 NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a nan
@@ -745,106 +690,71 @@ NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a 
 }
 
 
-def _from_narrow(w: Writer, source: DType, lanes: int, x: str) -> str:
+def _from_narrow(m: Vectors, source: DType, x: str) -> str:
     """Widen a 16-bit float to float32."""
-    short, f = vector("i16", lanes), vector("float", lanes)
     if source is dtypes.bfloat16:
-        i = vector("i32", lanes)
-        bits = w.value(f"zext {short} {x} to {i}")
-        bits = w.value(f"shl {i} {bits}, {_splat(16, lanes)}")
-        return w.value(f"bitcast {i} {bits} to {f}")
-    if not w.native & HALF:
-        return _from_half(w, lanes, x)
-    half = w.value(f"bitcast {short} {x} to {vector('half', lanes)}")
-    return w.value(f"fpext {vector('half', lanes)} {half} to {f}")
+        bits = m.number("shl", I32, m.turn("zext", x, I16, I32), 16)
+        return m.turn("bitcast", bits, I32, F32)
+    return _half_bits(m, x) if m.writer.native & HALF else _from_half(m, x)
 
 
-def _to_16(w: Writer, target: DType, lanes: int, x: str) -> str:
-    """Round float32 to a 16-bit float, by an instruction where the Target has one."""
-    native = "avx512bf16" in w.native if target is dtypes.bfloat16 else bool(w.native & HALF)
-    if not native:
-        return _to_narrow(w, target, lanes, x)
-    if target is dtypes.bfloat16 and lanes > 16 and lanes % 2 == 0:
-        return _to_16_by_halves(w, lanes, x)
-    kind = vector("bfloat" if target is dtypes.bfloat16 else "half", lanes)
-    narrow = w.value(f"fptrunc {vector('float', lanes)} {x} to {kind}")
-    return w.value(f"bitcast {kind} {narrow} to {vector('i16', lanes)}")
+def _to_16(m: Vectors, target: DType, x: str) -> str:
+    """Round float32 to a 16-bit float, by an instruction where the Target has one. To bfloat16 at
+    most a register at a time: LLVM fails an assertion on 32 lanes of which a masked store, with a
+    mask it knows, takes no more than 16."""
+    brief, native = target is dtypes.bfloat16, m.writer.native
+    if not ("avx512bf16" in native if brief else native & HALF):
+        return _to_narrow(m, target, x)
+    if brief and m.lanes > 16 and m.lanes % 2 == 0:
+        return _by_halves(m, F32, I16, lambda half, part: _to_16(half, target, part), x)
+    kind = "bfloat" if brief else "half"
+    return m.turn("bitcast", m.turn("fptrunc", x, F32, kind), kind, I16)
 
 
-def _to_16_by_halves(w: Writer, lanes: int, x: str) -> str:
-    """Round to bfloat16 at most a register at a time: LLVM fails an assertion on 32 lanes of
-    which a masked store, with a mask it knows, takes no more than 16."""
-    half, f = lanes // 2, vector("float", lanes)
-    parts = []
-    for start in (0, half):
-        places = ", ".join(f"i32 {start + i}" for i in range(half))
-        part = w.value(f"shufflevector {f} {x}, {f} poison, <{half} x i32> <{places}>")
-        parts.append(_to_16(w, dtypes.bfloat16, half, part))
-    places, short = ", ".join(f"i32 {i}" for i in range(lanes)), vector("i16", half)
-    return w.value(
-        f"shufflevector {short} {parts[0]}, {short} {parts[1]}, <{lanes} x i32> <{places}>"
-    )
-
-
-def _from_half(w: Writer, lanes: int, x: str) -> str:
+def _from_half(m: Vectors, x: str) -> str:
     """Widen float16 with integer operations: the exponent is moved by a product."""
-    i, f, m = vector("i32", lanes), vector("float", lanes), vector("i1", lanes)
-
-    bits = w.value(f"zext {vector('i16', lanes)} {x} to {i}")
-    sign = w.value(f"and {i} {bits}, {_splat(0x8000, lanes)}")
-    sign = w.value(f"shl {i} {sign}, {_splat(16, lanes)}")
-    body = w.value(f"and {i} {bits}, {_splat(0x7FFF, lanes)}")
-    shifted = w.value(f"shl {i} {body}, {_splat(13, lanes)}")
-    as_float = w.value(f"bitcast {i} {shifted} to {f}")
-    scaled = w.value(f"fmul {f} {as_float}, {splat_constant(2.0**112, dtypes.float32, lanes)}")
-    number = w.value(f"bitcast {f} {scaled} to {i}")
-    special = w.value(f"icmp uge {i} {body}, {_splat(0x7C00, lanes)}")
-    beyond = w.value(f"or {i} {shifted}, {_splat(0x7F800000, lanes)}")
-    chosen = w.value(f"select {m} {special}, {i} {beyond}, {i} {number}")
-    full = w.value(f"or {i} {chosen}, {sign}")
-    return w.value(f"bitcast {i} {full} to {f}")
+    bits = m.turn("zext", x, I16, I32)
+    sign = m.number("shl", I32, m.number("and", I32, bits, 0x8000), 16)
+    body = m.number("and", I32, bits, 0x7FFF)
+    shifted = m.number("shl", I32, body, 13)
+    scaled = m.number("fmul", F32, m.turn("bitcast", shifted, I32, F32), 2**112)
+    number = m.turn("bitcast", scaled, F32, I32)
+    special = m.number("icmp uge", I32, body, 0x7C00)
+    beyond = m.number("or", I32, shifted, 0x7F800000)
+    full = m.do("or", I32, m.select(special, I32, beyond, number), sign)
+    return m.turn("bitcast", full, I32, F32)
 
 
-def _to_narrow(w: Writer, target: DType, lanes: int, x: str) -> str:
+def _to_narrow(m: Vectors, target: DType, x: str) -> str:
     """Round float32 to a narrower float, half to even, with the rule of ml_dtypes (past the
     largest: infinity, or nan where there is none)."""
     mantissa, bias, top, nan = NARROW[target.name]
-    highest = (1 << (target.bits - 1)) - 1
-    i, m = vector("i32", lanes), vector("i1", lanes)
-
-    bits = w.value(f"bitcast {vector('float', lanes)} {x} to {i}")
-    sign = w.value(f"lshr {i} {bits}, {_splat(32 - target.bits, lanes)}")
-    sign = w.value(f"and {i} {sign}, {_splat(highest + 1, lanes)}")
-    magnitude = w.value(f"and {i} {bits}, {_splat(0x7FFFFFFF, lanes)}")
+    bits = m.turn("bitcast", x, F32, I32)
+    sign = m.number("lshr", I32, bits, 32 - target.bits)
+    sign = m.number("and", I32, sign, 1 << (target.bits - 1))
+    magnitude = m.number("and", I32, bits, 0x7FFFFFFF)
     # normal: add half an ulp (to even), shift, rebias
     drop = 23 - mantissa
-    last = w.value(f"lshr {i} {magnitude}, {_splat(drop, lanes)}")
-    last = w.value(f"and {i} {last}, {_splat(1, lanes)}")
-    rounded = w.value(f"add {i} {magnitude}, {_splat((1 << (drop - 1)) - 1, lanes)}")
-    rounded = w.value(f"add {i} {rounded}, {last}")
-    normal = w.value(f"lshr {i} {rounded}, {_splat(drop, lanes)}")
-    normal = w.value(f"sub {i} {normal}, {_splat((127 - bias) << mantissa, lanes)}")
+    last = m.number("and", I32, m.number("lshr", I32, magnitude, drop), 1)
+    rounded = m.number("add", I32, magnitude, (1 << (drop - 1)) - 1)
+    normal = m.number("lshr", I32, m.do("add", I32, rounded, last), drop)
+    normal = m.number("sub", I32, normal, (127 - bias) << mantissa)
     # subnormal: let the float adder round by adding a power of two of the right size
-    magic = 127 + (1 - bias) + 23 - mantissa
-    f = vector("float", lanes)
-    as_float = w.value(f"bitcast {i} {magnitude} to {f}")
-    magic_float = w.value(f"bitcast {i} {_splat(magic << 23, lanes)} to {f}")
-    shifted = w.value(f"fadd {f} {as_float}, {magic_float}")
-    small = w.value(f"bitcast {f} {shifted} to {i}")
-    small = w.value(f"sub {i} {small}, {_splat(magic << 23, lanes)}")
-    is_small = w.value(f"icmp ult {i} {magnitude}, {_splat((127 - bias + 1) << 23, lanes)}")
-    value = w.value(f"select {m} {is_small}, {i} {small}, {i} {normal}")
-    over = w.value(f"icmp uge {i} {value}, {_splat(top, lanes)}")
-    big = w.value(f"select {m} {over}, {i} {_splat(top, lanes)}, {i} {value}")
-    is_nan = w.value(f"icmp ugt {i} {magnitude}, {_splat(0x7F800000, lanes)}")
-    big = w.value(f"select {m} {is_nan}, {i} {_splat(nan, lanes)}, {i} {big}")
-    full = w.value(f"or {i} {big}, {sign}")
-    short = vector(f"i{target.bits}", lanes)
-    return w.value(f"trunc {i} {full} to {short}")
+    magic = (127 + (1 - bias) + 23 - mantissa) << 23
+    as_float = m.turn("bitcast", magnitude, I32, F32)
+    shifted = m.do("fadd", F32, as_float, m.turn("bitcast", m.constant(magic, I32), I32, F32))
+    small = m.number("sub", I32, m.turn("bitcast", shifted, F32, I32), magic)
+    is_small = m.number("icmp ult", I32, magnitude, (127 - bias + 1) << 23)
+    value = m.select(is_small, I32, small, normal)
+    over = m.number("icmp uge", I32, value, top)
+    big = m.select(over, I32, m.constant(top, I32), value)
+    is_nan = m.number("icmp ugt", I32, magnitude, 0x7F800000)
+    big = m.select(is_nan, I32, m.constant(nan, I32), big)
+    return m.turn("trunc", m.do("or", I32, big, sign), I32, f"i{target.bits}")
 
 
-def row_for(name: str, near: bool = False) -> Row:
-    """The row of an elementwise op; where it has another way for far arguments, also without."""
+def row_for(name: str, near: bool = False) -> Callable[[Writer, DType, int, Sequence[str]], str]:
+    """An elementwise op by its row; where it has another way for far arguments, also without."""
     if name not in ROWS:
         raise InternalError("llvm.rules", f"no row for {name}")
-    return NEAR[name] if near else ROWS[name]
+    return lambda w, d, lanes, inputs: ROWS[name](Vectors(w, lanes, near), d, *inputs)

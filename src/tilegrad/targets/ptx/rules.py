@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
 from ...tile.numeric import FUNCTIONS
-from ...tile.scope import Element, where
+from ...tile.scope import Element, Rare, where
 from . import division
 from .convert import bitcast, convert, convert_pair, narrow, widen
 from .element import (
@@ -136,50 +136,27 @@ class Machine:
         w.place(end)
         return current
 
-    def rarely(
-        self,
-        name: str,
-        near: Callable[..., Any],
-        far: Callable[..., Any],
-        done: Callable[..., Element],
-        *inputs: Element,
-    ) -> Element:
+    def rarely(self, rare: Rare, *inputs: Element) -> Element:
         """The near values, a branch around the far ones, and what is made of either."""
         w = self.writer
-        mask, *values = near(*inputs)
+        mask, *values = rare.near(*inputs)
         if self.near:
-            return done(*inputs, *values)
+            return rare.done(*inputs, *values)
         held = [self._held(value) for value in values]
-        end = w.label(f"near_{name}")
+        end = w.label(f"near_{rare.name}")
         w.put("bra", end, guard="!" + mask.held)
-        for place, value in zip(held, far(*inputs)):
+        for place, value in zip(held, rare.far(*inputs)):
             w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held)
         w.place(end)
-        return done(*inputs, *held)
-
-
-class Rare(NamedTuple):
-    """What a function of `tile.functions` asks of `rarely`, for one element."""
-
-    near: Callable[..., Any]
-    far: Callable[..., Any]
-    done: Callable[..., Element]
-    inputs: tuple[Element, ...]
+        return rare.done(*inputs, *held)
 
 
 class Asked(Machine):
     """Gives what a function asks of `rarely` as it is."""
 
-    def rarely(
-        self,
-        name: str,
-        near: Callable[..., Any],
-        far: Callable[..., Any],
-        done: Callable[..., Element],
-        *inputs: Element,
-    ) -> Any:
+    def rarely(self, rare: Rare, *inputs: Element) -> Any:
         """The question itself."""
-        return Rare(near, far, done, inputs)
+        return rare, inputs
 
 
 def apply_all(w: Writer, name: str, dtype: DType, several: list[tuple[str, ...]]) -> list[str]:
@@ -187,48 +164,52 @@ def apply_all(w: Writer, name: str, dtype: DType, several: list[tuple[str, ...]]
     the elements that a thread enters where one of its own is far."""
     wide = F32 if dtype.bits < 32 else dtype
     widened = [[x if wide is dtype else widen(w, dtype, x) for x in inputs] for inputs in several]
-    machine = Machine(w)
-    asked: list[Rare] = [
+    machine, masks, held, all_inputs = Machine(w), [], [], []
+    asked = [
         getattr(functions, name)(*[Element(Asked(w), x, wide) for x in inputs])
         for inputs in widened
     ]
-    masks, held = [], []
-    for one in asked:
-        mask, *values = one.near(*one.inputs)
+    for rare, inputs in asked:
+        mask, *values = rare.near(*inputs)
         masks.append(mask)
         held.append([machine._held(value) for value in values])
-    _mend(machine, name, asked, masks, held)
-    found = [one.done(*one.inputs, *mine) for one, mine in zip(asked, held)]
+        all_inputs.append(inputs)
+    _mend(machine, asked[0][0], all_inputs, masks, held)
+    found = [rare.done(*inputs, *mine) for (rare, inputs), mine in zip(asked, held)]
     return [r.held if wide is dtype else narrow(w, dtype, r.held) for r in found]
 
 
 def _mend(
-    m: Machine, name: str, asked: list[Rare], masks: list[Element], held: list[list[Element]]
+    m: Machine,
+    rare: Rare,
+    several: list[tuple[Element, ...]],
+    masks: list[Element],
+    held: list[list[Element]],
 ) -> None:
     """A loop over the elements that puts what is far into the registers held."""
     w = m.writer
     some = masks[0]
     for mask in masks[1:]:
         some = some | mask
-    head, end = w.label(f"far_{name}"), w.label(f"near_{name}")
+    head, end = w.label(f"far_{rare.name}"), w.label(f"near_{rare.name}")
     w.put("bra", end, guard="!" + some.held)
     number = w.value("b32", "mov.b32", "0")
     w.place(head)
-    turns = [w.value("pred", "setp.eq.s32", number, str(i)) for i in range(len(asked))]
-    inputs = list(asked[0].inputs)
-    for one, turn in zip(asked[1:], turns[1:]):
+    turns = [w.value("pred", "setp.eq.s32", number, str(i)) for i in range(len(several))]
+    inputs = list(several[0])
+    for own, turn in zip(several[1:], turns[1:]):
         mask = Element(m, turn, dtypes.bool_)
         inputs = [
             before if mine.held == before.held else where(mask, mine, before)
-            for mine, before in zip(one.inputs, inputs)
+            for mine, before in zip(own, inputs)
         ]
-    values = asked[0].far(*inputs)
+    values = rare.far(*inputs)
     for turn, mask, places in zip(turns, masks, held):
         mine = (Element(m, turn, dtypes.bool_) & mask).held
         for place, value in zip(places, values):
             w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held, guard=mine)
     w.put("add.s32", number, number, "1")
-    more = w.value("pred", "setp.lt.s32", number, str(len(asked)))
+    more = w.value("pred", "setp.lt.s32", number, str(len(several)))
     w.put("bra", head, guard=more)
     w.place(end)
 
