@@ -6,6 +6,7 @@ Invariant: as in `attention`; no launch keeps scores or probabilities in memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,36 +21,10 @@ from ..kernels.attention import forward as attention
 from ..kernels.attention import plan as attention_plan
 from ..kernels.attention import threads, threads_backward
 from ..kernels.attention.shape import AttentionShape
-from .attention import AttentionFamily, Given
+from ..tile.build import Body
+from .attention import AttentionFamily, Given, memories
 
-
-def why_not(node: Node, x: AttentionShape, target: Target) -> str:
-    """Why no kernel takes the Node; '' where one does."""
-    if node.op is ops.attention and invariant():
-        return "invariant: its Plan depends on the number of queries"
-    if not target.asynchronous_units:
-        return _of_warps(node, x, target)
-    if node.op is ops.attention:
-        return attention_plan.why_not(x) or _no_plan(x, target)
-    wanted = node.attrs["wanted"]
-    return attention_backward.why_not(x, None, wanted) or (
-        "" if attention_backward.candidates(x, target, fast()) else "no Plan fits shared memory"
-    )
-
-
-def _of_warps(node: Node, x: AttentionShape, target: Target) -> str:
-    if not target.matrix_units(x.dtype, x.dtype):
-        return f"{target.name} has no matrix units for {x.dtype}"
-    if node.op is not ops.attention:
-        chosen = [threads_backward.choose(x, target, side) for side in threads_backward.SIDES]
-        return threads_backward.why_not(x, node.attrs["wanted"]) or (
-            "" if all(chosen) else "no Plan fits shared memory"
-        )
-    return threads.why_not(x) or ("" if threads.choose(x, target) else "no Plan fits shared memory")
-
-
-def _no_plan(x: AttentionShape, target: Target) -> str:
-    return "" if next(attention_plan.plans(x, target), None) else "no Plan fits shared memory"
+NO_PLAN = "no Plan fits shared memory"
 
 
 def fast() -> bool:
@@ -57,78 +32,74 @@ def fast() -> bool:
     return config().determinism == "fast"
 
 
-def launches(node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str) -> Given:
-    """Bodies, and what their parameters stand for."""
-    made = _forward if node.op is ops.attention else _backward
-    return made(node, x, target, name)
-
-
-def _forward(node: Node, x: AttentionShape, target: Target, name: str) -> Given:
-    if not target.asynchronous_units:
-        return _forward_of_warps(node, x, target)
-    plan = attention_plan.choose(x, target)
-    rows = plan.tile[0]
-    tiles = x.batch * x.heads * -(-high(x.queries) // rows)
-    plan = replace(plan, dependent=True, early=high(tiles) <= plan.programs)
-    body = attention.wide_attention(x, plan, name, [memory_of(i) for i in node.inputs[3:]])
-    inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
-    return [(body, [*inputs, ("result", 0), ("result", 1)])]
-
-
-def _forward_of_warps(node: Node, x: AttentionShape, target: Target) -> Given:
-    plan = threads.choose(x, target)
-    assert plan is not None
-    body = threads.attend(x, plan, target, [memory_of(i) for i in node.inputs[3:]])
-    stands: dict[str, Any] = {n: ("input", i) for i, n in enumerate(("q", "k", "v", *x.extras))}
-    stands |= {"out": ("result", 0), "lse": ("result", 1)}
-    return [(body, [stands[p.attrs["name"]] for p in body.parameters])]
-
-
-def _backward_of_warps(node: Node, x: AttentionShape, target: Target) -> Given:
-    more = [memory_of(i) for i in node.inputs[6:]]
-    names = ("q", "k", "v", "dout", "lse", "delta", *x.extras)
-    stands: dict[str, Any] = {n: ("input", i) for i, n in enumerate(names)}
-    stands |= {f"d{n}": ("result", i) for i, n in enumerate("qkv")}
-    found: Given = []
-    for side in threads_backward.SIDES:
-        plan = threads_backward.choose(x, target, side)
-        assert plan is not None
-        body = threads_backward.backward(x, plan, target, side, more)
-        found.append((body, [stands[p.attrs["name"]] for p in body.parameters]))
-    return found
-
-
-def _backward(node: Node, x: AttentionShape, target: Target, name: str) -> Given:
-    if not target.asynchronous_units:
-        return _backward_of_warps(node, x, target)
-    plan = attention_backward.choose(x, target, fast())
-    more = [memory_of(i) for i in node.inputs[6:]]
-    wanted = node.attrs["wanted"]
-    made = attention_backward.attention_backward(x, plan, more, wanted, name)
-    stands: dict[str, Any] = {
-        n: ("input", i) for i, n in enumerate(("q", "k", "v", "dout", "lse", "delta", *x.extras))
-    }
-    stands |= {f"d{n}": ("result", i) for i, n in enumerate(("q", "k", "v", *wanted))}
-    for n, memory in made.scratch:
-        stands[n] = ("scratch", (Array(memory.shape, memory.dtype), n))
-    return [(one.body, [stands[n] for n in one.arguments]) for one in made.launches]
-
-
-def memory_of(node: Node) -> Memory:
-    """The Memory an input lies in."""
-    assert isinstance(node.type, Array)
-    return Memory(node.type.shape, node.type.dtype)
-
-
 class ThreadAttention(AttentionFamily):
     """Attention on blocks of threads."""
 
-    def refusal(self, node: Node, shape: AttentionShape, target: Target) -> str:
+    def refusal(self, node: Node, x: AttentionShape, target: Target) -> str:
         """Why no kernel takes a Node; '' where one does."""
-        return why_not(node, shape, target)
+        beside, forward = bool(target.asynchronous_units), node.op is ops.attention
+        if forward and invariant():
+            return "invariant: its Plan depends on the number of queries"
+        if not beside and not target.matrix_units(x.dtype, x.dtype):
+            return f"{target.name} has no matrix units for {x.dtype}"
+        if forward:
+            kernel = attention_plan if beside else threads
+            return kernel.why_not(x) or ("" if any(kernel.plans(x, target)) else NO_PLAN)
+        wanted = node.attrs["wanted"]
+        if beside:
+            why = attention_backward.why_not(x, None, wanted)
+            return why or ("" if attention_backward.candidates(x, target, fast()) else NO_PLAN)
+        chosen = [threads_backward.choose(x, target, side) for side in threads_backward.SIDES]
+        return threads_backward.why_not(x, wanted) or ("" if all(chosen) else NO_PLAN)
 
     def launches(
-        self, node: Node, shape: AttentionShape, target: Target, wanted: set[int], name: str
+        self, node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
     ) -> Given:
-        """Bodies, and what their parameters stand for."""
-        return launches(node, shape, target, wanted, name)
+        """Bodies, and what their parameters stand for: by the names that these have."""
+        beside, more = bool(target.asynchronous_units), memories(node)
+        read, results, made = ["q", "k", "v"], ["out", "lse"], [_forward, _forward_of_warps]
+        if node.op is not ops.attention:
+            read += ["dout", "lse", "delta"]
+            results = [f"d{n}" for n in ("q", "k", "v", *node.attrs["wanted"])]
+            made = [_backward, _backward_of_warps]
+        bodies, scratch = made[0 if beside else 1](x, target, more, node, name)
+        stands: dict[str, Any] = {n: ("input", i) for i, n in enumerate((*read, *x.extras))}
+        stands |= {n: ("result", i) for i, n in enumerate(results)}
+        stands |= {n: ("scratch", (Array(m.shape, m.dtype), n)) for n, m in scratch}
+        return [(body, [stands[n] for n in names]) for body, names in bodies]
+
+
+Launches = list[tuple[Body, Sequence[str]]]  # with the names of their parameters
+Made = tuple[Launches, Sequence[tuple[str, Memory]]]  # and scratch that they share
+
+
+def _named(*bodies: Body) -> Launches:
+    return [(body, [p.attrs["name"] for p in body.parameters]) for body in bodies]
+
+
+def _forward(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
+    plan = attention_plan.choose(x, target)
+    tiles = x.batch * x.heads * -(-high(x.queries) // plan.tile[0])
+    plan = replace(plan, dependent=True, early=high(tiles) <= plan.programs)
+    return _named(attention.wide_attention(x, plan, name, more)), ()
+
+
+def _forward_of_warps(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
+    plan = threads.choose(x, target)
+    assert plan is not None
+    return _named(threads.attend(x, plan, target, more)), ()
+
+
+def _backward(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
+    plan, wanted = attention_backward.choose(x, target, fast()), node.attrs["wanted"]
+    made = attention_backward.attention_backward(x, plan, more, wanted, name)
+    return [(one.body, one.arguments) for one in made.launches], made.scratch
+
+
+def _backward_of_warps(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
+    found = []
+    for side in threads_backward.SIDES:
+        plan = threads_backward.choose(x, target, side)
+        assert plan is not None
+        found.append(threads_backward.backward(x, plan, target, side, more))
+    return _named(*found), ()
