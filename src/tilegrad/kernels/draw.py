@@ -400,6 +400,3 @@ def largest(x: Any, *, count: int, block: int) -> None:
         last = tile.max(best)
         at = tile.min(tile.where(best == last, place, whole(columns)))
         tile.store(out, (row, number), tile.minimum(at, whole(columns - 1)))  # if all are NaN
-
-
-__all__ = ["biased", "draw", "largest", "pick"]

@@ -141,6 +141,3 @@ def grouped_outer(x: Any, y: Any, offsets: Any) -> None:
         left, right = (tile.where(own[:, None], v, 0.0) for v in (left, right))
         total = tile.dot(tile.transpose(left), right, total)
     tile.store(out, (group, i * T.m, j * T.n), tile.cast(total, x.dtype))
-
-
-__all__ = ["block_list", "group_rows", "grouped_outer", "list_sizes"]

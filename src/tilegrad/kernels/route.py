@@ -160,6 +160,3 @@ def place_routes(picks: Any, counts: Any, *, tokens: int, block: int, most: Any)
     write_places(sorted_, own, ranks, token, tile.cumsum(total) - total + before, count)
     if mine < 1:
         write_groups(offsets, out, total, block)
-
-
-__all__ = ["count_routes", "place_routes", "route"]

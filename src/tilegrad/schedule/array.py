@@ -138,6 +138,3 @@ def marked(bodies: Bodies, work: ArrayWork) -> Bodies:
     for body, _ in bodies:
         body.notes["array"] = work.to_text()
     return bodies
-
-
-__all__ = ["ArrayLoops", "ArrayProducts", "HostLoops", "HostProducts"]

@@ -232,6 +232,3 @@ def _range(kind: str, a: Range, b: Range) -> Range:
     if kind == "min":
         return min(a[0], b[0]), min(a[1], b[1])
     return bounds(int32)
-
-
-__all__ = ["ALONG", "ORDERED", "VECTOR", "Reader", "Refused", "bounds", "takes_product"]

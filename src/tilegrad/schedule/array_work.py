@@ -167,6 +167,3 @@ def _saturated(
             gone.add(at)
             scale, shift, at = s.second, s.shift, s.first
     return replaced(o, value=at, relu=clipped["max"] == 0, scale=scale, shift=shift)
-
-
-__all__ = ["work_of_region"]

@@ -218,6 +218,3 @@ def join(
     if config().verify:
         check_schedule(schedule)
     return schedule
-
-
-__all__ = ["Move", "Part", "join"]

@@ -369,6 +369,3 @@ class LibraryProducts(Family):
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Body."""
         return [offer.plan.lower(name)]
-
-
-__all__ = ["Joint", "JointDot", "LibraryProducts", "join_dots"]

@@ -505,6 +505,3 @@ def accepts(stored: Node, dot: Node) -> bool:
     """Whether the kernel can store a value that is computed of a dot's products."""
     taken = (bfloat16, float16, float32, float8_e4m3)
     return product(stored.shape) == product(dot.shape) and stored.dtype in taken
-
-
-__all__ = ["WideDot", "accepts", "matrix_of"]

@@ -85,6 +85,3 @@ def cut(group: Region, fuser: Fuser) -> None:
         if group.number in other.after:
             other.after.add(after.number)
     fuser.groups.append(after)
-
-
-__all__ = ["leave_long_epilogues"]

@@ -97,6 +97,3 @@ def fixed(body: BodyBuilder, kind: str, x: Node) -> Node:
     """One of the functions of an int32 value."""
     made = {"exp": _exp, "reciprocal": _reciprocal, "rsqrt": _rsqrt}[kind]
     return body.cast(made(_Numbers(body), body.cast(x, int64)), int32)
-
-
-__all__ = ["fixed"]

@@ -72,6 +72,3 @@ class Groups(Chosen):
         if listed:
             near.listed[offsets] = Listed(blocks[0], sizes["block"], order, rows, count)
         return [shares, order, places, offsets]
-
-
-__all__ = ["Groups"]

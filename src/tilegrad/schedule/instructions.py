@@ -91,6 +91,3 @@ def weight_of(node: Node) -> int:
     Region of many such fills a program as one of fewer costly functions does."""
     plain, exact = INSTRUCTIONS.get(node.op, (1, 0))
     return max(1, (plain + 24 * exact) * 2 // 5)
-
-
-__all__ = ["EXACT", "INSTRUCTIONS", "evaluated", "instructions", "weight_of"]

@@ -131,6 +131,3 @@ def source_of(x: Node, known: Listed) -> Node | None:
     count, width = source.shape
     fits = wide.shape == (count, known.each, width) and column.shape == (count, 1, width)
     return source if fits else None
-
-
-__all__ = ["AllWeights", "GroupBlocks", "OwnWeights"]

@@ -112,6 +112,3 @@ def chosen_for(
     made = then.offers_for(shape, target)
     _, offer, verdict = judged([(first, alone), (then, made)])
     return offer, verdict
-
-
-__all__ = ["UNPACK", "Quantised", "Unpacked", "chosen_for", "families_of", "weight_of"]

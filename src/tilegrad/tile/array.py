@@ -120,6 +120,3 @@ class ArrayWork:
         record["outputs"] = tuple(Output(**o) for o in record["outputs"])
         record["steps"] = tuple(VectorStep(**s) for s in record["steps"])
         return ArrayWork(**record)._sized(read_size)
-
-
-__all__ = ["FULL", "HELD", "LEFT", "RIGHT", "ROWS", "ArrayWork", "Operand", "Output", "VectorStep"]

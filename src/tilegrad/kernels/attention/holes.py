@@ -174,6 +174,3 @@ def quick_tanh(x: Any, factor: float) -> Any:
     """tanh(factor * x) = 1 - 2 / (e**(2 factor x) + 1), off by 2**-22 or so."""
     inverse = tile.quick_reciprocal(tile.quick_exp2(x * (2 * factor * LOG2_E)) + 1.0)
     return tile.multiply_add(inverse, -2.0, 1.0)
-
-
-__all__ = ["ADDED", "EXTRAS", "Holes"]

@@ -357,6 +357,3 @@ def attend(
     bound = thread_attention.bind((), {**given, "x": x, "plan": plan}, Plan())
     ((body, _),) = thread_attention.callee(bound, Plan(), target).launches
     return body
-
-
-__all__ = ["ThreadAttentionPlan", "attend", "choose", "plans", "why_not"]

@@ -305,6 +305,3 @@ def backward(
     bound = thread_backward.bind((), {**given, "x": x, "plan": plan, "side": side}, Plan())
     ((body, _),) = thread_backward.callee(bound, Plan(), target).launches
     return body
-
-
-__all__ = ["SIDES", "ThreadBackwardPlan", "backward", "choose", "why_not"]

@@ -137,6 +137,3 @@ def choose_grouped(x: Operands, target: Target) -> Choice:
     read = min(used, n) * m * k * x.dtype.size * parts / target.peak_bytes()
     seconds = max(read, flops / target.peak_flops(x.dtype)) + START_SECONDS
     return Choice(plan, True, seconds)
-
-
-__all__ = ["MOST_GATHERED", "GroupedJoint", "GroupedMatmul", "choose_grouped"]

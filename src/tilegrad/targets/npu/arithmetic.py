@@ -179,6 +179,3 @@ def seeded(seed: int, lanes: int) -> Array:
     """The first state of each lane: never 0."""
     spread = (np.arange(1, lanes + 1, dtype=np.uint64) * 0x9E3779B9) & 0xFFFFFFFF
     return ((spread ^ seed) | 1).astype(np.uint32)
-
-
-__all__ = ["float_add", "float_mul", "requantise", "vector"]

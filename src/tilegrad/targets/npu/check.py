@@ -145,6 +145,3 @@ def check(p: Parameters, program: Sequence[Instruction]) -> None:
         else:
             check_word(p, walk.send())
             walk.pc += 1
-
-
-__all__ = ["check", "check_word"]

@@ -126,6 +126,3 @@ def counters_of(
         "idle": counts.cycles * e.idle_cycle,
     }
     return Counters(counts.cycles, causes or {}, made, counts.macs, p.peak_macs, energy)
-
-
-__all__ = ["Counters", "Counts", "counters_of", "counts_of"]

@@ -369,5 +369,3 @@ def chip_of(name: str) -> Parameters:
 
 
 KIND = Kind()
-
-__all__ = ["KIND", "Account", "NpuDevice", "chip_of"]

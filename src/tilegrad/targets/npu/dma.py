@@ -224,6 +224,3 @@ class Store(Unit):
         self.row_address = (self.row_address + word["stride"]) % 2**32
         self.address = self.row_address
         self.phase = ANSWERS if self.row == word["rows"] else READ
-
-
-__all__ = ["Load", "Store", "unpack"]

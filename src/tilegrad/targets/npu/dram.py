@@ -105,6 +105,3 @@ class Dram:
             self.bursts.popleft()
             self.answers.append(self.now + self.latency)
         self.next_write = self.now + self.gap
-
-
-__all__ = ["Dram"]

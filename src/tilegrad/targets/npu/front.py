@@ -191,6 +191,3 @@ class Front:
                 self.queues[one.queue].pushed = self.walk.send()
                 self.walk.pc += 1
             self.state = FETCH
-
-
-__all__ = ["CHANNELS", "Front", "Queue", "Tokens", "Walk", "posts", "waits"]

@@ -224,6 +224,3 @@ class Functional:
 
 def _at(start: int, rows: slice) -> slice:
     return slice(start + rows.start, start + rows.stop)
-
-
-__all__ = ["Functional"]

@@ -309,18 +309,3 @@ def _parse(words: list[str]) -> Instruction:
             except ValueError:
                 given[name] = value
     return instruction(words[0], " ".join(tokens), **given)
-
-
-__all__ = [
-    "FIELDS",
-    "OPS",
-    "Instruction",
-    "assemble",
-    "decode",
-    "disassemble",
-    "encode",
-    "from_bytes",
-    "instruction",
-    "text",
-    "to_bytes",
-]

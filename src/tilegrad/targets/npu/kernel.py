@@ -137,6 +137,3 @@ def kernel_of(chip: str, work: str, symbols: tuple[tuple[str, int], ...] = ()) -
     made = ArrayWork.of_text(work)
     known = dict(symbols)
     return ArrayKernel(parameters_of(chip), made.bound(known) if symbols else made, known)
-
-
-__all__ = ["LEVELS", "ArrayKernel", "kernel_of"]

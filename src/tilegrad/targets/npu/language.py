@@ -73,5 +73,3 @@ LANGUAGE = Language(
     costs=costs,
     seconds=seconds,
 )
-
-__all__ = ["LANGUAGE"]

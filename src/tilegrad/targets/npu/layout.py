@@ -263,6 +263,3 @@ class Layout:
 def too_small(name: str, least: int, got: int) -> UserError:
     """What a chip lacks."""
     return UserError(f"{name} is too small for a product", op="npu", expected=least, got=got)
-
-
-__all__ = ["Beside", "Layout", "Narrow", "Stored", "too_small"]

@@ -144,6 +144,3 @@ def _below(registers: Array, top: Array) -> Array:
     made = np.empty_like(registers)
     made[0], made[1:] = top, registers[:-1]
     return made
-
-
-__all__ = ["Mesh", "Skew"]

@@ -151,6 +151,3 @@ def prove(p: Parameters, program: Sequence[Instruction]) -> None:
     """That a program ends and that its queues do not race, whatever memory does to times."""
     for _ in Order(p, program).words():
         pass
-
-
-__all__ = ["Order", "prove"]

@@ -292,6 +292,3 @@ def preset(name: str) -> Parameters:
     if name not in PRESETS:
         raise UserError("unknown preset", op="npu", expected=", ".join(PRESETS), got=repr(name))
     return Parameters(name=name, **PRESETS[name])
-
-
-__all__ = ["BOUNDS", "DATAFLOWS", "PRESETS", "Energy", "Parameters", "preset"]

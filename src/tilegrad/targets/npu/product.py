@@ -126,6 +126,3 @@ class Product(Layout):
     def counters(self) -> Counters:
         """Cycles, bytes and energy by closed forms."""
         return counters_of(self.p, self.counts)
-
-
-__all__ = ["Product"]

@@ -293,6 +293,3 @@ def _move(
 ) -> Instruction:
     given = {"local": local, "rows": rows, "columns": columns, "stride": stride, "dram": dram}
     return instruction("move_in", tokens, **given, **sets)
-
-
-__all__ = ["Result"]

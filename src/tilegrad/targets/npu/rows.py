@@ -76,6 +76,3 @@ def place_rows(
         counts[LINE] += 1  # the last: of one strip, before it is added to those before
     order = tuple(places.get(v, (BLOCK, 0)) for v in range(len(kinds)))
     return Rows(order, counts)
-
-
-__all__ = ["BLOCK", "HELD", "LINE", "Rows", "place_rows"]

@@ -44,6 +44,3 @@ def npu_target(p: Parameters, host: Target) -> Target:
 def parameters_of(chip: str) -> Parameters:
     """The parameters in a Target."""
     return Parameters.of(json.loads(chip))
-
-
-__all__ = ["npu_target", "parameters_of"]

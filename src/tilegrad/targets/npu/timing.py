@@ -214,6 +214,3 @@ class _Solver:
 def timeline(p: Parameters, program: Sequence[Instruction]) -> Timeline:
     """When each instruction of a program runs, by closed forms."""
     return _Solver(p, program).solve()
-
-
-__all__ = ["Event", "Timeline", "run_cycles", "timeline"]

@@ -44,6 +44,3 @@ def _json(p: Parameters, spans: list[list[tuple[str, int, int]]]) -> str:
                 }
             )
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})
-
-
-__all__ = ["machine_perfetto", "perfetto"]

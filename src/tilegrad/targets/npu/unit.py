@@ -62,6 +62,3 @@ class Unit:
     def run(self) -> bool:
         """One cycle of it; whether it was the last."""
         return True
-
-
-__all__ = ["IDLE", "POST", "RUN", "Unit"]

@@ -28,6 +28,3 @@ def number_of(name: str) -> int:
     """The number of the GPU called "cuda:0" or "cuda"; -1 for other names."""
     kind, _, number = name.partition(":")
     return int(number or 0) if kind == "cuda" and (number or "0").isdigit() else -1
-
-
-__all__ = ["KIND", "number_of"]

@@ -251,5 +251,3 @@ OPS: dict[str, Emit] = {
     **emit_matrix.OPS,
     **emit_send.OPS,
 }
-
-__all__ = ["OPS", "emit"]

@@ -39,5 +39,3 @@ LANGUAGE = Language(
     assembled,
     {"ptx": as_it_is, "assembly": reported},
 )
-
-__all__ = ["LANGUAGE"]

@@ -238,6 +238,3 @@ def _is_symbolic(entry: Entry) -> bool:
         elif kind == "symbol":
             return True
     return not all(isinstance(size, int) for size in sizes)
-
-
-__all__ = ["CudaLauncher", "operations"]

@@ -105,6 +105,3 @@ class Landings:
         except (AttributeError, IndexError):
             self.device.activate()
             return int(call("cuMemHostAlloc", room, 0)), Event(self.device, timing=False), room
-
-
-__all__ = ["Landing", "Landings", "Ring"]
