@@ -50,19 +50,21 @@ class TiledDot:
         rows, columns, warps = tile_of(self.problem)
         grid, batch_at, row, column = self.problem.blocks(self.e, rows, columns)
         whole, m = floor_divide(k, STEP) * STEP, self.problem.end
+        total = [self.b.constant(0, self.accumulator, (rows, columns))]
 
-        def step(start: Size, carried: list[Node], size: Size) -> Sequence[Node]:
+        def step(start: Size, size: Size) -> None:
             with self.e.scope():
                 with self.e.tile(row, rows, m, start, STEP, size) as (i, depth):
                     a = self.operand(self.problem.a, self.problem.index_a(batch_at, i, depth))
                 with self.e.tile(start, STEP, size, column, columns, n) as (depth, j):
                     b = self.operand(self.problem.b, self.problem.index_b(batch_at, depth, j))
-            return [self.b.add(tile_ops.dot(a, b, carried[0]))]
+            total[0] = self.b.add(tile_ops.dot(a, b, total[0]))
 
-        zero = self.b.constant(0, self.accumulator, (rows, columns))
-        total = self.b.loop("k", 0, whole, STEP, lambda at, c: step(at, c, at + STEP), [zero])
+        for at in self.b.each("k", 0, whole, STEP, total):
+            step(at, at + STEP)
         if modulo(k, STEP) != 0:
-            total = self.b.loop("rest", whole, k, STEP, lambda at, c: step(at, c, k), total)
+            for at in self.b.each("rest", whole, k, STEP, total):
+                step(at, k)
         with self.e.tile(row, rows, m, column, columns, n) as (i, j):
             self.epilogue(batch_at, i, j, total[0])
         return self.sheet.end((grid,), warps=warps)

@@ -136,7 +136,7 @@ class FlatLoops(Part):
                 mapping[block] = p
             return tuple(substitute(i, mapping) for i in index)
 
-        def square(base: Size, _: list[Node]) -> None:
+        for base in b.each("i", 0, inner // side * side, side):
             lines: list[list[Node]] = []
             for node, index in reads:
                 rows_ = []
@@ -152,15 +152,9 @@ class FlatLoops(Part):
                     for (node, index), line in zip(reads, lines):
                         e.bind(node, place(index, own, k), b.cast(line[k], wide(node.dtype)))
                     self.write_all(row, own)
-
-        def rest(at: Size, _: list[Node]) -> None:
-            row = p * side + at
+        for number in b.each("turn", 0, side) if inner % side else ():
             with e.scope(), e.vector(inner // side * side, side, inner, False) as own:
-                self.write_all(row, own)
-
-        b.loop("i", 0, inner // side * side, side, square)
-        if inner % side:
-            b.loop("turn", 0, side, 1, rest)
+                self.write_all(p * side + number, own)
         return (rows // side,)
 
     def sizes(self) -> tuple[int, Size, Size | None]:

@@ -7,8 +7,6 @@ walked from its start, so results do not depend on the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..core.dtype import int64
 from ..core.target import Target
 from ..graph import ops
@@ -77,28 +75,23 @@ def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[in
 
     def block(start: Size, stop: Size, before: Node | None) -> Node:
         own = kept if before is None else dtype
-
-        def step(k: Size, carried: list[Node]) -> Sequence[Node]:
+        total = [b.constant(identity(kind, own), own, shape)]
+        for k in b.each("k", start, stop, 1, total):
             with e.scope():
                 at = low.index(outer, k, lane)
                 x = b.cast(e.value(low.x, at), own)
-                total = b.apply(COMBINE[kind], carried[0], b.broadcast(x, shape))
-                whole = total if before is None else b.apply(COMBINE[kind], before, total)
+                total[0] = b.apply(COMBINE[kind], total[0], b.broadcast(x, shape))
+                whole = total[0] if before is None else b.apply(COMBINE[kind], before, total[0])
                 e.store(sheet.outputs[low.node], whole, low.offset(at))
-            return [total]
-
-        return b.loop("k", start, stop, 1, step, [b.constant(identity(kind, own), own, shape)])[0]
-
-    def turn(at: Size, carried: list[Node]) -> Sequence[Node]:
-        stop = minimum(at + BLOCK, low.size)
-        total = block(at, stop, b.cast(carried[0], dtype))
-        return [b.apply(COMBINE[kind], carried[0], b.cast(total, kept))]
+        return total[0]
 
     if not shape or kept is dtype or high(low.size) <= BLOCK:
         block(0, low.size, None)
-    else:
-        none = b.constant(identity(kind, kept), kept, shape)
-        b.loop("block", 0, low.size, BLOCK, turn, [none])
+        return
+    all_ = [b.constant(identity(kind, kept), kept, shape)]
+    for at in b.each("block", 0, low.size, BLOCK, all_):
+        total = block(at, minimum(at + BLOCK, low.size), b.cast(all_[0], dtype))
+        all_[0] = b.apply(COMBINE[kind], all_[0], b.cast(total, kept))
 
 
 def lower_sort(region: Region, name: str) -> Made:
@@ -114,30 +107,16 @@ def lower_sort(region: Region, name: str) -> Made:
     other_keys, other_places = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
     p = b.program(0, low.lines)
     outer, inner = floor_divide(p, low.inner), modulo(p, low.inner)
-
-    def take(k: Size, _: list[Node]) -> None:
+    for k in b.each("k", 0, low.size):
         with e.scope():
             b.store(keys, e.value(x, low.index(outer, k, inner)), (k,))
             b.store(places, b.index(k), (k,))
-
-    def give(k: Size, _: list[Node]) -> None:
+    arrays, descending = (keys, places, other_keys, other_places), node.attrs["descending"]
+    b.do(tile_ops.sort_rows, *arrays, low.size, size=size, descending=descending)
+    for k in b.each("k", 0, low.size):
         for v, memory in sheet.outputs.items():
             value = b.load(keys if v.attrs["index"] == 0 else places, (k,))
             e.store(memory, value, low.offset(low.index(outer, k, inner)))
-
-    b.loop("k", 0, low.size, 1, take)
-    b.add(
-        tile_ops.sort_rows(
-            keys,
-            places,
-            other_keys,
-            other_places,
-            b.index(low.size),
-            size=size,
-            descending=node.attrs["descending"],
-        )
-    )
-    b.loop("k", 0, low.size, 1, give)
     return sheet.end((low.lines,))
 
 

@@ -8,7 +8,7 @@ index order, whatever the number of workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..core.dtype import int64
 from ..core.target import Target
@@ -136,12 +136,9 @@ class VectorUpdate(Update):
             return (lead * blocks,)
         p = self.b.program(0, blocks)
         start = p * block
-
-        def walk(i: Size, _: list[Node]) -> None:
+        for i in self.b.each("i", 0, lead):
             with self.e.scope():
                 self.row(i, start, rest, block, lanes)
-
-        self.b.loop("i", 0, lead, 1, walk)
         return (blocks,)
 
     def lanes(self, rest: Size) -> int:
@@ -164,18 +161,13 @@ class VectorUpdate(Update):
             x = self.e.value(self.value, index + inner)
             self.combine(x, self.offset(places, inner))
 
-        def all_lanes() -> Sequence[Node]:
+        def all_lanes() -> None:
             if lanes == 1 and high(rest) == 1:
                 write(0)
-                return ()
-
-            def vector(base: Size, _: list[Node]) -> None:
-                whole = modulo(rest, lanes) == 0
-                with self.e.vector(base, lanes, rest, whole) as lane:
+                return
+            for base in self.b.each("j", start, stop, lanes):
+                with self.e.vector(base, lanes, rest, modulo(rest, lanes) == 0) as lane:
                     write(lane)
-
-            self.b.loop("j", start, stop, lanes, vector)
-            return ()
 
         if conditions:
             self.b.branch(self.e.conditions(conditions), all_lanes)

@@ -7,8 +7,6 @@ depend on shapes and the Target alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
@@ -46,16 +44,13 @@ def _along_axis(sheet: ThreadSheet, walk: Axis) -> tuple[Size, int]:
     p = b.program(0, ceil_divide(lines, rows))
     kind = walk.node.attrs["kind"]
     kept = running(walk.node.dtype, kind)
-    start = b.constant(identity(kind, kept), kept, (rows, 1) if rows > 1 else ())
-
-    def step(at: Size, carried: list[Node]) -> Sequence[Node]:
+    before = [b.constant(identity(kind, kept), kept, (rows, 1) if rows > 1 else ())]
+    for at in b.each("k", 0, walk.size, lanes, before):
         with e.tile(p * rows, rows, lines, at, lanes, walk.size) as (line, lane):
             index = walk.line_index(line, lane)
-            total = _scan(sheet, walk, index, carried[0], len(e.full) - 1)
+            total = _scan(sheet, walk, index, before[0], len(e.full) - 1)
             total = e.column(total) if total.shape else total
-        return [b.apply(COMBINE[kind], carried[0], b.cast(total, kept))]
-
-    b.loop("k", 0, walk.size, lanes, step, [start])
+        before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
     return ceil_divide(lines, rows), rows * lanes
 
 
@@ -68,16 +63,12 @@ def _along_inner(sheet: ThreadSheet, walk: Axis) -> tuple[Size, int]:
     p = b.program(0, walk.outer * blocks)
     outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
     kind = walk.node.attrs["kind"]
-
-    def step(at: Size, carried: list[Node]) -> Sequence[Node]:
-        with e.tile(at, rows, walk.size, base, lanes, walk.inner) as (k, lane):
-            index = walk.index(outer, k, lane)
-            total = _scan(sheet, walk, index, carried[0], 0)
-        return [b.apply(COMBINE[kind], carried[0], b.cast(total, kept))]
-
     kept = running(walk.node.dtype, kind)
-    start = b.constant(identity(kind, kept), kept, (lanes,))
-    b.loop("k", 0, walk.size, rows, step, [start])
+    before = [b.constant(identity(kind, kept), kept, (lanes,))]
+    for at in b.each("k", 0, walk.size, rows, before):
+        with e.tile(at, rows, walk.size, base, lanes, walk.inner) as (k, lane):
+            total = _scan(sheet, walk, walk.index(outer, k, lane), before[0], 0)
+        before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
     return walk.outer * blocks, rows * lanes
 
 

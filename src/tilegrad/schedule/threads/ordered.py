@@ -10,8 +10,6 @@ Invariant: 'set' keeps the last writer and 'add' adds in index order, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...core.dtype import int32, int64
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
@@ -43,8 +41,9 @@ class OrderedUpdate(UpdateDestinations):
         with e.tile(first, rows, self.count, 0, 1, 1) as (row, _):
             key = b.broadcast(self.destination(row), (rows, 1))
             number = b.cast(b.index(row), int32)
+            found = [b.constant(0, int32, (rows, lanes))]
 
-            def step(base: Size, carried: list[Node], size: Size) -> Sequence[Node]:
+            def count(base: Size, size: Size) -> None:
                 with e.tile(0, 1, 1, base, lanes, size) as (_, lane):
                     other = self.destination(lane)
                     ahead, same = b.apply("less", other, key), b.apply("equal", other, key)
@@ -52,15 +51,14 @@ class OrderedUpdate(UpdateDestinations):
                     ahead = b.apply("bit_or", ahead, b.apply("bit_and", same, sooner))
                     if e.lane_mask is not None:
                         ahead = b.apply("bit_and", ahead, e.lane_mask)
-                return [b.apply("add", carried[0], b.cast(ahead, int32))]
+                found[0] = b.apply("add", found[0], b.cast(ahead, int32))
 
             whole = floor_divide(self.count, lanes) * lanes
-            found = [b.constant(0, int32, (rows, lanes))]
-            found = b.loop("i", 0, whole, lanes, lambda i, c: step(i, c, i + lanes), found)
+            for i in b.each("i", 0, whole, lanes, found):
+                count(i, i + lanes)
             if modulo(self.count, lanes) != 0:
-                found = b.loop(
-                    "rest", whole, self.count, lanes, lambda i, c: step(i, c, self.count), found
-                )
+                for i in b.each("rest", whole, self.count, lanes, found):
+                    count(i, self.count)
             rank = b.cast(b.add(tile_ops.reduce(found[0], axis=1, kind="sum")), int64)
             mask = None if e.row_mask is None else e.column(e.row_mask)
             b.scatter(memory["keys"], key, e.column(rank), mask)
@@ -121,18 +119,14 @@ class OrderedUpdate(UpdateDestinations):
             before = b.gather(memory["keys"], left, e.lane_mask)
             first = b.apply("bit_or", b.apply("equal", at, none), b.apply("not_equal", before, key))
             first = b.apply("bit_and", first, b.apply("less_equal", b.constant(0, key.dtype), key))
-            low, end = at, b.broadcast(b.index(self.count), (lanes,))
-
-            def halve(_: Size, carried: list[Node]) -> Sequence[Node]:  # keys[low] <= key < [high]
-                low, high_ = carried
-                middle = b.apply("shift_right", b.apply("add", low, high_), one)
+            ends = [at, b.broadcast(b.index(self.count), (lanes,))]  # keys[0] <= key < keys[1]
+            for _ in b.each("halve", 0, high(self.count).bit_length(), 1, ends):
+                middle = b.apply("shift_right", b.apply("add", *ends), one)
                 there = b.gather(memory["keys"], middle, e.lane_mask)
                 same = b.apply("less_equal", there, key)
-                return [b.apply("where", same, middle, low), b.apply("where", same, high_, middle)]
-
-            steps = high(self.count).bit_length()
-            _, end = b.loop("halve", 0, steps, 1, halve, [low, end])
-            length = b.apply("where", first, b.apply("subtract", end, at), none)
+                ends[0] = b.apply("where", same, middle, ends[0])
+                ends[1] = b.apply("where", same, ends[1], middle)
+            length = b.apply("where", first, b.apply("subtract", ends[1], at), none)
             e.store(memory["lengths"], b.cast(length, int32), lane)
         return self.sheet.end((grid,), warps=4)
 
@@ -157,26 +151,20 @@ class OrderedUpdate(UpdateDestinations):
         grid, at, head, base = self.cut(lanes, self.count)
         length = b.cast(b.load(memory["lengths"], (at,)), int64)
         longest = b.atom("length", length, 0, high(self.count))
-
-        def take() -> None:
+        with b.when(b.apply("less", b.constant(0, int64), length)):
             key = b.cast(b.load(memory["keys"], (at,)), int64)
             limit = max(1, high(product(tuple(self.state.shape[a] for a in self.axes))) - 1)
             places = self.split(b.atom("to", key, 0, limit))
             with e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
                 inner = self.inner(lane, head)
                 where = self.offset(places, inner)
-                old = b.cast(e._load(memory["state"], where), wide(self.value.dtype))
-
-                def step(t: Size, carried: list[Node]) -> Sequence[Node]:
+                total = [b.cast(e._load(memory["state"], where), wide(self.value.dtype))]
+                start, bounds = longest - 1 if self.mode == "set" else 0, (0, high(self.count) - 1)
+                for t in b.each("t", start, longest, 1, total, 4, bounds):
                     with e.scope():
                         x = self.read(self.number(memory, at + t), inner)
-                        return [b.broadcast(self.combine(carried[0], x), (lanes,))]
-
-                start = longest - 1 if self.mode == "set" else 0
-                total = b.loop("t", start, longest, 1, step, [old], 4, (0, high(self.count) - 1))
+                        total[0] = b.broadcast(self.combine(total[0], x), (lanes,))
                 e.store(memory["state"], total[0], where)
-
-        b.branch(b.apply("less", b.constant(0, int64), length), take)
         return self.sheet.end((grid,), warps=max(1, min(8, lanes // (8 * WARP))))
 
     def number(self, memory: dict[str, Node], at: Size) -> Size:
@@ -206,20 +194,16 @@ class OrderedUpdate(UpdateDestinations):
                 "longest", b.add(tile_ops.reduce(length, axis=0, kind="max")), 0, high(self.count)
             )
             old = b.cast(e._gathered(memory["state"], where, owns), wide(self.value.dtype))
-            old = b.broadcast(old, (lanes,))
-
-            def step(t: Size, carried: list[Node]) -> Sequence[Node]:
+            found = [b.broadcast(old, (lanes,))]
+            for t in b.each("t", 0, longest, 1, found, bounds=(0, high(self.count) - 1)):
                 with e.scope():
                     live = b.apply("less", b.index(t), length)
                     spot = b.apply("add", b.index(at), b.index(t))
                     spot = b.apply("where", live, spot, b.constant(0, int64))
                     place = b.atom("spot", spot, 0, max(1, high(self.count) - 1))
                     e.lane_atoms.add(place)  # type: ignore[arg-type]
-                    x = self.read(self.number(memory, place), inner)
-                    new = self.combine(carried[0], x)
-                    return [b.apply("where", live, new, carried[0])]
-
-            found = b.loop("t", 0, longest, 1, step, [old], bounds=(0, high(self.count) - 1))
+                    new = self.combine(found[0], self.read(self.number(memory, place), inner))
+                    found[0] = b.apply("where", live, new, found[0])
             e.only = owns
             e.store(memory["state"], found[0], where)
             e.only = None

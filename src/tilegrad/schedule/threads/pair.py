@@ -214,27 +214,23 @@ class PairRows(HeldRows):
                 if not any(depends(i, [p]) for i in index if isinstance(p, Expr)):
                     e.value(node, index)  # the same for all rows
             asked = [e.value(node, index) for node, index in self.first_reads(p, lane)]
-            starts = []
+            state, count = [], len(self.sums)
             for v in self.sums:
                 dtype = wide(v.inputs[0].dtype)
-                starts.append(b.constant(identity(KINDS[v.op], dtype), dtype, (lanes,)))
-            raw = [b.cast(x, n.dtype) for x, (n, _) in zip(asked, self.first_reads(p, lane))]
-
-            def step(row: Size, carried: list[Node]) -> Sequence[Node]:
-                sums, held = carried[: len(starts)], carried[len(starts) :]
+                state.append(b.constant(identity(KINDS[v.op], dtype), dtype, (lanes,)))
+            state += [b.cast(x, n.dtype) for x, (n, _) in zip(asked, self.first_reads(p, lane))]
+            bounds = (0, max(0, high(rows) - 1))
+            for row in b.each("row", p, rows, programs, state, bounds=bounds):
                 with e.scope():
-                    for x, (node, index) in zip(held, self.first_reads(row, lane)):
+                    for x, (node, index) in zip(state[count:], self.first_reads(row, lane)):
                         e.bind(node, index, b.cast(x, wide(node.dtype)))
                     after = minimum(row + programs, rows - 1)
                     wanted = self.first_reads(after, lane)
                     ahead = [b.cast(e.value(n, i), n.dtype) for n, i in wanted]
                     self.reduce_stages(row, lane)
                     self.write_all(row, lane)
-                    return [*self.added(row, lane, sums), *ahead]
-
-            bounds = (0, max(0, high(rows) - 1))
-            found = b.loop("row", p, rows, programs, step, [*starts, *raw], bounds=bounds)
-            for x, place in zip(found, self.sheet.others.values()):
+                    state[:] = [*self.added(row, lane, state[:count]), *ahead]
+            for x, place in zip(state, self.sheet.others.values()):
                 e.store(place, x, p * columns + lane)
 
     def first_reads(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:

@@ -101,24 +101,19 @@ class Network:
 
     def sorted(self, pair: Pair, numbers: Node) -> Pair:
         """The tile sorted; it rises or falls by its place in the line."""
-        shared = self.places()
-
-        def stage(s: Size, carried: list[Node]) -> Sequence[Node]:
-            return self.merge(carried, shared, numbers, s, self.power(s))
-
-        levels = self.size.bit_length() - 1
-        return self.b.loop("s", 1, levels + 1, 1, stage, pair)
+        shared, found = self.places(), list(pair)
+        for s in self.b.each("s", 1, self.size.bit_length(), 1, found):
+            found[:] = self.merge(found, shared, numbers, s, self.power(s))
+        return found
 
     def merge(
         self, pair: Pair, shared: Sequence[Node], numbers: Node, levels: Size, run: Node
     ) -> Pair:
         """Steps of distance 2 ** (levels - 1) down to 1."""
-
-        def step(t: Size, carried: list[Node]) -> Sequence[Node]:
-            distance = self.power(levels - 1 - t)
-            return self.exchange(carried, shared, numbers, distance, run)
-
-        return self.b.loop("t", 0, levels, 1, step, pair)
+        found = list(pair)
+        for t in self.b.each("t", 0, levels, 1, found):
+            found[:] = self.exchange(found, shared, numbers, self.power(levels - 1 - t), run)
+        return found
 
     def far_programs(
         self, memories: Sequence[Node], padded: int, lines: Size, level: int, far: int

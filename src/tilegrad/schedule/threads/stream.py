@@ -94,21 +94,15 @@ class StreamedRows(ThreadPart):
         with self.e.scope():
             values = self.sweep.start(first)
             values, rest = self.fill(first, values)
-        width = len(values)
-
-        def step(row: Size, carried: list[Node]) -> Sequence[Node]:
+        width, found = len(values), [*values, *_flat(rest)]
+        bounds = (0, rows - 1 - programs)
+        for row in b.each("row", p, rows - programs, programs, found, bounds=bounds):
             with self.e.scope():
                 after = self.walks_of(row + programs)[0]
                 ahead = self.asked(after, 0, TILES)
-                rest = self.tiles_of(carried[width:])
-                second = self.finish(row, carried[:width], rest)
+                second = self.finish(row, found[:width], self.tiles_of(found[width:]))
                 values, rest = self.exchange(second, after, self.sweep.start(after), ahead)
-                return [*values, *_flat(rest)]
-
-        bounds = (0, rows - 1 - programs)
-        found = b.loop(
-            "row", p, rows - programs, programs, step, [*values, *_flat(rest)], bounds=bounds
-        )
+                found[:] = [*values, *_flat(rest)]
         whole = floor_divide(rows - 1 - p, programs)
         last = whole * programs + p
         second = self.finish(last, found[:width], self.tiles_of(found[width:]))
@@ -226,8 +220,7 @@ class StreamedRows(ThreadPart):
 
     def fill(self, walk: Walk, values: list[Node]) -> tuple[list[Node], Raw]:
         """The first row: into shared memory, reduced; its rest asked for."""
-
-        def turn(base: Size, carried: list[Node]) -> Sequence[Node]:
+        for base in self.b.each("i", 0, self.stream.size, TILES * self.lanes, values):
             with self.e.scope():
                 parts = []
                 for k, tile in enumerate(self.asked(walk, base, TILES)):
@@ -235,9 +228,7 @@ class StreamedRows(ThreadPart):
                     for place, x in zip(self.stream.places, tile):
                         self.b.store(place, x, (at,), (0,))
                     parts.append(self.take_tile(walk, at, True, tile))
-                return self.sweep.combine_parts(walk, parts, carried)
-
-        values = self.b.loop("i", 0, self.stream.size, TILES * self.lanes, turn, values)
+                values[:] = self.sweep.combine_parts(walk, parts, values)
         return values, self.asked_rest(walk)
 
     def finish(self, row: Size, values: list[Node], rest: Raw) -> Walk:
@@ -293,13 +284,9 @@ class StreamedRows(ThreadPart):
 
     def empty(self, writes: Walk) -> None:
         """Write the last row from shared memory."""
-
-        def turn(base: Size, carried: list[Node]) -> Sequence[Node]:
+        for base in self.b.each("i", 0, self.stream.size, TILES * self.lanes):
             with self.e.scope():
                 self.write_tiles(writes, base, self.kept_tiles(base))
-            return []
-
-        self.b.loop("i", 0, self.stream.size, TILES * self.lanes, turn)
 
 
 def _flat(tiles: Raw) -> list[Node]:

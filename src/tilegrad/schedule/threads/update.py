@@ -16,7 +16,7 @@ Invariant: 'set' keeps the last writer and 'add' adds in index order, whatever t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from ...core.target import Target
 from ...ir.node import Node
@@ -115,17 +115,13 @@ class UpdateLowering(OrderedUpdate):
             b.apply("less_equal", b.constant(0, key.dtype), key),
         )
         places, _ = self.places(at)
-
-        def write() -> None:
-            with e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
-                inner = self.inner(lane, head)
-                where = self.offset(places, inner)
-                x = self.read(at, inner)
-                if self.mode != "set":
-                    x = self.take_equal(memory, key, at, inner, where, lanes)
-                e.store(memory, x, where)
-
-        b.branch(wins, write)
+        with b.when(wins), e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
+            inner = self.inner(lane, head)
+            where = self.offset(places, inner)
+            x = self.read(at, inner)
+            if self.mode != "set":
+                x = self.take_equal(memory, key, at, inner, where, lanes)
+            e.store(memory, x, where)
         return self.sheet.end((grid,), warps=max(1, min(8, lanes // (8 * WARP))))
 
     def take_equal(
@@ -134,18 +130,17 @@ class UpdateLowering(OrderedUpdate):
         """What the state holds with the values of all equal destinations taken in."""
         b, e = self.b, self.e
         old = b.cast(e._load(memory, where), wide(self.value.dtype))
+        total = [b.broadcast(old, (lanes,))]
 
-        def step(j: Size, carried: list[Node]) -> Sequence[Node]:
-            def take() -> Sequence[Node]:
-                with e.scope():
-                    x = self.combine(carried[0], self.read(j, inner))
-                return [b.broadcast(x, (lanes,))]
+        def take(j: Size) -> list[Node]:
+            with e.scope():
+                return [b.broadcast(self.combine(total[0], self.read(j, inner)), (lanes,))]
 
+        for j in b.each("j", at, self.count, 1, total):
             with e.scope():
                 same = b.apply("equal", self.destination(j), key)
-            return b.branch(same, take, lambda: carried)
-
-        return b.loop("j", at, self.count, 1, step, [b.broadcast(old, (lanes,))])[0]
+            total[:] = b.branch(same, partial(take, j), lambda: total)
+        return total[0]
 
     def few_elements(self) -> Made:
         """One program: every element takes all values of its destination; the first of equal
@@ -163,17 +158,15 @@ class UpdateLowering(OrderedUpdate):
             e.mask = owns
             old = b.cast(e._load(memory, where), wide(self.value.dtype))
             e.mask = None
-
-            def step(j: Size, carried: list[Node]) -> Sequence[Node]:
+            state = [b.broadcast(old, (lanes,)), owns]
+            for j in b.each("j", 0, self.count, 1, state):
                 with e.scope():
                     same = b.apply("equal", self.destination(j), key)
-                    x = self.combine(carried[0], self.read(j, inner))
-                    x = b.apply("where", same, b.broadcast(x, (lanes,)), carried[0])
+                    x = self.combine(state[0], self.read(j, inner))
+                    state[0] = b.apply("where", same, b.broadcast(x, (lanes,)), state[0])
                     sooner = b.apply("bit_and", same, b.broadcast(b.less(j, at), (lanes,)))
-                    return [x, b.apply("bit_and", carried[1], b.apply("bit_not", sooner))]
-
-            start = [b.broadcast(old, (lanes,)), owns]
-            found, e.only = b.loop("j", 0, self.count, 1, step, start)
+                    state[1] = b.apply("bit_and", state[1], b.apply("bit_not", sooner))
+            found, e.only = state
             e.store(memory, found, where)
             e.only = None
         return self.sheet.end((1,), warps=max(1, min(8, lanes // (4 * WARP))))
