@@ -275,6 +275,39 @@ def nf4(nested: bool = False) -> Any:
 
 
 TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+
+
+def halved(dtype: Any) -> Any:
+    """2:4 with a bit for each column, the first column the lowest bit of its byte."""
+
+    def made(draw: Any, rows: int, columns: int) -> Any:
+        wanted, values, bits = np.zeros((rows, columns), np.float32), [], []
+        for row in range(rows):
+            kept = [
+                4 * f + int(i) for f in range(columns // 4) for i in sorted(draw.permutation(4)[:2])
+            ]
+            given = draw.standard_normal(len(kept)).astype(dtype)
+            wanted[row, kept] = given.astype(np.float32)
+            values.append(given)
+            bits.append(
+                [sum(1 << (c % 8) for c in kept if c // 8 == b) for b in range(columns // 8)]
+            )
+        tensors = {
+            "compressed": np.stack(values),
+            "bitmask": np.array(bits, np.uint8),
+            "shape": np.array([[rows], [columns]], np.int64),
+        }
+        sparsity = {
+            "format": "sparse-24-bitmask",
+            "sparsity_structure": "2:4",
+            "targets": ["Linear"],
+        }
+        config = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}}
+        return tensors, config | {"sparsity_config": sparsity}, wanted
+
+    return made
+
+
 FIXED = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 # name -> (maker, the Format it is read as)
 LAYERS: dict[str, tuple[Any, str]] = {
@@ -308,6 +341,8 @@ LAYERS: dict[str, tuple[Any, str]] = {
         "E4M3_TENSOR_F32",
     ),
     "compressed fp8, blocks": (in_bytes("float", "block"), "E4M3_16X16_F32"),
+    "compressed 2:4": (halved(ml_dtypes.bfloat16), "BF16_SPARSE"),
+    "compressed 2:4, float16": (halved(np.float16), "F16_SPARSE"),
     "fp8, blocks": (fp8_block, "E4M3_16X16_F32"),
     "fp8, fixed": (fp8_static, "E4M3_TENSOR_F32"),
     "nvfp4": (nvfp4(), "E2M1_G16_E4M3_TOTAL"),

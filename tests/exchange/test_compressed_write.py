@@ -15,13 +15,14 @@ from tilegrad.exchange.folder import read_folder
 
 NAMES = ["INT4_G32_F16_ZERO", "INT4_G32_F32", "INT3_G32_F16_ZERO", "INT8_G32_F16_ZERO"]
 NAMES += ["INT8_ROW_F32", "E4M3_ROW_F32", "INT4_ROW_F16_ZERO"]
+PRUNED = ["BF16_SPARSE", "F16_SPARSE"]
 
 
 def weight(rows: int = 40, columns: int = 64) -> np.ndarray:
     return np.random.default_rng(7).standard_normal((rows, columns)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + PRUNED)
 def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     form = format_of(name)
     raw = form.pack(weight())
@@ -34,6 +35,25 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.tensors["l.weight"].values(), form.to_float32(raw))
     with pytest.raises(UserError, match="something already"):
         FolderWriter(tmp_path / "made", tmp_path)
+
+
+@pytest.mark.parametrize("name", PRUNED)
+def test_their_own_package_reads_what_was_pruned(name: str) -> None:
+    reading = pytest.importorskip(
+        "compressed_tensors.compressors.sparse_compressors.sparse_24_bitmask",
+        reason="needs compressed-tensors: pip install 'tilegrad[peers]'",
+    )
+    import torch
+
+    form = format_of(name)
+    raw = form.pack(weight())
+    parts = parts_of(form, raw, (40, 64))
+    kind = torch.bfloat16 if name.startswith("BF16") else torch.float16
+    values = torch.from_numpy(parts["compressed"].view(np.int16)).view(kind)
+    found = reading.sparse24_bitmask_decompress(
+        values, torch.from_numpy(parts["bitmask"]), parts["shape"].reshape(-1).tolist()
+    )
+    np.testing.assert_array_equal(found.float().numpy(), form.to_float32(raw))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,7 +21,7 @@ from tilegrad.tensor.stored import stored_in
 
 GATE = "model.layers.1.mlp.gate_proj"
 FEW = ["gptq, ordered", "awq", "compressed int4", "compressed int8", "compressed fp8, fixed"]
-FEW += ["fp8, blocks", "nvfp4", "nf4, nested"]
+FEW += ["fp8, blocks", "nvfp4", "nf4, nested", "compressed 2:4"]
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -170,6 +170,13 @@ def index(value: int, at: int = 3) -> Any:
         ("compressed int4", said(config_groups={}), "config_groups"),
         ("compressed int4", said(config_groups={"a": 3}), "config_groups"),
         ("compressed int4", said(format="sparse-24"), "format"),
+        ("compressed 2:4", said(sparsity_config={"format": "sparse-bitmask"}), "format"),
+        ("compressed 2:4", cut("bitmask"), "l.bitmask: another shape"),
+        ("compressed 2:4", cut("compressed"), "l.compressed: another shape"),
+        ("compressed 2:4", lambda p, c: p["bitmask"].fill(0b01110011), "not two of every four"),
+        ("compressed 2:4", lambda p, c: p["shape"].fill(-4), "l.shape: not whole fours"),
+        ("compressed 2:4", lambda p, c: p["shape"].fill(1 << 60), "l.shape: not whole fours"),
+        ("compressed 2:4", cut("shape"), "l.shape: not whole fours"),
         ("compressed int4", lambda p, c: p["weight_shape"].fill(-1), "l.weight_packed: another"),
         ("compressed int4", lambda p, c: p["weight_shape"].fill(1 << 60), "l.weight_packed"),
         ("compressed int4, zero points", cut("weight_zero_point"), "l.weight_zero_point"),

@@ -20,8 +20,8 @@ from .terminal import columns, put, size_text
 To = Annotated[
     str,
     typer.Option(
-        help="int4, gptq-int4, awq-int4, int8 (SmoothQuant) or fp8; of GGUF files also q8_0, q4_k "
-        "and other block formats.",
+        help="int4, gptq-int4, awq-int4, awq-gptq-int4 (or other bits, as gptq-int3), int8 "
+        "(SmoothQuant), fp8 or 2:4 (Wanda); of GGUF files also q8_0, q4_k and other block formats.",
         show_default=False,
     ),
 ]

@@ -199,7 +199,7 @@ def order_of(group: Group, suffix: str, columns: int, size: int) -> Array | None
 
 def _twin(form: Format, make: Callable[[], Fields], shape: Sequence[int]) -> Format | None:
     """The Format of llama.cpp that holds the same values, if there is one."""
-    group, scale = form.grain.columns, form.name.split("_")[2]
+    group = form.grain.columns
     if form.element is None or form.sparse or form.row or group % 32:
         return None
     if form.name == "E2M1_G32_E8M0":
@@ -207,7 +207,7 @@ def _twin(form: Format, make: Callable[[], Fields], shape: Sequence[int]) -> For
     found = {"INT4": Q4_0, "INT8": Q8_0}.get(form.element.name)
     if found is None or not form.symmetric or form.grain.rows != 1:
         return None
-    if scale != "F16":
+    if form.name.split("_")[2] != "F16":
         given = make()["scale"].astype(np.float32)
         with np.errstate(over="ignore"):
             if (given.astype(np.float16).astype(np.float32) != given).any():

@@ -12,6 +12,7 @@
 |                                                         | multiplied with                        |
 | weight_g_idx                                            | the group of each column               |
 | input_scale                                             | of inputs, where it is fixed           |
+| compressed (N, K / 2), bitmask u8 (N, K / 8), shape     | 2:4: the values, a bit for each column |
 
 Invariant: as in `exchange/quantised.py`; a layer that a configuration ignores is read as it is.
 """
@@ -32,18 +33,21 @@ Make = Callable[[Said, Group], Composed | None]
 INTEGERS, FLOATS = ("pack-quantized", "int-quantized"), ("float-quantized", "naive-quantized")
 FORMATS = (*INTEGERS, *FLOATS, "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision")
 SCALES = {"F16", "BF16", "F32"}
+SPARSE = "sparse-24-bitmask"
 
 
 def schemes(said: Said, config: Mapping[str, Any]) -> Make:
     """How the layers of a compressed-tensors folder are read."""
     if said.text("format", "pack-quantized") not in (*FORMATS, "dense"):
         said.wrong("format", ", ".join(FORMATS))
+    sparse = False
     if said.table.get("sparsity_config"):
         inner = Said(said.path, said.table["sparsity_config"], f"{said.where}: sparsity_config")
-        if inner.text("format", "dense") != "dense":
-            inner.wrong("format", "dense")
+        sparse = inner.text("format", "dense") == SPARSE
+        if not sparse and inner.text("format", "dense") != "dense":
+            inner.wrong("format", f"dense or {SPARSE}")
     groups = said.inner("config_groups")
-    if groups is None or not (groups.table or said.table.get("kv_cache_scheme")):
+    if groups is None or not (groups.table or sparse or said.table.get("kv_cache_scheme")):
         said.wrong("config_groups", "a table of groups")
     assert groups is not None
     tables = [(name, groups.inner(name)) for name in groups.table]
@@ -53,6 +57,8 @@ def schemes(said: Said, config: Mapping[str, Any]) -> Make:
     def make(_: Said, group: Group) -> Composed | None:
         if any(_matches(word, group.name) for word in ignore):
             return None
+        if sparse and "bitmask" in group.parts:
+            return halved(group)
         for _, table in tables:
             if table is None:
                 continue
@@ -103,6 +109,27 @@ def compressed(said: Said, group: Group, sizes: Any = None) -> Composed:
     if bits != 8:
         weights.wrong("num_bits", "8, where codes are not packed")
     return _bytes(group, sizes, weights.table.get("block_structure"), given)
+
+
+def halved(group: Group) -> Composed:
+    """Two values of every four, and bits that say which; values are plain ones."""
+    values = group.take("compressed", "BF16", "F16")
+    shape = group.take("shape", "I64").array().reshape(-1).tolist()
+    rows, columns = shape if len(shape) == 2 else (0, 0)
+    if not (0 < rows < 1 << 31 and 0 < columns < 1 << 31) or columns % 8:
+        group.fail("shape", "not whole fours", "(N, K), K a multiple of 8", shape)
+    if tuple(values.shape) != (rows, columns // 2):
+        group.fail("compressed", "another shape", [rows, columns // 2], list(values.shape))
+    bits = group.shaped("bitmask", (rows, columns // 8), "U8")
+
+    def make() -> dict[str, Array]:
+        mask = np.unpackbits(bits.array(), axis=-1, bitorder="little").reshape(rows, -1, 4)
+        if (mask.sum(-1) != 2).any():
+            group.fail("bitmask", "not two of every four")
+        at = np.argsort(1 - mask, axis=-1, kind="stable")[..., :2].astype(np.uint8)
+        return {"codes": values.array(), "places": to_bits(at.reshape(rows, -1), 2)}
+
+    return group.composed((rows, columns), f"{values.format.name}_SPARSE", make)
 
 
 def _packed(weights: Said, group: Group, bits: int, given: Rounded | None) -> Composed:
@@ -349,4 +376,4 @@ def modelopt(said: Said, group: Group, sizes: Any = None) -> Composed:
     return _nibbles(group, codes, scale, _one(group, "weight_scale_2"), "E2M1_G16_E4M3_TOTAL")
 
 
-__all__ = ["compressed", "fp8", "modelopt", "schemes", "with_sizes"]
+__all__ = ["SPARSE", "compressed", "fp8", "modelopt", "schemes", "with_sizes"]

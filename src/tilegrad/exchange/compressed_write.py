@@ -21,6 +21,7 @@ from ..core.dtype import dtype_of
 from ..core.errors import UserError
 from ..core.format import NUMPY, PLAIN, Format
 from ..core.scaled import packed_bits
+from .compressed import SPARSE
 from .folder import INDEX
 
 Array = np.ndarray[Any, Any]
@@ -61,6 +62,8 @@ def parts_of(form: Format, raw: Array, shape: tuple[int, int]) -> dict[str, Arra
     """The tensors of a layer, by what follows its name, from bytes of a Format."""
     rows, columns = shape
     fields, element = form.split(raw), form.element
+    if form.sparse and "scale" not in fields:
+        return _halved(fields, rows, columns)
     if element is None or form.sparse or form.grain.rows != 1:
         raise UserError("not written as compressed-tensors", op="folder", got=form.name)
     scale = np.array(fields["scale"].reshape(rows, -1))
@@ -85,6 +88,18 @@ def parts_of(form: Format, raw: Array, shape: tuple[int, int]) -> dict[str, Arra
     return found
 
 
+def _halved(fields: dict[str, Array], rows: int, columns: int) -> dict[str, Array]:
+    """Two of every four values, with a bit for each column that says which."""
+    places = fields["places"].reshape(rows, -1, 1) >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    mask = np.zeros((rows, columns // 4, 4), np.uint8)
+    np.put_along_axis(mask, places.reshape(rows, -1, 2).astype(np.int64), 1, -1)
+    return {
+        "compressed": np.ascontiguousarray(fields["codes"].reshape(rows, -1)),
+        "bitmask": np.packbits(mask.reshape(rows, -1), axis=-1, bitorder="little"),
+        "shape": np.array([[rows], [columns]], np.int64),
+    }
+
+
 def _words(raw: Array) -> Array:
     """Rows of bytes as int32 words, zeros at the end."""
     wide = np.zeros((len(raw), -(-raw.shape[1] // 4) * 4), np.uint8)
@@ -96,6 +111,16 @@ def described(form: Format, input_format: str = "", ignore: tuple[str, ...] = ()
     """The `quantization_config` of layers in one Format."""
     element, grain = form.element, form.grain
     assert element is not None
+    if form.sparse:
+        pruned = {"format": SPARSE, "sparsity_structure": "2:4", "global_sparsity": 0.5}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "dense",
+            "quantization_status": "compressed",
+            "config_groups": {},
+            "ignore": list(ignore),
+            "sparsity_config": {**pruned, "targets": ["Linear"], "ignore": list(ignore)},
+        }
     kind = "int" if element.name.startswith("INT") else "float"
     weights: dict[str, Any] = {
         "num_bits": element.bits,

@@ -102,7 +102,7 @@ MARKS = {
     "gptq": (".qweight",),
     "awq": (".qweight",),
     "bitsandbytes": (".weight.absmax",),
-    "compressed-tensors": (".weight_packed", ".weight_scale"),
+    "compressed-tensors": (".weight_packed", ".weight_scale", ".bitmask"),
     "fp8": (".weight_scale_inv", ".weight_scale"),
     "modelopt": (".weight_scale",),
 }

@@ -1,6 +1,5 @@
 """Quantisers: models in few bits, rounded as they are or trained to be."""
 
-from . import qat
 from .calibrate import calibrate, quantise, quantise_rows
 from .layers import Int8Conv, Int8Linear, PackedLinear
 from .numbers import Requantised, requantise, scale_of, to_int8
@@ -13,7 +12,6 @@ __all__ = [
     "Requantised",
     "calibrate",
     "pack",
-    "qat",
     "quantise",
     "quantise_rows",
     "requantise",

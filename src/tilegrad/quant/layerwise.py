@@ -23,16 +23,20 @@ from ..nn.module import Module
 from ..tensor.creation import tensor
 from ..tensor.stored import stored
 from ..tensor.tensor import Tensor, lift, no_grad, realize
-from . import recipes
+from . import prune, recipes
 from .calibrate import put
 from .layers import PackedLinear
 
 Array = np.ndarray[Any, Any]
 SAMPLE = 256  # rows of inputs that SmoothQuant is judged by
-INT8, FP8 = "INT8_ROW_F32", "E4M3_ROW_F32"
+INT8, FP8, SPARSE = "INT8_ROW_F32", "E4M3_ROW_F32", "BF16_SPARSE"
 OF_WEIGHTS = ("int4", "searched-int4", "gptq-int4", "awq-int4", "awq-gptq-int4")
-RECIPES = (*OF_WEIGHTS, "int8", "plain-int8", "fp8")
-WORD = re.compile(r"(?:(|searched-|gptq-|awq-|awq-gptq-)int([2-8])|(plain-)int8|(fp)8)\Z")
+RECIPES = (*OF_WEIGHTS, "int8", "plain-int8", "fp8", "2:4", "magnitude-2:4")
+WORD = re.compile(
+    r"(|searched-|gptq-|awq-|awq-gptq-)int[2-8]\Z|plain-int8\Z|fp8\Z|(magnitude-)?2:4\Z"
+)
+METHODS = {"int8": "smooth", "plain-int8": "rows", "fp8": "fp"}
+METHODS |= {"2:4": "wanda", "magnitude-2:4": "magnitude"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Recipe:
     """Which recipe, by the word that `tilegrad quantize --to` takes, with columns of a group.
 
     "int2" to "int7" are plain rounding, "gptq-int3" and its like another way to the same Formats;
-    "int8" is SmoothQuant, "plain-int8" the same without its factors.
+    "int8" is SmoothQuant, "plain-int8" the same without its factors, "2:4" is Wanda.
     """
 
     name: str
@@ -54,23 +58,19 @@ class Recipe:
     @property
     def bits(self) -> int:
         """Bits of an element."""
-        return int(self.name[-1])
+        return 16 if self.name.endswith("2:4") else int(self.name[-1])
 
     @property
     def method(self) -> str:
-        """plain, searched, gptq, awq or awq-gptq of weights alone; smooth, rows or fp of both."""
-        if self.name == "int8":
-            return "smooth"
-        found = WORD.match(self.name)
-        assert found is not None
-        if found[3] or found[4]:
-            return "rows" if found[3] else "fp"
-        return (found[1] or "plain-").removesuffix("-")
+        """plain, searched, gptq, awq or awq-gptq of weights alone; smooth, rows or fp of both;
+        wanda or magnitude where weights are left out."""
+        found = METHODS.get(self.name) or self.name[: self.name.index("int")] or "plain-"
+        return found.removesuffix("-")
 
     @property
     def needs_samples(self) -> bool:
         """Whether it looks at what comes in."""
-        return self.method not in ("plain", "rows", "fp")
+        return self.method not in ("plain", "rows", "fp", "magnitude")
 
     @property
     def input_format(self) -> str:
@@ -245,15 +245,24 @@ def _assign(layer: Module, name: str, value: Array) -> None:
 def _round(block: Module, name: str, seen: Seen | None, recipe: Recipe) -> Rounding:
     weight = _values(block.get_submodule(name))
     before = None
-    if recipe.input_format:
-        form = format_of(recipe.input_format)
-        raw = form.pack(weight)
+    if recipe.input_format or recipe.bits == 16:
+        form = format_of(recipe.input_format or SPARSE)
+        raw = form.pack(_pruned(weight, seen, recipe))
         near = form.to_float32(raw)
     else:
         coded = _coded(weight, seen, recipe)
         form, raw, near, before = coded.format, coded.raw(), coded.values(), coded.before
     products = None if seen is None else seen.products
     return replace(Rounding.of(name, form, raw, weight, near, products), before=before)
+
+
+def _pruned(weight: Array, seen: Seen | None, recipe: Recipe) -> Array:
+    """What stays of weights: all, or two of every four."""
+    if recipe.method == "wanda":
+        if seen is None:
+            raise UserError("this recipe needs samples", op="quantise", got=recipe.name)
+        return prune.wanda(weight, seen.products)
+    return prune.magnitude(weight) if recipe.method == "magnitude" else weight
 
 
 def _coded(weight: Array, seen: Seen | None, recipe: Recipe) -> recipes.Coded:
