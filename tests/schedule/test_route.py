@@ -73,6 +73,8 @@ CASES = [(1, 128, 8), (5, 20, 3), (16, 16, 4), (17, 16, 4), (150, 9, 9), (530, 1
 @pytest.mark.parametrize("sizes", CASES, ids=str)
 def test_kernels(target: Target, sizes: tuple[int, int, int]) -> None:
     tokens, experts, count = sizes
+    if target is AVX512 and tokens > 500:
+        tokens //= 2  # lanes are interpreted one by one
     x = scores(tokens, experts)
     node = build.input_(x.shape, float32)
     for powers, whole in ((True, True), (False, False)):
