@@ -31,6 +31,7 @@ from tilegrad.generate.sampling import (
     needs,
     sample,
 )
+from tilegrad.graph import draw_reference
 from tilegrad.kernels import draw as kernels
 from tilegrad.tensor.kernel import Kernel
 
@@ -119,9 +120,9 @@ def cuts(p, tokens, sizes, limits, sums, floats, slots, *, block: int):
     rows = p.shape[0]
     row = tile.grid(rows)
     keys, places = tile.result((rows,), int32), tile.result((rows,), int32)
-    slot, size = tile.load(slots, (row,), ()), tile.load(sizes, (row,), ())
-    share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row,), ())
-    listed, total = tile.maximum(size, kernels.whole(0)), tile.load(sums, (row,), ())
+    slot, size = tile.load(slots, (row,), ()), tile.load(sizes, (row, 0), ())
+    share, k = tile.load(floats, (slot, TOP_P), ()), tile.load(limits, (row, 0), ())
+    listed, total = tile.maximum(size, kernels.whole(0)), tile.load(sums, (row, 0), ())
     floor = kernels.least(floats, slot, MIN_P)
     key, place = kernels.cut(p, tokens, row, listed, k, share, total, floor, block)
     tile.store(keys, (row,), key)
@@ -129,21 +130,26 @@ def cuts(p, tokens, sizes, limits, sums, floats, slots, *, block: int):
 
 
 @tg.jit
-def cut_rows(p, floats, top_k, slots):
-    """Where rows are cut."""
-    columns = {"top_p": TOP_P, "min_p": MIN_P}
-    listed = Kernel(kernels.pick)(p, floats, top_k, slots, block=64, skip=True, **columns)
-    return cuts(p, *listed, floats, slots, block=64), listed[1]
+def cut_rows(p, floats, top_k, seeds, slots):
+    """Where rows are cut, how many tokens are listed, who is how early in each part."""
+    static = {"top_p": TOP_P, "min_p": MIN_P, "block": 64, "parts": 2, "skip": True}
+    listed = Kernel(kernels.pick)(p, floats, top_k, seeds, slots, slots, **static)
+    return cuts(p, *listed[:4], floats, slots, block=64), listed[1][:, 0], listed[4:]
 
 
 def kept(p: np.ndarray, samplings: list[Sampling]) -> np.ndarray:
     """Which tokens of each row stay, as the kernels say."""
     state = state_of(p.shape[1], *samplings)
     slots = ints(*range(len(p)))
-    (keys, places), _ = cut_rows(tg.tensor(p), state.floats, state.top_k, slots)
+    (keys, places), _, (early, winners) = cut_rows(tg.tensor(p), state.floats, state.top_k, state.seeds, slots)
     bits, place = p.view(np.int32), np.arange(p.shape[1])
     key, last = keys.numpy()[:, None], places.numpy()[:, None]
-    return (bits > key) | ((bits == key) & (place <= last))
+    found = (bits > key) | ((bits == key) & (place <= last))
+    for row, sampling in enumerate(samplings):
+        if sampling.top_k == 1:  # has no list: the likeliest is first
+            part = int(early.numpy()[row].argmax())
+            found[row] = place == winners.numpy()[row, part]
+    return found
 
 
 LIMITS = some.builds(
@@ -211,8 +217,44 @@ def test_sets_of_large_vocabularies(vocabulary) -> None:
 def test_rows_without_limits_are_not_listed() -> None:
     p = np.ones((2, 100), np.float32)
     state = state_of(100, Sampling(temperature=1), Sampling(temperature=1, top_k=100))
-    _, sizes = cut_rows(tg.tensor(p), state.floats, state.top_k, ints(0, 1))
+    _, sizes, _ = cut_rows(tg.tensor(p), state.floats, state.top_k, state.seeds, ints(0, 1))
     assert sizes.tolist() == [-1, -1]  # a top_k that all fit in is no limit
+
+
+def test_rows_of_nobody_are_not_walked() -> None:
+    """Nothing of them is looked at: what is there would win, and would be listed."""
+    rows, vocabulary = 4, 600
+    state = state_of(vocabulary, *[Sampling(temperature=1, seed=s) for s in range(3)])
+    state.close_row(3)
+    p = np.ones((rows, vocabulary), np.float32)
+    assert state.top_k.tolist() == [0, 0, 0, -1]
+    for slot, walked in ((0, True), (3, False)):
+        slots = ints(*[slot] * rows)
+        _, sizes, (early, winners) = cut_rows(
+            tg.tensor(p), state.floats, state.top_k, state.seeds, slots
+        )
+        assert (early.numpy() > 0).all() == walked == (winners.numpy() > 0).all()
+        assert (sizes.numpy() == (-1 if walked else 0)).all()
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_k": 1}, {"top_p": 0.5}, {"top_k": 5000}])
+def test_parts_of_a_row_draw_what_the_whole_draws(limits) -> None:
+    """To the bit, and what the reference draws, however many programs share a row."""
+    rows, vocabulary = 24, 5000
+    p = np.exp(np.random.default_rng(8).normal(size=(rows, vocabulary)) * 2).astype(np.float32)
+    p /= p.max(-1, keepdims=True)
+    state = state_of(vocabulary, *[Sampling(temperature=1, seed=s, **limits) for s in range(rows)])
+    slots = ints(*range(rows))
+    given = (tg.tensor(p), state.floats, state.top_k, state.seeds, slots, slots)
+    columns = {"top_p": TOP_P, "min_p": MIN_P}
+    found = []
+    for parts, block in ((1, 64), (2, 64), (16, 64), (4, 256)):
+        listed = Kernel(kernels.pick)(*given, block=block, parts=parts, skip=True, **columns)
+        rest = (state.floats, state.seeds, slots, slots)
+        drawn = Kernel(kernels.draw)(given[0], *listed, *rest, block=64, **columns)
+        found.append(drawn.tolist())
+    wanted = draw_reference.draw([t.numpy() for t in given], columns).tolist()
+    assert found == [wanted] * len(found)
 
 
 # ---- draws -------------------------------------------------------------------------------------

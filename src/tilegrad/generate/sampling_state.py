@@ -53,7 +53,7 @@ class SamplingState:
         self._rows = Ledger(
             {
                 "floats": ((requests, len(FLOATS)), float32),
-                "top_k": one,  # 0: all
+                "top_k": one,  # 0: all; below: nothing is drawn
                 "seeds": ((requests, 2), uint32),
                 "biases": one,  # how many tokens are biased
                 "held": one,  # so many more, before position `until`
@@ -137,6 +137,12 @@ class SamplingState:
         rows["biases"][slot] = rows["held"][slot] = 0
         if send:
             self.send()
+
+    def close_row(self, slot: int) -> None:
+        """Draw nothing for a slot that no request will have: its rows pad, and are not walked."""
+        self.clear_row(slot, send=False)
+        self._rows.host["top_k"][slot] = -1
+        self.send()
 
     def allow(self, slot: int, words: np.ndarray[Any, Any] | None) -> None:
         """Say which tokens a slot may get: bit t % 32 of word t // 32; None: all of them."""

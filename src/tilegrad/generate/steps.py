@@ -145,6 +145,7 @@ class Steps:
             self._sampling = SamplingState(
                 self.nobody + 1, self.model.config.vocabulary, self.cache.device
             )
+            self._sampling.close_row(self.nobody)
         return self._sampling
 
     # ---- decode ---------------------------------------------------------------------------------

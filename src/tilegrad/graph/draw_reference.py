@@ -1,10 +1,11 @@
 """What `draw`, `top_k` and `add_listed` mean, in NumPy: the judge of their kernels.
 
 Tokens of a row are in order of probability, then of place. min-p keeps those whose probability is
-at least so much and not 0, top-k the first of them (0: all), top-p the fewest first ones whose sum
-is at least that share of what is left. Then a race: token i with probability p(i) arrives after an
-exponential time of that rate; the first to arrive is drawn, the lower id of equals. Its uniform
-number is a hash of the row's seed, its position and i. A row without a kept token gives 0.
+at least so much and not 0, top-k the first of them (0: all; below: none), top-p the fewest first
+ones whose sum is at least that share of what is left. Then a race: token i with probability p(i)
+arrives after an exponential time of that rate; the first to arrive is drawn, the lower id of
+equals. Its uniform number is a hash of the row's seed, its position and i. A row without a kept
+token gives 0.
 Invariant: sums are in float64, so a set may differ from a kernel's where a sum is within rounding
 of its limit; the hash and the race are in the integers and floats that kernels compute in.
 """
@@ -43,8 +44,8 @@ def kept(p: Ndarray, k: int, top_p: float, min_p: float) -> Ndarray:
     """The tokens of a row that stay, the likeliest first."""
     order = np.argsort(-p.astype(np.float64), kind="stable")
     order = order[(p[order] > 0) & (p[order] >= min_p)]
-    if k > 0:
-        order = order[:k]
+    if k:
+        order = order[: max(k, 0)]
     if top_p >= 1.0 or not order.size:
         return order
     sums = np.cumsum(p[order].astype(np.float64))

@@ -7,11 +7,14 @@ most 1 and not negative, so their bits, taken as integers (*keys*), are in the s
 `pick` counts and adds up what is at or above a few keys, takes the highest of them that the cut
 cannot be below, and lists the tokens from there on: mostly some hundreds. `draw` finds the cut
 among these: a search narrows a range of keys, each walk over the list measuring what is at or above
-three keys, until one value is left in the range. Rows without limits have no list.
+three keys, until one value is left in the range.
 
 The race: token i with probability p(i) arrives after an exponential time of that rate; the first
 to arrive is the draw. Its uniform number is a hash of the row's seed, its position and i, so no
-cumulative sum is needed and no draw depends on another.
+cumulative sum is needed and no draw depends on another. Who is first is an order of tokens, so a
+race may be run in parts. Rows without limits have no list: `pick` runs their race, several programs
+a row, and so it does for rows that keep one token, where the likeliest is first. A row that nobody
+asks for (k below 0) is not walked at all.
 
 Invariant: a row's token depends on its probabilities, limits, seed and position alone, not on other
 rows nor on how many programs run; the block size changes only how sums are rounded.
@@ -22,7 +25,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import tile
-from ..core.dtype import float32, int32, uint32
+from ..core.dtype import float32, int32, int64, uint32
 from ..tile.define import Definition
 from ..tile.trace import tracer
 
@@ -77,40 +80,71 @@ def at_least(x: Any, key: Any, counted: bool) -> Any:
 
 @Definition
 def pick(
-    p: Any, floats: Any, top_k: Any, slots: Any, *, block: int, skip: bool, top_p: int, min_p: int
+    p: Any,
+    floats: Any,
+    top_k: Any,
+    seeds: Any,
+    slots: Any,
+    positions: Any,
+    *,
+    block: int,
+    parts: int,
+    skip: bool,
+    top_p: int,
+    min_p: int,
 ) -> None:
-    """What each row's draw needs: tokens (rows, columns), how many (-1: all), k (0: none), sum.
+    """What each row's draw needs: tokens (rows, columns); (rows, parts) how many (-1: no list), k
+    (0: none), sum, of which the first of a row counts; who is how early in each part.
 
     The tokens listed are the first ones of a row; the sum is that of what min-p leaves. `skip`
     looks whether a block has any before it counts their places.
     """
     rows, columns = p.shape
-    row = tile.grid(rows)
+    row, part = tile.grid(rows, parts)
     tokens = tile.result((rows, columns), int32, fill="none")  # those past the size are not read
-    sizes = tile.result((rows,), int32)
-    limits, sums = tile.result((rows,), int32), tile.result((rows,), float32)
+    sizes, limits = (tile.result((rows, parts), int32) for _ in range(2))
+    sums, early = (tile.result((rows, parts), float32) for _ in range(2))
+    winners = tile.result((rows, parts), int32)
     slot = tile.load(slots, (row,), ())
     k, share = tile.load(top_k, (slot,), ()), tile.load(floats, (slot, top_p), ())
     floor = least(floats, slot, min_p)
+    limited = (k > 1) | ((k == 0) & (share < 1.0))
+    blocks = -(-columns // block)
+    first, last = part * blocks // parts, (part + 1) * blocks // parts  # of this program's race
+    none = limited | (k < 0)
+    first, last = tile.where(none, 0, first), tile.where(none, 0, last)
     size, total = whole(-1), tile.full((), 0.0, float32)
-    if (k > 0) | (share < 1.0):
+    if limited & tile.less_equal(part, 0):
         k, total, bound = bound_of(p, row, k, share, floor, block)
         if (k > 0) | (share < 1.0):
-            size = whole(0)
-            for start in tile.range(0, columns, block):
-                x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
-                here = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
-                wanted = tile.bitcast(x, int32) >= bound
-                some = tile.max(tile.cast(wanted, int32)) if skip else whole(1)
-                if some > 0:
-                    place = tile.cumsum(tile.cast(wanted, int32))
-                    at = tile.cast(row, int32) * whole(columns) + size + place - whole(1)
-                    tracer("pick").hints["distinct"] = True  # of those that are written
-                    tile.store(tokens, at, here, mask=wanted, unique=True)
-                    size = size + tile.sum(tile.cast(wanted, int32))
-    tile.store(sizes, (row,), size)
-    tile.store(limits, (row,), k)
-    tile.store(sums, (row,), total)
+            size = listed(p, tokens, row, bound, block, skip)
+        else:
+            last = tile.full((), blocks, int64)
+    words = words_of(seeds, slot, tile.load(positions, (row,), ()))
+    top, token = race(p, row, first, last, block, k == 1, floor, words)
+    tile.store(sizes, (row, part), tile.where(k < 0, whole(0), size))
+    tile.store(limits, (row, part), tile.maximum(k, whole(0)))
+    tile.store(sums, (row, part), total)
+    tile.store(early, (row, part), top)
+    tile.store(winners, (row, part), token)
+
+
+@tile.function
+def listed(p: Any, tokens: Any, row: Any, bound: Any, block: int, skip: bool) -> Any:
+    """How many tokens of a row are at or above a key; they are written, in order."""
+    columns, size = p.shape[1], whole(0)
+    for start in tile.range(0, columns, block):
+        x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
+        here = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
+        wanted = tile.bitcast(x, int32) >= bound
+        some = tile.max(tile.cast(wanted, int32)) if skip else whole(1)
+        if some > 0:
+            place = tile.cumsum(tile.cast(wanted, int32))
+            at = tile.cast(row, int32) * whole(columns) + size + place - whole(1)
+            tracer("pick").hints["distinct"] = True  # of those that are written
+            tile.store(tokens, at, here, mask=wanted, unique=True)
+            size = size + tile.sum(tile.cast(wanted, int32))
+    return size
 
 
 @tile.function
@@ -287,32 +321,42 @@ def times(token: Any, first: Any, second: Any) -> Any:
 
 
 @tile.function
-def raced(x: Any, token: Any, key: Any, place: Any, before: Any, words: Any) -> Any:
-    """(probability, time, token) of the first to arrive in each lane, after a block's tokens.
-
-    Those at the key take part up to a place, or all. A time over a probability is less than
-    another if x * other > its x * time: no division."""
-    best, time, winner = before
-    found, here = tile.bitcast(x, int32), times(token, *words)
-    keep = found >= key if place is None else (found > key) | ((found == key) & (token <= place))
-    sooner = keep & (x * time > best * here)
-    chosen = ((x, best), (here, time), (token, winner))
-    return tuple(tile.where(sooner, new, old) for new, old in chosen)
+def raced(x: Any, token: Any, keep: Any, time: Any, before: Any) -> Any:
+    """(how early, token) of the first to arrive in each lane, after a block's tokens."""
+    best, winner = before
+    early = x / time
+    sooner = keep & (early > best)
+    return tile.where(sooner, early, best), tile.where(sooner, token, winner)
 
 
 @tile.function
 def nobody(lanes: int) -> Any:
     """What `raced` begins with: anybody is sooner."""
-    none = tile.full((lanes,), -1.0, float32), tile.full((lanes,), 1.0, float32)
-    return (*none, tile.full((lanes,), 0, int32))
+    return tile.full((lanes,), -1.0, float32), tile.full((lanes,), 0, int32)
 
 
 @tile.function
-def first_of(best: Any, time: Any, winner: Any) -> Any:
-    """(how early, which token) the first of all lanes is."""
-    early = best / time
+def first_of(early: Any, winner: Any) -> Any:
+    """(how early, which token) the first of all is."""
     top = tile.max(early)
     return top, tile.min(tile.where(early == top, winner, whole(LAST)))
+
+
+@tile.function
+def race(
+    p: Any, row: Any, first: Any, last: Any, block: int, sure: Any, floor: Any, words: Any
+) -> Any:
+    """(how early, token) of the first of some blocks of a row; by probability where it is sure."""
+    blocks = -(-p.shape[1] // block)
+    best, winner = nobody(block)
+    for number in tile.range(first, last, bounds=(0, blocks - 1)):
+        start = number * block
+        x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
+        token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
+        time = tile.where(sure, 1.0, times(token, *words))
+        keep = tile.bitcast(x, int32) >= floor
+        best, winner = raced(x, token, keep, time, (best, winner))
+    return first_of(best, winner)
 
 
 @Definition
@@ -322,42 +366,41 @@ def draw(
     sizes: Any,
     limits: Any,
     sums: Any,
+    early: Any,
+    winners: Any,
     floats: Any,
     seeds: Any,
     slots: Any,
     positions: Any,
     *,
     block: int,
-    near: int,
     top_p: int,
     min_p: int,
 ) -> None:
     """A token for each row of probabilities p (rows, columns), each row's largest being 1.
 
-    Tokens, sizes, limits and sums are what `pick` gave; the seed is that of the row's slot. A list
-    is walked by `near` tokens, a row without one by `block`.
+    Tokens to winners are what `pick` gave; the seed is that of the row's slot. A list is walked by
+    `block` tokens.
     """
     rows, columns = p.shape
     row = tile.grid(rows)
     out = tile.result((rows,), int32)
-    slot, size = tile.load(slots, (row,), ()), tile.load(sizes, (row,), ())
-    words = words_of(seeds, slot, tile.load(positions, (row,), ()))
-    share, k = tile.load(floats, (slot, top_p), ()), tile.load(limits, (row,), ())
-    listed, every = tile.maximum(size, whole(0)), tile.where(size < 0, whole(columns), whole(0))
-    floor, total = least(floats, slot, min_p), tile.load(sums, (row,), ())
-    key, place = cut(p, tokens, row, listed, k, share, total, floor, near)
-    best, time, winner = nobody(near)
-    for start in tile.range(0, listed, near):
-        x, token = walked(p, tokens, row, start, listed, near)
-        best, time, winner = raced(x, token, key, place, (best, time, winner), words)
-    top, found = first_of(best, time, winner)
-    best, time, winner = nobody(block)
-    for start in tile.range(0, every, block):
-        x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
-        token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
-        best, time, winner = raced(x, token, floor, None, (best, time, winner), words)
-    other, token = first_of(best, time, winner)
-    token = tile.where(other > top, token, found)
+    size = tile.load(sizes, (row, 0), ())
+    parts = tile.load(early, (row, 0), (early.shape[1],))
+    _, token = first_of(parts, tile.load(winners, (row, 0), (early.shape[1],)))
+    if size > 0:
+        slot = tile.load(slots, (row,), ())
+        words = words_of(seeds, slot, tile.load(positions, (row,), ()))
+        share, k = tile.load(floats, (slot, top_p), ()), tile.load(limits, (row, 0), ())
+        floor, total = least(floats, slot, min_p), tile.load(sums, (row, 0), ())
+        key, place = cut(p, tokens, row, size, k, share, total, floor, block)
+        best, winner = nobody(block)
+        for start in tile.range(0, size, block):
+            x, here = walked(p, tokens, row, start, size, block)
+            found = tile.bitcast(x, int32)
+            keep = (found > key) | ((found == key) & (here <= place))
+            best, winner = raced(x, here, keep, times(here, *words), (best, winner))
+        _, token = first_of(best, winner)
     tile.store(out, (row,), tile.where(token < columns, token, whole(0)))  # p was not a number
 
 

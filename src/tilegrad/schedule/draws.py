@@ -13,20 +13,21 @@ from typing import Any
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import high
+from ..ir.symbol import Size, high
 from ..kernels import draw as kernels
 from ..tile.define import Definition
 from ..tile.plan import Plan
 from .chosen import Chosen, Surroundings
 from .family import Offer
 
-NEAR = 2048  # tokens of a list that a program takes at a time
-# The same of a row, where a program is one thread: one vector, which stays in a register between
+PARTS, PART = 16, 4096  # programs that share a row at most, tokens that each takes at least
+SOME = 4  # programs that share a row where there may be few rows or many
+# Tokens of a row that a program takes at a time, where a program is one thread: one vector, which stays in a register between
 # ops; of more, each op is a loop through memory (slower, and three times as long to compile).
 OF_VECTORS = 16
 FEWEST, MOST = 256, 4096  # the same, of a block of threads
 EACH = 256  # tokens that a warp takes
-RACING = 2  # a race takes so many times fewer of both: a core has registers for two programs then
+RACING = 2  # a race takes so many times fewer: it waits for memory and computes
 
 
 class Draws(Chosen):
@@ -59,11 +60,19 @@ class Draws(Chosen):
             return call(kernels.largest, inputs, **node.attrs)
         if node.op is ops.add_listed:
             return call(kernels.biased, inputs)
-        p, floats, limits, seeds, slots, positions = inputs
-        listed = call(kernels.pick, [p, floats, limits, slots], skip=self.skips, **node.attrs)
-        given = [p, *listed, floats, seeds, slots, positions]
-        walked = min(NEAR, self.block(kernels.draw, columns))
-        return call(kernels.draw, given, near=walked, **node.attrs)
+        parts = self.parts(node.inputs[0].shape[0], columns, target)
+        found = call(kernels.pick, inputs, parts=parts, skip=self.skips, **node.attrs)
+        p, floats, _, seeds, slots, positions = inputs
+        return call(kernels.draw, [p, *found, floats, seeds, slots, positions], **node.attrs)
+
+    def parts(self, rows: Size, columns: int, target: Target) -> int:
+        """Programs that share a row: a power of two, more where rows are few."""
+        programs = target.cores or 1
+        most = programs // high(rows)
+        if not isinstance(rows, int):
+            most = max(most, min(SOME, programs))
+        most = min(most, PARTS, columns // PART)
+        return 1 << max(0, most.bit_length() - 1)
 
 
 class VectorDraws(Draws):
@@ -82,5 +91,5 @@ class ThreadDraws(Draws):
 
     def plan(self, definition: Definition, columns: int) -> Plan:
         """See `Draws`."""
-        each = EACH // (RACING if definition is kernels.draw else 1)
+        each = EACH // (RACING if definition in (kernels.pick, kernels.draw) else 1)
         return Plan().with_(warps=self.block(definition, columns) // each)
