@@ -47,6 +47,10 @@ def paged(
     return inputs, [out, *after]
 
 
+LISTED = ["paged_append", "paged_attention", "paged_work"]
+PREFILLED = ["paged_append", "paged_attention", "paged_tiles", "paged_work"]
+
+
 def names(results: list[Node], target: Target | None) -> list[str]:
     """The kernels that are called, in order."""
     found = topological(choose_kernels([], results, Log(), target))
@@ -57,13 +61,13 @@ def names(results: list[Node], target: Target | None) -> list[str]:
 def test_a_target_chooses() -> None:
     _, results = paged()
     assert names(results, None) == [] and choose_kernels([], results, Log(), None) == results
-    assert sorted(names(results, H200)) == ["paged_append", "paged_attention", "paged_work"]
+    assert sorted(names(results, H200)) == LISTED
     assert sorted(names(results, CPU)) == ["paged_append", "paged_attention"]
     _, results = paged(tokens=256)
-    assert sorted(names(results, H200)) == ["paged_append", "paged_attention", "paged_work"]
+    assert sorted(names(results, H200)) == PREFILLED
     assert sorted(names(results, CPU)) == ["paged_append", "paged_prefill"]
     _, results = paged(queries=200)
-    assert sorted(names(results, H200)) == ["paged_append", "paged_attention", "paged_work"]
+    assert sorted(names(results, H200)) == PREFILLED
     bodies = [
         body.name
         for node in topological(choose_kernels([], results, Log(), H200))

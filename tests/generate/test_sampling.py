@@ -141,7 +141,9 @@ def kept(p: np.ndarray, samplings: list[Sampling]) -> np.ndarray:
     """Which tokens of each row stay, as the kernels say."""
     state = state_of(p.shape[1], *samplings)
     slots = ints(*range(len(p)))
-    (keys, places), _, (early, winners) = cut_rows(tg.tensor(p), state.floats, state.top_k, state.seeds, slots)
+    (keys, places), _, (early, winners) = cut_rows(
+        tg.tensor(p), state.floats, state.top_k, state.seeds, slots
+    )
     bits, place = p.view(np.int32), np.arange(p.shape[1])
     key, last = keys.numpy()[:, None], places.numpy()[:, None]
     found = (bits > key) | ((bits == key) & (place <= last))

@@ -21,7 +21,8 @@ from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.call import mixed_callee
 from tilegrad.kernels.paged.prefill import FEW, choose, prefill, why_not
-from tilegrad.kernels.paged.reference import work_list
+from tilegrad.kernels.paged.prefill import tile_list as tiles_body
+from tilegrad.kernels.paged.reference import tile_list, work_list
 from tilegrad.kernels.paged.shape import BLOCKS, REQUEST, PagedShape, item_rows, spread
 from tilegrad.kernels.paged.shape import choose as choose_list
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
@@ -78,11 +79,16 @@ def run(step: Step, x: PagedShape, launch: Any) -> Any:
     assert plan is not None
     out = np.full((1, step.x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
     lse = np.zeros((1, x.heads, step.x.tokens), np.float32)
-    launch(
-        prefill(x, replace(plan, programs=3)),
-        [step.q[None], step.keys, step.values, step.table, step.lengths, step.starts, out, lse],
-    )
+    given = [step.q[None], step.keys, step.values, step.table, tiles_of(step, x, plan)]
+    launch(prefill(x, replace(plan, programs=3)), [*given, out, lse])
     return out[0]
+
+
+def tiles_of(step: Step, x: PagedShape, plan: Any, least: int = 1) -> Any:
+    """The list of a step, as many rows as its sizes ask for."""
+    found = tile_list(x, plan.tile, step.lengths, step.starts, least)
+    most = step.x.tokens // plan.tile[0] + len(step.lengths)
+    return np.concatenate([found[:-1], np.zeros((most - len(found) + 1, 8), np.int32), found[-1:]])
 
 
 def agree(step: Step, out: Any) -> None:
@@ -135,6 +141,52 @@ def test_symbols() -> None:
         agree(step, run(step, x, launch))
 
 
+LISTED = {
+    "equal": ([1024] * 3, [1024] * 3, {}),
+    "many": ([7, 0, 900, 2000, 3, 513, 128] * 9, [7, 0, 900, 130, 3, 513, 128] * 9, {}),
+    "window": ([900, 2000, 300], [900, 700, 300], {"window": 256}),
+    "nobody": ([5, 3], [5, 3], {}),
+}
+
+
+@pytest.mark.parametrize("simulated", (False, True))
+@pytest.mark.parametrize("label", LISTED)
+def test_the_list(label: str, simulated: bool) -> None:
+    """Every tile of every request with enough new tokens, those with the most keys first."""
+    lengths, queries, more = LISTED[label]
+    x = shape(2, 1, 16, lengths, queries, **more)
+    plan = choose(x, H200)
+    assert plan is not None
+    body = tiles_body(x, plan, FEW)
+    verify_body(body, "portable", H200)
+    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    sizes = np.array(lengths, np.int32)
+    starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
+    wanted = tile_list(x, plan.tile, sizes, starts, FEW)
+    found = np.full_like(wanted, -7)
+    if simulated:
+        simulate(*emit(body, "tiles", H200), [sizes, starts, found])
+    else:
+        interpret.run(body, [sizes, starts, found])
+    count = wanted[-1, 0]
+    assert found[-1, 0] == count
+    assert (found[:count, :5] == wanted[:count, :5]).all()
+
+
+def test_programs_share_the_keys() -> None:
+    """Eight prompts of 1,024 tokens: no program has many more blocks than others."""
+    lengths, starts = np.full(8, 1024), np.arange(9) * 1024
+    x = shape(32, 8, 16, [1024] * 8, [1024] * 8, width=128, value_width=128)
+    tiles = tile_list(x, (128, 128), lengths, starts)
+    blocks = np.repeat(tiles[: tiles[-1, 0], 4] // 128 + 1, 32)
+    programs = 132
+    each = np.zeros(programs, int)
+    for number, count in enumerate(blocks):
+        turn, place = divmod(number, programs)
+        each[programs - 1 - place if turn % 2 else place] += count
+    assert each.max() <= 1.04 * each.mean()
+
+
 MIXED = {
     "a prompt beside answers": ((300, 1, 90, 200), (130, 1, 1, FEW - 1)),
     "prompts alone": ((150, 128, 20), (150, 128, FEW)),
@@ -155,9 +207,9 @@ def test_called_by_a_graph(label: str) -> None:
     if few.joined:
         last = np.zeros((item_rows(x, few), spread(x, few)), np.int32)
     given = (step.q[None], step.keys, step.values, step.table, items, last)
-    given = (*given, step.lengths, step.starts)
     many = choose(x, H200)
     assert many is not None
+    given = (*given, tiles_of(step, x, many, FEW))
     callee = mixed_callee(x, few, replace(many, programs=3))
     assert [t.shape for t in callee.types("read")] == [g.shape for g in given]
     agree(step, parse_callee(callee.to_text()).interpret(*given)[0][0])

@@ -679,8 +679,8 @@ draw = Op(
     attrs=("top_p", "min_p"),
     group="draw",
     meaning="(p, floats, limits, seeds, slots, positions) -> a token of each row of p, whose "
-    "largest is 1: among those that the row's slot keeps by limits (top-k; 0: all, -1: none), then by its "
-    "column `top_p` of floats, and by `min_p` before both; as `draw_reference` says",
+    "largest is 1: among those that the row's slot keeps by limits (top-k; 0: all, -1: none), then "
+    "by its column `top_p` of floats, and by `min_p` before both; as `draw_reference` says",
 )
 top_k = Op(
     graph,

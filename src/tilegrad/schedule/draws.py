@@ -22,8 +22,9 @@ from .family import Offer
 
 PARTS, PART = 16, 4096  # programs that share a row at most, tokens that each takes at least
 SOME = 4  # programs that share a row where there may be few rows or many
-# Tokens of a row that a program takes at a time, where a program is one thread: one vector, which stays in a register between
-# ops; of more, each op is a loop through memory (slower, and three times as long to compile).
+# Tokens of a row that a program takes at a time, where it is one thread: one vector, which stays in
+# a register between ops; of more, each op is a loop through memory (slower, and three times as long
+# to compile).
 OF_VECTORS = 16
 FEWEST, MOST = 256, 4096  # the same, of a block of threads
 EACH = 256  # tokens that a warp takes

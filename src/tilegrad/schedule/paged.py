@@ -158,12 +158,21 @@ def _work(
     for all layers that differ in nothing that the list depends on."""
     from ..kernels.paged.call import list_callee
 
-    callee = list_callee(replace(x, scale=1.0, softcap=0.0), plan)
-    callee.verdict = near.verdict
-    items, last = build.items(ops.call(lengths, starts, callee=callee))
+    items, last = build.items(_listed(list_callee(_plain(x), plan), lengths, starts, near))
     if plan.joined:
         last = build.full((item_rows(x, plan), spread(x, plan)), 0, int32)
     return [items, last]
+
+
+def _plain(x: PagedShape) -> PagedShape:
+    """Without what no list depends on."""
+    return replace(x, scale=1.0, softcap=0.0)
+
+
+def _listed(callee: KernelCallee, lengths: Node, starts: Node, near: Surroundings) -> Node:
+    """The call of a list."""
+    callee.verdict = near.verdict
+    return ops.call(lengths, starts, callee=callee)
 
 
 class UnitPrefill(Attention):
@@ -186,14 +195,15 @@ class UnitPrefill(Attention):
     ) -> list[Node]:
         """The list, and the launches that share the requests."""
         from ..kernels.paged import prefill
-        from ..kernels.paged.call import mixed_callee
+        from ..kernels.paged.call import mixed_callee, tiles_callee
 
         x = shape_of(node)
         few, many = choose(x, target, below=prefill.FEW), prefill.choose(x, target)
         assert many is not None
         q, *cache, table, lengths, starts = inputs
         shared = _work(x, few, lengths, starts, near)
-        given = (build.reshape(q, (1, *q.shape)), *cache, table, *shared, lengths, starts)
+        tiles = _listed(tiles_callee(_plain(x), many, prefill.FEW), lengths, starts, near)
+        given = (build.reshape(q, (1, *q.shape)), *cache, table, *shared, tiles)
         out = near.call(*given, callee=mixed_callee(x, few, many))[0]
         return [build.reshape(out, node.shape)]
 

@@ -8,8 +8,9 @@ every role walks the same tiles with the same steps, in the same order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
@@ -46,21 +47,12 @@ class Walk:
     """The tiles of one kernel, and their steps."""
 
     def __init__(
-        self,
-        x: AttentionShape,
-        plan: AttentionPlan,
-        memory: Memories,
-        program: Any,
-        least: int = 1,
+        self, x: AttentionShape, plan: AttentionPlan, memory: Memories, program: Any
     ) -> None:
-        """Of sequences that lie one after another only those with so many queries have tiles."""
         self.x, self.plan, self.memory, self.program = x, plan, memory, program
-        self.least = least
         self.rows, self.keys = plan.tile
         self.lanes = x.batch * x.heads
         self.packed = "query_starts" in x.extras
-        self.blocks = block_count(x.queries, self.rows, memory, self.packed)
-        self.tiles = self.lanes * self.blocks
         self.low, self.high = x.band
         self.ends = x.ends(self.keys)
         self.most_right = self.count_right()
@@ -123,6 +115,22 @@ class Walk:
 
     # ---- which tile -------------------------------------------------------------------------
 
+    @functools.cached_property
+    def blocks(self) -> Size:
+        """Blocks of a head's queries."""
+        return block_count(self.x.queries, self.rows, self.memory, self.packed)
+
+    def own_tiles(self) -> Any:
+        """How many tiles this program has."""
+        programs, tiles = self.plan.programs, self.lanes * self.blocks
+        rounds, rest = floor_divide(tiles, programs), modulo(tiles, programs)
+        return rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
+
+    @property
+    def gaps(self) -> bool:
+        """Whether some tiles have no queries."""
+        return self.packed
+
     @tile.function
     def for_tiles(self, body: Callable[[Any, Work, Any], None]) -> tuple[Any, Any]:
         """body(tiles before, tile, steps before modulo two laps) for every tile of this program.
@@ -131,16 +139,15 @@ class Walk:
         how many there were, and the steps.
         """
         programs, laps = self.plan.programs, 2 * self.plan.stages
-        rounds, rest = floor_divide(self.tiles, programs), modulo(self.tiles, programs)
-        mine = rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
+        mine = self.own_tiles()
         begun = 2 * self.plan.query_stages
         turn = tile.full((), 0, int64)
-        done = turn if self.packed else 0
+        done = turn if self.gaps else 0
         for count in tile.range(mine):
             at = tile.hold(turn, "turn", (0, laps - 1))
             number = tile.maximum(count * programs + self.in_round(count), 0)
             work = self.locate(tile.hold(number, "number"))
-            if not self.packed:
+            if not self.gaps:
                 body(count, work, at)
                 turn = (at + work.count) % laps
             else:
@@ -181,24 +188,16 @@ class Walk:
         starts = self.memory["query_starts"]
         sequence = sequence_at(place, starts, x.queries, rows)
         query_start, queries = span_of(starts, sequence, x.queries, "queries")
-        key_start, limit = self.keys_of(sequence, queries)
+        key_start, limit = span_of(self.memory["key_starts"], sequence, x.keys, "limit")
         block = place - (query_start // rows + sequence)
         if self.high is not None:  # the last queries see most
             block = tile.ceil_divide(queries, rows) - 1 - block
         # a place left over lies before the first tile or past the last one: no query is there
         first = hold(block, "block") * rows
-        empty = tile.less(first, 0)
-        if self.least > 1:
-            empty = empty | tile.less(queries, self.least)
-        first = tile.where(empty, tile.cast(queries, int64), first)
+        first = tile.where(tile.less(first, 0), tile.cast(queries, int64), first)
         first = hold(first, "first", (0, high(x.queries) + rows))
-        x = replace(x, band=(self.low, self.high))
         holes = Holes(x, self.memory, 0, head, query_start=query_start, key_start=key_start)
         return self.blocks_seen(holes, first, queries, limit, sequence)
-
-    def keys_of(self, sequence: Any, queries: Any) -> tuple[Any, Any]:
-        """The first key of a sequence with so many queries, and how many it has."""
-        return span_of(self.memory["key_starts"], sequence, self.x.keys, "limit")
 
     # ---- which blocks -----------------------------------------------------------------------
 

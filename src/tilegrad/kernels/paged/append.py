@@ -1,8 +1,9 @@
 """New tokens into a paged cache, queries and keys rotated by their places, in one launch.
 
-A program takes a token and a key head: it finds the token's request and place (the last tokens of
-`lengths` are the new ones), rotates the query heads of the key head and the key, and writes key
-and value to the page that the table names. Costs one read and one write of everything.
+A program takes a token and a key head, or all of them where tokens are many: it finds the token's
+request and place (the last tokens of `lengths` are the new ones), rotates the query heads of the
+key heads and the keys, and writes keys and values to the page that the table names. Costs one read
+and one write of everything; finding, and the sines, are done once for all heads of a program.
 
 Pairs of a head's first `rotary` elements turn by the angle place * frequency: element i with
 i + rotary / 2, or neighbours where `interleaved`. Angles, sines and products are float32, as in
@@ -28,6 +29,7 @@ from ...tile.build import Body, BodyBuilder
 from .shape import PagedShape, cache_parameters, scales_parameter
 
 CLEARED = 8  # rows that are written at once
+MANY = 128  # tokens of a step from which programs that take all heads of one fill a machine
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,15 @@ def append_parameters(x: PagedShape, rotary: Rotary) -> list[tuple[str, Memory]]
     return made
 
 
-def append(x: PagedShape, rotary: Rotary, name: str = "paged_append") -> Body:
-    """The kernel."""
+def append(x: PagedShape, rotary: Rotary, name: str = "paged_append", each: int = 0) -> Body:
+    """The kernel; a program takes `each` key heads, or as many as the number of tokens suggests."""
     if rotary.width % 2 or rotary.width > x.width:
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
     b = BodyBuilder(name, append_parameters(x, rotary))
+    each = each or (x.key_heads if high(x.tokens) >= MANY else 1)
     with tile.into(b):
-        _Append(x, rotary, {p.attrs["name"]: tile.memory(p) for p in b.parameters}).run()
-    return b.finish((x.tokens, x.key_heads), warps=4, distinct=True)
+        _Append(x, rotary, {p.attrs["name"]: tile.memory(p) for p in b.parameters}, each).run()
+    return b.finish((x.tokens, x.key_heads // each), warps=4, distinct=True)
 
 
 def kept(value: Any, dtype: DType, scale: Any) -> Any:
@@ -84,10 +87,11 @@ def kept(value: Any, dtype: DType, scale: Any) -> Any:
 class _Append:
     """What a program of `append` does."""
 
-    def __init__(self, x: PagedShape, rotary: Rotary, memory: dict[str, Any]) -> None:
-        self.x, self.rotary, self.memory = x, rotary, memory
+    def __init__(self, x: PagedShape, rotary: Rotary, memory: dict[str, Any], each: int) -> None:
+        self.x, self.rotary, self.memory, self.each = x, rotary, memory, each
         self.half = rotary.width // 2
-        self.token, self.head = tile.grid(x.tokens, x.key_heads)
+        self.token, number = tile.grid(x.tokens, x.key_heads // each)
+        self.head = number * each  # the first key head
 
     @tile.function
     def run(self) -> None:
@@ -106,7 +110,7 @@ class _Append:
 
     @tile.function
     def write(self, request: Any) -> None:
-        """All of the token that belongs to the key head."""
+        """All of the token that belongs to the key heads."""
         x, memory = self.x, self.memory
         end = self.number("query_starts", request + 1)
         length = self.number("lengths", request)
@@ -124,10 +128,11 @@ class _Append:
             (self.token, self.head),
             (page, self.head, at % x.page),
         )
-        self.turn(memory["q"], memory["turned"], heads, heads, x.group, angle, None)
-        self.turn(memory["k"], memory["keys"], own, slot, 1, angle, scales[0])
-        value = tile.cast(tile.load(memory["v"], (*own, 0), (x.value_width,)), float32)
-        tile.store(memory["values"], (*slot, 0), kept(value, x.cache, scales[1]))
+        self.turn(memory["q"], memory["turned"], heads, heads, self.each * x.group, angle, None)
+        self.turn(memory["k"], memory["keys"], own, slot, self.each, angle, scales[0])
+        value = tile.cast(tile.load(memory["v"], (*own, 0), (self.each, x.value_width)), float32)
+        value = kept(value, x.cache, scales[1])
+        tile.store(memory["values"], (*slot, 0), value, axes=self.axes(memory["values"]))
         count = end - self.number("query_starts", request)
         last = after == 1
         if (length - count <= at - at % x.page) & last:  # the page began in this step
@@ -137,11 +142,12 @@ class _Append:
     def clear(self, slot: tuple[Any, Any, Any]) -> None:
         """Zeros in the rest of a page."""
         x, (page, head, at), step = self.x, slot, min(self.x.page, CLEARED)
-        for row in tile.range(0, x.page, step):
-            after = (at < tile.arange(step) + row)[:, None]
-            shape, place = (step, x.value_width), (page, head, row, 0)
-            after = tile.broadcast(after, shape)
-            tile.store(self.memory["values"], place, tile.zeros(shape, x.cache), mask=after)
+        for number in tile.range(self.each):
+            for row in tile.range(0, x.page, step):
+                after = (at < tile.arange(step) + row)[:, None]
+                shape, place = (step, x.value_width), (page, head + number, row, 0)
+                after = tile.broadcast(after, shape)
+                tile.store(self.memory["values"], place, tile.zeros(shape, x.cache), mask=after)
 
     def angles(self, place: Any) -> tuple[Any, Any] | None:
         """Cosines and sines of the token's place."""
@@ -171,11 +177,17 @@ class _Append:
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
                 value = kept(value, into.dtype, scale)
-                tile.store(*self.half_of(into, to, count, i)[:2], value)
+                target, at, *_ = self.half_of(into, to, count, i)
+                tile.store(target, at, value, axes=self.axes(into))
         start, rest = self.rotary.width, self.x.width - self.rotary.width
         if rest:
             value = tile.cast(tile.load(source, (*where, start), (count, rest)), float32)
-            tile.store(into, (*to, start), kept(value, into.dtype, scale))
+            value = kept(value, into.dtype, scale)
+            tile.store(into, (*to, start), value, axes=self.axes(into))
+
+    def axes(self, memory: Any) -> tuple[int, int]:
+        """Heads, and the elements of each."""
+        return 1, memory.ndim - 1
 
     def half_of(
         self, memory: Any, where: Sequence[Any], count: int, number: int
@@ -185,7 +197,8 @@ class _Append:
         if not self.rotary.interleaved:
             return memory, (*where, number * self.half), (count, self.half)
         start: Any = number
-        for i, stride in zip(where, memory.type.element_strides()):
+        strides = memory.type.element_strides()
+        for i, stride in zip(where, strides):
             start = start + i * stride
         head, pair = tile.arange(count)[:, None], tile.arange(self.half)[None, :]
-        return memory, head * self.x.width + pair * 2 + start, None
+        return memory, head * strides[1] + pair * 2 + start, None

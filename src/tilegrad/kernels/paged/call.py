@@ -21,7 +21,7 @@ from ..attention.plan import AttentionPlan
 from .append import Rotary, append
 from .attention import Items
 from .combine import combine_parts
-from .prefill import prefill
+from .prefill import prefill, tile_list
 from .shape import PagedPlan, PagedShape, ShortPlan, attend_parameters, why_not
 from .short import step_attend
 from .threads import ThreadItems
@@ -52,12 +52,18 @@ def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
 
 
 @functools.lru_cache(maxsize=64)
+def tiles_callee(x: PagedShape, plan: AttentionPlan, least: int) -> KernelCallee:
+    """(lengths, query_starts) -> tiles."""
+    return _callee("paged_tiles", (tile_list(x, plan, least),), ("tiles",))
+
+
+@functools.lru_cache(maxsize=64)
 def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelCallee:
-    """(q, keys, values, table, items, counters or cuts as `attention_callee` has them, lengths,
-    query_starts) -> (out, partial, sums, lse): requests with fewer new tokens than the Plan says by
-    the list, the others by `prefill`. Queries and results are of a batch of one."""
+    """(q, keys, values, table, items, counters or cuts as `attention_callee` has them, tiles) ->
+    (out, partial, sums, lse): requests with fewer new tokens than the Plan says by the list, the
+    others by `prefill`. Queries and results are of a batch of one."""
     few = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
-    others = prefill(x, many, least=plan.below)
+    others = prefill(x, many)
     results, names = ("out", "partial", "sums", "lse"), {"k": "keys", "v": "values"}
     return _callee("paged_attention", (*few, others), results, names=names)
 

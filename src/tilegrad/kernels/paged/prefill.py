@@ -6,6 +6,9 @@ Query i of a request with n new tokens and `length` keys sees the keys up to len
 last `window` of them if there is one. `paged_attention` takes requests with few new tokens, in a
 launch beside this one.
 
+Tiles are listed once a step for all layers (`tile_list`), those with the most keys first: programs
+that take them in turns, forth and back, end together, and none searches for a tile's request.
+
 Costs are those of `attention`: matrix units bound it. Invariant: values in pages of a request past
 its last key are finite (`paged_append` leaves zeros there): their weights are 0, not their terms.
 """
@@ -13,25 +16,32 @@ its last key are finite (`paged_append` leaves zeros there): their weights are 0
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from ... import tile
-from ...core.dtype import float32, int32
+from ...core.dtype import float32, int32, int64
 from ...core.target import Target
-from ...ir.symbol import high, symbol
+from ...ir.symbol import Size, floor_divide, high, symbol
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..attention import plan as attention_plan
 from ..attention.forward import WideAttention
+from ..attention.holes import Holes
 from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import AttentionShape
 from ..attention.walk import Walk, Work, bounded
 from .shape import PagedShape, cache_parameters
 from .steps import page_numbers
+from .work import HELD, power
 
 LEAST = 64  # tokens of a step from which this kernel is worth a launch of its own
 FEW = 8  # new tokens of a request below which `paged_attention` is the quicker one
 TILES = ((128, 128), (128, 64), (64, 64))  # (queries, keys): blocks of keys are whole pages
+CHUNK = 64  # tiles that are looked up or ranked at once
+RECORD = 8  # int32 of a tile
+REQUEST, START, QUERIES, LENGTH, FIRST = range(5)
+# START: the token of the request's first query; LENGTH: its keys; FIRST: the tile's first query
 Parameters = list[tuple[str, Memory]]
 
 
@@ -57,19 +67,23 @@ def shape_of(x: PagedShape) -> AttentionShape:
     )
 
 
-def parameters(x: PagedShape) -> Parameters:
-    """q (1, tokens, heads, width), keys, values, table, lengths, query_starts; out and lse."""
+def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
+    """q (1, tokens, heads, width), keys, values, table, tiles; out and lse."""
     keys, values = (memory for _, memory in cache_parameters(x))
     return [
         ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)),
         ("k", keys),
         ("v", values),
         ("table", Memory((x.requests, x.most_pages), int32)),
-        ("lengths", Memory((x.requests,), int32)),
-        ("query_starts", Memory((x.requests + 1,), int32)),
+        ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32)),
         ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
         ("lse", Memory((1, x.heads, x.tokens), float32, use="result")),
     ]
+
+
+def most_tiles(x: PagedShape, plan: AttentionPlan) -> Size:
+    """The most tiles of one head; the list says in the row after these how many there are."""
+    return floor_divide(x.tokens, plan.tile[0]) + x.requests
 
 
 def why_not(x: PagedShape, target: Target) -> str:
@@ -94,16 +108,15 @@ def choose(x: PagedShape, target: Target) -> AttentionPlan | None:
     return None
 
 
-def prefill(
-    x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill", least: int = 1
-) -> Body:
-    """The kernel for requests with so many new tokens or more; parameters as `parameters` has
-    them."""
-    return _Prefill(x, plan, BodyBuilder(name, parameters(x)), least).build()
+def prefill(x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill") -> Body:
+    """The kernel for the tiles of a list; parameters as `parameters` has them."""
+    return _Prefill(x, plan, BodyBuilder(name, parameters(x, plan))).build()
 
 
-class _Requests(Walk):
-    """The tiles of a step."""
+class _Listed(Walk):
+    """The tiles of a list."""
+
+    gaps = False
 
     @functools.cached_property
     def window(self) -> Any:
@@ -111,13 +124,35 @@ class _Requests(Walk):
         first, last = self.x.band
         return None if first is None or last is None else last - first
 
-    def keys_of(self, sequence: Any, queries: Any) -> tuple[Any, Any]:
-        """Keys of a request; where its queries' diagonal lies follows from how many there are."""
-        limit = bounded(tile.load(self.memory["lengths"], (sequence,), ()), "limit", self.x.keys)
-        last = tile.hold(tile.maximum(limit - queries, 0), "offset")
+    def own_tiles(self) -> Any:
+        """See `Walk`."""
+        tiles, programs = self.memory["tiles"], self.plan.programs
+        most = tiles.type.shape[0] - 1
+        count = tile.load(tiles, (most, 0), ())
+        total = bounded(count, "listed", most) * self.lanes
+        rounds = tile.hold(total // programs, "rounds")
+        rest = total - rounds * programs
+        return rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
+
+    def locate(self, number: Any) -> Work:
+        """See `Walk`."""
+        x, hold, tiles = self.x, tile.hold, self.memory["tiles"]
+        most = tiles.type.shape[0] - 2
+        place = hold(tile.minimum(number // self.lanes, most), "place")
+        head = hold(number % self.lanes, "head")
+
+        def field(column: int, name: str, high: Size) -> Any:
+            return bounded(tile.load(tiles, (place, column), ()), name, high)
+
+        sequence = field(REQUEST, "sequence", self.memory["table"].type.shape[0] - 1)
+        start, queries = field(START, "start", x.queries), field(QUERIES, "queries", x.queries)
+        limit, first = field(LENGTH, "limit", x.keys), field(FIRST, "first", x.queries)
+        last = hold(tile.maximum(limit - queries, 0), "offset")
         self.low = None if self.window is None else last - self.window
         self.high = last
-        return 0, limit
+        x = replace(x, band=(self.low, self.high))
+        holes = Holes(x, self.memory, 0, head, query_start=start, key_start=0)
+        return self.blocks_seen(holes, first, queries, limit, sequence)
 
 
 class _Prefill(WideAttention):
@@ -126,13 +161,13 @@ class _Prefill(WideAttention):
     registers = {1: (0, 0), 2: (56, 224)}  # a producer that looks up pages needs more
     notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
 
-    def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder, least: int) -> None:
-        self.paged, self.least = x, least
+    def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder) -> None:
+        self.paged = x
         super().__init__(shape_of(x), plan, b)
 
     def make_walk(self) -> Walk:
         """The tiles of requests."""
-        return _Requests(self.x, self.plan, self.memory, 0, self.least)
+        return _Listed(self.x, self.plan, self.memory, 0)
 
     def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
         """A block of keys (0) or values (1), page by page."""
@@ -150,4 +185,90 @@ class _Prefill(WideAttention):
         tile.copy_pages(self.ring[which][stage, 0], source, pages, blocks.full[stage])
 
 
-__all__ = ["FEW", "LEAST", "choose", "parameters", "prefill", "shape_of", "why_not"]
+# ---- the list ---------------------------------------------------------------------------------
+
+
+def list_parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
+    """lengths, query_starts; tiles."""
+    return [
+        ("lengths", Memory((x.requests,), int32)),
+        ("query_starts", Memory((x.requests + 1,), int32)),
+        ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32, use="result")),
+    ]
+
+
+def tile_list(x: PagedShape, plan: AttentionPlan, least: int, name: str = "paged_tiles") -> Body:
+    """(lengths, query_starts) -> tiles: those of requests with so many new tokens or more."""
+    b = BodyBuilder(name, list_parameters(x, plan))
+    with tile.into(b):
+        _List(x, plan, least, *map(tile.memory, b.parameters)).run()
+    return b.finish((1,), warps=8, distinct=True)
+
+
+class _List:
+    """What the program of `tile_list` does."""
+
+    def __init__(self, x: PagedShape, plan: AttentionPlan, least: int, *memories: Any) -> None:
+        self.x, self.least, (self.rows, self.keys) = x, least, plan.tile
+        self.lengths, self.starts, self.tiles = memories
+        self.most = most_tiles(x, plan)
+        self.count = max(CHUNK, power(self.most))
+
+    @tile.function
+    def run(self) -> None:
+        """Which request every tile has, then their order."""
+        x, size = self.x, power(self.x.requests)
+        self.steps = tile.shared((1, self.count), int32)  # blocks of keys of each tile
+        self.known = tile.shared((RECORD, self.count), int32)
+        tile.store(self.steps, (0, 0), tile.full((self.count,), 0, int32))
+        inside = tile.arange(size) < x.requests
+        begin, end = (
+            tile.cast(tile.load(self.starts[i : i + size], mask=inside), int64) for i in (0, 1)
+        )
+        tiles = (end - begin + (self.rows - 1)) // self.rows
+        tiles = tile.where(inside & (end - begin >= self.least), tiles, 0)
+        ends, total = tile.cumsum(tiles)[None, :], tile.sum(tiles, 0)
+        total = bounded(total, "total", self.most)
+        chunk = max(8, min(CHUNK, HELD // size))
+        for start in tile.range(0, total, chunk):
+            number = tile.arange(chunk) + start
+            over = tile.broadcast(ends <= number[:, None], (chunk, size))
+            request = tile.sum(tile.cast(over, int64), 1)
+            before = tile.max(tile.where(over, ends, 0), 1)
+            self.find(start, request, number - before)
+        chunk = max(8, min(CHUNK, HELD // self.count))
+        for start in tile.range(0, total, chunk):
+            self.rank(start, chunk, total)
+        tile.store(self.tiles, (self.most, 0), tile.cast(total, int32))
+
+    def find(self, start: Any, request: Any, number: Any) -> None:
+        """Tiles, each the `number`th of a request."""
+        there = request < self.x.requests
+        first, last = (
+            tile.cast(tile.load(self.starts, request + i, mask=there), int64) for i in (0, 1)
+        )
+        length = tile.cast(tile.load(self.lengths, request, mask=there), int64)
+        queries, before = last - first, number * self.rows
+        seen = length - queries + tile.minimum(before + self.rows, queries)
+        if self.x.window:
+            seen = tile.minimum(seen, self.x.window + self.rows)
+        steps = tile.maximum(seen + (self.keys - 1), self.keys) // self.keys
+        tile.store(self.steps, (0, start), tile.cast(tile.where(there, steps, 0), int32))
+        for place, value in enumerate((request, first, queries, length, before)):  # REQUEST, ...
+            value = tile.cast(tile.where(there, value, 0), int32)
+            tile.store(self.known, (place, start), value)
+
+    def rank(self, start: Any, chunk: int, total: Any) -> None:
+        """Write some tiles where they belong: after those with more blocks, or as many before."""
+        own = tile.load(self.steps, (0, start), (chunk,))[:, None]
+        other = tile.load(self.steps, (0, 0), (self.count,))[None, :]
+        number = tile.arange(chunk) + start
+        sooner = (other == own) & (tile.arange(self.count)[None, :] < number[:, None])
+        rank = tile.sum(tile.cast((other > own) | sooner, int64), 1)
+        there = number < total
+        for place in range(FIRST + 1):
+            value = tile.load(self.known, (place, start), (chunk,))
+            tile.store(self.tiles, rank * RECORD + place, value, mask=there)
+
+
+__all__ = ["FEW", "LEAST", "choose", "parameters", "prefill", "shape_of", "tile_list", "why_not"]

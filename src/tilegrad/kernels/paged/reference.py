@@ -1,4 +1,4 @@
-"""What the work list of a paged cache means, in NumPy; `graph.paged_reference` has the rest.
+"""What the work lists of a paged cache mean, in NumPy; `graph.paged_reference` has the rest.
 
 Invariant: nothing here is shared with the kernels but the names of columns.
 """
@@ -90,6 +90,27 @@ def work_list(
                 cuts[pieces[1][0], column] = value
         unit, number = stop, number + len(pieces)
     return items, cuts
+
+
+def tile_list(
+    x: PagedShape, tile: tuple[int, int], lengths: Array, query_starts: Array, least: int = 1
+) -> Array:
+    """The list of prefill tiles (queries, keys): those with the most keys first, then how many."""
+    rows, keys = tile
+    found = []
+    for request, length in enumerate(lengths.tolist()):
+        start, stop = int(query_starts[request]), int(query_starts[request + 1])
+        queries = stop - start
+        for first in range(0, queries if queries >= least else 0, rows):
+            seen = length - queries + min(first + rows, queries)
+            seen = min(seen, x.window + rows) if x.window else seen
+            found.append((max(1, -(-seen // keys)), (request, start, queries, length, first)))
+    found.sort(key=lambda one: -one[0])
+    tiles = np.zeros((int(query_starts[-1]) // rows + len(lengths) + 1, 8), np.int32)
+    for place, (_, record) in enumerate(found):
+        tiles[place, :5] = record
+    tiles[-1, 0] = len(found)
+    return tiles
 
 
 def _pairs(
