@@ -35,7 +35,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Array
 from tilegrad.kernels import draw as kernels
 from tilegrad.kernels.paged import prefill, reference
-from tilegrad.kernels.paged.append import Rotary, append
+from tilegrad.kernels.paged.append import Rotary, append, heads_each
 from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.schedule.draws import ThreadDraws
 from tilegrad.targets.ptx.assemble import assemble
@@ -173,7 +173,7 @@ def appends(k: Kernels) -> None:
             half = torch.arange(WIDTH // 2, device=k.device) / (WIDTH // 2)
             frequencies = (500000.0**-half).float()
             turned = [torch.zeros_like(q) for q in step.q]
-            chosen = append(step.x, Rotary(WIDTH)).grid[1]
+            chosen = heads_each(step.x, k.target)
             for each in (1, 2, key_heads):
                 body = append(step.any, Rotary(WIDTH), each=each)
                 kernel = k.kernel(body, step.symbols)
@@ -186,7 +186,7 @@ def appends(k: Kernels) -> None:
                 k.run(work[0])
                 error = append_error(step, fresh[0], frequencies, turned[0])
                 moved = 2 * tokens * 2 * WIDTH * (heads + 2 * key_heads)
-                mark = " (chosen)" * (key_heads // each == chosen)
+                mark = " (chosen)" * (each == chosen)
                 label = f"append {model} {tokens} tokens, {each} key heads a program{mark}"
                 k.tell(label, work, error, moved)
 

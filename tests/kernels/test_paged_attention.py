@@ -480,10 +480,12 @@ APPENDED = {
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("simulated", (False, True))
+@pytest.mark.parametrize("each", (1, 2))
 @pytest.mark.parametrize("label", APPENDED)
-def test_append(label: str, simulated: bool) -> None:
+def test_append(label: str, each: int, simulated: bool) -> None:
     """New tokens are turned and land in their pages; the rest of the cache stays as it is."""
     heads, key_heads, rotary, more = APPENDED[label]
+    each = min(each, key_heads)
     lengths, queries = (0, 1, 130, 64, 200), (0, 1, 5, 2, 20)
     x = shape(heads, key_heads, 16, lengths, (*queries, 3), **more)
     x = replace(x, requests=5)  # the last tokens belong to nobody
@@ -500,7 +502,7 @@ def test_append(label: str, simulated: bool) -> None:
     wanted = paged_reference.append(
         rotary, step.q, k, v, frequencies, step.table, step.lengths, step.starts, *wide, scales
     )
-    body = append(x, rotary)
+    body = append(x, rotary, each)
     verify_body(body, "portable", H200)
     assert not [f for f in check_body(body, H200) if f.level == "error"]
     memories = [

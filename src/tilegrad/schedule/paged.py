@@ -300,10 +300,12 @@ class Append(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
-        from ..kernels.paged.append import Rotary
+        from ..kernels.paged.append import Rotary, heads_each
         from ..kernels.paged.call import append_callee
 
-        return near.call(*inputs, callee=append_callee(shape_of(node), Rotary(**node.attrs)))
+        x = shape_of(node)
+        callee = append_callee(x, Rotary(**node.attrs), heads_each(x, target))
+        return near.call(*inputs, callee=callee)
 
 
 def attention_of(node: Node, near: Surroundings) -> Node | None:

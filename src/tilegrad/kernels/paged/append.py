@@ -23,6 +23,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import DType, float8_e5m2, float32, int32, int64
 from ...core.errors import InternalError
+from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
@@ -62,12 +63,16 @@ def append_parameters(x: PagedShape, rotary: Rotary) -> list[tuple[str, Memory]]
     return made
 
 
-def append(x: PagedShape, rotary: Rotary, name: str = "paged_append", each: int = 0) -> Body:
-    """The kernel; a program takes `each` key heads, or as many as the number of tokens suggests."""
+def heads_each(x: PagedShape, target: Target) -> int:
+    """Key heads that a program takes: all where tokens are enough for blocks of threads."""
+    return x.key_heads if target.has_threads and high(x.tokens) >= MANY else 1
+
+
+def append(x: PagedShape, rotary: Rotary, each: int = 1, name: str = "paged_append") -> Body:
+    """The kernel; a program takes `each` key heads of a token."""
     if rotary.width % 2 or rotary.width > x.width:
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
     b = BodyBuilder(name, append_parameters(x, rotary))
-    each = each or (x.key_heads if high(x.tokens) >= MANY else 1)
     with tile.into(b):
         _Append(x, rotary, {p.attrs["name"]: tile.memory(p) for p in b.parameters}, each).run()
     return b.finish((x.tokens, x.key_heads // each), warps=4, distinct=True)
@@ -122,7 +127,9 @@ class _Append:
         angle = self.angles(place)
         scales: list[Any] = [None, None]
         if x.scaled:
-            scales = [tile.load(memory["scales"], (i, self.head), ()) for i in range(2)]
+            scales = [
+                tile.load(memory["scales"], (i, self.head), (self.each,))[:, None] for i in range(2)
+            ]
         heads, own, slot = (
             (self.token, self.head * x.group),
             (self.token, self.head),

@@ -69,10 +69,10 @@ def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelC
 
 
 @functools.lru_cache(maxsize=64)
-def append_callee(x: PagedShape, rotary: Rotary) -> KernelCallee:
+def append_callee(x: PagedShape, rotary: Rotary, each: int = 1) -> KernelCallee:
     """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
     (turned queries, keys, values)."""
-    return _callee("paged_append", (append(x, rotary),), ("turned",), ("keys", "values"))
+    return _callee("paged_append", (append(x, rotary, each),), ("turned",), ("keys", "values"))
 
 
 @functools.lru_cache(maxsize=64)
