@@ -294,6 +294,8 @@ def draws(k: Kernels) -> None:
             p = (logits - logits.amax(-1, keepdim=True)).exp()
             several = parts_of(k, rows, columns)[: None if model == "14b" else 1]
             ready = [Draw(k, rows, columns, parts) for parts in several]
+            if len(several) > 1:  # with as many threads again
+                ready.append(Draw(k, rows, columns, several[0], 2))
             if k.bench is None:
                 continue
             for padding in (0, rows // 2) if rows > 1 else (0,):
@@ -301,6 +303,7 @@ def draws(k: Kernels) -> None:
                     for number, one in enumerate(ready[: None if top_k == 0 else 1]):
                         label = f"draw {model} {rows} rows, {padding} padding, {name}"
                         label += f", {one.parts} parts" + " (chosen)" * (not number)
+                        label += " of 32 warps" * (one.more > 1)
                         one.measure(label, p, padding, top_k, top_p)
 
 
@@ -313,8 +316,8 @@ def parts_of(k: Kernels, rows: int, columns: int) -> list[int]:
 class Draw:
     """Both kernels for one size."""
 
-    def __init__(self, k: Kernels, rows: int, columns: int, parts: int) -> None:
-        self.k, self.rows, self.columns, self.parts = k, rows, columns, parts
+    def __init__(self, k: Kernels, rows: int, columns: int, parts: int, more: int = 1) -> None:
+        self.k, self.rows, self.columns, self.parts, self.more = k, rows, columns, parts, more
         slots = rows + 1
         self.types = [
             Array((rows, columns), float32),
@@ -327,6 +330,8 @@ class Draw:
 
         def made(definition: Any, types: Sequence[Array], **static: Any) -> Body:
             plan = family.plan(definition, columns)
+            if definition is kernels.pick:
+                plan = plan.with_(warps=plan.warps * more)
             static |= {"block": family.block(definition, columns), **COLUMNS}
             bound = definition.bind(types, static, plan)
             return definition.callee(bound, plan, k.target).launches[0][0]

@@ -124,7 +124,8 @@ def test_a_step_with_prompts(target: Target) -> None:
     bodies = launched(traced(8, target, limits_of(target).chunk), target)
     attend = {b.name for b in bodies if b.name.startswith("paged") and "append" not in b.name}
     if target is H200:
-        assert attend == {"paged_work", "paged_attention", "paged_prefill"}
+        assert attend == {"paged_work", "paged_attention", "paged_tiles", "paged_prefill"}
+        assert [b.name for b in bodies].count("paged_tiles") == 1  # for all layers
     else:
         assert attend == {"paged_work", "paged_attention"}
     assembles(bodies, target)

@@ -28,7 +28,7 @@ SOME = 4  # programs that share a row where there may be few rows or many
 OF_VECTORS = 16
 FEWEST, MOST = 256, 4096  # the same, of a block of threads
 EACH = 256  # tokens that a warp takes
-RACING = 2  # a race takes so many times fewer: it waits for memory and computes
+RACING = 2  # a draw takes so many times fewer of both: lists are short
 
 
 class Draws(Chosen):
@@ -92,5 +92,5 @@ class ThreadDraws(Draws):
 
     def plan(self, definition: Definition, columns: int) -> Plan:
         """See `Draws`."""
-        each = EACH // (RACING if definition in (kernels.pick, kernels.draw) else 1)
+        each = EACH // (RACING if definition is kernels.draw else 1)
         return Plan().with_(warps=self.block(definition, columns) // each)
