@@ -33,15 +33,15 @@ from ..attention.shape import AttentionShape
 from ..attention.walk import Walk, Work, bounded
 from .shape import PagedShape, cache_parameters
 from .steps import page_numbers
-from .work import HELD, power
+from .work import CHUNK, HELD, for_row_blocks, power
 
 LEAST = 64  # tokens of a step from which this kernel is worth a launch of its own
 FEW = 8  # new tokens of a request below which `paged_attention` is the quicker one
 TILES = ((128, 128), (128, 64), (64, 64))  # (queries, keys): blocks of keys are whole pages
-CHUNK = 64  # tiles that are looked up or ranked at once
 RECORD = 8  # int32 of a tile
-REQUEST, START, QUERIES, LENGTH, FIRST = range(5)
-# START: the token of the request's first query; LENGTH: its keys; FIRST: the tile's first query
+REQUEST, START, QUERIES, LENGTH, FIRST, STEPS = range(6)
+# START: the token of the request's first query; LENGTH: its keys; FIRST: the tile's first query;
+# STEPS: its blocks of keys, by which tiles are ranked
 Parameters = list[tuple[str, Memory]]
 
 
@@ -217,25 +217,12 @@ class _List:
     @tile.function
     def run(self) -> None:
         """Which request every tile has, then their order."""
-        x, size = self.x, power(self.x.requests)
-        self.steps = tile.shared((1, self.count), int32)  # blocks of keys of each tile
-        self.known = tile.shared((RECORD, self.count), int32)
-        tile.store(self.steps, (0, 0), tile.full((self.count,), 0, int32))
-        inside = tile.arange(size) < x.requests
-        begin, end = (
-            tile.cast(tile.load(self.starts[i : i + size], mask=inside), int64) for i in (0, 1)
+        self.known = tile.shared((STEPS + 1, self.count), int32)
+        tile.store(self.known, (STEPS, 0), tile.full((self.count,), 0, int32))
+        least = self.least
+        total = for_row_blocks(
+            self.x, self.starts, self.rows, lambda tokens: tokens >= least, self.find
         )
-        tiles = (end - begin + (self.rows - 1)) // self.rows
-        tiles = tile.where(inside & (end - begin >= self.least), tiles, 0)
-        ends, total = tile.cumsum(tiles)[None, :], tile.sum(tiles, 0)
-        total = bounded(total, "total", self.most)
-        chunk = max(8, min(CHUNK, HELD // size))
-        for start in tile.range(0, total, chunk):
-            number = tile.arange(chunk) + start
-            over = tile.broadcast(ends <= number[:, None], (chunk, size))
-            request = tile.sum(tile.cast(over, int64), 1)
-            before = tile.max(tile.where(over, ends, 0), 1)
-            self.find(start, request, number - before)
         chunk = max(8, min(CHUNK, HELD // self.count))
         for start in tile.range(0, total, chunk):
             self.rank(start, chunk, total)
@@ -253,20 +240,20 @@ class _List:
         if self.x.window:
             seen = tile.minimum(seen, self.x.window + self.rows)
         steps = tile.maximum(seen + (self.keys - 1), self.keys) // self.keys
-        tile.store(self.steps, (0, start), tile.cast(tile.where(there, steps, 0), int32))
-        for place, value in enumerate((request, first, queries, length, before)):  # REQUEST, ...
+        fields = (request, first, queries, length, before, steps)  # REQUEST, ...
+        for place, value in enumerate(fields):
             value = tile.cast(tile.where(there, value, 0), int32)
             tile.store(self.known, (place, start), value)
 
     def rank(self, start: Any, chunk: int, total: Any) -> None:
         """Write some tiles where they belong: after those with more blocks, or as many before."""
-        own = tile.load(self.steps, (0, start), (chunk,))[:, None]
-        other = tile.load(self.steps, (0, 0), (self.count,))[None, :]
+        own = tile.load(self.known, (STEPS, start), (chunk,))[:, None]
+        other = tile.load(self.known, (STEPS, 0), (self.count,))[None, :]
         number = tile.arange(chunk) + start
         sooner = (other == own) & (tile.arange(self.count)[None, :] < number[:, None])
         rank = tile.sum(tile.cast((other > own) | sooner, int64), 1)
         there = number < total
-        for place in range(FIRST + 1):
+        for place in range(STEPS):
             value = tile.load(self.known, (place, start), (chunk,))
             tile.store(self.tiles, rank * RECORD + place, value, mask=there)
 

@@ -14,14 +14,15 @@ Invariant: the list depends on lengths, query starts and the Plan alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import tile
 from ...core.dtype import int32, int64
-from ...ir.symbol import Size, high
+from ...ir.symbol import Size, floor_divide, high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
+from ..attention.walk import bounded
 from .shape import (
     BLOCKS,
     CUT,
@@ -71,6 +72,37 @@ def power(size: Size) -> int:
     return 1 << max(0, high(size) - 1).bit_length()
 
 
+@tile.function
+def for_row_blocks(
+    x: PagedShape,
+    starts: Any,
+    each: int,
+    taken: Callable[[Any], Any] | None,
+    body: Callable[[Any, Any, Any], None],
+    most: int = 0,
+) -> Any:
+    """body(number of the first, requests, which of their blocks they are) for all blocks of `each`
+    tokens of the requests that are taken for their number of tokens, some blocks at a time; up to
+    so many where that is said, requests past the last then. Gives how many there are."""
+    size = power(x.requests)
+    chunk = max(8, min(CHUNK, HELD // size))
+    inside = tile.arange(size) < x.requests
+    begin, end = (tile.cast(tile.load(starts[i : i + size], mask=inside), int64) for i in (0, 1))
+    blocks = (end - begin + (each - 1)) // each
+    if taken is not None:
+        blocks = tile.where(taken(end - begin), blocks, 0)
+    ends, total = tile.cumsum(blocks)[None, :], None
+    if not most:
+        total = bounded(tile.sum(blocks, 0), "total", floor_divide(x.tokens, each) + x.requests)
+    for start in tile.range(0, most or total, chunk):
+        number = tile.arange(chunk) + start
+        over = tile.broadcast(ends <= number[:, None], (chunk, size))
+        request = tile.sum(tile.cast(over, int64), 1)
+        before = tile.max(tile.where(over, ends, 0), 1)
+        body(start, request, number - before)
+    return total
+
+
 class _Work:
     """Builds the Body of `work_list`."""
 
@@ -79,38 +111,19 @@ class _Work:
         self.lengths, self.starts, self.items, self.cuts = map(tile.memory, b.parameters)
         self.walkers = walkers(x, plan)
         self.count = max(CHUNK, power(row_blocks(x, plan)))
-        self.chunk = max(8, min(CHUNK, HELD // power(x.requests)))
 
     def build(self) -> Body:
         """Row blocks, then pairs, then items."""
         with tile.into(self.b):
             self.known = tile.shared((UNITS + 1, self.count), int32)
-            self.find_row_blocks()
+            below = self.plan.below
+            taken = (lambda tokens: tokens < below) if below else None
+            each = per(self.x, self.plan)
+            for_row_blocks(self.x, self.starts, each, taken, self.one_chunk, self.count)
             self.make_items()
         pairs = self.count * power(listed(self.x, self.plan))
         held = max(pairs // 256, power(self.walkers) // 64)
         return self.b.finish((1,), warps=max(8, min(32, held)), distinct=True)
-
-    # ---- row blocks -------------------------------------------------------------------------
-
-    @tile.function
-    def find_row_blocks(self) -> None:
-        """Which request, tokens and keys every row block has, into the place `known`."""
-        x, size, each = self.x, power(self.x.requests), per(self.x, self.plan)
-        inside = tile.arange(size) < x.requests
-        begin, end = (
-            tile.cast(tile.load(self.starts[i : i + size], mask=inside), int64) for i in (0, 1)
-        )
-        blocks = (end - begin + (each - 1)) // each
-        if self.plan.below:
-            blocks = tile.where(end - begin < self.plan.below, blocks, 0)
-        ends = tile.cumsum(blocks)[None, :]
-        for chunk in tile.range(0, self.count, self.chunk):
-            number = tile.arange(self.chunk) + chunk
-            over = tile.broadcast(ends <= number[:, None], (self.chunk, size))
-            request = tile.sum(tile.cast(over, int64), 1)
-            before = tile.max(tile.where(over, ends, 0), 1)
-            self.one_chunk(chunk, request, number - before)
 
     def one_chunk(self, start: Any, request: Any, number: Any) -> None:
         """Row blocks, each the `number`th of a request."""
@@ -124,7 +137,7 @@ class _Work:
         tokens = tile.minimum(queries - before, each)
         sees = length - queries + (before + 1)
         end = tile.maximum(sees + (tokens - 1), 0)
-        begin = tile.full((self.chunk,), 0, int64)
+        begin = tile.full(number.shape, 0, int64)
         if x.window:
             begin = tile.maximum(sees - x.window, 0) // block
         blocks = tile.maximum((end + (block - 1)) // block - begin, 1)
