@@ -59,6 +59,19 @@ def test_a_folder_becomes_a_folder(to: str, form: str, folder: Path, tmp_path: P
     assert read_folder(tmp_path / "out").config["quantization_config"]["ignore"] == ["lm_head"]
 
 
+def test_bits_are_chosen_within_a_budget(folder: Path, tmp_path: Path) -> None:
+    wanted = Wanted("gptq-int4", TEXT, TEXT[100:500], 16, 4, 64, target_bits=5.7)
+    report = quantise_model(folder, tmp_path / "out", wanted, said)
+    assert report.bits is not None and 5.2 < report.bits <= 5.7
+    forms = {name: form for name, form, _ in report.layers}
+    assert len(set(forms.values())) > 1
+    found = read_folder(tmp_path / "out").tensors
+    path = "model.layers.1.mlp.down_proj.weight"
+    assert found[path].format.name == forms["blocks.1.feed.down"]
+    assert report.perplexity_before is not None and report.perplexity_after is not None
+    assert abs(np.log(report.perplexity_after / report.perplexity_before)) < 0.35
+
+
 def gguf_file(path: Path, monkeypatch: Any) -> Path:
     """A tiny model whose rows are whole blocks of 32."""
     shapes = {n: tuple(64 if s == 48 else s for s in z) for n, z in tiny_model.SHAPES.items()}
@@ -104,6 +117,8 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
         (dict(to="gptq-int4", group=16), "looks at text"),
         (dict(to="int4", group=100), "multiple of the group"),
         (dict(to="fp8", judged="a", length=64), "too short"),
+        (dict(to="gptq-int4", group=16, text=TEXT, length=64, target_bits=1.5), "too small"),
+        (dict(to="fp8", text=TEXT, length=64, target_bits=4.5), "bits are not chosen"),
     ],
 )
 def test_what_is_refused(wanted: Any, match: str, folder: Path, tmp_path: Path) -> None:

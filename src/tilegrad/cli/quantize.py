@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,6 +46,15 @@ Group = Annotated[
 ]
 Samples = Annotated[int, typer.Option(min=1, help="Rows of text that a recipe looks at.")]
 Length = Annotated[int, typer.Option(min=8, help="Tokens of a row.")]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        min=1.0,
+        help="Bits of a weight in the mean, scales included: each layer gets as many as pay most, "
+        "rounded as --to says.",
+        show_default=False,
+    ),
+]
 SHOWN = 8  # layers that cost most
 
 
@@ -57,6 +67,7 @@ def quantize(
     group: Group = None,
     samples: Samples = 32,
     length: Length = 256,
+    target_bits: Target = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
@@ -67,7 +78,9 @@ def quantize(
     if threads is not None:
         set_threads(threads)
     seen, asked = _read(text), _read(judged)
-    wanted = Wanted(to.lower(), seen, asked or seen, group or 0, samples, length)
+    wanted = Wanted(
+        to.lower(), seen, asked or seen, group or 0, samples, length, target_bits or 0.0
+    )
     begun = time.perf_counter()
     with Bars() as bars:
         report = quantise_model(model, out, wanted, bars.stage)
@@ -93,6 +106,11 @@ def lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         ("recipe", record["to"]),
         ("size", f"{size_text(before)} -> {size_text(after)}{share}"),
     ]
+    if record["bits"] is not None:
+        found.append(("bits of a weight", f"{record['bits']:.3f}"))
+    kinds = Counter(form for _, form, _ in record["layers"])
+    if len(kinds) > 1:
+        found += [("  in", f"{form}: {count} layers") for form, count in sorted(kinds.items())]
     first, last = record["perplexity_before"], record["perplexity_after"]
     if first is not None and last is not None:
         found.append(("perplexity", f"{first:.4f} -> {last:.4f} ({last / first - 1:+.2%})"))

@@ -158,6 +158,18 @@ def described(form: Format, input_format: str = "", ignore: tuple[str, ...] = ()
     }
 
 
+def described_each(layers: Mapping[str, Format], ignore: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The `quantization_config` of layers (by name) in Formats of whole numbers in groups."""
+    forms = sorted(set(layers.values()), key=lambda form: form.name)
+    found = described(forms[0], ignore=ignore)
+    found["config_groups"] = {}
+    for number, form in enumerate(forms):
+        (group,) = described(form)["config_groups"].values()
+        group["targets"] = [name for name, own in layers.items() if own is form]
+        found["config_groups"][f"group_{number}"] = group
+    return found
+
+
 class FolderWriter:
     """A folder that is written a part at a time."""
 
@@ -194,4 +206,4 @@ class FolderWriter:
         (self.path / "config.json").write_text(json.dumps(whole, indent=1))
 
 
-__all__ = ["FolderWriter", "described", "parts_of", "write_safetensors"]
+__all__ = ["FolderWriter", "described", "described_each", "parts_of", "write_safetensors"]

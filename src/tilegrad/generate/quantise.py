@@ -18,7 +18,7 @@ import numpy as np
 from ..core.dtype import float32
 from ..core.errors import UserError
 from ..core.format import QUANTISED, Format, format_of
-from ..exchange.compressed_write import FolderWriter, described, parts_of
+from ..exchange.compressed_write import FolderWriter, described, described_each, parts_of
 from ..exchange.fetch import open_model
 from ..exchange.folder import ModelFolder
 from ..exchange.gguf import GgufFile
@@ -26,10 +26,11 @@ from ..exchange.gguf_write import write_gguf
 from ..exchange.mapped import Stored
 from ..models.decoder.model import Decoder
 from ..models.decoder.names import Names, Rows
-from ..models.decoder.quantise import perplexity, quantise_decoder
+from ..models.decoder.quantise import perplexity, quantise_decoder, sensitivities
 from ..nn import init
 from ..nn.linear import Identity
 from ..quant.layerwise import RECIPES, WORD, Recipe, Rounding
+from ..quant.mixed import Option, choose, recipe_of
 from .load import Weights, config_of, load_model, tokenizer_of
 
 Array = np.ndarray[Any, Any]
@@ -53,6 +54,7 @@ class Report:
     perplexity_before: float | None = None
     perplexity_after: float | None = None
     layers: list[tuple[str, str, float]] = field(default_factory=list)  # name, Format, error
+    bits: float | None = None  # of a weight of the layers, scales included
 
     def record(self) -> dict[str, Any]:
         """As plain data."""
@@ -69,8 +71,14 @@ class Wanted:
     group: int = 0  # columns that share a scale; 0: 32 in GGUF files, else 128
     samples: int = 32
     length: int = 256
+    target_bits: float = 0.0  # of a weight, scales included: bits of layers are chosen
 
     def __post_init__(self) -> None:
+        if self.target_bits and (self.to in BLOCKS or self.target_bits < 0):
+            expected = "bits above 0 of a recipe as gptq-int4"
+            raise UserError(
+                "bits cannot be chosen", op="quantize", expected=expected, got=self.target_bits
+            )
         if self.to not in BLOCKS and WORD.match(self.to) is None:
             raise UserError(
                 "no such numbers",
@@ -137,13 +145,36 @@ def _rounded(
         )
     samples = _rows(files, wanted.text, wanted, wanted.samples)
     count = len(model.blocks)
-    for number, layers in quantise_decoder(model, recipe, samples):
+    each = _chosen(model, recipe, samples, wanted.target_bits, tell) if wanted.target_bits else ()
+    size = elements = 0
+    for number, layers in quantise_decoder(model, recipe, samples, each=each):
         write(number, layers)
         for one in layers:
+            size, elements = size + one.bytes, elements + one.shape[0] * one.shape[1]
             entry = (f"blocks.{number}.{one.name}", one.format.name, one.error)
             report.layers.append(entry)
         model.blocks[number] = Identity()
         tell("quantise", number + 1, count)
+    report.bits = 8 * size / elements
+
+
+def _chosen(
+    model: Decoder, recipe: Recipe, samples: Sequence[Array], bits: float, tell: Tell
+) -> list[dict[str, Recipe]]:
+    """The recipe of every layer of every block, within so many bits of a weight."""
+    options: dict[str, list[Option]] = {}
+    elements, count = 0, len(model.blocks)
+    for number, found in sensitivities(model, recipe, samples):
+        for name, given in found.items():
+            options[f"{number} {name}"] = given
+            layer: Any = model.blocks[number].get_submodule(name)
+            elements += layer.in_features * layer.out_features
+        tell("look", number + 1, count)
+    each: list[dict[str, Recipe]] = [{} for _ in range(count)]
+    for where, option in choose(options, elements * bits / 8).items():
+        block, _, name = where.partition(" ")
+        each[int(block)][name] = recipe_of(recipe, option)
+    return each
 
 
 # ---- folders ------------------------------------------------------------------------------------
@@ -169,7 +200,7 @@ def _folder(
     if judged:
         report.perplexity_before = perplexity(model, judged)
     names, writer = Names(model.config, files.tensors), FolderWriter(out, files.path)
-    forms: set[Format] = set()
+    forms: dict[str, Format] = {}
     done: set[str] = set()
 
     def write(number: int, layers: list[Rounding]) -> None:
@@ -180,8 +211,8 @@ def _folder(
             done.add(name)
             if path in rounded:
                 one = rounded[path]
-                forms.add(one.format)
                 layer = name.removesuffix(".weight")
+                forms[layer] = one.format
                 parts = parts_of(one.format, one.raw, one.shape)
                 tensors |= {f"{layer}.{suffix}": array for suffix, array in parts.items()}
             else:
@@ -191,9 +222,12 @@ def _folder(
     _rounded(model, files, recipe, wanted, report, tell, write)
     rest = {n: t.array() for n, t in files.tensors.items() if n not in done}
     writer.add(rest)
-    (form,) = forms
     config = {k: v for k, v in files.config.items() if k != "quantization_config"}
-    writer.finish(config, described(form, recipe.input_format, ("lm_head",)))
+    if wanted.target_bits:
+        writer.finish(config, described_each(forms, ("lm_head",)))
+    else:
+        (form,) = set(forms.values())
+        writer.finish(config, described(form, recipe.input_format, ("lm_head",)))
     report.bytes_after = writer.bytes
 
 
@@ -230,6 +264,8 @@ def _gguf(
             expected=f"no --group, or {GGUF_GROUP}",
             got=wanted.group,
         )
+    if wanted.target_bits:
+        raise UserError("bits are chosen of folders", op="quantize", got=wanted.target_bits)
     model = _opened(files, tell)
     if judged:
         report.perplexity_before = perplexity(model, judged)

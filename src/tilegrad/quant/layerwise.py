@@ -9,7 +9,7 @@ are handed out block by block (`keep`), and the block reads them from there.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -189,19 +189,22 @@ def round_block(
     run: Run,
     recipe: Recipe,
     keep: Callable[[Rounding], Any] | None = None,
+    each: Mapping[str, Recipe] | None = None,
 ) -> tuple[list[Array], list[Rounding]]:
-    """The samples behind a block whose layers are rounded, and its layers."""
+    """The samples behind a block whose layers are rounded, and its layers; `each` has recipes of
+    layers that are not rounded as the others."""
+    own = {name: (each or {}).get(name, recipe) for group in groups for name in group.layers}
     seen = seen_by(block, groups, states, run) if states else [None] * len(groups)
     made: list[Rounding] = []
     with no_grad():
         for group, one in zip(groups, seen):
-            _fold(block, group, one, recipe)
+            _fold(block, group, one, own[group.layers[0]])
         for group, one in zip(groups, seen):
             for name in group.layers:
-                done = _round(block, name, one, recipe)
+                done = _round(block, name, one, own[name])
                 made.append(done)
                 where = done if keep is None else keep(done)
-                take(block, name, done if where is None else where, recipe.input_format)
+                take(block, name, done if where is None else where, own[name].input_format)
     return [_result(run, state) for state in states], made
 
 

@@ -5,7 +5,7 @@ Invariant: embedding, head, norms and routers stay as they are; the blocks of ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ...core.dtype import float32
 from ...core.errors import UserError
 from ...nn.module import Module
 from ...quant.layerwise import Recipe, Rounding, Shared, round_block
+from ...quant.mixed import Option, sensitivity
 from ...tensor.creation import arange, tensor
 from ...tensor.tensor import Tensor, no_grad
 from .config import DecoderConfig
@@ -71,11 +72,13 @@ def quantise_decoder(
     recipe: Recipe,
     samples: Sequence[Array],
     keep: Callable[[int, Rounding], Any] | None = None,
+    each: Sequence[Mapping[str, Recipe]] = (),
 ) -> Iterator[tuple[int, list[Rounding]]]:
     """Round the blocks of a model in place, one at a time; (number, layers) of each as it is done.
 
     `samples` are tokens (batch, tokens), all of one length; `keep(number, layer)` may give what the
-    model reads in the layer's place, such as a tensor of a file.
+    model reads in the layer's place, such as a tensor of a file; `each` has for every block the
+    recipes of layers that are rounded by another.
     """
     if recipe.needs_samples and not samples:
         raise UserError("this recipe needs text to look at", op="quantise", got=recipe.name)
@@ -88,8 +91,23 @@ def quantise_decoder(
         def kept(layer: Rounding, number: int = number) -> Any:
             return None if keep is None else keep(number, layer)
 
-        states, made = round_block(block, groups, states, run, recipe, kept)
+        others = each[number] if each else None
+        states, made = round_block(block, groups, states, run, recipe, kept, others)
         yield number, made
+
+
+def sensitivities(
+    model: Decoder, recipe: Recipe, samples: Sequence[Array]
+) -> Iterator[tuple[int, dict[str, list[Option]]]]:
+    """What the layers of each block cost at how many bits; the model stays as it is."""
+    if not samples:
+        raise UserError("bits are chosen by text", op="quantise", got=recipe.name)
+    states = first_states(model, samples)
+    for number, block in enumerate(model.blocks):
+        run = runner(model, number, samples[0].shape[1])
+        groups = shared_inputs(model.config, block)
+        states, found = sensitivity(block, groups, states, run, recipe)
+        yield number, found
 
 
 def perplexity(model: Decoder, samples: Sequence[Array]) -> float:
@@ -108,4 +126,4 @@ def perplexity(model: Decoder, samples: Sequence[Array]) -> float:
     return float(np.exp(total / count))
 
 
-__all__ = ["perplexity", "quantise_decoder", "shared_inputs"]
+__all__ = ["perplexity", "quantise_decoder", "sensitivities", "shared_inputs"]
