@@ -33,7 +33,7 @@ LONG = np.longdouble
 CONTAINERS = {"p": np.bool_, "h": np.uint16, "r": np.uint32, "d": np.uint64}
 FLOATS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
 ARITY = {"unary": 1, "binary": 2, "compare": 2, "ternary": 3}
-NAMES = list(ops.ELEMENTWISE)
+NAMES = [n for n in ops.ELEMENTWISE if not n.startswith("pair_")]  # those: test_pairs
 
 
 # ---- an evaluator of scalar PTX over lanes ---------------------------------------------------
@@ -535,6 +535,23 @@ def test_what_has_no_meaning_is_refused() -> None:
         rules.apply(Writer(), "round_up", dtypes.float32, "%r0")
     with pytest.raises(InternalError, match="no reduction"):
         rules.combine(Writer(), "mean", dtypes.float32, "%r0", "%r1")
+
+
+@pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float16], ids=str)
+def test_pairs(dtype: DType) -> None:
+    """One instruction on two narrow floats, subnormal ones too; NumPy rounds once as it does."""
+    name, w = f"pair_multiply_add_{dtype}", Writer()
+    rules.apply(w, name, dtypes.int32, "%r0", "%r1", "%r2")
+    assert f"fma.rn.{'b' if dtype is dtypes.bfloat16 else ''}f16x2" in "\n".join(w.lines)
+    with pytest.raises(InternalError, match="no meaning"):
+        rules.apply(Writer(), name, dtypes.float32, "%r0", "%r1", "%r2")
+    least = np.arange(256, dtype=np.uint16).view(dtype.numpy)  # whole numbers of the least float
+    power = dtype.numpy.type(2.0 ** (126 if dtype is dtypes.bfloat16 else 15))
+    words = [np.stack([v, v], -1).view(np.int32)[:, 0] for v in (least, np.full_like(least, power))]
+    zero = np.zeros(256, np.int32)
+    found = numeric.elementwise(name, dtypes.int32, [*words, zero]).view(dtype.numpy)
+    unit = 2.0 ** (-7 if dtype is dtypes.bfloat16 else -9)
+    np.testing.assert_array_equal(found[::2].astype(np.float64), np.arange(256) * unit)
 
 
 QUICK = ("quick_exp", "quick_exp2", "quick_reciprocal", "quick_divide")  # of floats, off by 2**-18

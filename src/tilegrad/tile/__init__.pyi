@@ -59,6 +59,7 @@ from .language import minimum_ as minimum
 from .language import most
 from .language import multiply_add
 from .language import num_programs
+from .language import pair_multiply_add
 from .language import prefetch
 from .language import prod
 from .language import program_id
@@ -69,6 +70,7 @@ from .language import quick_reciprocal
 from .language import range_ as range
 from .language import range_n
 from .language import reciprocal
+from .language import repeat_bits
 from .language import require
 from .language import reshape
 from .language import result
@@ -211,6 +213,7 @@ __all__ = [
     "named_sync",
     "num_programs",
     "outside",
+    "pair_multiply_add",
     "pipeline",
     "prefetch",
     "prod",
@@ -224,6 +227,7 @@ __all__ = [
     "read",
     "reciprocal",
     "register",
+    "repeat_bits",
     "require",
     "reshape",
     "result",

@@ -443,6 +443,13 @@ def bitcast(x: Any, dtype: Any) -> TileValue:
     return TileValue(node, value.edges)
 
 
+def repeat_bits(x: Any) -> TileValue:
+    """The 16 bits of each element in both halves of an int32."""
+    value = tile_of(x, op="repeat_bits")
+    node = tracer("repeat_bits").builder.add(ops.repeat_bits(value.node))
+    return TileValue(node, value.edges)
+
+
 # ---- elementwise ------------------------------------------------------------------------------
 
 
@@ -473,6 +480,11 @@ def byte_dot(a: Any, b: Any, c: Any) -> TileValue:
 def byte_permute(a: Any, b: Any, selector: Any) -> TileValue:
     """Bytes of two words as a hexadecimal digit of the selector names each: 0 .. 3 of a, then b."""
     return elementwise("byte_permute", a, b, selector)
+
+
+def pair_multiply_add(a: Any, b: Any, c: Any, dtype: Any) -> TileValue:
+    """a * b + c of two floats of 16 bits in each int32, each rounded once."""
+    return elementwise(f"pair_multiply_add_{dtype_of(dtype).name}", a, b, c)
 
 
 def quick_divide(a: Any, b: Any) -> TileValue:

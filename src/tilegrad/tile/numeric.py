@@ -242,6 +242,21 @@ def _multiply_add(d: DType, a: Array, b: Array, c: Array) -> Array:
     return np.where(inexact, np.nextafter(total, np.sign(lost) * np.inf), total).astype(np.float32)
 
 
+def _pair_multiply_add(kind: DType) -> Callable[..., Array]:
+    """a * b + c of the two narrow floats in each word, rounded once; int32 alone."""
+
+    def run(d: DType, *words: Array) -> Array:
+        a, b, c = (np.ascontiguousarray(w)[..., None].view(kind.numpy) for w in words)
+        total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+        near = total.astype(np.float32)  # to odd, so that the next rounding is the only one
+        odd = (near.view(np.int32) & 1 == 1) | (near == total) | ~np.isfinite(near)
+        far = np.where(near < total, np.inf, -np.inf).astype(np.float32)
+        near = np.where(odd, near, np.nextafter(near, far))
+        return np.ascontiguousarray(near.astype(kind.numpy)).view(np.int32)[..., 0]
+
+    return run
+
+
 def _fused(a: float, b: float, c: float) -> float:
     plain = a * b + c
     if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c)):
@@ -301,6 +316,8 @@ TERNARY: dict[str, Callable[..., Array]] = {
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
     "byte_permute": _byte_permute,
+    "pair_multiply_add_bfloat16": _pair_multiply_add(dtypes.bfloat16),
+    "pair_multiply_add_float16": _pair_multiply_add(dtypes.float16),
 }
 GROUPS = {"unary": UNARY, "binary": BINARY, "compare": COMPARE, "ternary": TERNARY}
 TABLE = {**UNARY, **BINARY, **COMPARE, **TERNARY}
@@ -376,6 +393,12 @@ def _saturate(x: Array, wide: Any) -> Array:
     over, under = exact >= float(limit.max), exact <= float(limit.min)
     inside = np.where(over | under, 0.0, exact).astype(wide)
     return np.where(over, limit.max, np.where(under, limit.min, inside)).astype(wide)
+
+
+def repeat_bits(x: Array) -> Array:
+    """16 bits in both halves of an int32."""
+    bits = np.ascontiguousarray(x).view(np.uint16).astype(np.uint32)
+    return (bits << np.uint32(16) | bits).view(np.int32)
 
 
 def bitcast(x: Array, dtype: DType) -> Array:

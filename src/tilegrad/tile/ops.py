@@ -143,6 +143,14 @@ def bitcast(x: Node, *, dtype: DType) -> Type:
     return Tile(_tile(x).shape, dtype)
 
 
+@row("unary", numpy=lambda n, x: numeric.repeat_bits(x))
+def repeat_bits(x: Node) -> Type:
+    """the 16 bits of an element in both halves of an int32"""
+    if _tile(x).dtype.bits != 16:
+        raise _fail("repeat_bits", f"{x.type} has no elements of 16 bits")
+    return Tile(_tile(x).shape, int32)
+
+
 # ---- shape ----------------------------------------------------------------------------------
 
 

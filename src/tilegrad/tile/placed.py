@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtype import DType, bool_
+from ..core.dtype import DType, bool_, int32
 from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.node import Node
@@ -356,6 +356,8 @@ def _product(node: Node) -> tuple[Work]:
 
 def _multiplied(node: Node, a: Any, b: Any, old: Any) -> Any:
     """What matrix_async leaves; `old` is None where it does not accumulate."""
+    if node.inputs[1].dtype is int32:
+        a = np.ascontiguousarray(a).view(node.inputs[2].dtype.numpy)
     a = a.T if node.attrs["transpose_a"] else a
     m, n = node.inputs[0].shape[-2:]
     b = (b.T if node.attrs["transpose_b"] else b)[:, :n]
@@ -375,11 +377,13 @@ def matrix_async(
 ) -> Type:
     """index: the leading ones of the three places. accumulator = a @ b (+ accumulator where
     accumulate holds), of as many columns of b as the accumulator has; a transposed operand is
-    stored (k, m) or (n, k)"""
+    stored (k, m) or (n, k); an a of int32 in registers has two elements of b's dtype in a word"""
     places = [_place("matrix_async", x) for x in (accumulator, a, b)]
     if len(index) != sum(len(p.shape) - 2 for p in places):
         raise _fail("matrix_async", f"{len(index)} leading indices for {places}")
     (m, n), left, right = (p.shape[-2:] for p in places)
+    if places[1].dtype is int32 and places[1].scope == "register":
+        left = (left[0], left[1] * 2)
     left = left[::-1] if transpose_a else left
     right = right[::-1] if transpose_b else right
     if left[0] != m or right[1] < n or left[1] != right[0]:

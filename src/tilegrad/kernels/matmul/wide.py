@@ -15,7 +15,8 @@ Invariant: the order of a sum over k depends on the Plan alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ... import tile
@@ -70,6 +71,8 @@ class WideMatmul(Leaving):
 
     products = 1  # whose sums an epilogue takes
     joined = False  # products side by side in one accumulator
+    ways = 1  # consumers of the same 64 rows
+    notes: Mapping[str, Any] = MappingProxyType({})  # further ones of the Body
 
     def __init__(
         self,
@@ -84,7 +87,7 @@ class WideMatmul(Leaving):
         ask: Ask | None = None,
     ) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.epilogue = self.hole if epilogue is None else tile.outside(epilogue)
+        self.epilogue: Epilogue = self.hole if epilogue is None else tile.outside(epilogue)
         self.prologue = prologue and tile.outside(prologue)
         self.ask = ask and tile.outside(ask)
         self.costly = costly and not x.gated  # the epilogue needs many registers
@@ -93,6 +96,9 @@ class WideMatmul(Leaving):
         self.check()
         self.span = x.span(plan.tile)
         self.halves = self.span[0] // 64
+        self.consumers = self.halves * self.ways
+        # of a thread of the producer, of a consumer; 0 for as many as all have
+        self.registers = {1: (0, 0), 2: (40, 232), 3: (32, 160), 4: (0, 0)}[self.consumers]
         self.steps = ceil_divide(ceil_divide(x.k, plan.tile[2]), plan.split)  # of one program
         self.counts = tile_counts(x, plan)
         self.turns = self.steps + self.plan_beside()  # of the ring, a tile
@@ -118,14 +124,14 @@ class WideMatmul(Leaving):
             self.program, self.walkers = program // together, plan.programs // together
             tiles = self.x.batch * self.counts[0] * self.counts[1]
             self.tiles, self.mine = tiles, tile.ceil_divide(tiles - self.program, self.walkers)
-            few, registers = {1: (0, 0), 2: (40, 232), 3: (32, 160), 4: (0, 0)}[self.halves]
+            few, registers = self.registers
             with tile.role("producer", 4, few):
                 self.producer()
-            for own in range(self.halves):
+            for own in range(self.consumers):
                 with tile.role(f"consumer{own}", 4, registers):
                     self.consumer(own)
         notes = {"cluster": (together,)} if together > 1 else {}
-        return self.b.finish((plan.programs,), plan=plan, **notes)
+        return self.b.finish((plan.programs,), plan=plan, **notes, **self.notes)
 
     def place(self) -> None:
         """The ring, the pieces on their way out, and the barriers."""
@@ -138,7 +144,7 @@ class WideMatmul(Leaving):
         full = tile.barrier("full", 1, plan.stages)
         if plan.split > 1:
             self.place_parts()
-        empty = tile.barrier("empty", self.halves * plan.cluster, plan.stages)
+        empty = tile.barrier("empty", self.consumers * plan.cluster, plan.stages)
         self.ring = tile.Pipeline(full, empty)
 
     def operands(self) -> tuple[Any, Any]:
@@ -188,7 +194,7 @@ class WideMatmul(Leaving):
     @tile.function
     def consumer(self, own: int) -> None:
         """Multiply 64 rows of every tile, and write them out."""
-        plan, ring = self.plan, self.ring
+        plan = self.plan
         self.clear(own)
         if plan.dependent:
             tile.grid_dependency_wait()
@@ -200,26 +206,29 @@ class WideMatmul(Leaving):
         totals = [tile.register((64, wide * self.span[1])) for _ in range(many)]
         for count in tile.range(self.mine):
             turn = tile.hold(count * self.turns, "turn")
-            for step in tile.range(self.steps):
-                stage = ring.wait(turn + step)
-                tile.matrix_fence()
-                for number, total in enumerate(totals):
-                    tile.matrix_async(total, *self.pair(number, own, stage), tile.less(0, step))
-                tile.matrix_commit()
-                tile.matrix_wait(1)
-                if tile.less(0, step):
-                    self.release(turn + step - 1)
-            tile.matrix_wait(0)
-            self.release(turn + self.steps - 1)
+            self.multiply(own, turn, totals)
             self.write(own, count, totals)
         if plan.dependent and not plan.early:
             tile.grid_launch_dependents()
         tile.wait_copies(0)
 
-    def pair(self, number: int, own: int, stage: Any) -> tuple[Any, Any]:
-        """The operands of a product in a stage."""
-        left, right = self.at(number, own, stage)
-        return left if self.x.a_along_k else left.T, right.T if self.x.b_along_k else right
+    @tile.function
+    def multiply(self, own: int, turn: Any, totals: Sequence[Any]) -> None:
+        """The products of a tile, step by step along k."""
+        for step in tile.range(self.steps):
+            stage = self.ring.wait(turn + step)
+            tile.matrix_fence()
+            for number, total in enumerate(totals):
+                left, right = self.at(number, own, stage)
+                left = left if self.x.a_along_k else left.T
+                right = right.T if self.x.b_along_k else right
+                tile.matrix_async(total, left, right, tile.less(0, step))
+            tile.matrix_commit()
+            tile.matrix_wait(1)
+            if tile.less(0, step):
+                self.release(turn + step - 1)
+        tile.matrix_wait(0)
+        self.release(turn + self.steps - 1)
 
     def at(self, _: int, own: int, stage: Any) -> tuple[Any, Any]:
         """Where they lie."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.config import invariant
-from ...core.dtype import bfloat16, float16, float32
+from ...core.dtype import DType, bfloat16, float16, float32
+from ...core.format import Format
 from ...core.target import Target
 from ...ir.symbol import Size, combine, high, low, maximum, minimum
 from ...tile.build import Body
@@ -22,7 +23,6 @@ from .cpu_take import take
 from .shape import Around, QuantisedShape
 
 SPLITS = True  # `around_callee` writes several results
-MANY = 0  # tokens from which weights are unpacked before a product: never
 FEW = 24  # tokens; from about here on unpacking for a matrix unit costs less
 
 
@@ -35,6 +35,11 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
     if shape.dtype not in (float32, bfloat16, float16):
         return "tokens are float32, bfloat16 or float16"
     return ""
+
+
+def many(form: Format, dtype: DType, target: Target) -> int:
+    """Tokens from which weights are unpacked before a product: never."""
+    return 0
 
 
 def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
@@ -133,6 +138,7 @@ __all__ = [
     "around_callee",
     "callee",
     "few",
+    "many",
     "pack",
     "parts",
     "take_callee",

@@ -1,28 +1,37 @@
 """Quantised products on GPUs: which kernel a shape gets; see `shape` for the functions.
 
-Up to FEW tokens go to `gpu_rows`, more of them to `gpu_matrix`, and so does a
-number of tokens that only the step knows; from MANY on weights are unpacked first. At the level
-`invariant` all go to `gpu_matrix` by one Plan. Invariant:
-what a Target can run is decided by its facts alone, and the Plan by the shape.
+One token goes to `gpu_rows`. 2 to MOST_PACKED go to `gpu_packed` where the Target's matrix units
+run beside the threads and codes have 4 bits; others up to FEW to `gpu_rows` too, more of them to
+`gpu_matrix`. More than `many` unpack their weights first. At the level `invariant` all go to
+`gpu_matrix` by one Plan. Invariant: what a Target can run is decided by its facts alone, and the
+Plan by the shape.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...core.config import invariant
-from ...core.dtype import bfloat16, float16, float32
+from ...core.dtype import DType, bfloat16, float16, float32
+from ...core.format import Format
 from ...core.target import Target
 from ...ir.symbol import high
+from ...tile.build import Body
 from ...tile.callee import KernelCallee
-from . import gpu_rows
+from . import gpu_packed, gpu_rows
 from .gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
 from .gpu_matrix import MatrixPlan, many_tokens
+from .gpu_packed import PackedPlan, packed_matmul
 from .gpu_rows import RowsPlan, few_tokens, shared_bytes
 from .gpu_take import take, unpack
-from .shape import Around, QuantisedShape, padded
+from .shape import NOTHING, Around, QuantisedShape, padded
+
+Plan = RowsPlan | MatrixPlan | PackedPlan
 
 SPLITS = True
 CORES = 128  # that tiles are to suffice for
-MANY = 32  # tokens from which weights are unpacked before a product
+MANY = 32  # tokens from which weights that are not packed are unpacked before a product
+MOST_PACKED = 256  # tokens that packed weights are multiplied with
 FEW = 8  # tokens that byte products take faster than matrix units
 
 
@@ -84,18 +93,47 @@ def are_few(shape: QuantisedShape, target: Target) -> bool:
     return high(shape.tokens) <= FEW and shared_bytes(shape, rows_plan(shape)) <= room
 
 
+def many(form: Format, dtype: DType, target: Target) -> int:
+    """Tokens from which weights are unpacked before a product."""
+    one = QuantisedShape(form, 64, form.block, 2, dtype)
+    return MOST_PACKED + 1 if is_packed(one, target) else MANY
+
+
+def is_packed(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> bool:
+    """Whether matrix units beside the threads take this."""
+    some = 1 < high(shape.tokens) <= MOST_PACKED and not invariant()
+    return some and not gpu_packed.why_not(shape, target, around)
+
+
+def plans_for(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> Sequence[Plan]:
+    """Plans for a product with what is around it, the best first."""
+    if is_packed(shape, target, around):
+        return gpu_packed.plans(shape, around, target)
+    return [rows_plan(shape) if are_few(shape, target) else matrix_plan(shape)]
+
+
+def body_of(
+    shape: QuantisedShape, plan: Plan, name: str = "quantised_matmul", around: Around = NOTHING
+) -> Body:
+    """The kernel of a Plan; parameters in the order of `Around`."""
+    if isinstance(plan, PackedPlan):
+        return packed_matmul(shape, plan, name, around)
+    if isinstance(plan, RowsPlan):
+        return few_tokens(shape, plan, name, around)
+    return many_tokens(shape, plan, name)
+
+
 def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """The product: x (tokens, columns) and the parts to (tokens, rows)."""
-    roles = (*(("read", i) for i in range(1 + len(parts(shape)))), ("store", 0))
-    if are_few(shape, target):
-        body = few_tokens(shape, rows_plan(shape))
-    else:
-        body = many_tokens(shape, matrix_plan(shape))
-    return KernelCallee("quantised_matmul", ((body, roles),))
+    return _callee("quantised_matmul", shape, target, NOTHING)
 
 
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
     """Why a product is not computed with what is around it; '' where it is."""
+    if is_packed(shape, target, around):
+        return ""
+    if is_packed(shape, target):
+        return gpu_packed.why_not(shape, target, around)
     if not are_few(shape, target):
         return f"more than {FEW} tokens, or too many columns"
     return gpu_rows.why_not_around(shape, around) or why_not(shape, target)
@@ -103,13 +141,17 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
 
 def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
     """A product with what is around it; arguments in the order of `Around`."""
-    body = few_tokens(shape, rows_plan(shape), "quantised_around", around)
+    return _callee("quantised_around", shape, target, around)
+
+
+def _callee(name: str, shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
+    body = body_of(shape, plans_for(shape, target, around)[0], name, around)
     results = len(around.results(shape))
     roles = (
         *(("read", i) for i in range(len(body.parameters) - results)),
         *(("store", i) for i in range(results)),
     )
-    return KernelCallee("quantised_around", ((body, roles),))
+    return KernelCallee(name, ((body, roles),))
 
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
@@ -125,13 +167,15 @@ def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 
 __all__ = [
-    "MANY",
     "ROWS",
     "SPLITS",
     "around_callee",
+    "body_of",
     "callee",
+    "many",
     "pack",
     "parts",
+    "plans_for",
     "take_callee",
     "unpack_callee",
     "why_not",

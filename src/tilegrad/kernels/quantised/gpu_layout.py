@@ -8,13 +8,16 @@ for byte products.
 
 | part    | shape              | holds                                                         |
 |---------|--------------------|---------------------------------------------------------------|
-| codes   | rows, 1, groups, 4 | nibbles: digit i of word j is element 8 j + i                 |
-|         | rows, 2, groups, 4 | bytes: those of word j of plane p are 16 p + 4 j ..           |
-|         | rows, 1, groups, 2 | pairs of bits: as `pairs`, by natural order                   |
+| codes   | rows, 1, groups 4  | nibbles: digit i of word j is element 8 j + 2 i, digit 4 + i  |
+|         |                    | the next one: what matrix units take side by side             |
+|         | rows, 2, groups 4  | bytes: those of word j of plane p are 16 p + 4 j ..           |
+|         | rows, 1, groups 2  | pairs of bits: as `pairs`, by natural order                   |
 | pairs   | rows, groups, 2    | two bits more: of word 4 h + i in h, at bits 8 b + 2 i        |
 | bits    | rows, groups       | one bit more: of word i at bits 8 b + i                       |
 | small   | rows, groups       | scales (and minima) of a group or its halves, a byte each     |
-| scales  | rows, groups [/ 8] | float16 scale, with a float16 minimum above it where there is |
+| scales  | rows, groups / 8   | float16 scale, with a float16 minimum above it where there is |
+|         | rows / 16,         | the same without `small`: 16 rows by 8 groups lie together,   |
+|         | groups / 8, 16, 8  | so that copies of 64 rows have few pieces                     |
 
 Rows are padded to ROWS and groups to STEP with scales of 0. Bits for a weight: those of the file,
 but Q4_K and Q5_K an eighth more (scales of 6 bits take 8), Q3_K likewise.
@@ -68,7 +71,7 @@ class Layout:
     def order(self, word: int) -> tuple[int, ...]:
         """The elements of a group whose codes are the bytes of a word."""
         if self.codes == "nibbles":
-            return tuple(8 * (word // 2) + word % 2 + 2 * i for i in range(4))
+            return tuple(8 * (word // 2) + 2 * (word % 2) + i for i in (0, 4, 1, 5))
         return tuple(4 * word + i for i in range(4))
 
 
@@ -102,7 +105,7 @@ def parts(shape: QuantisedShape) -> list[tuple[str, tuple[int, ...], DType]]:
     x, rows, groups = layout_of(shape), padded(shape.rows, ROWS), groups_of(shape)
     planes = 2 if x.codes == "bytes" else 1
     made: list[tuple[str, tuple[int, ...], DType]] = [
-        ("codes", (rows, planes, groups, x.words), int32)
+        ("codes", (rows, planes, groups * x.words), int32)
     ]
     if x.more == "pairs":
         made.append(("pairs", (rows, groups, 2), int32))
@@ -111,7 +114,8 @@ def parts(shape: QuantisedShape) -> list[tuple[str, tuple[int, ...], DType]]:
     if x.small:
         made.append(("small", (rows, groups), uint16))
     kind = {"one": float16, "two": int32, "power": uint8}[x.scales]
-    made.append(("scales", (rows, groups // (BLOCK if x.small else 1)), kind))
+    sizes = (rows, groups // BLOCK) if x.small else (rows // ROWS, groups // BLOCK, ROWS, BLOCK)
+    made.append(("scales", sizes, kind))
     return made
 
 
@@ -142,6 +146,8 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
         ordered = above[..., [x.order(k) for k in range(8)]]  # (n, groups, 8 words, 4 bytes)
         made[x.more] = _pairs(ordered) if x.more == "pairs" else _joined(ordered, 1)[..., 0]
     made |= _scales(shape, x, fields, len(raw))
+    if not x.small:
+        made["scales"] = _together(_padded_rows(made["scales"], (padded(len(raw), ROWS), groups)))
     for name, sizes, dtype in parts(shape):
         made[name] = _padded_rows(made[name], sizes).astype(dtype.numpy, copy=False)
     return made
@@ -157,6 +163,12 @@ def _padded_rows(values: Array, sizes: Sequence[int]) -> Array:
     if values.shape == tuple(sizes):
         return np.ascontiguousarray(values)
     return np.pad(values, [(0, size - own) for size, own in zip(sizes, values.shape)])
+
+
+def _together(scales: Array) -> Array:
+    """Scales (rows, groups) with those of 16 rows and 8 groups side by side."""
+    rows, groups = scales.shape
+    return scales.reshape(rows // ROWS, ROWS, groups // BLOCK, BLOCK).swapaxes(1, 2)
 
 
 def _split(nibbles: Array) -> Array:
@@ -193,12 +205,14 @@ def _codes(x: Layout, codes: Array) -> Array:
     """The part `codes` of codes (n, groups, 32)."""
     lead = codes.shape[:2]
     if x.codes == "nibbles":
-        pairs = codes.view(np.uint16)  # two neighbours
-        both = (pairs & np.uint16(15)) | (pairs >> np.uint16(4) & np.uint16(0xF0))
-        return both.astype(np.uint8).view(np.int32)[:, None]
+        pairs = codes.view(np.uint16) & np.uint16(0x0F0F)  # two neighbours
+        both = pairs[..., ::2] | pairs[..., 1::2] << np.uint16(4)  # 0 2, 1 3, then 4 6, 5 7
+        found = both.view(np.uint8).reshape(*lead, 4, 2, 2).swapaxes(-1, -2)
+        return np.ascontiguousarray(found).reshape(lead[0], 1, -1).view(np.int32)
     if x.codes == "bytes":
-        return codes.view(np.int32).reshape(*lead, 2, 4).transpose(0, 2, 1, 3)
-    return _pairs(codes.reshape(*lead, 8, 4))[:, None]
+        planes = codes.view(np.int32).reshape(*lead, 2, 4).transpose(0, 2, 1, 3)
+        return planes.reshape(lead[0], 2, -1)
+    return _pairs(codes.reshape(*lead, 8, 4)).reshape(lead[0], 1, -1)
 
 
 def _scales(shape: QuantisedShape, x: Layout, fields: dict[str, Array], n: int) -> dict[str, Array]:
@@ -243,21 +257,35 @@ class Groups:
         made = []
         for name, memory in self.memories.items():
             if name == "codes":
-                shape: tuple[int, ...] = (rows, groups, self.x.words)
-                inside = self.inside(group, shape, limit)
+                words, first = self.x.words, group * self.x.words
+                shape: tuple[int, ...] = (rows, groups * words)
+                inside = self.inside(first, shape, limit and limit * words)
                 for plane in range(self.planes):
-                    at = (row, plane, group, 0)
-                    made.append(tile.load(memory, at, shape, axes=(0, 2, 3), mask=inside))
+                    found = tile.load(memory, (row, plane, first), shape, axes=(0, 2), mask=inside)
+                    made.append(tile.reshape(found, (rows, groups, words)))
             elif name == "pairs":
                 shape = (rows, groups, 2)
                 inside = self.inside(group, shape, limit)
                 made.append(tile.load(memory, (row, group, 0), shape, mask=inside))
+            elif name == "scales" and not self.x.small:
+                made.append(self.load_scales(memory, row, group, rows, groups, limit))
             else:
-                each = BLOCK if name == "scales" and self.x.small else 1
+                each = BLOCK if name == "scales" else 1
                 shape, first = (rows, max(1, groups // each)), group // each
                 inside = self.inside(first, shape, limit and limit // each)
                 made.append(tile.load(memory, (row, first), shape, mask=inside))
         return made
+
+    def load_scales(
+        self, memory: Any, row: Any, group: Any, rows: int, groups: int, limit: int | None
+    ) -> Any:
+        """Scales of rows and groups, of which some lie side by side."""
+        across = min(groups, BLOCK)
+        shape = (-(-rows // ROWS), groups // across, min(rows, ROWS), across)
+        at = (row // ROWS, group // BLOCK, row % ROWS, group % BLOCK)
+        inside = self.inside(at[1], shape, limit and limit // BLOCK)
+        found = tile.load(memory, at, shape, mask=inside)
+        return tile.reshape(tile.transpose(found, (0, 2, 1, 3)), (rows, groups))
 
     def inside(self, first: Any, shape: tuple[int, ...], limit: int | None) -> Any:
         """Which groups (the second axis) are below a limit; None for all."""

@@ -252,7 +252,7 @@ class _Rows:
         ones = tile.full((), BYTES, int32)
         wide, sums = (8 if nibbles else 4), []
         split = tile.reshape(bits, (groups, GROUP // wide, wide))
-        chosen = ((0, 2, 4, 6), (1, 3, 5, 7)) if nibbles else ((0, 1, 2, 3),)
+        chosen = [self.layout.order(word) for word in range(2 if nibbles else 1)]
         for plane, elements in enumerate(chosen):
             four = [one(split, e) for e in elements]
             left = tile.byte_permute(four[0], four[1], 0x5140)

@@ -19,9 +19,9 @@ Target, `cpu` and `gpu`, with the same functions:
   each within the rows, then the parts. Result: (tokens, columns) in `shape.dtype`.
 - `why_not_around(shape, target, around)` and `around_callee(shape, target, around)`: the same for a
   product with what is `Around` it in a decoder, in one launch; arguments in the order there.
-- `MANY`: tokens of 16 bits from which a product had better unpack its weights to scratch memory
-  first and be an ordinary one; 0 for never. Else `unpack_callee(shape, target)` has the parts as
-  arguments and (rows, columns) in `shape.dtype` as its result.
+- `many(form, dtype, target)`: tokens of 16 bits from which a product had better unpack its weights
+  to scratch memory first and be an ordinary one; 0 for never. Else `unpack_callee(shape, target)`
+  has the parts as arguments and (rows, columns) in `shape.dtype` as its result.
 - `SPLITS`: whether `around_callee` writes several results.
 
 Invariant: what the parts hold are the values of `Format.unpack` to float32 rounding; `tokens` may

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32
+from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from .addresses import lead_address
@@ -53,7 +53,7 @@ def matrix_async(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", "an accumulator has no leading index")
     index, rank = node.inputs[4:], len(a.shape) - 2
     name, depth = WGMMA_TYPES[b.dtype]
-    left_name = WGMMA_TYPES[a.dtype][0]
+    left_name = name if a.dtype is int32 else WGMMA_TYPES[a.dtype][0]
     (m, n), registers = total.shape, e.placed.registers
     k = b.shape[-1 if node.attrs["transpose_b"] else -2]
     trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
@@ -81,7 +81,7 @@ def matrix_async(e: Emission, node: Node) -> None:
 
 def own_words(e: Emission, a: Node, first: int, count: int) -> str:
     """Registers of an operand that threads hold, from an element of each thread on."""
-    each = 2 if a in e.placed.paired else 1
+    each = 2 if a in e.placed.paired or a.dtype is int32 else 1
     return braced(e.placed.registers[a][first // each : (first + count) // each])
 
 

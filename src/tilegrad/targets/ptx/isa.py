@@ -74,6 +74,7 @@ add|sub|mul $round? ftz? sat? f32 : =f32 f32 f32
 add|sub|mul $round? f64 : =f64 f64 f64
 fma|mad $round ftz? sat? f32 : =f32 f32 f32 f32
 fma|mad $round f64 : =f64 f64 f64 f64
+fma rn T=f16x2|bf16x2 : =T T T T
 div approx|full ftz? f32 : =f32 f32 f32
 div $round ftz? f32 : =f32 f32 f32
 div $round f64 : =f64 f64 f64

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...core.dtype import bfloat16, float16, float32
+from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
 from ...ir.block import Block
 from ...ir.node import Node
@@ -33,6 +33,7 @@ from .spread import (
     grid,
     lanes,
     lines,
+    operand_pairs,
 )
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
@@ -305,7 +306,8 @@ class SpreadPlan:
             return
         for place in (total, a):
             if place.type.scope == "register":  # type: ignore[union-attr]
-                self._anchor(place, accumulator(place.shape, warps))
+                held = operand_pairs if place.dtype is int32 else accumulator
+                self._anchor(place, held(place.shape, warps))
 
     def _place(self, node: Node) -> None:
         place = node.inputs[0]

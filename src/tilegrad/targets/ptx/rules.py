@@ -441,6 +441,16 @@ def _byte_permute(w: Writer, d: DType, a: str, b: str, chosen: str) -> str:
     return w.value("b32", "prmt.b32", a, b, w.value("b32", "and.b32", chosen, "30583"))
 
 
+def _pair_multiply_add(form: str) -> Row:
+    def row(w: Writer, d: DType, a: str, b: str, c: str) -> str:
+        """Two narrow floats in each register."""
+        if d.name != "int32":
+            raise refuse("pair_multiply_add", d)
+        return w.value("b32", f"fma.rn.{form}", a, b, c)
+
+    return row
+
+
 def _where(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     if d.kind != "bool":
         return w.value(kind_of(d), f"selp.{kind_of(d)}", a, b, mask)
@@ -540,6 +550,8 @@ ROWS: dict[str, Row] = {
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
     "byte_permute": _byte_permute,
+    "pair_multiply_add_bfloat16": _pair_multiply_add("bf16x2"),
+    "pair_multiply_add_float16": _pair_multiply_add("f16x2"),
     "exp": _exp,
     "exp2": _exp2,
     "quick_exp": _quick_exp,

@@ -114,7 +114,7 @@ class Spread:
                 places = range(size) if cut[axis] else (at[axis],)
                 lines = [(*line, c) for line in lines for c in places]
             found += lines
-        return Spread(shape, self.fields, tuple(found))
+        return Spread(shape, self.fields, tuple(sorted(found)))  # neighbours move together
 
 
 SCALAR = Spread((), (), ((),))
@@ -254,6 +254,13 @@ def accumulator(shape: tuple[int, int], warps: int) -> Spread:
         for i in range(columns // 2)
     )
     return Spread(shape, tuple(fields), registers)
+
+
+def operand_pairs(shape: tuple[int, int], warps: int) -> Spread:
+    """A of wgmma in registers, as words of two neighbours along k."""
+    whole = accumulator((shape[0], 2 * shape[1]), warps)
+    fields = tuple((s, w, a, d // 2 if a else d) for s, w, a, d in whole.fields)
+    return Spread(shape, fields, tuple((r, c // 2) for r, c in whole.registers[::2]))
 
 
 def accumulator_80(shape: tuple[int, int], down: int, across: int) -> Spread:

@@ -265,6 +265,8 @@ class Values:
         if name == "bitcast":
             wide = self.widened(node.inputs, operands)
             return rules.bitcast(w, of, node.dtype, wide[0])
+        if name == "repeat_bits":
+            return w.value("b32", "mov.b32", braced((operands[0], operands[0])))
         if of is not int64:
             given = self.literal_divisor(node, of, operands) if of.is_integer else operands
             return rules.apply(w, name, of, *given, near=near_angle(node))

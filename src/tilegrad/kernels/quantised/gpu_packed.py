@@ -1,0 +1,428 @@
+"""Some tokens times quantised rows on matrix units that run beside the threads.
+
+`PackedMatmul` is the wide matmul with the weights as rows of the matrix unit and tokens as its
+columns; what comes through the ring are codes and scales as they are stored, and a consumer takes
+them apart into the registers that its product reads. A thread holds two rows of a step of 16
+columns, and of each group of 32 columns two neighbours in every 8: it reads the 16 bytes of a
+group (as the three beside it do), shifts each word by its place and keeps the digits 0 and 4. With
+the bits of a power of two above them these are numbers, of which that power and half the range are
+taken off exactly; scale and minimum follow in one rounding to x's dtype. Sums are float32.
+
+Cost for a weight of 4 bits, in lane instructions: 1 to cut digits out, 1 to make them values, 0.6
+for scales (which four threads make alike), 0.2 to read: 2.8. At 4.3 TB/s an H200 brings 28 weights
+of 5 bits a clock and core: 78 of its 128 lanes. Bytes: those of the parts, once; x from L2, once
+for each tile of rows. Error: scale, minimum and product are rounded to x's dtype, each once.
+
+Invariant: the order of every sum depends on the shape and the Plan alone; what lies outside of the
+weights and of x reads as 0 and is not written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ... import tile
+from ...core.dtype import bfloat16, float16, float32, int32
+from ...core.errors import InternalError
+from ...core.target import Target
+from ...ir.symbol import high
+from ...ir.types import Memory
+from ...tile.build import Body, BodyBuilder
+from ..matmul.plan import CLUSTERS
+from ..matmul.shape import Operands, WidePlan, among, box, exchanged, places_out
+from ..matmul.wide import WideMatmul
+from .gpu_layout import BLOCK, GROUP, ROWS, bytes_of, half, layout_of, part_parameters, parts
+from .shape import NOTHING, Around, QuantisedShape, padded
+
+DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
+MOST_WIDE = {1: 128, 2: 128, 3: 64, 4: 64}  # columns of accumulators, by consumers
+MOST_STAGES, SPARE_BYTES, BOTH_BYTES = 16, 2048, 113 << 10  # the last: of each of two programs
+READ_SHARE, IDLE, NORM = 0.98, 0.15, 3.7
+CACHE_RATE = 5.5e12  # bytes/s from L2 to all cores
+UNPACK_SECONDS = 3.2 / (128 * 1.7e9 * 0.75)  # of a weight, on one core
+PIECE_SECONDS = 2.8e-9  # of 128 bytes or less that a copy goes along
+RATE = 0.65  # of the peak, of products with an operand in registers
+MEMORY_SECONDS = 1.2e-6  # until what is asked for is there
+START_SECONDS, SPLIT_SECONDS, TOKEN_SECONDS = 2.0e-6, 0.7e-6, 1e-8
+POWER = {bfloat16: 126, float16: 15}  # of 2, that makes the least subnormal number 2 ** -UNIT
+UNIT = {bfloat16: 7, float16: 9}
+
+
+@dataclass(frozen=True)
+class PackedPlan(WidePlan):
+    """Choices of `packed_matmul`: those of the wide matmul, and how consumers share rows."""
+
+    ways: int = 1  # consumers of the same rows, each with some parts of every step
+    resident: int = 1  # programs of a core: with 2 the next launch fills its ring beside this one
+
+
+def operands_of(shape: QuantisedShape, around: Around) -> Operands:
+    """The product as the wide matmul sees it: weights are its rows."""
+    rows, dtype = sum(around.results(shape)), shape.dtype
+    return Operands(
+        rows,
+        shape.tokens,
+        shape.columns,
+        dtype,
+        dtype,
+        turned=True,
+        weights=(rows, rows) if around.gated else (),
+        gated=bool(around.gated),
+    )
+
+
+def rows_of(shape: QuantisedShape, plan: PackedPlan) -> int:
+    """Tokens that a copy brings: no more than there are, in eights. What lies in the other columns
+    of a place is multiplied into columns that are not written."""
+    wide, tokens = plan.tile[1], high(shape.tokens)
+    return min(wide, padded(tokens, 8)) if plan.cluster == 1 else wide
+
+
+def step_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
+    """Bytes that a step brings."""
+    (*_, (_, _, scales)), words = parts(shape), layout_of(shape).words
+    of_row = DEPTH // GROUP * (4 * words + scales.size)
+    return plan.tile[0] * of_row + rows_of(shape, plan) * DEPTH * shape.dtype.size
+
+
+def place_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
+    """Bytes of a stage."""
+    more = plan.tile[1] - rows_of(shape, plan)
+    return step_bytes(shape, plan) + more * DEPTH * shape.dtype.size
+
+
+# ---- Plans --------------------------------------------------------------------------------------
+
+
+def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
+    """Why no Plan takes a product; '' where one does."""
+    x, sizes = layout_of(shape), around.results(shape)
+    wrong = [
+        (not target.asynchronous_units, "no matrix units that run beside the threads"),
+        (shape.dtype not in POWER, "tokens of 16 bits"),
+        (x.codes != "nibbles" or x.more or x.small or x.scales == "power", "codes of 4 bits"),
+        (around.norm is not None, "no norm: each program would compute it anew"),
+        (around.gated not in ("", "silu"), f"the activation {around.gated}"),
+        (around.gated and (around.bias or around.splits), "gates with more around them"),
+        (any(s % 64 for s in sizes[:-1]) or any(s % 8 for s in sizes), "results of odd sizes"),
+        (shape.columns % 8 != 0, "columns are no multiple of 8"),
+    ]
+    return next((why for is_wrong, why in wrong if is_wrong), "")
+
+
+def plans(shape: QuantisedShape, around: Around, target: Target) -> list[PackedPlan]:
+    """Plans to consider, the most promising first."""
+    made = [
+        plan
+        for consumers in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1))
+        for split, resident in itertools.product((1, 2, 3, 4), (1, 2))
+        for plan in _plan(shape, around, target, consumers, split, resident)
+    ]
+    return sorted(made, key=lambda plan: expected(shape, around, plan, target))
+
+
+def _plan(
+    shape: QuantisedShape,
+    around: Around,
+    target: Target,
+    consumers: tuple[int, int],
+    split: int,
+    resident: int,
+) -> Iterator[PackedPlan]:
+    """The Plan with consumers (down, of the same rows), each program with a part of k."""
+    (halves, ways), products = consumers, 2 if around.gated else 1
+    tokens, results = high(shape.tokens), around.results(shape)
+    across = -(-tokens * products // MOST_WIDE[halves * ways])
+    wide = padded(-(-tokens // across), 8 * split)
+    tiles = sum(-(-s // (64 * halves)) for s in results) * across
+    if any(s % (64 * halves) for s in results[:-1]):
+        return
+    if split > 1 and tiles > CLUSTERS[split] * resident:
+        return
+    if resident > 1 and (halves * ways > 2 or wide * products > 32):
+        return
+    each = wide // split
+    staged = each if split > 1 or each <= 64 else next(s for s in (64, 32, 16, 8) if each % s == 0)
+    programs = tiles * split if split > 1 else min(target.cores * resident, tiles)
+    plan = PackedPlan(
+        (64 * halves * products, wide, DEPTH),
+        0,
+        programs,
+        1,
+        staged,
+        split=split,
+        dependent=True,
+        early=programs <= target.cores * resident,
+        ways=ways,
+        resident=resident,
+    )
+    out = places_out(operands_of(shape, around), plan) * 64 * halves * staged * shape.dtype.size
+    shares = 64 * halves * products * wide * (ways - 1) * 4
+    room = target.memories["shared"].bytes if resident == 1 else BOTH_BYTES
+    room -= out + shares + exchanged(plan) + SPARE_BYTES
+    stages = min(MOST_STAGES, room // place_bytes(shape, plan))
+    if stages >= 2:
+        yield replace(plan, stages=stages)
+
+
+def expected(shape: QuantisedShape, around: Around, plan: PackedPlan, target: Target) -> float:
+    """Seconds that are expected: memory, what comes into a core, instructions, products."""
+    (rows, wide, depth), split = plan.tile, plan.split
+    products, tokens = 2 if around.gated else 1, high(shape.tokens)
+    results = around.results(shape)
+    tiles = sum(-(-s * products // rows) for s in results) * -(-tokens // wide)
+    rounds = -(-tiles * split // min(plan.programs, target.cores))  # tiles of a core
+    steps = rounds * -(-shape.columns // depth // split)
+    moved = bytes_of(shape) + tokens * (shape.columns + sum(results)) * shape.dtype.size
+    busy = min(tiles * split / rounds, target.cores)
+    memory = moved / (READ_SHARE * target.peak_bytes()) * (target.cores / busy) ** IDLE
+    through = tiles * split * steps / rounds * step_bytes(shape, plan) / CACHE_RATE
+    pieces = rows * 1.25 + rows_of(shape, plan) * DEPTH // PART  # rows that copies go along
+    copies = steps * pieces * PIECE_SECONDS
+    unpack = steps * rows * depth * UNPACK_SECONDS * max(1.0, 3 * 64 * products / rows / plan.ways)
+    product = steps * 2 * rows * wide * depth / (RATE * target.peak_flops(bfloat16) / target.cores)
+    weights = step_bytes(shape, plan) - rows_of(shape, plan) * depth * shape.dtype.size
+    ahead = moved / (plan.programs * plan.stages * weights) * MEMORY_SECONDS
+    seconds = sum(t**NORM for t in (memory, through, ahead, copies, unpack, product)) ** (1 / NORM)
+    seconds += START_SECONDS + rounds * wide * TOKEN_SECONDS
+    return seconds + (SPLIT_SECONDS if split > 1 else 0.0)
+
+
+# ---- the kernel ---------------------------------------------------------------------------------
+
+
+def packed_matmul(
+    shape: QuantisedShape,
+    plan: PackedPlan,
+    name: str = "quantised_packed",
+    around: Around = NOTHING,
+) -> Body:
+    """The kernel: x (tokens, columns), the parts, what is around, results (tokens, rows)."""
+    dtype, results = shape.dtype, around.results(shape)
+    given = [("x", Memory((shape.tokens, shape.columns), dtype)), *part_parameters(shape)]
+    if around.bias:
+        given.append(("bias", Memory((shape.rows,), dtype, use="constant")))
+    if around.residual:
+        given.append(("residual", Memory((shape.tokens, results[0]), dtype)))
+    for i, size in enumerate(results):
+        given.append((f"out{i}", Memory((shape.tokens, size), dtype, use="result")))
+    return PackedMatmul(shape, plan, BodyBuilder(name, given), around).build()
+
+
+class PackedMatmul(WideMatmul):
+    """Writes one Body of `packed_matmul`."""
+
+    plan: PackedPlan
+
+    def __init__(
+        self, shape: QuantisedShape, plan: PackedPlan, b: BodyBuilder, around: Around
+    ) -> None:
+        self.shape, self.around, self.layout = shape, around, layout_of(shape)
+        memory = {p.attrs["name"]: p for p in b.parameters}
+        self.results = [tile.memory(memory[f"out{i}"]) for i in range(len(around.results(shape)))]
+        self.bias, self.residual = (
+            tile.memory(memory[name]) if name in memory else None for name in ("bias", "residual")
+        )
+        self.scales = tile.memory(memory["scales"])
+        self.products = 2 if around.gated else 1
+        self.ways = plan.ways
+        turns = DEPTH // PART // plan.ways * self.products
+        if plan.tile[2] != DEPTH or turns % 2:  # words are written in turn, two by two
+            raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
+        self.notes = {"level": "placed"} | ({"resident": 2} if plan.resident > 1 else {})
+        first = (memory["codes"], memory["x"], memory["out0"])
+        super().__init__(operands_of(shape, around), plan, b, first)
+        self.epilogue = self.surrounded
+        self.registers = (0, 0) if plan.resident > 1 else self.registers
+
+    # ---- the ring -----------------------------------------------------------------------------
+
+    def operands(self) -> tuple[Any, Any]:
+        """Codes and scales of 64 rows each, tokens in parts."""
+        stages, (rows, wide, _) = self.plan.stages, self.plan.tile
+        lead, words = (stages, rows // 64), DEPTH // GROUP * self.layout.words
+        codes = tile.shared((*lead, 64, words), int32, "swizzle128")
+        self.scaled = tile.shared((*lead, 64 // ROWS, ROWS, BLOCK), self.scales.dtype)
+        if self.ways > 1:
+            count = self.halves * (self.ways - 1) * self.products
+            self.shares = tile.shared((count, 64, wide), float32, "held")
+            full = tile.barrier("shares_full", self.ways - 1, self.halves)
+            self.met = full, tile.barrier("shares_empty", 1, self.halves)
+        return codes, tile.shared((stages, DEPTH // PART, wide, PART), self.x.dtype, "swizzle128")
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that land in one stage."""
+        return step_bytes(self.shape, self.plan)
+
+    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
+        """Codes and scales, 64 rows a copy: gates first, then what they gate."""
+        words, groups = self.layout.words, DEPTH // GROUP
+        group = (self.share * self.steps + step) * groups
+        for number in range(self.products * self.halves):
+            side, own = divmod(number, self.halves)
+            row = where[1] + 64 * own + side * self.x.m
+            slot = self.ring.full[stage]
+            columns = slice(group * words, (group + groups) * words)
+            tile.copy_async(self.left[stage, number], self.a[row : row + 64, 0, columns], slot)
+            block, place = row // ROWS, self.scaled[stage, number]
+            source = self.scales[block : block + 64 // ROWS, group // BLOCK, 0:ROWS, 0:BLOCK]
+            tile.copy_async(place, source, slot)
+
+    def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
+        """Tokens, a part at a time; programs of a cluster bring some for all."""
+        _, _, column = where
+        rows = rows_of(self.shape, self.plan) // self.plan.cluster
+        first = self.near * rows if self.plan.cluster > 1 else 0
+        for part in range(DEPTH // PART):
+            place = self.right[stage, part]
+            start = self.along_k(step) + part * PART
+            source = box(self.weight, (column + first, start), (rows, PART))
+            self.copy(place[first : first + rows, :], source, stage, self.plan.cluster > 1)
+
+    # ---- products -----------------------------------------------------------------------------
+
+    @tile.function
+    def multiply(self, own: int, turn: Any, totals: Sequence[Any]) -> None:
+        """Part by part: taken apart while the product of the part before runs."""
+        words = [tile.register((64, PART // 2), int32) for _ in range(2)]
+        way, own = divmod(own, self.halves)
+        mine = range(way, DEPTH // PART, self.ways)
+        for step in tile.range(self.steps):
+            stage = self.ring.wait(turn + step)
+            for turns, (part, number) in enumerate(itertools.product(mine, range(self.products))):
+                place = number * self.halves + own
+                found = values(self.left[stage, place], self.scaled[stage, place], part, self.shape)
+                tile.matrix_wait(0)
+                if turns == 0 and tile.less(0, step):
+                    self.release(turn + step - 1)
+                tile.write(words[turns % 2], found)
+                tile.matrix_fence()
+                more = True if part > way else tile.less(0, step)
+                tile.matrix_async(totals[number], words[turns % 2], self.right[stage, part].T, more)
+                tile.matrix_commit()
+        tile.matrix_wait(0)
+        self.release(turn + self.steps - 1)
+
+    # ---- results ------------------------------------------------------------------------------
+
+    def surrounded(self, *given: Any) -> Any:
+        """A piece of the results with what is around it."""
+        *pieces, (_, row, column) = given
+        value = pieces[0]
+        wide = value.shape[1]
+        if self.bias is not None:
+            bias = tile.load(self.bias, row, 64, mask=below(64, row, self.x.m))
+            value = value + tile.broadcast(bias.to(float32)[:, None], value.shape)
+        if self.around.gated:
+            one = tile.full((), 1.0)
+            value = tile.quick_divide(value, tile.quick_exp(-value) + one) * pieces[1]
+        if self.residual is not None:
+            there = tile.broadcast(below(wide, column, self.x.n)[:, None], (wide, 64))
+            there = there & tile.broadcast(below(64, row, self.x.m)[None, :], (wide, 64))
+            added = tile.load(self.residual, (column, row), (wide, 64), mask=there)
+            value = value + added.to(float32).T
+        return value
+
+    def write(self, own: int, count: Any, totals: Sequence[Any]) -> None:
+        """The first consumer of some rows adds up the parts of all of them and brings them out."""
+        if self.ways == 1:
+            super().write(own, count, totals)
+            return
+        way, half = divmod(own, self.halves)
+        full, empty = self.met
+        each, first = self.products, half * (self.ways - 1) * self.products
+        if way:
+            empty.wait(half, (count + 1) % 2)
+            for number, total in enumerate(totals):
+                place = self.shares[first + (way - 1) * each + number]
+                tile.write(place, tile.read(total))
+            full.arrive(half)
+            return
+        full.wait(half, count % 2)
+        for number, total in enumerate(totals):
+            value = tile.read(total)
+            for other in range(self.ways - 1):
+                value = value + tile.read(self.shares[first + other * each + number])
+            tile.write(total, value)
+        empty.arrive(half)
+        super().write(half, count, totals)
+
+    def write_sums(self, own: int, count: Any, where: Any, sums: Sequence[Any]) -> None:
+        """To the result that has the tile's rows."""
+        batch, row, column = where
+        sizes = self.around.results(self.shape)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+
+        def write(number: int) -> None:
+            self.c = self.results[number]
+            most = sizes[number] - 1
+            place = tile.hold(row - starts[number], "place", (0, most)) if number else row
+            super(PackedMatmul, self).write_sums(own, count, (batch, place, column), sums)
+
+        among(row, starts, write)
+
+
+# ---- taking apart -------------------------------------------------------------------------------
+
+
+def values(codes: Any, scales: Any, part: int, shape: QuantisedShape) -> Any:
+    """The weights (64, PART) of a part of a step, two neighbours in a word."""
+    dtype, groups = shape.dtype, PART // GROUP
+    sizes = (64, groups, 4, 4)  # a word of 8 columns, and two of them
+    words = part_of(tile.read(codes), part, groups * 4)
+    words = tile.broadcast(tile.reshape(words, (*sizes[:3], 1)), sizes)
+    digits = words >> tile.broadcast(tile.arange(4, dtype=int32) * 4, sizes)
+    digits = digits & 0x000F000F  # subnormal numbers
+    power, less = pair(2.0 ** POWER[dtype], dtype), pair(-8.0 / 2 ** UNIT[dtype], dtype)
+    exact = tile.pair_multiply_add(digits, power, less, dtype)
+    scale, minimum = scales_of(scales, part, shape)
+    least = tile.broadcast(minimum, sizes) if minimum is not None else pair(0.0, dtype)
+    made = tile.pair_multiply_add(exact, tile.broadcast(scale, sizes), least, dtype)
+    return tile.reshape(made, (64, PART // 2))
+
+
+def scales_of(place: Any, part: int, shape: QuantisedShape) -> tuple[Any, Any]:
+    """Scales of a part, and what its codes less 8 are above (None for nothing), as pairs."""
+    found = part_of(tile.reshape(tile.read(place), (64, BLOCK)), part, PART // GROUP)
+    found = tile.reshape(found, (64, PART // GROUP, 1, 1))
+    unit = float(2 ** UNIT[shape.dtype])
+    if layout_of(shape).scales == "one":
+        return pairs(found.to(float32) * unit, shape.dtype), None
+    scale, minimum = half(found, 0), half(found, 1)
+    minimum = tile.multiply_add(scale, 8.0, minimum)
+    return pairs(scale * unit, shape.dtype), pairs(minimum, shape.dtype)
+
+
+def part_of(words: Any, part: int, wide: int) -> Any:
+    """Some columns of a Tile; threads hold all of them."""
+    rows, columns = words.shape
+    return tile.reshape(words, (rows, columns // wide, wide))[:, part : part + 1, :]
+
+
+def twice(bits: int) -> int:
+    """16 bits in both halves of a word."""
+    both = bits << 16 | bits
+    return both - (1 << 32) if both >> 31 else both
+
+
+def pair(value: float, dtype: Any) -> Any:
+    """A number in both halves of a word."""
+    bits = int(dtype.numpy.type(value).view("uint16"))
+    return tile.full((), twice(bits), int32)
+
+
+def pairs(values: Any, dtype: Any) -> Any:
+    """Numbers, each in both halves of a word."""
+    return tile.repeat_bits(values.to(dtype))
+
+
+def below(size: int, start: Any, limit: Any) -> Any:
+    """Which of some places are below a limit."""
+    return tile.arange(size) + start < limit
+
+
+__all__ = ["PackedMatmul", "expected", "packed_matmul", "plans", "why_not"]
