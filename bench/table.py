@@ -337,6 +337,29 @@ def scale_table(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+def recipes_table(record: dict[str, Any]) -> list[str]:
+    """What rounding costs, recipe by recipe."""
+    tuned, sizes = record["tuned"], record["sizes"]
+    lines = [
+        f"{record['model']}, unpacked and trained by our own loop until its weights had moved by "
+        f"{tuned['moved']:.2f} steps of Q4_1 ({len(tuned['losses'])} steps of {sizes['window']} "
+        f"tokens); {sizes['samples']} rows of {sizes['length']} tokens looked at, "
+        f"{sizes['judged']} others judged; groups of {sizes['group']} columns "
+        f"(`bench/recipes.py`, {record['date'][:10]}, commit {record['commit']}). A share is that "
+        "of the loss of plain rounding to as many bits: of log perplexity, and of the divergence "
+        "from what the unrounded model says.",
+        "",
+        "| recipe | bits | perplexity | log perplexity lost | share | of divergence | bar |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in record["rows"].items():
+        shares = [f"{row[k]:.2f}" if k in row else "" for k in ("share", "divergence_share")]
+        bar = f"{row['bar']}: {'met' if row['met'] else 'missed'}" if "bar" in row else ""
+        cells = [name, f"{row['bits']:.2f}", f"{row['perplexity']:.3f}", f"{row['lost']:+.4f}"]
+        lines.append(f"| {' | '.join([*cells, *shares, bar])} |")
+    return lines
+
+
 PARTS: tuple[tuple[str, str, Callable[[dict[str, Any]], list[str]]], ...] = (
     ("## CPU", "cpu", cpu_table),
     ("## Compiling", "compile", compile_table),
@@ -348,6 +371,7 @@ PARTS: tuple[tuple[str, str, Callable[[dict[str, Any]], list[str]]], ...] = (
     ("", "gpt2-step", step_table),
     ("## Language models", "llm", llm_table),
     ("", "llm-cpu", llm_cpu_table),
+    ("## Quantisation", "recipes", recipes_table),
     ("## Serving", "serve-offline-qwen3-14b", serve_table),
 )
 

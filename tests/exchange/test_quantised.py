@@ -233,3 +233,38 @@ def test_random_changes_end_in_weights_or_in_a_clear_error(name: str, tmp_path: 
                     tensor.values() if hasattr(tensor, "make") else tensor.array()
         except UserError as error:
             assert "model" in str(error) or "config" in str(error) or str(tmp_path) in str(error)
+
+
+ODD = [None, True, 0, -1, 3, 1 << 40, 0.5, "", "group", "re:(", [], [0], [16, -16], {}, {"a": 1}]
+
+
+def changed(draw: Any, table: Any) -> Any:
+    """A table with one value, at any depth, put in the place of another or taken out."""
+    if isinstance(table, list):
+        return [*table, *table] if draw.integers(2) else table[1:]
+    key = str(draw.choice(list(table)))
+    inner = table[key]
+    if isinstance(inner, (dict, list)) and inner and draw.integers(4):
+        return {**table, key: changed(draw, inner)}
+    if draw.integers(4) == 0:
+        return {k: v for k, v in table.items() if k != key}
+    return {**table, key: ODD[int(draw.integers(len(ODD)))]}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_odd_configurations_end_in_weights_or_in_a_clear_error(name: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(list(name.encode()))
+    parts, config, _ = LAYERS[name][0](draw, 32, 64)
+    write_safetensors(tmp_path / "model.safetensors", {f"l.{k}": v for k, v in parts.items()})
+    refusals = 0
+    for _ in range(40):
+        table = changed(draw, config)
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": table}))
+        try:
+            with np.errstate(all="ignore"):
+                for tensor in read_folder(tmp_path).tensors.values():
+                    tensor.values() if hasattr(tensor, "make") else tensor.array()
+        except UserError as error:
+            refusals += 1
+            assert str(tmp_path) in str(error), error
+    assert refusals

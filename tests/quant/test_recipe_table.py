@@ -1,0 +1,66 @@
+"""bench/recipes.py on a tiny model: the source moves, rows are judged, what was found is kept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+import recipes as bench
+
+
+def quiet(*_: Any) -> None:
+    """Nobody is told."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: Any) -> bench.Source:
+    return bench.tiny(tmp_path_factory.mktemp("recipes"), most=4)
+
+
+def test_the_source_moves_off_its_grid(source: bench.Source) -> None:
+    tuned = source.tune(quiet)
+    assert tuned["moved"] > 0.02 and len(tuned["losses"]) == 4 + source.sizes.settle
+    before = source.new()
+    source.start(before)
+    movement = bench.Movement(bench.weights_of(before))
+    assert movement.of(before) == 0
+    assert abs(movement.of(source.model()) - tuned["moved"]) < 1e-4
+    head = source.model().embed.weight.numpy()
+    np.testing.assert_array_equal(head, before.embed.weight.numpy())  # it is not trained
+    assert source.tune(quiet) == tuned  # from the folder
+
+
+def test_rows_are_judged_and_kept(source: bench.Source, monkeypatch: Any) -> None:
+    source.tune(quiet)
+    rows = bench.verdicts({**bench.measured(source, "int4", quiet)})
+    assert {"none", "int4", "gptq-int4", "awq-int4"} <= set(rows) and "fp8" not in rows
+    assert all(0 < row["divergence"] < 0.1 for name, row in rows.items() if name != "none")
+    assert rows["gptq-int4"]["divergence_share"] < 0.8
+    lost = [
+        rows[n]["log_perplexity"] - rows["none"]["log_perplexity"] for n in ("gptq-int4", "int4")
+    ]
+    assert abs(rows["gptq-int4"]["share"] - lost[0] / lost[1]) < 1e-9
+    assert rows["gptq-int4"]["met"] == (rows["gptq-int4"]["share"] <= 0.5)
+    monkeypatch.setattr(bench, "rows_of", lambda *_: {"int4": lambda: 1 / 0})
+    assert set(bench.measured(source, "int4", quiet)) == set(rows)  # nothing is made again
+
+
+def test_parts_of_the_text_are_apart(source: bench.Source) -> None:
+    assert len(source.seen) == source.sizes.samples and len(source.judged) == source.sizes.judged
+    numbered = bench.Source(source.config, None, np.arange(4000), source.sizes, source.work)
+    parts = [set(numbered.text), set(np.concatenate(numbered.seen).ravel())]
+    parts.append(set(np.concatenate(numbered.judged).ravel()))
+    assert all(not a & b for a in parts for b in parts if a is not b)
+
+
+@pytest.mark.slow
+def test_training_in_three_bits(source: bench.Source) -> None:
+    source.tune(quiet)
+    rows = bench.verdicts(bench.measured(source, "trained on", quiet))
+    assert {bench.LONGER, bench.TRAINED} <= set(rows) and "met" in rows[bench.TRAINED]
+    assert rows[bench.TRAINED]["bits"] == rows[bench.LONGER]["bits"] == 3.75
