@@ -252,21 +252,18 @@ def _bytes(part: Part, shape: Sequence[int]) -> int:
     return part.node.dtype.storage_bytes(math.prod(shape))
 
 
+def _copy(op: Op, place: Any, source: Any, *slot: Node | Size) -> Part:
+    """A part of an array into a place, or into some rows of it."""
+    part = _part(place, op.name)
+    box, rows = _box(source, part, op.name), _static(part.rows, op.name)
+    at, attrs = _indices(box.index, part.at), {"shape": part.shape, "axes": box.axes}
+    _do(op, part.node, box.memory.node, *slot, *at, row=rows[0] if rows else 0, **attrs)
+    return part
+
+
 def copy_async(place: Any, source: Any, slot: Slot) -> int:
     """Copy a part of an array into a place; its bytes land on the barrier. Gives the bytes."""
-    part = _part(place, "copy_async")
-    box, rows = _box(source, part, "copy_async"), _static(part.rows, "copy_async")
-    at = _indices(box.index, part.at)
-    _do(
-        placed.copy_async,
-        part.node,
-        box.memory.node,
-        *slot,
-        *at,
-        shape=part.shape,
-        axes=box.axes,
-        row=rows[0] if rows else 0,
-    )
+    part = _copy(placed.copy_async, place, source, *slot)
     return _bytes(part, part.shape)
 
 
@@ -286,31 +283,15 @@ def _store(op: Op, target: Any, place: Any) -> None:
 def matrix_async(accumulator: Any, a: Any, b: Any, accumulate: Any = True) -> None:
     """accumulator = a @ b (+ accumulator), at some time before a matrix_wait covers it."""
     total, left, right = (_memory(x, "matrix_async") for x in (accumulator, a, b))
-    test = tile_of(accumulate).node
-    _do(
-        placed.matrix_async,
-        *[x.node for x in (total, left, right)],
-        test,
-        *[i for x in (total, left, right) for i in x.lead],
-        transpose_a=left.turned,
-        transpose_b=right.turned,
-    )
+    places, test = [x.node for x in (total, left, right)], tile_of(accumulate).node
+    at = [i for x in (total, left, right) for i in x.lead]
+    turned = {"transpose_a": left.turned, "transpose_b": right.turned}
+    _do(placed.matrix_async, *places, test, *at, **turned)
 
 
 def copy_threads(place: Any, source: Any) -> None:
     """Copy a part of an array into a place (or some rows) by the role's threads."""
-    part = _part(place, "copy_threads")
-    box, rows = _box(source, part, "copy_threads"), _static(part.rows, "copy_threads")
-    at, row = (*box.index, *part.at), rows[0] if rows else 0
-    _do(
-        placed.copy_threads,
-        part.node,
-        box.memory.node,
-        *at,
-        shape=part.shape,
-        axes=box.axes,
-        row=row,
-    )
+    _copy(placed.copy_threads, place, source)
 
 
 def commit_threads() -> None:
@@ -355,16 +336,8 @@ def copy_multicast(place: Any, source: Any, slot: Slot, mask: int, first: Any = 
     part = _part(place, "copy_multicast")
     box, row = _box(source, part, "copy_multicast"), part.rows[0] if part.rows else 0
     at = _indices(box.index, part.at, (row, size_of(first, "rank")))
-    _do(
-        placed.copy_multicast,
-        part.node,
-        box.memory.node,
-        *slot,
-        *at,
-        shape=part.shape,
-        axes=box.axes,
-        mask=mask,
-    )
+    attrs = {"shape": part.shape, "axes": box.axes, "mask": mask}
+    _do(placed.copy_multicast, part.node, box.memory.node, *slot, *at, **attrs)
 
 
 def copy_pages(place: Any, source: Any, pages: Any, slot: Slot, hint: str = "") -> int:
@@ -372,18 +345,8 @@ def copy_pages(place: Any, source: Any, pages: Any, slot: Slot, hint: str = "") 
     other; a tile of numbers says which pages, `source` what of page 0. Gives the bytes."""
     numbers = cast(tile_of(pages, op="copy_pages"), dtypes.int64).node
     part, box = _part(place, "copy_pages"), _box(source, None, "copy_pages")
-    at = _indices(box.index, part.at)
-    _do(
-        placed.copy_pages,
-        part.node,
-        box.memory.node,
-        *slot,
-        numbers,
-        *at,
-        shape=box.shape,
-        axes=box.axes,
-        hint=hint,
-    )
+    at, attrs = _indices(box.index, part.at), {"shape": box.shape, "axes": box.axes, "hint": hint}
+    _do(placed.copy_pages, part.node, box.memory.node, *slot, numbers, *at, **attrs)
     return _bytes(part, (*numbers.shape, *box.shape))
 
 
