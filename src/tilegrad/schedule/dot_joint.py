@@ -268,18 +268,13 @@ class JointDot(WideDot):
         operands = {self.left.node, *(p.right.node for p in self.parts)}
         return "reads" if set(self.reads) - operands else PLAIN
 
-    @property
-    def dots(self) -> list[Node]:
-        """The products that the epilogue gets pieces of."""
-        return [p.dot for p in self.parts]
-
     def build(self, x: Operands) -> Body:
         """The joint kernel over this Region's parameters."""
         assert self.choice is not None
         plan = self.choice.plan
         if isinstance(plan, MatvecPlan):
             parts = [(p.stored[0], self.shared(p)) for p in self.parts if not self.gated]
-            return self.build_matvec(self.parts, parts or [(self.stored[0], self)])
+            return self.build_matvec(parts or [(self.stored[0], self)])
         assert isinstance(plan, WidePlan)
         _, m, k, n = self.problem.sizes
         tokens = self.tokens()

@@ -10,7 +10,8 @@ lowering: from operands to the hole of the kernel's epilogue, each step used by 
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,6 +111,8 @@ def matrix_of(
 class WideDot:
     """Lowers one dot group to the wide matmul; `choice` is None where it does not apply."""
 
+    parts: list[WideDot] = []  # products that its epilogue gets pieces of: itself, or several
+
     def __init__(
         self,
         group: Region,
@@ -129,55 +132,57 @@ class WideDot:
         self.brought: dict[tuple[int, int], list[tuple[Node, Index, Node]]] = {}  # read early
         self.constants = constants
         self.problem = problem_of(self.dot)
+        self.parts = self.parts or [self]
         # several products in one launch (choose=False) are made beside the threads alone
         self.operands = self._operands() if choose or self.asynchronous else None
         self.choice: Choice | ThreadChoice | MatvecChoice | None = None
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
-        if self.operands is None or not choose:
-            return
-        if self.operands.block:
-            self.choice = choose_grouped(turn(self.operands), target)
-            return
-        if invariant():
-            self.choice = next(for_any_rows(self.operands, target), None)
-        elif self.asynchronous and not self.block_sums and self._streams():
-            self.choice = choose_matvec(self.operands, target)
-        elif self.asynchronous:
-            known = tuned(self.operands, target, self._epilogue_class())
-            found = (
-                [known]
-                if known is not None and self.suits(known)
-                else filter(self.suits, ranked(self.operands, target))
-            )
-            self.choice = next(map(self.with_room, found), None)
-        else:
-            self.choice = next(iter(ranked_threads(self.operands, target)), None)
+        if choose and self.operands is not None:
+            self.choice = self._choose(self.operands)
 
-    def with_room(self, choice: Choice) -> Choice:
+    def _choose(self, x: Operands) -> Choice | ThreadChoice | MatvecChoice | None:
+        """The Plan that a table or the model of time puts first."""
+        target = self.target
+        if x.block:
+            return choose_grouped(turn(x), target)
+        if invariant():
+            return next(for_any_rows(x, target), None)
+        if not self.asynchronous:
+            return next(iter(ranked_threads(x, target)), None)
+        if not self.block_sums and self._streams(x):
+            return choose_matvec(x, target)
+        known = tuned(x, target, self._epilogue_class())
+        if known is not None and self.suits(x, known):
+            return self.with_room(x, known)
+        return next((self.with_room(x, c) for c in ranked(x, target) if self.suits(x, c)), None)
+
+    def with_room(self, x: Operands, choice: Choice) -> Choice:
         """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
         if not self.block_sums and not self.wholes:
             return choice
-        assert self.operands is not None
-        x = turn(self.operands) if choice.turned else self.operands
+        x = turn(x) if choice.turned else x
         return replace(choice, plan=with_room(x, choice.plan, self.target, SUMS_BYTES))
 
-    def _streams(self) -> bool:
+    def _streams(self, x: Operands) -> bool:
         """Whether the matvec takes the product: not one of long rows with nothing around it."""
-        assert self.operands is not None
-        alone = len(self.reads) == 2 and high(self.operands.k) > LONG
-        return not alone and not matvec_why_not(self.operands, self.target)
+        alone = len(self.reads) == 2 and high(x.k) > LONG
+        return not alone and not matvec_why_not(x, self.target)
+
+    @property
+    def turned(self) -> bool:
+        """Whether the kernel computes the transpose of the product."""
+        return self.choice is not None and self.choice.turned
 
     @property
     def asynchronous(self) -> bool:
         """Whether the Target has matrix units that run while their threads go on."""
         return bool(self.target.asynchronous_units)
 
-    def suits(self, choice: Choice) -> bool:
+    def suits(self, x: Operands, choice: Choice) -> bool:
         """Whether a Plan has all tokens in one tile, and whole blocks of columns in its pieces,
         where what is handed on asks for them."""
-        assert self.operands is not None
-        x, plan = (turn(self.operands) if choice.turned else self.operands), choice.plan
-        if len(self.group.stored) > 1 and high(self.operands.m) == 1 and plan.split > 1:
+        m, x, plan = high(x.m), turn(x) if choice.turned else x, choice.plan
+        if len(self.group.stored) > 1 and m == 1 and plan.split > 1:
             return False  # all columns would be the one token's
         if not self.block_sums and not self.wholes:
             return True
@@ -185,12 +190,8 @@ class WideDot:
             return False
         if self.wholes and x.span(plan.tile)[0] > 128 and x.span(plan.tile)[1] > 64:
             return False  # registers of many consumers do not hold what all tokens are scaled by
-        pieces = 64 if choice.turned else plan.staged
-        fits = [
-            pieces % block_of(v) == 0 if not choice.turned else pieces == block_of(v)
-            for v in self.block_sums
-        ]
-        return all(fits)
+        blocks = [block_of(v) for v in self.block_sums]
+        return all(n == 64 if choice.turned else plan.staged % n == 0 for n in blocks)
 
     def _operands(self) -> Operands | None:
         p = self.problem
@@ -247,14 +248,14 @@ class WideDot:
         sheet = PlacedSheet(name, [*given, *parameters.results(self.group.stored)])
         self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
         self.e.rounded = self.group.rounded
-        return sheet.made(self.build(turn(self.operands) if self.choice.turned else self.operands))
+        return sheet.made(self.build(turn(self.operands) if self.turned else self.operands))
 
     def build(self, x: Operands) -> Body:
         """The kernel over this group's parameters."""
         assert self.choice is not None
         plan = self.choice.plan
         if isinstance(plan, MatvecPlan):
-            return self.build_matvec([self], [(self.stored[0], self)])
+            return self.build_matvec([(self.stored[0], self)])
         given = (self.b, self.memories(), self.epilogue)
         if isinstance(plan, ThreadPlan):
             return ThreadMatmul(x, plan, *given).build()
@@ -290,15 +291,13 @@ class WideDot:
         few = high(self.operands.m) <= FEW  # type: ignore[union-attr]
         return few and x.batch == 1 and not x.block and not self.near
 
-    def build_matvec(
-        self, weights: Sequence[WideDot], results: Sequence[tuple[Node, WideDot]]
-    ) -> Body:
-        """One token: the weights of some products, and who computes each result of them."""
+    def build_matvec(self, results: Sequence[tuple[Node, WideDot]]) -> Body:
+        """One token: the weights of the parts, and who computes each result of them."""
         assert self.choice is not None and self.operands is not None
         b, k, plan = self.b, high(self.operands.k), self.choice.plan
         assert isinstance(plan, MatvecPlan)
-        memories = [b.parameters[self.reads.index(w.right.node)] for w in weights]
-        sizes = [high(w.problem.sizes[3]) for w in weights]
+        memories = [b.parameters[self.reads.index(p.right.node)] for p in self.parts]
+        sizes = [high(p.problem.sizes[3]) for p in self.parts]
         self.kernel = Matvec(
             self.operands,
             plan,
@@ -309,22 +308,29 @@ class WideDot:
             [w.epilogue for _, w in results],
             [w.ask for _, w in results],
         )
-        for w in weights:
-            w.kernel, w.totals = self.kernel, self.totals
+        for part in self.parts:
+            part.kernel, part.totals = self.kernel, self.totals
         return self.kernel.build()
 
     def ask(self, shape: tuple[int, int], where: tuple[Size, Size, Size]) -> None:
         """Read what the epilogue of a piece will want, so that it need not wait for it."""
-        assert self.choice is not None and self.kernel is not None
-        (_, m, _, n), (rows, columns), (batch, row, column) = self.problem.sizes, shape, where
-        sizes = (n, m) if self.choice.turned else (m, n)
-        with self.e.tile(row, rows, sizes[0], column, columns, sizes[1]) as (i, j):
-            own = self.problem.result_index(batch, *((j, i) if self.choice.turned else (i, j)))
+        assert self.kernel is not None
+        with self.piece(shape, where) as at:
+            own = self.problem.result_index(where[0], *at)
             starts = [(v, own) for v in self.stored if v.shape == self.dot.shape]
             found = reads_below(starts, set(self.reads))
             self.brought[(self.kernel.own, self.kernel.piece)] = [
                 (read, at, self.e.value(read, at)) for read, at in found
             ]
+
+    @contextmanager
+    def piece(self, shape: Sequence[int], where: Sequence[Size]) -> Iterator[tuple[Size, Size]]:
+        """A piece of the result that begins at (batch, row, column); yields its rows and columns
+        as the product counts them."""
+        (_, m, _, n), (_, row, column) = self.problem.sizes, where
+        sizes = (n, m) if self.turned else (m, n)
+        with self.e.tile(row, shape[0], sizes[0], column, shape[1], sizes[1]) as (i, j):
+            yield (j, i) if self.turned else (i, j)
 
     def token(self) -> Node:
         """The one token in lines, and the whole sums that follow from it."""
@@ -367,8 +373,7 @@ class WideDot:
         a = self.tokens()
         b = self.matrix(self.right, (n, k), self.right.columns, self.right.rows)
         c = self.like_result(self.outputs[self.stored[0]])
-        assert self.choice is not None
-        return (b, a, c) if self.choice.turned else (a, b, c)
+        return (b, a, c) if self.turned else (a, b, c)
 
     def tokens(self) -> Node:
         """The left operand as stored."""
@@ -386,11 +391,6 @@ class WideDot:
         if batch == 1 or not x.batch:
             return self.b.matrix(memory, shape, strides)
         return self.b.matrix(memory, (batch, *shape), (x.batch, *strides))
-
-    @property
-    def dots(self) -> list[Node]:
-        """The products that the epilogue gets pieces of."""
-        return [self.dot]
 
     # ---- what other kernels hand on ---------------------------------------------------------
 
@@ -420,12 +420,12 @@ class WideDot:
 
     def bind_wholes(self, own: int, at: Size, columns: int) -> None:
         """Say what whole sums are for the tokens of a piece."""
-        assert self.kernel is not None and self.choice is not None
+        assert self.kernel is not None
         for whole in self.wholes:
             total = self.totals[(whole, own)]
             if isinstance(self.kernel, Matvec):
                 pass  # one number
-            elif not self.choice.turned:
+            elif not self.turned:
                 total = self.e.column(total)
             elif total.shape != (columns,):
                 total = self.b.add(
@@ -437,9 +437,7 @@ class WideDot:
         self, own: Index, at_m: Size, row: Size, column: Size, shape: tuple[int, int]
     ) -> None:
         """Store the sums of a piece's blocks of columns."""
-        b, e = self.b, self.e
-        assert self.choice is not None
-        turned, n = self.choice.turned, self.problem.sizes[3]
+        b, e, turned, n = self.b, self.e, self.turned, self.problem.sizes[3]
         for v in self.block_sums:
             block, blocks = block_of(v), v.shape[-1]
             x = b.broadcast(e.value(v.inputs[0].inputs[0], own), shape)
@@ -459,21 +457,17 @@ class WideDot:
         the ring brought; last: where."""
         *pieces, (batch, row, column) = given
         piece: Node = pieces[0]
-        _, m, _, n = self.problem.sizes
-        assert self.choice is not None
-        turned = self.choice.turned
-        sizes = (n, m) if turned else (m, n)
         rows, columns = piece.shape
-        with self.e.tile(row, rows, sizes[0], column, columns, sizes[1]) as (i, j):
-            at_m, at_n = (j, i) if turned else (i, j)
-            near = dict(zip(self.near, pieces[len(self.dots) :]))
-            kind, own_pieces = wide(self.dot.dtype), pieces[: len(self.dots)]
+        dots = [p.dot for p in self.parts]  # of which each gives a piece
+        with self.piece(piece.shape, (batch, row, column)) as (at_m, at_n):
+            near = dict(zip(self.near, pieces[len(dots) :]))
+            kind, own_pieces = wide(self.dot.dtype), pieces[: len(dots)]
             rounded = [self.e.settled(self.b.cast(p, kind), self.dot) for p in own_pieces]
             linear = self.problem.linear(batch, at_m, at_n)
             own = self.problem.result_index(batch, at_m, at_n)
             if self.wholes and self.kernel is not None:
                 self.bind_wholes(self.kernel.own, at_m, columns)
-            for dot, sums in zip(self.dots, rounded):
+            for dot, sums in zip(dots, rounded):
                 self.e.bind(dot, own, sums)
             where = (self.kernel.own, self.kernel.piece) if self.kernel is not None else (0, 0)
             for known in self.brought.get(where, ()):
@@ -483,7 +477,7 @@ class WideDot:
             values = []
             for v in self.stored:
                 at = own if v.shape == self.dot.shape else unravel(linear, v.shape)
-                for dot, sums in zip(self.dots, rounded) if v.shape != self.dot.shape else ():
+                for dot, sums in zip(dots, rounded) if v.shape != self.dot.shape else ():
                     self.e.bind(dot, unravel(linear, dot.shape), sums)
                 values.append((v, at, self.e.value(v, at)))
             if isinstance(self.kernel, Grouping):  # rows past the block's last are the next group's
