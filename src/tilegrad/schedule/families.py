@@ -72,8 +72,7 @@ TABLE = [
     Row("loops on threads", ANY, "schedule.threads.loops:ThreadLoops", threads, _LOOPS),
     # Ways to see products with picked weights; a pass asks them, and products may be left.
     Row("own weights", _PICKED, "schedule.picked:OwnWeights", any_target, ("picked",)),
-    Row("all weights", _PICKED, "schedule.picked:AllWeights", any_target, ("picked",)),
-    Row("blocks of groups", _PICKED, "schedule.picked:GroupBlocks", any_target, ("picked",)),
+    Row("one product", _PICKED, "schedule.picked:OneProduct", any_target, ("picked",)),
     Row("products on the array", _PRODUCTS, "schedule.array:ArrayProducts", array, _DOTS),
     Row("products on the host", _PRODUCTS, "schedule.array:HostProducts", array, _DOTS),
     Row("products on tiles", _PRODUCTS, "schedule.matrix:TileProducts", own_tiles, _DOTS),

@@ -64,34 +64,22 @@ class OwnWeights(Chosen):
         return [by_rows(ops.picked_dot(x, weights, ids, axis=node.attrs["axis"]))]
 
 
-class AllWeights(Chosen):
-    """Rows are multiplied with all weights."""
+class OneProduct(Chosen):
+    """Rows are multiplied with all weights, or, sorted by them, as a product of groups: with a
+    list of blocks where its kernel walks one."""
 
     def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
         """Where rows do not read their own."""
-        fits = node.op is ops.picked_dot and not alone(node, target)
-        return [Offer(0.0)] if fits else "rows read their own weights, or are sorted by them"
+        return "rows read their own weights" if alone(node, target) else [Offer(0.0)]
 
     def calls(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
-        """A product in other ops."""
-        near.fired("all_weights")
-        return [by_all(node.with_inputs(tuple(inputs)))]
-
-
-class GroupBlocks(Chosen):
-    """A product of groups, with a list of blocks where its kernel walks one."""
-
-    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
-        """Where rows do not read their own."""
-        fits = node.op is ops.grouped_dot and not alone(node, target)
-        return [Offer(0.0)] if fits else "rows read their own weights, or are not sorted by them"
-
-    def calls(
-        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
-    ) -> list[Node]:
-        """The product itself: of what was gathered, where all groups together have few rows."""
+        """A product in other ops, or the product of groups itself: of what was gathered, where all
+        groups together have few rows."""
+        if node.op is ops.picked_dot:
+            near.fired("all_weights")
+            return [by_all(node.with_inputs(tuple(inputs)))]
         if not has_blocks(node, target) or node.attrs["block"]:
             return [node.with_inputs(tuple(inputs))]
         x, weights, offsets = inputs
