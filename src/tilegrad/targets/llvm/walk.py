@@ -69,8 +69,14 @@ NUMBERS = {
 }
 
 
-# `%x = field T, ptr %record, i64 at` reads a value of a record.
-FIELD = re.compile(r"^  %([\w.]+) = field (\w+), (.+)$", re.M)
+# `%x = field T, ptr %record, i64 at` reads a value of a record, `%x = flag %flags, bit` asks for a
+# bit, and `%x = entry T, ptr %list, i32 %number` reads one of a list.
+SHORT = {
+    r"field (\w+), (.+)": r"  %\1.at = getelementptr i8, \3\n  %\1 = load \2, ptr %\1.at",
+    r"flag (.+), (.+)": r"  %\1.bits = and i32 \2, \3\n  %\1 = icmp ne i32 %\1.bits, 0",
+    r"entry (\w+), (.+), i32 (.+)": r"  %\1.wide = zext i32 \4 to i64\n"
+    r"  %\1.at = getelementptr \2, \3, i64 %\1.wide\n  %\1 = load \2, ptr %\1.at",
+}
 
 
 def walker_text(machine: str) -> str:
@@ -92,7 +98,8 @@ def walker_text(machine: str) -> str:
     words |= {**NUMBERS, "FUTEX": {"x86_64": 202}.get(machine, 98), "CLOCK": 6 if linux else 1}
     for name in sorted(words, key=len, reverse=True):
         text = text.replace(f"${name}", str(words[name]))
-    text = FIELD.sub(r"  %\1.at = getelementptr i8, \3\n  %\1 = load \2, ptr %\1.at", text)
+    for short, long in SHORT.items():
+        text = re.sub(rf"(?m)^  %([\w.]+) = {short}$", long, text)
     return text.replace("$PAUSE", pause)
 
 
@@ -253,10 +260,9 @@ end:
 
 define internal void @barrier_after(ptr %pool, i64 %workers, i32 %flags, i1 %at_end) {
 entry:
-  %bits = and i32 %flags, $NO_BARRIER
-  %free = icmp ne i32 %bits, 0
-  %dynamic.bits = and i32 %flags, $DYNAMIC
-  %static = icmp eq i32 %dynamic.bits, 0
+  %free = flag %flags, $NO_BARRIER
+  %dynamic = flag %flags, $DYNAMIC
+  %static = xor i1 %dynamic, true
   %skip = and i1 %free, %static
   %none = or i1 %skip, %at_end
   br i1 %none, label %end, label %do
@@ -267,18 +273,23 @@ end:
   ret void
 }
 
-define internal i64 @grid_of(ptr %row, ptr %scalars, i32 %flags) {
+; A number, or the scalar of that number where the bit of the flags is set.
+define internal i64 @number_of(i64 %given, ptr %scalars, i32 %flags, i32 %bit) {
 entry:
-  %grid = field i64, ptr %row, i64 32
-  %bits = and i32 %flags, $GRID_SCALAR
-  %indirect = icmp ne i32 %bits, 0
+  %indirect = flag %flags, %bit
   br i1 %indirect, label %read, label %end
 read:
-  %at = getelementptr i64, ptr %scalars, i64 %grid
+  %at = getelementptr i64, ptr %scalars, i64 %given
   %value = load i64, ptr %at
   br label %end
 end:
-  %result = phi i64 [%grid, %entry], [%value, %read]
+  %result = phi i64 [%given, %entry], [%value, %read]
+  ret i64 %result
+}
+
+define internal i64 @grid_of(ptr %row, ptr %scalars, i32 %flags) {
+  %grid = field i64, ptr %row, i64 32
+  %result = call i64 @number_of(i64 %grid, ptr %scalars, i32 %flags, i32 $GRID_SCALAR)
   ret i64 %result
 }
 
@@ -312,9 +323,7 @@ loop:
   %special = icmp slt i32 %number, 0
   br i1 %special, label %put, label %read
 read:
-  %number.wide = zext i32 %number to i64
-  %slot.at = getelementptr ptr, ptr %slots, i64 %number.wide
-  %slot = load ptr, ptr %slot.at
+  %slot = entry ptr, ptr %slots, i32 %number
   br label %put
 put:
   %value = phi ptr [%counters, %loop], [%slot, %read]
@@ -334,16 +343,14 @@ entry:
   %offset = field i32, ptr %row, i64 24
   %offset.wide = zext i32 %offset to i64
   %scalars = getelementptr i64, ptr %all_scalars, i64 %offset.wide
-  %grain.at = getelementptr i8, ptr %row, i64 28
-  %grain.raw = load i32, ptr %grain.at
-  %grain.zero = icmp eq i32 %grain.raw, 0
-  %grain.some = select i1 %grain.zero, i32 1, i32 %grain.raw
-  %grain = zext i32 %grain.some to i64
+  %given = field i32, ptr %row, i64 28
+  %none = icmp eq i32 %given, 0
+  %least = select i1 %none, i32 1, i32 %given
+  %grain = zext i32 %least to i64
   %grid = call i64 @grid_of(ptr %row, ptr %all_scalars, i32 %flags)
-  %single.bits = and i32 %flags, $SINGLE
-  %single.set = icmp ne i32 %single.bits, 0
+  %set = flag %flags, $SINGLE
   %alone = icmp eq i64 %workers, 1
-  %single = or i1 %single.set, %alone
+  %single = or i1 %set, %alone
   br i1 %single, label %one, label %many
 one:
   %mine = icmp eq i64 %worker, 0
@@ -354,8 +361,7 @@ whole:
   call void %function(ptr %args, ptr %scalars, i64 0, i64 %grid, ptr %scratch)
   br label %end
 many:
-  %dynamic.bits = and i32 %flags, $DYNAMIC
-  %dynamic = icmp ne i32 %dynamic.bits, 0
+  %dynamic = flag %flags, $DYNAMIC
   br i1 %dynamic, label %draw, label %static
 static:
   %next = add i64 %worker, 1
@@ -385,23 +391,16 @@ COPY = """
 define internal void @copy(ptr %row, ptr %slots, ptr %scalars, i64 %worker, i64 %workers,
                            i32 %flags) {
 entry:
-  %to.at = getelementptr i8, ptr %row, i64 16
-  %source.at = getelementptr i8, ptr %row, i64 20
-  %to.number = load i32, ptr %to.at
-  %source.number = load i32, ptr %source.at
-  %to.wide = zext i32 %to.number to i64
-  %source.wide = zext i32 %source.number to i64
-  %to.slot = getelementptr ptr, ptr %slots, i64 %to.wide
-  %source.slot = getelementptr ptr, ptr %slots, i64 %source.wide
-  %to.base = load ptr, ptr %to.slot
-  %source.base = load ptr, ptr %source.slot
+  %to.number = field i32, ptr %row, i64 16
+  %source.number = field i32, ptr %row, i64 20
+  %to.base = entry ptr, ptr %slots, i32 %to.number
+  %source.base = entry ptr, ptr %slots, i32 %source.number
   %a = field i64, ptr %row, i64 40
   %b = field i64, ptr %row, i64 48
   %to = getelementptr i8, ptr %to.base, i64 %a
   %source = getelementptr i8, ptr %source.base, i64 %b
   %bytes = call i64 @grid_of(ptr %row, ptr %scalars, i32 %flags)
-  %single.bits = and i32 %flags, $SINGLE
-  %single = icmp ne i32 %single.bits, 0
+  %single = flag %flags, $SINGLE
   %grain = select i1 %single, i64 %bytes, i64 $COPY_GRAIN
   %none = icmp sle i64 %bytes, 0
   br i1 %none, label %end, label %split
@@ -422,16 +421,7 @@ end:
 # JUMP_UNLESS ends in a barrier: nobody may go on to rewrite the byte before all have read it.
 WALK = """
 define internal i64 @value_of(i64 %c, ptr %scalars, i32 %flags) {
-entry:
-  %bits = and i32 %flags, $VALUE_SCALAR
-  %indirect = icmp ne i32 %bits, 0
-  br i1 %indirect, label %read, label %end
-read:
-  %at = getelementptr i64, ptr %scalars, i64 %c
-  %value = load i64, ptr %at
-  br label %end
-end:
-  %result = phi i64 [%c, %entry], [%value, %read]
+  %result = call i64 @number_of(i64 %c, ptr %scalars, i32 %flags, i32 $VALUE_SCALAR)
   ret i64 %result
 }
 
@@ -537,9 +527,7 @@ set_slot:
   %to = field i32, ptr %entry.at, i64 16
   %base = field i32, ptr %entry.at, i64 20
   %to.wide = zext i32 %to to i64
-  %base.wide = zext i32 %base to i64
-  %base.slot = getelementptr ptr, ptr %slots, i64 %base.wide
-  %base.pointer = load ptr, ptr %base.slot
+  %base.pointer = entry ptr, ptr %slots, i32 %base
   %constant = getelementptr i8, ptr %base.pointer, i64 %c
   %fixed = icmp slt i64 %a, 0
   br i1 %fixed, label %put_slot, label %stride
