@@ -179,10 +179,14 @@ def _split_index(node: Node, linear: Size, row: Size, column: Size, group: Regio
     return unravel(linear, node.shape)
 
 
+def axes_of(node: Node) -> tuple[int, ...]:
+    """The axes that a reduction runs over."""
+    return node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+
+
 def reduce_split(node: Node) -> tuple[Size, str] | None:
     """Rows and order of a reduction whose axes are all trailing or all leading."""
-    x = node.inputs[0]
-    axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+    x, axes = node.inputs[0], axes_of(node)
     live = [a for a in range(len(x.shape)) if x.shape[a] != 1]
     reduced = [a for a in live if a in axes]
     kept = [a for a in live if a not in axes]

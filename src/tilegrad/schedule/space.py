@@ -29,7 +29,7 @@ from ..ir.symbol import (
 )
 from ..ir.types import product
 from .access import MOVEMENT, Index, Place, below, offset_of, places, symbolic, unravel
-from .region import COSTLY, REDUCE, Region, leaves_of, own_index
+from .region import COSTLY, REDUCE, Region, axes_of, leaves_of, own_index
 from .sheet import Sheet
 
 KINDS = {ops.sum_: "sum", ops.prod: "prod", ops.max_: "max", ops.min_: "min"}
@@ -47,8 +47,7 @@ def identity(kind: str, dtype: DType) -> Any:
 
 def reduce_index(node: Node, row: Size, column: Size) -> Index:
     """Where a reduction reads its input for result number `row`, reduced element `column`."""
-    x = node.inputs[0]
-    axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
+    x, axes = node.inputs[0], axes_of(node)
     kept = [a for a in range(len(x.shape)) if a not in axes]
     found: list[Size] = [0] * len(x.shape)
     for a, i in zip(kept, unravel(row, [x.shape[a] for a in kept])):
@@ -84,8 +83,7 @@ class Space:
         if group.kind == "mixed":
             node = group.values[0]
             last = len(node.inputs[0].shape) - 1
-            axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
-            self.order = "row" if last in axes else "column"
+            self.order = "row" if last in axes_of(node) else "column"
         self.levels = self._levels()
 
     # ---- shape of the work ----------------------------------------------------------------
@@ -173,8 +171,7 @@ class Space:
         return extent, ordered
 
     def _reduced(self, node: Node) -> tuple[Size, ...]:
-        axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
-        return tuple(node.inputs[0].shape[a] for a in axes)
+        return tuple(node.inputs[0].shape[a] for a in axes_of(node))
 
     def _linear(self, extent: Size, inner: Size) -> bool:
         """Whether every stored value is read linearly along an inner axis of this size."""

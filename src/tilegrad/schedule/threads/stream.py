@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...core.dtype import DType
 from ...ir.node import Node
@@ -139,20 +140,14 @@ class StreamedRows(ThreadPart):
         """Tiles of a row from memory."""
         b, e, found = self.b, self.e, []
         for k in range(count):
-            at = base + k * self.lanes
-            with e.tile(
-                walk.row,
-                1,
-                self.space.group.rows or 1,
-                at,
-                self.lanes,
-                self.stream.columns,
-                k < whole,
-            ) as (_, lane):
-                found.append(
-                    [b.cast(e.value(n, i), n.dtype) for n, i in self.kept_reads(walk, lane)]
-                )
+            with self.tile(walk, base + k * self.lanes, k < whole) as (_, lane):
+                reads = self.kept_reads(walk, lane)
+                found.append([b.cast(e.value(n, i), n.dtype) for n, i in reads])
         return found
+
+    def tile(self, walk: Walk, at: Size, whole: bool) -> Any:
+        """Lanes of a walk's row from a place on; yields (row, lane)."""
+        return self.sweep.tile(walk, at, self.stream.columns, whole)
 
     def asked_rest(self, walk: Walk) -> Raw:
         """What shared memory does not hold of a row, where registers do."""
@@ -160,9 +155,7 @@ class StreamedRows(ThreadPart):
 
     def take_tile(self, walk: Walk, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
         """What a walk does with one tile that is there."""
-        with self.e.tile(
-            walk.row, 1, self.space.group.rows or 1, at, self.lanes, self.stream.columns, whole
-        ) as (_, lane):
+        with self.tile(walk, at, whole) as (_, lane):
             for (node, index), x in zip(self.kept_reads(walk, lane), values):
                 self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
             return self.sweep.taken(walk, lane)
@@ -195,9 +188,7 @@ class StreamedRows(ThreadPart):
     def has_place(self, walk: Walk, base: Size, count: int) -> Node | None:
         """Whether some tiles have a place that a walk compares with; None where it does not."""
         b, e, found = self.b, self.e, None
-        with e.tile(
-            walk.row, 1, self.space.group.rows or 1, base, self.lanes, self.stream.columns, True
-        ) as (_, lane):
+        with self.tile(walk, base, True) as (_, lane):
             numbers = [
                 number
                 for node, index in walk.expressions(self.space, lane)

@@ -235,6 +235,11 @@ class Sweep(ThreadPart):
             return one(-(-left // lanes), left // lanes)(middle, values)
         return b.loop("rest", middle, stop, lanes, one(1, 0), values)
 
+    def tile(self, walk: Walk, at: Size, stop: Size, whole: bool) -> Any:
+        """Lanes of a walk's row from a place on; yields (row, lane)."""
+        rows = self.space.group.rows or 1
+        return self.e.tile(walk.row, 1, rows, at, self.lanes, stop, whole)
+
     def feed(
         self,
         walk: Walk,
@@ -252,8 +257,7 @@ class Sweep(ThreadPart):
         parts: list[list[Part]] = []
 
         def tile(k: int) -> Any:
-            at = base + k * self.lanes
-            return e.tile(walk.row, 1, self.space.group.rows or 1, at, self.lanes, stop, k < whole)
+            return self.tile(walk, base + k * self.lanes, stop, k < whole)
 
         asked: list[list[tuple[Node, Index, Node]]] = [[] for _ in range(count)]
         for k in range(count if walk.writes and count > 1 else 0):  # before anything is written

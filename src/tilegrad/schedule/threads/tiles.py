@@ -41,6 +41,7 @@ from .exponent import ExponentEvaluator
 from .views import Viewed, seen_along
 
 TURN_BYTES = 36 << 10  # most bytes of shared memory that one turned read takes
+FRAME = ("row", "row_base", "rows", "row_mask", "lane", "base", "lanes", "lane_mask")  # of a tile
 LITTLE = 1 << 30  # places up to here are compared in 32 bits
 
 
@@ -78,16 +79,7 @@ class TileEvaluator(ExponentEvaluator):
 
         `whole` says that all of them are inside.
         """
-        before = (
-            self.row,
-            self.row_base,
-            self.rows,
-            self.row_mask,
-            self.lane,
-            self.base,
-            self.lanes,
-            self.lane_mask,
-        )
+        before = {name: getattr(self, name) for name in FRAME}
         at_row, self.row, self.row_mask = self._axis("row", row, rows, row_size, whole)
         at_lane, self.lane, self.lane_mask = self._axis("lane", base, lanes, size, whole)
         self.row_base, self.rows, self.base, self.lanes = row, rows, base, lanes
@@ -98,16 +90,7 @@ class TileEvaluator(ExponentEvaluator):
             with self.scope():
                 yield at_row, at_lane
         finally:
-            (
-                self.row,
-                self.row_base,
-                self.rows,
-                self.row_mask,
-                self.lane,
-                self.base,
-                self.lanes,
-                self.lane_mask,
-            ) = before
+            vars(self).update(before)
 
     def _axis(self, name: str, base: Size, count: int, size: Size, whole: bool) -> Any:
         """The index, atom and mask of a tile axis."""
