@@ -68,6 +68,14 @@ def parts(n: int) -> tuple[list[Node], list[Node]]:
     return xs, [build.concatenate(xs, 0), build.concatenate(xs, 1)]
 
 
+def computed_parts(n: int) -> tuple[list[Node], list[Node]]:
+    """n sums, and n numbers, behind one another."""
+    xs, numbers = [given(4, 8) for _ in range(n)], [given() for _ in range(n)]
+    sums = [build.add(x, 1.0) for x in xs]
+    rows = [build.broadcast_to(x, (1, 8)) for x in numbers]
+    return [*xs, *numbers], [build.concatenate(sums, 0), build.concatenate(rows, 0)]
+
+
 def updates(n: int) -> tuple[list[Node], list[Node]]:
     """n writes into a state."""
     state = z = given(8)
@@ -95,7 +103,9 @@ def recurrent(n: int) -> tuple[list[Node], list[Node]]:
     return [x, w], [g for g in gradients([h], [build.like(h, 1.0)], [w]) if g is not None]
 
 
-GRAPHS: dict[str, Made] = {f.__name__: f for f in (chain, total, parts, updates, rows, recurrent)}
+GRAPHS: dict[str, Made] = {
+    f.__name__: f for f in (chain, total, parts, computed_parts, updates, rows, recurrent)
+}
 
 
 def calls(function: Callable[[], Any]) -> int:

@@ -98,6 +98,10 @@ ON_GPUS = {
             "v2 = v1.transpose(-1, -2) @ v1 * 0.1",
         ],
     ),
+    "20 parts that are computed, one behind the other": (
+        [("float32", np.resize(SPREAD, (3, 4)))],
+        ["v0 = m.cat([x0 + float(i) for i in range(20)])"],
+    ),
 }
 
 

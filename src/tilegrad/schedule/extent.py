@@ -70,7 +70,9 @@ class Extents:
             for i in sorted(node.inputs, key=lambda i: -self.below(i).nodes):
                 if self.own[node].exceeds and i not in self.values:
                     self._store(i)
-                    self.own[node] = self._of(node)
+                    if len(node.inputs) <= READS:  # else all are stored, however many
+                        self.own[node] = self._of(node)
+            self.own[node] = self._of(node)
         if node.op not in INLINE and self.own[node].nodes > HELD:
             inside = [i for i in node.inputs if i not in self.values]
             if self.holds_much(inside, max([high(product(i.shape)) for i in inside], default=0)):

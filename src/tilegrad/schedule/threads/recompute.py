@@ -16,7 +16,7 @@ from ...ir.symbol import high
 from ...ir.types import Array, product
 from ..access import MOVEMENT
 from ..lowering import Lowering
-from ..region import INLINE, cost, leaves_of
+from ..region import INLINE, cost, joins, leaves_of
 
 SHORT = 1024  # places
 KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads that do not line up
@@ -44,7 +44,7 @@ def _is_again(
         return False
     if _is_index(node, readers, values, set(arguments)):
         return True
-    if _needed(node, readers) or _spread(node, readers):
+    if any(_reads_stored(reader) for reader in _readers(node, readers)):
         return False
     read = [leaf for leaf in leaves_of(node, values) if leaf is not node]
     return _bytes(read) <= high(product(node.shape)) * node.dtype.size * 5 / 4
@@ -67,28 +67,20 @@ def _bytes(nodes: Sequence[Node]) -> int:
     return sum(high(product(n.shape)) * n.dtype.size for n in nodes if isinstance(n.type, Array))
 
 
-def _needed(node: Node, readers: dict[Node, list[Node]]) -> bool:
-    """Whether something reads it that only reads what is stored."""
-    stack, seen = list(readers.get(node, ())), set()
-    while stack:
-        reader = stack.pop()
-        if reader in seen:
-            continue
-        seen.add(reader)
-        if reader.op not in INLINE and reader.op.group != "reduce":
-            return True
-        if reader.op in MOVEMENT:
-            stack.extend(readers.get(reader, ()))
-    return False
-
-
-def _spread(node: Node, readers: dict[Node, list[Node]]) -> bool:
-    """Whether some reader takes each element many times."""
+def _readers(node: Node, readers: dict[Node, list[Node]]) -> set[Node]:
+    """What reads a Node, and what reads it through movement."""
+    found: set[Node] = set()
     stack = list(readers.get(node, ()))
     while stack:
         reader = stack.pop()
-        if reader.op in (ops.expand, ops.windows, ops.gather):
-            return True
-        if reader.op in MOVEMENT:
+        if reader.op in MOVEMENT and reader not in found:
             stack.extend(readers.get(reader, ()))
-    return False
+        found.add(reader)
+    return found
+
+
+def _reads_stored(reader: Node) -> bool:
+    """Whether a Node only reads what is stored, or takes each element many times."""
+    if reader.op in (ops.expand, ops.windows, ops.gather) or joins(reader):
+        return True
+    return reader.op not in INLINE and reader.op.group != "reduce"
