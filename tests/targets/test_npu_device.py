@@ -232,16 +232,6 @@ def test_chips_by_file(tmp_path: Path) -> None:
         target_for("npu:99")
 
 
-def test_a_chip_of_floats_leaves_products_to_the_host() -> None:
-    x = tg.zeros((4, 8), dtype=tg.bfloat16)
-    found = tg.placement(
-        lambda x: x.to(tg.float32) @ x.to(tg.float32).mT,
-        x,
-        device=tg.device("npu", chip="tpu-like"),
-    )
-    assert "adds floats in an order of its own" in next(iter(found.reasons()))
-
-
 def test_what_does_not_fit_is_told() -> None:
     """A chip whose program memory holds no result of a long product leaves it to the host."""
     tiny = small(program_words=16)
@@ -251,3 +241,50 @@ def test_what_does_not_fit_is_told() -> None:
     )
     assert found.host_share == 1.0
     assert "program_words is too small" in next(iter(found.reasons()))
+
+
+def product(x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+    return x @ w
+
+
+def attended(x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+    return F.softmax(x @ w, -1) @ w.mT
+
+
+def picture(x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+    windows = F.conv2d(x.reshape(1, 1, *x.shape), w[:3, :3].reshape(1, 1, 3, 3), padding=1)
+    return tg.relu(windows)
+
+
+@pytest.mark.parametrize("dataflow", ["ws", "os", "is"])
+@pytest.mark.parametrize("element", [tg.bfloat16, tg.float16])
+@pytest.mark.parametrize("function", [product, attended, picture])
+def test_floats_are_added_in_the_arrays_order(
+    function: Callable, element: tg.DType, dataflow: str
+) -> None:
+    """The same bits at every level: sums whose order matters, and numbers near the smallest."""
+    named = {tg.bfloat16: "bf16", tg.float16: "fp16"}[element]
+    p = small(element=named, dataflow=dataflow, bank_rows=64, accumulator_rows=64)
+    tiny = 2.0**-75 if element is tg.bfloat16 else 2.0**-9
+    for rows, inner, columns, scale in ((6, 10, 5, 1.0), (1, 8, 4, 1.0), (5, 7, 9, tiny)):
+        a = RNG.standard_normal((rows, inner)) * 2.0 ** RNG.integers(-5, 5, (rows, inner)) * scale
+        b = RNG.standard_normal((inner, columns)) * scale
+        found = []
+        for level in LEVELS:
+            name = tg.device("npu", chip=p, level=level)
+            given = [tg.tensor(v.astype(np.float32)).to(element).to(name) for v in (a, b)]
+            found.append(tg.jit(function)(*given).to(tg.float32).numpy().copy())
+        assert device(name).account().launches > 0
+        for one in found[1:]:
+            np.testing.assert_array_equal(one.view(np.uint32), found[0].view(np.uint32))
+        if function is product and scale == 1.0:
+            exact = np.abs(a) @ np.abs(b)
+            assert (np.abs(found[0] - a @ b) <= 0.02 * exact).all()
+
+
+def test_what_a_float_array_leaves_to_the_host_is_told() -> None:
+    name = tg.device("npu", chip=small(element="bf16"))
+    x = tg.zeros((4, 4), device=name)
+    said = str(tg.placement(lambda x: F.softmax(x @ x, -1), x, device=name))
+    assert "multiplies bfloat16 by bfloat16, not float32 by float32" in said
+    assert "subnormal" in said

@@ -1,4 +1,4 @@
-"""Families of an array beside the CPU: products of integers and what its vector unit does to them.
+"""Families of an array beside the CPU: products, and what its vector unit does to sums of integers.
 
 The array takes a product with the ops that follow it, or ops alone, where its vector unit has them;
 everything else is the host's, in the same memory and the same Schedule. A Body of the array has an
@@ -15,6 +15,7 @@ from ..graph import ops
 from ..ir.node import Node, topological
 from ..runtime.language import language_of
 from ..tile.array import ArrayWork
+from .array_dot import ArrayDot
 from .array_steps import ALONG, VECTOR, Reader, Refused, takes_product
 from .array_work import work_of_region
 from .cut import Cut
@@ -76,8 +77,12 @@ class ArrayProducts(ArrayFamily, VectorProducts):
         return self.offered(region, target)
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """The host's Body, with the array's work beside it."""
-        return marked(super().lower(region, offer, target, f"array_{name}"), offer.plan)
+        """The host's Body, with the array's work beside it: floats in the array's order."""
+        name, unit = f"array_{name}", target.array
+        if unit is None or not unit.accumulator.is_float:
+            return marked(super().lower(region, offer, target, name), offer.plan)
+        made = ArrayDot(region, region.inputs, region.known, target, name).lower()
+        return marked([made], offer.plan)
 
 
 class ArrayLoops(ArrayFamily, VectorLoops):

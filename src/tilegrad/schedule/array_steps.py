@@ -51,9 +51,8 @@ def takes_product(node: Node, target: Target) -> str:
     if kinds != unit.inputs:
         names = " by ".join(k.name for k in kinds)
         return f"multiplies {' by '.join(k.name for k in unit.inputs)}, not {names}"
-    if unit.accumulator.is_float:  # values must not depend on who computes them
-        return "adds floats in an order of its own, which no kernel of the host has yet"
-    if node.dtype is not unit.accumulator:
+    stored = (unit.accumulator, *unit.inputs[: unit.accumulator.is_float])
+    if node.dtype not in stored:
         return f"sums are {unit.accumulator.name}, not {node.dtype.name}"
     if not high(product(node.shape)) or not all(high(product(i.shape)) for i in node.inputs):
         return "there is nothing to sum"
@@ -84,6 +83,10 @@ class Reader:
     def _value(self, node: Node) -> tuple[Any, Range]:
         if node is self.dot:
             return ("product",), bounds(int32)
+        if self.wide is not int32:  # subnormal numbers differ from the host's
+            raise Refused(
+                f"keeps {node.op.name} of floats to the host, which has subnormal numbers"
+            )
         if node.op is ops.constant:
             return self._constant(node)
         base = node

@@ -302,7 +302,7 @@ class DotLowering:
             at, axes = ((i, 0), (1, 0)) if self.turned_a else ((0, i), (0, 1))
             left = b.load(self.packed_a, at, (plan.mr, 1), axes)
             line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
-            acc[0] = b.add(tile_ops.dot(left, line, acc[0]))
+            acc[0] = self.multiplied(left, line, acc[0])
 
         acc = [b.constant(0, self.accumulator, (plan.mr, plan.nr))]
         whole = floor_divide(count, plan.unroll) * plan.unroll
@@ -315,6 +315,10 @@ class DotLowering:
             for i in b.each("k", whole, count, 1, acc, bounds=bounds):
                 step(i)
         return acc[0]
+
+    def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
+        """Sums with an outer product."""
+        return self.b.add(tile_ops.dot(left, line, sums))
 
     def rows_ahead(self, at: Size, i: Size, j: Size) -> list[tuple[Node, Size]]:
         """Where the next row panel will be packed from: this column panel's share of its rows."""

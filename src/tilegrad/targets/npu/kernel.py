@@ -29,6 +29,7 @@ from .target import parameters_of
 
 LEVELS = ("compiled", "words", "registers")
 SHOWN = 120  # words of a listing
+WIDE = ("int32", "float32")  # sums as they are
 
 
 class ArrayKernel:
@@ -41,11 +42,11 @@ class ArrayKernel:
         self.stored = tuple(
             Stored(
                 o.value,
-                Narrow(o.scale, o.shift, o.relu) if o.dtype in ("int8", "bfloat16") else None,
+                None if o.dtype in WIDE else Narrow(o.scale, o.shift, o.relu),
             )
             for o in work.outputs
         )
-        beside = tuple(Beside(o.role == HELD, o.dtype in ("int32", "float32")) for o in work.beside)
+        beside = tuple(Beside(o.role == HELD, o.dtype in WIDE) for o in work.beside)
         sides = (work.N, work.M) if work.turned else (work.M, work.N)
         self.product = Product(
             p,

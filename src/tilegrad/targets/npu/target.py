@@ -11,18 +11,21 @@ import functools
 import json
 from dataclasses import replace
 
-from ...core.dtype import bfloat16, float32, int8, int32
+from ...core.dtype import bfloat16, float16, float32, int8, int32
 from ...core.target import MatrixUnit, MemorySpace, Target
 from .parameters import Parameters
 
 ARRAY = "array"  # the name of the unit, and of its rate
+ANY_DEPTH = 1 << 30  # sums that stay in the mesh
+ELEMENTS = {"int8": (int8, int32), "bf16": (bfloat16, float32), "fp16": (float16, float32)}
 
 
 def npu_target(p: Parameters, host: Target) -> Target:
     """The facts of a chip with these parameters beside a CPU."""
-    element, wide = (bfloat16, float32) if p.floating else (int8, int32)
+    element, wide = ELEMENTS[p.element]
+    deep = ANY_DEPTH if p.dataflow == "os" else p.rows
     places = ("accumulator", ("scratchpad", "scratchpad"))
-    unit = MatrixUnit(ARRAY, p.rows, p.columns, p.rows, (element, element), wide, *places, 0)
+    unit = MatrixUnit(ARRAY, p.rows, p.columns, deep, (element, element), wide, *places, 0)
     moved = p.dma_bytes * p.clock * 1e6 / p.gap
     memories = {
         **host.memories,
