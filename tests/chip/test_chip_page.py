@@ -43,7 +43,7 @@ def test_every_network_has_an_estimate() -> None:
 
 
 WRONG = [
-    ({"lanes": 3}, "lanes", "a divisor of columns (16)", "2 would fit"),
+    ({"lanes": 3}, "lanes", "a divisor of columns (16)", "lanes = 2 would fit"),
     ({"rows": 0}, "rows", "1 to 256", "rows = 1 would fit"),
     ({"banks": 3}, "banks", "a power of two", "banks = 2 or 4 would fit"),
     ({"clock": None}, "clock", "a number", None),
@@ -214,7 +214,7 @@ def test_sliders_move_everything(page: Any) -> None:
 def test_a_bad_value_is_marked_and_mended(page: Any) -> None:
     put(page, "p-lanes", 3)
     page.until("document.querySelector('.control.bad') !== null")
-    assert "lanes; expected a divisor of columns (16); 2 would fit" in page.run(
+    assert "lanes; expected a divisor of columns (16); lanes = 2 would fit" in page.run(
         "document.getElementById('error').textContent"
     )
     assert page.run("document.querySelector('.control.bad input').id") == "p-lanes"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,45 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(UserError, match="is not json"):
         Parameters.load(tmp_path / "bad.json")
+
+
+FIELDS = [f.name for f in fields(Parameters) if f.name not in ("energy", "name")]
+ODD = (-5, 0, 3, 255, 70000, 2.5, 1e-3, 1e9, float("nan"), float("inf"), True, "x", "os", None)
+
+
+def random_tables() -> list[tuple[dict[str, object], dict[str, object]]]:
+    """Some fields of a chip and of its energies with numbers and texts of all kinds."""
+    r = random.Random(0)
+    made: list[tuple[dict[str, object], dict[str, object]]] = [
+        ({"dram_bandwidth": 1e-3, "dma_bytes": 128, "clock": 1e5}, {}),
+        ({"sparse": True, "rows": 255}, {}),
+    ]
+    for _ in range(500):
+        table = {name: r.choice(ODD) for name in r.sample(FIELDS, r.randint(0, 3))}
+        made.append((table, {"mac": r.choice(ODD)} if r.random() < 0.3 else {}))
+    return made
+
+
+def test_what_an_error_says_would_fit_does() -> None:
+    """Each error names one field, its bound and a value for it; with those, a file is a chip."""
+    for table, energy in random_tables():
+        fitted({**table, "energy": energy}, energy)
+
+
+def fitted(made: dict[str, object], energy: dict[str, object]) -> None:
+    for _ in range(12):
+        try:
+            Parameters.of(made)
+            return
+        except UserError as error:
+            assert "expected" in str(error) and error.hint is not None, error
+            name, _, rest = error.hint.partition(" = ")
+            assert f"bad {name}" in str(error)
+            value = rest.split(" would")[0].split(" or ")[0].strip("'\"")
+            known = value in ("True", "False") or value[:1].isdigit()
+            number = json.loads(value.lower()) if known else value
+            if "." in name:
+                energy[name.split(".")[1]] = number
+            else:
+                made[name] = number
+    raise AssertionError(f"nothing fits: {made}")

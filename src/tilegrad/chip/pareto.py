@@ -146,7 +146,7 @@ def _explore(
         try:
             points.append(evaluate(choice))
         except UserError as error:
-            refused.append((choice, str(error).splitlines()[0]))
+            refused.append((choice, _why(error)))
     if not points:
         raise UserError(
             "none of the designs can be built",
@@ -229,6 +229,12 @@ def _panel(
         hint = f"{p.name}: {1e3 * p.seconds:.4g} ms, {1e3 * p.energy:.4g} mJ, {p.area:.4g} mm2"
         on = p in best
         yield dot(x(a), y(b), 5.5 if on else 4, kind if on else f"{kind} out", hint)
+
+
+def _why(error: UserError) -> str:
+    """An error in a line: what is wrong, its bound, and what would fit."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return "; ".join(line for line in lines if not line.startswith(("at:", "location:")))
 
 
 __all__ = ["Explored", "Point", "choices", "explore_array", "explore_npu", "front", "plotted"]

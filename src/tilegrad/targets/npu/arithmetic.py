@@ -28,7 +28,8 @@ def values_of(element: str) -> Array:
         return np.arange(256, dtype=np.uint8).view(np.int8).astype(np.int32)
     bits = np.arange(65536, dtype=np.uint16)
     if element == "bf16":
-        return from_bits(bits.astype(np.uint32) << np.uint32(16))
+        with np.errstate(invalid="ignore"):  # NaNs
+            return from_bits(bits.astype(np.uint32) << np.uint32(16))
     found = bits.view(np.float16).astype(np.float32)
     return np.where(bits >> 10 & 31 == 0, np.copysign(np.float32(0), found), found)
 

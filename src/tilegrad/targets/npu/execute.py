@@ -31,7 +31,7 @@ class Execute(Unit):
     def __init__(self, p: Parameters, queue: Queue, tokens: Tokens, load: Load) -> None:
         super().__init__(p, queue, tokens)
         self.load = load
-        self.mesh = Mesh(p)
+        self.mesh, self.table = Mesh(p), arithmetic.values_of(p.element)
         kind: Any = np.float32 if p.floating else np.int32
         self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
         self.time = self.last = 0
@@ -98,8 +98,8 @@ class Execute(Unit):
 
     def values(self, bits: Array) -> Array:
         """Numbers of slots, as the multipliers take them."""
-        found = arithmetic.values_of(self.p.element)[bits]
-        if self.p.floating:
+        found: Array = self.table[bits]
+        if self.sums.dtype == np.float32:
             self.mesh.see(found)
         return found
 
@@ -158,7 +158,7 @@ class Execute(Unit):
     def lanes(self, values: Array, word: Instruction) -> Array:
         """Inputs of each row of the mesh from a row of the scratchpad."""
         rows = self.p.rows
-        if self.p.lane == 1:
+        if self.mesh.inputs.ndim == 2:
             return values[:rows]
         made = np.zeros((rows, self.p.lane), values.dtype)
         if word["sparse"]:

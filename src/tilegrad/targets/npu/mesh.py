@@ -56,6 +56,7 @@ class Mesh:
         self.index = np.zeros((rows, columns), np.uint8)  # of each, in its group of four
         self.raw = np.zeros((rows, columns), np.uint16)  # mixed: the bits of each
         self.mixed = False  # whether they are two weights in this cycle
+        self.pairs = pairs_of(p.weights, p.element) if p.mixed else None
         self.left = Skew(np.arange(rows), (rows, *four), kind)
         self.top = Skew(np.arange(columns), (columns,), kind)
         self.top_index = Skew(np.arange(columns), (columns,), np.uint8)
@@ -80,17 +81,17 @@ class Mesh:
 
     def still_bits(self) -> Array:
         """The bits of what stays, or moves down."""
-        return self.raw if self.p.mixed else bits_of(self.still, self.p.element)
+        return self.raw if self.pairs is not None else bits_of(self.still, self.p.element)
 
     def added(self, sums: Array, inputs: Array, still: Array, index: Array, raw: Array) -> Array:
         """Sums with what every multiplier gives."""
-        if self.mixed:
-            for i, weights in enumerate(pairs_of(self.p.weights, self.p.element)[:, raw]):
+        if self.mixed and self.pairs is not None:
+            for i, weights in enumerate(self.pairs[:, raw]):
                 sums = self.flushed(sums + self.flushed(inputs[..., i] * weights))
             return sums
         if self.p.sparse:
             inputs = np.take_along_axis(inputs, index[..., None].astype(np.intp), -1)[..., 0]
-        elif self.p.mixed:
+        elif self.pairs is not None:
             inputs = inputs[..., 0]
         return self.flushed(sums + self.flushed(inputs * still))
 
@@ -129,7 +130,7 @@ class Mesh:
         values, index, raw = row or self.nothing
         still = _below(self.still, self.top.step(values))
         places = _below(self.index, self.top_index.step(index)) if self.p.sparse else self.index
-        both = _below(self.raw, self.top_raw.step(raw)) if self.p.mixed else self.raw
+        both = _below(self.raw, self.top_raw.step(raw)) if self.pairs is not None else self.raw
         if clear:
             self.sums = np.zeros_like(self.sums)
         elif drain:

@@ -197,7 +197,7 @@ def _check(p: Parameters) -> None:
     for name, (least, most) in BOUNDS.items():
         value = getattr(p, name)
         if not least <= value <= most:
-            fits = min(max(value, least), most)
+            fits = min(max(least, value), most)  # the least for what is not a number
             raise _bad(name, f"{least} to {most}", value, f"{name} = {fits} would fit")
     for name in POWERS:
         value = getattr(p, name)
@@ -207,14 +207,17 @@ def _check(p: Parameters) -> None:
             raise _bad(name, "a power of two", value, hint)
     if p.columns % p.lanes:
         fits = max(n for n in range(1, p.lanes + 1) if p.columns % n == 0)
-        raise _bad("lanes", f"a divisor of columns ({p.columns})", p.lanes, f"{fits} would fit")
+        hint = f"lanes = {fits} would fit"
+        raise _bad("lanes", f"a divisor of columns ({p.columns})", p.lanes, hint)
     if p.scratchpad_rows > 65536:
         hint = f"bank_rows = {65536 // p.banks} would fit"
         raise _bad("bank_rows", "at most 65536 rows in all banks", p.bank_rows, hint)
     if p.sparse and p.rows % 2:
         raise _bad("rows", "even, for a 2:4 unit", p.rows, f"rows = {p.rows + 1} would fit")
-    if p.columns * 4 > 4096 or p.slots * p.element_bits // 8 > 4096:
-        raise _bad("columns", "a row of at most 4096 bytes", p.columns)
+    least = p.dma_bytes * p.clock / (1e3 * BOUNDS["dram_latency"][1])  # GB/s, of any latency
+    if p.dram_bandwidth < least:
+        hint = f"dram_bandwidth = {1.001 * least:.4g} would fit"
+        raise _bad("dram_bandwidth", f"at least {least:.4g} for this port", p.dram_bandwidth, hint)
     if p.dram_latency < p.gap:
         hint = f"dram_latency = {p.gap} would fit, or more dram_bandwidth"
         raise _bad("dram_latency", f"at least {p.gap}, the cycles of a beat", p.dram_latency, hint)
@@ -222,7 +225,7 @@ def _check(p: Parameters) -> None:
 
 def _check_types(p: Parameters) -> None:
     for f in fields(Parameters):
-        if f.name in ("energy", "name"):
+        if f.name == "energy":
             continue
         value = getattr(p, f.name)
         kind = type(f.default)
@@ -234,18 +237,29 @@ def _check_types(p: Parameters) -> None:
             str: isinstance(value, str),
         }[kind]
         if not right:
-            raise _bad(
-                f.name, {float: "a number", int: "a whole number"}.get(kind, str(kind)), value
-            )
+            wanted = {
+                float: "a number",
+                int: "a whole number",
+                str: "a text",
+                bool: "true or false",
+            }
+            raise _bad(f.name, wanted[kind], value, f"{f.name} = {f.default!r} would fit")
     for name, known in (("dataflow", DATAFLOWS), ("element", tuple(WEIGHTS))):
         if getattr(p, name) not in known:
-            raise _bad(name, " or ".join(known), getattr(p, name))
+            hint = f"{name} = {known[0]!r} would fit"
+            raise _bad(name, " or ".join(known), getattr(p, name), hint)
     if p.weights not in WEIGHTS[p.element]:
-        raise _bad("weights", f"{' or '.join(WEIGHTS[p.element])} for {p.element}", p.weights)
+        hint = f"weights = {p.element!r} would fit"
+        raise _bad("weights", f"{' or '.join(WEIGHTS[p.element])} for {p.element}", p.weights, hint)
     for f in fields(Energy):
         value = getattr(p.energy, f.name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-            raise _bad(f"energy.{f.name}", "a number of pJ, at least 0", value)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 <= value < math.inf
+        ):
+            hint = f"energy.{f.name} = {f.default} would fit"
+            raise _bad(f"energy.{f.name}", "a number of pJ, at least 0", value, hint)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
