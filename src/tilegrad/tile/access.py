@@ -19,6 +19,7 @@ import numpy as np
 
 from ..ir.node import Node
 from ..ir.types import Memory
+from .finding import place_name
 
 Clock = list[int]
 Box = tuple[tuple[int, int], ...]  # start and stop along each axis
@@ -51,10 +52,8 @@ class Plain:
 class Region:
     """A box of a place."""
 
-    __slots__ = ("box", "elements", "neighbours", "plain", "reads", "ready", "write", "written")
-
-    def __init__(self, box: Box, elements: Elements | None = None) -> None:
-        self.box = box
+    def __init__(self, place: Place, box: Box, elements: Elements | None = None) -> None:
+        self.place, self.box = place, box
         self.elements = elements  # of the box, by their number in the place; None: all
         self.neighbours: list[Region] = []
         self.write: Touch | None = None
@@ -62,6 +61,11 @@ class Region:
         self.plain: Plain | None = None
         self.written = False  # by anyone, whole
         self.ready = False  # found to be initialised
+
+    def __str__(self) -> str:
+        place = self.place
+        lead = [a for (a, b), s in zip(self.box, place.shape) if b - a == 1 and s > 1]
+        return place_name(place.node) + (f" at {lead}" if lead and place.scope != "global" else "")
 
     def around(self) -> Iterator[Region]:
         """The box itself and all that overlap it."""
@@ -125,7 +129,7 @@ class Place:
             if other.box == box and other.elements is None and elements is None:
                 self.regions[key] = other
                 return other
-        made = Region(box, elements)
+        made = Region(self, box, elements)
         for other in dict.fromkeys(self.regions.values()):
             if self._meet(made, other):
                 made.neighbours.append(other)

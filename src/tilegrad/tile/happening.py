@@ -27,7 +27,7 @@ def _touch(order: Order, role: Role, node: Node, touch: Touch, values: Mapping[N
     order.depends(role, touch.memory, node, touch.writes)
     found = order.region(role.rank, node, touch, values)
     if found is not None:
-        order.plain(*found, role, node, touch)
+        order.plain(found, role, node, touch)
 
 
 def _make(order: Order, role: Role, node: Node, _: row.Make, values: Any) -> None:
@@ -134,8 +134,8 @@ def _land(order: Order, role: Role, node: Node, land: row.Land, values: Mapping[
         source = land.source if rank == role.rank else None
         found = None if source is None else order.region(rank, node, source, values)
         if found is not None:
-            order.asynchronous(*found, role, node, False, bar.agent, epoch)
-        order.asynchronous(*into, role, node, True, bar.agent, epoch)
+            order.asynchronous(found, role, node, False, bar.agent, epoch)
+        order.asynchronous(into, role, node, True, bar.agent, epoch)
         order.come(role, bar, node, 0, 0, land.into.bytes, land.tells)
 
 
@@ -151,14 +151,14 @@ def _work(order: Order, role: Role, node: Node, work: row.Work, values: Mapping[
         if found is None:
             continue
         if not work.by_threads:
-            order.unfenced(found[0], role, node)
-            order.asynchronous(*found, role, node, touch.writes, group.agent, group.issued)
+            order.unfenced(found.place, role, node)
+            order.asynchronous(found, role, node, touch.writes, group.agent, group.issued)
         elif touch.writes:
-            order.crossed(*found, role, node)
-            order.touch(*found, role, node, True, group.agent, group.issued)
-            found[1].plain = None
+            order.crossed(found, role, node)
+            order.touch(found, role, node, True, group.agent, group.issued)
+            found.plain = None
         else:
-            order.plain(*found, role, node, touch)
+            order.plain(found, role, node, touch)
 
 
 def _close(order: Order, role: Role, node: Node, close: row.Close, values: Any) -> None:

@@ -253,7 +253,7 @@ class Order:
 
     def region(
         self, rank: int, node: Node, touch: Touch, values: Mapping[Node, Any]
-    ) -> tuple[Place, Region] | None:
+    ) -> Region | None:
         """The box that a Touch means; None where nobody minds, or it is not there."""
         memory = touch.memory
         own = is_place(memory)
@@ -261,14 +261,13 @@ class Order:
             return None
         place = self.place(rank, memory)
         if touch.some or touch.pages is not None:
-            chosen = self.chosen(place, touch, values)
-            return None if chosen is None else (place, chosen)
+            return self.chosen(place, touch, values)
         index = tuple([scalar(s, values) for s in touch.index])
         if own and touch.mask is None and place.leaves(index, touch.shape, touch.axes):
             text = f"{node.op.name} at {list(index)} leaves {place_name(memory)}"
             self.report("index", text, node, memory)
             return None
-        return place, place.boxed(index, touch.shape, touch.axes)
+        return place.boxed(index, touch.shape, touch.axes)
 
     def chosen(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
         """The box of elements that data chooses: any of a place, and any page; nobody minds which
@@ -276,36 +275,16 @@ class Order:
         known = is_place(touch.memory) or touch.pages is not None
         return place.at(()) if known else None
 
-    def name_of(self, place: Place, region: Region) -> str:
-        """A box of a place in words."""
-        lead = [a for (a, b), s in zip(region.box, place.shape) if b - a == 1 and s > 1]
-        at = f" at {lead}" if lead and place.scope != "global" else ""
-        return place_name(place.node) + at
-
     def race(
-        self,
-        place: Place,
-        region: Region,
-        node: Node,
-        agent: int,
-        verb: str,
-        other: Touched,
-        done: str,
+        self, region: Region, node: Node, agent: int, verb: str, other: Touched, done: str
     ) -> None:
         """Report two unordered accesses."""
-        one = f"{self.names[agent]} {verb} {self.name_of(place, region)}"
+        one = f"{self.names[agent]} {verb} {region}"
         both = f"{one} while {self.names[other.agent]} {done} it"
         self.report("race", f"{both}, and no barrier or wait orders the two", node, other.node)
 
     def touch(
-        self,
-        place: Place,
-        region: Region,
-        role: Role,
-        node: Node,
-        writes: bool,
-        agent: int,
-        epoch: int,
+        self, region: Region, role: Role, node: Node, writes: bool, agent: int, epoch: int
     ) -> None:
         """An agent of a role touches a box: it must know of all that conflicts."""
         clock, verb = role.clock, "writes" if writes else "reads"
@@ -314,34 +293,35 @@ class Order:
             other = near.write
             if other is not None and clock[other.agent] < other.epoch:
                 if not (engine and other.agent == agent):
-                    self.race(place, region, node, agent, verb, other, "writes")
+                    self.race(region, node, agent, verb, other, "writes")
             if writes:
                 for number, read in near.reads.items():
                     if clock[number] < read.epoch and not (engine and number == agent):
-                        self.race(place, region, node, agent, verb, read, "reads")
+                        self.race(region, node, agent, verb, read, "reads")
         made = Touched(agent, epoch, node)
         if writes:
             region.write = made
             region.reads.clear()
-            place.fill(region)
+            region.place.fill(region)
         else:
             region.reads[agent] = made
 
-    def require(self, place: Place, region: Region, role: Role, node: Node) -> None:
+    def require(self, region: Region, role: Role, node: Node) -> None:
         """A place is read: it must have been written."""
+        place = region.place
         if place.scope != "global" and not place.initialised(region):
-            text = f"{role.name} reads {self.name_of(place, region)}"
-            text += ", which nothing has written on this path"
+            text = f"{role.name} reads {region}, which nothing has written on this path"
             self.report("uninitialised", text, node, place.node)
 
-    def plain(self, place: Place, region: Region, role: Role, node: Node, touch: Touch) -> None:
+    def plain(self, region: Region, role: Role, node: Node, touch: Touch) -> None:
         """A plain load or store of a role."""
+        place = region.place
         if not touch.writes:
             if not (touch.some and place.touched()):
-                self.require(place, region, role, node)
+                self.require(region, role, node)
             for near in region.around() if not touch.some else ():
                 self.met(place, near.plain, role, node)
-        self.touch(place, region, role, node, touch.writes, role.number, role.epoch)
+        self.touch(region, role, node, touch.writes, role.number, role.epoch)
         if place.scope == "register":
             role.registers.add(place.node)
         elif touch.writes:
@@ -356,34 +336,27 @@ class Order:
             self.report("matrix_fence", text, node, place.node)
 
     def asynchronous(
-        self,
-        place: Place,
-        region: Region,
-        role: Role,
-        node: Node,
-        writes: bool,
-        agent: int,
-        epoch: int,
+        self, region: Region, role: Role, node: Node, writes: bool, agent: int, epoch: int
     ) -> None:
         """A copy or a matrix op touches a box: plain stores before it are fenced."""
         if not writes:
-            self.require(place, region, role, node)
-        self.touch(place, region, role, node, writes, agent, epoch)
+            self.require(region, role, node)
+        self.touch(region, role, node, writes, agent, epoch)
         for near in region.around():
             if near.plain is not None:
-                self.published(place, region, near.plain, role, node)
+                self.published(region, near.plain, role, node)
         if writes:
             region.plain = None
 
-    def published(self, place: Place, region: Region, plain: Plain, role: Role, node: Node) -> None:
+    def published(self, region: Region, plain: Plain, role: Role, node: Node) -> None:
         """Plain stores that an asynchronous op meets: fenced, and the warps have met."""
-        what, hint = self.name_of(place, region), ""
+        hint = ""
         if plain.fence is None:
-            text = f"meets plain stores to {what} without fence('async')"
+            text = f"meets plain stores to {region} without fence('async')"
         elif plain.agent != role.number and role.clock[plain.agent] < plain.fence:
-            text = f"does not know of the fence('async') after the stores to {what}"
+            text = f"does not know of the fence('async') after the stores to {region}"
         elif plain.agent == role.number and not role.alone and role.synced <= plain.fence:
-            text = f"meets stores to {what} by all {role.warps} warps, "
+            text = f"meets stores to {region} by all {role.warps} warps, "
             text += "which have not met since their fence('async')"
             hint = "named_sync with the role's own threads after the fence"
         else:
@@ -400,12 +373,12 @@ class Order:
             hint = "named_sync with the role's own threads, unless each thread reads its own"
             self.report("warps", text, node, plain.node, hint, "warning")
 
-    def crossed(self, place: Place, region: Region, role: Role, node: Node) -> None:
+    def crossed(self, region: Region, role: Role, node: Node) -> None:
         """A role's threads write what its warps read: all of them must be past the read."""
         for near in region.around():
             read = near.reads.get(role.number)
             if read is not None and not role.alone and role.synced <= read.epoch:
-                what = f"{place_name(place.node)}, which its {role.warps} warps read"
+                what = f"{place_name(region.place.node)}, which its {role.warps} warps read"
                 text = f"{role.name} writes {what}, and they have not met since"
                 hint = "named_sync with the role's own threads between the two"
                 self.report("warps", text, node, read.node, hint)
