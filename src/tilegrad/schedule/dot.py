@@ -8,7 +8,8 @@ too. Small m takes the streaming form in `fuse` (a dot of one row is a reduction
 
 Invariant: the order of a sum over k depends on the Plan alone, never on workers or batch.
 
-Packing, the micro-kernel and the epilogue of one Body share what `DotLowering` knows of it.
+The file is long because packing, the micro-kernel and the epilogue of one Body share what
+`DotLowering` knows of it.
 """
 
 from __future__ import annotations

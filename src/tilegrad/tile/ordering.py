@@ -21,7 +21,8 @@ barriers of its own, which the other ranks' copies, sends and arrivals reach; th
 
 Both who run a Body without data (`protocol`) and with it (`interpret`) tell an Order of every
 Node that has effects (`happening`), in an order in which it may happen. Invariant: a Finding of
-level 'error' holds for some order in which the roles may run.
+level 'error' holds for some order in which the roles may run. The file is long because an Order is
+one record, and each question to it needs most of what it knows.
 """
 
 from __future__ import annotations

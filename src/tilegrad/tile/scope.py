@@ -5,7 +5,8 @@ An `Element` has Python's operators, each of which is a Tile op; whose text, the
 Invariant: an Element is computed with only by ops that Tile IR has.
 
 Every coefficient below was fitted for this file (Remez exchange, or rational interpolation at
-Chebyshev points, in 50 decimal digits) and is listed from the highest power to the lowest.
+Chebyshev points, in 50 decimal digits) and is listed from the highest power to the lowest. The file
+is long because their tables are.
 """
 
 from __future__ import annotations

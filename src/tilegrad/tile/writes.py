@@ -6,7 +6,8 @@ one of them touches does not fill; and blocks, put side by side by programs and 
 end to end. Where it does not hold, the accesses of all programs are counted out, in cells of which
 every box is made, if they are known without data and are few. Invariant: 'owned' and 'whole' are
 proofs; an error is a race or a hole that some element really has, or an access that data decides
-and that nobody promised to be unique.
+and that nobody promised to be unique. The file is long because proof and count answer the same two
+questions of the same accesses.
 """
 
 from __future__ import annotations
