@@ -4,6 +4,8 @@
     python bench/decode_attention.py --cases 1x2048,16x8192 --pages 16
     python bench/decode_attention.py --sweep         16 Plans at most for each case, best first
     python bench/decode_attention.py --in-order      pages one after the other
+    python bench/decode_attention.py --only eight    caches of fp8 and int8 beside bf16
+    python bench/decode_attention.py --sweep --kept float8_e4m3 --cases 128x1024 --pages 32
 
 bf16, 32 query and 8 key heads of 128, one new token a request. Pages lie in random order. Both
 sides are replayed graphs, interleaved, over sets of inputs that pass the L2 cache several times;
@@ -29,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 
 from gpu import Bench, sets
-from tilegrad.core.dtype import float8_e4m3
+from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, int8
 from tilegrad.kernels.paged import reference
 from tilegrad.kernels.paged.append import Rotary, append
 from tilegrad.kernels.paged.call import attend
@@ -59,7 +61,7 @@ class Case:
         lengths: Sequence[int],
         page: int,
         plan: PagedPlan | None = None,
-        eight: bool = False,
+        kept: DType = bfloat16,
         count: int = 0,
         in_order: bool = False,
     ) -> None:
@@ -78,20 +80,21 @@ class Case:
             max(each),
             WIDTH**-0.5,
         )
-        if eight:
-            self.x = replace(self.x, cache=float8_e4m3)
+        self.x = replace(self.x, cache=kept)
         self.plan = plan or choose(self.x, bench.target)
+        eight = kept is not bfloat16
         count = count or sets(BYTES * sum(lengths) // (1 + eight))
         self.count = count
-        kind = torch.float8_e4m3fn if eight else torch.bfloat16
         lead = (sum(each), KEY_HEADS, page, WIDTH)
         self.q = [normal(len(lengths), HEADS, WIDTH) for _ in range(count)]
-        self.cache = [tuple(normal(*lead).to(kind) for _ in "kv") for _ in range(count)]
+        self.cache = [tuple(stored(normal(*lead), kept) for _ in "kv") for _ in range(count)]
         self.tables = [self.table(each) for _ in range(count)]
         self.out = [torch.empty_like(q) for q in self.q]
         self.lengths_ = torch.tensor(self.lengths, dtype=torch.int32, device="cuda")
         self.starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device="cuda")
-        self.scales = [torch.tensor([0.5, 2.0], device="cuda")] if eight else []
+        each_head = torch.linspace(1.0, 1.5, KEY_HEADS, device="cuda")
+        both = torch.tensor([[0.5], [2.0]], device="cuda") / (32 if kept is int8 else 1)
+        self.scales = [both * each_head] if eight else []
         self.prepare()
 
     def table(self, each: Sequence[int]) -> torch.Tensor:
@@ -188,7 +191,7 @@ class Case:
         """(key heads, keys, width) of a request, in float32."""
         length = self.lengths[request]
         pages = self.tables[i][request, : -(-length // self.page)].long()
-        scales = self.scales[0].tolist() if self.scales else (1.0, 1.0)
+        scales = self.scales[0][:, :, None, None] if self.scales else (1.0, 1.0)
         k, v = (
             m[pages].transpose(0, 1).reshape(KEY_HEADS, -1, WIDTH)[:, :length].float() * s
             for m, s in zip(self.cache[i], scales)
@@ -228,6 +231,13 @@ class Case:
         for _ in range(2):  # counters are as they were
             self.run(lambda: self.launch(0))
         return self.error(self.out[0])
+
+
+def stored(values: torch.Tensor, kept: DType) -> torch.Tensor:
+    """Numbers as a cache of a dtype may hold them."""
+    if kept is int8:
+        return (values.float() * 32).round().clamp(-128, 127).to(torch.int8)
+    return values.to(torch.float8_e4m3fn) if kept is float8_e4m3 else values
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -366,28 +376,33 @@ def mixed(bench: Bench, page: int) -> dict[str, Any]:
 
 
 def eight_bits(bench: Bench, cases: Sequence[tuple[int, int]], page: int) -> list[dict[str, Any]]:
-    """A cache of float8_e4m3."""
+    """Caches of 8 bits beside one of bf16: what share of its bandwidth they reach."""
     found = []
     for batch, length in cases:
-        case = Case(bench, [length] * batch, page, eight=True)
-        error, seconds = case.check(), bench.alone(case.ours())
-        rate = case.bytes / seconds / 1e12
-        print(
-            f"8 bits B={batch} S={length} page {page}: {1e6 * seconds:.1f} us {rate:.2f} TB/s"
-            f" error {error:.1e}{'' if error < 1e-2 else ' WRONG'}",
-            flush=True,
-        )
-        found.append(
-            {
-                "case": f"8 bits B={batch} S={length}",
-                "page": page,
-                "error": error,
-                "ours_us": 1e6 * seconds,
-                "tb_per_s": rate,
-            }
-        )
-        del case
-        torch.cuda.empty_cache()
+        rates: dict[DType, float] = {}
+        for kept in (bfloat16, float8_e4m3, int8):
+            case = Case(bench, [length] * batch, page, kept=kept)
+            error, seconds = case.check(), bench.alone(case.ours())
+            rate = rates[kept] = case.bytes / seconds / 1e12
+            share = rate / rates[bfloat16]
+            print(
+                f"{kept!s:12} B={batch} S={length} page {page}: {1e6 * seconds:.1f} us"
+                f" {rate:.2f} TB/s, {share:.3f} of bf16's (bar 0.95) error {error:.1e}"
+                f"{'' if error < 1e-2 else ' WRONG'}",
+                flush=True,
+            )
+            found.append(
+                {
+                    "case": f"{kept} B={batch} S={length}",
+                    "page": page,
+                    "error": error,
+                    "ours_us": 1e6 * seconds,
+                    "tb_per_s": rate,
+                    "share": share,
+                }
+            )
+            del case
+            torch.cuda.empty_cache()
     return found
 
 
@@ -487,12 +502,16 @@ def text_of(plan: PagedPlan) -> str:
 
 
 def sweep(
-    bench: Bench, cases: Sequence[tuple[int, int]], pages: Sequence[int], in_order: bool
+    bench: Bench,
+    cases: Sequence[tuple[int, int]],
+    pages: Sequence[int],
+    in_order: bool,
+    kept: DType = bfloat16,
 ) -> None:
     """Every Plan for every case, best first."""
     for batch, length in cases:
         for page in pages:
-            case = Case(bench, [length] * batch, page, in_order=in_order)
+            case = Case(bench, [length] * batch, page, in_order=in_order, kept=kept)
             chosen = case.plan
             found = []
             for plan in list(plans(case)):
@@ -547,6 +566,7 @@ def main() -> None:
         action="store_true",
         help="pages one after the other: what their random order costs",
     )
+    parser.add_argument("--kept", default="bfloat16", help="the cache's dtype in a sweep")
     parser.add_argument("--only", default="", help="table, mixed, eight or beside")
     parser.add_argument("--out", default="", help="where the JSON goes")
     given = parser.parse_args()
@@ -554,7 +574,7 @@ def main() -> None:
     pages = [int(p) for p in given.pages.split(",")]
     bench = Bench()
     if given.sweep:
-        sweep(bench, cases, pages, given.in_order)
+        sweep(bench, cases, pages, given.in_order, dtype_of(given.kept))
         return
     ceilings = bench.ceilings()
     print(bench.device, {k: f"{v:.3e}" for k, v in ceilings.items()}, flush=True)
@@ -564,7 +584,7 @@ def main() -> None:
     if given.only in ("", "mixed"):
         rows += [mixed(bench, page) for page in pages]
     if given.only in ("", "eight"):
-        rows += eight_bits(bench, [(1, 2048), (16, 8192)], pages[0])
+        rows += eight_bits(bench, [(1, 2048), (16, 8192), (128, 1024), (128, 4096)], pages[-1])
     if given.only in ("", "beside"):
         rows += [beside(bench, *c) for c in ((1, 2048), (128, 4096))]
     report(rows)

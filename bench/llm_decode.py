@@ -6,6 +6,7 @@
     python bench/llm_decode.py --format fp8            e4m3 by channel, inputs by token, a bf16 head
     python bench/llm_decode.py --format fp8 --fp8-head          the head in fp8 too
     python bench/llm_decode.py --format fp8 --input-scale 0.02  inputs with a scale that is given
+    python bench/llm_decode.py --format fp8 --kv-cache-dtype fp8   keys and values in e4m3, or int8
 
 Random bf16 weights made on the device and shared by both sides; contexts of 1024 tokens, greedy.
 Ours is the engine's decode step (paged cache, pages in random order), one graph; the peer is a
@@ -41,7 +42,9 @@ from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.quant.calibrate import put
 from tilegrad.quant.layers import PackedLinear
+from tilegrad.tensor.realize import from_buffer
 from tilegrad.tensor.stored import bytes_to_prepare, stored
+from tilegrad.tensor.tensor import wrap
 
 BARS = {1: 4.2, 8: 4.5, 32: 5.4, 128: 9.0}  # ms
 PEERS = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # vLLM 0.24, measured on the same kind of GPU
@@ -50,7 +53,9 @@ LAUNCHES_BAR, HOST_BAR, QUANTISED_BAR = 200, 50.0, 0.75
 FP8 = ("E4M3_ROW_F32", "E4M3_ROW_F32")  # of weights and of inputs
 FIXED = "E4M3_TENSOR_F32"  # of inputs with a scale that is given
 FP8_BARS = {1: 2.15, 8: 2.4, 32: 3.25, 128: 6.9}  # ms; vLLM 0.24: 3.50, 3.87, 5.47, 9.24
+FP8_CACHE_BARS = {128: 5.2}  # with keys and values in e4m3
 FP8_PREFILL_BAR = 72_000
+CACHES = {"auto": (None, 1.0), "fp8": (tg.float8_e4m3, 1.0), "int8": (tg.int8, 0.5 / 32)}
 HEAD = "head"
 CONTEXT, AHEAD = 1024, 64
 READ_RATE = 4.47e12  # bytes a second, what the limits of the bars were counted with
@@ -124,17 +129,25 @@ def quantise(
     return plain + bytes_to_prepare([layer.weight for _, layer in layers], "cuda:0")
 
 
+def from_dlpack_bytes(tensor: tg.Tensor) -> torch.Tensor:
+    """The bytes of a Tensor of 8 bits, as int8."""
+    shape = tuple(int(s) for s in tensor.shape)
+    return torch.from_dlpack(wrap(from_buffer(tensor.buffer(), shape, tg.int8)))
+
+
 class Ours:
     """An engine with so many requests of CONTEXT tokens in random pages, and its decode step."""
 
-    def __init__(self, model: Decoder, requests: int, page: int) -> None:
-        self.model, self.requests = model, requests
+    def __init__(self, model: Decoder, requests: int, page: int, kept: str = "auto") -> None:
+        self.model, self.requests, (dtype, scale) = model, requests, CACHES[kept]
         self.engine = Engine(
             model,
             device="cuda:0",
             requests=requests,
             context=CONTEXT + AHEAD,
             page=page,
+            cache_dtype=dtype,
+            cache_scales=(scale, scale),
             chunk=8 * CONTEXT,
         )
         self.cache, self.steps = self.engine.cache, self.engine.steps
@@ -163,6 +176,14 @@ class Ours:
         """Random keys and values in the cache."""
         torch.manual_seed(seed)
         for tensor in (*self.cache.keys, *self.cache.values):
+            if tensor.dtype.bits == 8:
+                bytes_ = from_dlpack_bytes(tensor)
+                drawn = torch.randn(bytes_.shape, device="cuda", dtype=torch.bfloat16)
+                if tensor.dtype is tg.int8:
+                    bytes_.copy_((drawn * 32).round().clamp(-128, 127).to(torch.int8))
+                else:
+                    bytes_.copy_((drawn * 0.5).to(torch.float8_e4m3fn).view(torch.int8))
+                continue
             shared = torch.from_dlpack(tensor)
             shared.normal_(0.0, 0.5)
         torch.cuda.synchronize()
@@ -359,13 +380,11 @@ def decode(
 ) -> dict[str, Any]:
     """One batch: ours, the peer, launches, host time."""
     config = model.config
-    ours = Ours(model, requests, options.page)
+    ours = Ours(model, requests, options.page, options.kv_cache_dtype)
     ours.fill()
-    limit = (
-        step_bytes(config, requests)
-        if not options.bytes
-        else options.bytes + cache_bytes(config, requests)
-    ) / READ_RATE
+    kept = cache_bytes(config, requests)
+    weights_ = options.bytes or step_bytes(config, requests) - kept
+    limit = (weights_ + (kept if options.kv_cache_dtype == "auto" else kept // 2)) / READ_RATE
     row: dict[str, Any] = {
         "batch": requests,
         "page": options.page,
@@ -391,7 +410,7 @@ def decode(
 
 def prefill(bench: Bench, model: Decoder, options: argparse.Namespace) -> dict[str, Any]:
     """8 prompts of 1024 tokens in one ragged step, as the engine runs them."""
-    ours = Ours(model, 8, options.page)
+    ours = Ours(model, 8, options.page, options.kv_cache_dtype)
     draw = np.random.default_rng(0)
     last = (CONTEXT - 1) // options.page
     prompts = draw.integers(0, model.config.vocabulary, (8, CONTEXT)).tolist()
@@ -446,10 +465,14 @@ def show_kernels(row: dict[str, Any]) -> None:
         )
 
 
-def report(rows: Sequence[dict[str, Any]], prefilled: dict[str, Any] | None, form: str) -> None:
+def report(
+    rows: Sequence[dict[str, Any]], prefilled: dict[str, Any] | None, form: str, kept: str = "auto"
+) -> None:
     """The bars."""
     eight = form == "fp8"
     quantised, bars = bool(form) and not eight, FP8_BARS if eight else BARS
+    if eight and kept != "auto":
+        bars = {**bars, **FP8_CACHE_BARS}
     for row in rows:
         wrong = []
         share = row["limit_ms"] / row["ms"]
@@ -478,6 +501,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--format", default="", help="quantised weights: Q4_1, Q8_0, fp8, ...")
     parser.add_argument("--fp8-head", action="store_true", help="the head in fp8 too")
     parser.add_argument("--input-scale", type=float, help="of inputs in fp8; else one a token")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=CACHES)
     parser.add_argument("--page", type=int, default=32)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", default="")
@@ -498,6 +522,7 @@ def main() -> None:
         options.bytes, options.peer = quantise(model, *given), False
         shared.clear()
         torch.cuda.empty_cache()
+    options.peer &= options.kv_cache_dtype == "auto"
     ceilings = bench.ceilings()
     print(f"read {ceilings['read_bytes_per_second'] / 1e12:.2f} TB/s", flush=True)
     result: dict[str, Any] = {
@@ -507,6 +532,7 @@ def main() -> None:
         "format": options.format or "BF16",
         "fp8_head": options.fp8_head,
         "input_scale": options.input_scale,
+        "kv_cache_dtype": options.kv_cache_dtype,
         "batches": [],
     }
     for requests in (int(b) for b in options.batches.split(",") if b):
@@ -521,7 +547,7 @@ def main() -> None:
             flush=True,
         )
         show_kernels(found)
-    report(result["batches"], result.get("prefill"), options.format)
+    report(result["batches"], result.get("prefill"), options.format, options.kv_cache_dtype)
     if options.out:
         Path(options.out).write_text(json.dumps(result, indent=1) + "\n")
         print("written:", options.out)

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtype import DType, bool_, int32
+from ..core.dtype import DType, bool_, float16, int32
 from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.node import Node
@@ -53,6 +53,8 @@ from .row import (
     lead,
     row,
 )
+
+Array = np.ndarray[Any, Any]
 
 
 def _fail(op: str, message: str) -> InternalError:
@@ -411,6 +413,24 @@ def matrix_wait(*, pending: int) -> Type:
     return NOTHING
 
 
+def mixed_order(size: int, turned: bool) -> Array:
+    """Which of a place's columns stand at the columns (of a turned one: the rows) of an operand of
+    16 bits that `load_operand` widens from 8 bits: in each 16, as matrices of bytes come."""
+    at = np.arange(size)
+    if turned:  # neighbours stand 8 apart
+        return at & ~15 | (at & 7) << 1 | at >> 3 & 1
+    return at & ~15 | (at >> 1 & 3) << 2 | (at >> 3 & 1) << 1 | at & 1
+
+
+def _operand_of(node: Node, x: Array) -> Array:
+    into, turned = node.inputs[0], node.attrs["transpose"]
+    x = x.T if turned else x
+    if into.dtype is node.inputs[1].dtype:
+        return x
+    order = mixed_order(x.shape[0 if turned else 1], turned)
+    return numeric.cast(x[order] if turned else x[:, order], node.inputs[1].dtype, into.dtype)
+
+
 def _operand(node: Node) -> tuple[Touch, Touch]:
     operand, place, *index = node.inputs
     m, k = operand.shape
@@ -420,18 +440,15 @@ def _operand(node: Node) -> tuple[Touch, Touch]:
     return source, lead(operand, True)
 
 
-@row(
-    "matrix_sync",
-    effects=_operand,
-    numpy=lambda n, x: x.T if n.attrs["transpose"] else x,
-    placed=True,
-)
+@row("matrix_sync", effects=_operand, numpy=_operand_of, placed=True)
 def load_operand(operand: Node, place: Node, *index: Node, start: int, transpose: bool) -> Type:
     """registers (m, k) or (n, k), from some of the columns (of the rows, if transposed) of the
-    place at its leading index, from `start` on"""
+    place at its leading index, from `start` on; those of a place of 8 bits are widened to 16 for
+    matrix_async, in another order: see `mixed_order`"""
     into, source = _place("load_operand", operand), _place("load_operand", place)
     rows, columns = source.shape[-2:][:: -1 if transpose else 1]
-    fits = len(into.shape) == 2 and into.shape[0] == rows and into.dtype is source.dtype
+    fits = len(into.shape) == 2 and into.shape[0] == rows
+    fits &= into.dtype is source.dtype or (source.dtype.bits == 8 and into.dtype is float16)
     if not fits or len(index) != len(source.shape) - 2 or into.scope != "register":
         raise _fail("load_operand", f"{into} from {source} at {len(index)} indices")
     if not 0 <= start <= columns - into.shape[1]:

@@ -176,21 +176,23 @@ class Items(Steps):
     def load_queries(self, of: Item) -> None:
         """Rows of queries: tokens, and within them the heads that share the key head."""
         x, rows, wide = self.x, self.plan.rows, self.widths[0]
-        if self.per * x.group == rows and wide == x.width:
+        if self.per * x.group == rows and wide == x.width and not x.scaled:
             inside = (tile.arange(self.per) < of[TOKENS])[:, None, None]
             shape, at = (self.per, x.group, x.width), (of[TOKEN], of[HEAD] * x.group, 0)
             found = tile.reshape(tile.load(self.q, at, shape, mask=inside), (rows, wide))
         else:
-            offset, inside = self.places(of, (rows, wide), 0, x.width)
+            at = self.at_key(counted((rows, wide), 1))
+            offset, inside = self.places(of, (rows, wide), 0, x.width, at)
             found = tile.load(self.q, offset, mask=inside)
         tile.write(self.queries, tile.cast(found, self.operand))
-        if not x.scaled:  # else the warps meet once the keys are widened
-            self.meet()
+        self.meet()
 
-    def places(self, of: Item, shape: tuple[int, int], axis: int, width: int) -> tuple[Any, Any]:
-        """Linear offsets of an item's rows (along `axis`) and of a width in (tokens, heads,
+    def places(
+        self, of: Item, shape: tuple[int, int], axis: int, width: int, at: Any
+    ) -> tuple[Any, Any]:
+        """Linear offsets of an item's rows (along `axis`) and of columns `at` in (tokens, heads,
         width), and which there are."""
-        x, row, at = self.x, counted(shape, axis), counted(shape, 1 - axis)
+        x, row = self.x, counted(shape, axis)
         token = tile.unsigned_divide(row, x.group)
         head = tile.unsigned_remainder(row, x.group)
         token_at, head = token + of[TOKEN], head + of[HEAD] * x.group
@@ -213,7 +215,8 @@ class Items(Steps):
         result = tile.read(self.total) * share
         if tile.less(of[SLOT], 0):
             shape = (self.widths[1], self.plan.rows)
-            offset, inside = self.places(of, shape, 1, self.x.value_width)
+            at = self.at_value(counted(shape, 0))
+            offset, inside = self.places(of, shape, 1, self.x.value_width, at)
             tile.store(self.out, offset, result, mask=inside)
         else:
             self.leave(of, result, best, sums, some)
@@ -222,7 +225,7 @@ class Items(Steps):
     def leave(self, of: Item, result: Any, best: Any, sums: Any, some: Any) -> None:
         """A part of a pair; who counts the last one combines them."""
         x, rows, slot = self.x, self.plan.rows, tile.maximum(of[SLOT], 0)
-        at, row = counted(result.shape, 0), counted(result.shape, 1)
+        at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
         offset = (row + (slot * self.spread + self.near) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
         tile.store(self.partial, offset, result, mask=inside)
@@ -245,5 +248,5 @@ class Items(Steps):
         shape = (1 << (room.bit_length() - 1), rows, wide)
         parts, where = (self.partial, self.sums), (of[FROM], self.near, 0)
         result = mixed(parts, where, of[PARTS], shape, self.per * x.group)
-        offset, inside = self.places(of, (rows, wide), 0, wide)
+        offset, inside = self.places(of, (rows, wide), 0, wide, counted((rows, wide), 1))
         tile.store(self.out, offset, result, mask=inside)

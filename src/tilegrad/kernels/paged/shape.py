@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ...core.dtype import DType, bfloat16, float32, int32
+from ...core.dtype import DType, bfloat16, float32, int8, int32
 from ...core.target import Target
 from ...ir.symbol import Size, floor_divide, high, minimum
 from ...ir.types import Memory
@@ -242,9 +242,8 @@ def short_bytes(x: PagedShape, plan: ShortPlan) -> int:
     """Shared memory of a program, about."""
     wide, rows = padded(x.width) + padded(x.value_width), plan.rows
     ring = plan.stages * plan.block * wide * x.cache.size
-    beside = plan.block * wide * 2 if x.scaled else 0
     sent = rows * (padded(x.value_width) + 2 * plan.cluster) * 4
-    return 4096 + ring + beside + rows * 2 * (padded(x.width) + plan.block) + sent
+    return 4096 + ring + rows * 2 * (padded(x.width) + plan.block) + sent
 
 
 def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPlan:
@@ -252,7 +251,8 @@ def _filled(x: PagedShape, target: Target, queries: int, block: int) -> PagedPla
     less of it: they take smaller blocks, then fewer rows, until two stages fit; where none do, the
     Plan is one that `why_not` refuses."""
     wanted = x.group * queries
-    rows = next((r for r in (8, 16, 32, 64) if r >= min(wanted, 64)), 64)
+    widest = 32 if x.cache is int8 else 64  # int8 is widened by more registers
+    rows = next(r for r in (8, 16, 32, 64) if r >= min(wanted, widest))
     if target.asynchronous_units:
         plan = _ring(x, target, max(rows, -(-x.group // 8) * 8), block, SHARED)
         return replace(plan, stages=max(2, plan.stages))
@@ -269,8 +269,6 @@ def _ring(x: PagedShape, target: Target, rows: int, block: int, most: int) -> Pa
     wide = padded(x.width) + padded(x.value_width)
     # 64 bytes of a row and a warp: largest scores, which the warps tell each other
     held = 4096 + rows * (padded(x.width) + block) * 2 + 64 * rows * warps
-    if x.scaled:
-        held += block * wide * 2
     stages = min(UNDER_WAY, most - held) // (block * wide * x.cache.size)
     cores = target.cores or 132
     programs = max(1, cores // x.key_heads) * x.key_heads

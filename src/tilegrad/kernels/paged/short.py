@@ -151,34 +151,32 @@ class _Short(Steps):
         token where it belongs here. All that is read is asked for before the warps first meet."""
         x, rows = self.x, self.plan.rows
         shape = (rows, self.widths[0])
-        column, row = counted(shape, 1), counted(shape, 0)
+        column, row = self.at_key(counted(shape, 1)), counted(shape, 0)
         real = row < x.group
         line = row * x.width
         first = (self.token * x.heads + self.head * x.group) * x.width
         heads = self.read(self.q, line + first, real, column, shape)
         first = (self.token * x.key_heads + self.head) * x.width
         new = self.read(self.memory["k"], tile.cast(first, int64), None, column, (1, shape[1]))
-        value, self.value = (
-            self.load_value((self.widths[1], 1), 0),
-            self.load_value((1, self.widths[1]), 1),
-        )
+        down, across = (self.widths[1], 1), (1, self.widths[1])
+        value = self.load_value(self.at_value(counted(down, 0)))
+        self.value = self.load_value(counted(across, 1))
         angle = self.angles(column)
         queries = tile.cast(tile.cast(self.turned(heads, angle), x.dtype), self.operand)
         tile.write(self.queries, queries)
         self.key = self.kept(self.turned(new, angle), 0)
         product = tile.cast(queries, float32) * tile.cast(self.key, float32)
         score = tile.reshape(self.scaled(tile.sum(product, 1)), (1, rows))
-        if not x.scaled:  # else the warps meet once the keys are widened
-            self.meet()
+        self.meet()
         here = self.owns & self.sees
         zero, line = tile.zeros(()), tile.broadcast(here, (1, rows))
         some = tile.where(here, tile.cast(value, float32), zero)
         tile.write(self.total, tile.broadcast(some, (self.widths[1], rows)))
         return tile.where(line, score, -tile.INF), tile.where(line, tile.full((), 1.0), zero)
 
-    def load_value(self, shape: tuple[int, int], axis: int) -> Any:
-        """The new value along an axis, as the cache keeps it."""
-        x, at = self.x, counted(shape, axis)
+    def load_value(self, at: Any) -> Any:
+        """The new value's columns, as the cache keeps them."""
+        x = self.x
         inside = (at < x.value_width) & self.there
         first = (self.token * x.key_heads + self.head) * x.value_width
         return self.kept(
@@ -277,7 +275,7 @@ class _Short(Steps):
     def write(self, result: Any) -> None:
         """Columns (columns, rows) of the result that this program finishes."""
         x, shape = self.x, result.shape
-        at, row = counted(shape, 0, self.rank * shape[0]), counted(shape, 1)
+        at, row = self.at_value(counted(shape, 0, self.rank * shape[0])), counted(shape, 1)
         inside = (at < x.value_width) & (row < x.group) & self.there
         first = (self.token * x.heads + self.head * x.group) * x.value_width
         tile.store(self.out, row * x.value_width + at + first, result, mask=inside)
@@ -288,9 +286,17 @@ class _Short(Steps):
     def append(self, page: Any) -> None:
         """The new key and value into the cache; in a page that begins, zeros after the value."""
         x, at, step = self.x, self.before % self.x.page, min(self.x.page, CLEARED)
-        for which, value in enumerate((self.key, self.value)):
-            inside = counted(value.shape, 1) < (x.width, x.value_width)[which]
-            tile.store(self.cache[which], (page, self.head, at, 0), value, mask=inside)
+        for which, (value, width) in enumerate(
+            zip((self.key, self.value), (x.width, x.value_width))
+        ):
+            column = counted(value.shape, 1)
+            if which == 0 and x.scaled:
+                column = self.at_key(column)
+                first = ((page * x.key_heads + self.head) * x.page + at) * width
+                tile.store(self.cache[0], column + first, value, mask=column < width)
+            else:
+                where = (page, self.head, at, 0)
+                tile.store(self.cache[which], where, value, mask=column < width)
         if tile.less(at, 1):
             for row in tile.range(0, x.page, step):
                 after = at < counted((step, x.value_width), 0, row)

@@ -97,7 +97,7 @@ class ThreadItems(Items):
             tile.load_operand(self.few, short, start)
             tile.matrix_sync(total, side, self.few, (self.plan.warps, 1))
 
-    def products(self, turn: Any) -> Any:
+    def products(self, turn: Any, sees: Any, tokens: Any, key: Any) -> Any:
         """Keys of a block times queries."""
         tile.write(self.scores, tile.zeros(self.scores.shape))
         keys = self.rings[0][turn % self.plan.stages]

@@ -131,6 +131,25 @@ def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -
     return _past(w, target, _past(w, target, held, low, 1), high, 256)
 
 
+def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high: str) -> None:
+    """Four values of 8 bits to float16 in two registers: neighbours in one, or every other."""
+    if source.name in PAIRS:
+        if apart:
+            word = w.value("b32", "prmt.b32", word, word, str(0x3120))
+        halves = w.new("b16"), w.new("b16")
+        w.put("mov.b32", f"{{{halves[0]}, {halves[1]}}}", word)
+        for into, half in zip((low, high), halves):
+            w.put(f"cvt.rn.f16x2.{PAIRS[source.name]}", into, half)
+        return
+    if source is not dtypes.int8:
+        raise InternalError("ptx.convert", f"no words of {source}")
+    moved = w.value("b32", "xor.b32", word, str(-0x7F7F7F80))  # x + 128, from 0 on
+    base, chosen = w.value("b32", "mov.b32", str(0x64806480)), (0x4240, 0x4341)  # 1152, twice
+    for into, four in zip((low, high), chosen if apart else (0x4140, 0x4342)):
+        held = w.value("b32", "prmt.b32", moved, str(0x64646464), str(four))  # 1024 + x + 128
+        w.put("sub.rn.f16x2", into, held, base)
+
+
 def cut_pair(w: Writer, target: DType, low: str, high: str) -> str:
     """Two float32 as floats of 8 bits, in a 16-bit register; past the largest: the largest."""
     return w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)

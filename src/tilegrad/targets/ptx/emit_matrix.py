@@ -13,6 +13,7 @@ from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, 
 from ...core.errors import InternalError
 from ...ir.node import Node
 from .addresses import lead_address
+from .convert import widen_word
 from .descriptor import Operand
 from .emission import Emission, memory_of
 from .places import PIECE, Exchanged, piece_offset
@@ -119,6 +120,8 @@ def load_operand(e: Emission, node: Node) -> None:
     place they are transposed on the way.
     """
     operand, place = node.inputs[:2]
+    if operand.dtype is not place.dtype:
+        return load_bytes(e, node)
     start, k_rows, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     right, warps = operands_of(e)[operand]
     words, span, rows = e.placed.registers[operand], SWIZZLES[type_.layout], int(type_.shape[-2])
@@ -133,6 +136,45 @@ def load_operand(e: Emission, node: Node) -> None:
         block, piece = divmod(column * type_.dtype.size // PIECE, span // PIECE)
         where = near.at(piece, row * span + block * rows * span)
         e.w.put(form, braced(words[4 * number : 4 * number + 4]), where)
+
+
+def load_bytes(e: Emission, node: Node) -> None:
+    """ldmatrix of bytes, two to an element of the instruction, each widened to 16 bits: the left
+    operand of wgmma, of which each warp has 16 rows in turn (see `placed.mixed_order`).
+
+    Along k a lane gets four neighbours of a row: two for each half of 16. Where k runs down the
+    rows of the place it gets two neighbours of two rows, for rows of the operand 8 apart.
+    """
+    (operand, place), index, w = node.inputs[:2], node.inputs[2:], e.w
+    start, turned, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
+    words, span, rows = e.placed.registers[operand], SWIZZLES[type_.layout], int(type_.shape[-2])
+    (m, k), warps = operand.shape, e.threads.count // 32
+    if not span or start % 32 or k % 32 or m % (16 * warps) or operand not in e.placed.paired:
+        raise InternalError("ptx.emit", f"no {operand.type} comes from {type_} at {start}")
+
+    def make() -> str:
+        lane = e.threads.bits(0, 5)
+        warp, row, matrix = w.shr(e.threads.number, 5), w.mask(lane, 7), w.shr(lane, 3)
+        if turned:
+            return piece_offset(e, w.mad(matrix, 8, row), warp, span, rows, span // PIECE)
+        row = w.add(w.mad(warp, 16, row), w.mul(w.mask(matrix, 1), 8))
+        return piece_offset(e, row, w.shr(matrix, 1), span, rows, span // PIECE)
+
+    own = e.memo.once(("bytes", e.threads.number, span, rows, turned), make)
+    near = Exchanged(e, w.add(lead_address(e, place, index), own))
+    form = "ldmatrix.sync.aligned.m8n8.x4" + (".trans" if turned else "") + ".shared.b16"
+    for number in range(m // (16 * warps)):
+        for deep in range(0, k, 32):
+            row, column = number * 16 * warps, start + deep
+            row, column = (column, row) if turned else (row, column)
+            block, piece = divmod(column // PIECE, span // PIECE)
+            found = [w.new("b32") for _ in range(4)]
+            w.put(form, braced(found), near.at(piece, row * span + block * rows * span))
+            first = (number * k + deep) // 4
+            for at, word in enumerate(found):
+                low = first + (2 * at if turned else at + 2 * (at // 2))
+                high = low + (1 if turned else 2)
+                widen_word(w, place.dtype, word, turned, words[low], words[high])
 
 
 def lane_start(e: Emission, side: Side, span: int, rows: int, k_rows: bool) -> str:

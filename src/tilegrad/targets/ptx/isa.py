@@ -72,6 +72,7 @@ dp4a u32|s32 u32|s32 : =b32 b32 b32 b32
 == 7.0 sm_80 floats
 add|sub|mul $round? ftz? sat? f32 : =f32 f32 f32
 add|sub|mul $round? f64 : =f64 f64 f64
+sub rn? f16x2 : =f16x2 f16x2 f16x2
 fma|mad $round ftz? sat? f32 : =f32 f32 f32 f32
 fma|mad $round f64 : =f64 f64 f64 f64
 fma rn T=f16x2|bf16x2 : =T T T T
