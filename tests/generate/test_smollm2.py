@@ -32,6 +32,16 @@ def test_logprobs_are_those_of_float64(llm: LLM) -> None:
     assert abs(ratio - 1) < 0.0005
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["fp8", "int8"])
+def test_logprobs_with_keys_and_values_of_8_bits(kept: str) -> None:
+    """Perplexity beside float64's: within 1.5%, and no token is far off."""
+    llm = LLM(KEPT["smollm2"], context=512, requests=1, kv_cache_dtype=kept)
+    ours, exact = llm.score(KNOWN["tokens"]).astype(np.float64), np.array(KNOWN["logprobs"])
+    assert abs(math.exp(exact.mean() - ours.mean()) - 1) < 0.015
+    assert np.abs(ours - exact).mean() < 0.15
+
+
 def test_an_answer(llm: LLM) -> None:
     answer = llm.chat("What is the capital of France?", max_tokens=24, logprobs=1)
     assert "Paris" in answer.text and answer.finish == "stop"

@@ -2,10 +2,10 @@
 
     python tests/gpu/run_all.py --out bench/results/gpu-tests-<date>.json
 
-Runs smoke.py, bound_checks.py, quantised_checks.py and sanitize.py, and sanitize.py again under
-compute-sanitizer's memcheck and racecheck (attention in runs of its own) where that is on the PATH
-(its absence is in the record). `--simulator` also runs the simulator's own tests on the hardware,
-which needs pytest. Ends with a status other than 0 if anything failed.
+Runs smoke.py, bound_checks.py, quantised_checks.py, cache_checks.py and sanitize.py, and
+sanitize.py again under compute-sanitizer's memcheck and racecheck (attention in runs of its own)
+where that is on the PATH (its absence is in the record). `--simulator` also runs the simulator's
+tests on hardware, which needs pytest. Ends with a status other than 0 if anything failed.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def commands(simulator: bool) -> list[tuple[str, list[str]]]:
         ("smoke", [sys.executable, str(HERE / "smoke.py"), "--trials"]),
         ("bound", [sys.executable, str(HERE / "bound_checks.py")]),
         ("quantised", [sys.executable, str(HERE / "quantised_checks.py")]),
+        ("cache", [sys.executable, str(HERE / "cache_checks.py")]),
         ("sanitize", sanitize),
     ]
     tool = sanitizer()

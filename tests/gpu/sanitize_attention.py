@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilegrad.core.dtype import bfloat16, dtype_of, float8_e4m3, float16
+from tilegrad.core.dtype import bfloat16, dtype_of, float8_e4m3, float16, int8
 from tilegrad.core.target import H200
 from tilegrad.graph import paged_reference
 from tilegrad.ir.types import Memory
@@ -367,7 +367,8 @@ def cache(x: PagedShape, lengths: Sequence[int], queries: Sequence[int]) -> Memo
     for value in found.values():
         value.swapaxes(1, 2)[~used] = np.nan
     q = draw.standard_normal((x.tokens, x.heads, x.width)).astype(x.dtype.numpy)
-    made = {n: m.astype(x.cache.numpy) for n, m in found.items()}
+    wide = 1 if x.cache.is_float else 40
+    made = {n: paged_reference.kept(m * wide, x.cache.numpy) for n, m in found.items()}
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     return {
         **made,
@@ -375,13 +376,16 @@ def cache(x: PagedShape, lengths: Sequence[int], queries: Sequence[int]) -> Memo
         "table": table,
         "lengths": np.array(lengths, np.int32),
         "query_starts": starts,
-        "scales": np.array([0.5, 2.0], np.float32),
+        "scales": scales_of(x),
     }
 
 
-def scales_of(x: PagedShape) -> tuple[float, float]:
-    """Of keys and values."""
-    return (0.5, 2.0) if x.scaled else (1.0, 1.0)
+def scales_of(x: PagedShape) -> Any:
+    """Of keys and values, other ones for each key head."""
+    made = np.array([[0.5], [2.0]], np.float32) * (1 + np.arange(x.key_heads, dtype=np.float32) / 4)
+    if not x.scaled:
+        return np.ones_like(made)
+    return made if x.cache.is_float else made / 32
 
 
 def attended(
@@ -556,6 +560,13 @@ PAGED: dict[str, Callable[[], Steps]] = {
     "8 warps, width 128": lambda: attended(paged(4, 1, 16, width=128), PagedPlan(8, 128, 2, 8, 5)),
     "window": lambda: attended(paged(4, 1, 16, window=70), TURNS),
     "8 bits": lambda: attended(paged(4, 1, 16, cache=float8_e4m3), TURNS),
+    "int8": lambda: attended(paged(8, 2, 16, cache=int8), TURNS),
+    "8 bits, width 128": lambda: attended(
+        paged(8, 2, 32, width=128, cache=float8_e4m3), PagedPlan(8, 128, 4, 8, 4)
+    ),
+    "8 bits, several queries": lambda: attended(
+        paged(8, 2, 16, SEVERAL, cache=float8_e4m3), replace(TURNS, rows=64), SEVERAL
+    ),
     "several queries": lambda: attended(paged(8, 2, 16, SEVERAL), replace(TURNS, rows=16), SEVERAL),
     "prefill": lambda: attended(
         paged(4, 1, 16, (0, 70, 21), (0, 70, 130)),

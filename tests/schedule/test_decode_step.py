@@ -192,6 +192,7 @@ def step_schedule(
     fp8: bool = False,
     scale: float | None = None,
     head: bool = False,
+    kept: dtypes.DType = tg.bfloat16,
     **sizes: int,
 ) -> Schedule:
     """The Schedule of the engine's decode step, for an H200."""
@@ -207,7 +208,7 @@ def step_schedule(
         config.head_width,
         requests=batch + 1,
         most_pages=32,
-        dtype=tg.bfloat16,
+        dtype=kept,
     )
     rows = Rows(batch + 1, cache.device)
     slots, starts = (tg.tensor(np.zeros(n, np.int32)) for n in (batch, batch + 1))
@@ -229,6 +230,18 @@ def test_launches_of_a_layer(batch: int) -> None:
     assert len(set(more)) == len(set(some)), "equal layers share their Programs"
     each = (len(more) - len(some)) // 2
     assert len(some) + 29 * each <= (166 if batch <= 8 else 199)  # of 32 layers
+
+
+@pytest.mark.parametrize("kept", [tg.float8_e4m3, tg.int8], ids=str)
+@pytest.mark.parametrize("batch", [2, 128])
+def test_launches_with_a_cache_of_8_bits(batch: int, kept: dtypes.DType) -> None:
+    """The same kernels, that take scales: nothing is widened in a launch of its own."""
+    plain, eight = (launches(step_schedule(batch, 2, kept=k)) for k in (tg.bfloat16, kept))
+
+    def names(found: list[str]) -> list[str]:
+        return [name.rpartition("_")[0] if "loops" in name else name for name in found]
+
+    assert names(eight) == names(plain) and any("paged_attention" in name for name in plain)
 
 
 FP8_LAUNCHES = {1: 9, 8: 9, 32: 10, 128: 10}  # of a layer

@@ -89,7 +89,7 @@ def most_tiles(x: PagedShape, plan: AttentionPlan) -> Size:
 def why_not(x: PagedShape, target: Target) -> str:
     """Why the kernel does not take a step; '' where it does."""
     if x.cache is not x.dtype:
-        return "the cache has the queries' dtype"
+        return "keys and values have another dtype, which the kernel of few tokens widens"
     if x.page % 8 or x.page & (x.page - 1):
         return "a page is a power of two, 8 or more"
     if not target.asynchronous_units:
