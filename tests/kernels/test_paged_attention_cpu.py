@@ -179,7 +179,7 @@ def test_split_interpreted(target: Target, cores: int) -> None:
 def test_interpreted(target: Target, cache: DType | None) -> None:
     dtype = float32 if cache is None else bfloat16
     x, given, want = problem([5, 0, 40], [1, 0, 3], dtype=dtype, cache=cache, window=9)
-    body = paged.attend(x, paged.choose(x, target))
+    (body,) = paged.attend(x, paged.choose(x, target))
     prune(body.block, set())
     verify_body(body, "portable", target)
     out = np.full(want.shape, 9, dtype.numpy)

@@ -1,4 +1,4 @@
-"""kernels/paged/prefill_cpu.py: many new tokens over a paged cache, compiled and interpreted."""
+"""kernels/paged/attention_cpu.py: many new tokens over a paged cache, compiled and interpreted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tilegrad.core.target import AVX2, AVX512, SSE2, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged import attention_cpu as paged
-from tilegrad.kernels.paged import prefill_cpu as prefill
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.tile import interpret
 from tilegrad.tile.check import verify_body
@@ -34,10 +33,10 @@ CASES = [
 @pytest.mark.parametrize("dtype", [float32, bfloat16, float16])
 def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:
     x, given, want = problem(*case, dtype=dtype, **options)
-    assert prefill.why_not(x, host()) == ""
+    assert paged.prefill_why_not(x, host()) == ""
     types = [t for _, t in paged.attend_parameters(x)][:-1]
     nodes = [build.input_(t.shape, t.dtype) for t in types]
-    out = ops.call(*nodes, callee=prefill.callee(x, host()))
+    out = ops.call(*nodes, callee=paged.prefill_callee(x, host()))
     (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given])
     got = buffer.array(want.shape, dtype.numpy).astype(np.float64)
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype.name])
@@ -48,12 +47,12 @@ def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:
 def test_narrower_cache(cache: DType) -> None:
     """float32 queries over a cache of 16 bits."""
     x, given, want = problem([70, 40], [30, 40], (4, 2), cache=cache)
-    assert prefill.why_not(x, host()) == ""
-    (found,) = prefill.callee(x, host()).interpret(*given)
+    assert paged.prefill_why_not(x, host()) == ""
+    (found,) = paged.prefill_callee(x, host()).interpret(*given)
     np.testing.assert_allclose(found, want, rtol=0, atol=2e-6)
     types = [t for _, t in paged.attend_parameters(x)][:-1]
     nodes = [build.input_(t.shape, t.dtype) for t in types]
-    out = ops.call(*nodes, callee=prefill.callee(x, host()))
+    out = ops.call(*nodes, callee=paged.prefill_callee(x, host()))
     (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given])
     np.testing.assert_allclose(buffer.array(want.shape, np.float32), want, rtol=0, atol=2e-6)
 
@@ -61,9 +60,7 @@ def test_narrower_cache(cache: DType) -> None:
 @pytest.mark.parametrize("target", [SSE2, AVX2, AVX512], ids=lambda t: t.name)
 def test_interpreted(target: Target) -> None:
     x, given, want = problem([60, 7], [40, 7], heads=(2, 1))
-    plan = prefill.choose(x, target)
-    assert plan is not None
-    body = prefill.prefill(x, plan)
+    body = paged.prefill(x, paged.prefill_plan(x, target))
     verify_body(body, "portable", target)
     out = np.full(want.shape, 7.0, np.float32)
     interpret.run(body, [*given, out])
@@ -74,7 +71,7 @@ def test_interpreted(target: Target) -> None:
 def test_tiles_stay_in_registers(target: Target) -> None:
     """What is launched is what was written: no tile goes through memory."""
     x, _, _ = problem([600], [512], (9, 3), 64)
-    ((body, _),) = prefill.callee(x, target).launches
+    ((body, _),) = paged.prefill_callee(x, target).launches
     assert legalize(body, target) is body
 
 
@@ -86,7 +83,7 @@ def test_symbols(dtype: DType) -> None:
     wide = type(x)(**{**x.__dict__, **sizes})
     types = [t for _, t in paged.attend_parameters(wide)][:-1]
     nodes = [build.input_(t.shape, t.dtype) for t in types]
-    out = ops.call(*nodes, callee=prefill.callee(wide, host()))
+    out = ops.call(*nodes, callee=paged.prefill_callee(wide, host()))
     values = {"tokens": int(x.tokens), "requests": 4}
     (buffer,) = compile_for(nodes, [out], host()).run([Buffer.wrap(a) for a in given], values)
     got = buffer.array(want.shape, dtype.numpy).astype(np.float64)
@@ -95,6 +92,6 @@ def test_symbols(dtype: DType) -> None:
 
 def test_what_is_refused() -> None:
     x, _, _ = problem([60], [40], dtype=bfloat16, cache=float8_e4m3)
-    assert "dtype" in prefill.why_not(x, host())
+    assert "dtype" in paged.prefill_why_not(x, host())
     x, _, _ = problem([60], [40], dtype=bfloat16, cache=float16)
-    assert (prefill.why_not(x, host()) == "") is not bool(prefill.choose(x, host()).unit)
+    assert (paged.prefill_why_not(x, host()) == "") is not bool(paged.prefill_plan(x, host()).unit)

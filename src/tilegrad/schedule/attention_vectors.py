@@ -6,6 +6,7 @@ square.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.dtype import bfloat16, float16, float32, float64
@@ -14,7 +15,8 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.types import Array
 from ..kernels.attention.shape import AttentionShape
-from ..kernels.attention_cpu import backward, decode, forward, matrix, matrix_backward
+from ..kernels.attention_cpu import backward, decode, forward
+from ..tile.build import Body
 from .attention import AttentionFamily, Given, memories
 
 DTYPES = (float32, float64, bfloat16, float16)
@@ -42,38 +44,35 @@ class VectorAttention(AttentionFamily):
 
 
 def _forward(node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str) -> Given:
-    more, keeps = memories(node), 1 in wanted
-    inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
-    results: list[Any] = [("result", 0), *([("result", 1)] if keeps else [])]
-    few, unit = decode.choose(x, target), matrix.choose(x, target)
+    more, keeps, few = memories(node), 1 in wanted, decode.choose(x, target)
     if few is None:
-        kind, plan = forward.Forward, unit or forward.choose(x, target)
-        if unit is not None:
-            kind = matrix.MatrixForward
-        return [(kind(x, more, plan, name, keeps).build(), [*inputs, *results])]
-    parts = decode.parts_of(x, target)
-    body = decode.Decode(x, more, few, name, parts, keeps).build()
-    if parts == 1:
-        return [(body, [*inputs, *results])]
-    left = decode.partial_parameters(x, x.batch, few, parts)
-    scratch = [("scratch", (Array(t.shape, t.dtype), i)) for i, (_, t) in enumerate(left)]
-    last = decode.Combine(x, few, f"{name}_combine", parts, keeps).build()
-    return [(body, [*inputs, *scratch]), (last, [*scratch, *results])]
+        plan = forward.choose(x, target)
+        return _launches(x, [forward.forward(x, more, plan, name, keeps)])
+    return _launches(x, decode.decode(x, more, few, name, decode.parts_of(x, target), keeps))
 
 
 def _backward(node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str) -> Given:
     """One Body for dq, one for dk and dv."""
-    more, unit = memories(node), matrix_backward.choose(x, target)
-    plan = backward.choose(x, target) if unit is None else unit
-    queries, keys = backward.QueryGradient, backward.KeyGradient
-    if unit is not None:
-        queries, keys = matrix_backward.MatrixQueryGradient, matrix_backward.MatrixKeyGradient
-    inputs: list[Any] = [("input", i) for i in range(len(node.inputs))]
-    found: Given = []
+    more, plan = memories(node), backward.choose(x, target)
+    bodies = []
     if 0 in wanted:
-        body = queries(x, more, plan, f"{name}_q", ("dq",)).build()
-        found.append((body, [*inputs, ("result", 0)]))
+        bodies.append(backward.backward(x, more, plan, f"{name}_q", ("dq",)))
     if wanted & {1, 2}:
-        body = keys(x, more, plan, f"{name}_kv", ("dk", "dv")).build()
-        found.append((body, [*inputs, ("result", 1), ("result", 2)]))
-    return found
+        bodies.append(backward.backward(x, more, plan, f"{name}_kv", ("dk", "dv")))
+    return _launches(x, bodies, ("dout", "lse", "delta"))
+
+
+def _launches(x: AttentionShape, bodies: Sequence[Body], given: Sequence[str] = ()) -> Given:
+    """Bodies, and what their parameters stand for, by name."""
+    inputs, left = ["q", "k", "v", *given, *x.extras], decode.PARTIAL
+    results = ["dq", "dk", "dv"] if given else ["out", "lse"]
+
+    def role(parameter: Node) -> tuple[str, Any]:
+        name = parameter.attrs["name"]
+        if name in left:
+            return "scratch", (Array(parameter.shape, parameter.dtype), left.index(name))
+        if name in inputs:
+            return "input", inputs.index(name)
+        return "result", results.index(name)
+
+    return [(body, [role(p) for p in body.parameters]) for body in bodies]

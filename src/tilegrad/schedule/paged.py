@@ -213,17 +213,17 @@ class VectorPrefill(Attention):
 
     def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
         """See `Attention`."""
-        from ..kernels.paged import prefill_cpu
+        from ..kernels.paged import attention_cpu
 
-        if queries_of(node) < prefill_cpu.LEAST:
-            return f"for {prefill_cpu.LEAST} new tokens a request and more"
-        return prefill_cpu.why_not(x, target) or (OTHER_SUMS if invariant() else "")
+        if queries_of(node) < attention_cpu.LEAST:
+            return f"for {attention_cpu.LEAST} new tokens a request and more"
+        return attention_cpu.prefill_why_not(x, target) or (OTHER_SUMS if invariant() else "")
 
     def callee(self, x: PagedShape, target: Target) -> KernelCallee:
         """See `Attention`."""
-        from ..kernels.paged import prefill_cpu
+        from ..kernels.paged import attention_cpu
 
-        return prefill_cpu.callee(x, target)
+        return attention_cpu.prefill_callee(x, target)
 
 
 class VectorAttention(Attention):

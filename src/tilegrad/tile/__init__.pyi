@@ -52,6 +52,7 @@ from .language import log2
 from .language import matrix_dot
 from .language import matrix_load
 from .language import matrix_store
+from .language import matrix_zero
 from .language import max_ as max
 from .language import maximum_ as maximum
 from .language import min_ as min
@@ -202,6 +203,7 @@ __all__ = [
     "matrix_store",
     "matrix_sync",
     "matrix_wait",
+    "matrix_zero",
     "max",
     "maximum",
     "memory",

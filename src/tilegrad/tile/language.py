@@ -1080,6 +1080,12 @@ def matrix_load(memory: Any, index: Sequence[Any], shape: Any, unit: str) -> Til
     return TileValue(b.do(ops.matrix_load, memory.node, *at, **attrs))
 
 
+def matrix_zero(shape: Any, dtype: Any, unit: str) -> TileValue:
+    """A tile of a matrix unit, all 0."""
+    made = ops.matrix_zero(shape=static_shape(shape), dtype=dtype_of(dtype), unit=unit)
+    return TileValue(tracer("matrix_zero").builder.add(made))
+
+
 def matrix_dot(total: TileValue, a: TileValue, b: TileValue, unit: str) -> TileValue:
     """total + a @ b, on a matrix unit."""
     made = ops.matrix_dot(total.node, a.node, b.node, unit=unit)

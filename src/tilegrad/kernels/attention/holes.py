@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32, int64, uint32
+from ...core.dtype import bool_, float32, int32, int64, uint32
 from ...ir.symbol import high
 from ...tile.trace import tracer
 from ...tile.value import TileValue, index_of
@@ -37,7 +37,8 @@ class Holes:
     turned: bool = False
     query_start: Any = 0  # the token of query 0, of sequences that lie one after another
     key_start: Any = 0
-    lanes: int = LANES  # columns that are compared at once
+    lanes: int = LANES  # columns that are compared at once; 0 for all
+    exact: bool = False  # a true tanh; bias and mask are read as they lie
 
     @property
     def unit(self) -> float:
@@ -47,7 +48,22 @@ class Holes:
     @property
     def factor(self) -> float:
         """What scores are multiplied by in the exponent of 2."""
-        return LOG2_E if ADDED & set(self.x.extras) else self.unit * LOG2_E
+        return LOG2_E if self.summed else self.unit * LOG2_E
+
+    @property
+    def summed(self) -> bool:
+        """Whether scores are multiplied by the unit: what is added is none of it, or it turns."""
+        return bool(ADDED & set(self.x.extras)) or self.unit <= 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether scores are more than raw ones, where they are seen."""
+        return bool(self.x.softcap) or self.summed
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether any block may be changed, not only those that the limits of keys cut."""
+        return self.changed or "mask" in self.x.extras
 
     @property
     def limit(self) -> Any:
@@ -62,26 +78,32 @@ class Holes:
 
     def bent(self, s: Any) -> Any:
         """Raw scores under the soft limit, if there is one."""
-        return quick_tanh(s, self.x.scale / self.x.softcap) if self.x.softcap else s
+        if not self.x.softcap:
+            return s
+        factor = self.x.scale / self.x.softcap
+        return tile.tanh(s * factor) if self.exact else quick_tanh(s, factor)
 
     def slope(self, s: Any) -> Any | None:
         """By what `bent` grows with raw scores, but for the scale; None where that is 1."""
         if not self.x.softcap:
             return None
-        t = self.bent(s)
-        return tile.multiply_add(t, -t, 1.0)
+        return steepness(self.bent(s))
 
     def score(self, s: Any, row: Any, key: Any) -> Any:
         """Scores with soft limit, bias and slopes, but for the factor of the exponent."""
-        more, s = ADDED & set(self.x.extras), self.bent(s)
+        return self.raised(self.bent(s), row, key)
+
+    def raised(self, s: Any, row: Any, key: Any) -> Any:
+        """Scores under the soft limit, with bias and slopes."""
+        more, dtype = self.x.extras, self.x.sum_dtype
         if "bias" in more:
-            bias = tile.cast(self.beside("bias", s.shape, row, key), float32)
+            bias = tile.cast(self.beside("bias", s.shape, row, key), dtype)
             s = tile.multiply_add(s, self.unit, bias)
-        elif more:
+        elif self.summed:
             s = s * self.unit
         if "slopes" in more:
-            slope = tile.load(self.extras["slopes"], (self.head,), ())
-            s = tile.multiply_add(tile.cast(self.apart(s.shape, row, key), float32), slope, s)
+            slope = tile.cast(tile.load(self.extras["slopes"], (self.head,), ()), dtype)
+            s = tile.multiply_add(tile.cast(self.apart(s.shape, row, key), dtype), slope, s)
         return s
 
     def apart(self, shape: tuple[int, ...], row: Any, key: Any) -> Any:
@@ -109,7 +131,7 @@ class Holes:
         if self.turned:
             least, most = (None if s is None else -s for s in (most, least))
         apart = key - row if self.turned else row - key
-        return tuple(None if s is None else apart + s for s in (least, most))  # type: ignore[return-value]
+        return tuple(None if s is None else apart + index_of(s) for s in (least, most))  # type: ignore[return-value]
 
     # ---- weights ----------------------------------------------------------------------------
 
@@ -140,7 +162,8 @@ class Holes:
         """The exponent of 2 that every row's sum begins with; None where there are no sinks."""
         if "sinks" not in self.x.extras:
             return None
-        return tile.cast(tile.load(self.extras["sinks"], (self.head,), ()), float32) * LOG2_E
+        given = tile.load(self.extras["sinks"], (self.head,), ())
+        return tile.cast(given, self.x.sum_dtype) * LOG2_E
 
     # ---- bias and mask ----------------------------------------------------------------------
 
@@ -150,16 +173,20 @@ class Holes:
         whole = [isinstance(size, int) and size == 1 for size in memory.type.shape]
         places = (self.batch, self.head, row + self.query_start, key + self.key_start)
         index = [0 if one else at for one, at in zip(whole, places)]
-        walked = (3, 2) if self.turned else (2, 3)
+        turns = self.turned and not self.exact
+        walked = (3, 2) if turns else (2, 3)
         axes = tuple(a for a in walked if not whole[a])
-        sizes = tuple(n for n, a in zip(shape, walked) if not whole[a])
+        given = shape[::-1] if turns is not self.turned else shape
+        sizes = tuple(n for n, a in zip(given, walked) if not whole[a])
         if any(isinstance(i, int) and high(n) <= i for i, n in zip(index, memory.type.shape)):
             return tile.full(shape, 0, memory.dtype)  # all of it lies beyond
         mask = None
         if tracer("attention").trusts:  # else the language finds the ends
             for number, (axis, size) in enumerate(zip(axes, sizes)):
-                left = tile.cast(index_of(memory.type.shape[axis]) - index[axis], int32)
-                one = line(size) < left
+                left = index_of(memory.type.shape[axis]) - index[axis]
+                if self.exact and tile.most(size - left) <= 0:
+                    continue
+                one = line(size) < tile.cast(left, int32)
                 one = one[:, None] if number + 1 < len(axes) else one
                 mask = both(mask, one)
         found = tile.load(memory, tuple(index), sizes, axes=axes, mask=mask)
@@ -167,7 +194,23 @@ class Holes:
             found = tile.fill(found, 0)
         if axes == walked[:1]:
             found = found[:, None]
-        return tile.broadcast(found, shape)
+        if given is shape:
+            return tile.broadcast(found, shape)
+        return tile.broadcast(turned(found) if axes else found, shape)
+
+
+def turned(x: Any) -> Any:
+    """A tile turned, in registers: as float32, which a mask becomes too."""
+    if x.ndim == 1 or 1 in x.shape:
+        return tile.reshape(x, (*x.shape[::-1], 1)[:2])
+    if x.dtype is bool_:
+        return tile.where(x, 1.0, 0.0).T != 0.0
+    return (tile.cast(x, float32) if x.dtype.bits < 32 else x).T
+
+
+def steepness(bent: Any) -> Any:
+    """By what bent scores grow with raw ones."""
+    return tile.multiply_add(bent, -bent, 1.0)
 
 
 def quick_tanh(x: Any, factor: float) -> Any:

@@ -39,23 +39,24 @@ def within(
     those are columns, rows where it is `turned`. None where all are.
 
     Rows and columns count from the tile's corner; None is no limit. Columns are compared some
-    lanes at a time with limits that move, so that no thread keeps the numbers of all its columns.
+    lanes at a time with limits that move, so that no thread keeps the numbers of all its columns;
+    all at once where there are 0.
     """
     rows, columns = shape
-    pieces = (rows, columns // lanes, lanes)
+    pieces = (rows, columns // lanes, lanes) if lanes else shape
     seen: Any | None = None
     if any(side is not None for side in (lowest, highest, None if turned else end)):
-        across = tile.reshape(line(lanes), (1, 1, lanes))
-        down = tile.reshape(line(rows), (rows, 1, 1))
+        across = tile.reshape(line(lanes or columns), (1, 1, lanes) if lanes else (1, columns))
+        down = tile.reshape(line(rows), (rows, 1, 1) if lanes else (rows, 1))
         steps: Any = 0
-        if lanes < columns:
+        if 0 < lanes < columns:
             steps = tile.reshape(line(columns // lanes) * lanes, (1, columns // lanes, 1))
 
         def limit(at: Any, moving: bool) -> Any:
             """A limit as it is seen from every piece."""
             found = tile.cast(at, int32)
             found = down + found if moving else found
-            return found - steps if lanes < columns else found
+            return found - steps if 0 < lanes < columns else found
 
         if highest is not None:
             seen = across <= limit(highest, True)

@@ -1,15 +1,13 @@
 """Attention on CPUs, put together of a source, holes and an engine.
 
-| file            | holds                                                                        |
-|-----------------|------------------------------------------------------------------------------|
-| tiles           | arithmetic on vectors, `Source` (where tokens lie; `paged.attention_cpu` has |
-|                 | one over pages), products on vectors, what every kernel has                  |
-| holes           | scale, cap, bias, slopes, masks, bands, sinks, dropout: `score`, `weight`    |
-| forward         | blocks of queries on vectors, softmax as it goes; sequences in a row         |
-| decode          | few queries: keys streamed once, parts of them combined                      |
-| matrix          | a unit of 16 x 16 tiles, and forward on it                                   |
-| backward        | gradients on vectors: one Body for q, one for k and v                        |
-| matrix_backward | the same on the unit                                                         |
+| file     | holds                                                                             |
+|----------|-----------------------------------------------------------------------------------|
+| source   | where tokens lie: arrays, sequences in a row (`paged.attention_cpu` has pages)     |
+| engine   | operands and products: on vectors, or on a matrix unit of 16 x 16 tiles            |
+| kernel   | exponentials, the end of a row, and scores between two products                    |
+| forward  | blocks of queries, softmax as it goes                                              |
+| decode   | few queries: keys streamed once, parts of them combined                            |
+| backward | gradients: one Body for q, one for k and v                                         |
 
-Invariant: what is done to scores and probabilities is named in the holes alone.
+Invariant: what is done to scores and probabilities is named in the holes (`attention.holes`) alone.
 """

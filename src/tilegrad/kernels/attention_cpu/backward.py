@@ -2,30 +2,37 @@
 
 The first has a block of queries of one head and goes over the keys: the gradient of q. The second
 has a block of keys of one key head and goes over the queries of all its heads: the gradients of k
-and v. Both make scores^T with queries along the lanes, as forward does. Nothing is added to
-memory that two programs share, so the order of every sum is fixed. Invariant: a key that no query
-sees gets the gradient 0; queries past the end have scores of 0 and gradients of 0, so they add 0.
+and v. Both make scores^T with queries across, as forward does. Nothing is added to memory that two
+programs share, so the order of every sum is fixed. Invariant: a key that no query sees gets the
+gradient 0; queries past the end have weights of 0 (their base is -inf).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
-from ...core.dtype import int64
+from ... import tile
 from ...core.target import Target
-from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, high, maximum, minimum
+from ...ir.symbol import Size, high
 from ...ir.types import Memory
 from ...tile.build import Body
+from ...tile.value import index_of
+from ..attention.holes import steepness
 from ..attention.shape import AttentionShape, backward_parameters
-from .forward import Forward, Scored
-from .holes import LOG2_E
-from .tiles import PAD, CpuPlan, Kernel, product, up
+from ..attention.softmax import LOG2_E
+from .engine import PAIR, TILE, CpuPlan, Vectors, Weights, engine_of, up
+from .forward import fitting, unit_of
+from .kernel import Scored
+from .source import Source, below
 
 
 def choose(x: AttentionShape, target: Target) -> CpuPlan:
     """The Plan for a shape: as forward, with fewer keys, since more lies beside them."""
+    unit = unit_of(x, target)
+    if unit:
+        keys = min(128, PAIR * max(1, -(-high(x.keys) // PAIR)))
+        return CpuPlan(fitting(x, target, 128, PAIR), keys, TILE, 2, TILE, unit)
     lanes = target.lanes(x.sum_dtype)
     rows, across = (13, 2) if target.vector_registers >= 32 else (5, 2)
     panel = across * lanes
@@ -34,242 +41,199 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan:
     return CpuPlan(queries, keys, rows, across, lanes)
 
 
+def backward(
+    x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str, results: Sequence[str]
+) -> Body:
+    """The Body of some results: dq, or dk and dv."""
+    given = backward_parameters(x, more)
+    kept = [(n, t) for n, t in given if t.use != "result" or n in results]
+    kind = QueryGradient if "dq" in results else KeyGradient
+    return kind(Source(x, plan.lanes), kept, plan, name).build()
+
+
 class Backward(Scored):
     """What both Bodies share: probabilities and the gradient of scores of one block."""
 
-    def __init__(
-        self,
-        x: AttentionShape,
-        more: Sequence[Memory],
-        plan: CpuPlan,
-        name: str,
-        results: Sequence[str],
-    ) -> None:
-        given = backward_parameters(x, more)
-        kept = [(n, t) for n, t in given if t.use != "result" or n in results]
-        Kernel.__init__(self, x, kept, plan, name)
-        self.prepare_scores()
+    deep = False  # whether queries go deep in a product
 
-    def columns(self, width: int) -> int:
-        """A width, up to a whole number of register tiles."""
-        return up(width, self.plan.panel)
+    def places(self, engine: Vectors) -> None:
+        """Scratch of a block of scores, of their gradients, and of what each query has one of."""
+        plan, self.engine = self.plan, engine
+        self.q, self.dout = (engine.queries(name, self.deep) for name in ("q", "dout"))
+        self.k = engine.keys("k", plain=True, turned=not self.deep)
+        self.v = engine.keys("v", plain=True, turned=False)
+        self.scores, self.change_of = self.score_place(), self.score_place()
+        self.bends = self.score_place() if self.x.softcap else None
+        self.gradient = engine.weights(self.change_of, not self.deep)
+        self.base, self.delta = (tile.scratch((plan.queries,), self.sum) for _ in range(2))
 
-    def block_places(self) -> None:
-        """Scratch of a block of scores."""
-        x, plan = self.x, self.plan
-        self.turned = self.scratch(self.columns(x.width), plan.queries)
-        self.turned_out = self.scratch(self.columns(x.value_width), plan.queries)
-        self.key_rows = self.scratch(plan.keys, self.columns(x.width) + PAD)
-        self.value_rows = self.scratch(plan.keys, self.columns(x.value_width) + PAD)
-        self.score_places(up(plan.keys, self.lanes), plan.queries + PAD)
-
-    def score_places(self, *shape: int) -> None:
-        """Scratch of scores, of their gradients, and of what these need; what each query has."""
-        self.scores, self.change_of = self.scratch(*shape), self.scratch(*shape)
-        self.bends = self.scratch(*shape) if self.holes.bent else None
-        self.base, self.delta = (self.scratch(self.plan.queries) for _ in range(2))
-
-    def keep(self, bend: Node, j: Size, i: Size) -> None:
-        """What the derivative of scores is made of."""
-        assert self.bends is not None
-        self.b.store(self.bends, bend, (j, i), (0, 1))
-
+    @tile.function
     def take_queries(self) -> None:
-        """Queries and gradients of their results, turned; what each query has one of."""
-        x, where = self.x, (self.head, self.first, self.stop)
-        self.source.turn_rows("q", *where, x.width, self.turned)
-        self.source.turn_rows("dout", *where, x.value_width, self.turned_out)
-        self.take_sums()
-
-    def take_sums(self) -> None:
-        """What each query has one of: its log-sum-exp, as a base of powers, and delta."""
-        b, n = self.b, self.lanes
-        for i in self.v.chunks("rows", self.plan.queries):
+        """Queries, gradients of their results; log-sum-exps as bases of powers, and deltas."""
+        n = self.lanes
+        for block in (self.q, self.dout):
+            block.take(self.head, self.first, self.stop)
+        for i in tile.range(0, self.plan.queries, n):
             token = self.first + i
-            inside = self.v.below(token, n, self.stop)
-            index = (self.source.batch, self.head, token)
-            sums = b.load(self.memory["lse"], index, (n,), (2,), inside)
-            none = b.apply("equal", sums, self.v.constant(-math.inf))
-            base = b.apply("multiply", sums, self.v.constant(-LOG2_E))
-            b.store(self.base, b.apply("where", none, self.v.constant(0.0), base), (i,), (0,))
-            delta = b.load(self.memory["delta"], index, (n,), (2,), inside)
-            b.store(self.delta, delta, (i,), (0,))
+            inside = below(token, n, self.stop)
+            index = (self.source.batch, self.head, self.source.query_start + token)
+            sums, delta = (
+                tile.load(self.memory[name], index, (n,), axes=(2,), mask=inside)
+                for name in ("lse", "delta")
+            )
+            base = tile.where(sums == -tile.INF, 0.0, sums * -LOG2_E)
+            if inside is not None:
+                base = tile.where(inside, base, -tile.INF)
+            self.base[i : i + n], self.delta[i : i + n] = base, delta
 
-    def gradient_of_scores(self) -> None:
-        """scores become probabilities, change_of the gradient of raw scores (without scale)."""
-        b, plan = self.b, self.plan
-        self.score()
+    @tile.function
+    def gradients(self, weights: Weights | None) -> None:
+        """Probabilities as they weigh values, if they are wanted, and the gradient of raw scores
+        (without scale), as operands."""
+        x, plan, engine, together = self.x, self.plan, self.engine, self.gradient.keys
+        rows = engine.whole(self.count)
+        for left, right, width, place in (
+            (self.k, self.q, x.width, self.scores),
+            (self.v, self.dout, x.value_width, self.change_of),
+        ):
+            engine.product(rows, plan.queries, width, left.plain, right.plain, place)
         self.change()
+        bounds, unroll = (0, plan.keys - together), 2 // together
+        for c in tile.range(0, plan.queries, plan.panel):
+            base, delta = (
+                tile.load(place, (c,), (plan.panel,)) for place in (self.base, self.delta)
+            )
+            for j in tile.range(0, rows, together, unroll=unroll, bounds=bounds):
+                both = [self.both_of(j + i, c, base, delta) for i in range(together)]
+                if weights is not None:
+                    weights.put(j, c, [p for p, _ in both])
+                self.gradient.put(j, c, [found for _, found in both])
 
-        def left(step: Size, first: Size, rows: int) -> Node:
-            return b.load(self.value_rows, (first, step), (rows, 1), (0, 1))
-
-        product(
-            self.v, self.plan, self.count, self.x.value_width, left, self.turned_out, self.change_of
-        )
-        width, bounds = plan.panel, (0, plan.keys - 1)
-        for c in b.each("gradients", 0, plan.queries, width):
-            base, delta = (b.load(place, (c,), (width,), (0,)) for place in (self.base, self.delta))
-            for j in b.each("gradient", 0, self.count, unroll=2, bounds=bounds):
-                p, found = self.both_of(j, c, width, base, delta)
-                b.store(self.scores, p, (j, c), (1,))
-                b.store(self.change_of, found, (j, c), (1,))
-
-    def both_of(self, j: Size, c: Size, width: int, base: Node, delta: Node) -> tuple[Node, Node]:
-        """Probabilities of a key as they weigh values, and the gradient of its raw scores."""
-        b = self.b
-        p = self.probability(j, c, width, base)
-        found = b.load(self.change_of, (j, c), (width,), (1,))
-        keep = self.kept(j, c, width)
-        if keep is not None:
-            found = b.apply("multiply", found, keep)
-        found = b.apply("multiply", p, b.apply("subtract", found, delta))
+    def both_of(self, j: Any, c: Any, base: Any, delta: Any) -> tuple[Any, Any]:
+        """Probabilities of a key as they weigh values, and the gradient of its raw scores: 0 past
+        the last key, where keys go deep."""
+        width = self.plan.panel
+        p, keep = self.probability(j, c, width, base), self.kept(j, c, width)
+        found = tile.load(self.change_of[j, c : c + width])
+        found = p * ((found if keep is None else found * keep) - delta)
         if self.bends is not None:
-            slope = self.holes.slope(b.load(self.bends, (j, c), (width,), (1,)))
-            found = b.apply("multiply", found, slope)
-        return (p if keep is None else b.apply("multiply", p, keep)), found
+            found = found * steepness(tile.load(self.bends[j, c : c + width]))
+        if self.gradient.keys > 1:
+            found = tile.where(tile.less(j, self.count), found, 0.0)
+        return (p if keep is None else p * keep), found
 
 
-class QueryGradient(Backward, Forward):
-    """Builds the Body of dq."""
+class QueryGradient(Backward):
+    """Writes the Body of dq."""
 
-    def places(self) -> None:
+    results = ("dq",)
+
+    def places(self, engine: Vectors) -> None:
         """Scratch."""
-        self.block_places()
-        self.result = self.scratch(self.columns(self.x.width), self.plan.queries)
+        super().places(engine)
+        self.result = engine.place(up(self.x.width, self.lanes), self.plan.queries, engine.pad)
 
+    @tile.function
     def prepare(self) -> None:
-        """Queries turned; an empty sum."""
-        self.stop = minimum(self.first + self.plan.queries, self.x.queries)
+        """Queries; an empty sum."""
+        queries = self.plan.queries
         self.take_queries()
-        self.v.clear(self.result, self.plan.queries)
+        for row in tile.range(self.result.shape[0]):
+            self.result[row, 0:queries] = tile.zeros((queries,), self.sum)
 
-    def block(self) -> None:
+    def step(self) -> None:
         """What a block of keys adds: result^T += keys^T @ gradient of scores^T."""
-        b, panel = self.b, self.plan.panel
-        self.take_keys()
-        self.take_values()
-        self.gradient_of_scores()
+        for block in (self.k, self.v):
+            block.take(self.key_head, self.key, self.count)
+        self.gradients(None)
+        operands, sizes = (self.k.turned, self.gradient.operand), (self.x.width, self.plan.queries)
+        self.engine.product(*sizes, self.count, *operands, self.result, adds=True)
 
-        def left(step: Size, first: Size, rows: int) -> Node:
-            return b.load(self.key_rows, (step, first), (rows, 1), (1, 0))
-
-        def start(first: Size, c: Size, rows: int) -> Node:
-            return b.load(self.result, (first, c), (rows, panel), (0, 1))
-
-        product(
-            self.v, self.plan, self.x.width, self.count, left, self.change_of, self.result, start
-        )
-
+    @tile.function
     def finish(self) -> None:
         """Scale, turn, store."""
-        x, scale = self.x, self.v.constant(self.x.scale)
-        for i in self.v.chunks("finish", self.plan.queries):
-            self.source.put_turned("dq", self.head, self.first + i, self.result, i, x.width, scale)
+        n, source = self.lanes, self.source
+        for i in tile.range(0, self.plan.queries, n):
+            token = self.first + i
+            inside, place = below(token, n, source.queries), source.place("dq", self.head, token)
+            for d in tile.range(0, self.x.width, n):
+                part = tile.load(self.result, (d, i), (n, n)) * self.x.scale
+                source.put(place, d, part.T, inside)
 
 
 class KeyGradient(Backward):
-    """Builds the Body of dk and dv."""
+    """Writes the Body of dk and dv."""
 
-    def build(self) -> Body:
-        """The Body: one program for each block of keys of a key head."""
-        b, x, plan = self.b, self.x, self.plan
-        grid, block = self.program(ceil_divide(x.keys, plan.keys), x.key_heads)
-        self.key, self.key_head = block * plan.keys, self.head
-        self.block_places()
-        self.widths = {"dk": x.width, "dv": x.value_width}
-        self.sums = {n: self.scratch(plan.keys, self.columns(w)) for n, w in self.widths.items()}
-        self.keys_of()
-        for place in self.sums.values():
-            self.v.clear(place, high(place.shape[1]))
-        self.take_keys()
-        self.take_values()
-        lower, upper, most = self.lower, self.upper, max(0, high(x.queries) - 1)
-        for g in b.each("head", 0, x.group):
-            self.head = self.key_head * x.group + g
-            for first in b.each("queries", lower, upper, plan.queries, bounds=(0, most)):
-                self.first, self.stop = first, minimum(first + plan.queries, upper)
-                self.take_queries()
-                if self.sequences is not None:
-                    *_, self.all_see = self.sequences.find(first)
-                self.add_block()
-        for name in self.sums:
-            self.put(name)
-        return b.finish((grid,), plan=plan)
+    deep = True
 
-    def keys_of(self) -> None:
-        """The keys of the block, and the queries that may see one: lower <= i < upper."""
-        b, x, plan = self.b, self.x, self.plan
-        self.count = self.all = minimum(x.keys - self.key, plan.keys)
-        if "key_lengths" in x.extras:
-            length = b.cast(b.load(self.memory["key_lengths"], (self.source.batch,)), int64)
-            length = b.apply("minimum", length, b.index(x.keys))
-            length = b.apply("maximum", length, b.index(0))
-            limit = b.atom("length", length, 0, high(x.keys))
-            self.count = maximum(0, minimum(limit - self.key, plan.keys))
-        low, high_ = x.band
-        self.lower, self.upper = 0, x.queries
-        if self.sequences is not None:
-            self.find_queries()
-            return
-        if high_ is not None:
-            self.lower = maximum(0, self.key - high_)
-        if low is not None:
-            self.upper = minimum(self.upper, self.key + self.all - low)
+    def write(self) -> Size:
+        """One program for each block of keys of a key head."""
+        plan = self.plan
+        grid, self.block, self.key_head, _ = self.source.program("key", plan.keys, self.x.key_heads)
+        self.places(engine_of(self.source, plan))
+        self.work()
+        return grid
 
-    def find_queries(self) -> None:
-        """The queries of the sequences that the block's keys belong to."""
-        b, x = self.b, self.x
-        first, stop = (b.index(i) for i in (self.key, self.key + self.all))
-        found = [b.index(x.queries), b.index(0)]
-        sequences = self.memory["key_starts"].shape[0] - 1
+    def places(self, engine: Vectors) -> None:
+        """Scratch."""
+        super().places(engine)
+        self.weights = engine.weights(self.scores, deep=False)
+        self.sums = {
+            name: engine.place(self.plan.keys, up(self.source.width(name), self.plan.panel), 0)
+            for name in ("dk", "dv")
+        }
 
-        def starts(name: str, number: Size) -> list[Node]:
-            given = (b.load(self.memory[name], (number + i,)) for i in range(2))
-            return [b.cast(start, int64) for start in given]
+    @tile.function
+    def work(self) -> None:
+        """All blocks of queries that may see some key of the block."""
+        x, source, plan, (low, high_) = self.x, self.source, self.plan, self.x.band
+        self.key, stop = source.find(self.block, plan.keys, "key")
+        if not source.several or tile.less(self.key, stop):
+            every = stop - self.key
+            self.count = tile.maximum(0, tile.minimum(source.keys - self.key, every))
+            for place in self.sums.values():
+                for row in tile.range(plan.keys):
+                    zeros = tile.zeros((place.shape[1],), self.sum)
+                    tile.store(place, (row, 0), zeros, axes=(1,))
+            for block in (self.k, self.v):
+                block.take(self.key_head, self.key, self.count)
+            lower, upper = 0, source.queries
+            if high_ is not None:
+                lower = tile.maximum(0, self.key - index_of(high_))
+            if low is not None:
+                upper = tile.minimum(upper, stop - index_of(low))
+            most = max(0, high(x.queries) - 1)
+            for group in tile.range(x.group):
+                self.head = self.key_head * x.group + group
+                self.holes = source.holes(self.head, True)
+                for first in tile.range(lower, upper, plan.queries, bounds=(0, most)):
+                    self.first, self.stop = first, tile.minimum(first + plan.queries, upper)
+                    self.step()
+            for name in self.sums:
+                self.put(name, every)
+        if source.several:
+            source.clear(self.block, "key", [self.key_head], ("dk", "dv"))
 
-        for number in b.each("sequence", 0, sequences, carried=found):
-            key, end = starts("key_starts", number)
-            own = b.apply("bit_and", b.apply("less", key, stop), b.apply("less", first, end))
-            lower, upper = starts("query_starts", number)
-            wider = b.apply("minimum", found[0], lower), b.apply("maximum", found[1], upper)
-            found[:] = [b.apply("where", own, new, old) for new, old in zip(wider, found)]
-        top = max(1, high(x.queries))
-        upper = b.apply("minimum", found[1], b.index(x.queries))
-        self.lower, self.upper = b.atom("lower", found[0], 0, top), b.atom("upper", upper, 0, top)
-
-    def add_block(self) -> None:
+    def step(self) -> None:
         """What a block of queries adds."""
-        b, x, panel = self.b, self.x, self.plan.panel
-        depth, queries = self.stop - self.first, self.plan.queries
-        rows = {}
-        for name, given, width in (("dk", "q", x.width), ("dv", "dout", x.value_width)):
-            rows[name] = self.scratch(queries, self.columns(width) + PAD)
-            self.source.copy_rows(given, self.head, self.first, depth, width, rows[name])
-        self.gradient_of_scores()
-        for name, scores in (("dv", self.scores), ("dk", self.change_of)):
-            place = self.sums[name]
+        self.take_queries()
+        self.gradients(self.weights)
+        rows, depth = self.engine.whole(self.count), self.stop - self.first
+        for name, left, right in (("dv", self.weights, self.dout), ("dk", self.gradient, self.q)):
+            operands, width = (left.operand, right.turned), self.source.width(name)
+            self.engine.product(rows, width, depth, *operands, self.sums[name], adds=True)
 
-            def left(step: Size, at: Size, size: int, scores: Node = scores) -> Node:
-                return b.load(scores, (at, step), (size, 1), (0, 1))
-
-            def start(at: Size, c: Size, size: int, place: Node = place) -> Node:
-                return b.load(place, (at, c), (size, panel), (0, 1))
-
-            width = high(place.shape[1])
-            product(self.v, self.plan, self.count, depth, left, rows[name], place, start, width)
-
-    def put(self, name: str) -> None:
+    @tile.function
+    def put(self, name: str, every: Any) -> None:
         """Store the sums of the block; 0 for keys that are never seen."""
-        b, n, bounds, width = self.b, self.lanes, (0, self.plan.keys - 1), self.widths[name]
-        for r in b.each("put", 0, self.count, bounds=bounds):
+        n, source, width = self.lanes, self.source, self.source.width(name)
+        bounds, scale = (0, self.plan.keys - 1), self.x.scale if name == "dk" else 1.0
+        for r in tile.range(0, self.count, bounds=bounds):
+            place = source.place(name, self.key_head, self.key + r)
             for d in range(0, width, n):
-                part = b.load(self.sums[name], (r, d), (n,), (1,))
-                if name == "dk":
-                    part = b.apply("multiply", part, self.v.constant(self.x.scale))
-                self.source.put_line(name, self.key_head, self.key + r, d, part, width)
-        if self.count is not self.all:
-            for r in b.each("nothing", self.count, self.all, bounds=bounds):
+                source.put(place, d, tile.load(self.sums[name], (r, d), (n,), axes=(1,)) * scale)
+        if "key_lengths" in self.x.extras:
+            for r in tile.range(self.count, every, bounds=bounds):
+                place = source.place(name, self.key_head, self.key + r)
                 for d in range(0, width, n):
-                    zeros = b.constant(0, self.sum, (n,))
-                    self.source.put_line(name, self.key_head, self.key + r, d, zeros, width)
+                    source.put(place, d, tile.zeros((n,), self.sum))

@@ -1,30 +1,32 @@
 """Attention on CPUs for few queries (decode): keys and values are streamed once, as they lie.
 
-A program has all queries of all heads that share one key head, and a part of the keys; d lies
-along the lanes. Where there are fewer key heads than workers the keys are split, and a second
-Body combines the parts. Invariant: the number of parts depends on the shape and the Target's
-cores alone; parts are combined in their order.
+A program has a key head, some queries of one sequence with all heads that share it (the rows), and
+a part of the keys; d lies along the lanes. Where there are fewer programs than workers the keys are
+split, and a second Body combines the parts. Keys that are no float32 are widened once for several
+rows. Invariant: the number of parts depends on the shape and the Target's cores alone; parts are
+combined in their order.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ... import tile
 from ...core.config import invariant
 from ...core.target import Target
-from ...ir.node import Node
-from ...ir.symbol import Size, high, maximum, minimum
+from ...ir.symbol import Size, high
 from ...ir.types import Memory
-from ...tile import ops
 from ...tile.build import Body
+from ...tile.value import index_of
 from ..attention.shape import AttentionShape, Parameters, parameters
-from .tiles import CpuPlan, Kernel, Pairs, up
+from .engine import CpuPlan, up
+from .kernel import Kernel, base_of, greater
+from .source import Source, below
 
 KEYS = 64  # of a block: their values are still near when they are read again
 MOST_ROWS = 16
-AHEAD = 16  # keys that are asked for before they are read
+PARTIAL = ("partial", "maxima", "sums")  # what parts leave behind
 LEAST_PART = 256  # keys below which a part costs more than it saves
 
 
@@ -67,310 +69,307 @@ def partial_parameters(
     return [("partial", wide), ("maxima", rows), ("sums", rows)]
 
 
+def decode(
+    x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str, parts: int, keeps: bool
+) -> list[Body]:
+    """The Bodies: q, k, v, the extras, then the results (log-sum-exps too if it `keeps` them) or
+    what parts leave behind; these and the results."""
+    given = parameters(x, more)
+    results = given[len(given) - 2 :] if keeps else given[-2:-1]
+    if parts == 1:
+        return [Decode(Source(x, plan.lanes), [*given[:-2], *results], plan, name).build()]
+    left = [partial_parameters(x, x.batch, plan, parts, use) for use in ("result", "value")]
+    sinks = [p for p in given if p[0] == "sinks"]
+    first = Decode(Source(x, plan.lanes), [*given[:-2], *left[0]], plan, name, parts)
+    last = [*left[1], *sinks, *results]
+    combine = Combine(Source(x, plan.lanes), last, plan, f"{name}_combine", parts)
+    return [first.build(), combine.build()]
+
+
 class Rows(Kernel):
-    """What both Bodies share: rows are the queries of the heads of one key head."""
+    """What both Bodies share: rows are the heads of one key head, query by query."""
 
-    parts: int
-    part: Size
-    notes: dict[str, Any] = {}
+    def __init__(
+        self, source: Source, given: Parameters, plan: CpuPlan, name: str, parts: int = 1
+    ) -> None:
+        super().__init__(source, given, plan, name)
+        self.parts, self.per = parts, plan.queries // self.x.group
 
-    def find_program(self, parts: int) -> Size:
-        """This program's part, key head and batch; gives the grid."""
-        keys = self.x.key_heads
-        grid = self.lead() * keys * parts
-        p = self.b.program(0, grid)
-        self.part, self.key_head, self.source.batch = (
-            p % parts,
-            p // parts % keys,
-            p // parts // keys,
-        )
+    def find(self, parts: int) -> Size:
+        """This program's block of queries, key head and part; gives the grid."""
+        found = self.source.program("query", self.per, self.x.key_heads, parts)
+        grid, self.block, self.key_head, self.part = found
         return grid
 
-    def lead(self) -> Size:
-        """How many programs there are for a key head and a part."""
-        return self.x.batch
-
     def begin(self) -> None:
-        """What a program finds out first."""
+        """The queries of the program, and the rows they have."""
+        self.first, stop = self.source.find(self.block, self.per)
+        self.queries = self.per if not self.source.several else stop - self.first
+        group = self.x.group
+        self.rows = tile.range(0, self.queries * group, bounds=(0, self.plan.queries - 1))
 
     def end(self) -> None:
-        """What a program does beside its rows."""
+        """What queries of no sequence get, where results are stored."""
+        if self.source.several and "out" in self.memory:
+            heads = [self.key_head * self.x.group + g for g in range(self.x.group)]
+            self.source.clear(self.block, "query", heads, ("out",))
 
-    def live(self) -> Size:
-        """How many rows there are."""
-        return self.plan.queries
-
-    def each_row(self) -> Iterator[Size]:
-        """A loop over the rows."""
-        return self.b.each("row", 0, self.live(), bounds=(0, self.plan.queries - 1))
-
-    def row_at(self, r: Size) -> tuple[Size, Size]:
+    def row_at(self, r: Any) -> tuple[Any, Any]:
         """Head and query of a row."""
-        x = self.x
-        return self.key_head * x.group + r // x.queries, r % x.queries
+        group = self.x.group
+        return self.key_head * group + r % group, self.first + r // group
 
-    def scaled(self, factor: Node, which: int) -> Node:
-        """What queries (0) or sums of values (1) are multiplied by, with the scale of a cache."""
-        return factor
+    def lead(self) -> tuple[Any, Any]:
+        """Where the parts of a program lie."""
+        return (self.block if self.source.several else self.source.batch), self.key_head
 
-    def put(self, r: Size, line: Callable[[Size], Node], most: Node, total: Node) -> None:
+    @tile.function
+    def put(self, r: Any, line: Callable[[Any], Any], most: Any, total: Any) -> None:
         """Store a finished row: line(d) are sums of products not divided yet."""
-        b, width = self.b, self.x.value_width
-        share = self.scaled(self.v.share_of(total), 1)
+        x, source = self.x, self.source
         head, query = self.row_at(r)
-        for d in self.v.chunks("chunk", width):
-            self.source.put_line("out", head, query, d, b.apply("multiply", line(d), share), width)
+        share, sums = self.ended(most, total, source.holes(head).begun())
+        scale, place = source.scale(1, self.key_head), source.place("out", head, query)
+        if scale is not None:
+            share = share * scale
+        for d in tile.range(0, x.value_width, self.lanes):
+            source.put(place, d, line(d) * share)
         if "lse" in self.memory:
-            sums = self.v.log_sum(most, total)
-            b.store(self.memory["lse"], sums, (self.source.batch, head, query))
+            self.memory["lse"][source.batch, head, query] = sums
 
 
 class Decode(Rows):
-    """Builds the Body that streams keys and values."""
+    """Writes the Body that streams keys and values."""
 
-    def __init__(
-        self,
-        x: AttentionShape,
-        more: Sequence[Memory],
-        plan: CpuPlan,
-        name: str,
-        parts: int,
-        keeps_sums: bool = True,
-    ) -> None:
-        given = parameters(x, more)
-        if parts > 1:
-            given = [*given[:-2], *partial_parameters(x, x.batch, plan, parts, "result")]
-        elif not keeps_sums:
-            given = given[:-1]
-        super().__init__(x, given, plan, name)
-        self.parts = parts
-
-    def build(self) -> Body:
-        """The Body: one program for each key head and part of the keys."""
-        grid = self.find_program(self.parts)
-        self.places()
-        self.begin()
-        for r in self.each_row():
-            self.prepare(r)
-        for _ in self.each_block():
-            self.block()
-        for r in self.each_row():
-            self.finish(r)
-        self.end()
-        return self.b.finish((grid,), plan=self.plan, **self.notes)
-
-    def places(self) -> None:
-        """Scratch."""
+    def write(self) -> Size:
+        """One program for each block of queries, key head and part of the keys."""
+        grid = self.find(self.parts)
         x, plan = self.x, self.plan
-        self.query_rows = self.scratch(plan.queries, up(x.width, plan.lanes))
-        self.scores = self.scratch(plan.queries, plan.keys)
-        self.result = self.scratch(plan.queries, up(x.value_width, plan.panel))
-        self.most, self.total = self.scratch(plan.queries), self.scratch(plan.queries)
+        place = [up(x.width, plan.lanes), plan.keys, up(x.value_width, plan.panel)]
+        self.query_rows, self.scores, self.result = (
+            tile.scratch((plan.queries, width), self.sum) for width in place
+        )
+        self.most, self.total = (tile.scratch((plan.queries,), self.sum) for _ in range(2))
+        self.wide: Any = None
+        if self.memory["k"].dtype is not self.sum and plan.queries > 1:
+            self.wide = tile.scratch((plan.lanes, place[0]), self.sum)
+        self.begin()
+        self.work()
+        self.end()
+        return grid
 
-    def begin(self) -> None:
-        """The keys of this part that some query may see: lower <= j < upper."""
-        x = self.x
-        self.lower, self.upper = 0, self.source.key_length()
-        low, high_ = x.band
+    @tile.function
+    def work(self) -> None:
+        """All rows over all blocks of keys of this part that some query may see."""
+        x, plan = self.x, self.plan
+        lower, self.upper = self.keys_of()
+        for r in self.rows:
+            self.prepare(r)
+        most = max(0, high(x.keys) - 1)
+        for key in tile.range(lower, self.upper, plan.keys, bounds=(0, most)):
+            self.key, self.count = key, tile.minimum(self.upper - key, plan.keys)
+            self.step()
+        for r in self.rows:
+            self.finish(r)
+
+    def keys_of(self) -> tuple[Any, Any]:
+        """The keys of this part: lower <= j < upper."""
+        source, n, (low, high_) = self.source, self.lanes, self.x.band
+        lower, upper = 0, source.keys
         if high_ is not None:
-            self.upper = minimum(self.upper, high_ + x.queries)
+            upper = tile.minimum(upper, self.first + self.queries + index_of(high_))
+        if source.several:
+            upper = upper * tile.minimum(self.queries, 1)
         if low is not None:
-            self.lower = maximum(0, low)
+            lower = self.plan.begin(tile.maximum(0, self.first + index_of(low)), source.run)
         if self.parts > 1:
-            span = -(-high(x.keys) // (self.parts * self.lanes)) * self.lanes
-            start = self.part * span
-            self.lower = maximum(self.lower, start)
-            self.upper = minimum(self.upper, start + span)
+            unit = self.parts * n
+            span = (tile.maximum(0, upper - lower) + (unit - 1)) // unit * n
+            lower = lower + self.part * span
+            upper = tile.minimum(upper, lower + span)
+        return lower, upper
 
-    def prepare(self, r: Size) -> None:
-        """A query, scaled; its sums as they begin, in the first part."""
-        b, x, n = self.b, self.x, self.lanes
-        head, query = self.row_at(r)
-        for d in self.v.chunks("chunk", x.width):
-            part = b.cast(self.source.line("q", head, query, d, n, x.width), self.sum)
-            factor = self.scaled(self.v.constant(self.holes.first), 0)
-            b.store(self.query_rows, b.apply("multiply", part, factor), (r, d), (1,))
-        size = high(self.result.shape[1])
-        for d in b.each("clear", 0, size, n, bounds=(0, size - n)):
-            b.store(self.result, b.constant(0, self.sum, (n,)), (r, d), (1,))
-        counts = None
-        if self.parts > 1:
-            counts = b.apply("equal", b.index(self.part), b.index(0))
-        for place, value in zip((self.most, self.total), self.holes.start(head, counts)):
-            b.store(place, value, (r,))
+    @tile.function
+    def prepare(self, r: Any) -> None:
+        """A query; its sums as they begin."""
+        x, n, source = self.x, self.lanes, self.source
+        place, scale = source.place("q", *self.row_at(r)), source.scale(0, self.key_head)
+        for d in tile.range(0, x.width, n):
+            line = tile.cast(source.line(place, d, n), self.sum)
+            if scale is not None:
+                line = line * scale
+            tile.store(self.query_rows, (r, d), line, axes=(1,))
+        for d in tile.range(0, self.result.shape[1], n):
+            tile.store(self.result, (r, d), tile.zeros((n,), self.sum), axes=(1,))
+        self.most[r], self.total[r] = -tile.INF, 0.0
 
     # ---- a block of keys ------------------------------------------------------------------
 
-    def block(self) -> None:
+    @tile.function
+    def step(self) -> None:
         """Scores, softmax and values of a block of keys."""
-        b, n = self.b, self.lanes
-        whole = self.count // n * n
-        for j in b.each("some", 0, whole, n, bounds=(0, self.plan.keys - n)):
-            self.ask(self.key + j + AHEAD)
-            for r in self.each_row():
-                self.score(r, j)
-        if self.count % n != 0:
-            with b.when(b.less(whole, self.count)):
-                for r in self.each_row():
-                    self.score(
-                        r, whole, b.apply("less", self.v.steps(n, whole), b.index(self.count))
-                    )
-        for r in self.each_row():
+        n, count, source = self.lanes, self.count, self.source
+        whole = count if source.several else count // n * n
+        for j in tile.range(0, whole, n, bounds=(0, self.plan.keys - n)):
+            self.score_some(j, None)
+        if whole is not count and (not isinstance(count, int) or whole < count):
+            if isinstance(count, int) or tile.less(whole, count):
+                self.score_some(whole, tile.arange(n) + whole < count)
+        for r in self.rows:
             self.soften(r)
-        self.gather_rows(0, self.plan.queries)
+        if source.several:
+            for q in tile.range(0, self.queries, bounds=(0, self.per - 1)):
+                self.gather(q * self.x.group, self.x.group)
+        else:
+            self.gather(0, self.plan.queries)
 
-    def ask(self, key: Size) -> None:
-        """Bring keys near before they are read: rows of a tile are no stream, values are one."""
-        width, line = self.x.width, 64 // self.x.dtype.size
-        for d in self.b.each("ask", 0, width, line, bounds=(0, width - 1)):
-            for r in range(self.lanes):
-                index = self.source.at("k", self.key_head, key + r, d)
-                self.b.prefetch(self.memory["k"], *index)
+    @tile.function
+    def score_some(self, j: Any, inside: Any | None) -> None:
+        """Scores of as many keys as there are lanes, or of those that are `inside`."""
+        x, n, source, key = self.x, self.lanes, self.source, self.key + j
+        place = source.place("k", self.key_head, key)
+        values = place._replace(name="v")
+        if self.wide is not None:
+            for d in tile.range(0, x.width, n):
+                tile.store(self.wide, (0, d), source.square(place, d, inside))
+        for r in self.rows:
+            head, query = self.row_at(r)
+            for row in range(0, n, x.group):
+                source.ask(values, r % x.group + row)
+            sums = tile.zeros((n, n), self.sum)
+            for d in tile.range(0, x.width, n):
+                keys = (
+                    tile.cast(source.square(place, d, inside), self.sum)
+                    if self.wide is None
+                    else tile.load(self.wide, (0, d), (n, n))
+                )
+                line = tile.load(self.query_rows, (r, d), (n,), axes=(1,))
+                sums = tile.multiply_add(keys, line, sums)
+            holes = source.holes(head)
+            s = holes.score(tile.sum(sums, 1)[None, :], query, key)
+            seen = holes.seen((1, n), query, key, self.upper, inside is not None)
+            if seen is not None:
+                s = tile.where(seen, s, -tile.INF)
+            tile.store(self.scores, (r, j), s)
 
-    def score(self, r: Size, j: Size, inside: Node | None = None) -> None:
-        """scores[r, j ...] of as many keys as there are lanes, or of those that are `inside`."""
-        b, x, n = self.b, self.x, self.lanes
-        head, query = self.row_at(r)
-        sums = [b.constant(0, self.sum, (n, n))]
-        for d in self.v.chunks("chunk", x.width, sums):
-            mask = self.v.both(inside, self.v.below(d, n, x.width), (n, n))
-            keys = self.key_square(self.key + j, d, mask)
-            line = b.load(self.query_rows, (r, d), (n,), (1,))
-            sums[0] = b.apply("multiply_add", b.cast(keys, self.sum), line, sums[0])
-        total = b.add(ops.reduce(sums[0], axis=1, kind="sum"))
-        at = Pairs(self, head, query, self.key + j, banded=x.queries != 1)
-        total = self.holes.hidden(self.holes.score(total, at, scaled=True), at)
-        if inside is not None:
-            total = b.apply("where", inside, total, self.v.constant(-math.inf))
-        b.store(self.scores, total, (r, j), (1,))
-
-    def key_square(self, token: Size, d: Size, mask: Node | None) -> Node:
-        """Neighbouring keys, a piece of each."""
-        return self.source.square("k", self.key_head, token, d, mask)
-
-    def soften(self, r: Size) -> None:
+    @tile.function
+    def soften(self, r: Any) -> None:
         """Scores of a row to probabilities (not yet divided); its result and sum fade."""
-        b, n = self.b, self.lanes
-        stop = (self.count + n - 1) // n * n
-        bounds = (0, self.plan.keys - n)
-        top = [b.constant(-math.inf, self.sum, (n,))]
-        for j in b.each("largest", 0, stop, n, top, bounds=bounds):
-            top[0] = self.v.greater(b.load(self.scores, (r, j), (n,), (1,)), top[0])
-        before = b.load(self.most, (r,))
-        most = self.v.greater(b.add(ops.reduce(top[0], axis=0, kind="max")), before)
-        base = self.v.base_of(most)
-        decay = self.v.power(b.apply("subtract", before, base))
-        sums = [b.constant(0, self.sum, (n,))]
-        for j in b.each("powers", 0, stop, n, sums, bounds=bounds):
-            score = b.load(self.scores, (r, j), (n,), (1,))
-            value = self.v.power(b.apply("subtract", score, base))
-            b.store(self.scores, value, (r, j), (1,))
-            sums[0] = b.apply("add", sums[0], value)
-        total = b.apply("multiply", b.load(self.total, (r,)), decay)
-        total = b.apply("add", total, b.add(ops.reduce(sums[0], axis=0, kind="sum")))
-        b.store(self.total, total, (r,))
-        b.store(self.most, most, (r,))
-        size = high(self.result.shape[1])
-        for d in b.each("fade", 0, size, n, bounds=(0, size - n)):
-            part = b.load(self.result, (r, d), (n,), (1,))
-            b.store(self.result, b.apply("multiply", part, decay), (r, d), (1,))
+        n, bounds, factor = self.lanes, (0, self.plan.keys - self.lanes), self.factor
+        stop = tile.ceil_divide(self.count, n) * n
+        top = tile.full((n,), -tile.INF, self.sum)
+        for j in tile.range(0, stop, n, bounds=bounds):
+            top = greater(tile.load(self.scores, (r, j), (n,), axes=(1,)), top)
+        before = tile.load(self.most, (r,), ())
+        most = greater(tile.max(top, 0) * factor, before)
+        base = base_of(most)
+        decay, minus = self.power(before - base), -base
+        sums = tile.zeros((n,), self.sum)
+        for j in tile.range(0, stop, n, bounds=bounds):
+            score = tile.load(self.scores, (r, j), (n,), axes=(1,))
+            weight = self.power(tile.multiply_add(score, factor, minus))
+            tile.store(self.scores, (r, j), weight, axes=(1,))
+            sums = sums + weight
+        self.total[r] = self.total[r] * decay + tile.sum(sums, 0)
+        self.most[r] = most
+        for d in tile.range(0, self.result.shape[1], n):
+            faded = tile.load(self.result, (r, d), (n,), axes=(1,)) * decay
+            tile.store(self.result, (r, d), faded, axes=(1,))
 
-    def gather_rows(self, base: Size, count: int) -> None:
+    def gather(self, base: Any, count: int) -> None:
         """result[r, :] += probability of key j times value j, for some rows."""
         plan, tiles = self.plan, -(-count // self.plan.rows)
         for number in range(tiles):
             first, last = (count * (number + i) // tiles for i in range(2))
             for d in range(0, self.x.value_width, plan.panel):
-                self.gather_tile(base + first, last - first, d)
+                self.gather_tile(base + first, last - first, d, number == 0 and d == 0)
 
-    def gather_tile(self, first: Size, rows: int, d: int) -> None:
-        """A tile of rows by vectors."""
-        b, plan, wide = self.b, self.plan, self.plan.panel
+    @tile.function
+    def gather_tile(self, first: Any, rows: int, d: int, asks: bool) -> None:
+        """A tile of rows by vectors; the first one asks for the next block's keys."""
+        plan, source, run = self.plan, self.source, self.source.run or self.plan.keys
         ways = 2 if rows * plan.across < 8 else 1  # sums that do not wait for each other
-        zeros = b.constant(0, self.sum, (rows, wide))
-        sums = [b.load(self.result, (first, d), (rows, wide), (0, 1)), *[zeros] * (ways - 1)]
-        even, bounds = self.count // ways * ways, (0, plan.keys - ways)
+        zeros = tile.zeros((rows, plan.panel), self.sum)
+        sums = [tile.load(self.result, (first, d), (rows, plan.panel)), *[zeros] * (ways - 1)]
+        runs: Any = (0,)
+        if run < plan.keys:
+            runs = tile.range(0, self.count, run, bounds=(0, plan.keys - run))
+        for j in runs:
+            place = source.place("v", self.key_head, self.key + j)
+            ahead = tile.minimum(self.key + j + plan.keys, self.upper - 1)
+            if source.run:
+                ahead = ahead // run * run
+            following = source.place("k", self.key_head, ahead)
+            here = tile.minimum(self.count - j, run)
+            even = here // ways * ways
+            for i in tile.range(0, even, ways, unroll=4 // ways, bounds=(0, run - ways)):
+                for way in range(ways if asks else 0):
+                    source.ask(following, i + way)
+                sums = [
+                    self.weighed(first, place, j, i + way, d, total)
+                    for way, total in enumerate(sums)
+                ]
+            if ways > 1:
+                for i in tile.range(even, here, bounds=(0, run - 1)):
+                    sums = [self.weighed(first, place, j, i, d, sums[0]), *sums[1:]]
+        total = sums[0] if ways == 1 else sums[0] + sums[1]
+        tile.store(self.result, (first, d), total)
 
-        def weighed(j: Size, sums: Node) -> Node:
-            value = self.key + j
-            line = self.source.line("v", self.key_head, value, d, wide, self.x.value_width)
-            return self.weighed(first, rows, j, line, sums)
+    def weighed(self, first: Any, place: Any, j: Any, i: Any, d: int, sums: Any) -> Any:
+        """sums + a piece of value j + i times its probabilities in some rows."""
+        line = tile.cast(self.source.line(place, d, self.plan.panel, i), self.sum)
+        left = tile.load(self.scores, (first, j + i), (sums.shape[0], 1))
+        return tile.dot(left, line[None, :], sums)
 
-        for j in b.each("key", 0, even, ways, sums, unroll=4 // ways, bounds=bounds):
-            sums[:] = [weighed(j + i, total) for i, total in enumerate(sums)]
-        if ways > 1:
-            sums = [b.apply("add", *sums)]
-            for j in b.each("last", even, self.count, 1, sums, bounds=(0, plan.keys - 1)):
-                sums[0] = weighed(j, sums[0])
-        b.store(self.result, sums[0], (first, d), (0, 1))
-
-    def weighed(self, first: Size, rows: int, j: Size, line: Node, sums: Node) -> Node:
-        """sums + a piece of value j times its probabilities in some rows."""
-        b = self.b
-        line = b.add(ops.reshape(b.cast(line, self.sum), shape=(1, *line.shape)))
-        left = b.load(self.scores, (first, j), (rows, 1), (0, 1))
-        return b.add(ops.dot(left, line, sums))
-
-    def finish(self, r: Size) -> None:
+    @tile.function
+    def finish(self, r: Any) -> None:
         """Store a row, or what it is before parts are combined."""
-        b, n, width = self.b, self.lanes, self.x.value_width
-        most, total = b.load(self.most, (r,)), b.load(self.total, (r,))
-
-        def line(d: Size) -> Node:
-            return b.load(self.result, (r, d), (n,), (1,))
-
+        n, width = self.lanes, self.x.value_width
+        most, total = tile.load(self.most, (r,), ()), tile.load(self.total, (r,), ())
         if self.parts == 1:
-            self.put(r, line, most, total)
+            self.put(r, lambda d: tile.load(self.result, (r, d), (n,), axes=(1,)), most, total)
             return
-        place = (self.source.batch, self.key_head, self.part, r)
-        b.store(self.memory["maxima"], most, place)
-        b.store(self.memory["sums"], total, place)
-        for d in self.v.chunks("chunk", width):
-            inside = self.v.below(d, n, width)
-            b.store(self.memory["partial"], line(d), (*place, d), (4,), inside)
+        place = (*self.lead(), self.part, r)
+        self.memory["maxima"][place], self.memory["sums"][place] = most, total
+        for d in tile.range(0, width, n):
+            line = tile.load(self.result, (r, d), (n,), axes=(1,))
+            mask = below(d, n, width)
+            tile.store(self.memory["partial"], (*place, d), line, axes=(4,), mask=mask)
 
 
 class Combine(Rows):
-    """Builds the Body that puts parts together."""
+    """Writes the Body that puts parts together, in their order."""
 
-    def __init__(
-        self, x: AttentionShape, plan: CpuPlan, name: str, parts: int, keeps_sums: bool = True
-    ) -> None:
-        given = partial_parameters(x, x.batch, plan, parts)
-        given += parameters(x)[3:] if keeps_sums else parameters(x)[3:-1]
-        super().__init__(x, given, plan, name)
-        self.parts = parts
-
-    def build(self) -> Body:
-        """The Body: one program for each key head."""
-        grid = self.find_program(1)
+    def write(self) -> Size:
+        """One program for each block of queries and key head."""
+        grid = self.find(1)
         self.begin()
-        for r in self.each_row():
-            self.row(r)
+        self.work()
         self.end()
-        return self.b.finish((grid,), plan=self.plan, **self.notes)
+        return grid
 
-    def row(self, r: Size) -> None:
-        """One row: parts weighed by 2**(their maximum - the largest)."""
-        b, n, width = self.b, self.lanes, self.x.value_width
-        lead = (self.source.batch, self.key_head)
-        place = [(*lead, part, r) for part in range(self.parts)]
-        maxima = [b.load(self.memory["maxima"], at) for at in place]
-        most = maxima[0]
-        for other in maxima[1:]:
-            most = self.v.greater(other, most)
-        base = self.v.base_of(most)
-        weights = [self.v.power(b.apply("subtract", m, base)) for m in maxima]
-        total = self.v.constant(0.0)
-        for at, weight in zip(place, weights):
-            total = b.apply("multiply_add", b.load(self.memory["sums"], at), weight, total)
+    @tile.function
+    def work(self) -> None:
+        """Row by row: parts weighed by 2**(their maximum - the largest)."""
+        n, width = self.lanes, self.x.value_width
+        for r in self.rows:
+            places = [(*self.lead(), part, r) for part in range(self.parts)]
+            maxima = [tile.load(self.memory["maxima"][place]) for place in places]
+            most = maxima[0]
+            for other in maxima[1:]:
+                most = greater(other, most)
+            base = base_of(most)
+            weights = [self.power(one - base) for one in maxima]
+            total = tile.zeros((), self.sum)
+            for place, weight in zip(places, weights):
+                total = tile.multiply_add(self.memory["sums"][place], weight, total)
 
-        def line(d: Size) -> Node:
-            value = b.constant(0, self.sum, (n,))
-            for at, weight in zip(place, weights):
-                inside = self.v.below(d, n, width)
-                part = b.load(self.memory["partial"], (*at, d), (n,), (4,), inside)
-                value = b.apply("multiply_add", part, weight, value)
-            return value
+            def line(d: Any, places: Any = places, weights: Any = weights) -> Any:
+                value, mask = tile.zeros((n,), self.sum), below(d, n, width)
+                for place, weight in zip(places, weights):
+                    given = (self.memory["partial"], (*place, d), (n,))
+                    part = tile.load(*given, axes=(4,), mask=mask)
+                    value = tile.multiply_add(part, weight, value)
+                return value
 
-        self.put(r, line, most, total)
+            self.put(r, line, most, total)

@@ -1,0 +1,408 @@
+"""The engines of attention on CPUs: products by vectors, or on a unit of 16 x 16 tiles (AMX).
+
+An engine brings blocks of tokens into scratch as its products read them, and multiplies. A block of
+keys (or values) is a left operand: its rows are tokens, or d where it is turned. A block of queries
+(or gradients of results) is a right one: its columns are tokens, or d where tokens go deep. What
+is computed of scores comes back as an operand of the next product through `Weights`.
+
+Invariant: rows of a left operand past the last key repeat it on the unit, and d past its end is 0;
+`whole` says how many rows of scores a product gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ... import tile
+from ...core.dtype import bfloat16
+from .source import Place, Source, below
+
+PAD = 16  # elements after each row of scratch: breaks power-of-two strides
+TILE = 16
+PAIR = 2 * TILE
+
+Operand = Callable[..., Any]
+
+
+def up(size: int, unit: int) -> int:
+    """A size, up to a whole number of units."""
+    return -(-size // unit) * unit
+
+
+@dataclass(frozen=True)
+class CpuPlan:
+    """Tunable choices: queries of a program, keys of a block, the register tile."""
+
+    queries: int
+    keys: int
+    rows: int  # most rows of a register tile
+    across: int  # vectors of it
+    lanes: int
+    unit: str = ""  # a matrix unit of the Target, or vectors
+    part: int = 0  # queries whose scores are in scratch at a time; 0 for all
+    aligned: bool = False  # blocks of keys begin at multiples of `keys`, whoever reads them
+
+    @property
+    def strip(self) -> int:
+        """Queries whose scores are in scratch at a time."""
+        return self.part or self.queries
+
+    @property
+    def panel(self) -> int:
+        """Columns of the register tile."""
+        return self.across * self.lanes
+
+    def begin(self, key: Any, unit: int = 1) -> Any:
+        """Where a program begins that need see no key before this one; it can at every `unit`."""
+        unit = self.keys if self.aligned else unit
+        return key // unit * unit if unit > 1 else key
+
+
+class Block(NamedTuple):
+    """A block of tokens: `take` brings it, the others are operands."""
+
+    take: Callable[..., None]
+    plain: Operand
+    turned: Operand
+
+
+class Weights(NamedTuple):
+    """What is computed of scores, as an operand: `put` stores so many neighbouring keys at once."""
+
+    put: Callable[..., None]
+    operand: Operand
+    keys: int = 1
+
+
+class Vectors:
+    """Rows of a left operand times panels of columns of a right one."""
+
+    pad = 0  # elements after each row of sums
+
+    def __init__(self, source: Source, plan: CpuPlan) -> None:
+        self.source, self.plan, self.sum = source, plan, source.x.sum_dtype
+
+    def place(self, rows: int, columns: int, pad: int = PAD) -> Any:
+        """Scratch."""
+        return tile.scratch((rows, columns + pad), self.sum)
+
+    def whole(self, count: Any) -> Any:
+        """Rows of scores that a product gives."""
+        return count
+
+    # ---- operands -------------------------------------------------------------------------
+
+    def keys(self, name: str, plain: bool, turned: bool) -> Block:
+        """Blocks of keys or values; `take(head, first, count)`."""
+        width = self.source.width(name)
+        place = self.place(self.plan.keys, up(width, self.plan.panel))
+
+        def take(head: Any, first: Any, count: Any) -> None:
+            self.copy(name, head, first, count, width, place)
+
+        return Block(take, self.left(place), self.left(place, (1, 0)))
+
+    def queries(self, name: str, deep: bool) -> Block:
+        """Blocks of queries or gradients; `take(head, first, stop)`."""
+        width = self.source.width(name)
+        wide, queries = up(width, self.plan.panel), self.plan.queries
+        across, rows = self.place(wide, queries, 0), self.place(queries, wide) if deep else None
+
+        def take(head: Any, first: Any, stop: Any) -> None:
+            self.turn(name, head, first, width, across)
+            if deep:
+                self.copy(name, head, first, stop - first, width, rows)
+
+        return Block(take, self.right(across), self.right(rows))
+
+    def left(self, place: Any, axes: tuple[int, int] = (0, 1)) -> Operand:
+        """Some rows of a step; `axes` (1, 0) where it lies turned."""
+
+        def read(row: Any, step: Any, size: int) -> Any:
+            index = (row, step) if axes == (0, 1) else (step, row)
+            return tile.load(place, index, (size, 1), axes=axes)
+
+        return read
+
+    def right(self, place: Any) -> Operand:
+        """A panel of a step."""
+        return lambda step, column: tile.load(place, (step, column), (1, self.plan.panel))
+
+    def shifted(self, right: Operand, columns: Any) -> Operand:
+        """A right operand from some column on."""
+        return lambda step, column: right(step, column + columns)
+
+    def weights(self, scores: Any, deep: bool) -> Weights:
+        """Where the scores lie; keys go deep, or down."""
+
+        def put(key: Any, query: Any, values: Sequence[Any]) -> None:
+            tile.store(scores, (key, query), values[0], axes=(1,))
+
+        return Weights(put, self.right(scores) if deep else self.left(scores))
+
+    @tile.function
+    def copy(self, name: str, head: Any, first: Any, count: Any, width: int, place: Any) -> None:
+        """place[r, :] = token first + r."""
+        for r in tile.range(0, count, bounds=(0, place.shape[0] - 1)):
+            token = self.source.place(name, head, first + r)
+            for d in range(0, width, self.plan.lanes):
+                tile.store(place, (r, d), self.source.line(token, d, self.plan.lanes), axes=(1,))
+
+    @tile.function
+    def turn(self, name: str, head: Any, first: Any, width: int, place: Any) -> None:
+        """place[:, i] = query first + i, 0 past the last."""
+        n = self.plan.lanes
+        for i in tile.range(0, self.plan.queries, n):
+            for d in tile.range(0, width, n):
+                inside = below(first + i, n, self.source.queries)
+                part = self.source.square(self.source.place(name, head, first + i), d, inside)
+                tile.store(place, (d, i), tile.cast(part, self.sum).T)
+
+    # ---- products -------------------------------------------------------------------------
+
+    @tile.function
+    def product(
+        self,
+        down: Any,
+        across: int,
+        depth: Any,
+        left: Operand,
+        right: Operand,
+        place: Any,
+        adds: bool = False,
+        fade: Any | None = None,
+        shift: Any = 0,
+    ) -> None:
+        """place[:, shift ...] = left @ right, added to what is there (times `fade`) if it `adds`.
+
+        Rows of `place` up to the next multiple of the register tile's height are written too where
+        `down` is known only at run time."""
+        panel = self.plan.panel
+        for start, stop, size in self.spans(down):
+            for row in tile.range(start, stop, size, bounds=(0, tile.most(stop))):
+                for column in tile.range(0, up(across, panel), panel):
+                    total = tile.zeros((size, panel), self.sum)
+                    if adds:
+                        total = tile.load(place, (row, column), (size, panel))
+                    if fade is not None:
+                        total = total * fade[column : column + panel]
+                    for step in tile.range(0, depth, unroll=4):
+                        line = right(step, column)
+                        total = tile.dot(left(row, step, size), line, total)
+                    tile.store(place, (row, column), total)
+
+    def spans(self, rows: Any) -> list[tuple[Any, Any, int]]:
+        """(first, stop, step) of register tiles: of nearly equal ones."""
+        most = self.plan.rows
+        if not isinstance(rows, int):
+            return [(0, rows, most)]
+        count = -(-rows // most)
+        size, longer = divmod(rows, max(1, count))
+        middle = longer * (size + 1)
+        spans = [(0, middle, size + 1), (middle, rows, size)]
+        return [span for span in spans if span[0] < span[1]]
+
+
+class TileUnit(Vectors):
+    """Tiles of 16 x 16 sums; operands of bfloat16 with two of the depth side by side."""
+
+    pad = TILE
+
+    def tiles(self, *lead: int) -> Any:
+        """Scratch of tiles."""
+        return tile.scratch((*lead, TILE, PAIR), bfloat16)
+
+    def whole(self, count: Any) -> Any:
+        """Pairs of tiles."""
+        return tile.ceil_divide(count, PAIR) * PAIR
+
+    # ---- operands -------------------------------------------------------------------------
+
+    def keys(self, name: str, plain: bool, turned: bool) -> Block:
+        """Tile by tile, and turned in pairs of keys."""
+        keys, width = self.plan.keys, self.source.width(name)
+        rows = self.tiles(keys // TILE, -(-width // PAIR)) if plain else None
+        columns = self.tiles(-(-width // TILE), keys // PAIR) if turned else None
+
+        def take(head: Any, first: Any, count: Any) -> None:
+            if plain:
+                self.pack_rows(name, head, first, count, width, rows)
+            if turned:
+                self.pack_turned(name, head, first, count, width, columns)
+
+        return Block(take, self.packed(rows), self.packed(columns))
+
+    def queries(self, name: str, deep: bool) -> Block:
+        """Pairs of d side by side with queries across, and pairs of queries with d across."""
+        queries, width = self.plan.queries, self.source.width(name)
+        across = self.tiles(queries // TILE, -(-width // PAIR))
+        rows = self.tiles(queries // PAIR, up(width, PAIR) // TILE) if deep else None
+
+        def take(head: Any, first: Any, stop: Any) -> None:
+            self.pack_columns(name, head, first, width, across)
+            if deep:
+                self.pack_pairs(name, head, first, width, rows)
+
+        return Block(
+            take,
+            lambda step, column: self.held(across, column, step, 0, 0),
+            lambda step, column: self.held(rows, step, column, 0, 0),
+        )
+
+    def held(self, memory: Any, *index: Any) -> Any:
+        """A tile in the unit's registers."""
+        shape = (TILE, PAIR if memory.dtype is bfloat16 else TILE)
+        return tile.matrix_load(memory, index, shape, self.plan.unit)
+
+    def packed(self, memory: Any) -> Operand:
+        """A left operand that lies tile by tile."""
+        return lambda row, step: self.held(memory, row, step, 0, 0)
+
+    def shifted(self, right: Operand, columns: Any) -> Operand:
+        """Columns are tiles."""
+        return lambda step, column: right(step, column + columns // TILE)
+
+    def weights(self, scores: Any, deep: bool) -> Weights:
+        """Rounded: in rows of pairs of keys, or row by row."""
+        keys, columns = self.plan.keys, self.plan.strip
+        shape = (keys // 2, 2 * columns + PAIR) if deep else (keys, columns + PAIR)
+        place = tile.scratch(shape, bfloat16)
+
+        def put(key: Any, query: Any, values: Sequence[Any]) -> None:
+            rounded = [value.to(bfloat16) for value in values]
+            if deep:
+                tile.store(place, (key // 2, query * 2), beside(*rounded), axes=(1,))
+            else:
+                tile.store(place, (key, query), rounded[0], axes=(1,))
+
+        if deep:
+            return Weights(put, lambda s, c: self.held(place, s * TILE, c * PAIR), 2)
+        return Weights(put, lambda r, s: self.held(place, r * TILE, s * PAIR))
+
+    def places(self, name: str, head: Any, first: Any, count: int, last: Any) -> list[Place]:
+        """Where tokens lie; past the last that one."""
+        tokens = [tile.minimum(first + r, last) for r in range(count)]
+        return [self.source.place(name, head, token) for token in tokens]
+
+    def lines(self, places: Sequence[Place], d: Any, size: int) -> list[Any]:
+        """Pieces of some tokens."""
+        return [self.source.line(place, d, size) for place in places]
+
+    @tile.function
+    def pack_columns(self, name: str, head: Any, first: Any, width: int, place: Any) -> None:
+        """Pairs of d side by side, queries across; past the last it is repeated."""
+        last = self.source.queries - 1
+        for i in tile.range(self.plan.queries // TILE):
+            tokens = self.places(name, head, first + i * TILE, TILE, last)
+            for step in tile.range(-(-width // PAIR)):
+                rows = self.lines(tokens, step * PAIR, PAIR)
+                tile.store(place, (i, step, 0, 0), turned_pairs(rows))
+
+    @tile.function
+    def pack_pairs(self, name: str, head: Any, first: Any, width: int, place: Any) -> None:
+        """Queries in pairs side by side, d across."""
+        last = self.source.queries - 1
+        for i in tile.range(self.plan.queries // 2):
+            tokens = self.places(name, head, first + i * 2, 2, last)
+            for t in range(-(-width // TILE)):
+                pair = beside(*self.lines(tokens, t * TILE, TILE))
+                tile.store(place, (i // TILE, t, i % TILE, 0), pair)
+
+    @tile.function
+    def pack_rows(
+        self, name: str, head: Any, first: Any, count: Any, width: int, place: Any
+    ) -> None:
+        """Keys or values, tile by tile; the last one is repeated."""
+        for r in tile.range(0, self.whole(count), bounds=(0, self.plan.keys - 1)):
+            token = self.places(name, head, first + r, 1, first + count - 1)
+            for step in range(-(-width // PAIR)):
+                (line,) = self.lines(token, step * PAIR, PAIR)
+                tile.store(place, (r // TILE, step, r % TILE, 0), line)
+
+    @tile.function
+    def pack_turned(
+        self, name: str, head: Any, first: Any, count: Any, width: int, place: Any
+    ) -> None:
+        """Keys or values turned, in pairs of keys; the last one is repeated."""
+        most = self.plan.keys // PAIR - 1
+        for group in tile.range(0, tile.ceil_divide(count, PAIR), bounds=(0, most)):
+            tokens = self.places(name, head, first + group * PAIR, PAIR, first + count - 1)
+            for t in tile.range(-(-width // TILE)):
+                lines = self.lines(tokens, t * TILE, TILE)
+                rows = [beside(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
+                tile.store(place, (t, group, 0, 0), turned_pairs(rows))
+
+    # ---- products -------------------------------------------------------------------------
+
+    @tile.function
+    def product(
+        self,
+        down: Any,
+        across: int,
+        depth: Any,
+        left: Operand,
+        right: Operand,
+        place: Any,
+        adds: bool = False,
+        fade: Any | None = None,
+        shift: Any = 0,
+    ) -> None:
+        """As on vectors, in squares of two by two tiles."""
+        if fade is not None:
+            for row in tile.range(up(down, TILE)):
+                line = place[row, shift : shift + across] * fade[shift : shift + across]
+                tile.store(place, (row, shift), line, axes=(1,))
+        rows = tile.ceil_divide(down, TILE)
+        even = rows // 2 * 2 if isinstance(rows, int) else rows
+        for row in tile.range(0, even, 2, bounds=(0, max(0, tile.most(even) - 2))):
+            self.row([row, row + 1], across, depth, left, right, place, adds, shift // TILE)
+        if even is not rows and even != rows:
+            self.row([even], across, depth, left, right, place, adds, shift // TILE)
+
+    @tile.function
+    def row(
+        self,
+        rows: Sequence[Any],
+        across: int,
+        depth: Any,
+        left: Operand,
+        right: Operand,
+        place: Any,
+        adds: bool,
+        shift: Any,
+    ) -> None:
+        """One or two rows of tiles."""
+        unit = self.plan.unit
+        for column in tile.range(0, up(across, PAIR) // TILE, 2):
+            spots = [(r * TILE, (column + shift + n) * TILE) for r in rows for n in range(2)]
+            sums = [
+                self.held(place, *spot) if adds else tile.matrix_zero((TILE, TILE), self.sum, unit)
+                for spot in spots
+            ]
+            for step in tile.range(tile.ceil_divide(depth, PAIR)):
+                above = [left(r, step) for r in rows]
+                besides = [right(step, column + n) for n in range(2)]
+                sums = [
+                    tile.matrix_dot(total, above[n // 2], besides[n % 2], unit)
+                    for n, total in enumerate(sums)
+                ]
+            for total, spot in zip(sums, spots):
+                tile.matrix_store(place, spot, total, unit)
+
+
+def turned_pairs(rows: Sequence[Any]) -> Any:
+    """16 rows of 16 pairs, with the pairs of a column in a row."""
+    pairs = tile.reshape(tile.stack(rows), (TILE, TILE, 2))
+    return tile.reshape(tile.transpose(pairs, (1, 0, 2)), (TILE, PAIR))
+
+
+def beside(first: Any, second: Any) -> Any:
+    """Two vectors, element by element beside each other."""
+    return tile.reshape(tile.stack([first, second]).T, (2 * first.shape[0],))
+
+
+def engine_of(source: Source, plan: CpuPlan) -> Vectors:
+    """The engine of a Plan."""
+    return (TileUnit if plan.unit else Vectors)(source, plan)

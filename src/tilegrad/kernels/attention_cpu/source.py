@@ -1,0 +1,210 @@
+"""Where the tokens of attention on CPUs lie: arrays, or sequences one after another in them.
+
+A program has a block of tokens of one sequence, which it finds among the starts if there are
+several. Queries and keys are numbered within the sequence. `paged.attention_cpu` has a Source whose
+keys lie in pages. Invariant: nothing is read past the end of an axis; tokens of no sequence get 0
+(and log-sum-exps of -inf) from the first program of their head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from ... import tile
+from ...core.dtype import int64
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
+from ...tile.value import index_of, size_of
+from ..attention.holes import Holes
+from ..attention.shape import AttentionShape
+
+LINE, ASKED = 64, 256  # bytes; of so many only the first line is asked for
+
+
+def below(start: Any, size: int, limit: Any) -> Any | None:
+    """Which of start, start + 1, ... are less than a limit; None where all are known to be."""
+    return None if tile.most(start + size - limit) <= 0 else tile.arange(size) + start < limit
+
+
+def both(rows: Any | None, columns: Any | None) -> Any | None:
+    """A mask of a square from one of its rows and one of its columns."""
+    rows = None if rows is None else rows[:, None]
+    if rows is None or columns is None:
+        return columns if rows is None else rows
+    return rows & columns
+
+
+def row_blocks(tokens: Size, per: int, sequences: Size) -> Size:
+    """Blocks of `per` tokens of one sequence that there may be: one for each token at most."""
+    return minimum(tokens, tokens // per + sequences)
+
+
+class Place(NamedTuple):
+    """Where tokens lie: at(name, i, d) is the index of an element of the i-th one."""
+
+    name: str
+    at: Callable[[str, Any, Any], list[Any]]
+
+
+class Source:
+    """The tokens of a program: where q, k, v, the result and their gradients lie."""
+
+    notes: ClassVar[dict[str, Any]] = {}  # of the Body
+    memory: Mapping[str, Any]  # the parameters of the Body
+    batch: Any = 0
+    query_start: Any = 0  # where the sequence begins
+    key_start: Any = 0
+    run = 0  # keys that lie in one piece wherever a multiple of them begins; 0 for all
+
+    def __init__(self, x: AttentionShape, lanes: int) -> None:
+        self.x, self.lanes = x, lanes
+        self.queries, self.keys = index_of(x.queries), index_of(x.keys)  # of the sequence
+        self.several = "query_starts" in x.extras
+
+    # ---- programs -------------------------------------------------------------------------
+
+    def program(self, of: str, per: int, heads: int, parts: int = 1) -> tuple[Size, Any, Any, Any]:
+        """The grid, a program for each head and each block of `per` queries or keys (and each part
+        of the other ones); this one's block, head and part."""
+        x = self.x
+        count = x.keys if of == "key" else x.queries
+        if self.several:
+            sequences = size_of(self.memory["query_starts"].shape[0], "size") - 1
+            blocks = row_blocks(count, per, sequences)
+            grid = blocks * heads * parts
+            p = tile.grid(grid)
+            return grid, p // parts // heads, p // parts % heads, p % parts
+        blocks = ceil_divide(count, per)
+        grid = x.batch * heads * blocks * parts
+        p = tile.grid(grid)
+        rest = size_of(p // parts, "index")
+        lane = index_of(floor_divide(rest, blocks))
+        self.batch = lane // heads
+        return grid, index_of(modulo(rest, blocks)), lane % heads, p % parts
+
+    def find(self, block: Any, per: int, of: str = "query") -> tuple[Any, Any]:
+        """The tokens of a block: first <= i < stop, numbers within their sequence."""
+        x = self.x
+        if self.several:
+            number, first, tokens = self.sequence(self.memory[f"{of}_starts"], block, per)
+            self.query_start, self.queries = self.span("query_starts", number, x.queries)
+            self.key_start, self.keys = self.span("key_starts", number, x.keys)
+            return first, first + tokens
+        if "key_lengths" in x.extras:
+            self.keys = self.holes(0).limit
+        first = block * per
+        return first, tile.minimum(first + per, index_of(x.keys if of == "key" else x.queries))
+
+    @tile.function
+    def sequence(self, starts: Any, block: Any, per: int) -> tuple[Any, Any, Any]:
+        """The sequence that a block belongs to; its first token there, and how many it has: none
+        where there is no such block."""
+        before, number, first, tokens = (tile.full((), 0, int64) for _ in range(4))
+        for look in tile.range(starts.shape[0] - 1):
+            start, stop = (tile.cast(starts[look + i], int64) for i in range(2))
+            count = (stop - start + (per - 1)) // per
+            inside = block - before
+            own = (inside >= 0) & (inside < count)
+            number = tile.where(own, look, number)
+            tokens = tile.where(own, tile.minimum(stop - start - inside * per, per), tokens)
+            first = tile.where(own, inside * per, first)
+            before = before + count
+        most = max(0, high(size_of(starts.shape[0], "size")) - 2)
+        tokens_bound = max(high(self.x.queries), high(self.x.keys))
+        return (
+            tile.hold(number, "sequence", (0, most)),
+            tile.hold(first, "first", (0, tokens_bound)),
+            tile.hold(tokens, "tokens", (0, per)),
+        )
+
+    def span(self, name: str, number: Any, count: Size) -> tuple[Any, Any]:
+        """Where a sequence begins, and how many tokens it has, all within the array."""
+        start, stop = (tile.cast(self.memory[name][number + i], int64) for i in range(2))
+        start = tile.maximum(start, 0)
+        length = tile.maximum(tile.minimum(stop, index_of(count)) - start, 0)
+        bounds = (0, high(count))
+        return tile.hold(start, "start", bounds), tile.hold(length, "length", bounds)
+
+    def holes(self, head: Any, turned: bool = False) -> Holes:
+        """What stands in the holes for a head."""
+        starts = (self.query_start, self.key_start)
+        return Holes(self.x, self.memory, self.batch, head, turned, *starts, lanes=0, exact=True)
+
+    # ---- tokens ---------------------------------------------------------------------------
+
+    def width(self, name: str) -> int:
+        """The width of q, k, v, out or of a gradient."""
+        return self.x.width if name[-1] in "qk" else self.x.value_width
+
+    def order(self, name: str) -> str:
+        """Its axes."""
+        return self.x.orders[("q", "k", "v", "out").index(name.removeprefix("d"))]
+
+    def place(self, name: str, head: Any, token: Any) -> Place:
+        """Where tokens from one on lie."""
+        start = self.key_start if name[-1] in "kv" else self.query_start
+
+        def at(name: str, i: Any, d: Any) -> list[Any]:
+            of = {"b": self.batch, "h": head, "t": start + token + i, "d": d}
+            return [of[axis] for axis in self.order(name)]
+
+        return Place(name, at)
+
+    def scale(self, which: int, head: Any) -> Any | None:
+        """What keys (0) or values (1) of a key head are to be multiplied by; None for 1."""
+        return None
+
+    def line(self, place: Place, d: Any, size: int, i: Any = 0) -> Any:
+        """`size` elements of a token, 0 past its width."""
+        return self.load(place, i, d, (size,), below(d, size, self.width(place.name)))
+
+    def square(self, place: Place, d: Any, inside: Any | None) -> Any:
+        """lanes tokens, those that are `inside`, by lanes of d."""
+        n = self.lanes
+        return self.load(place, 0, d, (n, n), both(inside, below(d, n, self.width(place.name))))
+
+    def load(self, place: Place, i: Any, d: Any, shape: tuple[int, ...], mask: Any | None) -> Any:
+        """A tile of tokens, or of one."""
+        axes, index = self.axes(place.name, len(shape)), place.at(place.name, i, d)
+        return tile.load(self.memory[place.name], index, shape, axes=axes, mask=mask)
+
+    def axes(self, name: str, count: int) -> tuple[int, ...]:
+        """The axes that a tile has: tokens and d, or d alone."""
+        order = self.order(name)
+        return (order.index("t"), order.index("d"))[2 - count :]
+
+    def put(self, place: Place, d: Any, part: Any, inside: Any | None = None) -> None:
+        """Write a piece of a token, or a square of those that are `inside`."""
+        mask = below(d, self.lanes, self.width(place.name))
+        mask = both(inside, mask) if part.ndim == 2 else mask
+        axes, index = self.axes(place.name, part.ndim), place.at(place.name, 0, d)
+        tile.store(self.memory[place.name], index, part, axes=axes, mask=mask)
+
+    def ask(self, place: Place, i: Any) -> None:
+        """Ask for a token that is read soon; of a long one machines bring neighbouring lines with
+        the first."""
+        memory = self.memory[place.name]
+        width, size = self.width(place.name), memory.dtype.size
+        for d in range(0, width, (LINE if width * size < ASKED else ASKED) // size):
+            tile.prefetch(memory, place.at(place.name, i, d))
+
+    @tile.function
+    def clear(self, block: Any, of: str, heads: Sequence[Any], results: Sequence[str]) -> None:
+        """What tokens of no sequence get, by the first program of each head."""
+        starts = self.memory[f"{of}_starts"]
+        count = self.x.keys if of == "key" else self.x.queries
+        own = self.key_start if of == "key" else self.query_start
+        if block == 0:
+            ends = (0, starts.shape[0] - 1)
+            begin, end = (
+                tile.hold(tile.cast(starts[i], int64), "end", (0, high(count))) for i in ends
+            )
+            for lower, upper in ((0, begin), (end, index_of(count))):
+                for t in tile.range(lower, upper, bounds=(0, max(0, high(count) - 1))):
+                    for head in heads:
+                        for name in results:
+                            zeros = tile.zeros((self.lanes,), self.memory[name].dtype)
+                            for d in tile.range(0, self.width(name), self.lanes):
+                                self.put(self.place(name, head, t - own), d, zeros)
+                        if "lse" in self.memory and "out" in results:
+                            self.memory["lse"][0, head, t] = -tile.INF
