@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foreign import LAYERS, write_folder, write_safetensors
+from foreign import LAYERS, PROJECTIONS, write_folder, write_safetensors
 
 import tilegrad as tg
 from tilegrad.core.errors import UserError
@@ -233,6 +233,16 @@ def test_random_changes_end_in_weights_or_in_a_clear_error(name: str, tmp_path: 
                     tensor.values() if hasattr(tensor, "make") else tensor.array()
         except UserError as error:
             assert "model" in str(error) or "config" in str(error) or str(tmp_path) in str(error)
+
+
+@pytest.mark.parametrize("keep", ["", "quantised"])
+def test_a_layer_of_another_size_is_refused(
+    keep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PROJECTIONS, "mlp.up_proj", (256, 64))
+    write_folder(tmp_path / "model", "compressed int4")
+    with pytest.raises(UserError, match=r"up_proj\.weight does not fit"):
+        model_of(read_folder(tmp_path / "model"), keep=keep)
 
 
 ODD = [None, True, 0, -1, 3, 1 << 40, 0.5, "", "group", "re:(", [], [0], [16, -16], {}, {"a": 1}]
