@@ -22,7 +22,7 @@ from tilegrad.core.format import QUANTISED, Format
 from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.matvec import LINE, WHOLE, Matvec, MatvecPlan, choose
+from tilegrad.kernels.matmul.matvec import LINE, WARPS, Matvec, MatvecPlan, choose
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.quantised import gpu as quantised_gpu
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
@@ -59,6 +59,9 @@ def unwritten(dtype: DType, *shape: int) -> Array:
 
 
 # ---- one token ------------------------------------------------------------------------------
+
+
+WHOLE = WARPS[0] * LINE  # elements of a row that all warps share evenly
 
 
 def vector(n: int, k: int = WHOLE, dtype: DType = bfloat16, **more: Any) -> Operands:
@@ -120,6 +123,7 @@ MATVEC: dict[str, Callable[[], Products]] = {
     "gated, long rows": lambda: matvec(vector(8, 4 * WHOLE, weights=(8, 8), gated=True)),
     "float16": lambda: matvec(vector(16, dtype=float16)),
     "weights that are no constants": lambda: matvec(vector(16), use="value"),
+    "rows for four warps": lambda: matvec(vector(8, 5 * WHOLE // 2)),
     "few warps": lambda: matvec(vector(32, 3 * LINE), MatvecPlan(2, 4)),
 }
 

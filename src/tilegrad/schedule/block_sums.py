@@ -17,7 +17,7 @@ from ..graph import ops
 from ..ir.node import Node, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
-from ..kernels.matmul.matvec import LONGEST, WHOLE
+from ..kernels.matmul.matvec import warps_of
 from .access import ELEMENTWISE, MOVEMENT
 from .lowering import Lowering
 from .region import leaves_of
@@ -120,7 +120,7 @@ def streams(dot: Node) -> bool:
         return False
     n, k = b.shape
     whole = isinstance(n, int) and isinstance(k, int)
-    return whole and high(n) % 8 == 0 and high(k) % WHOLE == 0 and high(k) <= LONGEST
+    return whole and high(n) % 8 == 0 and warps_of(high(k)) > 0
 
 
 def _again(node: Node, readers: dict[Node, list[Node]], given: set[Node]) -> bool:

@@ -30,8 +30,7 @@ from ...tile.build import Body, BodyBuilder
 from .shape import Ask, Epilogue, Operands, among
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
-WARPS = 8  # of a program; each has as many lines of a row
-WHOLE = LINE * WARPS  # what a row is a multiple of
+WARPS = (8, 4)  # of a program, the first number that divides a row's lines
 LONG = 8192  # elements of a row beyond which a product by itself is left to the wide matmul
 LONGEST = 16384  # elements of a row that a program holds in registers
 EACH = 64  # elements of weights that a thread holds: 128 took 4 % longer, a step of an 8B model
@@ -57,6 +56,12 @@ class MatvecChoice:
     turned: bool = True
 
 
+def warps_of(k: int) -> int:
+    """Warps of a program, each with as many lines of a row; 0 where none fit or it is too long."""
+    fits = (w for w in WARPS if k % (w * LINE) == 0)
+    return next(fits, 0) if k <= LONGEST else 0
+
+
 def why_not(x: Operands, target: Target) -> str:
     """Why there is no such kernel for operands (not turned); '' where there is."""
     k, weights = x.k, x.weights or (x.n,)
@@ -65,7 +70,7 @@ def why_not(x: Operands, target: Target) -> str:
         (x.dtype.size != 2, "16-bit floats"),  # codes of 8 bits are widened too slowly
         (not x.a_along_k or not x.b_along_k, "weights are dense along k"),
         (
-            not isinstance(k, int) or high(k) % WHOLE or high(k) > LONGEST,
+            not isinstance(k, int) or not warps_of(k),
             "rows are whole lines, as many for each warp",
         ),
         (any(not isinstance(n, int) or n % 8 for n in weights), "rows come in eights"),
@@ -76,7 +81,7 @@ def why_not(x: Operands, target: Target) -> str:
 
 def choose(x: Operands, target: Target) -> MatvecChoice:
     """A Plan: as many rows as registers hold well."""
-    warps = WARPS
+    warps = warps_of(high(x.k))
     each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
     rows = next(r for r in (8, 4, 2, 1) if r * each <= EACH or r == 1)
     rows = max(rows, len(x.weights) if x.gated else 1)
