@@ -68,7 +68,7 @@ class Case:
             return str(plan)
         return (
             f"tile {'x'.join(map(str, plan.tile))} ways {plan.ways} split {plan.split}"
-            f" stages {plan.stages} programs {plan.programs} resident {plan.resident}"
+            f" stages {plan.stages} programs {plan.programs}"
         )
 
 

@@ -88,7 +88,7 @@ def plan_of(rows: int, wide: int, programs: int, **more: Any) -> PackedPlan:
 CASES = {
     "one tile": (("Q4_1", (64, 512, 5)), plan_of(64, 8, 1)),
     "no minimum, rows and columns that end within": (("Q4_0", (144, 320, 3)), plan_of(128, 8, 2)),
-    "two programs a core": (("Q4_1", (128, 512, 9)), plan_of(64, 16, 2, ways=2, resident=2)),
+    "consumers of the same rows": (("Q4_1", (128, 512, 9)), plan_of(64, 16, 2, ways=2)),
     "several tiles of a program": (("Q4_1", (320, 512, 9)), plan_of(64, 16, 2, ways=2)),
     "64 tokens": (("Q4_1", (128, 256, 64)), plan_of(128, 64, 1)),
     "parts of k": (("Q4_1", (64, 1024, 9)), plan_of(64, 16, 2, split=2, staged=8, ways=2)),

@@ -15,9 +15,7 @@ for byte products.
 | pairs   | rows, groups, 2    | two bits more: of word 4 h + i in h, at bits 8 b + 2 i        |
 | bits    | rows, groups       | one bit more: of word i at bits 8 b + i                       |
 | small   | rows, groups       | scales (and minima) of a group or its halves, a byte each     |
-| scales  | rows, groups / 8   | float16 scale, with a float16 minimum above it where there is |
-|         | rows / 16,         | the same without `small`: 16 rows by 8 groups lie together,   |
-|         | groups / 8, 16, 8  | so that copies of 64 rows have few pieces                     |
+| scales  | rows, groups [/ 8] | float16 scale, with a float16 minimum above it where there is |
 
 Rows are padded to ROWS and groups to STEP with scales of 0. Bits for a weight: those of the file,
 but Q4_K and Q5_K an eighth more (scales of 6 bits take 8), Q3_K likewise.
@@ -114,8 +112,7 @@ def parts(shape: QuantisedShape) -> list[tuple[str, tuple[int, ...], DType]]:
     if x.small:
         made.append(("small", (rows, groups), uint16))
     kind = {"one": float16, "two": int32, "power": uint8}[x.scales]
-    sizes = (rows, groups // BLOCK) if x.small else (rows // ROWS, groups // BLOCK, ROWS, BLOCK)
-    made.append(("scales", sizes, kind))
+    made.append(("scales", (rows, groups // (BLOCK if x.small else 1)), kind))
     return made
 
 
@@ -146,8 +143,6 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
         ordered = above[..., [x.order(k) for k in range(8)]]  # (n, groups, 8 words, 4 bytes)
         made[x.more] = _pairs(ordered) if x.more == "pairs" else _joined(ordered, 1)[..., 0]
     made |= _scales(shape, x, fields, len(raw))
-    if not x.small:
-        made["scales"] = _together(_padded_rows(made["scales"], (padded(len(raw), ROWS), groups)))
     for name, sizes, dtype in parts(shape):
         made[name] = _padded_rows(made[name], sizes).astype(dtype.numpy, copy=False)
     return made
@@ -163,12 +158,6 @@ def _padded_rows(values: Array, sizes: Sequence[int]) -> Array:
     if values.shape == tuple(sizes):
         return np.ascontiguousarray(values)
     return np.pad(values, [(0, size - own) for size, own in zip(sizes, values.shape)])
-
-
-def _together(scales: Array) -> Array:
-    """Scales (rows, groups) with those of 16 rows and 8 groups side by side."""
-    rows, groups = scales.shape
-    return scales.reshape(rows // ROWS, ROWS, groups // BLOCK, BLOCK).swapaxes(1, 2)
 
 
 def _split(nibbles: Array) -> Array:
@@ -267,25 +256,12 @@ class Groups:
                 shape = (rows, groups, 2)
                 inside = self.inside(group, shape, limit)
                 made.append(tile.load(memory, (row, group, 0), shape, mask=inside))
-            elif name == "scales" and not self.x.small:
-                made.append(self.load_scales(memory, row, group, rows, groups, limit))
             else:
-                each = BLOCK if name == "scales" else 1
+                each = BLOCK if name == "scales" and self.x.small else 1
                 shape, first = (rows, max(1, groups // each)), group // each
                 inside = self.inside(first, shape, limit and limit // each)
                 made.append(tile.load(memory, (row, first), shape, mask=inside))
         return made
-
-    def load_scales(
-        self, memory: Any, row: Any, group: Any, rows: int, groups: int, limit: int | None
-    ) -> Any:
-        """Scales of rows and groups, of which some lie side by side."""
-        across = min(groups, BLOCK)
-        shape = (-(-rows // ROWS), groups // across, min(rows, ROWS), across)
-        at = (row // ROWS, group // BLOCK, row % ROWS, group % BLOCK)
-        inside = self.inside(at[1], shape, limit and limit // BLOCK)
-        found = tile.load(memory, at, shape, mask=inside)
-        return tile.reshape(tile.transpose(found, (0, 2, 1, 3)), (rows, groups))
 
     def inside(self, first: Any, shape: tuple[int, ...], limit: int | None) -> Any:
         """Which groups (the second axis) are below a limit; None for all."""

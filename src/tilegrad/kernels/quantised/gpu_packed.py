@@ -4,14 +4,15 @@
 columns; what comes through the ring are codes and scales as they are stored, and a consumer takes
 them apart into the registers that its product reads. A thread holds two rows of a step of 16
 columns, and of each group of 32 columns two neighbours in every 8: it reads the 16 bytes of a
-group (as the three beside it do), shifts each word by its place and keeps the digits 0 and 4. With
-the bits of a power of two above them these are numbers, of which that power and half the range are
-taken off exactly; scale and minimum follow in one rounding to x's dtype. Sums are float32.
+group (as the three beside it do), shifts each word by its place and keeps the digits 0 and 4. As
+floats of 16 bits these are subnormal: a power of two makes them whole numbers again, and half the
+range is taken off exactly; scale and minimum follow in one rounding to x's dtype. Sums are float32.
 
 Cost for a weight of 4 bits, in lane instructions: 1 to cut digits out, 1 to make them values, 0.6
 for scales (which four threads make alike), 0.2 to read: 2.8. At 4.3 TB/s an H200 brings 28 weights
-of 5 bits a clock and core: 78 of its 128 lanes. Bytes: those of the parts, once; x from L2, once
-for each tile of rows. Error: scale, minimum and product are rounded to x's dtype, each once.
+of 5 bits a clock and core: 78 of its 128 lanes; 25 were measured (docs/decisions/0052). Bytes:
+those of the parts, once; x from L2, once for each tile of rows. Error: scale, minimum and product
+are rounded to x's dtype, each once.
 
 Invariant: the order of every sum depends on the shape and the Plan alone; what lies outside of the
 weights and of x reads as 0 and is not written.
@@ -34,17 +35,18 @@ from ...tile.build import Body, BodyBuilder
 from ..matmul.plan import CLUSTERS
 from ..matmul.shape import Operands, WidePlan, among, box, exchanged, places_out
 from ..matmul.wide import WideMatmul
-from .gpu_layout import BLOCK, GROUP, ROWS, bytes_of, half, layout_of, part_parameters, parts
+from .gpu_layout import BLOCK, GROUP, bytes_of, half, layout_of, part_parameters, parts
 from .shape import NOTHING, Around, QuantisedShape, padded
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
-MOST_WIDE = {1: 128, 2: 128, 3: 64, 4: 64}  # columns of accumulators, by consumers
-MOST_STAGES, SPARE_BYTES, BOTH_BYTES = 16, 2048, 113 << 10  # the last: of each of two programs
+MOST_WIDE = {1: 256, 2: 256, 3: 64, 4: 64}  # columns of accumulators, by consumers
+MOST_TOKENS = 128  # of a tile
+MOST_STAGES, SPARE_BYTES = 16, 2048
 READ_SHARE, IDLE, NORM = 0.98, 0.15, 3.7
 CACHE_RATE = 5.5e12  # bytes/s from L2 to all cores
-UNPACK_SECONDS = 3.2 / (128 * 1.7e9 * 0.75)  # of a weight, on one core
-PIECE_SECONDS = 2.8e-9  # of 128 bytes or less that a copy goes along
-RATE = 0.65  # of the peak, of products with an operand in registers
+UNPACK_SECONDS = 2.4e-11  # of a weight on one core: 3 instructions and what they wait for
+FEW_CONSUMERS = 2.6  # accumulators below which threads wait for one another
+RATE = 0.8  # of the peak, of products with an operand in registers
 MEMORY_SECONDS = 1.2e-6  # until what is asked for is there
 START_SECONDS, SPLIT_SECONDS, TOKEN_SECONDS = 2.0e-6, 0.7e-6, 1e-8
 POWER = {bfloat16: 126, float16: 15}  # of 2, that makes the least subnormal number 2 ** -UNIT
@@ -56,7 +58,6 @@ class PackedPlan(WidePlan):
     """Choices of `packed_matmul`: those of the wide matmul, and how consumers share rows."""
 
     ways: int = 1  # consumers of the same rows, each with some parts of every step
-    resident: int = 1  # programs of a core: with 2 the next launch fills its ring beside this one
 
 
 def operands_of(shape: QuantisedShape, around: Around) -> Operands:
@@ -74,24 +75,11 @@ def operands_of(shape: QuantisedShape, around: Around) -> Operands:
     )
 
 
-def rows_of(shape: QuantisedShape, plan: PackedPlan) -> int:
-    """Tokens that a copy brings: no more than there are, in eights. What lies in the other columns
-    of a place is multiplied into columns that are not written."""
-    wide, tokens = plan.tile[1], high(shape.tokens)
-    return min(wide, padded(tokens, 8)) if plan.cluster == 1 else wide
-
-
 def step_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
     """Bytes that a step brings."""
     (*_, (_, _, scales)), words = parts(shape), layout_of(shape).words
     of_row = DEPTH // GROUP * (4 * words + scales.size)
-    return plan.tile[0] * of_row + rows_of(shape, plan) * DEPTH * shape.dtype.size
-
-
-def place_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
-    """Bytes of a stage."""
-    more = plan.tile[1] - rows_of(shape, plan)
-    return step_bytes(shape, plan) + more * DEPTH * shape.dtype.size
+    return plan.tile[0] * of_row + plan.tile[1] * DEPTH * shape.dtype.size
 
 
 # ---- Plans --------------------------------------------------------------------------------------
@@ -118,8 +106,8 @@ def plans(shape: QuantisedShape, around: Around, target: Target) -> list[PackedP
     made = [
         plan
         for consumers in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1))
-        for split, resident in itertools.product((1, 2, 3, 4), (1, 2))
-        for plan in _plan(shape, around, target, consumers, split, resident)
+        for split in (1, 2, 3, 4)
+        for plan in _plan(shape, around, target, consumers, split)
     ]
     return sorted(made, key=lambda plan: expected(shape, around, plan, target))
 
@@ -130,23 +118,20 @@ def _plan(
     target: Target,
     consumers: tuple[int, int],
     split: int,
-    resident: int,
 ) -> Iterator[PackedPlan]:
     """The Plan with consumers (down, of the same rows), each program with a part of k."""
     (halves, ways), products = consumers, 2 if around.gated else 1
     tokens, results = high(shape.tokens), around.results(shape)
-    across = -(-tokens * products // MOST_WIDE[halves * ways])
+    across = -(-tokens // min(MOST_TOKENS, MOST_WIDE[halves * ways] // products))
     wide = padded(-(-tokens // across), 8 * split)
     tiles = sum(-(-s // (64 * halves)) for s in results) * across
     if any(s % (64 * halves) for s in results[:-1]):
         return
-    if split > 1 and tiles > CLUSTERS[split] * resident:
-        return
-    if resident > 1 and (halves * ways > 2 or wide * products > 32):
+    if split > 1 and tiles > CLUSTERS[split]:
         return
     each = wide // split
     staged = each if split > 1 or each <= 64 else next(s for s in (64, 32, 16, 8) if each % s == 0)
-    programs = tiles * split if split > 1 else min(target.cores * resident, tiles)
+    programs = tiles * split if split > 1 else min(target.cores, tiles)
     plan = PackedPlan(
         (64 * halves * products, wide, DEPTH),
         0,
@@ -155,15 +140,13 @@ def _plan(
         staged,
         split=split,
         dependent=True,
-        early=programs <= target.cores * resident,
+        early=programs <= target.cores,
         ways=ways,
-        resident=resident,
     )
     out = places_out(operands_of(shape, around), plan) * 64 * halves * staged * shape.dtype.size
     shares = 64 * halves * products * wide * (ways - 1) * 4
-    room = target.memories["shared"].bytes if resident == 1 else BOTH_BYTES
-    room -= out + shares + exchanged(plan) + SPARE_BYTES
-    stages = min(MOST_STAGES, room // place_bytes(shape, plan))
+    room = target.memories["shared"].bytes - out - shares - exchanged(plan) - SPARE_BYTES
+    stages = min(MOST_STAGES, room // step_bytes(shape, plan))
     if stages >= 2:
         yield replace(plan, stages=stages)
 
@@ -180,15 +163,14 @@ def expected(shape: QuantisedShape, around: Around, plan: PackedPlan, target: Ta
     busy = min(tiles * split / rounds, target.cores)
     memory = moved / (READ_SHARE * target.peak_bytes()) * (target.cores / busy) ** IDLE
     through = tiles * split * steps / rounds * step_bytes(shape, plan) / CACHE_RATE
-    pieces = rows * 1.25 + rows_of(shape, plan) * DEPTH // PART  # rows that copies go along
-    copies = steps * pieces * PIECE_SECONDS
-    unpack = steps * rows * depth * UNPACK_SECONDS * max(1.0, 3 * 64 * products / rows / plan.ways)
+    consumers = rows // 64 * plan.ways  # times the accumulators of each
+    unpack = steps * rows * depth * UNPACK_SECONDS * max(1.0, FEW_CONSUMERS / consumers)
     product = steps * 2 * rows * wide * depth / (RATE * target.peak_flops(bfloat16) / target.cores)
-    weights = step_bytes(shape, plan) - rows_of(shape, plan) * depth * shape.dtype.size
+    weights = step_bytes(shape, plan) - wide * depth * shape.dtype.size
     ahead = moved / (plan.programs * plan.stages * weights) * MEMORY_SECONDS
-    seconds = sum(t**NORM for t in (memory, through, ahead, copies, unpack, product)) ** (1 / NORM)
+    seconds = sum(t**NORM for t in (memory, through, ahead, unpack, product)) ** (1 / NORM)
     seconds += START_SECONDS + rounds * wide * TOKEN_SECONDS
-    return seconds + (SPLIT_SECONDS if split > 1 else 0.0)
+    return seconds + (split - 1) * SPLIT_SECONDS
 
 
 # ---- the kernel ---------------------------------------------------------------------------------
@@ -232,11 +214,10 @@ class PackedMatmul(WideMatmul):
         turns = DEPTH // PART // plan.ways * self.products
         if plan.tile[2] != DEPTH or turns % 2:  # words are written in turn, two by two
             raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
-        self.notes = {"level": "placed"} | ({"resident": 2} if plan.resident > 1 else {})
+        self.notes = {"level": "placed"}
         first = (memory["codes"], memory["x"], memory["out0"])
         super().__init__(operands_of(shape, around), plan, b, first)
         self.epilogue = self.surrounded
-        self.registers = (0, 0) if plan.resident > 1 else self.registers
 
     # ---- the ring -----------------------------------------------------------------------------
 
@@ -245,7 +226,7 @@ class PackedMatmul(WideMatmul):
         stages, (rows, wide, _) = self.plan.stages, self.plan.tile
         lead, words = (stages, rows // 64), DEPTH // GROUP * self.layout.words
         codes = tile.shared((*lead, 64, words), int32, "swizzle128")
-        self.scaled = tile.shared((*lead, 64 // ROWS, ROWS, BLOCK), self.scales.dtype)
+        self.scaled = tile.shared((*lead, 64, BLOCK), self.scales.dtype)
         if self.ways > 1:
             count = self.halves * (self.ways - 1) * self.products
             self.shares = tile.shared((count, 64, wide), float32, "held")
@@ -268,14 +249,13 @@ class PackedMatmul(WideMatmul):
             slot = self.ring.full[stage]
             columns = slice(group * words, (group + groups) * words)
             tile.copy_async(self.left[stage, number], self.a[row : row + 64, 0, columns], slot)
-            block, place = row // ROWS, self.scaled[stage, number]
-            source = self.scales[block : block + 64 // ROWS, group // BLOCK, 0:ROWS, 0:BLOCK]
-            tile.copy_async(place, source, slot)
+            source = box(self.scales, (row, group), (64, BLOCK))
+            tile.copy_async(self.scaled[stage, number], source, slot)
 
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Tokens, a part at a time; programs of a cluster bring some for all."""
         _, _, column = where
-        rows = rows_of(self.shape, self.plan) // self.plan.cluster
+        rows = self.plan.tile[1] // self.plan.cluster
         first = self.near * rows if self.plan.cluster > 1 else 0
         for part in range(DEPTH // PART):
             place = self.right[stage, part]
@@ -387,7 +367,7 @@ def values(codes: Any, scales: Any, part: int, shape: QuantisedShape) -> Any:
 
 def scales_of(place: Any, part: int, shape: QuantisedShape) -> tuple[Any, Any]:
     """Scales of a part, and what its codes less 8 are above (None for nothing), as pairs."""
-    found = part_of(tile.reshape(tile.read(place), (64, BLOCK)), part, PART // GROUP)
+    found = part_of(tile.read(place), part, PART // GROUP)
     found = tile.reshape(found, (64, PART // GROUP, 1, 1))
     unit = float(2 ** UNIT[shape.dtype])
     if layout_of(shape).scales == "one":

@@ -7,14 +7,12 @@ that it does not wait for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.dtype import int32
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.symbol import Size
 from .addresses import lead_address
 from .emission import Emission, memory_of
 from .emit_barriers import barrier_address
@@ -24,7 +22,6 @@ from .shared import SWIZZLES
 from .write import braced
 
 WARP = 32
-MOST_BOX = 256  # elements of a box along an axis
 CACHE_HINTS = {"first": "0x12F0000000000000"}  # what is read once leaves caches first
 LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
@@ -32,13 +29,11 @@ STORE = "cp.async.bulk.tensor.{}d.global.shared::cta.tile.bulk_group"
 
 @dataclass(frozen=True)
 class Boxes:
-    """How a copy is cut: a tensor map, the box of one copy, how many along the columns; `joined`
-    are the sizes of the last axes where the map sees them and the one before as one."""
+    """How a copy is cut: a tensor map, the box of one copy, how many along the columns."""
 
     map: TensorMap
     box: tuple[int, ...]
     count: int
-    joined: tuple[int, ...] = ()
 
 
 def boxes_of(e: Emission, node: Node) -> Boxes:
@@ -56,28 +51,10 @@ def boxes_of(e: Emission, node: Node) -> Boxes:
         full[axis] = size
     if list(axes) != sorted(axes) or strides[-1] != 1:
         raise InternalError("ptx.emit", f"no tensor map walks {type_} along {axes}")
-    number, sizes = e.body.parameters.index(memory), type_.shape
-    plain = node.op.name == "copy_async" and not swizzle
-    joined = taken_whole(sizes, full) if plain else ()
-    if joined:  # one long piece in the place of many short ones
-        kept, inner = len(sizes) - len(joined), math.prod(joined)
-        sizes = (*sizes[: kept - 1], sizes[kept - 1] * inner)
-        full = [*full[: kept - 1], full[kept - 1] * inner]
-        strides = (*strides[: kept - 1], 1)
-    map_ = TensorMap(number, type_.dtype, sizes, strides, tuple(full), swizzle)
+    number = e.body.parameters.index(memory)
+    map_ = TensorMap(number, type_.dtype, type_.shape, strides, tuple(full), swizzle)
     e.placed.maps.setdefault(map_, len(e.placed.maps))
-    return Boxes(map_, box, shape[-1] // span, joined)
-
-
-def taken_whole(sizes: Sequence[Size], box: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of the last axes that a box takes whole, and so the one before them as well."""
-    count = len(sizes)
-    while count > 1 and sizes[count - 1] == box[count - 1]:
-        count -= 1
-        if math.prod(box[count - 1 :]) > MOST_BOX or not isinstance(sizes[count - 1], int):
-            count += 1
-            break
-    return tuple(int(s) for s in sizes[count:])
+    return Boxes(map_, box, shape[-1] // span)
 
 
 def collect_maps(e: Emission) -> None:
@@ -95,9 +72,6 @@ def source_at(e: Emission, boxes: Boxes, at: Sequence[str]) -> str:
 def box_at(e: Emission, boxes: Boxes, index: Sequence[Node], number: int) -> str:
     """The operand of a copy's box of a number along the columns."""
     at = [e.values.index32(i) for i in index]
-    if boxes.joined:
-        kept = len(at) - len(boxes.joined)
-        at[kept - 1 :] = [e.w.mul(at[kept - 1], math.prod(boxes.joined))]
     if number:
         at[-1] = e.w.add(at[-1], number * boxes.box[-1])
     return source_at(e, boxes, at)
@@ -119,7 +93,7 @@ def copy_async(e: Emission, node: Node) -> None:
     landing = f"[{barrier_address(e, barrier, stage)}]"
     for i in range(boxes.count):
         source, where = box_at(e, boxes, index, i), f"[{address}+{first + i * step}]"
-        form = LOAD.format(len(boxes.map.sizes))
+        form = LOAD.format(len(index))
         e.w.put(form, where, source, landing, guard=e.threads.first())
 
 
