@@ -11,8 +11,8 @@ three keys, until one value is left in the range.
 
 The race: token i with probability p(i) arrives after an exponential time of that rate; the first
 to arrive is the draw. Its uniform number is a hash of the row's seed, its position and i, so no
-cumulative sum is needed and no draw depends on another. Who is first is an order of tokens, so a
-race may be run in parts. Rows without limits have no list: `pick` runs their race, several programs
+cumulative sum is needed and no draw depends on another. How early a token is (p over its time, to a
+few units of the last place) is its own alone, so a race may be run in parts. Rows without limits have no list: `pick` runs their race, several programs
 a row, and so it does for rows that keep one token, where the likeliest is first. A row that nobody
 asks for (k below 0) is not walked at all.
 
@@ -321,10 +321,9 @@ def times(token: Any, first: Any, second: Any) -> Any:
 
 
 @tile.function
-def raced(x: Any, token: Any, keep: Any, time: Any, before: Any) -> Any:
+def raced(early: Any, token: Any, keep: Any, before: Any) -> Any:
     """(how early, token) of the first to arrive in each lane, after a block's tokens."""
     best, winner = before
-    early = x / time
     sooner = keep & (early > best)
     return tile.where(sooner, early, best), tile.where(sooner, token, winner)
 
@@ -353,9 +352,9 @@ def race(
         start = number * block
         x = tile.fill(tile.load(p, (row, start), (block,)), 0.0)
         token = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
-        time = tile.where(sure, 1.0, times(token, *words))
+        early = tile.where(sure, x, tile.quick_divide(x, times(token, *words)))
         keep = tile.bitcast(x, int32) >= floor
-        best, winner = raced(x, token, keep, time, (best, winner))
+        best, winner = raced(early, token, keep, (best, winner))
     return first_of(best, winner)
 
 
@@ -399,7 +398,8 @@ def draw(
             x, here = walked(p, tokens, row, start, size, block)
             found = tile.bitcast(x, int32)
             keep = (found > key) | ((found == key) & (here <= place))
-            best, winner = raced(x, here, keep, times(here, *words), (best, winner))
+            sooner = tile.quick_divide(x, times(here, *words))
+            best, winner = raced(sooner, here, keep, (best, winner))
         _, token = first_of(best, winner)
     tile.store(out, (row,), tile.where(token < columns, token, whole(0)))  # p was not a number
 
