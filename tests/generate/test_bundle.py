@@ -71,6 +71,26 @@ def test_all_that_can_be_asked_for(
         assert np.array_equal(llm.score(list(range(n))), wanted)
 
 
+def test_guesses_are_verified(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By steps of the bundle: with the answers of the model itself, and without guesses too."""
+    folder, prompt = tmp_path / "b", [5, 6, 7, 8] * 6
+    plain = LLM(tiny, requests=1, context=96)
+    expected = [plain.generate(prompt, max_tokens=12, **how).tokens for how in REQUESTS[:2]]
+    save_llm(folder, tiny, requests=1, context=96, guesses=2)
+    nothing_compiles(monkeypatch)
+    for speculate in ("ngram", None):
+        llm = LLM(folder, speculate=speculate)
+        found = [llm.generate(prompt, max_tokens=12, **how).tokens for how in REQUESTS[:2]]
+        assert found[0] == expected[0]  # what is drawn beside guesses has draws of its own
+        if speculate is None:
+            assert found == expected
+        else:
+            speculation = llm.engine.speculation
+            assert speculation is not None and speculation.most == 2 and speculation.guessed
+    with pytest.raises(UserError, match="no steps of what guesses"):
+        LLM(folder, speculate=tiny)
+
+
 def test_what_a_bundle_was_not_made_for() -> None:
     made = Bundled("b", Path("m"), "cpu", "float32", 128, 4, 32, Limits(16, 64))
     made.refuse("cpu", None, None, 4)

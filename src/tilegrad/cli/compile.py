@@ -33,6 +33,9 @@ def compile_(
     context: options.Context = None,
     dtype: options.DType = None,
     kv_cache_dtype: options.KvCacheDType = None,
+    guesses: Annotated[
+        int, typer.Option(help="Guesses of a request that a step verifies, for ngram.", min=0)
+    ] = 0,
 ) -> None:
     """Compile ahead of time: tilegrad compile smollm2 --out smollm2.bundle"""
     if not out:
@@ -56,6 +59,7 @@ def compile_(
                 requests=requests,
                 dtype=dtype,
                 **options.given(kv_cache_dtype=kv_cache_dtype),
+                guesses=guesses,
                 target=target or None,
                 progress=bars.stage,
             )

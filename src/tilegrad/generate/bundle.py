@@ -50,6 +50,7 @@ class Bundled:
     limits: Limits
     cache: str = "auto"  # what keys and values are kept in
     scales: Any = None  # of keys and values of 8 bits
+    guesses: int = 0  # of a request that a step verifies at most
 
     def refuse(
         self,
@@ -69,13 +70,16 @@ class Bundled:
                 got="random_weights=True",
                 hint="open the model itself",
             )
-        if speculate is not None:
+        if speculate is not None and (not self.guesses or speculate != "ngram"):
             raise UserError(
-                "this bundle has no steps that verify guesses",
+                "this bundle has no steps of what guesses"
+                if self.guesses
+                else "this bundle has no steps that verify guesses",
                 op="LLM",
+                expected="speculate='ngram'" if self.guesses else None,
                 got=f"speculate={speculate!r}"[:80],
-                hint="open the model itself: how many tokens a step verifies, and what guesses "
-                "them, is chosen when a model is opened, and a bundle was compiled before",
+                hint="open the model itself, or make a bundle with guesses that are looked up in "
+                "the text so far: tilegrad compile ... --guesses 3",
             )
         if adapters:
             raise UserError(
@@ -127,7 +131,8 @@ def open_bundled(path: str | os.PathLike[str]) -> Bundled | None:
     limits = Limits(found["page"], found["chunk"])
     sizes = (found["context"], found["requests"], found["pages"])
     kept = found.get("kv_cache_dtype", found["dtype"]), found.get("kv_cache_scales")
-    return Bundled(str(path), bundle.model, bundle.device, found["dtype"], *sizes, limits, *kept)
+    made = (str(path), bundle.model, bundle.device, found["dtype"], *sizes, limits, *kept)
+    return Bundled(*made, guesses=found.get("guesses", 0))
 
 
 def save_llm(
@@ -138,13 +143,15 @@ def save_llm(
     requests: int = 4,
     dtype: Any = None,
     kv_cache_dtype: str = "auto",
+    guesses: int = 0,
     target: str | None = None,
     progress: Tell | None = None,
 ) -> str:
     """Make a Bundle of a model for this machine's CPU, or for a Target; its path.
 
-    Steps are traced on this machine's CPU, with the Target's pages, chunks, ranges of Symbols and
-    dtype, and compiled for the Target.
+    With `guesses` it has steps that verify so many of a request, too (`speculate="ngram"`). Steps
+    are traced on this machine's CPU, with the Target's pages, chunks, ranges of Symbols and dtype,
+    and compiled for the Target.
     """
     from .llm import LLM
 
@@ -153,6 +160,8 @@ def save_llm(
         dtype = dtype_for(open_model(name, lambda _: None).tensors, wanted.name)
     settings: dict[str, Any] = {"context": context, "requests": requests, "dtype": dtype}
     settings["kv_cache_dtype"] = kv_cache_dtype
+    if guesses:
+        settings |= {"speculate": "ngram", "guesses": guesses}
     with record(wanted) as recorder:
         llm = LLM(name, device=HOST, progress=progress, **settings)
         llm.engine.prepare(progress, VARIANTS)
@@ -167,6 +176,7 @@ def save_llm(
         "chunk": limits.chunk,
         "dtype": str(llm.dtype),
         "kv_cache_dtype": llm.kv_cache_dtype,
+        "guesses": guesses,
     }
     if llm.engine.cache.scales:
         facts["kv_cache_scales"] = [one.tolist() for one in llm.engine.cache.scales]

@@ -100,6 +100,7 @@ class LLM:
             made.refuse(place, dtype, context, requests, adapters, speculate, random_weights)
             kv_cache_dtype, kv_cache_scales = made.cache_of(kv_cache_dtype, kv_cache_scales)
             dtype, context, requests = made.dtype, made.context, made.requests
+            guesses = made.guesses or guesses
         if quantise is not None and (made is not None or adapters):
             raise UserError("int8 takes plain weights", op="LLM", hint="no bundle, no adapters")
         loaded = load_model(

@@ -11,10 +11,10 @@ three keys, until one value is left in the range.
 
 The race: token i with probability p(i) arrives after an exponential time of that rate; the first
 to arrive is the draw. Its uniform number is a hash of the row's seed, its position and i, so no
-cumulative sum is needed and no draw depends on another. How early a token is (p over its time, to a
-few units of the last place) is its own alone, so a race may be run in parts. Rows without limits have no list: `pick` runs their race, several programs
-a row, and so it does for rows that keep one token, where the likeliest is first. A row that nobody
-asks for (k below 0) is not walked at all.
+cumulative sum is needed and no draw depends on another. How early a token is (p over its time, to
+a few units of the last place) is its own alone, so a race may be run in parts. Rows without limits
+have no list: `pick` runs their race, several programs a row, and so it does for rows that keep one
+token, where the likeliest is first. A row that nobody asks for (k below 0) is not walked at all.
 
 Invariant: a row's token depends on its probabilities, limits, seed and position alone, not on other
 rows nor on how many programs run; the block size changes only how sums are rounded.
