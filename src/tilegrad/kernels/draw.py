@@ -111,8 +111,7 @@ def pick(
     limited = (k > 1) | ((k == 0) & (share < 1.0))
     blocks = -(-columns // block)
     first, last = part * blocks // parts, (part + 1) * blocks // parts  # of this program's race
-    none = limited | (k < 0)
-    first, last = tile.where(none, 0, first), tile.where(none, 0, last)
+    last = tile.where(limited | (k < 0), 0, last)
     size, total = whole(-1), tile.full((), 0.0, float32)
     if limited & tile.less_equal(part, 0):
         k, total, bound = bound_of(p, row, k, share, floor, block)
