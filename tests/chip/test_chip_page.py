@@ -46,10 +46,20 @@ WRONG = [
     ({"lanes": 3}, "lanes", "a divisor of columns (16)", "lanes = 2 would fit"),
     ({"rows": 0}, "rows", "1 to 256", "rows = 1 would fit"),
     ({"banks": 3}, "banks", "a power of two", "banks = 2 or 4 would fit"),
-    ({"clock": None}, "clock", "a number", None),
+    ({"clock": None}, "clock", "a number", "clock = 1000.0 would fit"),
     ({"speed": 3}, "speed", "a field of", None),
-    ({"energy": {"mac": -1}}, "energy.mac", "a number of pJ, at least 0", None),
-    ({"energy": {"dram_byte": None}}, "energy.dram_byte", "a number of pJ", None),
+    (
+        {"energy": {"mac": -1}},
+        "energy.mac",
+        "a number of pJ, at least 0",
+        "energy.mac = 0.23 would fit",
+    ),
+    (
+        {"energy": {"dram_byte": None}},
+        "energy.dram_byte",
+        "a number of pJ",
+        "energy.dram_byte = 64.0 would fit",
+    ),
 ]
 
 

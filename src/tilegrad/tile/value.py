@@ -88,9 +88,9 @@ class Edge(NamedTuple):
 Edges = tuple["Edge | None", ...]
 
 
-def index_of(size: Size) -> Any:
+def index_of(size: Size | Index) -> Any:
     """A Size as a kernel sees it: an int, or an Index."""
-    return size if isinstance(size, int) else Index(size)
+    return size if isinstance(size, (int, Index)) else Index(size)
 
 
 def _indexed(name: str, mirrored: bool = False) -> Callable[[Any, Any], Any]:

@@ -170,7 +170,8 @@ def fitted_width(
     x: Operands, target: Target, tm: int, split: int, rounds: int, cluster: int
 ) -> Iterator[tuple[WidePlan, bool]]:
     """The narrowest tile of `tm` rows of which no core has more than `rounds`."""
-    size, unit = x.dtype.size, 8 * split * (len(x.weights) if x.gated else 1)
+    size, each = x.dtype.size, max(8, 16 // x.result.size)  # rows of a copy are 16 bytes or more
+    unit = each * split * (len(x.weights) if x.gated else 1)
     limit = CLUSTERS[split] if split > 1 else rounds * (target.cores // cluster)
     least = high(x.batch) * high(x.n) // max(1, limit * cluster) // unit * unit
     if tm < high(x.m):
