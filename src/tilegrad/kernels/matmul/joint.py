@@ -78,7 +78,8 @@ class JointMatmul(WideMatmul):
             list(map(tile.memory, results)),
         )
         self.products = len(self.weights) if x.gated else 1
-        self.joined = x.gated and not x.turned and x.b_along_k
+        few = x.span(plan.tile)[0] <= 128  # of more consumers' registers it would take too many
+        self.joined = x.gated and not x.turned and x.b_along_k and few
         varying = [w for w in weights if w.type.use != "constant"]  # type: ignore[union-attr]
         first = [*varying, weights[0]][0]  # all are read early, or none
         pair = (first, tokens) if x.turned else (tokens, first)
