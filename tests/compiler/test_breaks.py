@@ -13,6 +13,7 @@ from tilegrad.compiler import breaks as found_breaks
 from tilegrad.compiler.breaks import breaks_of
 from tilegrad.compiler.choose import choose_kernels
 from tilegrad.core.errors import ShapeError
+from tilegrad.core.format import format_of
 from tilegrad.core.target import A100, AVX2, H200
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node, topological
@@ -55,6 +56,12 @@ def test_many_tokens_unpack_weights() -> None:
     product = build.dot(x, weights, batch=((), ()), contract=((1,), (1,)))
     assert breaks_of([product], H200) == {"tokens": (257,)}
     assert breaks_of([product], AVX2) == {}
+    other = format_of("INT4_G128_F16")  # one that no kernel reads as it lies
+    raw = build.input_(other.storage_shape((64, 128)), tg.uint8)
+    x = build.input_((tokens, 128), tg.bfloat16)
+    weights = ops.unpack(raw, format=other.name, dtype=tg.bfloat16)
+    product = build.dot(x, weights, batch=((), ()), contract=((1,), (1,)))
+    assert breaks_of([product], H200) == {"tokens": (32,)}
 
 
 # ---- jit ----------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ VNNI = AVX512.with_cores(2)
 TARGETS = [H200, VNNI]
 WIDTH, INNER = 64, 192
 
-MANY = gpu.many(formats.Q4_1, bfloat16, H200)  # tokens
+MANY = gpu.many(formats.Q4_1, 64, bfloat16, H200)  # tokens
 
 
 class Part(nn.Module):

@@ -194,6 +194,10 @@ def test_sequences_in_a_row(dtype: Any, band: Any, tokens: int) -> None:
     check_backward((1, 4, 2, tokens, 200, 24, 20), dtype, more, band=band)
 
 
+def test_a_sink_is_all_that_tokens_of_no_sequence_see() -> None:
+    check((1, 4, 2, 160, 200, 24, 20), np.float32, {"sinks": numbers(4), **ROW})
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_see_nothing_are_zero(dtype: Any) -> None:
     for sizes in (ODD, (2, 4, 2, 1, 45, 24, 20)):

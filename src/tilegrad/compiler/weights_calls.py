@@ -333,7 +333,7 @@ class Weights:
         )
         if shape is None or why:
             return unpacked_there(node) if shape is not None else unpacked(node)
-        if self.unpacked.first(form, node.dtype, self.target):
+        if self.unpacked.first(form, shape.rows, node.dtype, self.target):
             parts = self._parts([raw], form, shape.columns)
             one = _problem(form, shape.rows, node, 1)
             return ops.call(*parts, callee=_unpack_callee(one, self.target))

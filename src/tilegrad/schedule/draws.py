@@ -69,7 +69,7 @@ class Draws(Chosen):
     def parts(self, rows: Size, columns: int, target: Target) -> int:
         """Programs that share a row: a power of two, more where rows are few."""
         programs = target.cores or 1
-        most = programs // high(rows)
+        most = programs // max(1, high(rows))
         if not isinstance(rows, int):
             most = max(most, min(SOME, programs))
         most = min(most, PARTS, columns // PART)

@@ -247,10 +247,9 @@ class PortableAttention(Attention):
 
     def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
         """See `Attention`."""
-        listed = threads_units(target) and not why_not(x, choose(x, target, queries_of(node)))
-        if (target.asynchronous_units or listed) and not invariant():
-            return "slower than the kernels of matrix units"
-        return ""
+        units = target.asynchronous_units or threads_units(target)
+        listed = units and not why_not(x, choose(x, target, queries_of(node)))
+        return "slower than the kernels of matrix units" if listed and not invariant() else ""
 
     def callee(self, x: PagedShape, target: Target) -> KernelCallee:
         """See `Attention`."""

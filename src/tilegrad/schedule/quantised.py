@@ -66,7 +66,7 @@ class Unpacked(Quantised):
 
     def offers_for(self, shape: QuantisedShape, target: Target) -> Sequence[Offer] | str:
         """One Plan from as many tokens on as pay for it."""
-        many = self.first(shape.format, shape.dtype, target)
+        many = self.first(shape.format, high(shape.rows), shape.dtype, target)
         if not many:
             at = "at the level invariant: " if invariant() else ""
             return f"{at}products unpack their weights as they read them"
@@ -74,17 +74,18 @@ class Unpacked(Quantised):
             return f"for {many} tokens and more"
         return [Offer(self.seconds(shape, target), UNPACK)]
 
-    def first(self, form: Format, dtype: DType, target: Target) -> int:
+    def first(self, form: Format, rows: int, dtype: DType, target: Target) -> int:
         """Tokens from which this is the better way; 0 for never."""
         if invariant() or dtype.bits != 16:
             return 0
-        return int(kernels_of(target).many(form, dtype, target))
+        return int(kernels_of(target).many(form, rows, dtype, target))
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """(the tokens of a product, the first number that is many)."""
         x = next(i for i in node.inputs if weight_of(i).op is not ops.unpack)
         (weight,) = (w for w in map(weight_of, node.inputs) if w.op is ops.unpack)
-        many = self.first(format_of(weight.attrs["format"]), x.dtype, target)
+        rows = high(product(weight.shape[:-1]))
+        many = self.first(format_of(weight.attrs["format"]), rows, x.dtype, target)
         return [(product(x.shape[:-1]), many)] if many else ()
 
 

@@ -8,6 +8,7 @@ keys lie in pages. Invariant: nothing is read past the end of an axis; tokens of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -207,4 +208,7 @@ class Source:
                             for d in tile.range(0, self.width(name), self.lanes):
                                 self.put(self.place(name, head, t - own), d, zeros)
                         if "lse" in self.memory and "out" in results:
-                            self.memory["lse"][0, head, t] = -tile.INF
+                            begun = self.holes(head).begun()  # a sink is all that they see
+                            self.memory["lse"][0, head, t] = (
+                                -tile.INF if begun is None else begun * math.log(2.0)
+                            )

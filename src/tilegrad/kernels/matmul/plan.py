@@ -189,7 +189,7 @@ def fitted_width(
             (tm, tn, depth), 0, programs, group_of(x), staged, cluster, split=split, dependent=True
         )
         stages = most_stages(x, plan, target, 24)
-        if stages >= 3 and tn // cluster % 8 == 0:
+        if stages >= 3 and x.span(plan.tile)[1] // cluster % 8 == 0:
             yield replace(plan, stages=stages), False
         return
 

@@ -31,6 +31,7 @@ from .shape import PagedShape, cache_parameters, scales_parameter
 
 CLEARED = 8  # rows that are written at once
 MANY = 128  # tokens of a step from which programs that take all heads of one fill a machine
+MOST_HELD = 64 * 128  # elements of a token's queries that a program holds without a spill
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,10 @@ def append_parameters(x: PagedShape, rotary: Rotary) -> list[tuple[str, Memory]]
 
 
 def heads_each(x: PagedShape, target: Target) -> int:
-    """Key heads that a program takes: all where tokens are enough for blocks of threads."""
-    return x.key_heads if target.has_threads and high(x.tokens) >= MANY else 1
+    """Key heads that a program takes: all where tokens are enough for blocks of threads, and
+    registers hold their rows."""
+    many = target.has_threads and high(x.tokens) >= MANY and x.heads * x.width <= MOST_HELD
+    return x.key_heads if many else 1
 
 
 def append(x: PagedShape, rotary: Rotary, each: int = 1, name: str = "paged_append") -> Body:

@@ -37,7 +37,7 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
     return ""
 
 
-def many(form: Format, dtype: DType, target: Target) -> int:
+def many(form: Format, rows: int, dtype: DType, target: Target) -> int:
     """Tokens from which weights are unpacked before a product: never."""
     return 0
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ...core.config import invariant
 from ...core.dtype import DType, bfloat16, float16, float32
+from ...core.errors import InternalError
 from ...core.format import Format
 from ...core.target import Target
 from ...ir.symbol import high
@@ -93,9 +94,11 @@ def are_few(shape: QuantisedShape, target: Target) -> bool:
     return high(shape.tokens) <= FEW and shared_bytes(shape, rows_plan(shape)) <= room
 
 
-def many(form: Format, dtype: DType, target: Target) -> int:
-    """Tokens from which weights are unpacked before a product."""
-    one = QuantisedShape(form, 64, form.block, 2, dtype)
+def many(form: Format, rows: int, dtype: DType, target: Target) -> int:
+    """Tokens from which weights of so many rows are unpacked before a product."""
+    if form.name not in LAYOUTS:
+        return MANY
+    one = QuantisedShape(form, rows, form.block, 2, dtype)
     return MOST_PACKED + 1 if is_packed(one, target) else MANY
 
 
@@ -120,6 +123,8 @@ def body_of(
         return packed_matmul(shape, plan, name, around)
     if isinstance(plan, RowsPlan):
         return few_tokens(shape, plan, name, around)
+    if around != NOTHING:
+        raise InternalError("kernels.quantised", f"{plan} takes nothing around a product: {around}")
     return many_tokens(shape, plan, name)
 
 

@@ -95,6 +95,7 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
         (around.norm is not None, "no norm: each program would compute it anew"),
         (around.gated not in ("", "silu"), f"the activation {around.gated}"),
         (around.gated and (around.bias or around.splits), "gates with more around them"),
+        (around.bias and around.splits, "a bias of several results"),
         (any(s % 64 for s in sizes[:-1]) or any(s % 8 for s in sizes), "results of odd sizes"),
         (shape.columns % 8 != 0, "columns are no multiple of 8"),
     ]
