@@ -49,6 +49,7 @@ def test_npus_are_estimated_as_anywhere() -> None:
     found = explore_npu(preset("16x16"), SMALL, vary, lambda *one: told.append(one))
     assert len(found.points) == 4 and len(found.refused) == 4
     assert all("lanes" in why for _, why in found.refused)  # 3 do not divide 16 columns
+    assert not any(".py" in why for _, why in found.refused)  # nor where in a program
     assert told[0] == (0, 8, "rows 8, dataflow ws, lanes 4") and told[-1] == (8, 8, "")
     plain = next(p for p in found.points if p.choice == {"rows": 16, "dataflow": "ws", "lanes": 4})
     made = estimate(preset("16x16"), SMALL)

@@ -234,7 +234,7 @@ def _panel(
 def _why(error: UserError) -> str:
     """An error in a line: what is wrong, its bound, and what would fit."""
     lines = [line.strip() for line in str(error).splitlines()]
-    return "; ".join(line for line in lines if not line.startswith(("at:", "location:")))
+    return "; ".join(line for line in lines if not line.startswith("at "))
 
 
 __all__ = ["Explored", "Point", "choices", "explore_array", "explore_npu", "front", "plotted"]
