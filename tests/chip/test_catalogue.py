@@ -132,6 +132,16 @@ def test_an_npus_parameters_are_a_chip(tmp_path: Path) -> None:
         predict("smollm2-135m", own, "decode", Sizes(batch=1))
 
 
+def test_a_peak_is_of_weights_as_wide_as_the_element(tmp_path: Path) -> None:
+    for name, more, times in (("narrow", {"weights": "int4"}, 1), ("pruned", {"sparse": True}, 2)):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({"preset": "16x16", **more}))
+        figure = chip(str(path)).figures["int8"]
+        assert chip(str(path)).get("int8") == times * 2 * 256 * 1e9
+        assert figure.kind == ("sparse" if "sparse" in more else "dense")
+        assert ("int4" in figure.note) == ("weights" in more)
+
+
 def test_pictures_and_pages_are_whole() -> None:
     sizes = Sizes(batch=2)
     odd = replace(chip("h200"), name="<b>&", title="</script>")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...core.errors import UserError
 from ...core.parameter_file import read_parameters
 from ...targets.npu.parameters import Parameters
-from ..estimate import areas, bandwidth, dense_peak, doubles, prunes
+from ..estimate import areas, bandwidth, doubles, prunes
 
 
 class Field(NamedTuple):
@@ -147,10 +147,11 @@ def load_chip(path: str | Path) -> Chip:
 def npu_chip(p: Parameters, source: str) -> Chip:
     """An NPU under design as a chip: what its record says; how large its DRAM is, it does not."""
     element = "bf16" if p.floating else p.element  # 16-bit floats
-    peak = 2e6 * p.clock * dense_peak(p) / FIELDS[element].scale
+    macs = p.peak_macs * (2 if prunes(p) else 1)  # of weights as wide as the element
+    peak = 2e6 * p.clock * macs / FIELDS[element].scale
     kind, note = ("sparse", "a 2:4 unit") if prunes(p) else ("dense", "")
     if doubles(p):
-        note = f"with weights of {p.weights}"
+        note = f"twice that in programs with weights of {p.weights}"
     figures = {
         element: Figure(peak, source, "", kind, note),
         "bandwidth": Figure(bandwidth(p) / FIELDS["bandwidth"].scale, source, ""),
