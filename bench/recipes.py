@@ -9,9 +9,9 @@ SmolLM2 comes in Q4_1, so its weights lie on a grid of 4 bits and prove nothing.
 and trained by our own loop on the first half of the Shakespeare that training ships, until they
 have moved by half a step of Q4_1 (root mean square); then the rate falls to nothing. Recipes look
 at rows of the third quarter and are judged on rows of the last. What was trained and measured is
-kept in a folder (--work), so that a run that was stopped goes on. Short windows make gradients that
-are mostly noise: at 64 tokens and a rate of 2.5e-3 the loss rises from 3.8 to 7, so a step takes
-as many tokens as there is time for.
+kept in a folder (--work), in a part of its own for each model and its sizes, so that a run that was
+stopped goes on. Short windows make gradients that are mostly noise: at 64 tokens and a rate of
+2.5e-3 the loss rises from 3.8 to 7, so a step takes as many tokens as there is time for.
 
 A row's share is its loss of log perplexity over that of plain rounding to as many bits. The
 divergence from the chances that the unrounded model gives says the same with less noise.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -384,6 +385,12 @@ def verdicts(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def kept_in(work: Path, model: str, sizes: Sizes) -> Path:
+    """The folder of one model and its sizes: others have others' results."""
+    text = json.dumps([model, vars(sizes)], sort_keys=True)
+    return work / hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def smollm2(sizes: Sizes, work: Path, model: str = "smollm2") -> Source:
     """A model's files and the text that training ships."""
     files = open_model(model, lambda _: None)
@@ -392,7 +399,7 @@ def smollm2(sizes: Sizes, work: Path, model: str = "smollm2") -> Source:
     def start(made: Decoder) -> None:
         made.load(Weights(files.tensors, float32, lambda *_: None))
 
-    return Source(config_of(files), start, tokens, sizes, work)
+    return Source(config_of(files), start, tokens, sizes, kept_in(work, model, sizes))
 
 
 TINY = {

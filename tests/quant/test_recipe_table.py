@@ -58,6 +58,14 @@ def test_parts_of_the_text_are_apart(source: bench.Source) -> None:
     assert all(not a & b for a in parts for b in parts if a is not b)
 
 
+def test_another_model_or_other_sizes_have_a_folder_of_their_own(tmp_path: Path) -> None:
+    plain, longer = bench.Sizes(), bench.Sizes(window=2048)
+    given = [("smollm2", plain), ("smollm2", longer), ("qwen3-0.6b", plain)]
+    folders = [bench.kept_in(tmp_path, *one) for one in given]
+    assert len(set(folders)) == 3 and all(f.parent == tmp_path for f in folders)
+    assert bench.kept_in(tmp_path, "smollm2", bench.Sizes()) == folders[0]  # a run goes on
+
+
 @pytest.mark.slow
 def test_training_in_three_bits(source: bench.Source) -> None:
     source.tune(quiet)
