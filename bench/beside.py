@@ -197,7 +197,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run the parts, print them, write the file."""
+    """Run the parts, print them, write the file; ends with 1 where one is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("old", type=Path, help="the root of the other checkout")
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds this")
@@ -236,6 +236,7 @@ def main() -> None:
         options.out.write_text(json.dumps(record, indent=1) + "\n")
     elif not options.quick:
         print(f"written: {measure.save('beside', record)}")
+    sys.exit(0 if all(one["met"] for one in (*times.values(), *found)) else 1)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -394,7 +395,7 @@ def chosen(only: str) -> Iterator[Callable[[Kernels], None]]:
 
 
 def main() -> None:
-    """Run, print, and write the rows where asked."""
+    """Run, print, write the rows where asked; ends with 1 where one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help=" or ".join(PARTS))
     parser.add_argument("--build", action="store_true", help="no GPU: emit and assemble")
@@ -411,6 +412,7 @@ def main() -> None:
         about = {} if k.bench is None else k.bench.about()
         found = {**about, "commit": commit(), "limits": k.limits, "cases": k.rows}
         options.out.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":
