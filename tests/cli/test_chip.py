@@ -108,6 +108,9 @@ def test_explore_designs(tmp_path: Path) -> None:
     assert "of 2 designs are beaten by none" in result.output
     assert "left out: rows 8, lanes 3: npu: bad lanes" in result.output
     assert plot.read_text().startswith("<svg")
+    said = "which compiled functions do not use yet"
+    narrow = RUNNER.invoke(main.app, [*words[:3], "--vary", "weights=int8,int4"])
+    assert said in narrow.output and said not in result.output
     record = json.loads(RUNNER.invoke(main.app, [*words, "--json"]).output)
     assert len(record["points"]) == 2 and record["front"] and record["predicted"]
     assert "yes" in RUNNER.invoke(main.app, [*words, "--all"]).output

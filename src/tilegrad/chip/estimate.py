@@ -6,6 +6,8 @@ and taken as often as it comes. The three queues work side by side, so a product
 busiest one needs, and the first load and the last store around it. Invariant: energies are exactly
 the counters of the simulator for the programs of `targets/npu/product.py`, cycles within some
 percent of theirs; between products (activations, norms) nothing is counted. Areas are estimates.
+Weights of half the bits (`doubles`) and pruned ones (`prunes`) are counted two a step, as the mesh
+can take them; compiled functions do neither yet, so the Invariant holds for the others.
 """
 
 from __future__ import annotations
@@ -134,8 +136,8 @@ def prunes(p: Parameters) -> bool:
 
 
 def doubles(p: Parameters) -> bool:
-    """Whether weights of half the bits go through the mesh two at once (not those that are pruned
-    as well, and not where inputs are in place)."""
+    """Whether weights of half the bits can go through the mesh two at once (not those that are
+    pruned as well, and not where inputs are in place). No compiled function does so yet."""
     return p.mixed and not p.sparse and p.dataflow != "is"
 
 

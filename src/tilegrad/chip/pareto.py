@@ -16,7 +16,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..core.svg import dot, line, path, picture, short, ticks, words
 from ..targets.npu.parameters import Parameters
-from .estimate import MULTIPLIER, SRAM, areas, estimate
+from .estimate import MULTIPLIER, SRAM, areas, doubles, estimate
 from .explore.accelerator import Accelerator
 from .mapped import map_network
 from .workload import Workload
@@ -33,6 +33,7 @@ class Point:
     energy: float  # J
     seconds: float
     area: float  # mm2
+    doubled: bool = False  # two weights a step, which no compiled function does yet
 
     @property
     def name(self) -> str:
@@ -83,7 +84,7 @@ def explore_npu(
         p = Parameters.of({**table, **choice})
         found = estimate(p, work)
         joules = 1e-12 * sum(found.energy().values())
-        return Point(choice, joules, found.seconds, sum(areas(p).values()))
+        return Point(choice, joules, found.seconds, sum(areas(p).values()), doubles(p))
 
     return _explore(choices(vary), evaluate, report)
 

@@ -262,6 +262,8 @@ def explore(
             base = Parameters.load(chip) if file else preset(chip)
             found = explore_npu(base, work, fields, report)
     title = f"{model} on designs from {name}: predicted"
+    if any(p.doubled for p in found.points):
+        title += "; weights of half the bits two a step, which compiled functions do not use yet"
     if plot is not None:
         save(plot, plotted(found, title))
     if as_json:

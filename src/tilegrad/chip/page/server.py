@@ -27,7 +27,7 @@ from ...targets.npu.parameters import (
     Parameters,
     preset,
 )
-from ..estimate import areas, bandwidth, dense_peak, estimate
+from ..estimate import areas, bandwidth, dense_peak, doubles, estimate
 from ..film import film
 from ..networks import DECODERS, NETWORKS, network
 from ..workload import Workload
@@ -115,6 +115,7 @@ def _estimate(given: Table) -> Table:
     return {
         "cycles": found.cycles,
         "seconds": found.seconds,
+        "doubled": doubles(p),
         "utilisation": found.utilisation,
         "units": CHOICES[choice][2],
         "unit": CHOICES[choice][3],
