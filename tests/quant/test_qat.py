@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from toy_device import install
 
 import tilegrad as tg
 from tilegrad import nn
+from tilegrad.core.config import override
 from tilegrad.core.errors import UserError
 from tilegrad.quant import PackedLinear, qat, recipes
 from tilegrad.quant.layerwise import Rounding
+from tilegrad.runtime.device import device
+from tilegrad.tensor import placement
 from tilegrad.tensor.stored import stored_in
 from tilegrad.train.loop import train
 from tilegrad.train.optimizer import SGD, AdamW
@@ -144,3 +149,55 @@ def test_what_stays_and_what_is_refused() -> None:
         qat.prepare(Two(), "int3", group=16, start={"up": one})
     with pytest.raises(UserError, match="no such layer"):
         qat.prepare(Two(), "int3", group=16, start={"other": one})
+    with pytest.raises(UserError, match="groups of 32"):
+        qat.prepare(Two(), "int4", group=32, start={"up": one})
+    with pytest.raises(UserError, match="rows of fp8 have no grid"):
+        qat.prepare(Two(), "fp8", start={"up": one})
+    with pytest.raises(UserError, match="not replaced in itself"):
+        qat.prepare(nn.Linear(32, 16), "int4", group=16)
+    with pytest.raises(UserError, match="nothing to prepare"):
+        qat.prepare(Two(), "int4", group=16, skip=lambda _: True)
+    with pytest.raises(UserError, match="prepared already"):
+        qat.prepare(made, "int3", group=16)
+
+
+def test_an_error_leaves_the_model_as_it_was() -> None:
+    """Columns of the first layer are a multiple of the group, those of the second are not."""
+    made = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    with pytest.raises(UserError, match="multiple of the group"):
+        qat.prepare(made, "int4", group=64)
+    assert [type(one) for one in made] == [nn.Linear, nn.Linear]
+
+
+def test_layers_may_be_prepared_in_turns() -> None:
+    made = qat.prepare(Two(), "int3", group=16, skip=lambda n: n == "down")
+    qat.prepare(made, "fp8", skip=lambda n: n == "up")
+    assert (made.up.bits, made.down.row_format) == (3, "E4M3_ROW_F32")
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """A device that is not the default."""
+    kinds, languages = install()
+    with kinds, languages, override(cache_folder=""):
+        yield device("toy:0").name
+    for node, buffer in list(placement.values.items()):
+        if buffer.device.startswith("toy"):
+            del placement.values[node]
+    placement.state.active = False
+
+
+def test_a_model_on_another_device(elsewhere: str) -> None:
+    """Grids, and weights that a start has, are made where the layers are."""
+    made = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 8)).to(elsewhere)
+    inputs = values(64, 16)
+    coded = recipes.gptq(made[0].weight.numpy(), inputs.T @ inputs, 3, 8)
+    one = Rounding("0", coded.format, coded.raw(), (8, 16), 0.0, coded.before)
+    qat.prepare(made, "int3", group=8, start={"0": one})
+    x = tg.tensor(inputs, device=elsewhere)
+    made(x).sum().backward()
+    assert made[0].weight.grad.device == made[0].scale.device == elsewhere
+    before = made.eval()(x).numpy()
+    (again, _) = qat.convert(made)
+    np.testing.assert_array_equal(again.raw, one.raw)
+    np.testing.assert_allclose(made(x).numpy(), before, atol=1e-5)

@@ -50,10 +50,10 @@ class QatLinear(Linear):
         self.register_parameter("bias", layer.bias)
         self.row_format, self.input_format = row_format, input_format
         self.bits = 0 if grid is None else grid.bits
-        scale = None if grid is None else tensor(grid.scale.astype(np.float32)[..., None])
-        zero = None if grid is None else tensor(grid.zero.astype(np.float32)[..., None])
-        self.register_buffer("scale", scale)
-        self.register_buffer("zero", zero)
+        for name in ("scale", "zero"):
+            value = None if grid is None else getattr(grid, name).astype(np.float32)[..., None]
+            held = None if value is None else tensor(value, device=layer.weight.device)
+            self.register_buffer(name, held)
 
     def codes(self) -> Tensor:
         """Whole numbers (rows, groups, columns of a group) of weights in groups, in float32."""
@@ -94,26 +94,46 @@ def prepare(
     """The model with its linear layers rounded as it trains; changed in place.
 
     `to` is int2 to int7 in groups of columns, int8 or fp8 by rows; `inputs` are rounded by rows, to
-    fp8 with fp8 and else to int8. `start` has layers that another recipe rounded, by name: their
-    grids are taken over, and of GPTQ the weights as they were before each was rounded. Layers that
-    `skip` names, and those that share their weights with another, stay.
+    fp8 with fp8 and else to int8. `start` has layers that another recipe rounded to groups of the
+    same size, by name: their grids are taken over, and of GPTQ the weights as they were before each
+    was rounded. Layers that `skip` names, and those that share their weights with another, stay. An
+    error leaves the model as it was.
     """
     if to not in (*ROWS, *GROUPS):
         expected = ", ".join((*GROUPS, *ROWS))
         raise UserError("no such numbers", op="qat", expected=expected, got=to)
+    if start and to in ROWS:
+        expected = f"no start: rows of {to} have no grid that stays"
+        raise UserError("another start", op="qat", expected=expected, got=sorted(start))
     used = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
-    layers = {n: one for n, one in layers_of(model).items() if isinstance(one, Linear)}
+    layers: dict[str, Any] = {n: o for n, o in layers_of(model).items() if isinstance(o, Linear)}
     unknown = set(start or ()) - set(layers)
     if unknown:
         raise UserError("no such layer", op="qat", expected=list(layers), got=sorted(unknown))
+    if isinstance(model, Linear):
+        expected = "a model that has layers, as nn.Sequential(layer)"
+        raise UserError("a layer is not replaced in itself", op="qat", expected=expected)
+    for name, one in model.named_modules():
+        if isinstance(one, QatLinear) and not (skip is not None and skip(name)):
+            expected = "a model as it was before, or `skip` of these layers"
+            raise UserError("a layer is prepared already", op="qat", expected=expected, got=name)
+    left = {
+        name: layer
+        for name, layer in layers.items()
+        if used[id(layer.weight)] == 1 and not (skip is not None and skip(name))
+    }
+    if not left:
+        expected = "a Linear that is not skipped and shares its weights with no other"
+        raise UserError("nothing to prepare", op="qat", expected=expected, got=list(layers))
+    given, bits = start or {}, int(to[3:]) if to in GROUPS else 0
+    grids = {n: _grid(one, bits, group, given.get(n)) for n, one in left.items()} if bits else {}
     input_format = (FP8 if to == "fp8" else INT8) if inputs else ""
-    for name, layer in layers.items():
-        if used[id(layer.weight)] > 1 or (skip is not None and skip(name)):
-            continue
-        grid = None
-        if to in GROUPS:
-            grid = _grid(layer, int(to[3:]), group, (start or {}).get(name))
-        put(model, name, QatLinear(layer, grid, ROWS.get(to, ""), input_format))
+    for name, layer in left.items():
+        if name in given and given[name].before is not None:
+            before = tensor(given[name].before, device=layer.weight.device)
+            with no_grad():
+                layer.weight.assign(before.to(layer.weight.dtype))
+        put(model, name, QatLinear(layer, grids.get(name), ROWS.get(to, ""), input_format))
     return model
 
 
@@ -121,13 +141,11 @@ def _grid(layer: Any, bits: int, group: int, start: Rounding | None) -> recipes.
     if start is None:
         return recipes.searched(np.array(layer.weight.to(float32).numpy()), bits, group, None)
     fields, columns = start.format.split(start.raw), start.shape[1]
-    fits = start.format.name.startswith(f"INT{bits}_G") and "zero" in fields
+    fits = start.format.name.startswith(f"INT{bits}_G{group}_") and "zero" in fields
     if not fits or tuple(start.shape) != tuple(layer.weight.shape):
-        expected = f"INT{bits} in groups with zero points, {tuple(layer.weight.shape)}"
+        shape = tuple(layer.weight.shape)
+        expected = f"INT{bits} in groups of {group} with zero points, {shape}"
         raise UserError("another start", op="qat", expected=expected, got=start.format.name)
-    if start.before is not None:
-        with no_grad():
-            layer.weight.assign(tensor(start.before).to(layer.weight.dtype))
     scale = fields["scale"].reshape(len(start.raw), -1)
     zero = fields["zero"].reshape(scale.shape)
     return recipes.Coded(np.zeros((len(scale), columns), np.uint8), scale, zero, bits)
