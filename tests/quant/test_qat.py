@@ -169,6 +169,17 @@ def test_an_error_leaves_the_model_as_it_was() -> None:
     assert [type(one) for one in made] == [nn.Linear, nn.Linear]
 
 
+def test_weights_that_are_not_finite_are_refused() -> None:
+    made = Two()
+    made.down.weight.assign(tg.tensor(np.full((32, 64), np.nan, np.float32)))
+    with pytest.raises(UserError, match="finite numbers in down"):
+        qat.prepare(made, "int4", group=16)
+    qat.prepare(made, "fp8")
+    with pytest.raises(UserError, match="finite numbers in down"):
+        qat.convert(made)
+    assert isinstance(made.up, qat.QatLinear)
+
+
 def test_layers_may_be_prepared_in_turns() -> None:
     made = qat.prepare(Two(), "int3", group=16, skip=lambda n: n == "down")
     qat.prepare(made, "fp8", skip=lambda n: n == "up")

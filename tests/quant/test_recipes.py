@@ -152,3 +152,15 @@ def test_what_recipes_refuse() -> None:
     made, _ = block()
     with pytest.raises(UserError, match="needs samples"):
         round_block(made, GROUPS, [], made, Recipe("gptq-int4", group=32))
+
+
+@pytest.mark.parametrize("name", ["int4", "gptq-int4", "awq-int4", "int8", "fp8", "2:4"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(name: str, bad: float) -> None:
+    made, _ = block()
+    weight = made.up.weight.numpy().copy()
+    weight[3, 5] = bad
+    made.up.weight.assign(tg.tensor(weight))
+    seen = [np.ones((1, 4, 64), np.float32)] if Recipe(name).needs_samples else []
+    with pytest.raises(UserError, match=r"finite numbers in up(.|\n)*1 of 8192"):
+        round_block(made, GROUPS, seen, made, Recipe(name, group=32))

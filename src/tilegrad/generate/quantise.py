@@ -31,6 +31,7 @@ from ..nn import init
 from ..nn.linear import Identity
 from ..quant.layerwise import RECIPES, WORD, Recipe, Rounding
 from ..quant.mixed import Option, choose, recipe_of
+from ..quant.recipes import finite
 from .load import Weights, config_of, load_model, tokenizer_of
 
 Array = np.ndarray[Any, Any]
@@ -302,7 +303,7 @@ def _in_blocks(files: GgufFile, form: Format, report: Report, tell: Tell) -> dic
             continue
         if tensor.shape[-1] % own.block:
             own = format_of(SHORTER.get(own.name, own.name))
-        values = tensor.values()
+        values = finite(name, tensor.values())
         raw = own.pack(values)
         near = own.to_float32(raw).reshape(values.shape)
         size = float((values.astype(np.float64) ** 2).sum()) or 1.0

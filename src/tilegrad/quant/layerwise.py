@@ -128,7 +128,7 @@ class Rounding:
         """Of weights and what they became; `products` is x.T @ x of the inputs, if known."""
         given = np.eye(weight.shape[1], dtype=np.float32) if products is None else products
         whole = recipes.loss(weight, given)
-        error = (recipes.loss(near - weight, given) / whole) ** 0.5 if whole > 0 else 0.0
+        error = 0.0 if whole <= 0 else (recipes.loss(near - weight, given) / whole) ** 0.5
         return Rounding(name, form, raw, (weight.shape[0], weight.shape[1]), error)
 
     @property
@@ -213,15 +213,17 @@ def _result(run: Run, state: Array) -> Array:
         return np.array(run(tensor(state)).to(float32).numpy())
 
 
-def _values(layer: Any) -> Array:
-    return np.array(layer.weight.to(float32).numpy())
+def values_of(model: Module, name: str) -> Array:
+    """The weights of a layer in float32, all of them finite."""
+    layer: Any = model.get_submodule(name)
+    return recipes.finite(name or "the layer", np.array(layer.weight.to(float32).numpy()))
 
 
 def _fold(block: Module, group: Shared, seen: Seen | None, recipe: Recipe) -> None:
     """Take factors off what comes before and put them on the weights."""
     if seen is None or not group.before or recipe.method not in ("awq", "awq-gptq", "smooth"):
         return
-    weights = [_values(block.get_submodule(n)) for n in group.layers]
+    weights = [values_of(block, n) for n in group.layers]
     if recipe.method == "smooth":
         factors = recipes.smooth(weights, np.concatenate(seen.rows), seen.most)
     else:
@@ -246,7 +248,7 @@ def _assign(layer: Module, name: str, value: Array) -> None:
 
 
 def _round(block: Module, name: str, seen: Seen | None, recipe: Recipe) -> Rounding:
-    weight = _values(block.get_submodule(name))
+    weight = values_of(block, name)
     before = None
     if recipe.input_format or recipe.bits == 16:
         form = format_of(recipe.input_format or SPARSE)
@@ -298,4 +300,5 @@ __all__ = [
     "round_block",
     "seen_by",
     "take",
+    "values_of",
 ]

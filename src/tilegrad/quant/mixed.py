@@ -20,7 +20,7 @@ from ..nn.module import Module
 from ..tensor.creation import tensor
 from ..tensor.tensor import no_grad
 from . import recipes
-from .layerwise import Recipe, Run, Shared, seen_by
+from .layerwise import Recipe, Run, Shared, seen_by, values_of
 
 Array = np.ndarray[Any, Any]
 BITS = (2, 3, 4, 5, 6, 8)
@@ -52,8 +52,7 @@ def sensitivity(
     found: dict[str, list[Option]] = {}
     for group, seen in zip(groups, seen_by(block, groups, states, run)):
         for name in group.layers:
-            layer: Any = block.get_submodule(name)
-            weight = np.array(layer.weight.to(float32).numpy())
+            weight = values_of(block, name)
             whole = recipes.loss(weight, seen.products) or 1.0
             found[name] = []
             for bits in tried:

@@ -26,7 +26,7 @@ from ..tensor.matmul import linear
 from ..tensor.tensor import Tensor, lift, no_grad
 from . import recipes
 from .calibrate import layers_of, put
-from .layerwise import FP8, INT8, Rounding, take
+from .layerwise import FP8, INT8, Rounding, take, values_of
 from .rounding import rounded
 
 ROWS = {"int8": INT8, "fp8": FP8}  # a scale for each row
@@ -126,7 +126,7 @@ def prepare(
         expected = "a Linear that is not skipped and shares its weights with no other"
         raise UserError("nothing to prepare", op="qat", expected=expected, got=list(layers))
     given, bits = start or {}, int(to[3:]) if to in GROUPS else 0
-    grids = {n: _grid(one, bits, group, given.get(n)) for n, one in left.items()} if bits else {}
+    grids = {n: _grid(model, n, bits, group, given.get(n)) for n in left} if bits else {}
     input_format = (FP8 if to == "fp8" else INT8) if inputs else ""
     for name, layer in left.items():
         if name in given and given[name].before is not None:
@@ -137,9 +137,10 @@ def prepare(
     return model
 
 
-def _grid(layer: Any, bits: int, group: int, start: Rounding | None) -> recipes.Coded:
+def _grid(model: Module, name: str, bits: int, group: int, start: Rounding | None) -> recipes.Coded:
     if start is None:
-        return recipes.searched(np.array(layer.weight.to(float32).numpy()), bits, group, None)
+        return recipes.searched(values_of(model, name), bits, group, None)
+    layer: Any = model.get_submodule(name)
     fields, columns = start.format.split(start.raw), start.shape[1]
     fits = start.format.name.startswith(f"INT{bits}_G{group}_") and "zero" in fields
     if not fits or tuple(start.shape) != tuple(layer.weight.shape):
@@ -154,21 +155,17 @@ def _grid(layer: Any, bits: int, group: int, start: Rounding | None) -> recipes.
 def convert(model: Module) -> list[Rounding]:
     """Pack the weights of all layers that `prepare` made, in place; the layers as they were
     rounded, with the share of the weights that it costs."""
-    made = []
-    for name, layer in list(model.named_modules()):
-        if not isinstance(layer, QatLinear):
-            continue
-        with no_grad():
-            one = _packed(name, layer)
-        made.append(one)
-        take(model, name, one, layer.input_format)
-    if not made:
+    layers = {n: one for n, one in model.named_modules() if isinstance(one, QatLinear)}
+    if not layers:
         raise UserError("nothing to convert", op="qat", expected="a model that was prepared")
+    with no_grad():
+        made = [_packed(name, layer, values_of(model, name)) for name, layer in layers.items()]
+    for one in made:
+        take(model, one.name, one, layers[one.name].input_format)
     return made
 
 
-def _packed(name: str, layer: QatLinear) -> Rounding:
-    weight = np.array(layer.weight.to(float32).numpy())
+def _packed(name: str, layer: QatLinear, weight: Any) -> Rounding:
     if layer.scale is None:
         form = format_of(layer.row_format)
         raw = form.pack(weight)

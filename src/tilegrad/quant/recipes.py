@@ -61,6 +61,19 @@ class Coded:
         return np.concatenate([codes, self.scale.view(np.uint8), self.zero], axis=1)
 
 
+def finite(name: str, weight: Array) -> Array:
+    """A layer's weights as they are; an error where some are nan or infinite."""
+    bad = weight.size - int(np.isfinite(weight).sum())
+    if bad:
+        raise UserError(
+            "weights are not finite",
+            op="quantise",
+            expected=f"finite numbers in {name}",
+            got=f"{bad} of {weight.size} are nan or infinite",
+        )
+    return weight
+
+
 def _grid(low: Array, high: Array, bits: int) -> tuple[Array, Array]:
     """Scale and zero point of ranges."""
     most = (1 << bits) - 1
@@ -201,4 +214,4 @@ def _by_rows(x: Array) -> Array:
     return np.asarray(np.round(x / scale) * scale)
 
 
-__all__ = ["Coded", "awq", "gptq", "loss", "plain", "searched", "smooth"]
+__all__ = ["Coded", "awq", "finite", "gptq", "loss", "plain", "searched", "smooth"]
