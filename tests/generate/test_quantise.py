@@ -117,7 +117,10 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
         (dict(to="gptq-int4", group=16), "looks at text"),
         (dict(to="int4", group=100), "multiple of the group"),
         (dict(to="fp8", judged="a", length=64), "too short"),
-        (dict(to="gptq-int4", group=16, text=TEXT, length=64, target_bits=1.5), "too small"),
+        (
+            dict(to="gptq-int4", group=16, text=TEXT, length=64, target_bits=1.5),
+            r"at least 3\.5 bits of a weight(.|\n)*got: 1\.5",  # 2 bits, 24 for every 16 columns
+        ),
         (dict(to="fp8", text=TEXT, length=64, target_bits=4.5), "bits are not chosen"),
     ],
 )
@@ -131,3 +134,9 @@ def test_files_have_blocks_of_their_own(tmp_path: Path, monkeypatch: Any) -> Non
     source = gguf_file(tmp_path, monkeypatch)
     with pytest.raises(UserError, match="no --group, or 32"):
         quantise_model(source, tmp_path / "out.gguf", Wanted("int4", group=64), said)
+
+
+@pytest.mark.parametrize("bits", [float("nan"), float("inf"), -1.0])
+def test_bits_are_a_finite_number(bits: float) -> None:
+    with pytest.raises(UserError, match="a finite number of bits"):
+        Wanted("gptq-int4", target_bits=bits)

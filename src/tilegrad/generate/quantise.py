@@ -7,6 +7,7 @@ again, as any model is, to be judged.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,8 +76,9 @@ class Wanted:
     target_bits: float = 0.0  # of a weight, scales included: bits of layers are chosen
 
     def __post_init__(self) -> None:
-        if self.target_bits and (self.to in BLOCKS or self.target_bits < 0):
-            expected = "bits above 0 of a recipe as gptq-int4"
+        bad = self.target_bits < 0 or not math.isfinite(self.target_bits)
+        if self.target_bits and (self.to in BLOCKS or bad):
+            expected = "a finite number of bits above 0, of a recipe as gptq-int4"
             raise UserError(
                 "bits cannot be chosen", op="quantize", expected=expected, got=self.target_bits
             )
@@ -171,6 +173,14 @@ def _chosen(
             layer: Any = model.blocks[number].get_submodule(name)
             elements += layer.in_features * layer.out_features
         tell("look", number + 1, count)
+    least = 8 * sum(min(one.bytes for one in given) for given in options.values()) / elements
+    if bits < least:
+        raise UserError(
+            "the bits are too few",
+            op="quantize",
+            expected=f"at least {math.ceil(100 * least) / 100} bits of a weight, scales included",
+            got=bits,
+        )
     each: list[dict[str, Recipe]] = [{} for _ in range(count)]
     for where, option in choose(options, elements * bits / 8).items():
         block, _, name = where.partition(" ")
