@@ -89,6 +89,9 @@ def test_guesses_are_verified(tiny: Path, tmp_path: Path, monkeypatch: pytest.Mo
             assert speculation is not None and speculation.most == 2 and speculation.guessed
     with pytest.raises(UserError, match="no steps of what guesses"):
         LLM(folder, speculate=tiny)
+    for wrong in (5, -1):
+        with pytest.raises(UserError, match="another number of guesses"):
+            LLM(folder, speculate="ngram", guesses=wrong)
 
 
 def test_what_a_bundle_was_not_made_for() -> None:
@@ -102,6 +105,8 @@ def test_what_a_bundle_was_not_made_for() -> None:
         made.refuse("cpu", None, None, 4, random_weights=True)
     with pytest.raises(UserError, match="another device"):
         made.refuse("cuda:0", None, None, 4)
+    with pytest.raises(UserError, match="another number of guesses"):
+        made.refuse("cpu", None, None, 4, guesses=2)
 
 
 # ---- for GPUs that are not here -----------------------------------------------------------------

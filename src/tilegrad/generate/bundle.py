@@ -61,6 +61,7 @@ class Bundled:
         adapters: Any = None,
         speculate: Any = None,
         random_weights: bool = False,
+        guesses: int | None = None,
     ) -> None:
         """An error where something else is asked for."""
         if random_weights:
@@ -94,6 +95,8 @@ class Bundled:
             raise self._other("dtype", self.dtype, dtype)
         if context is not None and context != self.context:
             raise self._other("context", self.context, context)
+        if guesses is not None and guesses != self.guesses:
+            raise self._other("number of guesses", self.guesses, guesses)
 
     def cache_of(self, wanted: str, scales: Any) -> tuple[str, Any]:
         """What keys and values are kept in, and scales; an error where others are asked for."""

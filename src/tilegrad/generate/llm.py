@@ -37,6 +37,7 @@ from .steps import Tell
 from .task import Task
 from .tasks import Tasks
 
+GUESSES = 3  # of a request that a step verifies, if nobody says
 Prompt = str | Sequence[int]
 Messages = str | Sequence[Mapping[str, Any]]
 SETTINGS = (
@@ -68,7 +69,7 @@ class LLM:
         determinism: str | None = None,
         adapters: Folders | None = None,
         speculate: Any = None,
-        guesses: int = 3,
+        guesses: int | None = None,
         quantise: str | None = None,
         random_weights: bool = False,
         kv_cache_dtype: str = "auto",
@@ -80,9 +81,10 @@ class LLM:
         `requests` run at once at most. At the level of determinism "invariant" an answer does not
         depend on who else is there, to the bit (docs/determinism.md); None is the Config's.
         `adapters` are folders of LoRA adapters by name, of which each request may have one.
-        With `speculate` so many next tokens of an answer are guessed at most, and verified in one
-        step: "ngram" looks them up in the text so far, an LLM, a name or a path is a smaller model
-        with the same words, or an EAGLE head. Answers are drawn as without (docs/llm.md).
+        With `speculate` so many next tokens of an answer (`guesses`: 3, or those that a bundle was
+        made for) are guessed at most, and verified in one step: "ngram" looks them up in the text
+        so far, an LLM, a name or a path is a smaller model with the same words, or an EAGLE head.
+        Answers are drawn as without (docs/llm.md).
         `quantise="int8"` makes linear layers int8, as chips under design take them.
         With `random_weights` they are drawn, for measuring: a folder then needs none.
         Keys and values are kept in `kv_cache_dtype`: "fp8" (e4m3), "int8", or "auto", what the
@@ -97,10 +99,11 @@ class LLM:
             device = made.device
         place = default_device() if device is None else use(device, "LLM")
         if made is not None:
-            made.refuse(place, dtype, context, requests, adapters, speculate, random_weights)
+            asked = (adapters, speculate, random_weights, guesses)
+            made.refuse(place, dtype, context, requests, *asked)
             kv_cache_dtype, kv_cache_scales = made.cache_of(kv_cache_dtype, kv_cache_scales)
             dtype, context, requests = made.dtype, made.context, made.requests
-            guesses = made.guesses or guesses
+            guesses = made.guesses or None
         if quantise is not None and (made is not None or adapters):
             raise UserError("int8 takes plain weights", op="LLM", hint="no bundle, no adapters")
         loaded = load_model(
@@ -139,7 +142,7 @@ class LLM:
         made: Bundled | None,
         context: int | None,
         speculate: Any,
-        guesses: int,
+        guesses: int | None,
         how: dict[str, Any],
         kept: dict[str, Any],
     ) -> Engine:
@@ -164,7 +167,7 @@ class LLM:
             grammars=self.grammars,
             adapters=self.adapters,
             proposer=None if speculate is None else proposer_of(draft, context, **sizes),
-            guesses=guesses,
+            guesses=GUESSES if guesses is None else guesses,
             **sizes,
         )
         if made is not None:
