@@ -80,3 +80,20 @@ def test_what_is_refused(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "b").mkdir(exist_ok=True)
     found = RUNNER.invoke(app, ["run", str(tmp_path / "b"), "hello"])
     assert found.exit_code == 1
+
+
+def test_options_of_models_are_refused_for_functions(tmp_path: Path) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text("def f(a):\n    return a + 1\n")
+    words = ["compile", f"{source}:f", "float32[4]", "--out", str(tmp_path / "b")]
+    found = RUNNER.invoke(app, [*words, "--guesses", "3", "--kv-cache-dtype", "fp8"])
+    assert found.exit_code == 2 and not (tmp_path / "b").exists()
+    assert "--kv-cache-dtype, --guesses" in found.output
+
+
+@pytest.mark.parametrize(("context", "guesses"), [("8", "20"), ("64", "100000")])
+def test_guesses_fit_the_context(tiny: Path, tmp_path: Path, context: str, guesses: str) -> None:
+    words = ["compile", str(tiny), "--out", str(tmp_path / "b"), "--context", context]
+    found = RUNNER.invoke(app, [*words, "--guesses", guesses])
+    assert found.exit_code == 1 and not (tmp_path / "b").exists()
+    assert "more guesses than the context holds" in found.output

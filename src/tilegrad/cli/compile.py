@@ -29,18 +29,34 @@ def compile_(
     target: Annotated[
         str, typer.Option(help="A Target: sm_90a, sm_80, x86-64-v4, aarch64, ...; else this CPU.")
     ] = "",
-    requests: Annotated[int, typer.Option(help="Requests of a model at once.", min=1)] = 4,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="Requests of a model at once: 4.", min=1, show_default=False),
+    ] = None,
     context: options.Context = None,
     dtype: options.DType = None,
     kv_cache_dtype: options.KvCacheDType = None,
     guesses: Annotated[
-        int, typer.Option(help="Guesses of a request that a step verifies, for ngram.", min=0)
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Guesses of a request that a step verifies, for ngram.", min=0, show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Compile ahead of time: tilegrad compile smollm2 --out smollm2.bundle"""
     if not out:
         raise typer.BadParameter("say where it goes: --out FOLDER")
+    of_model = options.given(
+        requests=requests,
+        context=context,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        guesses=guesses,
+    )
     if FUNCTION.match(what):
+        if of_model:
+            words = ", ".join(f"--{name.replace('_', '-')}" for name in of_model)
+            raise typer.BadParameter(f"of models, not of functions: {words}")
         from ..tensor.bundle import record, save_bundle
         from ..tensor.jit import jit
         from ..tensor.tensor import no_grad
@@ -55,11 +71,7 @@ def compile_(
             made = save_llm(
                 out,
                 what,
-                context=context,
-                requests=requests,
-                dtype=dtype,
-                **options.given(kv_cache_dtype=kv_cache_dtype),
-                guesses=guesses,
+                **of_model,
                 target=target or None,
                 progress=bars.stage,
             )

@@ -168,7 +168,8 @@ def save_llm(
     with record(wanted) as recorder:
         llm = LLM(name, device=HOST, progress=progress, **settings)
         llm.engine.prepare(progress, VARIANTS)
-        llm.generate(llm._ids(PROMPT) if len(llm.tokenizer) else [1, 2, 3], max_tokens=3)
+        prompt = llm._ids(PROMPT) if len(llm.tokenizer) else [1, 2, 3]
+        llm.generate(prompt[: max(1, llm.context // 2)], max_tokens=3)
         _score(llm.engine)
     limits = limits_of(wanted or llm.device)
     facts = {

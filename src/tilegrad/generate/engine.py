@@ -96,7 +96,7 @@ class Engine:
         marks = Marks(requests + 1, count, self.cache.device) if canary else None
         tell = tell or (lambda *_: None)
         stepped = model if adapters is None else adapters.model
-        self.speculation = _speculation(proposer, guesses, requests, canary)
+        self.speculation = _speculation(proposer, guesses, requests, self.context, canary)
         more, features = _attached(self.speculation, stepped, self.cache, self.chunk)
         rows = Rows(requests + 1, self.cache.device, marks, adapters, features)
         self.steps = Steps(stepped, self.cache, rows, self.chunk, tell, words, more)
@@ -472,7 +472,7 @@ def _attached(
 
 
 def _speculation(
-    proposer: Proposer | None, guesses: int, requests: int, canary: bool
+    proposer: Proposer | None, guesses: int, requests: int, context: int, canary: bool
 ) -> Speculation | None:
     if proposer is None:
         return None
@@ -480,7 +480,14 @@ def _speculation(
         raise UserError(
             "the canary knows no guesses", op="Engine", expected="canary or proposer, not both"
         )
-    return Speculation(proposer, positive("guesses", guesses), requests)
+    if positive("guesses", guesses) >= context:
+        raise UserError(
+            "more guesses than the context holds",
+            op="Engine",
+            expected=f"fewer guesses than the {context} tokens of the context",
+            got=guesses,
+        )
+    return Speculation(proposer, guesses, requests)
 
 
 def _cache_dtype(model: Decoder, wanted: Any) -> DType:
