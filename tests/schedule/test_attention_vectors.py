@@ -19,6 +19,7 @@ from tilegrad.core.target import AVX2, AVX512, AVX512_AMX, NEON, SSE2, Target
 from tilegrad.graph import build, ops
 from tilegrad.graph.attention import attention
 from tilegrad.graph.interpret import interpret
+from tilegrad.ir.block import Block
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import symbol
 from tilegrad.runtime.buffer import Buffer
@@ -235,6 +236,24 @@ def test_every_vector_width(target: Target, dtype: Any) -> None:
     small = (1, 2, 1, 19, 21, 12, 9)
     check(small, dtype, {"mask": extras(small, dtype)["mask"]}, target, band=(None, 0))
     check((1, 2, 1, 1, 70, 12, 9), dtype, target=target)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("key_heads", [8, 32])
+def test_decode_of_arrays_asks_for_keys_alone(key_heads: int, dtype: Any) -> None:
+    """Every line of the keys of a square; values are a stream that machines bring unasked."""
+    shapes = [(8, heads, tokens, 128) for heads, tokens in ((32, 1), *[(key_heads, 4096)] * 2)]
+    nodes = [build.input_(shape, BY_NUMPY[np.dtype(dtype)]) for shape in shapes]
+    outputs = [attention(*nodes, scale=0.25)[0]]
+    (kernel,) = schedule_for(nodes, outputs, AVX512.with_cores(8)).kernels
+    body = kernel.steps[0].body
+
+    def asked(block: Block) -> list[Node]:
+        inner = [n for node in block.nodes for b in node.blocks for n in asked(b)]
+        return [*(n for n in block.nodes if n.op.name == "prefetch"), *inner]
+
+    found = asked(body.block)
+    assert [n.inputs[0].attrs["name"] for n in found] == ["k"] * 16
 
 
 def test_sizes_known_at_run_time() -> None:

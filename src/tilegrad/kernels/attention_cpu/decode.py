@@ -26,6 +26,7 @@ from .source import Source, below
 
 KEYS = 64  # of a block: their values are still near when they are read again
 MOST_ROWS = 16
+AHEAD = 16  # keys of an array that are asked for before they are read
 PARTIAL = ("partial", "maxima", "sums")  # what parts leave behind
 LEAST_PART = 256  # keys below which a part costs more than it saves
 
@@ -211,6 +212,8 @@ class Decode(Rows):
         n, count, source = self.lanes, self.count, self.source
         whole = count if source.several else count // n * n
         for j in tile.range(0, whole, n, bounds=(0, self.plan.keys - n)):
+            if not source.run:
+                source.ask_rows("k", self.key_head, self.key + j + AHEAD)
             self.score_some(j, None)
         if whole is not count and (not isinstance(count, int) or whole < count):
             if isinstance(count, int) or tile.less(whole, count):
@@ -234,7 +237,7 @@ class Decode(Rows):
                 tile.store(self.wide, (0, d), source.square(place, d, inside))
         for r in self.rows:
             head, query = self.row_at(r)
-            for row in range(0, n, x.group):
+            for row in range(0, n if source.run else 0, x.group):
                 source.ask(values, r % x.group + row)
             sums = tile.zeros((n, n), self.sum)
             for d in tile.range(0, x.width, n):
@@ -282,11 +285,12 @@ class Decode(Rows):
         for number in range(tiles):
             first, last = (count * (number + i) // tiles for i in range(2))
             for d in range(0, self.x.value_width, plan.panel):
-                self.gather_tile(base + first, last - first, d, number == 0 and d == 0)
+                asks = number == 0 and d == 0 and self.source.run > 0
+                self.gather_tile(base + first, last - first, d, asks)
 
     @tile.function
     def gather_tile(self, first: Any, rows: int, d: int, asks: bool) -> None:
-        """A tile of rows by vectors; the first one asks for the next block's keys."""
+        """A tile of rows by vectors; the first one asks for the next block's keys in pages."""
         plan, source, run = self.plan, self.source, self.source.run or self.plan.keys
         ways = 2 if rows * plan.across < 8 else 1  # sums that do not wait for each other
         zeros = tile.zeros((rows, plan.panel), self.sum)
@@ -296,9 +300,7 @@ class Decode(Rows):
             runs = tile.range(0, self.count, run, bounds=(0, plan.keys - run))
         for j in runs:
             place = source.place("v", self.key_head, self.key + j)
-            ahead = tile.minimum(self.key + j + plan.keys, self.upper - 1)
-            if source.run:
-                ahead = ahead // run * run
+            ahead = tile.minimum(self.key + j + plan.keys, self.upper - 1) // run * run
             following = source.place("k", self.key_head, ahead)
             here = tile.minimum(self.count - j, run)
             even = here // ways * ways

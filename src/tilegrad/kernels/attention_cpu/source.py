@@ -190,6 +190,19 @@ class Source:
             tile.prefetch(memory, place.at(place.name, i, d))
 
     @tile.function
+    def ask_rows(self, name: str, head: Any, token: Any) -> None:
+        """Ask for all lines of `lanes` tokens of an array, which a square reads soon.
+
+        A square reads many rows at once and is no stream. Tokens that are read one after another
+        (values) are: machines bring them unasked. A decode of 8 x 32 heads over 4096 keys that
+        asked for arrays as for pages, values too, took a third longer on AVX-512.
+        """
+        memory, place = self.memory[name], self.place(name, head, token)
+        for d in tile.range(0, self.width(name), LINE // memory.dtype.size):
+            for r in range(self.lanes):
+                tile.prefetch(memory, place.at(name, r, d))
+
+    @tile.function
     def clear(self, block: Any, of: str, heads: Sequence[Any], results: Sequence[str]) -> None:
         """What tokens of no sequence get, by the first program of each head."""
         starts = self.memory[f"{of}_starts"]
