@@ -14,8 +14,11 @@ from safetensors.numpy import load_file, save_file
 import tilegrad as tg
 from tilegrad.core.errors import UserError
 from tilegrad.generate import LLM
-from tilegrad.generate.bundle import save_llm
+from tilegrad.generate import llm as llm_module
+from tilegrad.generate.bundle import Bundled, save_llm
 from tilegrad.generate.cache import asked_by, scales_of
+from tilegrad.nn import PagedCache
+from tilegrad.runtime.limits import Limits
 
 PROMPT = "the sea was calm"
 NEAR = {"fp8": 0.1, "int8": 0.05}  # logprobs of a drawn model beside a plain cache, on average
@@ -117,8 +120,9 @@ def test_names_of_scales() -> None:
     for wrong in (Held(0.0), Held(-1.0), Held(np.nan), Held(1.0, 2.0, 3.0), Held()):
         with pytest.raises(UserError, match="no scale"):
             scales_of({"model.layers.0.self_attn.k_scale": wrong}, 3, 2)
-    with pytest.raises(UserError, match="no scale"):
-        scales_of({"model.layers.3.self_attn.k_scale": Held(1.0)}, 3, 2)
+    for layer in ("3", "1" * 5000, "x"):
+        with pytest.raises(UserError, match="no scale"):
+            scales_of({f"model.layers.{layer}.self_attn.k_scale": Held(1.0)}, 3, 2)
 
 
 def test_what_files_ask_for() -> None:
@@ -126,9 +130,21 @@ def test_what_files_ask_for() -> None:
     assert asked_by("fp8") is tg.float8_e4m3 and asked_by(SCHEME) is tg.float8_e4m3
     assert asked_by({**SCHEME, "type": "int", "strategy": "attn_head"}) is tg.int8
     wrong = [{"dynamic": True}, {"num_bits": 4}, {"strategy": "channel"}, {"symmetric": False}]
+    wrong += [{"type": ["float"]}, {"type": {}}, {"num_bits": [8]}]
     for other in ("NVFP4", [], 3, *({**SCHEME, **one} for one in wrong)):
         with pytest.raises(UserError, match="not known"):
             asked_by(other)
+
+
+def test_what_files_ask_for_can_be_turned_off(folder: Path, tmp_path: Path) -> None:
+    own = with_scales(folder, tmp_path / "own", {**SCHEME, "dynamic": True})
+    with pytest.raises(UserError, match="not known"):
+        LLM(own, context=64, requests=1)
+    for wanted in ("float32", "fp8"):
+        assert LLM(own, context=64, requests=1, kv_cache_dtype=wanted).kv_cache_dtype == wanted
+    scaled = with_scales(folder, tmp_path / "scaled", {**SCHEME, "dynamic": True}, k_scale=[0.1])
+    with pytest.raises(UserError, match="not known"):  # of what dtype the scales are
+        LLM(scaled, context=64, requests=1, kv_cache_dtype="int8")
 
 
 def test_errors(folder: Path) -> None:
@@ -143,6 +159,14 @@ def test_errors(folder: Path) -> None:
         LLM(folder, context=64, kv_cache_dtype="fp8", kv_cache_scales=np.ones((3, 2, 1)))
     with pytest.raises(UserError, match="positive"):
         LLM(folder, context=64, kv_cache_dtype="fp8", kv_cache_scales=(0.0, 1.0))
+    for scales in (["a", "b"], [[1.0], [1.0, 2.0]], {}, ("calibrated",), [10**400, 1]):
+        with pytest.raises(UserError, match="no numbers"):
+            LLM(folder, context=64, kv_cache_dtype="fp8", kv_cache_scales=scales)
+    with pytest.raises(UserError, match="no such dtype"):
+        LLM(folder, context=64, kv_cache_dtype=["float32"])  # type: ignore[arg-type]
+    for dtype in (tg.uint8, tg.bool_, tg.int16, tg.int32):
+        with pytest.raises(UserError, match="not kept in this dtype"):
+            PagedCache(1, 4, 16, 2, 32, requests=1, most_pages=2, dtype=dtype)
 
 
 def test_the_prefix_cache_tells_caches_apart(folder: Path) -> None:
@@ -177,5 +201,16 @@ def test_bundle(folder: Path, tmp_path: Path) -> None:
     for a, b in zip(want.engine.cache.scales, found.engine.cache.scales):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
     assert found.generate(PROMPT, max_tokens=8).tokens == want.generate(PROMPT, max_tokens=8).tokens
-    with pytest.raises(UserError, match="kv_cache_dtype"):
-        LLM(made, requests=2, kv_cache_dtype="fp8")
+    for other in ("fp8", ["int8"]):
+        with pytest.raises(UserError, match="kv_cache_dtype"):
+            LLM(made, requests=2, kv_cache_dtype=other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "said", [("fp8", "abc"), ("fp8", {}), ([], None), ("fp8", ["a"]), ("fp8", [[1.0], [1.0, 2.0]])]
+)
+def test_a_manifest_that_is_wrong(said: Any, folder: Path, monkeypatch: Any) -> None:
+    made = Bundled("here", folder, "cpu", "float32", 64, 1, 4, Limits(16, 64), *said)
+    monkeypatch.setattr(llm_module, "open_bundled", lambda _: made)
+    with pytest.raises(UserError, match=r"keys and values are kept|no numbers"):
+        LLM("here")

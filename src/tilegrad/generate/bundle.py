@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core.errors import UserError
 from ..core.target import target_named
 from ..exchange.fetch import open_model
@@ -100,10 +98,17 @@ class Bundled:
 
     def cache_of(self, wanted: str, scales: Any) -> tuple[str, Any]:
         """What keys and values are kept in, and scales; an error where others are asked for."""
-        own = {self.cache, "fp8_e4m3"} if self.cache == "fp8" else {self.cache}
-        if wanted not in own | {"auto"} or scales is not None:
+        if not (isinstance(self.cache, str) and isinstance(self.scales, (list, type(None)))):
+            raise UserError(
+                "this bundle does not say how keys and values are kept",
+                op="LLM",
+                expected="kv_cache_dtype, a word; kv_cache_scales, a list",
+                got=repr((self.cache, self.scales))[:80],
+            )
+        own = ("auto", self.cache, "fp8_e4m3" if self.cache == "fp8" else self.cache)
+        if not isinstance(wanted, str) or wanted not in own or scales is not None:
             raise self._other("kv_cache_dtype", self.cache, wanted if scales is None else "scales")
-        return self.cache, None if self.scales is None else np.array(self.scales, np.float32)
+        return self.cache, self.scales
 
     def check(self, context: int, pages: int) -> None:
         """An error where memory cannot hold what it was made for."""

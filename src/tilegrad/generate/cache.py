@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtype import DType, dtype_of, float8_e4m3, int8
+from ..core.dtype import DType, float8_e4m3, int8
 from ..core.errors import UserError
 from ..models.decoder.model import Decoder
 from ..tensor.attention import attention
@@ -24,12 +24,12 @@ from ..tensor.creation import tensor
 from ..tensor.jit import jit
 from ..tensor.movement import stack
 from ..tensor.tensor import Tensor, no_grad
-from .load import Loaded
+from .load import CacheFacts, Loaded
 
 OP = "LLM(kv_cache_dtype=...)"
 NAMES = {"fp8": float8_e4m3, "fp8_e4m3": float8_e4m3, "int8": int8}
 WORDS = {float8_e4m3: "fp8", int8: "int8"}
-LAYER = re.compile(r"\.(\d+)\.self_attn\.(?:[kv]_proj\.)?(k|v|kv)_scale\Z")
+LAYER = re.compile(r"\.([0-9]{1,6})\.self_attn\.(?:[kv]_proj\.)?(k|v|kv)_scale\Z")
 CALIBRATED, MARGIN, TOKENS = "calibrated", 1.2, 512  # of what other texts may have more
 TEXT = """The harbour was quiet when the first boat came in. Three people stood on the pier, and
 one of them held a lamp. "How many boxes?" asked the oldest. "Twenty-seven," said the captain, "and
@@ -60,16 +60,7 @@ class Kept:
 def kept_for(wanted: str, given: Any, loaded: Loaded) -> Kept:
     """How a model's keys and values are kept, as it was asked for and as its files say."""
     own, files, config = loaded.model.norm.weight.dtype, loaded.cache, loaded.model.config
-    said = None if files is None else asked_by(files.scheme)
-    if wanted not in ("auto", str(own), *NAMES):
-        raise UserError(
-            "no such dtype of keys and values",
-            op=OP,
-            expected=f"auto, {own}, {', '.join(NAMES)}",
-            got=repr(wanted),
-            hint="fp8 is e4m3" if "e5m2" in str(wanted) else None,
-        )
-    dtype = dtype_of(own) if wanted == str(own) else NAMES.get(wanted, said or own)
+    dtype = kept_in(wanted, own, files)
     if dtype.bits != 8:
         if given is not None:
             raise UserError("scales are for keys and values of 8 bits", op=OP, got=f"{dtype}")
@@ -78,12 +69,29 @@ def kept_for(wanted: str, given: Any, loaded: Loaded) -> Kept:
         return Kept(dtype, given)
     if given is None and files is not None and files.scales:
         found = scales_of(files.scales, config.layers, config.key_heads)
-        return Kept(dtype, found * (_most(said or float8_e4m3) / _most(dtype)))
+        said = asked_by(files.scheme) or float8_e4m3
+        return Kept(dtype, found * (_most(said) / _most(dtype)))
     if given not in (None, CALIBRATED):
         raise UserError("no such scales", op=OP, expected=f"numbers or {CALIBRATED!r}", got=given)
     if given is None and dtype is not int8:
         return Kept(dtype, np.ones((config.layers, 2, config.key_heads), np.float32))
     return Kept(dtype, calibrated(loaded.model, text_ids(loaded), dtype))
+
+
+def kept_in(wanted: Any, own: DType, files: CacheFacts | None) -> DType:
+    """The dtype of keys and values of a model that computes in its own. What files ask for is
+    looked at where nothing else is wanted."""
+    if not isinstance(wanted, str) or wanted not in ("auto", str(own), *NAMES):
+        raise UserError(
+            "no such dtype of keys and values",
+            op=OP,
+            expected=f"auto, {own}, {', '.join(NAMES)}",
+            got=repr(wanted)[:80],
+            hint="fp8 is e4m3" if "e5m2" in str(wanted) else None,
+        )
+    if wanted == "auto" and files is not None:
+        return asked_by(files.scheme) or own
+    return NAMES.get(wanted, own)
 
 
 def _most(dtype: DType) -> float:
@@ -104,7 +112,8 @@ def asked_by(scheme: Any) -> DType | None:
         table = scheme if isinstance(scheme, Mapping) else {}
         kinds = {("float", 8): float8_e4m3, ("int", 8): int8}
         kind, bits = table.get("type"), table.get("num_bits")
-        found = kinds.get((kind, bits)) if isinstance(bits, int) else None  # type: ignore[arg-type]
+        named = isinstance(kind, str) and isinstance(bits, int)
+        found = kinds.get((kind, bits)) if named else None  # type: ignore[arg-type]
         fixed = not table.get("dynamic") and table.get("symmetric", True)
         strategy = table.get("strategy") or "tensor"
         if not fixed or strategy not in ("tensor", "attn_head"):
@@ -125,11 +134,12 @@ def scales_of(tensors: Mapping[str, Any], layers: int, key_heads: int) -> Array:
     found = np.ones((layers, 2, key_heads), np.float32)
     for name, stored in tensors.items():
         match = LAYER.search(name)
-        if match is None:
-            continue  # of queries, which are not rounded
+        if name.endswith("q_scale"):
+            continue  # queries are not rounded
         numbers = np.asarray(stored.array()).astype(np.float32).reshape(-1)
-        layer, right = int(match[1]), np.isfinite(numbers).all() and (numbers > 0).all()
-        if layer >= layers or numbers.size not in (1, key_heads) or not right:
+        layer = layers if match is None else int(match[1])
+        right = np.isfinite(numbers).all() and (numbers > 0).all()
+        if match is None or layer >= layers or numbers.size not in (1, key_heads) or not right:
             raise UserError(
                 f"{name[:100]} is no scale of keys or values",
                 op=OP,
@@ -175,4 +185,4 @@ def calibrated(model: Decoder, ids: Sequence[int], dtype: DType) -> Array:
     return np.maximum(most, 1e-6).astype(np.float32) * np.float32(MARGIN / _most(dtype))
 
 
-__all__ = ["Kept", "asked_by", "calibrated", "kept_for", "scales_of"]
+__all__ = ["Kept", "asked_by", "calibrated", "kept_for", "kept_in", "scales_of"]

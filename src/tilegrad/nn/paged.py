@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtype import DType, bfloat16, float32, int32
+from ..core.dtype import DType, bfloat16, float32, int8, int32
 from ..core.errors import MemoryLimitError, ShapeError, StateError, UserError
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.device import device as opened
@@ -54,6 +54,13 @@ class PagedCache:
     ) -> None:
         """Keys and values of 8 bits (float8_e4m3, int8) have `scales`: (2,) for keys and values, or
         (layers, 2, key_heads), or what broadcasts to that once it has axes for layers and heads."""
+        if not (dtype.is_float or dtype is int8):
+            raise UserError(
+                "keys and values are not kept in this dtype",
+                op="PagedCache",
+                expected="floats or int8",
+                got=dtype,
+            )
         lead, values = (pages, key_heads, page), width if value_width is None else value_width
         device = default_device() if device is None else use(device, "PagedCache")
         self.pages, self.page = pages, page
@@ -156,7 +163,15 @@ class PagedCache:
 
 def _scales(given: Any, layers: int, key_heads: int) -> np.ndarray[Any, Any]:
     """(layers, 2, key_heads), as they are given or broadcast."""
-    found = np.asarray(given, np.float32)
+    try:
+        found = np.asarray(given, np.float32)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(
+            "scales are no numbers",
+            op="PagedCache",
+            expected=f"(2,) or ({layers}, 2, {key_heads}) numbers",
+            got=repr(given)[:80],
+        ) from None
     if found.shape == (2,):
         found = found[:, None]
     try:
