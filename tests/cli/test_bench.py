@@ -90,6 +90,22 @@ def test_a_tiny_model(tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert [word for word, _ in bench.lines(record | {"busy": True})][-1] == "busy"
 
 
+def test_the_cache_that_is_measured_is_counted(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(roofline, "read_rate", lambda *_, **__: roofline.Rate(1e9, "of this test"))
+    words = ["bench", str(tiny), "--prompt", "8", "--tokens", "4", "--repeats", "1", "--json"]
+    words += ["--profile", str(tmp_path / "trace.json"), "--kv-cache-dtype"]
+    plain, small = (
+        json.loads(RUNNER.invoke(main.app, [*words, kept]).stdout) for kept in ("float32", "fp8")
+    )
+    assert (plain["kv_cache_dtype"], small["kv_cache_dtype"]) == ("float32", "fp8")
+    tokens = 8 + 4 // 2
+    assert plain["bytes_per_step"] - small["bytes_per_step"] == 2 * 2 * 32 * (4 - 1) * tokens
+    paged = [k for k in small["kernels"] if bench.PAGED in k["kernel"]]
+    assert sum(k["bytes"] for k in paged) == 2 * 2 * 32 * (8 + 2), "two layers, ten tokens"
+
+
 def test_a_trace_that_cannot_be_written() -> None:
     with pytest.raises(UserError, match="cannot be written: No such file"):
         bench.save(Profile("step", "cpu", "not at all"), Path("/no/such/folder/trace.json"))

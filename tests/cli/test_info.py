@@ -17,6 +17,8 @@ from tilegrad.cli import info, main, models, terminal
 from tilegrad.core.config import override
 from tilegrad.core.errors import UserError
 from tilegrad.exchange.gguf import read_gguf
+from tilegrad.generate import load
+from tilegrad.generate.load import CacheFacts
 from tilegrad.serve.engine import roofline
 
 RUNNER = CliRunner()
@@ -122,6 +124,17 @@ def test_a_model_that_cannot_run_is_still_described(tiny: Path) -> None:
     record = info.describe(opened, None, None, "cpu")
     assert "unknown architecture" in record["cannot_run"] and record["parameters"] > 0
     assert ("cannot run", record["cannot_run"]) in info.lines(record)
+
+
+def test_a_cache_that_is_not_known_is_described(tiny: Path, monkeypatch: Any) -> None:
+    facts = CacheFacts({"type": "float", "num_bits": 8, "dynamic": True}, {})
+    monkeypatch.setattr(load, "cache_facts", lambda _: facts)
+    record = info.describe(read_gguf(tiny), None, None, "cpu")
+    assert "keys and values" in record["cannot_run"] and record["parameters"] > 0
+    off = info.describe(read_gguf(tiny), None, None, "cpu", "float32")
+    assert off["kv_cache"] == "" and off["needs"]["cache_a_token"] == 2 * 2 * 32 * 4
+    other = info.describe(read_gguf(tiny), None, None, "cpu", "float16")
+    assert "no such dtype" in other["cannot_run"]
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -163,13 +163,15 @@ def summed_up(
     steps = [r for r in rounds if r.steps and r.decode > 0]
     step = statistics.median(r.decode / r.steps for r in steps) if steps else 0.0
     rate = statistics.median(r.decoded / r.decode for r in steps) if steps else 0.0
-    needs = needs_of(llm.config, open_model(llm.path).tensors, llm.dtype, llm.device)
+    kept = llm.engine.cache.keys[0].dtype
+    needs = needs_of(llm.config, open_model(llm.path).tensors, llm.dtype, llm.device, kept)
     moved = needs.weights_a_token + batch * needs.cache_a_token * (prompt + tokens // 2)
     limit = read_rate(llm.device, moved, fresh=True)
     reached = moved / step if step else 0.0
     return {
         "model": model,
         "device": llm.device,
+        "kv_cache_dtype": llm.kv_cache_dtype,
         "batch": batch,
         "prompt_tokens": prompt,
         "answer_tokens": tokens,
@@ -212,7 +214,8 @@ def profiled(llm: Any, prompt: int, tokens: int, batch: int) -> Any:
         # Shapes tell the bytes of the whole cache and of all rows of an embedding; a step reads
         # what is in it, and a row for each token.
         config = llm.config
-        cache = 2 * config.key_heads * config.head_width * llm.dtype.size * batch * (prompt + 2)
+        kept = engine.cache.keys[0].dtype.size
+        cache = 2 * config.key_heads * config.head_width * kept * batch * (prompt + 2)
         return bound.profile(bytes={PAGED: cache, ROWS: 2 * batch * config.width * llm.dtype.size})
     finally:
         for request in made:

@@ -86,15 +86,17 @@ def describe(
         "bytes": sum(t.bytes for t in tensors.values()),
         "formats": formats_of(tensors),
     }
-    from ..generate.load import config_of
+    from ..core.dtype import dtype_of
+    from ..generate.load import config_of, dtype_for
 
+    own = dtype_of(dtype) if dtype else dtype_for(tensors, device)
     try:
         config = config_of(opened)
+        kept, how = cache_of(opened, cache, own)
     except UserError as error:
         return record | {"cannot_run": str(error).splitlines()[0]}
     most = min(context or config.context, config.context)
-    kept, how = cache_of(opened, cache)
-    needs = needs_of(config, tensors, dtype, device, kept)
+    needs = needs_of(config, tensors, own, device, kept)
     return record | {
         "architecture": config.family,
         "layers": config.layers,
@@ -118,19 +120,19 @@ def describe(
     }
 
 
-def cache_of(opened: Any, wanted: str) -> tuple[Any, str]:
-    """What keys and values are kept in (None: as the model computes), and how that came about."""
+def cache_of(opened: Any, wanted: str, own: Any) -> tuple[Any, str]:
+    """What keys and values are kept in of a model that computes in its own dtype, and how that
+    came about."""
     from ..generate.load import cache_facts
 
     facts = cache_facts(opened)
     if wanted == "auto" and facts is None:
-        return None, ""
-    from ..generate.cache import NAMES, WORDS, asked_by
+        return own, ""
+    from ..generate.cache import WORDS, kept_in
 
-    said = None if facts is None else asked_by(facts.scheme)
-    kept = NAMES.get(wanted, said)
-    if kept is None:
-        return None, ""
+    kept = kept_in(wanted, own, facts)
+    if kept not in WORDS:
+        return kept, ""
     of_files = facts is not None and facts.scales
     scales = "of the files" if of_files else "1.0" if WORDS[kept] == "fp8" else "calibrated"
     return kept, f"{WORDS[kept]}, scales {scales}"

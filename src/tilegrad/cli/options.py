@@ -36,11 +36,11 @@ DType = Annotated[
     ),
 ]
 KvCacheDType = Annotated[
-    Literal["auto", "fp8", "fp8_e4m3", "int8"] | None,
+    Literal["auto", "fp8", "fp8_e4m3", "int8", "bfloat16", "float16", "float32"] | None,
     typer.Option(
         "--kv-cache-dtype",
         help="What keys and values are kept in: fp8 is e4m3; auto, as the model's files say, else "
-        "as it computes.",
+        "as it computes. The dtype it computes in turns off what the files say.",
         show_default=False,
     ),
 ]
