@@ -17,6 +17,7 @@ from tilegrad.generate import LLM
 from tilegrad.generate import llm as llm_module
 from tilegrad.generate.bundle import Bundled, save_llm
 from tilegrad.generate.cache import asked_by, scales_of
+from tilegrad.generate.quantise import Wanted, quantise_model
 from tilegrad.nn import PagedCache
 from tilegrad.runtime.limits import Limits
 
@@ -134,6 +135,34 @@ def test_what_files_ask_for() -> None:
     for other in ("NVFP4", [], 3, *({**SCHEME, **one} for one in wrong)):
         with pytest.raises(UserError, match="not known"):
             asked_by(other)
+
+
+def test_what_modelopt_writes_beside(folder: Path, tmp_path: Path) -> None:
+    scales = {"k_proj.k_scale": [0.01], "v_proj.v_scale": [0.02]}
+    own = with_scales(folder, tmp_path / "own", None, **scales)
+    config = json.loads((own / "config.json").read_text())
+    del config["quantization_config"]
+    (own / "config.json").write_text(json.dumps(config))
+    assert LLM(own, context=64, requests=1).kv_cache_dtype == "float32"
+    said = {"producer": {"name": "modelopt"}, "quantization": {"kv_cache_quant_algo": "FP8"}}
+    (own / "hf_quant_config.json").write_text(json.dumps(said))
+    llm = LLM(own, context=64, requests=1)
+    assert llm.kv_cache_dtype == "fp8"
+    np.testing.assert_allclose(llm.engine.cache.scales[1].numpy()[:, 0], [0.01, 0.02])
+    (own / "hf_quant_config.json").write_text("[")
+    with pytest.raises(UserError, match="hf_quant_config"):
+        LLM(own, context=64, requests=1)
+
+
+@pytest.mark.parametrize("scheme", [SCHEME, "FP8"])
+def test_quantised_files_keep_what_is_said(scheme: Any, folder: Path, tmp_path: Path) -> None:
+    own = with_scales(folder, tmp_path / "own", scheme, k_scale=[0.01], v_scale=[0.02])
+    quantise_model(own, tmp_path / "out", Wanted("int4", group=16), lambda *_: None)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["quantization_config"]["kv_cache_scheme"] == SCHEME
+    llm = LLM(tmp_path / "out", context=64, requests=1)
+    assert llm.kv_cache_dtype == "fp8"
+    np.testing.assert_allclose(llm.engine.cache.scales[1].numpy()[:, 0], [0.01, 0.02])
 
 
 def test_what_files_ask_for_can_be_turned_off(folder: Path, tmp_path: Path) -> None:

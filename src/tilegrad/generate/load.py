@@ -21,7 +21,7 @@ from ..core.dtype import DType, dtype_of
 from ..core.errors import UserError
 from ..exchange.composed import Composed
 from ..exchange.fetch import Progress, open_model
-from ..exchange.folder import ModelFolder
+from ..exchange.folder import ModelFolder, read_table
 from ..exchange.gguf import GgufFile
 from ..exchange.mapped import Stored
 from ..models.decoder.config import DecoderConfig
@@ -39,6 +39,7 @@ from ..tensor.stored import bytes_to_prepare
 from .sampling_limits import Sampling
 from .steps import Tell
 
+MODELOPT = "hf_quant_config.json"  # what ModelOpt writes beside config.json
 SMALL = 1 << 20  # so few bytes are copied: their page of the file would hold its neighbours too
 CPU_SHARE, GPU_SHARE = 0.25, 0.85  # of all memory, of what is free: for keys and values
 
@@ -137,9 +138,11 @@ def cache_facts(files: GgufFile | ModelFolder) -> CacheFacts | None:
     """What files say of keys and values; None where they say nothing."""
     if isinstance(files, GgufFile):
         return None
-    table = files.config.get("quantization_config")
-    table = table if isinstance(table, Mapping) else {}
-    scheme = table.get("kv_cache_scheme") or table.get("kv_cache_quant_algo")
+    beside = read_table(Path(files.path) / MODELOPT) or {}
+    scheme = None
+    for table in (files.config.get("quantization_config"), beside.get("quantization")):
+        if scheme is None and isinstance(table, Mapping):
+            scheme = table.get("kv_cache_scheme") or table.get("kv_cache_quant_algo")
     if scheme is None and not files.cache_scales:
         return None
     return CacheFacts(scheme, files.cache_scales)

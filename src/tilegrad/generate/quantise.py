@@ -33,7 +33,7 @@ from ..nn.linear import Identity
 from ..quant.layerwise import RECIPES, WORD, Recipe, Rounding
 from ..quant.mixed import Option, choose, recipe_of
 from ..quant.recipes import finite
-from .load import Weights, config_of, load_model, tokenizer_of
+from .load import Weights, cache_facts, config_of, load_model, tokenizer_of
 
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str, float, float], None]
@@ -41,6 +41,11 @@ BLOCKS = tuple(form.name.lower() for form in QUANTISED)
 # What a row takes whose length is no multiple of 256.
 SHORTER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 GROUP, GGUF_GROUP = 128, 32  # columns that share a scale, where nothing else is asked for
+# ModelOpt's words for keys and values, as compressed-tensors says them.
+SCHEMES = {
+    word: {"type": kind, "num_bits": 8, "strategy": "tensor", "dynamic": False, "symmetric": True}
+    for word, kind in (("FP8", "float"), ("INT8", "int"))
+}
 WHOLE = "Q8_0"  # embeddings and heads of GGUF files
 
 
@@ -232,13 +237,17 @@ def _folder(
 
     _rounded(model, files, recipe, wanted, report, tell, write)
     rest = {n: t.array() for n, t in files.tensors.items() if n not in done}
-    writer.add(rest)
+    writer.add(rest | {name: scale.array() for name, scale in files.cache_scales.items()})
     config = {k: v for k, v in files.config.items() if k != "quantization_config"}
     if wanted.target_bits:
-        writer.finish(config, described_each(forms, ("lm_head",)))
+        quantised = described_each(forms, ("lm_head",))
     else:
         (form,) = set(forms.values())
-        writer.finish(config, described(form, recipe.input_format, ("lm_head",)))
+        quantised = described(form, recipe.input_format, ("lm_head",))
+    kept = cache_facts(files)
+    if kept is not None:
+        quantised["kv_cache_scheme"] = SCHEMES.get(str(kept.scheme).upper(), kept.scheme)
+    writer.finish(config, quantised)
     report.bytes_after = writer.bytes
 
 
