@@ -19,7 +19,7 @@ from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.target import H100, H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
-from tilegrad.kernels.matmul.shape import Operands, WidePlan, waves
+from tilegrad.kernels.matmul.shape import Operands, WidePlan, waves, why_not
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body, fill
@@ -212,3 +212,11 @@ def test_some_tokens_fill_all_cores() -> None:
     plan = choose(x, H200).plan
     computed = plan.tile[0] * plan.tile[1] * H200.cores * waves(x, plan)
     assert 0.97 * computed < 256 * 2 * 17408
+
+
+@pytest.mark.parametrize("m", [160, 200, 256, 320, 768, 1000])
+def test_plans_of_some_tokens_can_be_right(m: int) -> None:
+    for n, k, along in ((768, 16384, False), (5120, 5120, True), (1024, 2048, True)):
+        x = Operands(m, n, k, bfloat16, bfloat16, along, along)
+        for choice in ranked(x, H200):
+            assert not why_not(turn(x) if choice.turned else x, choice.plan), choice

@@ -175,7 +175,7 @@ def fitted_width(
     limit = CLUSTERS[split] if split > 1 else rounds * (target.cores // cluster)
     least = high(x.batch) * high(x.n) // max(1, limit * cluster) // unit * unit
     if tm < high(x.m):
-        least = max(least, NARROW)
+        least = max(least, -(-NARROW // unit) * unit)
     for tn in range(max(unit, least), 257, unit) if limit else ():
         tiles = tiles_of(x, WidePlan((tm, tn, 64), cluster=cluster), False)
         if tiles > limit:
