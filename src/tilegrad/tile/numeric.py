@@ -243,9 +243,10 @@ def _multiply_add(d: DType, a: Array, b: Array, c: Array) -> Array:
 
 
 def _pair_multiply_add(kind: DType) -> Callable[..., Array]:
-    """a * b + c of the two narrow floats in each word, rounded once; int32 alone."""
+    """The meaning for one kind of narrow floats."""
 
     def run(d: DType, *words: Array) -> Array:
+        """a * b + c of the two narrow floats in each word, rounded once; int32 alone"""
         a, b, c = (np.ascontiguousarray(w)[..., None].view(kind.numpy) for w in words)
         total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
         near = total.astype(np.float32)  # to odd, so that the next rounding is the only one

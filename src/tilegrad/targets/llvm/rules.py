@@ -15,7 +15,7 @@ from typing import Any
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
-from ...core.errors import InternalError
+from ...core.errors import InternalError, UserError
 from ...tile import functions
 from ...tile.numeric import FUNCTIONS
 from ...tile.scope import Element, Rare
@@ -494,6 +494,15 @@ def _multiply_high(m: Vectors, d: DType, a: str, b: str) -> str:
     return m.turn("trunc", high, wide, d)
 
 
+def _pair_multiply_add(m: Vectors, d: DType, a: str, b: str, c: str) -> str:
+    """Two lanes in a word are a GPU's: here they would be rounded twice."""
+    raise UserError(
+        "two narrow floats in a word are multiplied by GPUs alone",
+        op="tile.pair_multiply_add",
+        hint="take them apart, cast them to float32 and use multiply_add",
+    )
+
+
 def _multiply_add(m: Vectors, d: DType, a: str, b: str, c: str) -> str:
     if d.is_float:
         return _intrinsic("fma")(m, d, a, b, c)
@@ -616,6 +625,8 @@ ROWS: dict[str, Row] = {
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
     "byte_permute": _byte_permute,
+    "pair_multiply_add_bfloat16": _pair_multiply_add,
+    "pair_multiply_add_float16": _pair_multiply_add,
 }
 ROWS |= {name: _function(name) for name in FUNCTIONS}
 ROWS["quick_exp"], ROWS["quick_exp2"] = ROWS["exp"], ROWS["exp2"]
