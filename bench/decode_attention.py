@@ -12,6 +12,7 @@ sides are replayed graphs, interleaved, over sets of inputs that pass the L2 cac
 ours is one launch (or two: attend, combine); the work list is made once, as in a step of many
 layers, and timed alone. Peers: SDPA on cuDNN with `enable_gqa`, and with the heads of a group as
 queries; the faster one counts. Results are checked against float64 first.
+Long because all that is compared stands on one page.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ The file is long because it holds one rule of sampling after another.
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -585,18 +584,3 @@ def test_ptx_of_large_vocabularies_assembles(rows, vocabulary) -> None:
         text, _ = emit(one.body, "entry", H200)
         assert "$look" not in text, "places are compared one by one"
         TEXTS[text] = text
-
-
-def test_time_on_this_cpu() -> None:
-    """Printed, not judged."""
-    logits = tg.tensor((RNG.normal(size=(1, 49152)) * 3).astype(np.float32))
-    warm = Sampling(temperature=0.7)
-    for s in (Sampling(), warm, Sampling(temperature=0.7, top_k=40, top_p=0.9)):
-        state, variant = state_of(49152, s), needs([s])
-        run = tg.jit(sample, static="variant")
-        best = math.inf
-        for _ in range(20):
-            begin = time.perf_counter()
-            run(logits, state, ints(0), ints(7), variant).ids.numpy()
-            best = min(best, time.perf_counter() - begin)
-        print(f"{s}: {best * 1e3:.3f} ms")

@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+from cache_numbers import agree_stored, scales_of, stored
 from simulator import simulate
 
 from tilegrad.compiler.pipeline import fitted
@@ -54,30 +55,6 @@ from tilegrad.tile.check import verify_body
 from tilegrad.tile.prove import check_body
 
 ROUNDING = {bfloat16: 2.0**-8, float16: 2.0**-10}
-
-
-def scales_of(x: PagedShape) -> Any:
-    """Of keys and of values in 8 bits, other ones for each head."""
-    if not x.scaled:
-        return np.ones((2, 1), np.float32)
-    made = np.array([[0.5], [2.0]], np.float32) * (1 + np.arange(x.key_heads, dtype=np.float32) / 4)
-    return made if x.cache.is_float else made / 32
-
-
-def stored(x: PagedShape, cache: Any) -> Any:
-    """Numbers as a cache holds them; of int8 what is none as any."""
-    return paged_reference.kept(cache if x.cache.is_float else cache * 40, x.cache.numpy)
-
-
-def agree_stored(x: PagedShape, found: Any, right: Any, rounding: float) -> None:
-    """What a cache holds beside what it should before it is rounded."""
-    whole = x.cache is int8
-    right = np.clip(right, -128, 127) if whole else right
-    within = 0.0 if whole else 2.0**-4 if x.scaled else rounding
-    near = 0.501 if whole else within / 16
-    np.testing.assert_allclose(
-        found.astype(np.float64), right, rtol=within, atol=near, equal_nan=True
-    )
 
 
 @dataclass

@@ -6,7 +6,7 @@ are read: how long requests are is known without them. A request that stops ther
 in pages that it has no more, which later steps write over.
 Invariant: a request's tokens do not depend on its neighbours, nor on whether they fail, nor on how
 often it was sent back to wait; its slot and its pages are free again as soon as it is finished,
-cancelled or failed.
+cancelled or failed. The file is long because one class has the whole life of a request.
 """
 
 from __future__ import annotations
