@@ -3,8 +3,8 @@
 `wide_attention` is the placed kernel for GPUs with wgmma, in the way of FlashAttention-3:
 persistent programs, one producer that copies a tile of queries and then blocks of keys and of
 values into two rings (`copies`), and consumers of 64 queries each. Scores are multiplied from
-shared memory; softmax runs in registers, beside the product of the block before with its values, whose
-weights are the product's left operand in registers; consumers take turns at the matrix units.
+shared memory; softmax runs in registers, beside the product of the block before with its values,
+whose weights are the product's left operand in registers; consumers take turns at the matrix units.
 Blocks of keys go from the last to the first, those that a mask cuts in loops of their own (`walk`);
 results leave through a staged tile while the next begins (`consumer`). `plan` has the Plan, `holes`
 what is done to scores and weights.
