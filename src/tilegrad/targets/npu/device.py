@@ -39,6 +39,7 @@ class Account:
     counters: Counters
     macs: int  # of the work itself, without padding
     launches: int
+    packed_bytes: int  # that the host packed for the DMA
     simulated: int  # cycles that the register level took
     clock: float  # MHz
 
@@ -133,13 +134,14 @@ class NpuDevice(Device):
 
     def account(self) -> Account:
         """What the array did since it was cleared."""
-        total, macs = Counts(), 0
+        total, macs, packed = Counts(), 0, 0
         for kernel, times in self.launched.items():
             total = total.plus(kernel.counts, times)
             macs += kernel.work.macs * times
+            packed += kernel.packed_bytes * times
         found = counters_of(self.parameters, total)
         count = sum(self.launched.values())
-        return Account(found, macs, count, self.simulated, self.parameters.clock)
+        return Account(found, macs, count, packed, self.simulated, self.parameters.clock)
 
 
 @dataclass
