@@ -77,7 +77,14 @@ VAGUE_WORDS: dict[str, tuple[str, ...]] = {
         "serve/api/",
     ),
     "exclusive": ("graph/",),  # an exclusive product: without the element itself
-    "fixed": ("core/fixed.py", "quant/fixed.py"),  # fixed point
+    "fixed": (  # fixed point
+        "chip/rtl/emit.py",
+        "core/fixed.py",
+        "graph/",
+        "quant/fixed.py",
+        "schedule/",
+        "targets/npu/",
+    ),
     "handed": (),
     "level": (
         "chip/explore/",  # a Level of an Accelerator's memories
@@ -92,11 +99,8 @@ LATER_NAMES = {
     "chip",
     "cli",
     "compiler",
-    "core",
     "exchange",
     "generate",
-    "graph",
-    "ir",
     "kernels",
     "models",
     "nn",

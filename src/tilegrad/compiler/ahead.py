@@ -25,7 +25,7 @@ from ..core.config import config, override, usable_cores
 from ..core.target import from_text
 from ..graph import build, ops
 from ..ir.block import argument, pure_block
-from ..ir.fingerprint import Place
+from ..ir.fingerprint import UserLine
 from ..ir.node import topological
 from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
@@ -89,7 +89,7 @@ def job_of(wanted: Wanted, side: int = 1) -> dict[str, Any] | None:
     machine = device(wanted.device)
     given = (wanted.donate, circumstances(wanted.device))
     graph = (wanted.inputs, wanted.outputs)
-    places: dict[Place, int] = {}
+    places: dict[UserLine, int] = {}
     name = recipe_name(*graph, given, wanted.requirements, machine.target, places)
     if default_store().get(name) is not None:
         return None

@@ -15,7 +15,7 @@ import numpy as np
 from ..core.config import config
 from ..core.errors import InternalError, UserError
 from ..core.target import Target
-from ..ir.fingerprint import Place
+from ..ir.fingerprint import UserLine
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.bundle import WEIGHTS, BundleWriter, weights_key
 from ..runtime.device import Device, device, target_for
@@ -77,7 +77,7 @@ class Maker:
     def add(self, wanted: Wanted, sources: Sequence[Buffer] | None = None) -> str:
         """Compile a Graph; the name it has in the Bundle. `sources` are the Buffers of its inputs,
         for those whose weights are to be prepared."""
-        places: dict[Place, int] = {}
+        places: dict[UserLine, int] = {}
         name = wanted.name(places)
         if name in self.writer.recipes:
             return name

@@ -27,7 +27,7 @@ from ..core.lock import COMPILER, awaited_rlock
 from ..core.recent import Recent
 from ..core.target import Target
 from ..graph import build, ops
-from ..ir.fingerprint import Place, digest, structure
+from ..ir.fingerprint import UserLine, digest, structure
 from ..ir.node import Node, located, topological
 from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
@@ -141,7 +141,7 @@ def recipe_name(
     given: tuple[Any, ...],
     requirements: Sequence[Requirement],
     target: Target,
-    places: dict[Place, int],
+    places: dict[UserLine, int],
 ) -> str:
     """The name of a Recipe in the Store; `given` is what is donated, and the circumstances. The
     user's lines in the Graph are added to `places`."""
@@ -198,7 +198,7 @@ def _make(
     """Load from disk, else compile and store."""
     machine = opened(device)
     target = machine.target
-    places: dict[Place, int] = {}
+    places: dict[UserLine, int] = {}
     name = recipe_name(inputs, outputs, key[1:3], requirements, target, places)
     data = default_store().get(name)
     if data is not None:
@@ -280,7 +280,7 @@ def store_recipe(wanted: Wanted, target: Target, arch: str, expected: str, side:
     """Compile a Graph for a Target of which no machine is opened, and store what `_make` loads."""
     from .flatten import recipe_of
 
-    places: dict[Place, int] = {}
+    places: dict[UserLine, int] = {}
     given = (wanted.donate, circumstances(wanted.device, target))
     graph = (wanted.inputs, wanted.outputs)
     name = recipe_name(*graph, given, wanted.requirements, target, places)

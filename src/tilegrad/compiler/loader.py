@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.config import config
 from ..core.lock import new_rlock
 from ..graph import ops
-from ..ir.fingerprint import Place, digest, structure
+from ..ir.fingerprint import UserLine, digest, structure
 from ..ir.node import Node
 from ..ir.requirement import Requirement, check_all
 from ..runtime.buffer import HOST, Buffer
@@ -46,7 +46,7 @@ class Wanted:
     device: str = HOST
     requirements: Sequence[Requirement] = ()
 
-    def name(self, places: dict[Place, int]) -> str:
+    def name(self, places: dict[UserLine, int]) -> str:
         """The name of the Graph in a Bundle; the user's lines in it are added to `places`."""
         needs = [r.to_text(placed=False) for r in self.requirements]
         bounds = [(s.name, s.low, s.high) for s in ops.symbols(list(self.inputs))]
@@ -70,7 +70,7 @@ class Opened:
         """The Executable of a Graph, if the Bundle has it."""
         if wanted.device.split(":")[0] != self.bundle.device:
             return None
-        places: dict[Place, int] = {}
+        places: dict[UserLine, int] = {}
         return self.named(wanted.name(places), wanted.device, wanted.requirements, list(places))
 
     def named(
