@@ -75,6 +75,7 @@ VAGUE_WORDS: dict[str, tuple[str, ...]] = {
     "calls": (
         "serve/answer/",  # calls of tools, as the protocols name them
         "serve/api/",
+        "runtime/profile.py",  # of a kernel, as profilers say
     ),
     "exclusive": ("graph/",),  # an exclusive product: without the element itself
     "fixed": (  # fixed point
@@ -88,6 +89,7 @@ VAGUE_WORDS: dict[str, tuple[str, ...]] = {
     "handed": (),
     "level": (
         "chip/explore/",  # a Level of an Accelerator's memories
+        "compiler/explain.py",  # how deep an explanation goes
         "core/config.py",  # of logging
     ),
     "places": (),
@@ -98,14 +100,12 @@ AMOUNTS = {"LEAST", "FEW", "MOST"}  # constants that do not say of what
 LATER_NAMES = {
     "chip",
     "cli",
-    "compiler",
     "exchange",
     "generate",
     "kernels",
     "models",
     "nn",
     "quant",
-    "runtime",
     "schedule",
     "serve",
     "targets",

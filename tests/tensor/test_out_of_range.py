@@ -283,7 +283,7 @@ def test_lines_are_in_the_key_of_memory_and_not_of_the_disk() -> None:
     before = dict(compiler.counters)
     recipe = compiler.executable_for(*other).recipe
     assert compiler.counters["compiled"] == before["compiled"]
-    assert [s.location for part in recipe.sites for s in part] == ["b.py:2"] == recipe.places
+    assert [s.location for part in recipe.sites for s in part] == ["b.py:2"] == recipe.lines
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

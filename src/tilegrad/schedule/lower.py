@@ -141,7 +141,7 @@ def add_kernel(lowering: Lowering, region: Region, bodies: Bodies, verdict: Verd
     held = count_work(lowering, kernel, region, bodies)
     kernel.notes["group"], kernel.notes["verdict"] = region, verdict
     if lowering.target.array is not None and not any("array" in b.notes for b, _ in bodies):
-        kernel.beside = HOST
+        kernel.host = HOST
     scratch: dict[Any, int] = {}
     for body, roles in bodies:
         slots = []
