@@ -77,7 +77,10 @@ VAGUE_WORDS: dict[str, tuple[str, ...]] = {
         "serve/api/",
         "runtime/profile.py",  # of a kernel, as profilers say
     ),
-    "exclusive": ("graph/",),  # an exclusive product: without the element itself
+    "exclusive": (
+        "graph/",  # an exclusive product: without the element itself
+        "tensor/",  # exclusive ownership of memory
+    ),
     "fixed": (  # fixed point
         "chip/rtl/emit.py",
         "core/fixed.py",
@@ -90,7 +93,10 @@ VAGUE_WORDS: dict[str, tuple[str, ...]] = {
     "level": (
         "chip/explore/",  # a Level of an Accelerator's memories
         "compiler/explain.py",  # how deep an explanation goes
+        "tensor/explain.py",
         "core/config.py",  # of logging
+        "tensor/convert.py",  # of detail, at which a chip is simulated
+        "tensor/kernel.py",  # of the tile language: portable or placed
     ),
     "places": (),
     "thin": (),
@@ -109,7 +115,6 @@ LATER_NAMES = {
     "schedule",
     "serve",
     "targets",
-    "tensor",
     "tile",
 }
 LATER_FILES = {
