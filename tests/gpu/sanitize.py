@@ -30,7 +30,7 @@ import tilegrad.nn.functional as F
 from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
+from tilegrad.kernels.matmul.threads_matmul import ThreadPlan, thread_matmul
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.nn.experts import routed
 from tilegrad.runtime.buffer import Buffer

@@ -19,7 +19,7 @@ from ..ir.types import Array, Memory
 from ..kernels.attention import backward as attention_backward
 from ..kernels.attention import forward as attention
 from ..kernels.attention import plan as attention_plan
-from ..kernels.attention import threads, threads_backward
+from ..kernels.attention import threads_backward, threads_forward
 from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
 from .attention import AttentionFamily, Given, memories
@@ -43,7 +43,7 @@ class ThreadAttention(AttentionFamily):
         if not beside and not target.matrix_units(x.dtype, x.dtype):
             return f"{target.name} has no matrix units for {x.dtype}"
         if forward:
-            kernel = attention_plan if beside else threads
+            kernel = attention_plan if beside else threads_forward
             return kernel.why_not(x) or ("" if any(kernel.plans(x, target)) else NO_PLAN)
         wanted = node.attrs["wanted"]
         if beside:
@@ -85,9 +85,9 @@ def _forward(x: AttentionShape, target: Target, more: Any, node: Node, name: str
 
 
 def _forward_of_warps(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
-    plan = threads.choose(x, target)
+    plan = threads_forward.choose(x, target)
     assert plan is not None
-    return _named(threads.attend(x, plan, target, more)), ()
+    return _named(threads_forward.attend(x, plan, target, more)), ()
 
 
 def _backward(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:

@@ -20,7 +20,6 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, high
-from ..kernels.matmul.grouped import GroupedJoint, choose_grouped
 from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
@@ -28,6 +27,7 @@ from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import FITTED, ranked, turn
 from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import PLAIN
+from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
 from ..tile.build import Body
 from .access import base_of
 from .block_sums import is_part

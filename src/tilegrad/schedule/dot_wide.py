@@ -24,16 +24,16 @@ from ..ir.node import Node, topological
 from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
-from ..kernels.matmul.grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import Choice, ranked, turn, with_room
 from ..kernels.matmul.shape import Operands, in_ring, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
-from ..kernels.matmul.threads import ThreadMatmul, ThreadPlan
+from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
 from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
+from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
 from ..tile import ops as tile_ops
 from ..tile.build import Body
 from . import sheet as parameters

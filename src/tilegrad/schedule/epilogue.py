@@ -15,7 +15,7 @@ from ..core.target import Target
 from ..ir.node import Node
 from ..ir.types import product
 from ..kernels.matmul.shape import WidePlan
-from ..kernels.matmul.threads import ThreadPlan
+from ..kernels.matmul.threads_matmul import ThreadPlan
 from .block_sums import is_part
 from .dot_threads import tiled_copies
 from .dot_wide import WideDot

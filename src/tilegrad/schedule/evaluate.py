@@ -310,7 +310,7 @@ def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
 
 
 def _fixed(e: Evaluator, node: Node, index: Index) -> Node:
-    from .fixed import fixed
+    from .fixed_point import fixed
 
     return fixed(e.body, node.attrs["kind"], e.value(node.inputs[0], index))
 

@@ -22,7 +22,7 @@ from ..graph.picked import by_all, by_rows, ids_of
 from ..ir.node import Node
 from ..ir.symbol import high
 from ..kernels import grouped as kernels
-from ..kernels.matmul.grouped import MOST_GATHERED
+from ..kernels.matmul.wide_grouped import MOST_GATHERED
 from ..tile.plan import Plan
 from .chosen import Chosen, Listed, Surroundings
 from .family import Offer

@@ -2,8 +2,8 @@
 
 `wide_matmul` is the placed kernel for large m: persistent programs, one producer that fills a
 ring of shared tiles by copies, and consumers of 64 rows each that multiply from the ring; results
-leave through a staged tile while the next product begins (`leave`). The hole `epilogue(acc, rows,
-columns)` sees pieces of the accumulator and may read further parameters.
+leave through a staged tile while the next product begins (`epilogue`). The hole
+`epilogue(acc, rows, columns)` sees pieces of the accumulator and may read further parameters.
 
 Why so: a product of one tile over k reads (m + n) k elements and makes m n k products, so tiles are
 as large as the accumulators that registers hold; one warp issues copies of whole tiles, so that
@@ -25,7 +25,7 @@ from ...ir.node import Node
 from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .leave import Leaving
+from .epilogue import Leaving
 from .shape import (
     Ask,
     Epilogue,

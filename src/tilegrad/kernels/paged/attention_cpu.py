@@ -32,7 +32,7 @@ from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape, Parameters
-from ..attention_cpu import forward
+from ..attention_cpu import score_tiles
 from ..attention_cpu.decode import (
     KEYS,
     LEAST_PART,
@@ -77,7 +77,7 @@ def choose(x: PagedShape, target: Target) -> CpuPlan:
 def prefill_plan(x: PagedShape, target: Target) -> CpuPlan:
     """The Plan for many new tokens a request."""
     of = shape_of(x)
-    return forward.choose(replace(of, queries=high(of.queries), keys=high(of.keys)), target)
+    return score_tiles.choose(replace(of, queries=high(of.queries), keys=high(of.keys)), target)
 
 
 def parts_of(x: PagedShape, target: Target) -> int:
@@ -125,7 +125,7 @@ def attend(x: PagedShape, plan: CpuPlan, parts: int = 1) -> list[Body]:
 
 def prefill(x: PagedShape, plan: CpuPlan) -> Body:
     """The kernel; parameters as `attend_parameters` has them."""
-    return forward.Forward(Pages(x, plan), attend_parameters(x), plan, "paged_prefill").build()
+    return score_tiles.Forward(Pages(x, plan), attend_parameters(x), plan, "paged_prefill").build()
 
 
 def shape_of(x: PagedShape) -> AttentionShape:

@@ -82,7 +82,7 @@ class PagedPlan:
     hint: str = "first"  # how long caches keep what is read: '' as usual
     early: bool = True  # lets the next launch begin at its own start
     joined: bool = True  # who finishes a pair's last part combines them, else another launch does
-    threads: bool = False  # copies and products are the threads' own: `threads`
+    threads: bool = False  # copies and products are the threads' own: `threads_attention`
     below: int = 0  # takes requests with fewer new tokens alone; 0: all
 
 

@@ -23,7 +23,7 @@ from ..lines import CHAIN, Accumulators, Lines, shared_out
 from ..problem import power_of_two
 from ..space import is_blocked, reduce_index
 from .rows import EACH
-from .space import WARP, ThreadPart, ThreadSpace, parts_of
+from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of
 from .tiles import ThreadSheet
 
 LINE = 256  # bytes of neighbouring results that a program reads at once, at least

@@ -15,7 +15,7 @@ from ...ir.types import product
 from ..access import MOVEMENT, Condition, Index, Place, below, joined, places
 from ..family import Bodies
 from ..problem import power_of_two
-from .space import WARP, ThreadPart
+from .space_threads import WARP, ThreadPart
 
 UNROLLED = 4096  # instructions of a thread, about: more elements at once would fill its registers
 

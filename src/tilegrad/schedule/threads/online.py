@@ -22,7 +22,7 @@ from ...tile import ops as tile_ops
 from ..access import MOVEMENT, unravel
 from ..evaluate import wide
 from ..space import reduce_index
-from .space import ThreadPart, ThreadSpace
+from .space_threads import ThreadPart, ThreadSpace
 from .tiles import ThreadSheet
 
 FINITE, FINITE_WIDE = 3.4028234663852886e38, 1.7e308  # least and most of a shift

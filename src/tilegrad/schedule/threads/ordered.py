@@ -22,7 +22,7 @@ from ..problem import power_of_two
 from . import sort as sorting
 from .destination import WIDE, UpdateDestinations
 from .sort import Network
-from .space import WARP
+from .space_threads import WARP
 
 
 class OrderedUpdate(UpdateDestinations):

@@ -29,7 +29,7 @@ from ..region import REDUCE, Region, bit, leaves_of, own_index
 from ..space import COMBINE, KINDS, identity, reduce_index
 from .columns import sum_parts
 from .rows import HeldRows
-from .space import WARP, ThreadSpace, parts_of, plain_reads
+from .space_threads import WARP, ThreadSpace, parts_of, plain_reads
 from .tiles import ThreadSheet
 
 SHORTEST, LONGEST = 512, 8192  # columns of rows of which a program holds one and accumulates

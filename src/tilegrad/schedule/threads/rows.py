@@ -24,7 +24,7 @@ from ..family import Bodies, Made
 from ..lines import Accumulators
 from ..problem import power_of_two
 from ..space import KINDS, identity, reduce_index
-from .space import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
+from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
 from .stream import StreamedRows, plan_stream
 from .sweep import WARPS, Sweep, Walk, lanes_of, swept
 

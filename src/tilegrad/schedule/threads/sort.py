@@ -27,9 +27,9 @@ from ..evaluate import wide
 from ..family import Bodies, Family, Made, Offer
 from ..problem import power_of_two
 from ..region import Region
-from ..rows import Axis
+from ..scan_sort import Axis
 from ..sheet import Sheet
-from .space import WARP
+from .space_threads import WARP
 from .tiles import ThreadSheet
 
 LOCAL = 4096  # elements that one program sorts

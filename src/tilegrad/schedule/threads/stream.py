@@ -26,7 +26,7 @@ from ..access import Index
 from ..evaluate import wide
 from ..family import Bodies
 from .online import Part
-from .space import ThreadPart, ThreadSpace
+from .space_threads import ThreadPart, ThreadSpace
 from .sweep import Sweep, Walk, lanes_of, reads_of_walk, walks
 from .tiles import ThreadSheet, lane_numbers
 

@@ -34,7 +34,7 @@ from ..family import Bodies
 from ..lines import Accumulators, Lines, shared_out
 from ..space import is_blocked, reduce_index
 from .online import Online, OnlineSums, Part, find_online
-from .space import WARP, ThreadPart, ThreadSpace, plain_reads
+from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
 from .tiles import ThreadSheet
 
 WARPS, MANY_WARPS = 16, 32  # of a program; many where it has a core for itself

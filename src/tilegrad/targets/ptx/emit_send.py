@@ -16,7 +16,7 @@ from .addresses import lead_address
 from .emission import Emission, memory_of
 from .emit_barriers import barrier_address
 from .moves import offsets_of, runs_of
-from .places import place_runs
+from .placed_tiles import place_runs
 from .spread import Spread
 from .write import vector
 

@@ -18,7 +18,7 @@ from ...tile.bounds import divisor_of
 from .addresses import lead_address
 from .emission import Emission, memory_of
 from .emit_copies import split
-from .places import PIECE, Exchanged, piece_offset, span_of
+from .placed_tiles import PIECE, Exchanged, piece_offset, span_of
 from .shared import SWIZZLES
 from .write import braced
 

@@ -15,7 +15,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int64
 from ...ir.symbol import high
-from ..attention.threads import DEPTH, shared_place
+from ..attention.threads_forward import DEPTH, shared_place
 from .attention import CONSUMER_FIELDS, Item, Items
 from .shape import BLOCKS, FIRST, HEAD, REQUEST, SEES, TOKENS
 from .steps import BARRIER, within

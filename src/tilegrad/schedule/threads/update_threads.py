@@ -30,9 +30,9 @@ from ..region import Region
 from ..update import update_bodies
 from . import destination as sizes
 from .destination import WIDE
-from .loops import lower_loops
+from .loops_threads import lower_loops
 from .ordered import OrderedUpdate
-from .space import WARP
+from .space_threads import WARP
 
 FEW = 64  # indices that every program compares itself
 FEWER = 256  # indices of single elements that are set by a program each

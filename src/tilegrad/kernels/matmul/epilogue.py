@@ -16,7 +16,7 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import bool_, float32
-from .bring import Bringing
+from .ring import Bringing
 from .shape import box, positions, side, waves
 
 

@@ -22,8 +22,8 @@ from ..attention.holes import steepness
 from ..attention.shape import AttentionShape, backward_parameters
 from ..attention.softmax import LOG2_E
 from .engine import PAIR, TILE, CpuPlan, Vectors, Weights, engine_of, up
-from .forward import fitting, unit_of
 from .kernel import Scored
+from .score_tiles import fitting, unit_of
 from .source import Source, below
 
 
