@@ -261,14 +261,14 @@ class WideDot:
             return ThreadMatmul(x, plan, *given).build()
         known = {*self.reads, *self.group.values[:1]}
         costly = instructions(self.stored, known, self.group.rounded) > COSTLY
-        self.near = [r for r in self.read_beside() if in_ring(x, plan, r.dtype)]
-        beside = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
+        self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
+        residuals = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
         self.kernel = (GroupedMatmul if x.block else WideMatmul)(
             x,
             plan,
             *given,
             costly=costly,
-            beside=beside,
+            residuals=residuals,
             prologue=self.prologue if self.wholes else None,
             ask=self.ask if self.asks(x) else None,
         )
@@ -346,7 +346,7 @@ class WideDot:
                 self.totals[(whole, 0)] = b.add(tile_ops.reduce(total, axis=0, kind="sum"))
             return b.broadcast(found, shape)
 
-    def read_beside(self) -> list[Node]:
+    def residual_reads(self) -> list[Node]:
         """What the epilogue reads at the result's own places, whose rows a tensor map can walk."""
         n = self.problem.sizes[3]
         found: dict[Node, None] = {}
