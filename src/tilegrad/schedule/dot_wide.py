@@ -47,7 +47,7 @@ from .region import Region
 from .threads.tiles import ThreadSheet, TileEvaluator
 
 ALIGNMENT = 16  # bytes
-FEW = 128  # tokens
+FEW_TOKENS = 128  # tokens
 SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
 
@@ -288,7 +288,7 @@ class WideDot:
 
     def asks(self, x: Operands) -> bool:
         """Whether what the epilogue reads is asked for first: where few tokens wait for memory."""
-        few = high(self.operands.m) <= FEW  # type: ignore[union-attr]
+        few = high(self.operands.m) <= FEW_TOKENS  # type: ignore[union-attr]
         return few and x.batch == 1 and not x.block and not self.near
 
     def build_matvec(self, results: Sequence[tuple[Node, WideDot]]) -> Body:

@@ -114,7 +114,7 @@ class Attention(Chosen):
         why = self.refusal(node, shape_of(node), target)
         return why or [Offer(seconds_of(node, target))]
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """The launches of the kernel."""
@@ -138,7 +138,7 @@ class ListAttention(Attention):
         few = short_keys(x, target)
         return [(most, few + 1)] if few and few < high(x.most_pages) * x.page else ()
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """The list and the attention that takes it."""
@@ -190,7 +190,7 @@ class UnitPrefill(Attention):
         few = choose(x, target, below=prefill.FEW_NEW_TOKENS)
         return prefill.why_not(x, target) or why_not(x, few)
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """The list, and the launches that share the requests."""
@@ -279,7 +279,7 @@ class AppendAttend(Chosen):
             return "too many keys for a cluster to each request"
         return [Offer(roofline_of(node, target), plan)]
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch; nothing reads the queries but that attention."""
@@ -297,7 +297,7 @@ class AppendAttend(Chosen):
 class Append(Chosen):
     """An append by itself."""
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
