@@ -86,7 +86,7 @@ class ExponentEvaluator(Evaluator):
 
     def exponent(self, shift: Node) -> tuple[Node, Node]:
         """(factor, scaled shift) so that exp(x - shift) is 2**(x factor - scaled shift). Of a vast
-        shift it is 1 or nothing: there the factor is 1, for no product of it would be exact enough."""
+        shift it is 1 or nothing: there the factor is 1, as no product would be exact enough."""
         b, dtype = self.body, shift.dtype
         if dtype is not float32:
             return b.constant(1.0, dtype, shift.shape), shift
