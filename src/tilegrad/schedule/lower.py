@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.target import Target
-from ..ir.fingerprint import Place, digest, structure
+from ..ir.fingerprint import UserLine, digest, structure
 from ..ir.node import Node, topological
 from ..ir.symbol import high
 from ..ir.types import Tuple, product
@@ -100,7 +100,7 @@ def key_of(
     lowering: Lowering,
     region: Region,
     reads: Sequence[Node],
-    lines: dict[Place, int] | None = None,
+    lines: dict[UserLine, int] | None = None,
 ) -> Any:
     """Equal for Regions that can share Bodies."""
     results = [v for v in (region.stored or region.values)]

@@ -98,7 +98,7 @@ class Kernel:
     depth: int = 0  # Blocks around it
     times: int = 1  # about how often loops run it
     device: str = ""  # that runs it; '' is the Schedule's own
-    host: str = ""  # the CPU that runs it where it is in an array's memory, and not the array
+    host: str = ""  # the CPU beside an array, in its memory, where the array does not run it
     notes: dict[str, Any] = field(default_factory=dict)
 
 
