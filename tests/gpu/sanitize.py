@@ -211,7 +211,7 @@ def added_product(x: Operands, plan: WidePlan) -> Run:
     def add(b: Any, inputs: Any, added: Any) -> Any:
         return b.apply("add", inputs[0], b.cast(inputs[-1], float32))
 
-    run = one_product(fill(wide_matmul(x, plan, beside=1), "epilogue", add), x)
+    run = one_product(fill(wide_matmul(x, plan, residuals=1), "epilogue", add), x)
     given = draw(2, x.dtype, *run.memories[2].shape)
     return Run(run.body, [*run.memories, given], {2: run.wanted[2] + given.astype(np.float64)})
 

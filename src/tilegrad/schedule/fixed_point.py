@@ -93,7 +93,7 @@ def _rsqrt(n: _Numbers, x: Node) -> Node:
     return n.where(n("less", x, 1), INT32_MAX, n.shifted(found, n.less(8, half)))
 
 
-def fixed(body: BodyBuilder, kind: str, x: Node) -> Node:
+def fixed_point(body: BodyBuilder, kind: str, x: Node) -> Node:
     """One of the functions of an int32 value."""
     made = {"exp": _exp, "reciprocal": _reciprocal, "rsqrt": _rsqrt}[kind]
     return body.cast(made(_Numbers(body), body.cast(x, int64)), int32)

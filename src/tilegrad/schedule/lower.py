@@ -100,7 +100,7 @@ def key_of(
     lowering: Lowering,
     region: Region,
     reads: Sequence[Node],
-    places: dict[UserLine, int] | None = None,
+    lines: dict[UserLine, int] | None = None,
 ) -> Any:
     """Equal for Regions that can share Bodies."""
     results = [v for v in (region.stored or region.values)]
@@ -113,7 +113,7 @@ def key_of(
         region.rows,
         constant,
         rounded,
-        structure(reads, results, places),
+        structure(reads, results, lines),
     )
     return found if region.filled else (*found, "empty state")
 
