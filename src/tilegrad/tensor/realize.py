@@ -25,7 +25,7 @@ def own_node(node: Node, device: str | None = None) -> Node:
     fresh = build.input_(node.shape, node.dtype)
     if node in values and not is_pure(node):  # a constant may be wanted elsewhere than it is known
         buffer = values[node]
-        values[fresh] = buffer if device is None else _fixed(buffer, device)
+        values[fresh] = buffer if device is None else _kept_on(buffer, device)
     else:
         stand_ins[fresh] = stand_ins.get(node, node)
         if device is not None:
@@ -33,7 +33,7 @@ def own_node(node: Node, device: str | None = None) -> Node:
     return fresh
 
 
-def _fixed(buffer: Buffer, device: str) -> Buffer:
+def _kept_on(buffer: Buffer, device: str) -> Buffer:
     """The value on a device, which it does not leave any more."""
     there = moved(buffer, device)
     return there.part(0, there.bytes) if there.adapts else there
@@ -172,7 +172,7 @@ def _fill(inputs: Sequence[Node], device: str | None) -> None:
     sources = [stand_ins.pop(n) for n in inputs]
     for node, source in zip(inputs, sources):
         home = homes.pop(node, None) or device
-        values[node] = values[source] if home is None else _fixed(values[source], home)
+        values[node] = values[source] if home is None else _kept_on(values[source], home)
     for source in sources:
         shared = device not in (None, HOST) and is_pure(source)  # by Graphs for any device
         if shared or is_stored(source):  # weights of a file are for who asked alone
