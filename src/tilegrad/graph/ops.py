@@ -17,7 +17,7 @@ from typing import Any
 from ..core.dtype import DType, bool_, float32, int32, int64, uint8, uint32
 from ..core.errors import InternalError
 from ..ir.block import Block
-from ..ir.fingerprint import Place
+from ..ir.fingerprint import UserLine
 from ..ir.node import Dialect, Node, Op
 from ..ir.symbol import Expr, Size, ceil_divide, combine, floor_divide
 from ..ir.types import Array, Tuple, Type, product
@@ -274,7 +274,7 @@ transfer = Op(
 )
 
 
-def _in_range(index: Node, *, size: Size, message: str, place: Place) -> Type:
+def _in_range(index: Node, *, size: Size, message: str, place: UserLine) -> Type:
     if not index.dtype.is_integer:
         raise _fail("in_range", f"the index is {index.type}")
     return _array(index)

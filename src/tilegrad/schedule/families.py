@@ -120,7 +120,7 @@ TABLE = [
     Row("rows in groups", _GROUPS, "schedule.grouped:Groups", any_target, ("groups",)),
     Row("weights unpacked first", _UNPACK, "schedule.quantised:Unpacked", any_target),
     Row("quantised weights", _UNPACK, "schedule.quantised:Quantised", any_target),
-    Row("calls", ("call",), "schedule.call:Calls", any_target),
+    Row("calls", ("call",), "schedule.call:CallFamily", any_target),
 ]
 CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, and no Region's own
 

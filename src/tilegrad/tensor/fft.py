@@ -269,19 +269,19 @@ def _axes(op: str, x: Tensor, s: Any, dim: Any, real: bool) -> list[tuple[int, i
     count = x.ndim - (0 if real else 1)
     sizes = None if s is None else [s] if isinstance(s, int) else list(s)
     if dim is None:
-        places = list(range(count - len(sizes) if sizes is not None else 0, count))
+        axes = list(range(count - len(sizes) if sizes is not None else 0, count))
     else:
         given = [dim] if isinstance(dim, int) else list(dim)
-        places = [_axis(x, d, op, real) for d in given]
-    sizes = [None] * len(places) if sizes is None else [None if v == -1 else v for v in sizes]
-    if len(sizes) != len(places) or len(set(places)) != len(places):
+        axes = [_axis(x, d, op, real) for d in given]
+    sizes = [None] * len(axes) if sizes is None else [None if v == -1 else v for v in sizes]
+    if len(sizes) != len(axes) or len(set(axes)) != len(axes):
         raise ShapeError(
             "axes and sizes do not fit",
             op=f"fft.{op}",
             expected="one size for each axis, each axis once",
             got=f"s={s}, dim={dim}",
         )
-    return list(zip(places, sizes))
+    return list(zip(axes, sizes))
 
 
 def fftn(input: Any, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
@@ -368,8 +368,8 @@ def ifftshift(input: Any, dim: Dims = None) -> Tensor:
 
 def _shifted(x: Tensor, dim: Dims, sign: int) -> Tensor:
     axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
-    places = [build.axis_of(x.node, a, "fftshift") for a in axes]
-    for axis in places:
+    wanted = [build.axis_of(x.node, a, "fftshift") for a in axes]
+    for axis in wanted:
         size: int = x.shape[axis]
         x = roll(x, size // 2 if sign > 0 else -(size // 2), axis)
     return x

@@ -129,10 +129,10 @@ def paged_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(attention of the new tokens, keys, values): `paged_append`, then `paged_attention`, whose
     options `how` has."""
-    places = (table, lengths, query_starts)
+    pages = (table, lengths, query_starts)
     turning = {"frequencies": frequencies, "interleaved": interleaved, "factor": factor}
-    turned, keys, values = paged_append(q, k, v, keys, values, *places, **turning, scales=scales)
-    return paged_attention(turned, keys, values, *places, scales=scales, **how), keys, values
+    turned, keys, values = paged_append(q, k, v, keys, values, *pages, **turning, scales=scales)
+    return paged_attention(turned, keys, values, *pages, scales=scales, **how), keys, values
 
 
 # ---- sizes --------------------------------------------------------------------------------------

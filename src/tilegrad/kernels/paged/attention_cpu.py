@@ -47,7 +47,9 @@ from ..attention_cpu.source import Place, Source, row_blocks
 from .shape import PagedShape, cache_parameters, scales_parameter
 
 ROWS = 32  # of a program, about
-LEAST = 16  # new tokens a request, as a rule, from which `prefill_callee` is the quicker one
+LEAST_NEW_TOKENS = (
+    16  # new tokens a request, as a rule, from which `prefill_callee` is the quicker one
+)
 
 
 def why_not(x: PagedShape, target: Target) -> str:

@@ -27,7 +27,10 @@ from ...ir.symbol import Size, floor_divide, high, minimum
 from ...ir.types import Memory
 
 SHORT = 512  # keys of a program from which larger blocks are better
-FEW, FEWEST = 4096, 1024  # keys of a request, of a program, up to which latencies bound a step
+FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = (
+    4096,
+    1024,
+)  # keys of a request, of a program, up to which latencies bound a step
 SHARED = 227 << 10  # bytes that a program may have
 UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
 RECORD = 16  # int32 of an item
@@ -222,7 +225,7 @@ def short_keys(x: PagedShape, target: Target) -> int:
 
 
 def _few(plan: ShortPlan) -> int:
-    return max(FEW, FEWEST * plan.cluster)
+    return max(FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS * plan.cluster)
 
 
 def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:

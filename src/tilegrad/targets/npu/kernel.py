@@ -22,7 +22,7 @@ from ...tile.array import HELD, ArrayWork, Operand
 from .count import Counters, Counts, counters_of
 from .functional import Functional
 from .instructions import Instruction, disassemble
-from .layout import Beside, Narrow, Stored, Strides
+from .layout import Narrow, Stored, Strides, VectorOperand
 from .machine import Machine
 from .parameters import Parameters
 from .product import Product
@@ -47,8 +47,9 @@ class ArrayKernel:
             )
             for o in work.outputs
         )
-        beside = tuple(
-            Beside(o.role == HELD, o.dtype in WIDE, self._strides(o)) for o in work.beside
+        vector_operands = tuple(
+            VectorOperand(o.role == HELD, o.dtype in WIDE, self._strides(o))
+            for o in work.vector_operands
         )
         sides = (work.N, work.M) if work.turned else (work.M, work.N)
         factors = self._factors()
@@ -56,7 +57,7 @@ class ArrayKernel:
             p,
             *sides,
             work.K,
-            beside=beside,
+            vector_operands=vector_operands,
             steps=work.steps,
             stored=self.stored,
             left_strides=self._strides(factors[0]) if factors else None,
@@ -101,7 +102,7 @@ class ArrayKernel:
         """What is stored, in order, for the arrays of the parameters; and the cycles that the
         register level took, 0 at the level of words."""
         turned = self.work.turned
-        order = (*self._factors(), *self.work.beside)
+        order = (*self._factors(), *self.work.vector_operands)
         views = [
             self._lying(o, arrays[o.parameter]) if lies else self._moved(o, arrays[o.parameter])
             for o, lies in zip(order, self.product.lying)
@@ -158,7 +159,7 @@ class ArrayKernel:
             f"{len(programs)} programs, the first of {len(words)} words, "
             f"{self.counts.cycles} cycles"
         )
-        lying = zip((*self._factors(), *w.beside), self.product.lying)
+        lying = zip((*self._factors(), *w.vector_operands), self.product.lying)
         there = ", ".join(o.role for o, lies in lying if lies) or "nothing"
         moved = f"; read where it lies: {there}; packed by the host: {self.packed_bytes} bytes"
         return "\n".join([head, moved, *lines[:SHOWN], *rest]) + "\n"

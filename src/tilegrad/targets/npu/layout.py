@@ -42,7 +42,7 @@ class Narrow:
 
 
 @dataclass(frozen=True)
-class Beside:
+class VectorOperand:
     """An operand of the vector unit: one row for all rows (`held`), or each its own."""
 
     held: bool
@@ -61,15 +61,15 @@ class Stored:
 @dataclass
 class Layout:
     """A product on a chip; `narrow` makes int8 of the sums, else they are stored whole. Values are
-    numbered: the product (if K > 0), then `beside`, then `steps`. Operands with strides may be
-    read where they lie, the others are packed."""
+    numbered: the product (if K > 0), then `vector_operands`, then `steps`. Operands with
+    strides may be read where they lie, the others are packed."""
 
     p: Parameters
     M: int
     N: int
     K: int
     narrow: Narrow | None = None
-    beside: tuple[Beside, ...] = ()
+    vector_operands: tuple[VectorOperand, ...] = ()
     steps: tuple[VectorStep, ...] = ()
     stored: tuple[Stored, ...] = ()
     left_strides: Strides | None = None
@@ -90,7 +90,7 @@ class Layout:
         self.exchanged = p.dataflow == "is" and self.K > 0
         self.m, self.n = (self.N, self.M) if self.exchanged else (self.M, self.N)
         # A row for all rows of M stands for all columns where operands are exchanged.
-        self.held = [b.held and not self.exchanged for b in self.beside]
+        self.held = [b.held and not self.exchanged for b in self.vector_operands]
         self.rows_of: Rows = place_rows(
             bool(self.K), self.held, self.steps, [one.value for one in self.stored]
         )
@@ -106,12 +106,12 @@ class Layout:
 
     def planes(self, number: int) -> int:
         """Rows of the scratchpad for a row of an operand of the vector unit."""
-        return self.p.planes if self.beside[number].wide else 1
+        return self.p.planes if self.vector_operands[number].wide else 1
 
     def _choose_sizes(self) -> None:
         """Rows of a result, tiles or rows of K of a step, so that two of each fit."""
         p = self.p
-        planes = [self.planes(i) for i in range(len(self.beside))]
+        planes = [self.planes(i) for i in range(len(self.vector_operands))]
         once = self.across * sum(n for n, held in zip(planes, self.held) if held)
         each = self.across * sum(n for n, held in zip(planes, self.held) if not held)
         counts = self.rows_of.counts
@@ -167,12 +167,12 @@ class Layout:
             if self.tiles > 1 and not self._hides_moves():
                 self.left_apart = 0
         self.right_apart = self._apart(right, self.K, self.n, p.columns)
-        self.beside_apart = []
-        for i, (one, held) in enumerate(zip(self.beside, self.held)):
+        self.vector_apart = []
+        for i, (one, held) in enumerate(zip(self.vector_operands, self.held)):
             strides = one.strides and (one.strides[::-1] if self.exchanged else one.strides)
             rows = 1 if held else self.m
             given = strides if self.planes(i) == 1 else None
-            self.beside_apart.append(self._apart(given, rows, self.n, p.columns))
+            self.vector_apart.append(self._apart(given, rows, self.n, p.columns))
 
     def _apart(self, strides: Strides | None, rows: int, slots: int, side: int) -> int:
         """Bytes between rows that the DMA can read a tile of `side` slots at a time, else 0."""
@@ -211,7 +211,7 @@ class Layout:
         self.right = left
         at = left + right
         self.places = []
-        for i, (held, apart) in enumerate(zip(self.held, self.beside_apart)):
+        for i, (held, apart) in enumerate(zip(self.held, self.vector_apart)):
             self.places.append(at)
             rows = 1 if held else self.m
             packed = self.strips * self.planes(i) * rows * self.column
@@ -228,7 +228,7 @@ class Layout:
         self.bytes = _up(at, p.dma_bytes)
 
     def pack(
-        self, left: np.ndarray | None, right: np.ndarray | None, *beside: np.ndarray
+        self, left: np.ndarray | None, right: np.ndarray | None, *vector_operands: np.ndarray
     ) -> np.ndarray:
         """DRAM with the operands: (M, K), (K, N), and (M or 1, N) of the vector unit. Those that
         are read where they lie (`lying`) are given as bytes of memory from their first element."""
@@ -241,13 +241,13 @@ class Layout:
             first(memory[: self.right], left)
             second = self._lay if self.right_apart else self._pack_right
             second(memory[self.right : ends[0]], right)
-        for i, (array, held) in enumerate(zip(beside, self.held)):
-            if self.beside_apart[i]:
+        for i, (array, held) in enumerate(zip(vector_operands, self.held)):
+            if self.vector_apart[i]:
                 self._lay(memory[self.places[i] : ends[i + 1]], array)
                 continue
             if not held:
                 array = np.broadcast_to(array, (self.M, self.N))
-            self._pack_beside(memory, i, array.T if self.exchanged else array)
+            self._pack_vector_operand(memory, i, array.T if self.exchanged else array)
         return memory
 
     @property
@@ -255,7 +255,7 @@ class Layout:
         """Which operands are read where they lie, in the order of `pack`."""
         product = [self.left_apart, self.right_apart] if self.K else []
         order = product[::-1] if self.exchanged else product
-        return tuple(bool(apart) for apart in (*order, *self.beside_apart))
+        return tuple(bool(apart) for apart in (*order, *self.vector_apart))
 
     def _lay(self, memory: np.ndarray, given: np.ndarray) -> None:
         """An operand as it lies: what its rows span."""
@@ -289,7 +289,7 @@ class Layout:
         raw = tiles.view(np.uint8).reshape(count * length, side * self.size)
         memory.reshape(count * length, stride)[:, : side * self.size] = raw
 
-    def _pack_beside(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
+    def _pack_vector_operand(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
         """Tiles of columns; in each, the planes of every row, low bits first."""
         planes, start = self.planes(number), self.places[number]
         if planes > 1:

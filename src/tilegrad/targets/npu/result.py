@@ -73,8 +73,8 @@ class Result:
         """What step i brings in; from the third of a program on, its place must be free before."""
         free = "wait_next" if self.number + i >= 2 else ""
         made = []
-        if i >= len(self.parts) - 1 and self.of.beside:
-            made = self._load_beside(free)
+        if i >= len(self.parts) - 1 and self.of.vector_operands:
+            made = self._load_vector_operands(free)
             free = ""
         if self.parts:
             made += self._load_output(i, free, sets) if self._output else self._load(i, free, sets)
@@ -199,10 +199,10 @@ class Result:
             at += of.across * of.planes(i) * (1 if held else of.tall)
         return found
 
-    def _load_beside(self, free: str) -> list[Instruction]:
+    def _load_vector_operands(self, free: str) -> list[Instruction]:
         of, made = self.of, []
         for i, local in enumerate(self._locals()):
-            planes, held, apart = of.planes(i), of.held[i], of.beside_apart[i]
+            planes, held, apart = of.planes(i), of.held[i], of.vector_apart[i]
             rows = planes * (1 if held else self.count)
             first = 0 if held else self.outer * of.tall * planes
             strip = planes * (1 if held else of.m)
@@ -224,7 +224,7 @@ class Result:
         """Operands from the scratchpad as they are first used, then the steps."""
         of = self.of
         first = int(of.K > 0)
-        given = first + len(of.beside)
+        given = first + len(of.vector_operands)
         made: list[Instruction] = []
         here = set(range(first))
 
@@ -234,7 +234,7 @@ class Result:
             here.add(value)
             i = value - first
             rows = of.across * (1 if of.held[i] else self.count)
-            kind = "load" if of.beside[i].wide else "take"
+            kind = "load" if of.vector_operands[i].wide else "take"
             at = {"local": self._locals()[i], "result": self._row(value), "count": rows}
             made.append(instruction("vector", kind=kind, **at))
 

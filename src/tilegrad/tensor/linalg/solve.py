@@ -79,8 +79,8 @@ def lu_factor(A: Any, *, pivot: bool = True) -> LUFactor:
     lead, least = a.shape[:-2], min(a.shape[-2:])
     if is_empty(a):
         return LUFactor(zeros(*a.shape, dtype=a.dtype), zeros(*lead, least, dtype=dtypes.int32))
-    both, _, swaps = factor.lu(stacked(a))
-    return LUFactor(unstacked(both, lead), unstacked(swaps + 1, lead))
+    packed, _, swaps = factor.lu(stacked(a))
+    return LUFactor(unstacked(packed, lead), unstacked(swaps + 1, lead))
 
 
 def _pivoted(op: str, A: Any, pivot: bool) -> Tensor:
@@ -102,42 +102,42 @@ def lu(A: Any, *, pivot: bool = True) -> LU:
     if is_empty(a):
         unit = broadcast_to(eye(m, dtype=a.dtype), (*lead, m, m))
         return LU(unit, zeros(*lead, m, k, dtype=a.dtype), zeros(*lead, k, n, dtype=a.dtype))
-    both, order, _ = factor.lu(stacked(a))
+    packed, order, _ = factor.lu(stacked(a))
     place = cast(order.unsqueeze(-2) == arange(m).unsqueeze(-1), a.dtype)
-    parts = place, factor.lower_of(both), both[:, :k].triu()
+    parts = place, factor.lower_of(packed), packed[:, :k].triu()
     return LU(*[unstacked(p, lead) for p in parts])
 
 
 def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False) -> Tensor:
     """X with A X = B (X A = B if not left, A' for A if adjoint) from what lu_factor gave."""
-    both, b = matrix("lu_solve", LU, square=True), matrix("lu_solve", B)
+    packed, b = matrix("lu_solve", LU, square=True), matrix("lu_solve", B)
     if not left:
-        return turned(lu_solve(both, pivots, turned(b), adjoint=not adjoint))
-    both, b, lead = _together("lu_solve", both, b)
-    if is_empty(both, b):
+        return turned(lu_solve(packed, pivots, turned(b), adjoint=not adjoint))
+    packed, b, lead = _together("lu_solve", packed, b)
+    if is_empty(packed, b):
         return zeros(*lead, *b.shape[-2:], dtype=b.dtype)
-    swaps = broadcast_to(lift(pivots), (*lead, both.shape[-1])).reshape(-1, both.shape[-1])
+    swaps = broadcast_to(lift(pivots), (*lead, packed.shape[-1])).reshape(-1, packed.shape[-1])
     order = _order(cast(swaps, dtypes.int64) - 1)
     if adjoint:
-        x = factor.triangular(turned(both), b, LOWER, False)
-        x = factor.in_order(factor.triangular(turned(both), x, UPPER, True), order.argsort(-1))
+        x = factor.triangular(turned(packed), b, LOWER, False)
+        x = factor.in_order(factor.triangular(turned(packed), x, UPPER, True), order.argsort(-1))
     else:
-        x = factor.triangular(both, factor.in_order(b, order), LOWER, True)
-        x = factor.triangular(both, x, UPPER, False)
+        x = factor.triangular(packed, factor.in_order(b, order), LOWER, True)
+        x = factor.triangular(packed, x, UPPER, False)
     return unstacked(x, lead)
 
 
 def _order(swaps: Tensor) -> Tensor:
     """The row at each place after swaps (batch, n), counted from 0."""
-    places = arange(swaps.shape[-1])
+    positions = arange(swaps.shape[-1])
 
     def step(order: Tensor, one: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
         k, other = one[0], one[1].unsqueeze(-1)
-        first = where(places == k, order, 0).sum(-1, keepdim=True)
-        second = where(places == other, order, 0).sum(-1, keepdim=True)
-        return where(places == k, second, where(places == other, first, order)), None
+        first = where(positions == k, order, 0).sum(-1, keepdim=True)
+        second = where(positions == other, order, 0).sum(-1, keepdim=True)
+        return where(positions == k, second, where(positions == other, first, order)), None
 
-    return scan(step, broadcast_to(places, swaps.shape), (places, movedim(swaps, 1, 0)))[0]
+    return scan(step, broadcast_to(positions, swaps.shape), (positions, movedim(swaps, 1, 0)))[0]
 
 
 def qr(A: Any, mode: str = "reduced") -> QR:
