@@ -411,7 +411,7 @@ def run_generated(device: Any, function: Callable[..., Any], arrays: Sequence[An
     has_dot = any(n.op.name == "dot" for n in topological(lowered.outputs))  # perhaps in tf32
     found, _ = flatten(jitted(*tensors))
     device.synchronize()
-    for place, tensor in zip(lowered.places, found):
+    for place, tensor in zip(lowered.outcomes, found):
         expected, got = np.asarray(wanted[place.number]), np.asarray(tensor.cpu().numpy())
         half = got.dtype == HALF  # the interpreter rounds what lies between, too
         close(got, expected, 1e-2 if half else 2e-3 if has_dot else 1e-4, 4.0)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.errors import UserError
 
-MOST = 1024  # routers: the table of routes has their square
+MOST_ROUTERS = 1024  # routers: the table of routes has their square
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,13 @@ def hierarchical(columns: int, rows: int, leaves: int) -> Topology:
 
 
 def _sized(name: str, first: int, second: int) -> None:
-    if first < 1 or second < 1 or first * second > MOST:
+    if first < 1 or second < 1 or first * second > MOST_ROUTERS:
         raise UserError(
             f"bad size of {name}",
             op="noc",
-            expected=f"1 to {MOST} routers",
+            expected=f"1 to {MOST_ROUTERS} routers",
             got=f"{first} x {second}",
-            hint=f"at most {math.isqrt(MOST)} x {math.isqrt(MOST)} would fit",
+            hint=f"at most {math.isqrt(MOST_ROUTERS)} x {math.isqrt(MOST_ROUTERS)} would fit",
         )
 
 

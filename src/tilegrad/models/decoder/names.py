@@ -259,7 +259,7 @@ class Names:
         inner, outer = config.heads * config.head_width, config.key_heads * config.head_width
         axis = 1 if array.ndim == 3 else 0
         each = config.expert_hidden if array.ndim == 3 else config.hidden
-        places = {
+        ranges = {
             "query": (0, inner),
             "key": (inner, inner + outer),
             "value": (inner + outer, inner + 2 * outer),
@@ -276,7 +276,7 @@ class Names:
                 expected=f"{whole} rows",
                 got=tuple(array.shape),
             )
-        first, end = places[source.part]
+        first, end = ranges[source.part]
         return array[:, first:end] if axis else array[first:end]
 
     def _of_heads(self, source: Source, array: Any) -> Any:
