@@ -263,8 +263,10 @@ class TileEvaluator(ExponentEvaluator):
             self._scattered(memory, value, offset)  # one of the lanes writes
             return
         if not varying:
-            if value.shape:
+            if any(size != 1 for size in value.shape):
                 raise InternalError("schedule.threads", f"{value.type} stored to one element")
+            while value.shape:
+                value = b.add(tile_ops.extract(value, index=0))
             b.store(memory, value, (offset,))
             return
         found = self._affine(offset, varying)
