@@ -210,9 +210,9 @@ class Layout:
             right = self._extent(self.right_apart, self.K, self.n)
         self.right = left
         at = left + right
-        self.places = []
+        self.operand_starts = []
         for i, (held, apart) in enumerate(zip(self.held, self.vector_apart)):
-            self.places.append(at)
+            self.operand_starts.append(at)
             rows = 1 if held else self.m
             packed = self.strips * self.planes(i) * rows * self.column
             self.packed_bytes += 0 if apart else packed
@@ -233,7 +233,7 @@ class Layout:
         """DRAM with the operands: (M, K), (K, N), and (M or 1, N) of the vector unit. Those that
         are read where they lie (`lying`) are given as bytes of memory from their first element."""
         memory = np.zeros(self.bytes, np.uint8)
-        ends = [*self.places, self.results[0]]
+        ends = [*self.operand_starts, self.results[0]]
         if left is not None and right is not None:
             if self.exchanged:
                 left, right = right.T, left.T
@@ -243,7 +243,7 @@ class Layout:
             second(memory[self.right : ends[0]], right)
         for i, (array, held) in enumerate(zip(vector_operands, self.held)):
             if self.vector_apart[i]:
-                self._lay(memory[self.places[i] : ends[i + 1]], array)
+                self._lay(memory[self.operand_starts[i] : ends[i + 1]], array)
                 continue
             if not held:
                 array = np.broadcast_to(array, (self.M, self.N))
@@ -291,7 +291,7 @@ class Layout:
 
     def _pack_vector_operand(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
         """Tiles of columns; in each, the planes of every row, low bits first."""
-        planes, start = self.planes(number), self.places[number]
+        planes, start = self.planes(number), self.operand_starts[number]
         if planes > 1:
             kind = np.uint8 if self.size == 1 else np.uint16
             whole = np.ascontiguousarray(array)  # 32 bits each
@@ -310,7 +310,7 @@ class Layout:
         whole = memory[start : start + self.strips * self.m * stride]
         raw = whole.reshape(self.strips, self.m, stride)
         used = np.ascontiguousarray(raw[:, :, : p.columns * kind.itemsize]).view(kind)
-        if self.rows_of.places[one.value][0] == LINE:
+        if self.rows_of.assigned[one.value][0] == LINE:
             return used[0, :, :1]
         found = used.transpose(1, 0, 2).reshape(self.m, -1)[:, : self.n]
         return found.T if self.exchanged else found

@@ -222,7 +222,7 @@ def require(e: Emission, node: Node) -> None:
     held = e.values.get(condition, spread or blocked(condition.shape, e.threads.count, 1))
     whole, *rest = dict.fromkeys(held)
     for other in rest:
-        whole = w.both(whole, other)
+        whole = w.and_predicates(whole, other)
     number = w.copy("b32", e.sites[node])
     w.put("st.relaxed.sys.global.b32", f"[{e.fault}]", number, guard=f"!{whole}")
 
