@@ -66,8 +66,8 @@ class ArrayKernel:
 
     def _factors(self) -> tuple[Operand, ...]:
         """The Operands of the product, as it is computed."""
-        both = self.work.operands[:2] if self.work.K else ()
-        return both[::-1] if self.work.turned else both
+        factors = self.work.operands[:2] if self.work.K else ()
+        return factors[::-1] if self.work.turned else factors
 
     def _strides(self, o: Operand) -> Strides | None:
         """Bytes between rows and between columns, if all parts of a batch begin on beats."""
