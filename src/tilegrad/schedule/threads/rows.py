@@ -103,14 +103,16 @@ class HeldRows(ThreadPart):
     """Reductions of rows that are one tile."""
 
     def load_first(self, row: Size, lane: Size) -> None:
-        """Ask for the whole row before the first reduction makes threads wait. What all rows
-        share comes after the reductions: it is near, and would take registers from other rows."""
+        """Ask for the whole row before the first reduction makes threads wait, for constants
+        before all else: the launch before need not have ended. What many rows share comes after
+        the reductions: it is near, and would take registers from other rows."""
         if self.space.many_reads() > 3:
             return
         space, group = self.space, self.space.group
         starts = space.expressions_at(space.reduces, group.stored, row, lane)
-        for node, index in plain_reads(starts, space.stored_reads):
-            if product(node.shape) in (group.total, group.rows):
+        found = plain_reads(starts, space.stored_reads)
+        for node, index in sorted(found, key=lambda place: place[0] not in group.constants):
+            if node in group.constants or product(node.shape) in (group.total, group.rows):
                 self.e.value(node, index)
 
     def reduce_stages(self, row: Size, lane: Size) -> None:

@@ -52,7 +52,8 @@ class ThreadSpace(Space):
     ) -> ThreadSheet:
         """A Body: reads, `extra`, the Region's results, `after`."""
         stored = parameters.results(self.group.stored if results else [])
-        found = ThreadSheet(name, [*parameters.reads(self.reads), *extra, *stored, *after])
+        read = parameters.reads(self.reads, self.group.constants)
+        found = ThreadSheet(name, [*read, *extra, *stored, *after])
         found.e.rounded, found.e.values = self.group.rounded, self.all_values
         return found
 

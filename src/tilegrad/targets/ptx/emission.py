@@ -14,7 +14,8 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.bounds import Bounds
-from ...tile.build import Body
+from ...tile.build import Body, body_sites
+from ...tile.row import touches_of
 from .plan_spread import SpreadPlan
 from .program import TensorMap
 from .shared import SWIZZLES, Shared
@@ -77,6 +78,22 @@ class Emission:
     def overlaps(self) -> bool:
         """Whether launches may overlap on the machine; where not, nothing waits."""
         return (self.target.cpu or "sm_90a").startswith("sm_9")
+
+    @cached_property
+    def waits_before(self) -> Node | None:
+        """The Node before which the entry waits, so that launches may overlap, of a Body that does
+        not say itself when, on a machine that can: the first, or where constants are read before
+        all else the one behind them."""
+        says = ("role", "grid_dependency_wait", "grid_launch_dependents")
+        if not self.overlaps or self.has(*says):
+            return None
+        nodes, read = self.body.block.nodes, False
+        for node in nodes if not body_sites(self.body) else ():
+            touched = {t.memory for t in touches_of(node)}
+            if node.blocks or any(memory_of(m).use != "constant" for m in touched):
+                return node if read else nodes[0]
+            read = read or bool(touched)
+        return nodes[0]
 
     @cached_property
     def swizzled(self) -> bool:
