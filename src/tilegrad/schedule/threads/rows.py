@@ -57,7 +57,8 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     """Rows as one tile, all stages on it."""
     sheet = space.sheet(space.name)
     lanes = power_of_two(high(columns))
-    each = EACH if space.many_reads() <= 3 and not invariant() else EACH // 2
+    few = high(rows) <= space.target.cores  # threads wait for one another more than for work
+    each = EACH << few if space.many_reads() <= 3 and not invariant() else EACH // 2
     many = rows_held(space, high(rows), lanes, each)
     middle = space.middle_of(rows, many, lanes)
     many = min(many, power_of_two(high(middle)))
