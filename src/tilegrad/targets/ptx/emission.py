@@ -87,13 +87,10 @@ class Emission:
         says = ("role", "grid_dependency_wait", "grid_launch_dependents")
         if not self.overlaps or self.has(*says):
             return None
-        nodes, read = self.body.block.nodes, False
-        for node in nodes if not body_sites(self.body) else ():
-            touched = {t.memory for t in touches_of(node)}
-            if node.blocks or any(memory_of(m).use != "constant" for m in touched):
-                return node if read else nodes[0]
-            read = read or bool(touched)
-        return nodes[0]
+        nodes = self.body.block.nodes
+        uses = [{memory_of(t.memory).use for t in touches_of(n)} for n in nodes]
+        late = next((i for i, n in enumerate(nodes) if n.blocks or uses[i] - {"constant"}), 0)
+        return nodes[late if any(uses[:late]) and not body_sites(self.body) else 0]
 
     @cached_property
     def swizzled(self) -> bool:
