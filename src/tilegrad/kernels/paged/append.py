@@ -166,8 +166,8 @@ class _Append:
         found = tile.load(self.memory["frequencies"], (0,), (self.half,))
         angle = found * tile.cast(place, float32)
         factor = tile.full((), self.rotary.factor)
-        both = [function(angle) * factor for function in (tile.cos, tile.sin)]
-        return both[0][None, :], both[1][None, :]
+        cosine, sine = (function(angle) * factor for function in (tile.cos, tile.sin))
+        return cosine[None, :], sine[None, :]
 
     def turn(
         self,
