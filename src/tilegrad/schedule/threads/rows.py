@@ -55,7 +55,7 @@ def by_rows(space: ThreadSpace) -> Bodies:
 
 def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     """Rows as one tile, all stages on it."""
-    sheet = space.sheet(space.name)
+    sheet = space.sheet(space.name, constants=space.group.constants)
     lanes = power_of_two(high(columns))
     few = high(rows) <= space.target.cores  # threads wait for one another more than for work
     each = EACH << few if space.many_reads() <= 3 and not invariant() else EACH // 2
