@@ -281,7 +281,8 @@ class Decoder(nn.Module):
         if config.rotary is None:
             x = x + self.positions(positions)
         turns = {r: r.angles(positions) for r in config.rotaries()} if turned else {}
-        angles = [turns.get(config.rotary_of(layer)) for layer in range(config.layers)]
+        rotaries = [config.rotary_of(layer) for layer in range(config.layers)]
+        angles = [None if r is None else turns.get(r) for r in rotaries]
         *before, last = self.blocks
         for block, own in zip(before, angles):
             x = block(x, attend, own)
