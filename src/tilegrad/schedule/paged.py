@@ -22,6 +22,7 @@ from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import build, ops
 from ..graph.paged_types import APPEND, ATTEND, named
+from ..graph.recognize_norm import last_norm
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, high
 from ..kernels.paged.shape import (
@@ -293,18 +294,30 @@ class AppendAttend(Chosen):
 
 
 class Append(Chosen):
-    """An append by itself."""
+    """An append by itself, with the norms of heads that nothing else reads where launches are
+    dear."""
 
     def calls(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
-        from ..kernels.paged.append import Rotary, heads_each
+        from ..kernels.paged.append import HeadNorms, Rotary, heads_each, takes_norms
         from ..kernels.paged.call import append_callee
 
-        x = shape_of(node)
-        callee = append_callee(x, Rotary(**node.attrs), heads_each(x, target))
-        return near.call(*inputs, callee=callee)
+        x, rotary, (q, k, v, speeds, *rest) = shape_of(node), Rotary(**node.attrs), inputs
+        found = [last_norm(i) for i in (q, k)]
+        alone = all(near.readers[i] == [node] and i not in near.results for i in node.inputs[:2])
+        if alone and target.has_threads and not invariant() and takes_norms(x, rotary):
+            both = [norm for norm in found if norm is not None]
+            dtypes = {norm.weight.dtype for norm in both}
+            if len(both) == 2 and len(dtypes) == 1:
+                norms = HeadNorms((both[0].epsilon, both[1].epsilon), *dtypes)
+                callee = append_callee(x, rotary, heads_each(x, target), norms)
+                weights = [norm.weight for norm in both]
+                return near.call(
+                    *(n.source for n in both), v, speeds, *weights, *rest, callee=callee
+                )
+        return near.call(*inputs, callee=append_callee(x, rotary, heads_each(x, target)))
 
 
 def attention_of(node: Node, near: Surroundings) -> Node | None:

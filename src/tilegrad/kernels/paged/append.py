@@ -5,12 +5,14 @@ request and place (the last tokens of `lengths` are the new ones), rotates the q
 key heads and the keys, and writes keys and values to the page that the table names. Costs one read
 and one write of everything; finding, and the sines, are done once for all heads of a program.
 
-Pairs of a head's first `rotary` elements turn by the angle place * frequency: element i with
-i + rotary / 2, or neighbours where `interleaved`. Angles, sines and products are float32, as in
-the models that are run. A cache of 8 bits gets what they give, divided by the head's scale. Tokens
-of no request (past the last query start) are left alone. A request's last token, in a page that
-began in this step, leaves zeros for values in the rest of the page: whatever was there before may
-not be finite.
+Where queries and keys have a norm of each head, it is done on the way, and rounded as if stored.
+
+Pairs of a head's first `rotary` elements turn by the angle place * frequency: element i with i +
+rotary / 2, or neighbours where `interleaved`. Angles, sines and products are float32, as in the
+models that are run. A cache of 8 bits gets what they give, divided by the head's scale. Tokens of
+no request (past the last query start) are left alone. A request's last token, in a page that began
+in this step, leaves zeros for values in the rest of the page: whatever was there before may not be
+finite.
 Invariant: of the cache, what belongs to the new tokens is written, and that rest, nothing else.
 """
 
@@ -43,15 +45,28 @@ class Rotary:
     factor: float = 1.0  # of cosines and sines
 
 
-def append_parameters(x: PagedShape, rotary: Rotary) -> list[tuple[str, Memory]]:
-    """q, k, v, frequencies, scales (of 8 bits), table, lengths, query_starts, keys, values, and
-    the turned queries."""
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms of each head before it is turned, whole, in halves: over the root of its mean square
+    and an epsilon, times a weight."""
+
+    epsilons: tuple[float, float]  # of queries, of keys
+    dtype: DType  # of the weights
+
+
+def append_parameters(
+    x: PagedShape, rotary: Rotary, norms: HeadNorms | None = None
+) -> list[tuple[str, Memory]]:
+    """q, k, v, frequencies, weights of norms, scales (of 8 bits), table, lengths, query_starts,
+    keys, values, and the turned queries."""
     made = [
         ("q", Memory((x.tokens, x.heads, x.width), x.dtype)),
         ("k", Memory((x.tokens, x.key_heads, x.width), x.dtype)),
         ("v", Memory((x.tokens, x.key_heads, x.value_width), x.dtype)),
         ("frequencies", Memory((max(1, rotary.width // 2),), float32)),
     ]
+    if norms is not None:
+        made += [(name, Memory((x.width,), norms.dtype)) for name in ("q_norm", "k_norm")]
     if x.scaled:
         made.append(("scales", scales_parameter(x)))
     made += [
@@ -71,13 +86,25 @@ def heads_each(x: PagedShape, target: Target) -> int:
     return x.key_heads if many else 1
 
 
-def append(x: PagedShape, rotary: Rotary, each: int = 1, name: str = "paged_append") -> Body:
+def takes_norms(x: PagedShape, rotary: Rotary) -> bool:
+    """Whether heads are turned whole and in halves, as those with norms must be."""
+    return rotary.width == x.width and not rotary.interleaved
+
+
+def append(
+    x: PagedShape,
+    rotary: Rotary,
+    each: int = 1,
+    name: str = "paged_append",
+    norms: HeadNorms | None = None,
+) -> Body:
     """The kernel; a program takes `each` key heads of a token."""
-    if rotary.width % 2 or rotary.width > x.width:
+    if rotary.width % 2 or rotary.width > x.width or (norms and not takes_norms(x, rotary)):
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
-    b = BodyBuilder(name, append_parameters(x, rotary))
+    b = BodyBuilder(name, append_parameters(x, rotary, norms))
+    memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
     with tile.into(b):
-        _Append(x, rotary, {p.attrs["name"]: tile.memory(p) for p in b.parameters}, each).run()
+        _Append(x, rotary, memory, each, norms).run()
     return b.finish((x.tokens, x.key_heads // each), warps=4, distinct=True)
 
 
@@ -95,8 +122,15 @@ def kept(value: Any, dtype: DType, scale: Any) -> Any:
 class _Append:
     """What a program of `append` does."""
 
-    def __init__(self, x: PagedShape, rotary: Rotary, memory: dict[str, Any], each: int) -> None:
-        self.x, self.rotary, self.memory, self.each = x, rotary, memory, each
+    def __init__(
+        self,
+        x: PagedShape,
+        rotary: Rotary,
+        memory: dict[str, Any],
+        each: int,
+        norms: HeadNorms | None,
+    ) -> None:
+        self.x, self.rotary, self.memory, self.each, self.norms = x, rotary, memory, each, norms
         self.half = rotary.width // 2
         self.token, number = tile.grid(x.tokens, x.key_heads // each)
         self.head = number * each  # the first key head
@@ -138,8 +172,8 @@ class _Append:
             (self.token, self.head),
             (page, self.head, at % x.page),
         )
-        self.turn(memory["q"], memory["turned"], heads, heads, self.each * x.group, angle, None)
-        self.turn(memory["k"], memory["keys"], own, slot, self.each, angle, scales[0])
+        self.turn("q", memory["turned"], heads, heads, self.each * x.group, angle, None)
+        self.turn("k", memory["keys"], own, slot, self.each, angle, scales[0])
         value = tile.cast(tile.load(memory["v"], (*own, 0), (self.each, x.value_width)), float32)
         value = kept(value, x.cache, scales[1])
         tile.store(memory["values"], (*slot, 0), value, axes=self.axes(memory["values"]))
@@ -171,7 +205,7 @@ class _Append:
 
     def turn(
         self,
-        source: Any,
+        name: str,
         into: Any,
         where: Sequence[Any],
         to: Sequence[Any],
@@ -179,10 +213,12 @@ class _Append:
         angle: tuple[Any, Any] | None,
         scale: Any,
     ) -> None:
-        """Heads from one Memory to another, their first elements turned."""
+        """Heads of queries or keys into another Memory, their first elements turned."""
+        source = self.memory[name]
         if angle is not None:
-            pairs = (self.half_of(source, where, count, i) for i in (0, 1))
-            first, second = (tile.cast(tile.load(*part), float32) for part in pairs)
+            pairs = [self.half_of(source, where, count, i) for i in (0, 1)]
+            halves = [tile.cast(tile.load(*part), float32) for part in pairs]
+            first, second = halves if self.norms is None else self.normed(name, halves)
             cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
@@ -194,6 +230,20 @@ class _Append:
             value = tile.cast(tile.load(source, (*where, start), (count, rest)), float32)
             value = kept(value, into.dtype, scale)
             tile.store(into, (*to, start), value, axes=self.axes(into))
+
+    def normed(self, name: str, halves: Sequence[Any]) -> list[Any]:
+        """Both halves of heads by their norm, rounded as stored."""
+        assert self.norms is not None
+        first, second = halves
+        total = tile.sum(first * first + second * second, 1)
+        epsilon = self.norms.epsilons["qk".index(name)]
+        factor = tile.broadcast(tile.rsqrt(total / self.x.width + epsilon)[:, None], first.shape)
+        made = []
+        for i, half in enumerate(halves):
+            weight = tile.load(self.memory[f"{name}_norm"], (i * self.half,), (self.half,))
+            weight = tile.broadcast(tile.cast(weight, float32)[None, :], half.shape)
+            made.append(tile.cast(tile.cast(half * factor * weight, self.x.dtype), float32))
+        return made
 
     def axes(self, memory: Any) -> tuple[int, int]:
         """Heads, and the elements of each."""
