@@ -140,7 +140,7 @@ def test_few_tokens_of_prompts_are_one_tile(now: int, first: int, last: int, row
     lowered = traced(8, H200, 2048, now=now)
     assert lowered.ranges == {"tokens": (first, last)}
     bodies = distinct(launched(lowered, H200))
-    (gated,) = [b for b in bodies if b.name.startswith("gated")]
+    gated, _ = [b for b in bodies if b.name.startswith("gated")]  # and of the last layer's rows
     assert gated.notes["plan"].tile[0] == rows
     assembles([gated], H200)
 

@@ -3,7 +3,8 @@
 A program takes a token and a key head, or all of them where tokens are many: it finds the token's
 request and place (the last tokens of `lengths` are the new ones), rotates the query heads of the
 key heads and the keys, and writes keys and values to the page that the table names. Costs one read
-and one write of everything; finding, and the sines, are done once for all heads of a program.
+and one write of everything; finding, and the sines, are done once for all heads of a program. The
+token's rows are asked for first of all, so that nothing waits for them once it is found.
 
 Where queries and keys have a norm of each head, it is done on the way, and rounded as if stored.
 
@@ -132,6 +133,7 @@ class _Append:
     ) -> None:
         self.x, self.rotary, self.memory, self.each, self.norms = x, rotary, memory, each, norms
         self.half = rotary.width // 2
+        self.brought: dict[str, list[Any]] = {}  # of the token, by Memory
         self.token, number = tile.grid(x.tokens, x.key_heads // each)
         self.head = number * each  # the first key head
 
@@ -139,12 +141,30 @@ class _Append:
     def run(self) -> None:
         """Find the token's request, if it has one; turn and write."""
         x, size = self.x, 1 << max(0, high(self.x.requests) - 1).bit_length()
+        own = (self.token, self.head)
+        self.read("q", (self.token, self.head * x.group), self.each * x.group)
+        self.read("k", own, self.each)
+        self.brought["v"] = [tile.load(self.memory["v"], (*own, 0), (self.each, x.value_width))]
+        if self.half:
+            self.brought["frequencies"] = [
+                tile.load(self.memory["frequencies"], (0,), (self.half,))
+            ]
+        for name in ("q_norm", "k_norm") if self.norms else ():
+            starts = (0, self.half)
+            self.brought[name] = [tile.load(self.memory[name], (i,), (self.half,)) for i in starts]
         inside = tile.arange(size) < x.requests
         ends = tile.load(self.memory["query_starts"], (1,), (size,), mask=inside)
         over = tile.cast(ends, int64) <= self.token
         request = tile.sum(tile.cast(over & inside, int64), 0)
         if request < x.requests:
             self.write(tile.hold(request, "request", (0, high(x.requests) - 1)))
+
+    def read(self, name: str, where: Sequence[Any], count: int) -> None:
+        """Heads of queries or keys: the elements of pairs that are turned, and the rest."""
+        memory, start, rest = self.memory[name], self.rotary.width, self.x.width - self.rotary.width
+        parts = [self.half_of(memory, where, count, i) for i in (0, 1) if self.half]
+        parts += [(memory, (*where, start), (count, rest))] if rest else []
+        self.brought[name] = [tile.load(*part) for part in parts]
 
     def number(self, name: str, *index: Any) -> Any:
         """An integer of memory."""
@@ -167,15 +187,10 @@ class _Append:
             scales = [
                 tile.load(memory["scales"], (i, self.head), (self.each,))[:, None] for i in range(2)
             ]
-        heads, own, slot = (
-            (self.token, self.head * x.group),
-            (self.token, self.head),
-            (page, self.head, at % x.page),
-        )
-        self.turn("q", memory["turned"], heads, heads, self.each * x.group, angle, None)
-        self.turn("k", memory["keys"], own, slot, self.each, angle, scales[0])
-        value = tile.cast(tile.load(memory["v"], (*own, 0), (self.each, x.value_width)), float32)
-        value = kept(value, x.cache, scales[1])
+        heads, slot = (self.token, self.head * x.group), (page, self.head, at % x.page)
+        self.turn("q", memory["turned"], heads, angle, None)
+        self.turn("k", memory["keys"], slot, angle, scales[0])
+        value = kept(tile.cast(self.brought["v"][0], float32), x.cache, scales[1])
         tile.store(memory["values"], (*slot, 0), value, axes=self.axes(memory["values"]))
         count = end - self.number("query_starts", request)
         last = after == 1
@@ -197,39 +212,28 @@ class _Append:
         """Cosines and sines of the token's place."""
         if not self.half:
             return None
-        found = tile.load(self.memory["frequencies"], (0,), (self.half,))
-        angle = found * tile.cast(place, float32)
+        angle = self.brought["frequencies"][0] * tile.cast(place, float32)
         factor = tile.full((), self.rotary.factor)
         both = [function(angle) * factor for function in (tile.cos, tile.sin)]
         return both[0][None, :], both[1][None, :]
 
     def turn(
-        self,
-        name: str,
-        into: Any,
-        where: Sequence[Any],
-        to: Sequence[Any],
-        count: int,
-        angle: tuple[Any, Any] | None,
-        scale: Any,
+        self, name: str, into: Any, to: Sequence[Any], angle: tuple[Any, Any] | None, scale: Any
     ) -> None:
         """Heads of queries or keys into another Memory, their first elements turned."""
-        source = self.memory[name]
+        parts = [tile.cast(part, float32) for part in self.brought[name]]
+        count = parts[0].shape[0]
         if angle is not None:
-            pairs = [self.half_of(source, where, count, i) for i in (0, 1)]
-            halves = [tile.cast(tile.load(*part), float32) for part in pairs]
-            first, second = halves if self.norms is None else self.normed(name, halves)
+            first, second = parts[:2] if self.norms is None else self.normed(name, parts)
             cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
                 value = kept(value, into.dtype, scale)
                 target, at, *_ = self.half_of(into, to, count, i)
                 tile.store(target, at, value, axes=self.axes(into))
-        start, rest = self.rotary.width, self.x.width - self.rotary.width
-        if rest:
-            value = tile.cast(tile.load(source, (*where, start), (count, rest)), float32)
-            value = kept(value, into.dtype, scale)
-            tile.store(into, (*to, start), value, axes=self.axes(into))
+        if self.rotary.width < self.x.width:
+            value = kept(parts[-1], into.dtype, scale)
+            tile.store(into, (*to, self.rotary.width), value, axes=self.axes(into))
 
     def normed(self, name: str, halves: Sequence[Any]) -> list[Any]:
         """Both halves of heads by their norm, rounded as stored."""
@@ -239,8 +243,7 @@ class _Append:
         epsilon = self.norms.epsilons["qk".index(name)]
         factor = tile.broadcast(tile.rsqrt(total / self.x.width + epsilon)[:, None], first.shape)
         made = []
-        for i, half in enumerate(halves):
-            weight = tile.load(self.memory[f"{name}_norm"], (i * self.half,), (self.half,))
+        for half, weight in zip(halves, self.brought[f"{name}_norm"]):
             weight = tile.broadcast(tile.cast(weight, float32)[None, :], half.shape)
             made.append(tile.cast(tile.cast(half * factor * weight, self.x.dtype), float32))
         return made
