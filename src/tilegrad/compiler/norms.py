@@ -3,9 +3,9 @@
 rms_norm(x) @ W is r * ((x * w) @ W) with r = 1 / root(mean(x^2) + epsilon), one number for each
 row. So the product need not wait for the sum over the row, and the kernel that makes x can write x
 * w at once. It also stores the sums of x^2 over blocks of columns; the kernel of the product adds
-them up. This is done for few rows, on machines whose matrix units run while their threads go on,
-and in bfloat16, whose range is that of float32 (see docs/decisions/0020). Invariant: every product
-that reads a changed norm is changed alike, and a norm that anything else reads stays.
+them up. This is done for rows of one tile or two, on machines whose matrix units run while their
+threads go on, and in bfloat16, whose range is that of float32 (see docs/decisions/0020). Invariant:
+every product that reads a changed norm is changed alike, and a norm that anything else reads stays.
 """
 
 from __future__ import annotations
