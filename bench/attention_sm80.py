@@ -30,7 +30,7 @@ from measure import geometric_mean
 from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.target import A100, Target
-from tilegrad.kernels.attention import threads, threads_backward
+from tilegrad.kernels.attention import threads_backward, threads_forward
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.prepare import Prepared
@@ -91,8 +91,8 @@ class Measured:
 
     def forward(self, plan: Any = None) -> list[Callable[[], None]]:
         """Our forward pass."""
-        plan = plan or threads.choose(self.x, self.target)
-        return self.launch([threads.attend(self.x, plan, self.target)])
+        plan = plan or threads_forward.choose(self.x, self.target)
+        return self.launch([threads_forward.attend(self.x, plan, self.target)])
 
     def backward(self, plan: Any = None) -> list[Callable[[], None]]:
         """Our backward pass, after a forward pass that leaves log-sum-exps."""
@@ -170,17 +170,17 @@ class Measured:
     def chosen(self, part: str) -> Any:
         """The model's Plans."""
         if part == "forward":
-            return threads.choose(self.x, self.target)
+            return threads_forward.choose(self.x, self.target)
         return [threads_backward.choose(self.x, self.target, s) for s in threads_backward.SIDES]
 
     @staticmethod
     def module(part: str) -> Any:
         """The file of a part's kernel."""
-        return threads if part == "forward" else threads_backward
+        return threads_forward if part == "forward" else threads_backward
 
     def plans(self, part: str) -> list[Any]:
         """Plans of a sweep that fit shared memory."""
-        kind = threads.ThreadAttentionPlan
+        kind = threads_forward.ThreadAttentionPlan
         if part == "backward":
             kind = threads_backward.ThreadBackwardPlan  # type: ignore[assignment]
         made = [kind((m, n), w, s) for m, n, w in TILES[part] for s in (2, 1)]

@@ -25,7 +25,7 @@ class Launches:
         buffers = lowered._buffers(leaves, {})
         self.device = device
         self.operations, outputs, kept = operations(executable, buffers)
-        self.results = [lowered._value(p, buffers, outputs, None, None) for p in lowered.places]
+        self.results = [lowered._value(p, buffers, outputs, None, None) for p in lowered.outcomes]
         self.programs = sorted({o.prepared.entry.name for o in self.operations if o.prepared})
         self._held = (args, buffers, kept)
 

@@ -230,11 +230,13 @@ def prefills(k: Kernels) -> None:
             step = Step(k, model, lengths, queries, count=2)
             x, plan = step.x, prefill.choose(step.any, k.target)
             assert plan is not None
-            listing = k.kernel(prefill.tile_list(step.any, plan, prefill.FEW), step.symbols)
+            listing = k.kernel(
+                prefill.tile_list(step.any, plan, prefill.FEW_NEW_TOKENS), step.symbols
+            )
             kernel = k.kernel(prefill.prefill(step.any, plan), step.symbols)
             if kernel is None:
                 continue
-            wanted = reference.tile_list(x, plan.tile, *step.host[1:], prefill.FEW)
+            wanted = reference.tile_list(x, plan.tile, *step.host[1:], prefill.FEW_NEW_TOKENS)
             tiles = k.whole(np.full_like(wanted, -7))
             listed = k.launch(listing, (step.sizes, step.starts, tiles))
             k.run(listed)
@@ -258,7 +260,7 @@ def prefill_error(step: Step, out: torch.Tensor) -> float:
     """Of every request's last 64 queries, in float64."""
     x, worst, (table, _, starts) = step.x, 0.0, step.host
     for request, (length, queries) in enumerate(zip(step.lengths, step.queries)):
-        if queries < prefill.FEW:
+        if queries < prefill.FEW_NEW_TOKENS:
             continue
         pages = torch.as_tensor(table[request, : -(-length // PAGE)], device="cuda").long()
         keys, values = (

@@ -31,8 +31,8 @@ from measure import facts, save
 from serve_http import used
 from shapes import SHAPES, write_shape
 
+from tilegrad.serve.load.load_run import Load
 from tilegrad.serve.load.reply import Reply
-from tilegrad.serve.load.run import Load
 from tilegrad.serve.load.script import Call, mini_sglang
 from tilegrad.serve.load.summary import summed_up
 

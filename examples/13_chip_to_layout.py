@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tilegrad.chip.rtl.emit import write
-from tilegrad.chip.rtl.tools import LINTERS, lint, missing
+from tilegrad.chip.rtl.verify import LINTERS, lint, missing
 from tilegrad.chip.synth import tools
 from tilegrad.chip.synth.flow import synthesise
 from tilegrad.targets.npu.parameters import Parameters

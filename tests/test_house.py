@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +66,71 @@ FOREIGN_WORDS = {
     "qtype",
     "addrspace",
     "einops",
+}
+# Words that do not say what a name holds, and where one is the word of a field of its own.
+VAGUE_WORDS: dict[str, tuple[str, ...]] = {
+    "again": (),
+    "beside": (),
+    "both": (),
+    "calls": (
+        "serve/answer/",  # calls of tools, as the protocols name them
+        "serve/api/",
+        "cli/bench_serve.py",  # the Calls of a load
+        "serve/load/",
+        "runtime/profile.py",  # of a kernel, as profilers say
+    ),
+    "exclusive": (
+        "graph/",  # an exclusive product: without the element itself
+        "tensor/",  # exclusive ownership of memory
+    ),
+    "fixed": (  # fixed point
+        "chip/rtl/emit.py",
+        "core/fixed.py",
+        "graph/",
+        "quant/fixed.py",
+        "schedule/",
+        "targets/npu/",
+    ),
+    "handed": (),
+    "level": (
+        "chip/explore/",  # a Level of an Accelerator's memories
+        "chip/pareto.py",
+        "cli/chip_explore.py",
+        "compiler/explain.py",  # how deep an explanation goes
+        "cli/explain.py",
+        "tensor/explain.py",
+        "cli/main.py",  # of logging
+        "cli/serve.py",
+        "core/config.py",
+        "generate/grammar.py",
+        "targets/llvm/driver.py",  # of optimisation
+        "targets/llvm/target.py",  # of caches
+        "targets/npu/device.py",  # of detail, at which a chip is simulated
+        "targets/npu/kernel.py",
+        "tensor/convert.py",
+        "kernels/",  # of the tile language: portable or placed
+        "schedule/call.py",
+        "tensor/kernel.py",
+        "tile/",
+    ),
+    "places": (),
+    "thin": (),
+}
+AMOUNTS = {"LEAST", "FEW", "MOST"}  # constants that do not say of what
+# Files of one name that are the same thing of different owners.
+SAME_FILES = {
+    "kernels": {"plan.py", "reference.py", "shape.py"},
+    "targets": {
+        "device.py",
+        "driver.py",
+        "emit.py",
+        "emit_memory.py",
+        "emit_shape.py",
+        "language.py",
+        "launcher.py",
+        "rules.py",
+        "target.py",
+    },
 }
 MACHINE = re.compile(r"(cpu|gpu|npu|cuda|wgmma|mma|tdp|amx|sm_\d+a?|[ah][12]00|ptx|llvm)\b(?!-)")
 # The machine that a PlanTable was measured on, and that a tuner measures on, has a name.
@@ -480,6 +547,36 @@ def test_one_word_per_concept() -> None:
             theirs = {"src"} if source.folder in ("tensor", "nn") else set()
             if (FOREIGN_WORDS - theirs) & set(name.lower().split("_")):
                 broken.append(f"{source.name}:{line} {name}")
+    report(broken)
+
+
+def test_names_say_what_they_hold() -> None:
+    broken = []
+    for source in SOURCES:
+        for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+            if token.type == tokenize.NAME:
+                words = [
+                    word
+                    for word in token.string.lower().split("_")
+                    if word in VAGUE_WORDS and not source.name.startswith(VAGUE_WORDS[word])
+                ]
+                if words or token.string.strip("_") in AMOUNTS:
+                    broken.append(f"{source.name}:{token.start[0]} {token.string}")
+    report(broken)
+
+
+def test_file_names_are_single() -> None:
+    """No file name stands twice under one folder for different things."""
+    broken = []
+    for folder in sorted(STEP_OF):
+        known: dict[str, str] = {}
+        for source in SOURCES:
+            name = source.parts[-1]
+            if source.folder != folder or name == "__init__.py":
+                continue
+            if name in known and name not in SAME_FILES.get(folder, ()):
+                broken.append(f"{known[name]} {source.name}")
+            known.setdefault(name, source.name)
     report(broken)
 
 

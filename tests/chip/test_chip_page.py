@@ -15,7 +15,7 @@ import pytest
 from tilegrad.chip.estimate import areas, estimate
 from tilegrad.chip.networks import resnet_50
 from tilegrad.chip.page import Server, answer, serve
-from tilegrad.chip.page.server import FOLDER, HEADERS, MOST, POLICY, TYPES
+from tilegrad.chip.page.server import FOLDER, HEADERS, MOST_BYTES, POLICY, TYPES
 from tilegrad.core.errors import UserError
 from tilegrad.targets.npu.parameters import PRESETS, Parameters, preset
 
@@ -148,7 +148,7 @@ def test_other_hosts_and_sites_are_refused(server: Server) -> None:
     assert ask(server, "POST", "/api/start", Origin=f"http://127.0.0.1:{port}")[0] == 200
     assert ask(server, "POST", "/api/start", b"[]")[0] == 400
     assert ask(server, "POST", "/api/start", b"{")[0] == 400
-    assert ask(server, "POST", "/api/start", b" " * (MOST + 1))[0] == 413
+    assert ask(server, "POST", "/api/start", b" " * (MOST_BYTES + 1))[0] == 413
     status, body, _ = ask(server, "POST", "/api/start")
     assert status == 200 and json.loads(body)["first"]["name"] == "16x16"
 

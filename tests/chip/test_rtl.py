@@ -12,7 +12,7 @@ from npu_programs import small
 from rtl_run import lockstep, why_not
 
 from tilegrad.chip.rtl.emit import design, top_parameters, write
-from tilegrad.chip.rtl.tools import LINTERS, PROOFS, PROVERS, Proof, lint, missing, prove
+from tilegrad.chip.rtl.verify import LINTERS, PROOFS, PROVERS, Proof, lint, missing, prove
 from tilegrad.core.fixed import exp_table
 from tilegrad.targets.npu.parameters import PRESETS, preset
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tilegrad.chip.rtl.tiny import FILES, TOP, info, write_tiny
-from tilegrad.chip.rtl.tools import LINTERS, lint, missing
+from tilegrad.chip.rtl.verify import LINTERS, lint, missing
 
 
 @pytest.mark.parametrize("tool", LINTERS)

@@ -167,10 +167,10 @@ def test_the_command(tmp_path: Path) -> None:
             "--target",
             "h200",
             "--without",
-            "level sums",
+            "shallow sums",
         ],
     )
-    assert less.exit_code == 0 and "left out: level sums" in less.output
+    assert less.exit_code == 0 and "left out: shallow sums" in less.output
     wrong = run(app, ["explain", f"{file}:f", "float32[64,512]", "--without", "fuse"])
     assert wrong.exit_code == 1 and "cannot be left out" in wrong.output
     assert run(app, ["explain", f"{file}:g", "float32[2]"]).exit_code == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilegrad.compiler.pipeline import run_pipeline
-from tilegrad.compiler.row_factors import Depths, level_sums
+from tilegrad.compiler.row_factors import Depths, shallow_sums
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.target import AVX2, H200
 from tilegrad.graph import build, ops
@@ -23,7 +23,7 @@ def levelled(function, *values: np.ndarray) -> tuple[list[Node], list[Node]]:
     """The results before and after the pass, which must agree."""
     nodes = [build.input_(v.shape, dtypes.float32) for v in values]
     before = [function(*nodes)]
-    after = level_sums(nodes, before, Log())
+    after = shallow_sums(nodes, before, Log())
     given = dict(zip(nodes, values))
     for a, b in zip(interpret(before, given), interpret(after, given)):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
@@ -116,4 +116,4 @@ def test_only_gpus_want_it() -> None:
     total = build.sum_(build.multiply(x, build.max_(x, 1, keep=True)), 1)
     for target, there in ((H200, True), (AVX2, False), (None, False)):
         _, stages = run_pipeline([x], [total], target)
-        assert any(s.name == "level sums" and s.changed for s in stages) == there
+        assert any(s.name == "shallow sums" and s.changed for s in stages) == there

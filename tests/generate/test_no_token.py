@@ -48,15 +48,15 @@ def rows_of(vocabulary: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
     rows = random.standard_normal((40, vocabulary)).astype(np.float32)
     good = np.ones(len(rows), bool)
     for row in range(1, len(rows), 2):
-        places = random.choice(vocabulary, random.integers(1, vocabulary), replace=False)
+        outcomes = random.choice(vocabulary, random.integers(1, vocabulary), replace=False)
         kind = row // 2 % 5
-        rows[row, places] = (np.nan, np.inf, -np.inf, -np.inf, np.nan)[kind]
+        rows[row, outcomes] = (np.nan, np.inf, -np.inf, -np.inf, np.nan)[kind]
         if kind == 3:
             rows[row] = -np.inf
         if kind == 4:
             rows[row] = -np.inf
-            rows[row, places[0]] = np.nan
-        good[row] = kind == 2 and len(places) < vocabulary
+            rows[row, outcomes[0]] = np.nan
+        good[row] = kind == 2 and len(outcomes) < vocabulary
     rows[3, :] = np.nan
     return rows, good
 
@@ -127,7 +127,7 @@ def test_ptx_finds_the_same_rows(variant: Variant, vocabulary: int) -> None:
         own[s.name] if s.kind == "state" else rows if s.index == 0 else slots.numpy()
         for s in made.sources
     ]
-    found = run_graph(made.inputs, made.outputs, values)[made.places[0].number]
+    found = run_graph(made.inputs, made.outputs, values)[made.outcomes[0].number]
     if not variant.draws:
         assert found[good].tolist() == rows[good, :words].argmax(-1).tolist()
     assert ((found[good] >= 0) & (found[good] < words)).all()

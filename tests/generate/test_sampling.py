@@ -559,7 +559,7 @@ def test_ptx_draws_what_the_cpu_draws(masks: bool) -> None:
     ]
     found = run_graph(made.inputs, made.outputs, values)
     expected = step(logits, state, slots, slots, variant)
-    for place, want in zip(made.places, expected):
+    for place, want in zip(made.outcomes, expected):
         got = found[place.number]
         assert (
             np.allclose(got, want, atol=2e-5)

@@ -27,7 +27,7 @@ from tilegrad.generate.llm import LLM
 from tilegrad.generate.request import Produced, Request
 from tilegrad.generate.sampling import Sampling
 from tilegrad.generate.sampling_limits import SERVED
-from tilegrad.generate.speculative import Lookup, Places, Proposer, Trust
+from tilegrad.generate.speculative import Lookup, Proposer, Runs, Trust
 from tilegrad.runtime.executable import Executable
 from tilegrad.tensor.bound import Bound
 
@@ -60,7 +60,7 @@ def slow_lookup(known: Sequence[int], count: int) -> list[int]:
 @given(some.lists(some.integers(0, 2), max_size=40), some.integers(1, 6), some.integers(1, 9))
 def test_lookups_are_those_of_a_search(tokens: list[int], count: int, more: int) -> None:
     """As an answer grows by a few tokens at a time."""
-    places = Places(range(4, 1, -1))
+    places = Runs(range(4, 1, -1))
     for end in range(0, len(tokens) + 1, more):
         assert places.after(tokens[:end], count) == slow_lookup(tokens[:end], count)
 

@@ -30,7 +30,7 @@ import tilegrad.nn.functional as F
 from tilegrad.core.dtype import BY_NUMPY, DType, bfloat16, float8_e4m3, float16, float32
 from tilegrad.kernels.matmul.joint import joint_matmul
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
-from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
+from tilegrad.kernels.matmul.threads_matmul import ThreadPlan, thread_matmul
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.nn.experts import routed
 from tilegrad.runtime.buffer import Buffer
@@ -211,7 +211,7 @@ def added_product(x: Operands, plan: WidePlan) -> Run:
     def add(b: Any, inputs: Any, added: Any) -> Any:
         return b.apply("add", inputs[0], b.cast(inputs[-1], float32))
 
-    run = one_product(fill(wide_matmul(x, plan, beside=1), "epilogue", add), x)
+    run = one_product(fill(wide_matmul(x, plan, residuals=1), "epilogue", add), x)
     given = draw(2, x.dtype, *run.memories[2].shape)
     return Run(run.body, [*run.memories, given], {2: run.wanted[2] + given.astype(np.float64)})
 
@@ -411,7 +411,7 @@ def run_generated(device: Any, function: Callable[..., Any], arrays: Sequence[An
     has_dot = any(n.op.name == "dot" for n in topological(lowered.outputs))  # perhaps in tf32
     found, _ = flatten(jitted(*tensors))
     device.synchronize()
-    for place, tensor in zip(lowered.places, found):
+    for place, tensor in zip(lowered.outcomes, found):
         expected, got = np.asarray(wanted[place.number]), np.asarray(tensor.cpu().numpy())
         half = got.dtype == HALF  # the interpreter rounds what lies between, too
         close(got, expected, 1e-2 if half else 2e-3 if has_dot else 1e-4, 4.0)

@@ -1,5 +1,5 @@
-"""kernels/attention/threads.py: every option against float64, on the interpreter and as PTX of
-sm_80 on the simulator; what is chosen for real sizes is assembled: no spill, no stack frame.
+"""kernels/attention/threads_forward.py: every option against float64, on the interpreter and as PTX
+of sm_80 on the simulator; what is chosen for real sizes is assembled: no spill, no stack frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from tilegrad.graph.interpret import philox
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.shape import AttentionShape
-from tilegrad.kernels.attention.threads import ThreadAttentionPlan, attend, choose, plans, why_not
+from tilegrad.kernels.attention.threads_forward import (
+    ThreadAttentionPlan,
+    attend,
+    choose,
+    plans,
+    why_not,
+)
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -108,7 +114,7 @@ def arguments(x: AttentionShape, body: Body, memories: list[Array]) -> list[Arra
 def test_against_float64(name: str) -> None:
     x, plan, more = CASES[name]
     body = built(x, plan, more)
-    assert not [f for f in check_body(body, A100) if f.level == "error"]
+    assert not [f for f in check_body(body, A100) if f.severity == "error"]
     memories = numbers(x, more)
     interpret.run(body, arguments(x, body, memories), {}, seed=1)
     agree(x, memories)

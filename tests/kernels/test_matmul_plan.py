@@ -82,7 +82,7 @@ def test_every_plan_can_be_built(seed: int) -> None:
         assert choice.plan.programs <= max(1, target.cores)
     for choice in (found[0], draw.choice(found)):
         body = fill(kernel(x, choice), "epilogue", lambda b, inputs, added: inputs[0])
-        assert not [f for f in check_body(body, target) if f.level == "error"]
+        assert not [f for f in check_body(body, target) if f.severity == "error"]
         text, entry = emit(body, "matmul", target)
         assert "wgmma" in text and entry.shared_bytes <= target.memories["shared"].bytes
 

@@ -22,7 +22,7 @@ from tilegrad.graph import build
 from tilegrad.graph.interpret import interpret as interpret_graph
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.matmul.shape import Operands
-from tilegrad.kernels.matmul.threads import ThreadPlan, thread_matmul
+from tilegrad.kernels.matmul.threads_matmul import ThreadPlan, thread_matmul
 from tilegrad.kernels.matmul.threads_plan import ranked_threads, residents
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
@@ -218,7 +218,7 @@ def test_copies_that_nobody_waited_for_are_races() -> None:
 
 def test_warps_that_have_not_met_are_found() -> None:
     found = check_body(without("named_sync", 1))
-    assert any(f.level == "error" and f.rule in ("warps", "race") for f in found)
+    assert any(f.severity == "error" and f.rule in ("warps", "race") for f in found)
 
 
 def test_copies_under_way_at_the_end_are_found() -> None:

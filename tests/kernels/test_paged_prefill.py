@@ -20,7 +20,7 @@ from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
 from tilegrad.core.target import H200
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.call import mixed_callee
-from tilegrad.kernels.paged.prefill import FEW, choose, prefill, why_not
+from tilegrad.kernels.paged.prefill import FEW_NEW_TOKENS, choose, prefill, why_not
 from tilegrad.kernels.paged.prefill import tile_list as tiles_body
 from tilegrad.kernels.paged.reference import tile_list, work_list
 from tilegrad.kernels.paged.shape import BLOCKS, REQUEST, PagedShape, item_rows, spread
@@ -157,12 +157,12 @@ def test_the_list(label: str, simulated: bool) -> None:
     x = shape(2, 1, 16, lengths, queries, **more)
     plan = choose(x, H200)
     assert plan is not None
-    body = tiles_body(x, plan, FEW)
+    body = tiles_body(x, plan, FEW_NEW_TOKENS)
     verify_body(body, "portable", H200)
-    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    assert not [f for f in check_body(body, H200) if f.severity == "error"]
     sizes = np.array(lengths, np.int32)
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
-    wanted = tile_list(x, plan.tile, sizes, starts, FEW)
+    wanted = tile_list(x, plan.tile, sizes, starts, FEW_NEW_TOKENS)
     found = np.full_like(wanted, -7)
     if simulated:
         simulate(*emit(body, "tiles", H200), [sizes, starts, found])
@@ -188,8 +188,8 @@ def test_programs_share_the_keys() -> None:
 
 
 MIXED = {
-    "a prompt beside answers": ((300, 1, 90, 200), (130, 1, 1, FEW - 1)),
-    "prompts alone": ((150, 128, 20), (150, 128, FEW)),
+    "a prompt beside answers": ((300, 1, 90, 200), (130, 1, 1, FEW_NEW_TOKENS - 1)),
+    "prompts alone": ((150, 128, 20), (150, 128, FEW_NEW_TOKENS)),
     "answers alone": ((150, 0, 33), (1, 0, 2)),
 }
 
@@ -202,21 +202,21 @@ def test_called_by_a_graph(label: str) -> None:
     lengths, queries = MIXED[label]
     x = shape(4, 2, 32, lengths, queries, width=128, value_width=128)
     step = cleaned(make_step(x, lengths, queries))
-    few = replace(choose_list(x, H200, below=FEW), programs=4)
+    few = replace(choose_list(x, H200, below=FEW_NEW_TOKENS), programs=4)
     items, last = work_list(x, few, step.lengths, step.starts)
     if few.joined:
         last = np.zeros((item_rows(x, few), spread(x, few)), np.int32)
     given = (step.q[None], step.keys, step.values, step.table, items, last)
     many = choose(x, H200)
     assert many is not None
-    given = (*given, tiles_of(step, x, many, FEW))
+    given = (*given, tiles_of(step, x, many, FEW_NEW_TOKENS))
     callee = mixed_callee(x, few, replace(many, programs=3))
     assert [t.shape for t in callee.types("read")] == [g.shape for g in given]
     agree(step, parse_callee(callee.to_text()).interpret(*given)[0][0])
     for body, _ in callee.launches:
         verify_body(fitted(body, H200), "placed", H200)
     listed = {int(item[REQUEST]) for item in items if item[BLOCKS]}
-    assert listed == {r for r, n in enumerate(queries) if 0 < n < FEW}
+    assert listed == {r for r, n in enumerate(queries) if 0 < n < FEW_NEW_TOKENS}
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_small_sizes_are_proved(tokens: int, requests: int, page: int, pages: in
     x = PagedShape(8, 2, 128, 128, page, tokens, requests, 64, pages, 0.1)
     plan = choose(x, H200)
     assert plan is not None
-    assert not [f for f in check_body(prefill(x, plan), H200) if f.level == "error"]
+    assert not [f for f in check_body(prefill(x, plan), H200) if f.severity == "error"]
 
 
 def test_what_is_refused() -> None:

@@ -360,3 +360,16 @@ def test_one_row_or_column_of_a_long_product(
         numbers(columns, depth, seed=1),
         wide=wide,
     )
+
+
+@pytest.mark.parametrize("k", [4096, 5120])
+def test_one_row_stores_several_results(k: int) -> None:
+    """Programs of one weight's row (long ones) store elements; shorter rows come in fours."""
+
+    def stored(x: Node, w: Node) -> list[Node]:
+        product = dot(x, w, turn_b=True)
+        wide = build.cast(product, float32)
+        return [product, build.multiply(wide, 0.5), build.unary(ops.exp, wide)]
+
+    weights = numbers(512, k, seed=1, dtype=np.float32) * k**-0.5
+    assert check(stored, numbers(1, k), weights.astype(BF16)) == 1

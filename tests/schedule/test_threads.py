@@ -42,7 +42,7 @@ from tilegrad.schedule.schedule import Launch
 from tilegrad.schedule.threads import destination as thread_places
 from tilegrad.schedule.threads import rows as thread_rows
 from tilegrad.schedule.threads import sort as thread_sort
-from tilegrad.schedule.threads import update as thread_update
+from tilegrad.schedule.threads import update_threads
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body
 from tilegrad.tile.check import walk
@@ -292,7 +292,7 @@ def test_repeated_indices(mode: str, rest: tuple, sorts: bool, fresh) -> None:
         fresh.setattr(thread_places, "RANKED", 50)
         fresh.setattr(thread_sort, "LOCAL", 64)
         fresh.setattr(thread_sort, "FAR_TILE", 32)
-    fresh.setattr(thread_update, "FEW_SET", 0)
+    fresh.setattr(update_threads, "FEW_SET", 0)
     index = whole(500, low=-2, high=43)
     state, value = floats(40, *rest), floats(500, *rest, seed=1)
     (got,) = check(lambda s, v, i: build.update(s, v, [i], [0], mode), state, value, index)

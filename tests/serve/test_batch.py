@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from tilegrad.cli import main
 from tilegrad.core.errors import UserError
 from tilegrad.generate.llm import LLM
+from tilegrad.serve.batch.batch_run import Counts, run_batch
 from tilegrad.serve.batch.file import Answered, check_ids, read_lines
-from tilegrad.serve.batch.run import Counts, run_batch
 from tilegrad.serve.settings import Settings
 
 HERE = Path(__file__).parent

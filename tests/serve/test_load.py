@@ -25,9 +25,9 @@ from tilegrad.core.errors import UserError
 from tilegrad.core.svg import nice
 from tilegrad.serve.load.client import Client, Endpoint, new_session
 from tilegrad.serve.load.events import Events
+from tilegrad.serve.load.load_run import Load, Result, model_of, run_load
 from tilegrad.serve.load.plot import plotted
 from tilegrad.serve.load.reply import Reply
-from tilegrad.serve.load.run import Load, Result, model_of, run_load
 from tilegrad.serve.load.script import (
     WORDS,
     Call,

@@ -8,7 +8,7 @@ from npu_programs import small
 from tilegrad.core.errors import UserError
 from tilegrad.targets.npu.check import check
 from tilegrad.targets.npu.instructions import TOKENS, Instruction, assemble, instruction
-from tilegrad.targets.npu.layout import Beside, Stored
+from tilegrad.targets.npu.layout import Stored, VectorOperand
 from tilegrad.targets.npu.order import Order, prove
 from tilegrad.targets.npu.parameters import Parameters
 from tilegrad.targets.npu.product import Product
@@ -21,8 +21,8 @@ SIZES = [(1, 1, 1), (11, 10, 13), (40, 5, 70)]
 def product(p: Parameters, sizes: tuple[int, int, int]) -> Product:
     """A product with a row and an element for each sum beside it."""
     steps = (VectorStep("add", 0, 1), VectorStep("sub", 3, 2))
-    beside = (Beside(True, True), Beside(False, False))
-    return Product(p, *sizes, beside=beside, steps=steps, stored=(Stored(4),))
+    vector_operands = (VectorOperand(True, True), VectorOperand(False, False))
+    return Product(p, *sizes, vector_operands=vector_operands, steps=steps, stored=(Stored(4),))
 
 
 @pytest.mark.parametrize("dataflow", ["ws", "os", "is"])

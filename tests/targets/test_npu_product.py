@@ -11,7 +11,7 @@ from tilegrad.targets.npu.arithmetic import requantise
 from tilegrad.targets.npu.count import Counts
 from tilegrad.targets.npu.functional import Functional
 from tilegrad.targets.npu.instructions import Instruction
-from tilegrad.targets.npu.layout import Beside, Narrow, Stored
+from tilegrad.targets.npu.layout import Narrow, Stored, VectorOperand
 from tilegrad.targets.npu.machine import Machine
 from tilegrad.targets.npu.parameters import Parameters
 from tilegrad.targets.npu.product import Product
@@ -78,7 +78,11 @@ STEPS = (
     VectorStep("max", 6, -90, True),
     VectorStep("min", 4, 6),
 )
-BESIDE = (Beside(True, True), Beside(True, True), Beside(False, False))
+VECTOR_OPERANDS = (
+    VectorOperand(True, True),
+    VectorOperand(True, True),
+    VectorOperand(False, False),
+)
 
 
 def by_hand(sums: np.ndarray, bias: np.ndarray, scales: np.ndarray, other: np.ndarray) -> list:
@@ -100,7 +104,7 @@ def test_vector_steps_follow(dataflow: str, sizes: tuple[int, int, int]) -> None
     scales = rng.integers(1, 90, (1, n)).astype(np.int32)
     other = rng.integers(-128, 128, (m, n)).astype(np.int8)
     stored = (Stored(7, Narrow()), Stored(8), Stored(8, Narrow(3, 4, True)))
-    made = Product(p, m, n, k, beside=BESIDE, steps=STEPS, stored=stored)
+    made = Product(p, m, n, k, vector_operands=VECTOR_OPERANDS, steps=STEPS, stored=stored)
     memory = made.pack(left, right, bias, scales, other)
     again, total = memory.copy(), Counts()
     for words in made.program():
@@ -122,7 +126,15 @@ def test_vector_steps_alone() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.integers(-(2**31), 2**31, (2, 9, 7)).astype(np.int32)
     steps = (VectorStep("add", 0, 1), VectorStep("max", 2, 0, True))
-    made = Product(p, 9, 7, 0, beside=(Beside(False, True),) * 2, steps=steps, stored=(Stored(3),))
+    made = Product(
+        p,
+        9,
+        7,
+        0,
+        vector_operands=(VectorOperand(False, True),) * 2,
+        steps=steps,
+        stored=(Stored(3),),
+    )
     memory, cycles = made.pack(None, None, a, b), 0
     for words in made.program():
         cycles += Machine(p, words, memory).run()

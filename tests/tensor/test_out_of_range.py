@@ -23,7 +23,7 @@ from tilegrad.core.target import H200
 from tilegrad.graph import build
 from tilegrad.graph.interpret import interpret
 from tilegrad.graph.ranges import range_of, surely_inside
-from tilegrad.ir.fingerprint import Place, structure
+from tilegrad.ir.fingerprint import UserLine, structure
 from tilegrad.ir.symbol import symbol
 from tilegrad.nn import functional as F
 from tilegrad.tile.build import body_sites
@@ -272,18 +272,18 @@ def test_ranges() -> None:
 def test_lines_are_in_the_key_of_memory_and_not_of_the_disk() -> None:
     def made(place: str) -> Any:
         index = build.input_((2,), tg.int64)
-        node = tg.graph.ops.in_range(index, size=5, message="m", place=Place(place))
+        node = tg.graph.ops.in_range(index, size=5, message="m", place=UserLine(place))
         return (index,), (build.add(node, 1),)
 
     first, other = made("a.py:1"), made("b.py:2")
     assert structure(*first) != structure(*other)
-    places: dict[Place, int] = {}
-    assert structure(*first, places) == structure(*other, {}) and list(places) == ["a.py:1"]
+    lines: dict[UserLine, int] = {}
+    assert structure(*first, lines) == structure(*other, {}) and list(lines) == ["a.py:1"]
     compiler.executable_for(*first)
     before = dict(compiler.counters)
     recipe = compiler.executable_for(*other).recipe
     assert compiler.counters["compiled"] == before["compiled"]
-    assert [s.location for part in recipe.sites for s in part] == ["b.py:2"] == recipe.places
+    assert [s.location for part in recipe.sites for s in part] == ["b.py:2"] == recipe.lines
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

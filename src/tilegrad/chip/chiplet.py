@@ -62,8 +62,8 @@ class Link:
     def edge(self) -> float:
         """mm of the die's edge: both ways of all modules."""
         kind = LINKS[self.kind]
-        both = 2 * kind.lanes * self.modules * self.rate / 8
-        return both / (kind.shoreline * self.rate / kind.gigabits[1])
+        bandwidth = 2 * kind.lanes * self.modules * self.rate / 8
+        return bandwidth / (kind.shoreline * self.rate / kind.gigabits[1])
 
     @property
     def picojoules_per_bit(self) -> float:

@@ -161,8 +161,8 @@ def _problem(p: Parameters, problem: Problem) -> Estimated:
     """A convolution is the product of its windows; groups run one after the other."""
     sizes = problem.sizes
     groups = sizes.get("G", 1)
-    places, depth = sizes["N"] * sizes["P"] * sizes["Q"], sizes["C"] * sizes["R"] * sizes["S"]
-    return product(p, places, sizes["M"], depth, groups, problem.count, named(problem))
+    positions, depth = sizes["N"] * sizes["P"] * sizes["Q"], sizes["C"] * sizes["R"] * sizes["S"]
+    return product(p, positions, sizes["M"], depth, groups, problem.count, named(problem))
 
 
 def product(

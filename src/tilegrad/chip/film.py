@@ -15,7 +15,7 @@ from ..core.errors import UserError
 from ..targets.npu.mesh import Mesh
 from ..targets.npu.parameters import DATAFLOWS, Parameters
 
-MOST = 8  # rows and columns that a picture shows
+MOST_SHOWN = 8  # rows and columns that a picture shows
 SOON = 3  # values that are shown on their way to the mesh
 Matrix = list[list[int]]
 
@@ -52,8 +52,10 @@ def film(
         expected = ", ".join(DATAFLOWS)
         raise UserError("bad dataflow", op="chip", expected=expected, got=repr(dataflow))
     for name, value in (("rows", rows), ("columns", columns), ("length", length)):
-        if not isinstance(value, int) or not 1 <= value <= MOST:
-            raise UserError(f"bad {name}", op="chip", expected=f"1 to {MOST}", got=repr(value))
+        if not isinstance(value, int) or not 1 <= value <= MOST_SHOWN:
+            raise UserError(
+                f"bad {name}", op="chip", expected=f"1 to {MOST_SHOWN}", got=repr(value)
+            )
     p = Parameters(rows=rows, columns=columns, lanes=1, dataflow=dataflow)
     m, n, k = {
         "ws": (length, columns, rows),

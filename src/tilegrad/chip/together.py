@@ -20,7 +20,7 @@ from .explore.search import Found, search
 from .mapped import named
 from .workload import Workload
 
-MOST = 3  # layers of a run
+MOST_LAYERS = 3  # layers of a run
 Run = tuple[int, ...]  # Works by number
 Report = Callable[[int, int, str], None]
 
@@ -89,7 +89,7 @@ def _wanted(workload: Workload) -> list[Run]:
     for chain in workload.chains:
         works = chain.works
         for start in range(len(works)):
-            for length in range(2, MOST + 1):
+            for length in range(2, MOST_LAYERS + 1):
                 run = works[start : start + length]
                 if len(run) == length and run not in runs and _chains(workload, run):
                     runs[run] = None
@@ -144,7 +144,7 @@ def _cut(works: Sequence[int], found: dict[Run, Found | Fused]) -> list[Run]:
     best: list[tuple[float, list[Run]]] = [(0.0, [])]
     for end in range(1, len(works) + 1):
         options = []
-        for start in range(max(0, end - MOST), end):
+        for start in range(max(0, end - MOST_LAYERS), end):
             run = tuple(works[start:end])
             if run in found:
                 energy, before = best[start]

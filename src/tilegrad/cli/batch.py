@@ -34,7 +34,7 @@ Model = Annotated[
     ),
 ]
 Requests = Annotated[int, typer.Option(min=1, help="Requests that run at once at most.")]
-Again = Annotated[
+RetryErrors = Annotated[
     bool, typer.Option("--retry-errors", help="Ask again for lines that failed in an earlier run.")
 ]
 
@@ -44,7 +44,7 @@ def batch(
     out: Out,
     model: Model,
     requests: Requests = 16,
-    retry_errors: Again = False,
+    retry_errors: RetryErrors = False,
     context: options.Context = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -57,8 +57,8 @@ def batch(
     need_packages()
     import asyncio
 
+    from ..serve.batch.batch_run import Counts, run_batch
     from ..serve.batch.file import Answered
-    from ..serve.batch.run import Counts, run_batch
     from ..serve.settings import Settings
 
     counts, begun = Counts(), time.perf_counter()

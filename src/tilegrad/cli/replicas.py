@@ -28,7 +28,7 @@ async def routed(settings: Any, count: int, ray: bool, ray_address: str | None, 
     """A router, with its replicas in processes or placed by Ray."""
     from ..serve.router.ray_replicas import RayReplicas
     from ..serve.router.replicas import Processes
-    from ..serve.router.run import run_router
+    from ..serve.router.router_run import run_router
 
     def ready(router: Any, port: int) -> None:
         bars.close()
@@ -37,8 +37,8 @@ async def routed(settings: Any, count: int, ray: bool, ray_address: str | None, 
         status(f"{settings.name}: {up} of {count} replicas serve; Ctrl-C ends all of them")
 
     own = shared_out(settings, count, here=not ray)
-    places: Any = RayReplicas(own, address=ray_address) if ray else Processes(own)
-    await run_router(settings, places, ready=ready, said=status)
+    replicas: Any = RayReplicas(own, address=ray_address) if ray else Processes(own)
+    await run_router(settings, replicas, ready=ready, said=status)
 
 
 def shared_out(settings: Any, count: int, here: bool) -> list[Any]:

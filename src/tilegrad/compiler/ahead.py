@@ -25,7 +25,7 @@ from ..core.config import config, override, usable_cores
 from ..core.target import from_text
 from ..graph import build, ops
 from ..ir.block import argument, pure_block
-from ..ir.fingerprint import Place
+from ..ir.fingerprint import UserLine
 from ..ir.node import topological
 from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
@@ -37,8 +37,8 @@ from .compile import circumstances, recipe_name, store_recipe
 from .loader import Wanted, is_told
 
 LOG = logging.getLogger("tilegrad.compile")
-LONG = 500  # Nodes of a Graph from which on it is worth a worker
-MOST = 12  # workers; each has some 200 MB
+LEAST_NODES = 500  # Nodes of a Graph from which on it is worth a worker
+MOST_WORKERS = 12  # workers; each has some 200 MB
 SETTINGS = (
     *("cache_folder", "cache_bytes", "plan_table"),
     *("checked", "determinism", "dots", "threads"),
@@ -54,7 +54,7 @@ def compile_ahead(graphs: Iterable[Wanted]) -> int:
     an interrupt waits for the Graphs that are being compiled, not for those in the queue.
     """
     threads = min(usable_cores(), config().threads)
-    count = min(MOST, threads, usable_cores() - 1)
+    count = min(MOST_WORKERS, threads, usable_cores() - 1)
     alone = is_told() or outside() or config().eager_debug
     if count < 2 or alone or not default_store().folder:
         return 0
@@ -84,13 +84,13 @@ def job_of(wanted: Wanted, side: int = 1) -> dict[str, Any] | None:
     """What a worker must know of a Graph, as plain data; None where it is small, stored already or
     cannot be told. The worker assembles so many programs side by side."""
     nodes = topological(wanted.outputs)
-    if len(nodes) < LONG or build.Transfers.used or any(n.op is ops.call for n in nodes):
+    if len(nodes) < LEAST_NODES or build.Transfers.used or any(n.op is ops.call for n in nodes):
         return None
     machine = device(wanted.device)
     given = (wanted.donate, circumstances(wanted.device))
     graph = (wanted.inputs, wanted.outputs)
-    places: dict[Place, int] = {}
-    name = recipe_name(*graph, given, wanted.requirements, machine.target, places)
+    lines: dict[UserLine, int] = {}
+    name = recipe_name(*graph, given, wanted.requirements, machine.target, lines)
     if default_store().get(name) is not None:
         return None
     arguments = tuple([argument(f"in{i}", n.type) for i, n in enumerate(wanted.inputs)])
@@ -114,7 +114,7 @@ def job_of(wanted: Wanted, side: int = 1) -> dict[str, Any] | None:
 def _serve(jobs: queue.SimpleQueue[dict[str, Any] | None]) -> int:
     """Have one worker do jobs until there are no more; how many it did."""
     done = 0
-    command = [sys.executable, "-c", START, *_places()]
+    command = [sys.executable, "-c", START, *_module_folders()]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     try:
         with subprocess.Popen(command, **pipes) as worker:  # type: ignore[call-overload]
@@ -130,7 +130,7 @@ def _serve(jobs: queue.SimpleQueue[dict[str, Any] | None]) -> int:
     return done
 
 
-def _places() -> list[str]:
+def _module_folders() -> list[str]:
     """Where a worker finds modules: where this process does, and this package. Relative ones are
     left out: files of the current folder may be anybody's."""
     found = [place for place in sys.path if isinstance(place, str) and os.path.isabs(place)]

@@ -15,7 +15,7 @@ import numpy as np
 from ..core.config import config
 from ..core.errors import InternalError, UserError
 from ..core.target import Target
-from ..ir.fingerprint import Place
+from ..ir.fingerprint import UserLine
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.bundle import WEIGHTS, BundleWriter, weights_key
 from ..runtime.device import Device, device, target_for
@@ -77,13 +77,13 @@ class Maker:
     def add(self, wanted: Wanted, sources: Sequence[Buffer] | None = None) -> str:
         """Compile a Graph; the name it has in the Bundle. `sources` are the Buffers of its inputs,
         for those whose weights are to be prepared."""
-        places: dict[Place, int] = {}
-        name = wanted.name(places)
+        lines: dict[UserLine, int] = {}
+        name = wanted.name(lines)
         if name in self.writer.recipes:
             return name
         schedule = schedule_for(wanted.inputs, wanted.outputs, self.target, wanted.donate)
         recipe, texts = recipe_of(schedule, self.target, wanted.requirements)
-        recipe.places = list(places)
+        recipe.lines = list(lines)
         compile_text = language_of(self.target).compile
         for key, text in texts.items():
             if key not in self.writer.code:

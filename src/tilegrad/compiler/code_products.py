@@ -23,7 +23,7 @@ from .as_stored import stored_fields
 from .norms import norm_of
 
 STEP = 16  # elements of a row, and rows of weights, that products come in
-LEAST = 2.0**-126  # scale of a row
+LEAST_SCALE = 2.0**-126  # scale of a row
 
 
 def why_not(dot: Node, target: Target) -> str:
@@ -86,8 +86,8 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     The largest of a row is found before values are widened, so that what is packed is stored as
     narrow as it was, and read twice; codes are products with its inverse, one division a row. The
     factor of a norm of few rows cancels out of its codes, so none of them waits for the norm's sum:
-    it is a factor of the row's scale (see docs/decisions/0020). Scales are at least LEAST, so that
-    their inverses are finite: rows of less have smaller codes."""
+    it is a factor of the row's scale (see docs/decisions/0020). Scales are at least LEAST_SCALE, so
+    that their inverses are finite: rows of less have smaller codes."""
     kinds = {part.name: part.dtype for part in (*form.fields, *form.row)}
     x, *given = packed.inputs
     if kinds["scale"] is not float32 or not (given or form.grain.rows == 1):
@@ -98,7 +98,7 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     norm = norm_of(x) if not invariant() else None
     x = norm.core if norm else x
     largest = build.reduce(ops.max_, build.unary(ops.absolute, x), len(x.shape) - 1, True)
-    largest = build.maximum(build.cast(largest, float32), most_of(form) * LEAST)
+    largest = build.maximum(build.cast(largest, float32), most_of(form) * LEAST_SCALE)
     scale = build.multiply(largest, 1.0 / most_of(form))
     scale = build.multiply(scale, norm.factor) if norm else scale
     return {**_codes(x, largest, most_of(form), packed), "scale": scale}

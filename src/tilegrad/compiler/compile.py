@@ -27,7 +27,7 @@ from ..core.lock import COMPILER, awaited_rlock
 from ..core.recent import Recent
 from ..core.target import Target
 from ..graph import build, ops
-from ..ir.fingerprint import Place, digest, structure
+from ..ir.fingerprint import UserLine, digest, structure
 from ..ir.node import Node, located, topological
 from ..ir.requirement import Requirement
 from ..ir.rewrite import replace
@@ -141,14 +141,14 @@ def recipe_name(
     given: tuple[Any, ...],
     requirements: Sequence[Requirement],
     target: Target,
-    places: dict[Place, int],
+    lines: dict[UserLine, int],
 ) -> str:
     """The name of a Recipe in the Store; `given` is what is donated, and the circumstances. The
-    user's lines in the Graph are added to `places`."""
+    user's lines in the Graph are added to `lines`."""
     needs = [r.to_text(placed=False) for r in requirements]
     symbols = ops.symbols([*inputs, *topological(outputs)])
     bounds = [(s.name, s.low, s.high) for s in symbols]  # sizes of the arena follow from them
-    rows = structure(inputs, outputs, places)
+    rows = structure(inputs, outputs, lines)
     return "recipe-" + digest(rows, bounds, given, needs, target.key, version())
 
 
@@ -198,13 +198,13 @@ def _make(
     """Load from disk, else compile and store."""
     machine = opened(device)
     target = machine.target
-    places: dict[Place, int] = {}
-    name = recipe_name(inputs, outputs, key[1:3], requirements, target, places)
+    lines: dict[UserLine, int] = {}
+    name = recipe_name(inputs, outputs, key[1:3], requirements, target, lines)
     data = default_store().get(name)
     if data is not None:
         recipe = Recipe.from_text(data.decode())
         recipe.requirements = list(requirements)  # equal but for the lines
-        recipe.move(list(places))
+        recipe.move(list(lines))
         bound = _bind(recipe, machine)
         if bound is not None:
             counters["loaded"] += 1
@@ -214,7 +214,7 @@ def _make(
     start = time.perf_counter()
     schedule = schedule_for(inputs, outputs, target, donate, (), device, homes)
     recipe, texts = recipe_and_texts(schedule, target, requirements)
-    recipe.places = list(places)
+    recipe.lines = list(lines)
     bound = _bind(recipe, machine, _compile_all(texts, target, machine))
     default_store().put(name, recipe.to_text().encode())
     counters["compiled"] += 1
@@ -280,15 +280,15 @@ def store_recipe(wanted: Wanted, target: Target, arch: str, expected: str, side:
     """Compile a Graph for a Target of which no machine is opened, and store what `_make` loads."""
     from .flatten import recipe_of
 
-    places: dict[Place, int] = {}
+    lines: dict[UserLine, int] = {}
     given = (wanted.donate, circumstances(wanted.device, target))
     graph = (wanted.inputs, wanted.outputs)
-    name = recipe_name(*graph, given, wanted.requirements, target, places)
+    name = recipe_name(*graph, given, wanted.requirements, target, lines)
     if name != expected:
         raise InternalError("compile", f"{name} is not {expected}: other settings, or another text")
     schedule = schedule_for(*graph, target, wanted.donate, (), wanted.device)
     recipe, texts = recipe_of(schedule, target, wanted.requirements)
-    recipe.places = list(places)
+    recipe.lines = list(lines)
     store = default_store()
     missing = {k: t for k, t in texts.items() if store.get(f"object{arch}-{k}") is None}
     if missing:

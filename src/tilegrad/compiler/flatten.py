@@ -25,7 +25,7 @@ from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, 
 from ..tile.build import Body, body_sites
 from .estimate import copy_text, region_text, shares
 
-SMALL = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
+SMALL_WORK = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
 
 
 def recipe_of(
@@ -119,7 +119,7 @@ class Flattener:
                     -1,
                     [step.target, step.source],
                     step.bytes,
-                    small=high(step.bytes) < SMALL,
+                    small=high(step.bytes) < SMALL_WORK,
                     region=copy_text(step),
                     bytes=multiply(step.bytes, 2),
                     device=kernel.device,
@@ -149,7 +149,7 @@ class Flattener:
             body.notes["scratch"] = need
         self.scratch = max(self.scratch, body.notes["scratch"])
         symbols = language_of(target).symbols(body)
-        small = high(kernel.flops) + high(kernel.bytes) < SMALL
+        small = high(kernel.flops) + high(kernel.bytes) < SMALL_WORK
         moved, flops = self.shares.pop(0)
         program, slots = self.programs[device, id(body)], list(step.slots)
         if self.sites[program]:

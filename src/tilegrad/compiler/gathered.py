@@ -16,7 +16,7 @@ from ..ir.node import Node
 from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
 
-MOST, LONGEST = 16, 64  # parts of a sum, and Nodes of each
+MOST_PARTS, MOST_NODES = 16, 64  # parts of a sum, and Nodes of each
 ELEMENTWISE = ("unary", "binary", "ternary")
 
 
@@ -31,7 +31,7 @@ def add_gathered(
         if m.root.attrs["axes"] != (along,) or along > 1:
             return None
         count = x.shape[along]
-        if not isinstance(count, int) or not 1 < count <= MOST or not _is_gathered(x):
+        if not isinstance(count, int) or not 1 < count <= MOST_PARTS or not _is_gathered(x):
             return None
         wide = accumulator(x.dtype)
         known: dict[tuple[Node, int], Node] = {}
@@ -46,7 +46,7 @@ def add_gathered(
 def _is_gathered(x: Node) -> bool:
     """Whether an expression (N, K, C), or (K, C), has gathered rows in it, and is no long one."""
     seen, stack, found = {x}, [x], False
-    while stack and len(seen) <= LONGEST:
+    while stack and len(seen) <= MOST_NODES:
         node = stack.pop()
         if _is_elementwise(node):
             new = set(node.inputs) - seen

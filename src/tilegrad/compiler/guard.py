@@ -42,8 +42,8 @@ class GuardedExecutable:
 
             cut = Cut(device)
             cut.find(self.inputs, homes or [device] * len(self.inputs), self.outputs)
-            places = [cut.place[node] for node in self.outputs]
-            self.where = [device if place is None else place[1] for place in places]
+            placed = [cut.place[node] for node in self.outputs]
+            self.where = [device if place is None else place[1] for place in placed]
 
     def check(self, symbols: Mapping[str, int] | None) -> None:
         """Raise unless what the ops need of these Symbols holds."""

@@ -32,7 +32,8 @@ class Variants:
 
     first: tuple[Any, ...]
     plain: Any  # the Executable for the first numbers
-    lifted: tuple[Sequence[int], Any] = ((), None)  # places of numbers that are inputs, Executable
+    # positions of the numbers that are inputs, Executable
+    lifted: tuple[Sequence[int], Any] = ((), None)
 
 
 _variants: Recent[Variants] = Recent(lambda: config().keep)
@@ -55,16 +56,16 @@ def executable_on_numbers(
         return plain, []
     if numbers == variants.first:
         return variants.plain, []
-    places, executable = variants.lifted
+    positions, executable = variants.lifted
     differ = {i for i, (a, b) in enumerate(zip(numbers, variants.first)) if a != b}
-    if not differ <= set(places):
-        places = sorted(differ | set(places))
-        fresh = {constants[i]: build.input_((), constants[i].dtype) for i in places}
+    if not differ <= set(positions):
+        positions = sorted(differ | set(positions))
+        fresh = {constants[i]: build.input_((), constants[i].dtype) for i in positions}
         executable = executable_for(
             (*inputs, *fresh.values()), tuple(replace(outputs, fresh)), (), device
         )
-        variants.lifted = places, executable
-    given = [constants[i] for i in places]
+        variants.lifted = positions, executable
+    given = [constants[i] for i in positions]
     return executable, [Buffer.wrap(np.array(c.attrs["value"], c.dtype.numpy)) for c in given]
 
 

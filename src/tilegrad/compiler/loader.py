@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.config import config
 from ..core.lock import new_rlock
 from ..graph import ops
-from ..ir.fingerprint import Place, digest, structure
+from ..ir.fingerprint import UserLine, digest, structure
 from ..ir.node import Node
 from ..ir.requirement import Requirement, check_all
 from ..runtime.buffer import HOST, Buffer
@@ -46,11 +46,11 @@ class Wanted:
     device: str = HOST
     requirements: Sequence[Requirement] = ()
 
-    def name(self, places: dict[Place, int]) -> str:
-        """The name of the Graph in a Bundle; the user's lines in it are added to `places`."""
+    def name(self, lines: dict[UserLine, int]) -> str:
+        """The name of the Graph in a Bundle; the user's lines in it are added to `lines`."""
         needs = [r.to_text(placed=False) for r in self.requirements]
         bounds = [(s.name, s.low, s.high) for s in ops.symbols(list(self.inputs))]
-        rows = structure(self.inputs, self.outputs, places)
+        rows = structure(self.inputs, self.outputs, lines)
         return digest(rows, bounds, self.donate, needs)
 
 
@@ -62,7 +62,7 @@ class Opened:
     bound: dict[tuple[str, str], Any] = field(default_factory=dict)
 
     @property
-    def level(self) -> str:
+    def determinism(self) -> str:
         """The level of determinism that it was compiled for."""
         return str(self.bundle.manifest.get("settings", {}).get("determinism", "reproducible"))
 
@@ -70,15 +70,15 @@ class Opened:
         """The Executable of a Graph, if the Bundle has it."""
         if wanted.device.split(":")[0] != self.bundle.device:
             return None
-        places: dict[Place, int] = {}
-        return self.named(wanted.name(places), wanted.device, wanted.requirements, list(places))
+        lines: dict[UserLine, int] = {}
+        return self.named(wanted.name(lines), wanted.device, wanted.requirements, list(lines))
 
     def named(
         self,
         name: str,
         where: str,
         requirements: Sequence[Requirement] = (),
-        places: Sequence[str] = (),
+        lines: Sequence[str] = (),
     ) -> Any | None:
         """The Executable of a Graph by its name."""
         text = self.bundle.recipes.get(name)
@@ -89,7 +89,7 @@ class Opened:
             if found is None:
                 recipe = Recipe.from_text(text)
                 recipe.requirements = list(requirements)
-                recipe.move(places)
+                recipe.move(lines)
                 machine = device(where)
                 if self.bundle.device != HOST:
                     self.bundle.refuse_other(machine.target)
@@ -232,7 +232,7 @@ def leave_bundle(bundle: Bundle) -> None:
 
 def opened_bundles() -> list[Opened]:
     """The Bundles that serve this process, at the level of determinism that is asked for."""
-    return [opened for opened in _bundles if opened.level == config().determinism]
+    return [opened for opened in _bundles if opened.determinism == config().determinism]
 
 
 __all__ = ["Idle", "Wanted", "executable_for", "executable_on_numbers", "listening", "use_bundle"]

@@ -27,7 +27,7 @@ TILE_ROWS = 128  # in one tile of the library's products
 WIDE, NARROW = 64, 32  # columns of a block: rows of the weights, or columns of rows of tokens
 FEW_ROWS = 16  # whose products have the weights as rows
 EVEN = (24, 64)  # columns of blocks of which each core has one, least and most
-LEAST = 256  # columns of a row
+LEAST_COLUMNS = 256  # columns of a row
 RULE = "norm_behind_product"
 MOVES = {ops.reshape, ops.expand}
 
@@ -96,7 +96,7 @@ def norm_of(node: Node) -> Norm | None:
         return None
     if square.inputs[0] not in factors or not isinstance(columns, int):
         return None
-    if columns % WIDE or columns < LEAST or not in_tiles(high(product(node.shape[:-1]))):
+    if columns % WIDE or columns < LEAST_COLUMNS or not in_tiles(high(product(node.shape[:-1]))):
         return None
     rest = [f for f in factors if f is not rows[0]]
     core = rest[0]

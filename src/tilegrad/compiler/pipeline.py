@@ -1,8 +1,8 @@
 """THE page: every pass from a traced Graph to Bodies, in order, one line each.
 
 A pass says by the Target's facts whether it applies, and why it cannot be left out where that is
-so; any other can be switched off by name (`tilegrad explain --without "level sums"`). Its function
-takes and gives, by part of the page:
+so; any other can be switched off by name (`tilegrad explain --without "shallow sums"`). Its
+function takes and gives, by part of the page:
 
 - GRAPH: (arguments, results, log, target) -> results, over the whole Graph.
 - REGIONS: (lowering), over the Graph and again over each Block of a loop or branch.
@@ -52,8 +52,8 @@ def asynchronous(target: Target | None) -> bool:
     return target is not None and bool(target.asynchronous_units)
 
 
-def beside_array(target: Target | None) -> bool:
-    """An array with queues of its own is beside the CPU."""
+def has_array(target: Target | None) -> bool:
+    """Whether an array with queues of its own is beside the CPU."""
     return target is not None and target.array is not None
 
 
@@ -118,7 +118,7 @@ GRAPH = [
         varies="norms are moved behind products of few rows",
     ),
     # What an array multiplies, before products of a row are written as sums.
-    Pass("narrow products", "compiler.narrow:narrow_products", beside_array, on=("dot",)),
+    Pass("narrow products", "compiler.narrow:narrow_products", has_array, on=("dot",)),
     # After recognition, which would undo them.
     Pass("dots of a row", "compiler.row_dots:dots_of_a_row", vectors, on=("dot",), varies=_ONE_ROW),
     Pass(
@@ -137,8 +137,8 @@ GRAPH = [
     Pass("split argmax", "compiler.split:split_argmax", threads, on=("argmax",)),
     # Last: no algebra puts the factors back.
     Pass(
-        "level sums",
-        "compiler.row_factors:level_sums",
+        "shallow sums",
+        "compiler.row_factors:shallow_sums",
         threads,
         on=("sum",),
         varies="factors of a row are moved behind its sum",

@@ -96,15 +96,15 @@ def placement_of(schedule: Schedule, target: Target) -> Placement:
         launches = [s.body for s in kernel.steps if isinstance(s, Launch)]
         if not launches:
             continue
-        device = kernel.beside or kernel.device or target.name
+        device = kernel.host or kernel.device or target.name
         counted: dict[str, float] = {}
-        if costs is not None and not kernel.beside:
+        if costs is not None and not kernel.host:
             for body in launches:
                 for name, value in costs(body, target).items():
                     many = 1 if name == "utilisation" else kernel.times
                     counted[name] = counted.get(name, 0.0) + many * value
         flops = high(kernel.flops) * kernel.times
-        why = _why(kernel) if kernel.beside else ""
+        why = _why(kernel) if kernel.host else ""
         rows.append(Placed(number, kernel.name, device, flops, counted, why))
     return Placement(target.name, tuple(rows))
 

@@ -38,18 +38,18 @@ class Lifted:
 
 def lift_preparations(inputs: Sequence[Node], results: Sequence[Node]) -> Lifted:
     """The Graph with inputs for the parts of its Preparations."""
-    calls = [n for n in topological(results) if n.op is ops.call and n.attrs["callee"].once]
+    call_nodes = [n for n in topological(results) if n.op is ops.call and n.attrs["callee"].once]
     number = {node: i for i, node in enumerate(inputs)}
     fresh: dict[Node, Node] = {}
     made: list[tuple[Node, list[Node]]] = []
-    for call in calls:
+    for call in call_nodes:
         parts = build.items(call) if isinstance(call.type, Tuple) else [call]
         new = [build.input_(part.shape, part.dtype) for part in parts]
         fresh.update(zip(parts, new))
         made.append((call, new))
     results = replaced(results, fresh)
     read = set(topological(results))
-    sources = {i for call in calls for i in call.inputs}
+    sources = {i for call in call_nodes for i in call.inputs}
     kept = [i for i, n in enumerate(inputs) if n in read or n not in sources]
     lifted = Lifted([inputs[i] for i in kept], results, kept, [])
     for call, new in made:

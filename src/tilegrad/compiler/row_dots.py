@@ -57,7 +57,7 @@ def _short_as_sum(m: Match) -> Node | None:
     lead = product(tuple(node.inputs[0].shape[i] for i in node.attrs["batch"][0]))
     a, b = node.inputs
     low_bits = a.dtype in (bfloat16, float16) and a.dtype is b.dtype
-    library = streams(node) and high(b.shape[0]) >= MANY
+    library = streams(node) and high(b.shape[0]) >= STREAMED_ROWS
     streamed = low_bits and (high(inner) > LONGEST or library)
     streamed |= a.dtype is b.dtype is float8_e4m3  # matrix units take the codes
     streamed &= not any(_is_picked(x) for x in (a, b))
@@ -72,7 +72,7 @@ def _is_picked(x: Node) -> bool:
     return x.op is ops.gather
 
 
-MANY = 256  # rows of a matrix that the library streams
+STREAMED_ROWS = 256  # rows of a matrix that the library streams
 LONGEST = 6144  # elements of a row that a program of a GPU holds well
 ROWS = RuleSet("dots of a row", [Rule("dot_of_a_row", ops.dot, _as_sum)])
 SHORT_ROWS = RuleSet("dots of a short row", [Rule("dot_of_a_short_row", ops.dot, _short_as_sum)])
@@ -86,10 +86,10 @@ def dots_of_a_row(
         return rewrite(results, ROWS, log)
     from ..schedule.array_steps import takes_product
 
-    def beside(m: Match) -> Node | None:
+    def on_host(m: Match) -> Node | None:
         return _as_sum(m) if takes_product(m.root, target) else None
 
-    return rewrite(results, RuleSet(ROWS.name, [Rule("dot_of_a_row", ops.dot, beside)]), log)
+    return rewrite(results, RuleSet(ROWS.name, [Rule("dot_of_a_row", ops.dot, on_host)]), log)
 
 
 def dots_of_a_short_row(

@@ -102,7 +102,7 @@ def _is_deviation(node: Node, axes: Axes) -> bool:
     return total.attrs["axes"] == axes and abs(near - 1) < 1e-6
 
 
-def _level(m: Match, depths: Depths) -> Node | None:
+def _shallower(m: Match, depths: Depths) -> Node | None:
     node = m.root
     x, axes = node.inputs[0], node.attrs["axes"]
     if node.dtype not in (float32, float64) or not axes:
@@ -144,13 +144,13 @@ def _twice(m: Match) -> Node | None:
     return None
 
 
-def level_sums(
+def shallow_sums(
     arguments: Sequence[Node], results: list[Node], log: Log, target: Target | None = None
 ) -> list[Node]:
     """The pass, for programs of threads."""
     depths = Depths()
     rules = [
-        Rule("sum_of_a_row_s_factor", ops.sum_, lambda m: _level(m, depths)),
+        Rule("sum_of_a_row_s_factor", ops.sum_, lambda m: _shallower(m, depths)),
         Rule("added_twice", ops.add, _twice),
     ]
-    return rewrite(results, RuleSet("level", rules), log)
+    return rewrite(results, RuleSet("shallow sums", rules), log)

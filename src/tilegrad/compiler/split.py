@@ -20,7 +20,7 @@ from ..ir.types import product
 from ..schedule.region import JOINED, has_many_parts, lies_in_line
 
 PARTS = 32
-LEAST = 1 << 15  # elements of a reduction worth splitting
+LEAST_ELEMENTS = 1 << 15  # elements of a reduction worth splitting
 
 
 def _split(m: Match) -> Node | None:
@@ -28,7 +28,7 @@ def _split(m: Match) -> Node | None:
     x, axes = node.inputs[0], node.attrs["axes"]
     rows = product(node.shape)
     count = product(tuple(x.shape[a] for a in axes))
-    if not all(isinstance(s, int) for s in x.shape) or count < LEAST:
+    if not all(isinstance(s, int) for s in x.shape) or count < LEAST_ELEMENTS:
         return None  # rows of a norm stay whole: one launch that reads them once
     if rows >= PARTS:
         return None
@@ -55,9 +55,9 @@ def _split_argmax(m: Match) -> Node | None:
     node = m.root
     x, axis = node.inputs[0], node.attrs["axis"]
     *lead, count = x.shape
-    if axis != len(lead) or not isinstance(count, int) or count < LONG:
+    if axis != len(lead) or not isinstance(count, int) or count < LONG_ROW:
         return None
-    if high(product(tuple(lead))) > FEW:
+    if high(product(tuple(lead))) > FEW_ROWS:
         return None
     parts = next((p for p in range(MOST_PARTS, 1, -1) if count % p == 0), None)
     if parts is None:
@@ -71,7 +71,7 @@ def _split_argmax(m: Match) -> Node | None:
     return build.add(build.multiply(which, count // parts), found)
 
 
-FEW, LONG, MOST_PARTS = 128, 1 << 14, 64  # rows, elements of one, parts of one
+FEW_ROWS, LONG_ROW, MOST_PARTS = 128, 1 << 14, 64  # rows, elements of one, parts of one
 ARGMAX = RuleSet("split argmax", [Rule("split_argmax", ops.argmax, _split_argmax)])
 
 

@@ -1,4 +1,4 @@
-"""The pass that chooses what reads weights which are stored quantised; see `weights_calls`.
+"""The pass that chooses what reads weights which are stored quantised; see `weights_products`.
 
 Invariant: after it no `unpack` and no `pack` is left; where there was none, nothing of it is
 imported.
@@ -41,7 +41,7 @@ def choose_weights(
     if not _any_unpack(results):
         return results
     if target is not None and any(n.op is ops.unpack for n in topological(results)):
-        from .weights_calls import Weights
+        from .weights_products import Weights
 
         results = Weights(arguments, results, target, log).run()
     return rewrite(results, APART, log)

@@ -30,7 +30,7 @@ class RowNorm:
 
 
 @dataclass(frozen=True)
-class Level:
+class Fused:
     """A product with some of what comes after it: `top` is the value with all of that."""
 
     top: Node
@@ -152,9 +152,9 @@ def _squared(mean: Node) -> Node | None:
 # ---- what comes after ---------------------------------------------------------------------------
 
 
-def levels_of(dot: Node, dtype: DType, reader: Callable[[Node], Node | None]) -> list[Level]:
+def fused_forms(dot: Node, dtype: DType, reader: Callable[[Node], Node | None]) -> list[Fused]:
     """A product alone, with its bias, with what is added: as far as nothing else reads it."""
-    found = [Level(dot)] if dot.dtype is dtype else []
+    found = [Fused(dot)] if dot.dtype is dtype else []
     top, bias = dot, None
     after = reader(top)
     if after is not None and after.op is ops.add:
@@ -168,14 +168,14 @@ def levels_of(dot: Node, dtype: DType, reader: Callable[[Node], Node | None]) ->
             if bias is None or len(bias.shape) != 1:
                 return found
             top = after
-            found.append(Level(top, bias))
+            found.append(Fused(top, bias))
     if top.dtype is not dtype:
         return found
     after = reader(top)
     if after is not None and after.op is ops.add:
         other = _other(after, top)
         if other is not top and other.shape == top.shape:
-            found.append(Level(after, bias, other))
+            found.append(Fused(after, bias, other))
     return found
 
 
@@ -222,4 +222,4 @@ def _is_sigmoid(node: Node, x: Node) -> bool:
     return False
 
 
-__all__ = ["Level", "RowNorm", "gates_of", "levels_of", "norm_of"]
+__all__ = ["Fused", "RowNorm", "fused_forms", "gates_of", "norm_of"]

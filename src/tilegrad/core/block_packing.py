@@ -14,7 +14,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 TRIED = np.linspace(0.8, 1.1, 13, dtype=np.float32)  # of the scale that just fits
-MANY = 4096  # blocks that are compared with all values of a table at a time
+BLOCKS_AT_ONCE = 4096  # blocks that are compared with all values of a table at a time
 
 
 def inverse(scale: Array) -> Array:
@@ -98,8 +98,8 @@ def pack_mxfp4(blocks: Array) -> dict[str, Array]:
     half = np.where(wide < 2, np.uint32(0x00200000) << wide, (wide - 1) << np.uint32(23))
     scale = half.astype(np.uint32).view(np.float32)
     codes = np.empty(blocks.shape, np.uint8)
-    for first in range(0, len(blocks), MANY):
-        part = slice(first, first + MANY)
+    for first in range(0, len(blocks), BLOCKS_AT_ONCE):
+        part = slice(first, first + BLOCKS_AT_ONCE)
         errors = np.abs(scale[part][..., None] * E2M1 - blocks[part][..., None])
         codes[part] = errors.argmin(axis=-1)
     return {"power": power, "nibbles": folded(codes, 4, 16)}
@@ -117,11 +117,11 @@ def _fit_offset(x: Array, most: int) -> tuple[Array, Array]:
     for share in TRIED:
         codes = np.clip(np.round((x - low) * inverse(span * share)), 0, most)
         sums, squares = codes.sum(-1, keepdims=True), (codes * codes).sum(-1, keepdims=True)
-        total, both = x.sum(-1, keepdims=True), (x * codes).sum(-1, keepdims=True)
-        solved = (count * both - sums * total) * inverse(count * squares - sums * sums)
+        total, products = x.sum(-1, keepdims=True), (x * codes).sum(-1, keepdims=True)
+        solved = (count * products - sums * total) * inverse(count * squares - sums * sums)
         minimum = (sums * solved - total) / count
         flat = minimum < 0
-        solved = np.where(flat, both * inverse(squares), solved)
+        solved = np.where(flat, products * inverse(squares), solved)
         minimum = np.where(flat, 0, minimum)
         found = ((solved * codes - minimum - x) ** 2).sum(-1, keepdims=True)
         better = (found < error) & (solved > 0)
@@ -164,12 +164,12 @@ def _signed_levels(scales: Array, half: int) -> tuple[Array, Array, Array]:
     return whole, small.astype(np.int8), wide * small
 
 
-def _with_offset(blocks: Array, group: int, most: int, level: int) -> dict[str, Array]:
-    """Blocks of groups with a scale and a minimum each, both whole numbers up to `level`."""
+def _with_offset(blocks: Array, group: int, most: int, largest: int) -> dict[str, Array]:
+    """Blocks of groups with a scale and a minimum each, both whole numbers up to `largest`."""
     x = blocks.reshape(len(blocks), -1, group)
     scales, minima = _fit_offset(x, most)
-    whole, small, real = _levels(scales, level)
-    least, lower, off = _levels(minima, level)
+    whole, small, real = _levels(scales, largest)
+    least, lower, off = _levels(minima, largest)
     codes = np.round((x + off[..., None]) * inverse(real[..., None]))
     codes = np.clip(codes, 0, most).astype(np.uint8).reshape(blocks.shape)
     return {"scale": whole, "minimum": least, "small": small, "lower": lower, "codes": codes}
@@ -180,10 +180,10 @@ def pack_q2_k(blocks: Array) -> dict[str, Array]:
     found = _with_offset(blocks, 16, 3, 15)
     small = found["small"] | found["lower"] << np.uint8(4)
     pairs = folded(found["codes"], 2, 32)
-    return {"scales": small, "pairs": pairs, **_both(found)}
+    return {"scales": small, "pairs": pairs, **_scale_and_minimum(found)}
 
 
-def _both(found: dict[str, Array]) -> dict[str, Array]:
+def _scale_and_minimum(found: dict[str, Array]) -> dict[str, Array]:
     return {"scale": found["scale"], "minimum": found["minimum"]}
 
 
@@ -191,15 +191,19 @@ def _six_bits(found: dict[str, Array]) -> dict[str, Array]:
     """Eight scales and minima of six bits in twelve bytes."""
     small, lower = found["small"], found["lower"]
     low = np.uint8(15)
-    both = (small[:, 4:] & low) | (lower[:, 4:] & low) << np.uint8(4)
+    low_bits = (small[:, 4:] & low) | (lower[:, 4:] & low) << np.uint8(4)
     top = [x[:, :4] | (x[:, 4:] >> np.uint8(4)) << np.uint8(6) for x in (small, lower)]
-    return {"scales": top[0], "minima": top[1], "both": both}
+    return {"scales": top[0], "minima": top[1], "both": low_bits}
 
 
 def pack_q4_k(blocks: Array) -> dict[str, Array]:
     """Groups of 32."""
     found = _with_offset(blocks, 32, 15, 63)
-    return {**_both(found), **_six_bits(found), "nibbles": folded(found["codes"], 4, 32)}
+    return {
+        **_scale_and_minimum(found),
+        **_six_bits(found),
+        "nibbles": folded(found["codes"], 4, 32),
+    }
 
 
 def pack_q5_k(blocks: Array) -> dict[str, Array]:
@@ -208,17 +212,17 @@ def pack_q5_k(blocks: Array) -> dict[str, Array]:
     codes = found["codes"]
     fifth = folded(codes >> np.uint8(4), 1, 32)
     return {
-        **_both(found),
+        **_scale_and_minimum(found),
         **_six_bits(found),
         "fifth": fifth,
         "nibbles": folded(codes, 4, 32),
     }
 
 
-def _without_offset(blocks: Array, half: int, level: int) -> tuple[Array, Array, Array]:
+def _without_offset(blocks: Array, half: int, largest: int) -> tuple[Array, Array, Array]:
     """Groups of 16 with a scale each: the block's, the groups' and codes from 0."""
     x = blocks.reshape(len(blocks), -1, 16)
-    whole, small, real = _signed_levels(_fit_scale(x, half), level)
+    whole, small, real = _signed_levels(_fit_scale(x, half), largest)
     codes = np.clip(np.round(x * inverse(real[..., None])), -half, half - 1) + half
     return whole, small, codes.astype(np.uint8).reshape(blocks.shape)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 LOG2E = 94548  # 16 bits after the point
-MOST = 2**31 - 1
+INT32_MAX = 2**31 - 1
 
 
 @cache
@@ -34,8 +34,8 @@ def reciprocal_table() -> Array:
 @cache
 def rsqrt_table() -> Array:
     """1 / sqrt(1 + i / 128), then 1 / sqrt(2 + 2 i / 128), 16 bits after the point."""
-    both = [2.0**16 / math.sqrt((1 + odd) * (1 + i / 128)) for odd in (0, 1) for i in range(129)]
-    return np.array([round(x) for x in both], np.int64)
+    roots = [2.0**16 / math.sqrt((1 + odd) * (1 + i / 128)) for odd in (0, 1) for i in range(129)]
+    return np.array([round(x) for x in roots], np.int64)
 
 
 def exp(x: Array) -> Array:
@@ -64,7 +64,7 @@ def reciprocal(x: Array) -> Array:
     made = np.where(
         place <= 14, value << np.maximum(14 - place, 0), value >> np.maximum(place - 14, 0)
     )
-    return np.where(x <= 0, MOST, made).astype(np.int32)
+    return np.where(x <= 0, INT32_MAX, made).astype(np.int32)
 
 
 def rsqrt(x: Array) -> Array:
@@ -75,7 +75,7 @@ def rsqrt(x: Array) -> Array:
     i = odd * 129 + ((m >> 23) & 127)
     value = table[i] - (((table[i] - table[i + 1]) * ((m >> 15) & 255)) >> 8)
     made = np.where(half <= 8, value << np.maximum(8 - half, 0), value >> np.maximum(half - 8, 0))
-    return np.where(x <= 0, MOST, made).astype(np.int32)
+    return np.where(x <= 0, INT32_MAX, made).astype(np.int32)
 
 
 FIXED: dict[str, Callable[[Array], Array]] = {
@@ -84,4 +84,4 @@ FIXED: dict[str, Callable[[Array], Array]] = {
     "rsqrt": rsqrt,
 }
 
-__all__ = ["FIXED", "LOG2E", "MOST", "exp", "reciprocal", "rsqrt"]
+__all__ = ["FIXED", "INT32_MAX", "LOG2E", "exp", "reciprocal", "rsqrt"]

@@ -264,7 +264,7 @@ class Format:
             raw = np.ascontiguousarray(raw)
         lead, blocks = raw.shape[:-1], self.elements(raw.shape[-1]) // self.block
         result = {}
-        for part, start, step in self.places(blocks):
+        for part, start, step in self.field_starts(blocks):
             count = 1 if part in self.row else blocks
             begin = raw[..., start:] if raw.size else raw
             shape = (*lead, count, part.count * part.dtype.size)
@@ -273,7 +273,7 @@ class Format:
             result[part.name] = view.view(part.dtype.numpy)
         return result
 
-    def places(self, blocks: int) -> list[tuple[Field, int, int]]:
+    def field_starts(self, blocks: int) -> list[tuple[Field, int, int]]:
         """Where each Field of a row's first block lies, and how far away that of the next is."""
         if not self.apart:
             return [(part, part.offset, self.block_bytes) for part in self.fields]
@@ -366,7 +366,7 @@ def _join(operations: Operations, low: Any, high: Any, bits: int) -> Any:
     return operations.apply("bit_or", low, _shift(operations, "shift_left", high, bits))
 
 
-def _beside(operations: Operations, first: Any, second: Any) -> Any:
+def _concatenated(operations: Operations, first: Any, second: Any) -> Any:
     """Two arrays (..., n) as one (..., 2n)."""
     lead, size = operations.shape(first)[:-1], operations.shape(first)[-1]
     index = operations.reshape(operations.iota(2, uint8), (2, 1))
@@ -508,7 +508,7 @@ def _q4_k_scales(operations: Operations, fields: Fields) -> tuple[Any, Any]:
         top = _and(operations, _shift(operations, "shift_right", fields[own], 2), 0x30)
         low = _and(operations, _shift(operations, "shift_right", fields["both"], nibble), 15)
         later = operations.apply("bit_or", low, top)
-        small.append(_beside(operations, _and(operations, fields[own], 63), later))
+        small.append(_concatenated(operations, _and(operations, fields[own], 63), later))
     scale = _product(operations, fields["scale"], small[0])
     return scale, _minus(operations, _product(operations, fields["minimum"], small[1]))
 

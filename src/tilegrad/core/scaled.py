@@ -74,7 +74,7 @@ ELEMENTS = {
     "F16": Element("F16", 16, float16),
 }
 SCALES = {"F32": float32, "F16": float16, "BF16": bfloat16, "E4M3": float8_e4m3, "E8M0": uint8}
-MOST = {"E2M1": 6.0, "NF4": 1.0, "E4M3": 448.0, "E5M2": 57344.0}  # of elements
+LARGEST = {"E2M1": 6.0, "NF4": 1.0, "E4M3": 448.0, "E5M2": 57344.0}  # of elements
 LARGEST_POWER = {"E2M1": 2, "E4M3": 8, "E5M2": 15}
 # Quantiles of a normal distribution, scaled to -1 .. 1, with 0 among them (QLoRA, appendix E).
 NORMAL = (
@@ -134,17 +134,17 @@ def scaled(
     stored = uint8 if made.dtype is None or (zero and made.bits == 8) else made.dtype
     kept = block // 2 if sparse else block
     fields = [Field("codes", stored, kept * made.bits // 8 // stored.size, 0)]
-    beside = [("total", float32)] if total else []
+    per_row = [("total", float32)] if total else []
     if grain is not None:
         factors = [("scale", SCALES[str(scale)])] + ([("zero", uint8)] if zero else [])
         if grain.columns:
             fields += [Field(part, dtype, 1, 0) for part, dtype in factors]
         else:
-            beside += factors
+            per_row += factors
     if sparse:
         fields.append(Field("places", uint8, block // 8, 0))
     row, offset = [], 0  # the widest comes first: nothing is between them
-    for part, dtype in beside:
+    for part, dtype in per_row:
         row.append(Field(part, dtype, 1, offset))
         offset += dtype.size
     return Format(
@@ -278,12 +278,12 @@ def _normal(operations: Operations, x: Any) -> Any:
     return found
 
 
-def _spread_out(operations: Operations, kept: Any, places: Any, block: int) -> Any:
+def _spread_out(operations: Operations, kept: Any, positions: Any, block: int) -> Any:
     """The two kept elements of each four at their places, zeros between."""
     lead = operations.shape(kept)[:-1]
     kept = operations.cast(kept, float32)
     kept = operations.reshape(kept, (*lead, block // 4, 1, 2))
-    at = operations.reshape(_shifted(operations, places, 4, 2), (*lead, block // 4, 1, 2))
+    at = operations.reshape(_shifted(operations, positions, 4, 2), (*lead, block // 4, 1, 2))
     here = operations.apply("equal", at, operations.reshape(operations.iota(4, uint8), (4, 1)))
     wide: ArrayOperations = operations  # type: ignore[assignment]
     found = operations.apply("where", here, kept, operations.constant(0.0, float32))
@@ -433,7 +433,7 @@ def _over_rows(form: Format, operations: ArrayOperations, name: str, x: Any) -> 
 def most_of(form: Format) -> float:
     """The largest value of an element: what absmax is divided by."""
     assert form.element is not None
-    found = MOST.get(form.element.name)
+    found = LARGEST.get(form.element.name)
     return float((1 << (form.element.bits - 1)) - 1) if found is None else found
 
 
@@ -500,7 +500,7 @@ def _encoded(form: Format, operations: ArrayOperations, x: Any, zero: Any) -> An
     if element.name in ("BF16", "F16"):
         return operations.cast(x, element.dtype)  # type: ignore[arg-type]
     if element.name in ("E4M3", "E5M2"):
-        most = MOST[element.name]
+        most = LARGEST[element.name]
         x = operations.apply("minimum", x, _number(operations, most))
         x = operations.apply("maximum", x, _number(operations, -most))
         return operations.cast(x, element.dtype)  # type: ignore[arg-type]
@@ -571,10 +571,10 @@ def _kept(operations: ArrayOperations, cut: Any) -> tuple[Any, Any]:
     four = operations.reshape(four, (*lead, size // 4, 1, 4))
     values = operations.apply("where", chosen, four, _number(operations, 0.0))
     values = operations.reduce("sum", values, -1)
-    places = operations.reshape(at, (*lead, size // 2))
+    positions = operations.reshape(at, (*lead, size // 2))
     return (
         operations.reshape(values, (*lead, size // 2)),
-        packed_bits(operations, places, 2),
+        packed_bits(operations, positions, 2),
     )
 
 

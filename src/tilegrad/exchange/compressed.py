@@ -321,10 +321,10 @@ def _input(said: Said, group: Group) -> Rounded | None:
         return Rounded(f"{element}_{grain}_F32{zero}")
     if zero or scale is None:
         inputs.wrong("symmetric", "true, and an input_scale, where scales are fixed")
-    return Rounded(f"{element}_TENSOR_F32", fixed(group, "input_scale"))
+    return Rounded(f"{element}_TENSOR_F32", input_scale(group, "input_scale"))
 
 
-def fixed(group: Group, suffix: str) -> float:
+def input_scale(group: Group, suffix: str) -> float:
     """A scale of inputs; of several parts of a fused layer the largest."""
     found = group.take(suffix, *SCALES).array().astype(np.float32).reshape(-1)
     if not len(found) or not np.isfinite(found).all() or (found <= 0).any():
@@ -351,7 +351,7 @@ def fp8(said: Said, group: Group, sizes: Any = None) -> Composed:
     found = _blocks(group, block, suffix)
     given = Rounded("E4M3_ROW_F32" if found is None else f"E4M3_G{found[1]}_F32")
     if scheme == "static":
-        given = Rounded("E4M3_TENSOR_F32", fixed(group, "input_scale"))
+        given = Rounded("E4M3_TENSOR_F32", input_scale(group, "input_scale"))
     elif "input_scale" in group.parts:
         group.get("input_scale")
     return _bytes(group, sizes, block, given, suffix)
@@ -363,7 +363,7 @@ def modelopt(said: Said, group: Group, sizes: Any = None) -> Composed:
     for unused in ("k_scale", "v_scale"):
         group.get(unused)
     if kind == "FP8":
-        given = Rounded("E4M3_TENSOR_F32", fixed(group, "input_scale"))
+        given = Rounded("E4M3_TENSOR_F32", input_scale(group, "input_scale"))
         return _bytes(group, sizes, None, given)
     if kind not in ("NVFP4", "NVFP4_AWQ"):
         said.wrong("quant_algo", "FP8 or NVFP4")

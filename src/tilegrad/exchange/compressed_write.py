@@ -90,9 +90,9 @@ def parts_of(form: Format, raw: Array, shape: tuple[int, int]) -> dict[str, Arra
 
 def _halved(fields: dict[str, Array], rows: int, columns: int) -> dict[str, Array]:
     """Two of every four values, with a bit for each column that says which."""
-    places = fields["places"].reshape(rows, -1, 1) >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    kept = fields["places"].reshape(rows, -1, 1) >> np.arange(0, 8, 2, dtype=np.uint8) & 3
     mask = np.zeros((rows, columns // 4, 4), np.uint8)
-    np.put_along_axis(mask, places.reshape(rows, -1, 2).astype(np.int64), 1, -1)
+    np.put_along_axis(mask, kept.reshape(rows, -1, 2).astype(np.int64), 1, -1)
     return {
         "compressed": np.ascontiguousarray(fields["codes"].reshape(rows, -1)),
         "bitmask": np.packbits(mask.reshape(rows, -1), axis=-1, bitorder="little"),

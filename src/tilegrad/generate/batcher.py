@@ -68,7 +68,8 @@ class Batcher:
         ] = []  # of `waiting`; some are stale
         self._arrivals = self._pushed = 0
         self._mixed = False  # priorities differ
-        self._again: Batch | None = None  # of the last step, if all decode and nobody came or went
+        # of the last step, if all decode and nobody came or went
+        self._repeatable: Batch | None = None
 
     # ---- requests -----------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ class Batcher:
         heapq.heappush(self._heap, (work.rank, self._pushed, work))
 
     def _leave(self, work: Ongoing) -> None:
-        self._again = None
+        self._repeatable = None
         self.pool.give_back(work.pages)
         self.slots.append(work.slot)
         work.rise()
@@ -139,7 +140,7 @@ class Batcher:
             pool.prefixes.found += len(known) * pool.page
         work.sit(self.slots.pop(), known, [pool.take() for _ in range(fresh)], pool.page)
         self.running[work.request.id] = work
-        self._again = None
+        self._repeatable = None
         self._overtake(work)
         return work
 
@@ -178,10 +179,10 @@ class Batcher:
 
         While a step is under way nobody is sent back (its id is not known): None where one must.
         """
-        again = self._again
-        if again is not None and again.room > 0:
-            return again
-        self._again = None
+        last = self._repeatable
+        if last is not None and last.room > 0:
+            return last
+        self._repeatable = None
         ranked = sorted(self.running.values(), key=lambda work: work.rank)
         ready = [w for w in ranked if w.owed > 0]
         if not self._grow(ready, under_way):
@@ -203,7 +204,7 @@ class Batcher:
             min(min(page - w.fed % page, w.owed) for w, _ in chosen) if decodes else 0,
         )
         if decodes:
-            self._again = batch
+            self._repeatable = batch
         return batch
 
     def _grow(self, ready: list[Ongoing], under_way: bool) -> bool:
@@ -258,7 +259,7 @@ class Batcher:
         """Take note of guesses that a step has fed."""
         work.fed += count
         work.total += count
-        self._again = None
+        self._repeatable = None
         self._name(work)
 
     def _name(self, work: Ongoing) -> None:

@@ -114,9 +114,9 @@ def asked_by(scheme: Any) -> DType | None:
         kind, bits = table.get("type"), table.get("num_bits")
         named = isinstance(kind, str) and isinstance(bits, int)
         found = kinds.get((kind, bits)) if named else None  # type: ignore[arg-type]
-        fixed = not table.get("dynamic") and table.get("symmetric", True)
+        static = not table.get("dynamic") and table.get("symmetric", True)
         strategy = table.get("strategy") or "tensor"
-        if not fixed or strategy not in ("tensor", "attn_head"):
+        if not static or strategy not in ("tensor", "attn_head"):
             found = None
     if found is None:
         raise UserError(
@@ -178,8 +178,8 @@ def calibrated(model: Decoder, ids: Sequence[int], dtype: DType) -> Array:
 
     with no_grad():
         device = model.norm.weight.device
-        places = (np.asarray(ids, np.int32), np.arange(len(ids), dtype=np.int32))
-        most = jit(largest)(model, *(tensor(x, device=device) for x in places)).numpy()
+        inputs = (np.asarray(ids, np.int32), np.arange(len(ids), dtype=np.int32))
+        most = jit(largest)(model, *(tensor(x, device=device) for x in inputs)).numpy()
     if not np.isfinite(most).all():
         raise UserError("keys or values are no numbers", op=OP, got="nan or inf", expected="finite")
     return np.maximum(most, 1e-6).astype(np.float32) * np.float32(MARGIN / _most(dtype))

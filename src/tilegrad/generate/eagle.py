@@ -2,10 +2,11 @@
 
 The head's keys and values have the numbers of the engine's pages, so a prefix that is known to the
 engine is known to the head too. After each step of the engine `extend` feeds the features of all
-tokens that count, each with the token after it, and gives the first guess of each request; `again`
-goes on from there, one guess at a time. Entries of guesses are written over when the tokens are
-known. The last entry of a page that is shared has the next token of whoever wrote it: guesses may
-be worse for it, answers are not. Invariant: nothing here changes the engine's own state.
+tokens that count, each with the token after it, and gives the first guess of each request;
+`guess_next` goes on from there, one guess at a time. Entries of guesses are written over when the
+tokens are known. The last entry of a page that is shared has the next token of whoever wrote it:
+guesses may be worse for it, answers are not.
+Invariant: nothing here changes the engine's own state.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def extend(
     goes.take(model, slots, found.index_select(0, maximum(starts[1:] - 1, 0)))
 
 
-def again(
+def guess_next(
     head: EagleHead,
     model: Decoder,
     cache: nn.PagedCache,
@@ -124,9 +125,9 @@ class Eagle:
         several, requests = symbol("tokens", 1, tokens), symbol("requests", 1, max(2, self.nobody))
         rows = {name: {0: requests} for name in ROWS} | {"starts": {0: requests + 1}}
         self._extend = jit(extend, dynamic=rows | {name: {0: several} for name in TOKENS})
-        self._again = jit(again)
+        self._guess_next = jit(guess_next)
         self._sizes = prompt_sizes(tokens, self.nobody)
-        self._bounds: dict[tuple[int, int], Bound] = {}  # by rows and tokens; 0: `again`
+        self._bounds: dict[tuple[int, int], Bound] = {}  # by rows and tokens; 0: `guess_next`
         return self.features
 
     # ---- steps ----------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ class Eagle:
             bind = (
                 partial(self._extend.bind, *state, self.features, self.goes, **given)
                 if tokens
-                else partial(self._again.bind, *state, self.goes, **given)
+                else partial(self._guess_next.bind, *state, self.goes, **given)
             )
             with no_grad():
                 found = self._bounds[rows, tokens] = bind()

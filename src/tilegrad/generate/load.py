@@ -40,7 +40,7 @@ from .sampling_limits import Sampling
 from .steps import Tell
 
 MODELOPT = "hf_quant_config.json"  # what ModelOpt writes beside config.json
-SMALL = 1 << 20  # so few bytes are copied: their page of the file would hold its neighbours too
+COPIED_BYTES = 1 << 20  # at most: their page of the file would hold their neighbours too
 CPU_SHARE, GPU_SHARE = 0.25, 0.85  # of all memory, of what is free: for keys and values
 
 
@@ -111,7 +111,7 @@ def load_model(
     if device != HOST:
         model.to(device=device)
     for stored in files.tensors.values():
-        if device != HOST or stored.format.quantised or stored.bytes <= SMALL:
+        if device != HOST or stored.format.quantised or stored.bytes <= COPIED_BYTES:
             stored.drop()
     return Loaded(files.path, model, tokenizer, defaults, size, cache_facts(files))
 
@@ -138,9 +138,9 @@ def cache_facts(files: GgufFile | ModelFolder) -> CacheFacts | None:
     """What files say of keys and values; None where they say nothing."""
     if isinstance(files, GgufFile):
         return None
-    beside = read_table(Path(files.path) / MODELOPT) or {}
+    modelopt = read_table(Path(files.path) / MODELOPT) or {}
     scheme = None
-    for table in (files.config.get("quantization_config"), beside.get("quantization")):
+    for table in (files.config.get("quantization_config"), modelopt.get("quantization")):
         if scheme is None and isinstance(table, Mapping):
             scheme = table.get("kv_cache_scheme") or table.get("kv_cache_quant_algo")
     if scheme is None and not files.cache_scales:
@@ -210,7 +210,7 @@ class Weights(Mapping[str, Any]):
         self.done += stored.bytes
         self.tell("load", min(self.done, self.total), self.total)
         array = stored.array()
-        if stored.bytes <= SMALL:
+        if stored.bytes <= COPIED_BYTES:
             return np.array(array, self.dtype.numpy)
         return array if stored.format.dtype is self.dtype else array.astype(self.dtype.numpy)
 

@@ -168,8 +168,8 @@ def _with_logprobs(ids: Tensor, highest: Tensor, raw: Tensor, variant: Variant) 
 
 def likeliest(raw: Tensor, count: int, total: Tensor) -> tuple[Tensor, Tensor]:
     """The ids of the highest logits (R, V) and their logprobs; `total` (R, 1): logsumexp."""
-    places = wrap(ops.top_k(node_of(raw), count=min(count, raw.shape[1])), raw)
-    return places, gather(raw, 1, places) - total
+    likeliest = wrap(ops.top_k(node_of(raw), count=min(count, raw.shape[1])), raw)
+    return likeliest, gather(raw, 1, likeliest) - total
 
 
 __all__ = [

@@ -73,14 +73,14 @@ class Lookup:
 
     def __init__(self, longest: int = LONGEST, shortest: int = SHORTEST) -> None:
         self.sizes = range(longest, shortest - 1, -1)
-        self._seen: dict[int, Places] = {}  # by the identity of a request on its way
+        self._seen: dict[int, Runs] = {}  # by the identity of a request on its way
 
     def guess(self, works: Sequence[Guessed], most: Sequence[int]) -> list[list[int]]:
         """The tokens after the last place that had the same tokens before it."""
         return [self._one(work, count) for work, count in zip(works, most)]
 
     def forget(self, work: Guessed) -> None:
-        """Drop the places of a request that is over."""
+        """Drop the runs of a request that is over."""
         self._seen.pop(id(work), None)
 
     def prepare(self, tell: Tell, variants: Sequence[Variant]) -> None:
@@ -95,11 +95,11 @@ class Lookup:
     def _one(self, work: Guessed, count: int) -> list[int]:
         if count < 1:
             return []
-        places = self._seen.setdefault(id(work), Places(self.sizes))
-        return places.after(work.known, count)
+        runs = self._seen.setdefault(id(work), Runs(self.sizes))
+        return runs.after(work.known, count)
 
 
-class Places:
+class Runs:
     """Where each run of a few tokens was last followed by something."""
 
     def __init__(self, sizes: Sequence[int]) -> None:

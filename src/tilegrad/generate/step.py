@@ -121,7 +121,7 @@ def step(
     )
     # NO_TOKEN is read as 0: a step begun before its request ended has that row still
     with picking(rows.adapters, slots, row):
-        x, y = model.attended(maximum(tokens, 0), maximum(positions, 0), attend, turned=False)
+        x, y = model.attended(maximum(tokens, 0), maximum(positions, 0), attend, rotated=False)
     if ends is not None and rows.features is None and high(ends.shape[0]) < high(x.shape[0]):
         # only tokens whose ids follow go on; products of no fewer rows would be no faster
         x, y, ends, row = x.index_select(0, ends), y.index_select(0, ends), None, None
@@ -214,7 +214,7 @@ def score(
     positions = lengths - starts[1:] + arange(given.shape[0], dtype=int32)
     attend = paged(model.config, cache, cache.table[slots], lengths, starts)
     with picking(adapters, slots, given * 0):  # all tokens are of row 0
-        logits = model.step(given, maximum(positions, 0), attend, turned=False)
+        logits = model.step(given, maximum(positions, 0), attend, rotated=False)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
     raw = cast(logits, float32)  # as `sample` has it: the bits are the same
     total = logsumexp(raw, -1, keepdim=True)

@@ -98,7 +98,7 @@ class _Scores:
         return build.unsqueeze(self.grouped(x), 4)
 
     @cached_property
-    def places(self) -> tuple[Node, Node, Node | None]:
+    def positions(self) -> tuple[Node, Node, Node | None]:
         """Numbers of queries (i, 1) and keys (1, j) in their sequences; which pairs share one."""
         i, j = build.iota(self.sizes.queries, int32), build.iota(self.sizes.keys, int32)
         together = None
@@ -114,7 +114,7 @@ class _Scores:
     @property
     def difference(self) -> Node:
         """j - i, (i, j)."""
-        i, j, _ = self.places
+        i, j, _ = self.positions
         return build.subtract(j, i)
 
     @cached_property
@@ -126,8 +126,8 @@ class _Scores:
                 limit = build.cast(build.size_value(bound), int32)
                 pair = (limit, self.difference) if low else (self.difference, limit)
                 found.append(build.less_equal(*pair))
-        if self.places[2] is not None:
-            found.append(self.places[2])
+        if self.positions[2] is not None:
+            found.append(self.positions[2])
         if "key_lengths" in self.extras:
             lengths = build.reshape(self.extras["key_lengths"], (self.sizes.batch, 1, 1, 1, 1))
             found.append(build.less(build.iota(self.sizes.keys, int32), lengths))

@@ -1,10 +1,10 @@
 """Where the axes of a value lie in a larger one: values followed through movement.
 
 Each axis of the value one starts from is an Atom. Going down through permutes, reshapes,
-expands, slices and concatenations, every axis of what is met has a Place: the Atoms whose index
-it is, row-major, with a start and a step. A reshape may ask for an Atom in parts; then it is
+expands, slices and concatenations, every axis of what is met has an AxisIndex: the Atoms it
+counts, row-major, with a start and a step. A reshape may ask for an Atom in parts; then it is
 split, and everybody who holds it sees the parts (`flat`).
-Invariant: the value of a Node at its Places is the value one started from, at every index.
+Invariant: the value of a Node at its Indices is the value one started from, at every index.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Atom:
 Atoms = tuple[Atom, ...]
 
 
-class Place(NamedTuple):
+class AxisIndex(NamedTuple):
     """The index of an axis: start + step * (the row-major index of the Atoms)."""
 
     atoms: Atoms = ()
@@ -48,8 +48,8 @@ class Place(NamedTuple):
         return self.start == 0 and self.step == 1
 
 
-Places = tuple[Place, ...]
-FIRST = Place()
+Indices = tuple[AxisIndex, ...]
+FIRST = AxisIndex()
 
 
 def flat(atoms: Sequence[Atom]) -> Atoms:
@@ -60,9 +60,9 @@ def flat(atoms: Sequence[Atom]) -> Atoms:
     return tuple(found)
 
 
-def atoms_of(places: Places) -> Atoms:
-    """The Atoms of all Places, in order."""
-    return flat([a for p in places for a in p.atoms])
+def atoms_of(indices: Indices) -> Atoms:
+    """The Atoms of all Indices, in order."""
+    return flat([a for p in indices for a in p.atoms])
 
 
 def size_of(atoms: Sequence[Atom]) -> Size:
@@ -70,85 +70,85 @@ def size_of(atoms: Sequence[Atom]) -> Size:
     return product(tuple(a.size for a in atoms))
 
 
-def fresh(shape: Sequence[Size]) -> Places:
-    """A Place of its own for each axis; axes of size 1 need none."""
-    return tuple([FIRST if s == 1 else Place((Atom(s),)) for s in shape])
+def fresh(shape: Sequence[Size]) -> Indices:
+    """An AxisIndex of its own for each axis; axes of size 1 need none."""
+    return tuple([FIRST if s == 1 else AxisIndex((Atom(s),)) for s in shape])
 
 
-def full(node: Node, places: Places) -> bool:
+def full(node: Node, indices: Indices) -> bool:
     """Whether every axis is covered by Atoms of its own, each once."""
-    atoms = atoms_of(places)
+    atoms = atoms_of(indices)
     return len(set(atoms)) == len(atoms) and all(
-        p.plain and size_of(p.atoms) == s for p, s in zip(places, node.shape)
+        p.plain and size_of(p.atoms) == s for p, s in zip(indices, node.shape)
     )
 
 
 # ---- going down -----------------------------------------------------------------------------
 
 
-def moved(node: Node, places: Places) -> tuple[Node, Places] | None:
-    """What a permute, expand or reshape moves, with its Places."""
+def moved(node: Node, indices: Indices) -> tuple[Node, Indices] | None:
+    """What a permute, expand or reshape moves, with its Indices."""
     op = node.op
     if op is ops.permute:
         order = node.attrs["order"]
         source = node.inputs[0]
-        return source, tuple([places[order.index(a)] for a in range(len(order))])
+        return source, tuple([indices[order.index(a)] for a in range(len(order))])
     if op is ops.expand:
         source = node.inputs[0]
-        pairs = zip(source.shape, node.shape, places)
+        pairs = zip(source.shape, node.shape, indices)
         return source, tuple([FIRST if a == 1 and b != 1 else p for a, b, p in pairs])
     if op is ops.reshape:
-        found = _through_reshape(node.inputs[0], node, places)
+        found = _through_reshape(node.inputs[0], node, indices)
         return None if found is None else (node.inputs[0], found)
     return None
 
 
-def down(node: Node, places: Places) -> tuple[Node, Places] | None:
+def down(node: Node, indices: Indices) -> tuple[Node, Indices] | None:
     """What any movement moves: slices, and concatenations where one part is met, too."""
     if node.op is ops.slice_:
         a = node.attrs
         return node.inputs[0], tuple(
             [
-                Place(p.atoms, start + p.start * step, p.step * step)
-                for p, start, step in zip(places, a["start"], a["step"])
+                AxisIndex(p.atoms, start + p.start * step, p.step * step)
+                for p, start, step in zip(indices, a["start"], a["step"])
             ]
         )
     if node.op is ops.concatenate:
-        return _through_concatenate(node, places)
-    return moved(node, places)
+        return _through_concatenate(node, indices)
+    return moved(node, indices)
 
 
-def _through_reshape(source: Node, node: Node, places: Places) -> Places | None:
+def _through_reshape(source: Node, node: Node, indices: Indices) -> Indices | None:
     groups = axis_groups(source.shape, node.shape)
     if groups is None:
         return None
-    found: list[Place] = [FIRST] * len(source.shape)
+    found: list[AxisIndex] = [FIRST] * len(source.shape)
     for old, new in groups:
         if len(old) == len(new) == 1:
-            found[old[0]] = places[new[0]]
+            found[old[0]] = indices[new[0]]
             continue
-        if any(not places[a].plain or size_of(places[a].atoms) != node.shape[a] for a in new):
+        if any(not indices[a].plain or size_of(indices[a].atoms) != node.shape[a] for a in new):
             return None
-        atoms = flat([x for a in new for x in places[a].atoms])
+        atoms = flat([x for a in new for x in indices[a].atoms])
         parts = split(atoms, [source.shape[a] for a in old])
         if parts is None:
             return None
         for axis, part in zip(old, parts):
-            found[axis] = Place(part)
+            found[axis] = AxisIndex(part)
     return tuple(found)
 
 
-def _through_concatenate(node: Node, places: Places) -> tuple[Node, Places] | None:
+def _through_concatenate(node: Node, indices: Indices) -> tuple[Node, Indices] | None:
     axis = node.attrs["axis"]
-    place = places[axis]
-    last = (size_of(place.atoms) - 1) * place.step
+    index = indices[axis]
+    last = (size_of(index.atoms) - 1) * index.step
     offset: Size = 0
     for part in node.inputs:
-        start = place.start - offset
+        start = index.start - offset
         rest = part.shape[axis] - start - last
         if low(start) >= 0 and low(rest) >= 1:
-            inside = Place(place.atoms, start, place.step)
-            return part, (*places[:axis], inside, *places[axis + 1 :])
+            inside = AxisIndex(index.atoms, start, index.step)
+            return part, (*indices[:axis], inside, *indices[axis + 1 :])
         offset = offset + part.shape[axis]
     return None
 
@@ -184,79 +184,79 @@ def _divides(a: Size, b: Size) -> bool:
 # ---- what a value depends on ----------------------------------------------------------------
 
 
-def strip(node: Node, places: Places) -> tuple[Node, Places]:
+def strip(node: Node, indices: Indices) -> tuple[Node, Indices]:
     """The value under movement and casts between floats."""
     while True:
         if node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
             node = node.inputs[0]
             continue
-        found = down(node, places)
+        found = down(node, indices)
         if found is None:
-            return node, places
-        node, places = found
+            return node, indices
+        node, indices = found
 
 
-def depends(node: Node, places: Places) -> frozenset[Atom]:
+def depends(node: Node, indices: Indices) -> frozenset[Atom]:
     """The Atoms a value changes with, as far as elementwise ops and movement show it."""
-    known: dict[tuple[Node, Places], frozenset[Atom]] = {}
+    known: dict[tuple[Node, Indices], frozenset[Atom]] = {}
 
-    def visit(node: Node, places: Places) -> frozenset[Atom]:
-        key = (node, places)
+    def visit(node: Node, indices: Indices) -> frozenset[Atom]:
+        key = (node, indices)
         if key in known:
             return known[key]
-        below = down(node, places)
+        below = down(node, indices)
         if node.op is ops.constant:
             found: frozenset[Atom] = frozenset()
         elif below is not None:
             found = visit(*below)
         elif node.op.group in ELEMENTWISE:
-            found = frozenset().union(*[visit(i, places) for i in node.inputs])
+            found = frozenset().union(*[visit(i, indices) for i in node.inputs])
         else:
-            found = frozenset(atoms_of(places))
+            found = frozenset(atoms_of(indices))
         known[key] = found
         return found
 
-    return frozenset(flat(tuple(visit(node, places))))
+    return frozenset(flat(tuple(visit(node, indices))))
 
 
-def on_atoms(node: Node, places: Places, axes: Atoms) -> Node:
+def on_atoms(node: Node, indices: Indices, axes: Atoms) -> Node:
     """The value with one axis for each Atom, of size 1 where it does not depend on it.
 
     Elementwise ops are computed on the small side where that drops an axis.
     """
-    known: dict[tuple[Node, Places], Node] = {}
+    known: dict[tuple[Node, Indices], Node] = {}
 
-    def visit(node: Node, places: Places) -> Node:
-        key = (node, places)
+    def visit(node: Node, indices: Indices) -> Node:
+        key = (node, indices)
         if key not in known:
-            known[key] = make(node, places)
+            known[key] = make(node, indices)
         return known[key]
 
-    def make(node: Node, places: Places) -> Node:
-        below = down(node, places)
+    def make(node: Node, indices: Indices) -> Node:
+        below = down(node, indices)
         if below is not None:
             return visit(*below)
         if node.op is ops.constant:
             return build.reshape(node, (1,) * len(axes))
         if node.op.group in ELEMENTWISE and not (
-            full(node, places) and depends(node, places) == set(atoms_of(places))
+            full(node, indices) and depends(node, indices) == set(atoms_of(indices))
         ):
-            inputs = [visit(i, places) for i in node.inputs]
+            inputs = [visit(i, indices) for i in node.inputs]
             shape = tuple(
                 [next((s for s in sizes if s != 1), 1) for sizes in zip(*[i.shape for i in inputs])]
             )
             return node.op.make(tuple([build.expand(i, shape) for i in inputs]), node.attrs)
-        return on_leaf(node, places, axes)
+        return on_leaf(node, indices, axes)
 
-    return visit(node, places)
+    return visit(node, indices)
 
 
-def on_leaf(node: Node, places: Places, axes: Atoms) -> Node:
+def on_leaf(node: Node, indices: Indices, axes: Atoms) -> Node:
     """A Node itself with one axis for each Atom, of size 1 where it has none."""
-    own = atoms_of(places)
+    own = atoms_of(indices)
     if len(set(own)) != len(own) or not set(own) <= set(axes):
         raise InternalError("graph.axes", f"{node!r} has an axis twice, or one that is not asked")
-    for axis, p in enumerate(places):
+    for axis, p in enumerate(indices):
         count = size_of(p.atoms)
         if p.plain and count == node.shape[axis]:
             continue
@@ -271,11 +271,11 @@ def grouped(node: Node, axes: Atoms, groups: Sequence[Atoms]) -> Node:
     """A value on Atoms (`on_atoms`) with one axis for each group, of size 1 where it has none."""
     shape: list[Size] = []
     wanted: list[Size] = []
-    places = {a: n for n, a in enumerate(axes)}
+    number_of = {a: n for n, a in enumerate(axes)}
     for group in groups:
-        on = [node.shape[places[a]] != 1 for a in group]
+        on = [node.shape[number_of[a]] != 1 for a in group]
         some = any(on)
         wanted.extend(a.size if some else 1 for a in group)
         shape.append(size_of(group) if some else 1)
-    order = [places[a] for group in groups for a in group]
+    order = [number_of[a] for group in groups for a in group]
     return build.reshape(build.expand(build.permute(node, order), tuple(wanted)), tuple(shape))

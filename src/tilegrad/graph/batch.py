@@ -151,9 +151,9 @@ def _attention(node: Node, xs: list[Node], flags: Flags, size: Size) -> list[Pai
         return _walk(results, dict(zip(copies, zip(xs, flags))), size)
     orders, wanted = node.attrs["orders"], node.attrs.get("wanted", ())
     backward = node.op is ops.attention_backward
-    places = [o.index("b") for o in (orders if backward else orders[:3])] + [0] * 2 * backward
-    inputs = [_fold(x, on, size, at) for x, on, at in zip(xs, flags, places)]
-    count = node.inputs[0].shape[places[0]]
+    batch_axes = [o.index("b") for o in (orders if backward else orders[:3])] + [0] * 2 * backward
+    inputs = [_fold(x, on, size, at) for x, on, at in zip(xs, flags, batch_axes)]
+    count = node.inputs[0].shape[batch_axes[0]]
     pairs = list(zip(xs, flags))[len(inputs) :]
     for name, old, (x, on) in zip(node.attrs["extras"], node.inputs[len(inputs) :], pairs):
         shared = name in ("bias", "mask") and old.shape[0] == 1 and not on and name not in wanted
@@ -162,9 +162,9 @@ def _attention(node: Node, xs: list[Node], flags: Flags, size: Size) -> list[Pai
             x = _fold(each, True, size, 0)
         inputs.append(x)
     made = build.items(node.with_inputs(tuple(inputs)))
-    places = [*places[:3], *[0] * len(wanted)] if backward else [orders[3].index("b"), 0]
+    batch_axes = [*batch_axes[:3], *[0] * len(wanted)] if backward else [orders[3].index("b"), 0]
     found = []
-    for item, type_, at in zip(made, node.type.items, places):  # type: ignore[union-attr]
+    for item, type_, at in zip(made, node.type.items, batch_axes):  # type: ignore[union-attr]
         shape = (*type_.shape[:at], count, *type_.shape[at + 1 :])
         part = _unfold(item, size, shape, at)
         found.append((part if shape == type_.shape else build.sum_(part, 1, keep=True), True))

@@ -18,7 +18,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType, promote, promote_scalar
 from ..core.errors import AxisError, DTypeError, ShapeError, user_location
 from ..ir.block import Block, argument, pure_block
-from ..ir.fingerprint import Place
+from ..ir.fingerprint import UserLine
 from ..ir.node import Node, Op, next_serial, topological
 from ..ir.requirement import require
 from ..ir.rewrite import replace
@@ -580,7 +580,7 @@ def where_right(right: Node, index: Node, size: Size, op: str, wanted: str) -> N
 
 
 def _in_range(index: Node, size: Size, message: str) -> Node:
-    return ops.in_range(index, size=size, message=message, place=Place(user_location() or ""))
+    return ops.in_range(index, size=size, message=message, place=UserLine(user_location() or ""))
 
 
 def update(

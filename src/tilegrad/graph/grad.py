@@ -180,17 +180,17 @@ def _cond(node: Node, g: list[Node | None], wanted: tuple[bool, ...]) -> Sequenc
         blocks.append((block.name, block.arguments + tuple(extra)))
         found.append(gradients(block.results, cotangents, wrt))
     kept = [i for i, pair in enumerate(zip(*found)) if any(p is not None for p in pair)]
-    places = [i for i, on in enumerate(wanted) if on]
+    wanted_inputs = [i for i, on in enumerate(wanted) if on]
     made = []
     for (name, arguments), parts in zip(blocks, found):
-        types = [node.inputs[places[i]].type for i in kept]
+        types = [node.inputs[wanted_inputs[i]].type for i in kept]
         results = [zeros(t) if parts[i] is None else parts[i] for i, t in zip(kept, types)]
         made.append(pure_block(name, arguments, tuple(results)))  # type: ignore[arg-type]
     answer: list[Node | None] = [None] * len(node.inputs)
     if kept:
         items = build.items(ops.cond(*node.inputs, *arriving, blocks=tuple(made)))
         for i, item in zip(kept, items):
-            answer[places[i]] = item
+            answer[wanted_inputs[i]] = item
     return answer
 
 
@@ -449,7 +449,7 @@ def _covers(small: Node, large: Node) -> list[int] | None:
         large.attrs[k] for k in ("length", "reverse")
     ]:
         return None
-    places = []
+    matches = []
     for i, (source, mine) in enumerate(zip(small.inputs, small.blocks[0].arguments)):
         found = [
             j
@@ -457,18 +457,18 @@ def _covers(small: Node, large: Node) -> list[int] | None:
             if value is source
             and theirs.type == mine.type
             and (i < count) == (j < other)
-            and j not in places
+            and j not in matches
         ]
         if not found:
             return None
-        places.append(found[0])
-    steps = build.inline(small.blocks[0], [large.blocks[0].arguments[j] for j in places])
+        matches.append(found[0])
+    steps = build.inline(small.blocks[0], [large.blocks[0].arguments[j] for j in matches])
     results = large.blocks[0].results
-    if any(results[places[i]] is not step for i, step in enumerate(steps[:count])):
+    if any(results[matches[i]] is not step for i, step in enumerate(steps[:count])):
         return None
     if any(step not in results[other:] for step in steps[count:]):
         return None
-    return places[:count] + [other + results[other:].index(s) for s in steps[count:]]
+    return matches[:count] + [other + results[other:].index(s) for s in steps[count:]]
 
 
 def share_scans(roots: Sequence[Node]) -> list[Node]:
@@ -484,9 +484,9 @@ def share_scans(roots: Sequence[Node]) -> list[Node]:
     for i, large in enumerate(scans):
         for small in scans[i + 1 :] if large not in chosen else ():
             if small not in chosen and set(small.inputs) <= set(large.inputs):
-                places = _covers(small, large)
-                if places is not None:
-                    chosen[small] = (large, places)
+                items = _covers(small, large)
+                if items is not None:
+                    chosen[small] = (large, items)
     return _read_from(roots, chosen) if chosen else list(roots)
 
 
@@ -510,8 +510,8 @@ def _read_from(roots: Sequence[Node], chosen: dict[Node, tuple[Node, list[int]]]
         else:
             stack.pop()
             if covered:
-                large, places = chosen[node.inputs[0]]
-                done[node] = ops.get(done[large], index=places[node.attrs["index"]])
+                large, items = chosen[node.inputs[0]]
+                done[node] = ops.get(done[large], index=items[node.attrs["index"]])
             else:
                 done[node] = rebuild(node, done)
     return [done[r] for r in roots]

@@ -294,10 +294,10 @@ def _picked_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
 def _group_rows(inputs: list[Any], attrs: dict[str, Any]) -> Result:
     (ids,) = inputs
     order = np.argsort(ids, kind="stable").astype(np.int32)
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order), dtype=np.int32)
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order), dtype=np.int32)
     offsets = np.searchsorted(ids[order], np.arange(attrs["groups"] + 1))
-    return order, places, offsets.astype(np.int32)
+    return order, ranks, offsets.astype(np.int32)
 
 
 def _route(inputs: list[Any], attrs: dict[str, Any]) -> Result:
@@ -355,10 +355,10 @@ def _in_range(inputs: Sequence[Ndarray], attrs: dict[str, Any]) -> Ndarray:
 
 def _gather(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     x, indices, axes = inputs[0], inputs[1:], attrs["axes"]
-    places = []
+    clipped = []
     for index, axis in zip(indices, axes):
-        places.append(np.clip(widen(index).astype(np.int64), 0, max(x.shape[axis] - 1, 0)))
-    return np.asarray(_axes_first(x, axes)[tuple(places)])
+        clipped.append(np.clip(widen(index).astype(np.int64), 0, max(x.shape[axis] - 1, 0)))
+    return np.asarray(_axes_first(x, axes)[tuple(clipped)])
 
 
 _AT: dict[str, Any] = {
@@ -375,14 +375,14 @@ def _update(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     inside = np.ones(indices[0].shape, np.bool_)
     for index, axis in zip(indices, axes):
         inside &= (index >= 0) & (index < state.shape[axis])
-    places = tuple(index[inside].astype(np.int64) for index in indices)
+    targets = tuple(index[inside].astype(np.int64) for index in indices)
     wide = widen(state)
     result = np.array(wide, copy=True)
     view = _axes_first(result, axes)
     if mode == "set":
-        view[places] = widen(value)[inside]
+        view[targets] = widen(value)[inside]
     else:
-        _AT[mode].at(view, places, widen(value)[inside])
+        _AT[mode].at(view, targets, widen(value)[inside])
     return narrow(result, state.dtype)
 
 

@@ -334,7 +334,7 @@ def _elementwise_expand(m: Match) -> Node | None:
     return build.expand(root.op.make(inputs, root.attrs), root.shape)
 
 
-SMALL = [
+BEFORE_EXPAND = [
     Rule("unary_expand", of(UNARY, of(ops.expand, x)), _elementwise_expand),
     Rule("binary_expand", of(BINARY, of(ops.expand, x), of(ops.expand, y)), _elementwise_expand),
     Rule(
@@ -383,9 +383,9 @@ def _reduce_reduce(m: Match) -> Node | None:
 def _reduce_permute(m: Match) -> Node:
     order, axes = m.y.attrs["order"], m.root.attrs["axes"]
     left = [order[a] for a in range(len(order)) if a not in axes]  # axes of x, as wanted
-    places = sorted(left)
+    result_axes = sorted(left)
     reduced = build.reduce(m.root.op, m.x, [order[a] for a in axes])
-    return build.permute(reduced, [places.index(a) for a in left])
+    return build.permute(reduced, [result_axes.index(a) for a in left])
 
 
 def _reduce_reshape(m: Match) -> Node | None:
@@ -454,4 +454,4 @@ REDUCTION = [
     Rule("dot_empty", of(ops.dot, x, y), _dot_empty),
 ]
 
-MOVEMENT = [*MERGE, *CUT, *SMALL, *REDUCTION]
+MOVEMENT = [*MERGE, *CUT, *BEFORE_EXPAND, *REDUCTION]

@@ -17,7 +17,7 @@ from typing import Any
 from ..core.dtype import DType, bool_, float32, int32, int64, uint8, uint32
 from ..core.errors import InternalError
 from ..ir.block import Block
-from ..ir.fingerprint import Place
+from ..ir.fingerprint import UserLine
 from ..ir.node import Dialect, Node, Op
 from ..ir.symbol import Expr, Size, ceil_divide, combine, floor_divide
 from ..ir.types import Array, Tuple, Type, product
@@ -274,7 +274,7 @@ transfer = Op(
 )
 
 
-def _in_range(index: Node, *, size: Size, message: str, place: Place) -> Type:
+def _in_range(index: Node, *, size: Size, message: str, place: UserLine) -> Type:
     if not index.dtype.is_integer:
         raise _fail("in_range", f"the index is {index.type}")
     return _array(index)
@@ -654,7 +654,7 @@ paged_append = Op(
     attrs=paged_types.APPEND_ATTRS,
     group="paged",
     meaning="(q, k, v, frequencies, scales of a cache of 8 bits, table, lengths, query_starts, "
-    "keys, values) -> (q turned, keys, values): the new tokens' k, turned, and v in their pages. "
+    "keys, values) -> (q rotated, keys, values): the new tokens' k, rotated, and v in their pages. "
     "Pairs of the first `width` elements of a head turn by place * frequency, cosines and sines "
     "times `factor`; aliases keys and values where they are donated",
 )

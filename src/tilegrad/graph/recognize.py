@@ -56,8 +56,8 @@ def trace(node: Node, labels: tuple[int | None, ...], kept: frozenset[int]) -> F
             casts.append(node.dtype)
             found: tuple[int | None, ...] | None = labels
         elif node.op is ops.permute:
-            places = node.attrs["order"]
-            found = tuple([labels[places.index(a)] for a in range(len(places))])
+            order = node.attrs["order"]
+            found = tuple([labels[order.index(a)] for a in range(len(order))])
         elif node.op is ops.expand:
             repeated = [a == 1 and b != 1 for a, b in zip(source.shape, node.shape)]
             lost = {a for a, r in zip(labels, repeated) if r}
@@ -80,11 +80,11 @@ def _through_reshape(
     source: Node, node: Node, labels: tuple[int | None, ...]
 ) -> tuple[int | None, ...] | None:
     """Labels below a reshape that only adds or drops axes of size 1."""
-    places = unit_map(source.shape, node.shape)
-    if places is None:
+    unit_axes = unit_map(source.shape, node.shape)
+    if unit_axes is None:
         return None
     found: list[int | None] = [None] * len(source.shape)
-    for new, old in places.items():
+    for new, old in unit_axes.items():
         found[old] = labels[new]
     return tuple(found)
 

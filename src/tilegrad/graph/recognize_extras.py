@@ -17,7 +17,7 @@ from .attention_types import EXTRAS, Band, sizes, sum_dtype
 from .axes import (
     FIRST,
     Atoms,
-    Places,
+    Indices,
     atoms_of,
     depends,
     flat,
@@ -40,7 +40,7 @@ from .recognize_mask import (
     meet,
     shows_all,
 )
-from .recognize_scores import LEAST, Scores, with_added
+from .recognize_scores import LEAST_SCORE, Scores, with_added
 from .recognize_softmax import Softmax
 from .recognize_terms import NoMatch, Term, summed, terms
 
@@ -95,13 +95,13 @@ class _FiniteMask(NoMatch):
 def look_through(scores: Scores, sinks: Sequence[Term]) -> None:
     """Follow all that is added or hides down to the end: no Atom is split afterwards."""
     found = [*scores.added, *sinks, *[t for _, t in scores.choices]]
-    for node, places in [(t.node, t.places) for t in found]:
-        depends(node, places)
+    for node, indices in [(t.node, t.indices) for t in found]:
+        depends(node, indices)
     hiding = [*scores.masks, *scores.finite, *[c.condition for c, _ in scores.choices]]
     for condition in hiding:
-        depends(condition.node, condition.places)
-    for node, places, _ in scores.rows:
-        depends(node, places)
+        depends(condition.node, condition.indices)
+    for node, indices, _ in scores.rows:
+        depends(node, indices)
 
 
 class Extras(NamedTuple):
@@ -140,7 +140,7 @@ def extras_of(axes: Axes, softmax: Softmax, scores: Scores, derived: bool) -> Ex
         more["sinks"] = _by_head(summed(softmax.sinks, axes.scores), axes, "the sink")
     if softmax.dropout is not None:
         bits = softmax.dropout
-        if atoms_of(bits.places) != axes.scores or not full(bits.bits, bits.places):
+        if atoms_of(bits.indices) != axes.scores or not full(bits.bits, bits.indices):
             raise NoMatch("the random bits of dropout lie in another order than the scores")
         more["key"], more["offset"] = bits.bits.inputs
     shown = shows_all(band, size_of(axes.queries), size_of(axes.keys))
@@ -157,13 +157,13 @@ def refined(node: Node) -> Node:
     own = [x for n, x in given.items() if n in ("mask", "bias")]
     if not is_shallow(own, set(ops.graph.ops.values()) - {ops.dot}):
         return node
-    axes, places = _axes_of(node)
+    axes, indices_of = _axes_of(node)
     if not axes.keys:
         return node  # one key
     scores = Scores(Term(1.0, node, ()))
     if "mask" in given:
-        scores = replace(scores, masks=(Condition(given["mask"], places["mask"]),))
-    for term in terms(given["bias"], places["bias"]) if "bias" in given else ():
+        scores = replace(scores, masks=(Condition(given["mask"], indices_of["mask"]),))
+    for term in terms(given["bias"], indices_of["bias"]) if "bias" in given else ():
         scores = with_added(scores, term)
     if "key_lengths" in given:  # it may hide what a finite number leaves
         added = (*scores.added, *[term for _, term in scores.choices])
@@ -179,7 +179,7 @@ def refined(node: Node) -> Node:
         others["mask"] = _mask(masks, axes)
     band = meet([node.attrs["band"], band])
     shapes = [{n: x.shape for n, x in some.items()} for some in (others, given)]
-    low = any(read.otherwise < LEAST for read, _ in scores.choices)
+    low = any(read.otherwise < LEAST_SCORE for read, _ in scores.choices)
     if band == node.attrs["band"] and shapes[0] == shapes[1] and not low:
         return node
     extras = tuple([n for n in EXTRAS if n in others])
@@ -188,19 +188,19 @@ def refined(node: Node) -> Node:
     return node.op.make(inputs, {**node.attrs, "band": band, "extras": extras})
 
 
-def _axes_of(node: Node) -> tuple[Axes, dict[str, Places]]:
-    """Axes of an attention Node, and the Places of its mask and bias."""
+def _axes_of(node: Node) -> tuple[Axes, dict[str, Indices]]:
+    """Axes of an attention Node, and the Indices of its mask and bias."""
     q, k, v = node.inputs[:3]
     found = sizes(q, k, v, node.attrs["orders"])
     own = fresh(found.scores)
     b, h, i, j = (p.atoms for p in own)
     axes = Axes(b, h, (), i, j, (), ())
-    places = {
+    indices_of = {
         name: tuple([FIRST if s == 1 else p for s, p in zip(x.shape, own)])
         for name, x in attention.extras_of(node).items()
         if name in ("mask", "bias")
     }
-    return axes, places
+    return axes, indices_of
 
 
 def _seen(
@@ -270,8 +270,8 @@ def _read(found: Sequence[Condition], axes: Axes) -> tuple[list[Band], list[Cond
 
 def _mask(masks: Sequence[Condition], axes: Axes) -> Node:
     total: Node | None = None
-    for node, places, truth in masks:
-        value = on_atoms(node, places, axes.scores)
+    for node, indices, truth in masks:
+        value = on_atoms(node, indices, axes.scores)
         value = value if truth else ops.bit_not(value)
         total = value if total is None else build.binary(ops.bit_and, total, value)
     assert total is not None
@@ -313,41 +313,41 @@ def _slope(term: Term, axes: Axes, band: Band, sinks: bool) -> Node | None:
         return None
     wide = sum_dtype(term.node.dtype)
     value = build.full((1,) * len(axes.scores), term.factor * factor, wide)
-    for node, places in rest:
-        value = build.multiply(value, build.cast(on_atoms(node, places, axes.scores), wide))
+    for node, indices in rest:
+        value = build.multiply(value, build.cast(on_atoms(node, indices, axes.scores), wide))
     try:
         return _by_head(value, axes, "a slope")
     except NoMatch:
         return None
 
 
-def _line(term: Term, axes: Axes, band: Band) -> tuple[list[tuple[Node, Places]], Affine | None]:
+def _line(term: Term, axes: Axes, band: Band) -> tuple[list[tuple[Node, Indices]], Affine | None]:
     """The factors of a term without the one that is affine in the keys, and that one."""
-    rest: list[tuple[Node, Places]] = []
+    rest: list[tuple[Node, Indices]] = []
     line: Affine | None = None
-    stack = [(term.node, term.places)]
+    stack = [(term.node, term.indices)]
     while stack:
-        node, places = strip(*stack.pop())
+        node, indices = strip(*stack.pop())
         if node.op is ops.multiply:
-            stack.extend((i, places) for i in node.inputs)
+            stack.extend((i, indices) for i in node.inputs)
             continue
-        if not depends(node, places) & set(axes.keys):
-            rest.append((node, places))
+        if not depends(node, indices) & set(axes.keys):
+            rest.append((node, indices))
             continue
-        found = affine(node, places) or _one_side(node, places, axes, band)
+        found = affine(node, indices) or _one_side(node, indices, axes, band)
         if found is None or line is not None:
             return rest, None
         line = found
     return rest, line
 
 
-def _one_side(node: Node, places: Places, axes: Axes, band: Band) -> Affine | None:
+def _one_side(node: Node, indices: Indices, axes: Axes, band: Band) -> Affine | None:
     """|j - i| within a band that lies on one side of the diagonal."""
     while node.op is ops.cast:
-        node, places = strip(node.inputs[0], places)
+        node, indices = strip(node.inputs[0], indices)
     if node.op is not ops.absolute:
         return None
-    found = affine(node.inputs[0], places)
+    found = affine(node.inputs[0], indices)
     difference = Affine(index_of(axes.keys)).plus(Affine(index_of(axes.queries)), -1)
     if found is None or found not in (difference, difference.times(-1)):
         return None

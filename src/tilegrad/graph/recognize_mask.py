@@ -17,7 +17,7 @@ from ..core.dtype import bool_
 from ..ir.node import Node
 from ..ir.symbol import Size, combine, floor_divide, high, low, maximum, minimum
 from . import build, ops
-from .axes import ELEMENTWISE, Atom, Atoms, Places, down, flat
+from .axes import ELEMENTWISE, Atom, Atoms, Indices, down, flat
 from .notation import fold
 
 Band = tuple[Size | None, Size | None]
@@ -28,33 +28,33 @@ class Condition(NamedTuple):
     """A bool value that must be `truth`."""
 
     node: Node
-    places: Places
+    indices: Indices
     truth: bool = True
 
 
 # ---- constants ------------------------------------------------------------------------------
 
 
-def known(node: Node, places: Places, given: Condition | None = None) -> Any:
+def known(node: Node, indices: Indices, given: Condition | None = None) -> Any:
     """The one value a Node has everywhere, under the condition given; None where it has more."""
-    found = _known(node, places, given, {})
+    found = _known(node, indices, given, {})
     return None if found is None else found.attrs["value"]
 
 
 def _known(
-    node: Node, places: Places, given: Condition | None, seen: dict[Any, Node | None]
+    node: Node, indices: Indices, given: Condition | None, seen: dict[Any, Node | None]
 ) -> Node | None:
-    key = (node, places)
+    key = (node, indices)
     if key in seen:
         return seen[key]
-    seen[key] = found = _known_now(node, places, given, seen)
+    seen[key] = found = _known_now(node, indices, given, seen)
     return found
 
 
 def _known_now(
-    node: Node, places: Places, given: Condition | None, seen: dict[Any, Node | None]
+    node: Node, indices: Indices, given: Condition | None, seen: dict[Any, Node | None]
 ) -> Node | None:
-    if given is not None and node is given.node and places == given.places:
+    if given is not None and node is given.node and indices == given.indices:
         return build.constant(given.truth, bool_)
     if ops.is_constant(node):
         while node.op is not ops.constant:
@@ -62,25 +62,25 @@ def _known_now(
         return node
     if node.op.group in ELEMENTWISE:
         if node.op is ops.where:
-            return _known_choice(node, places, given, seen)
+            return _known_choice(node, indices, given, seen)
         values = []
         for i in node.inputs:
-            value = _known(i, places, given, seen)
+            value = _known(i, indices, given, seen)
             if value is None:
                 return None
             values.append(value)
         return fold(node.op, values, node.attrs)
-    below = down(node, places)
+    below = down(node, indices)
     return None if below is None else _known(*below, given, seen)
 
 
 def _known_choice(
-    node: Node, places: Places, given: Condition | None, seen: dict[Any, Node | None]
+    node: Node, indices: Indices, given: Condition | None, seen: dict[Any, Node | None]
 ) -> Node | None:
-    test = _known(node.inputs[0], places, given, seen)
+    test = _known(node.inputs[0], indices, given, seen)
     if test is None:
         return None
-    return _known(node.inputs[1 if test.attrs["value"] else 2], places, given, seen)
+    return _known(node.inputs[1 if test.attrs["value"] else 2], indices, given, seen)
 
 
 # ---- affine functions of positions ----------------------------------------------------------
@@ -107,7 +107,7 @@ class Affine:
         return Affine({a: c for a, c in terms.items() if c != 0}, self.constant * factor)
 
 
-def affine(node: Node, places: Places) -> Affine | None:
+def affine(node: Node, indices: Indices) -> Affine | None:
     """A value of whole numbers as an affine function of indices."""
     op = node.op
     if op is ops.constant or ops.is_constant(node):
@@ -117,15 +117,17 @@ def affine(node: Node, places: Places) -> Affine | None:
     if op is ops.size:
         return Affine({}, node.attrs["value"])
     if op is ops.iota:
-        return _affine_iota(places)
+        return _affine_iota(indices)
     if op is ops.cast or op is ops.stop_gradient:
         inner = node.inputs[0]
-        return None if inner.dtype.kind == "bool" or node.dtype.bits < 32 else affine(inner, places)
+        return (
+            None if inner.dtype.kind == "bool" or node.dtype.bits < 32 else affine(inner, indices)
+        )
     if op is ops.negative:
-        found = affine(node.inputs[0], places)
+        found = affine(node.inputs[0], indices)
         return None if found is None else found.times(-1)
     if op in (ops.add, ops.subtract, ops.multiply) and node.dtype.kind not in ("bool", "uint"):
-        a, b = (affine(i, places) for i in node.inputs)
+        a, b = (affine(i, indices) for i in node.inputs)
         if a is None or b is None:
             return None
         if op is not ops.multiply:
@@ -133,18 +135,18 @@ def affine(node: Node, places: Places) -> Affine | None:
         if b.terms:
             a, b = b, a
         return None if b.terms else a.times(b.constant)
-    below = down(node, places)
+    below = down(node, indices)
     return None if below is None else affine(*below)
 
 
-def _affine_iota(places: Places) -> Affine:
-    place = places[0]
+def _affine_iota(indices: Indices) -> Affine:
+    index = indices[0]
     terms: dict[Atom, Size] = {}
-    stride: Size = place.step
-    for atom in reversed(flat(place.atoms)):
+    stride: Size = index.step
+    for atom in reversed(flat(index.atoms)):
         terms[atom] = stride
         stride = stride * atom.size
-    return Affine(terms, place.start)
+    return Affine(terms, index.start)
 
 
 # ---- choices between two constants ----------------------------------------------------------
@@ -158,54 +160,54 @@ class Choice(NamedTuple):
     otherwise: Any
 
 
-def choice(node: Node, places: Places) -> Choice | None:
+def choice(node: Node, indices: Indices) -> Choice | None:
     """A value that is one of two constants, by one condition."""
-    leaves: dict[tuple[Node, Places], None] = {}
-    if not _leaves(node, places, leaves, set()) or len(leaves) != 1:
+    leaves: dict[tuple[Node, Indices], None] = {}
+    if not _leaves(node, indices, leaves, set()) or len(leaves) != 1:
         return None
     (condition,) = (Condition(*leaf) for leaf in leaves)
-    then = known(node, places, condition)
-    otherwise = known(node, places, condition._replace(truth=False))
+    then = known(node, indices, condition)
+    otherwise = known(node, indices, condition._replace(truth=False))
     return None if then is None or otherwise is None else Choice(condition, then, otherwise)
 
 
 def _leaves(
-    node: Node, places: Places, leaves: dict[tuple[Node, Places], None], seen: set[Any]
+    node: Node, indices: Indices, leaves: dict[tuple[Node, Indices], None], seen: set[Any]
 ) -> bool:
     """Collect the conditions a value is made of; False where it is made of anything else."""
-    if (node, places) in seen or ops.is_constant(node):
+    if (node, indices) in seen or ops.is_constant(node):
         return True
-    seen.add((node, places))
-    if node.op in COMPARES and _compares_positions(node, places):
-        leaves[node, places] = None
+    seen.add((node, indices))
+    if node.op in COMPARES and _compares_positions(node, indices):
+        leaves[node, indices] = None
         return len(leaves) < 2
-    below = down(node, places)
+    below = down(node, indices)
     if below is not None:
         return _leaves(*below, leaves, seen)
     if node.op.group in ELEMENTWISE:
-        return all(_leaves(i, places, leaves, seen) for i in node.inputs)
+        return all(_leaves(i, indices, leaves, seen) for i in node.inputs)
     if node.dtype is bool_:
-        leaves[node, places] = None
+        leaves[node, indices] = None
         return len(leaves) < 2
     return False
 
 
-def _compares_positions(node: Node, places: Places) -> bool:
-    sides = [_position(i, places) for i in node.inputs]
+def _compares_positions(node: Node, indices: Indices) -> bool:
+    sides = [_position(i, indices) for i in node.inputs]
     return all(s is not None for s in sides) and any(s[0].terms for s in sides if s is not None)
 
 
-def _position(node: Node, places: Places) -> tuple[Affine, bool] | None:
+def _position(node: Node, indices: Indices) -> tuple[Affine, bool] | None:
     """An affine value, or the absolute of one (True)."""
-    found = affine(node, places)
+    found = affine(node, indices)
     if found is not None:
         return found, False
-    while node.op in (ops.absolute, ops.cast) or down(node, places) is not None:
+    while node.op in (ops.absolute, ops.cast) or down(node, indices) is not None:
         if node.op is ops.absolute:
-            found = affine(node.inputs[0], places)
+            found = affine(node.inputs[0], indices)
             return None if found is None else (found, True)
-        below = down(node, places)
-        node, places = (node.inputs[0], places) if below is None else below
+        below = down(node, indices)
+        node, indices = (node.inputs[0], indices) if below is None else below
     return None
 
 
@@ -214,20 +216,20 @@ def _position(node: Node, places: Places) -> tuple[Affine, bool] | None:
 
 def conditions(condition: Condition) -> list[Condition]:
     """Conditions that hold together exactly where the one does."""
-    node, places, truth = condition
+    node, indices, truth = condition
     op = node.op
     if ops.is_constant(node) and bool(ops.constant_value(node)) == truth:
         return []
     if op is ops.bit_not or (op is ops.cast and node.inputs[0].dtype is bool_):
-        return conditions(Condition(node.inputs[0], places, truth != (op is ops.bit_not)))
-    both = op in (ops.bit_and, ops.multiply, ops.minimum)
-    either = op in (ops.bit_or, ops.add, ops.maximum)
-    if node.dtype is bool_ and ((both and truth) or (either and not truth)):
-        return [c for i in node.inputs for c in conditions(Condition(i, places, truth))]
-    below = down(node, places)
+        return conditions(Condition(node.inputs[0], indices, truth != (op is ops.bit_not)))
+    conjunction = op in (ops.bit_and, ops.multiply, ops.minimum)
+    disjunction = op in (ops.bit_or, ops.add, ops.maximum)
+    if node.dtype is bool_ and ((conjunction and truth) or (disjunction and not truth)):
+        return [c for i in node.inputs for c in conditions(Condition(i, indices, truth))]
+    below = down(node, indices)
     if below is not None:
         return conditions(Condition(*below, truth))
-    found = choice(node, places)
+    found = choice(node, indices)
     if found is None or found.condition.node is node:
         return [condition]
     if found.then == found.otherwise:
@@ -237,10 +239,10 @@ def conditions(condition: Condition) -> list[Condition]:
 
 def comparisons(condition: Condition) -> list[Affine] | None:
     """Affine functions that must all be <= 0 for the condition to hold, or None."""
-    node, places, truth = condition
+    node, indices, truth = condition
     if node.op not in COMPARES:
         return None
-    left, right = (_position(i, places) for i in node.inputs)
+    left, right = (_position(i, indices) for i in node.inputs)
     if left is None or right is None:
         return None
     if node.op in (ops.equal, ops.not_equal):

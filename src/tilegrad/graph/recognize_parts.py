@@ -19,8 +19,8 @@ from . import attention, build, ops
 from .axes import (
     Atom,
     Atoms,
-    Place,
-    Places,
+    AxisIndex,
+    Indices,
     atoms_of,
     depends,
     flat,
@@ -55,23 +55,23 @@ class Operand(NamedTuple):
     """What a side of a dot moves, widens and multiplies by a constant."""
 
     node: Node
-    places: Places
+    indices: Indices
     factor: float = 1.0
 
 
 def attention_of(root: Node, around: Surroundings) -> tuple[Node, Node]:
     """(what replaces the last dot, the dot of queries and keys); NoMatch where it is none."""
     result = fresh(root.shape)
-    sides, inner = operand_places(root, result)
+    sides, inner = operand_indices(root, result)
     keys = tuple([a for p in inner for a in p.atoms])
     if not keys:
         raise NoMatch("there is one key only")
     side, softmax = _probabilities(root, sides, keys)
     scores = find_scores(softmax.scores, keys)
     dot = scores.dot.node
-    if not full(dot, scores.dot.places):
+    if not full(dot, scores.dot.indices):
         raise NoMatch("only a part of the scores is used")
-    pair, widths = operand_places(dot, scores.dot.places)
+    pair, widths = operand_indices(dot, scores.dot.indices)
     first = 0 if set(flat(keys)) & set(atoms_of(pair[1])) else 1
     q = operand(dot.inputs[first], pair[first])
     k = operand(dot.inputs[1 - first], pair[1 - first])
@@ -85,26 +85,26 @@ def attention_of(root: Node, around: Surroundings) -> tuple[Node, Node]:
     return _built(root, around, axes, (q, k, v), softmax, scores, (result, lies)), dot
 
 
-def operand_places(dot: Node, result: Places) -> tuple[list[Places], Places]:
-    """Places of both sides of a dot, and those of what is contracted."""
+def operand_indices(dot: Node, result: Indices) -> tuple[list[Indices], Indices]:
+    """Indices of both sides of a dot, and those of what is contracted."""
     batch, contract = dot.attrs["batch"], dot.attrs["contract"]
     inner = fresh([dot.inputs[0].shape[a] for a in contract[0]])
     rest = iter(result[len(batch[0]) :])
-    sides: list[Places] = []
+    sides: list[Indices] = []
     for side, x in enumerate(dot.inputs):
-        places: list[Place] = []
+        indices: list[AxisIndex] = []
         for a in range(len(x.shape)):
             if a in batch[side]:
-                places.append(result[batch[side].index(a)])
+                indices.append(result[batch[side].index(a)])
             elif a in contract[side]:
-                places.append(inner[contract[side].index(a)])
+                indices.append(inner[contract[side].index(a)])
             else:
-                places.append(next(rest))
-        sides.append(tuple(places))
+                indices.append(next(rest))
+        sides.append(tuple(indices))
     return sides, inner
 
 
-def _probabilities(root: Node, sides: list[Places], keys: Atoms) -> tuple[int, Softmax]:
+def _probabilities(root: Node, sides: list[Indices], keys: Atoms) -> tuple[int, Softmax]:
     reasons: list[NoMatch] = []
     for side in (0, 1):
         try:
@@ -115,7 +115,7 @@ def _probabilities(root: Node, sides: list[Places], keys: Atoms) -> tuple[int, S
     raise (told or reasons)[0]
 
 
-def operand(node: Node, places: Places, scaled: bool = True) -> Operand:
+def operand(node: Node, indices: Indices, scaled: bool = True) -> Operand:
     """A side of a dot down to what it moves, widens and scales."""
     factor = 1.0
     while True:
@@ -126,17 +126,17 @@ def operand(node: Node, places: Places, scaled: bool = True) -> Operand:
         if scaled and node.op is ops.negative:
             node, factor = source, -factor
             continue
-        found = constant_factor(node, places) if scaled else None
+        found = constant_factor(node, indices) if scaled else None
         if found is not None and found[0] != 0.0 and math.isfinite(found[0]):
             node, factor = found[1], factor * found[0]
             continue
-        below = moved(node, places)
+        below = moved(node, indices)
         if below is None:
-            return Operand(node, places, factor)
-        node, places = below
+            return Operand(node, indices, factor)
+        node, indices = below
 
 
-def _layouts(result: Places, above: Sequence[Node]) -> list[Atoms]:
+def _layouts(result: Indices, above: Sequence[Node]) -> list[Atoms]:
     """The order of the result's Atoms as it is moved, the last first."""
     axes = [p.atoms for p in result]
     found = [flat(atoms_of(result))]
@@ -160,39 +160,39 @@ def _axes(
     k: Operand,
     v: Operand,
     keys: Atoms,
-    widths: Places,
+    widths: Indices,
     values: Atoms,
     softmax: Softmax,
     scores: Scores,
 ) -> Axes:
     keys, values = flat(keys), flat(values)
-    on_q, on_k, on_v = (set(atoms_of(x.places)) for x in (q, k, v))
+    on_q, on_k, on_v = (set(atoms_of(x.indices)) for x in (q, k, v))
     inner = set(atoms_of(widths))
     if not inner <= on_q or not inner <= on_k or not inner:
         raise NoMatch("the dot of queries and keys contracts a repeated axis")
     if on_q & set(keys) or not set(keys) <= on_k or not set(keys) <= on_v:
         raise NoMatch("the keys are not an axis of keys and values alone")
-    power, places = softmax.power
-    order = [a for a in atoms_of(places) if a not in keys]
+    power, indices = softmax.power
+    order = [a for a in atoms_of(indices) if a not in keys]
     missing = (on_q | on_k | on_v) - set(order) - set(keys) - inner - set(values)
     if missing:
         raise NoMatch("an axis of queries, keys or values is not one of the scores")
     own = [a for a in order if a in on_q and a not in on_k and a not in on_v]
-    queries = _queries(own, power, places, keys, scores)
+    queries = _queries(own, power, indices, keys, scores)
     group = tuple([a for a in own if a not in queries])
     rest = [a for a in order if a not in own]
-    needed = {a for t in softmax.sinks for a in depends(t.node, t.places)}
+    needed = {a for t in softmax.sinks for a in depends(t.node, t.indices)}
     if not queries and not set(rest) <= on_k:
         raise NoMatch("each query has values of its own, for keys that all share")
-    key_heads = _key_heads(rest, power, places, keys, queries, needed)
+    key_heads = _key_heads(rest, power, indices, keys, queries, needed)
     if not all(isinstance(a.size, int) for a in (*group, *key_heads)):
         raise NoMatch("the number of heads is not known")
-    width = tuple([a for a in atoms_of(q.places) if a in inner])
+    width = tuple([a for a in atoms_of(q.indices) if a in inner])
     batch = tuple([a for a in rest if a not in key_heads])
     return Axes(batch, key_heads, group, queries, keys, width, values)
 
 
-def _queries(own: list[Atom], power: Node, places: Places, keys: Atoms, scores: Scores) -> Atoms:
+def _queries(own: list[Atom], power: Node, indices: Indices, keys: Atoms, scores: Scores) -> Atoms:
     """Of the axes that only queries have: the one masks compare with keys, or that is next."""
     compared: set[Atom] = set()
     for c in (*scores.masks, *scores.finite, *[c.condition for c, _ in scores.choices]):
@@ -203,9 +203,9 @@ def _queries(own: list[Atom], power: Node, places: Places, keys: Atoms, scores: 
     found = tuple([a for a in own if a in compared])
     if found:
         return found
-    last = next((n for n, p in enumerate(places) if set(flat(p.atoms)) & set(keys)), 0)
+    last = next((n for n, p in enumerate(indices) if set(flat(p.atoms)) & set(keys)), 0)
     if last > 0:
-        before = flat(places[last - 1].atoms)
+        before = flat(indices[last - 1].atoms)
         found = tuple([a for a in own if a in before])
         if found or power.shape[last - 1] == 1:
             return found
@@ -213,15 +213,15 @@ def _queries(own: list[Atom], power: Node, places: Places, keys: Atoms, scores: 
 
 
 def _key_heads(
-    rest: list[Atom], power: Node, places: Places, keys: Atoms, queries: Atoms, needed: set[Atom]
+    rest: list[Atom], power: Node, indices: Indices, keys: Atoms, queries: Atoms, needed: set[Atom]
 ) -> Atoms:
     """Of the axes that keys have: those of the last but the first axis of the scores."""
     asked = tuple([a for a in rest if a in needed])
     if asked:
         return asked
     taken = {*keys, *queries}
-    lead = [p for n, p in enumerate(places) if not set(flat(p.atoms)) & taken]
-    if lead and power.shape[places.index(lead[-1])] == 1 and not queries:
+    lead = [p for n, p in enumerate(indices) if not set(flat(p.atoms)) & taken]
+    if lead and power.shape[indices.index(lead[-1])] == 1 and not queries:
         lead = lead[:-1]  # the axis of one query
     for number in range(len(lead) - 1, -1, -1):
         found = tuple([a for a in flat(lead[number].atoms) if a in rest])
@@ -242,7 +242,7 @@ def _built(
     sides: tuple[Operand, Operand, Operand],
     softmax: Softmax,
     scores: Scores,
-    result: tuple[Places, list[Atoms]],
+    result: tuple[Indices, list[Atoms]],
 ) -> Node:
     dtype = _dtype(root, around.dtype, sides)
     q, k, v = sides
@@ -250,8 +250,8 @@ def _built(
     wide_q, order_q = placed(q, of_q, dtype)
     wide_k, order_k = placed(k, of_k, dtype)
     wide_v, order_v = placed(v, of_v, dtype)
-    for node, places, divides in scores.rows:
-        wide_q = _row_scaled(wide_q, order_q, axes, Term(1.0, node, places), divides)
+    for node, indices, divides in scores.rows:
+        wide_q = _row_scaled(wide_q, order_q, axes, Term(1.0, node, indices), divides)
     extras = extras_of(axes, softmax, scores, around.derived)
     of_out = {**of_q, "d": axes.value_width}
     order = next((o for x in result[1] if (o := order_of(x, of_out)) is not None), "bhtd")
@@ -332,13 +332,13 @@ def order_of(lies: Atoms, groups: Groups) -> str | None:
 
 def placed(x: Operand, groups: Groups, dtype: DType) -> tuple[Node, str]:
     """A side as four axes, and their order."""
-    lies = atoms_of(x.places)
-    order = order_of(lies, groups) if full(x.node, x.places) else None
+    lies = atoms_of(x.indices)
+    order = order_of(lies, groups) if full(x.node, x.indices) else None
     if order is not None:
         node = build.reshape(x.node, tuple([size_of(groups[letter]) for letter in order]))
         return build.cast(node, dtype), order
     every = tuple([a for letter in "bhtd" for a in groups[letter]])
-    node = on_leaf(x.node, x.places, every)
+    node = on_leaf(x.node, x.indices, every)
     node = build.expand(node, tuple([a.size for a in every]))
     shape = tuple([size_of(groups[letter]) for letter in "bhtd"])
     return build.cast(build.reshape(node, shape), dtype), "bhtd"

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from ..ir.node import Node
 from . import build, ops
-from .axes import Atoms, Places, depends, flat, strip
+from .axes import Atoms, Indices, depends, flat, strip
 from .recognize_mask import Choice, Condition, choice, known
 from .recognize_terms import NoMatch, Term, holds_dot, terms
 
-LEAST = -1e38  # kernels multiply scores by log2(e): lower ones would be -inf
+LEAST_SCORE = -1e38  # kernels multiply scores by log2(e): lower ones would be -inf
 LOWEST = -3e4  # a number this low in place of a score means: not seen
 
 
@@ -32,7 +32,7 @@ class Scores:
     """
 
     dot: Term
-    rows: tuple[tuple[Node, Places, bool], ...] = ()
+    rows: tuple[tuple[Node, Indices, bool], ...] = ()
     cap: float | None = None
     added: tuple[Term, ...] = ()
     masks: tuple[Condition, ...] = ()
@@ -73,8 +73,8 @@ def _joined(scores: Scores) -> Scores:
 
 def with_added(scores: Scores, term: Term) -> Scores:
     """A bias, or a mask that is written as one."""
-    node, places = strip(term.node, term.places)
-    found = choice(node, places)
+    node, indices = strip(term.node, term.indices)
+    found = choice(node, indices)
     if found is not None:
         then, otherwise = (float(v) * term.factor for v in (found.then, found.otherwise))
         condition = found.condition
@@ -85,58 +85,58 @@ def with_added(scores: Scores, term: Term) -> Scores:
             return replace(scores, masks=(*scores.masks, condition), adds=True)
         if then == 0.0 and otherwise <= LOWEST:
             read = Choice(condition, then, otherwise)
-            if otherwise < LEAST:
-                kept = build.maximum(build.multiply(node, term.factor), LEAST)
-                term = Term(1.0, kept, places)
+            if otherwise < LEAST_SCORE:
+                kept = build.maximum(build.multiply(node, term.factor), LEAST_SCORE)
+                term = Term(1.0, kept, indices)
             return replace(scores, choices=(*scores.choices, (read, term)))
     if node.op is ops.where and term.factor > 0:
         for value, other, truth in ((1, 2, True), (2, 1, False)):
-            if known(node.inputs[other], places) == -math.inf:
-                condition = Condition(node.inputs[0], places, truth)
+            if known(node.inputs[other], indices) == -math.inf:
+                condition = Condition(node.inputs[0], indices, truth)
                 scores = replace(scores, masks=(*scores.masks, condition), adds=True)
-                return with_added(scores, Term(term.factor, node.inputs[value], places))
-    if known(node, places) == 0:
+                return with_added(scores, Term(term.factor, node.inputs[value], indices))
+    if known(node, indices) == 0:
         return scores
-    return replace(scores, added=(*scores.added, Term(term.factor, node, places)))
+    return replace(scores, added=(*scores.added, Term(term.factor, node, indices)))
 
 
 def _scores(term: Term, keys: Atoms) -> Scores:
-    factor, (node, places) = term.factor, strip(term.node, term.places)
+    factor, (node, indices) = term.factor, strip(term.node, term.indices)
     if node.op is ops.dot:
-        return Scores(Term(factor, node, places))
+        return Scores(Term(factor, node, indices))
     if node.op is ops.where:
-        return _masked(term._replace(node=node, places=places), keys)
+        return _masked(term._replace(node=node, indices=indices), keys)
     if node.op is ops.tanh:
-        inner = find_scores(terms(node.inputs[0], places), keys)
+        inner = find_scores(terms(node.inputs[0], indices), keys)
         if inner.cap is not None or inner.added or inner.masks or inner.finite or inner.choices:
             raise NoMatch("something is added or masked before the softcap")
         sign = -1.0 if factor < 0 else 1.0
         dot = inner.dot._replace(factor=inner.dot.factor * sign)
         return replace(inner, dot=dot, cap=abs(factor))
     if node.op in (ops.multiply, ops.divide):
-        return _row_factor(node, places, factor, keys)
+        return _row_factor(node, indices, factor, keys)
     raise NoMatch(f"{node.op.name} stands between the dot and softmax")
 
 
 def _masked(term: Term, keys: Atoms) -> Scores:
     """where(mask, scores, -inf)."""
-    node, places = term.node, term.places
+    node, indices = term.node, term.indices
     for value, other, truth in ((1, 2, True), (2, 1, False)):
-        number = known(node.inputs[other], places)
+        number = known(node.inputs[other], indices)
         if number is None:
             continue
         number = float(number) * term.factor
         if number > LOWEST or math.isnan(number):
             raise NoMatch(f"where a mask does not hold the score becomes {number:g}")
-        inner = find_scores(terms(node.inputs[value], places, term.factor), keys)
-        condition = Condition(node.inputs[0], places, truth)
+        inner = find_scores(terms(node.inputs[value], indices, term.factor), keys)
+        condition = Condition(node.inputs[0], indices, truth)
         if number == -math.inf:
             return replace(inner, masks=(*inner.masks, condition))
         return replace(inner, finite=(*inner.finite, condition))
     raise NoMatch("the scores are chosen between values")
 
 
-def _row_factor(node: Node, places: Places, factor: float, keys: Atoms) -> Scores:
+def _row_factor(node: Node, indices: Indices, factor: float, keys: Atoms) -> Scores:
     """Scores times something that each query has one of: it goes to the queries."""
     sides = [(node.inputs[0], node.inputs[1])]
     if node.op is ops.multiply:
@@ -144,22 +144,22 @@ def _row_factor(node: Node, places: Places, factor: float, keys: Atoms) -> Score
     for scores, other in sides:
         if not holds_dot(scores):
             continue
-        if depends(other, places) & set(flat(keys)):
-            return _zeroed(scores, other, places, factor, keys)
-        inner = find_scores(terms(scores, places, factor), keys)
+        if depends(other, indices) & set(flat(keys)):
+            return _zeroed(scores, other, indices, factor, keys)
+        inner = find_scores(terms(scores, indices, factor), keys)
         if inner.cap is not None or inner.added or inner.masks or inner.finite or inner.choices:
             raise NoMatch("a scale that is no constant follows a softcap, a bias or a mask")
-        row = (other, places, node.op is ops.divide)
+        row = (other, indices, node.op is ops.divide)
         return replace(inner, rows=(*inner.rows, row))
     raise NoMatch("no dot of queries and keys below softmax")
 
 
-def _zeroed(scores: Node, mask: Node, places: Places, factor: float, keys: Atoms) -> Scores:
+def _zeroed(scores: Node, mask: Node, indices: Indices, factor: float, keys: Atoms) -> Scores:
     """Scores times a mask of ones and zeros."""
-    found = choice(*strip(mask, places))
+    found = choice(*strip(mask, indices))
     if found is None or (found.then, found.otherwise) not in ((1, 0), (0, 1)):
         raise NoMatch("the scale depends on the key")
-    inner = find_scores(terms(scores, places, factor), keys)
+    inner = find_scores(terms(scores, indices, factor), keys)
     if inner.added or inner.masks or inner.finite or inner.choices or inner.zeroed:
         raise NoMatch("masked scores are multiplied by a mask")
     condition = found.condition._replace(truth=found.then == 1)

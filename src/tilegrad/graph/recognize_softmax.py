@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..ir.node import Node
 from . import build, ops
-from .axes import FIRST, Atom, Atoms, Place, Places, depends, down, flat, fresh, size_of, strip
+from .axes import FIRST, Atom, Atoms, AxisIndex, Indices, depends, down, flat, fresh, size_of, strip
 from .recognize_mask import known
 from .recognize_terms import NoMatch, Term, constant_factor, terms
 
@@ -24,7 +24,7 @@ class Dropout:
 
     rate: float
     bits: Node
-    places: Places
+    indices: Indices
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Softmax:
     scores: list[Term]
     sinks: list[Term]
     dropout: Dropout | None
-    power: tuple[Node, Places]
+    power: tuple[Node, Indices]
     guarded: bool = False
 
 
-def find_softmax(node: Node, places: Places, keys: Atoms) -> Softmax:
+def find_softmax(node: Node, indices: Indices, keys: Atoms) -> Softmax:
     """Probabilities over the keys as what was exponentiated."""
     gain, dropout = 1.0, None
     while True:
-        node, places = strip(node, places)
-        scaled = constant_factor(node, places)
-        dropped = _dropped(node, places) if node.op is ops.where else None
+        node, indices = strip(node, indices)
+        scaled = constant_factor(node, indices)
+        dropped = _dropped(node, indices) if node.op is ops.where else None
         if scaled is not None and node.op is ops.multiply:
             gain, node = gain * scaled[0], scaled[1]
         elif dropped is not None and dropout is None:
@@ -56,19 +56,19 @@ def find_softmax(node: Node, places: Places, keys: Atoms) -> Softmax:
     if not math.isclose(gain, wanted, rel_tol=1e-6 if dropout is None else 4e-3):
         raise NoMatch(f"the probabilities are multiplied by {gain:g} after softmax")
     if node.op is ops.exp:
-        scores, sinks = _log_form(node, places, keys)
-        return Softmax(scores, sinks, dropout, (node, places))
-    power, at, divisor, under = _quotient(node, places)
+        scores, sinks = _log_form(node, indices, keys)
+        return Softmax(scores, sinks, dropout, (node, indices))
+    power, at, divisor, under = _quotient(node, indices)
     scores, sinks = _normalised(power, at, divisor, under, keys)
     return Softmax(scores, sinks, dropout, (power, at), strip(divisor, under)[0].op is ops.where)
 
 
-def _dropped(node: Node, places: Places) -> tuple[Node, Dropout] | None:
+def _dropped(node: Node, indices: Indices) -> tuple[Node, Dropout] | None:
     """where(rate < uniform, x, 0) of 24 random bits."""
     keep, x, zero = node.inputs
-    if known(zero, places) != 0:
+    if known(zero, indices) != 0:
         return None
-    test, at = strip(keep, places)
+    test, at = strip(keep, indices)
     if test.op is not ops.less:
         return None
     rate = known(test.inputs[0], at)
@@ -85,25 +85,25 @@ def _dropped(node: Node, places: Places) -> tuple[Node, Dropout] | None:
     return (x, Dropout(float(rate), bits, at)) if bits.op is ops.random_bits else None
 
 
-def _quotient(node: Node, places: Places) -> tuple[Node, Places, Node, Places]:
+def _quotient(node: Node, indices: Indices) -> tuple[Node, Indices, Node, Indices]:
     """exp(t) / sum(exp(t)), or the product with the reciprocal."""
     pairs: list[tuple[Node, Node]] = []
     if node.op is ops.divide:
         pairs = [(node.inputs[0], node.inputs[1])]
     elif node.op is ops.multiply:
         for a, b in (node.inputs, node.inputs[::-1]):
-            inverse, at = strip(b, places)
+            inverse, at = strip(b, indices)
             if inverse.op is ops.reciprocal or (
                 inverse.op is ops.divide and known(inverse.inputs[0], at) == 1
             ):
                 pairs.append((a, b))
     for a, b in pairs:
-        power, at = strip(a, places)
+        power, at = strip(a, indices)
         if power.op is not ops.exp:
             continue
-        below, under = b, places
+        below, under = b, indices
         if node.op is ops.multiply:
-            below, under = strip(b, places)
+            below, under = strip(b, indices)
             below = below.inputs[-1]
         return power, at, below, under
     quiet = node.op in (ops.add, ops.subtract)  # the derivative of a cross entropy, say
@@ -111,47 +111,47 @@ def _quotient(node: Node, places: Places) -> tuple[Node, Places, Node, Places]:
 
 
 def _normalised(
-    power: Node, places: Places, divisor: Node, under: Places, keys: Atoms
+    power: Node, indices: Indices, divisor: Node, under: Indices, keys: Atoms
 ) -> tuple[list[Term], list[Term]]:
     total, at, others = _total(divisor, under)
     source = total.inputs[0]
-    inside, wide = _summed_places(total, at)
+    inside, wide = _summed_indices(total, at)
     same, reached = strip(source, inside)
     if same is not power:
         raise NoMatch("the divisor sums something else than what is divided")
-    found = _meeting(reached, places, wide)
-    shifted = terms(power.inputs[0], places)
+    found = _meeting(reached, indices, wide)
+    shifted = terms(power.inputs[0], indices)
     above = [t for t in shifted if not _on(t, keys)]
     if not covers(found, keys, len(wide)):
         if others:
             raise NoMatch("the sum has more than one further term")
-        return _column(terms(power.inputs[0], reached), places, wide, found, keys)
+        return _column(terms(power.inputs[0], reached), indices, wide, found, keys)
     if others:
         return shifted_out(shifted, keys), _further(others, above)
     return shifted_out(shifted, keys), []
 
 
-def _log_form(node: Node, places: Places, keys: Atoms) -> tuple[list[Term], list[Term]]:
+def _log_form(node: Node, indices: Indices, keys: Atoms) -> tuple[list[Term], list[Term]]:
     """exp(t - log(sum(exp(t)))), where both may have a shift."""
-    found = terms(node.inputs[0], places)
+    found = terms(node.inputs[0], indices)
     logs = [t for t in found if t.factor == -1.0 and t.node.op is ops.log]
     if len(logs) != 1:
         raise NoMatch("exp before the last dot is not divided by a sum")
     rest = [t for t in found if t is not logs[0]]
-    total, at, others = _total(logs[0].node.inputs[0], logs[0].places)
-    inside, wide = _summed_places(total, at)
+    total, at, others = _total(logs[0].node.inputs[0], logs[0].indices)
+    inside, wide = _summed_indices(total, at)
     power, at = strip(total.inputs[0], inside)
     if power.op is not ops.exp or others:
         raise NoMatch("the logarithm is not of a sum of exp")
     summed_terms = terms(power.inputs[0], at)
     if len(summed_terms) != len(rest):
         raise NoMatch("the logarithm is of a sum of something else")
-    met: dict[Atom, Place] = {}
+    met: dict[Atom, AxisIndex] = {}
     for term in summed_terms:
         for other in rest:
             if term.factor == other.factor and term.node is other.node:
                 try:
-                    met.update(_meeting(term.places, other.places, wide))
+                    met.update(_meeting(term.indices, other.indices, wide))
                 except NoMatch:
                     continue
                 rest.remove(other)
@@ -163,43 +163,45 @@ def _log_form(node: Node, places: Places, keys: Atoms) -> tuple[list[Term], list
     return shifted_out([t for t in found if t is not logs[0]], keys), []
 
 
-def _total(node: Node, places: Places) -> tuple[Node, Places, list[Term]]:
+def _total(node: Node, indices: Indices) -> tuple[Node, Indices, list[Term]]:
     """The sum a divisor is, where it guards against 0 too, and what is added to it."""
-    node, places = strip(node, places)
+    node, indices = strip(node, indices)
     if node.op is ops.where:
-        node, places = _unguarded(node, places)
-    parts = terms(node, places)
+        node, indices = _unguarded(node, indices)
+    parts = terms(node, indices)
     sums = [t for t in parts if t.node.op is ops.sum_ and t.factor == 1.0]
     if len(sums) != 1:
         raise NoMatch(f"the divisor is {node.op.name}, not the sum of what is divided")
-    return sums[0].node, sums[0].places, [t for t in parts if t is not sums[0]]
+    return sums[0].node, sums[0].indices, [t for t in parts if t is not sums[0]]
 
 
-def _unguarded(node: Node, places: Places) -> tuple[Node, Places]:
+def _unguarded(node: Node, indices: Indices) -> tuple[Node, Indices]:
     """where(total == 0, c, total)."""
-    test, at = strip(node.inputs[0], places)
+    test, at = strip(node.inputs[0], indices)
     if test.op in (ops.equal, ops.not_equal):
-        total = strip(node.inputs[2 if test.op is ops.equal else 1], places)
+        total = strip(node.inputs[2 if test.op is ops.equal else 1], indices)
         for a, b in (test.inputs, test.inputs[::-1]):
             if known(b, at) == 0 and strip(a, at) == total:
                 return total
     raise NoMatch("the divisor chooses between values")
 
 
-def _summed_places(total: Node, places: Places) -> tuple[Places, dict[Atom, Place]]:
-    """Places of what is summed, and those of the axes that are."""
+def _summed_indices(total: Node, indices: Indices) -> tuple[Indices, dict[Atom, AxisIndex]]:
+    """Indices of what is summed, and those of the axes that are."""
     source, axes = total.inputs[0], total.attrs["axes"]
-    rest = iter(places)
+    rest = iter(indices)
     own = fresh(source.shape)
     found = tuple([own[a] if a in axes else next(rest) for a in range(len(own))])
     return found, {own[a].atoms[0]: own[a] for a in axes if own[a].atoms}
 
 
-def _meeting(inside: Places, places: Places, wide: dict[Atom, Place]) -> dict[Atom, Place]:
-    """Which Place each summed Atom has in the value that is divided."""
-    found: dict[Atom, Place] = {}
+def _meeting(
+    inside: Indices, indices: Indices, wide: dict[Atom, AxisIndex]
+) -> dict[Atom, AxisIndex]:
+    """Which AxisIndex each summed Atom has in the value that is divided."""
+    found: dict[Atom, AxisIndex] = {}
     wanted = set(flat(tuple(wide)))
-    for a, b in zip(inside, places):
+    for a, b in zip(inside, indices):
         own = flat(a.atoms)
         if set(own) <= wanted and own:
             if len(own) != 1 or not a.plain:
@@ -210,7 +212,7 @@ def _meeting(inside: Places, places: Places, wide: dict[Atom, Place]) -> dict[At
     return found
 
 
-def covers(met: dict[Atom, Place], keys: Atoms, count: int) -> bool:
+def covers(met: dict[Atom, AxisIndex], keys: Atoms, count: int) -> bool:
     """Whether what is summed are the keys and nothing else."""
     if len(met) != count:
         raise NoMatch("the sum repeats a value")
@@ -221,7 +223,7 @@ def covers(met: dict[Atom, Place], keys: Atoms, count: int) -> bool:
 
 
 def _on(term: Term, atoms: Atoms) -> bool:
-    return bool(depends(term.node, term.places) & set(flat(atoms)))
+    return bool(depends(term.node, term.indices) & set(flat(atoms)))
 
 
 def shifted_out(found: list[Term], keys: Atoms) -> list[Term]:
@@ -234,12 +236,12 @@ def _further(others: list[Term], above: list[Term]) -> list[Term]:
     if len(others) != 1 or others[0].factor != 1.0:
         raise NoMatch("the sum has more than one further term")
     (term,) = others
-    value = known(term.node, term.places)
+    value = known(term.node, term.indices)
     if value is not None and value > 0:
         logit = build.constant(math.log(value), term.node.dtype)
         found, rest = [Term(1.0, logit, ())], []
     elif term.node.op is ops.exp:
-        found = terms(term.node.inputs[0], term.places)
+        found = terms(term.node.inputs[0], term.indices)
         rest = [t for t in found if t in above]
     else:
         raise NoMatch("the sum has a further term that is no exp")
@@ -249,22 +251,26 @@ def _further(others: list[Term], above: list[Term]) -> list[Term]:
 
 
 def _column(
-    found: list[Term], places: Places, wide: dict[Atom, Place], met: dict[Atom, Place], keys: Atoms
+    found: list[Term],
+    indices: Indices,
+    wide: dict[Atom, AxisIndex],
+    met: dict[Atom, AxisIndex],
+    keys: Atoms,
 ) -> tuple[list[Term], list[Term]]:
     """Scores and sink of a softmax over one column more than there are keys."""
-    joined = [t for t in found if depends(t.node, t.places) & set(flat(tuple(wide)))]
+    joined = [t for t in found if depends(t.node, t.indices) & set(flat(tuple(wide)))]
     if len(met) != 1 or len(joined) != 1 or joined[0].node.op is not ops.concatenate:
         raise NoMatch("the softmax is over more than the keys")
     (term,), (atom,) = joined, wide
     axis = term.node.attrs["axis"]
-    if term.factor != 1.0 or term.places[axis] != Place((atom,)):
+    if term.factor != 1.0 or term.indices[axis] != AxisIndex((atom,)):
         raise NoMatch("the softmax is over more than the keys")
-    here = (*term.places[:axis], met[atom], *term.places[axis + 1 :])
+    here = (*term.indices[:axis], met[atom], *term.indices[axis + 1 :])
     part = down(term.node, here)
     columns = [p for p in term.node.inputs if part is None or p is not part[0]]
     if part is None or not part[1][axis].plain or part[0].shape[axis] != size_of(keys):
         raise NoMatch("the softmax is over more than the keys")
     if len(columns) != 1 or columns[0].shape[axis] != 1 or len(term.node.inputs) != 2:
         raise NoMatch("more than one column is dropped after softmax")
-    column = (*term.places[:axis], FIRST, *term.places[axis + 1 :])
+    column = (*term.indices[:axis], FIRST, *term.indices[axis + 1 :])
     return terms(*part), [Term(1.0, columns[0], column)]

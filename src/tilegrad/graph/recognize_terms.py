@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..core.dtype import bool_
 from ..ir.node import Node
 from . import build, ops
-from .axes import ELEMENTWISE, Atoms, Places, on_atoms, strip
+from .axes import ELEMENTWISE, Atoms, Indices, on_atoms, strip
 from .recognize_mask import known
 
 
@@ -30,37 +30,37 @@ class Term(NamedTuple):
 
     factor: float
     node: Node
-    places: Places
+    indices: Indices
 
 
-def terms(node: Node, places: Places, factor: float = 1.0) -> list[Term]:
+def terms(node: Node, indices: Indices, factor: float = 1.0) -> list[Term]:
     """A value as a sum of terms, through movement, casts and constant factors."""
-    node, places = strip(node, places)
+    node, indices = strip(node, indices)
     op = node.op
     if abs(factor) != 1.0 and not holds_dot(node):
-        return [Term(factor, node, places)]  # c * (1 - mask) is not c - c * mask for a large c
+        return [Term(factor, node, indices)]  # c * (1 - mask) is not c - c * mask for a large c
     if op is ops.add or op is ops.subtract:
         a, b = node.inputs
         other = factor if op is ops.add else -factor
-        return [*terms(a, places, factor), *terms(b, places, other)]
+        return [*terms(a, indices, factor), *terms(b, indices, other)]
     if op is ops.negative:
-        return terms(node.inputs[0], places, -factor)
-    scaled = constant_factor(node, places)
+        return terms(node.inputs[0], indices, -factor)
+    scaled = constant_factor(node, indices)
     usual = scaled is not None and scaled[0] != 0.0 and math.isfinite(scaled[0])
     if scaled is not None and usual and holds_dot(scaled[1]):
-        return terms(scaled[1], places, factor * scaled[0])
-    return [Term(factor, node, places)]
+        return terms(scaled[1], indices, factor * scaled[0])
+    return [Term(factor, node, indices)]
 
 
-def constant_factor(node: Node, places: Places) -> tuple[float, Node] | None:
+def constant_factor(node: Node, indices: Indices) -> tuple[float, Node] | None:
     """x * c or x / c as (c, x)."""
     if node.op is ops.multiply:
         for a, b in (node.inputs, node.inputs[::-1]):
-            value = known(b, places)
+            value = known(b, indices)
             if value is not None:
                 return float(value), a
     if node.op is ops.divide:
-        value = known(node.inputs[1], places)
+        value = known(node.inputs[1], indices)
         if value:
             return 1.0 / float(value), node.inputs[0]
     return None
@@ -70,7 +70,7 @@ def summed(found: Sequence[Term], axes: Atoms) -> Node:
     """The sum of terms with one axis for each Atom (see `on_atoms`)."""
     total: Node | None = None
     for term in found:
-        value = on_atoms(term.node, term.places, axes)
+        value = on_atoms(term.node, term.indices, axes)
         if term.factor != 1.0:
             value = build.multiply(value, term.factor)
         total = value if total is None else build.add(total, value)

@@ -249,8 +249,8 @@ def _order(
     """Where each axis of x is in (batch, x's rest, contracted axes as the other orders them)."""
     rest = [i for i in range(len(x.shape)) if i not in batch[side] + contract[side]]
     pairs = sorted(zip(contract[1 - side], contract[side]))
-    places = [*batch[side], *rest, *(mine for _, mine in pairs)]
-    return [places.index(i) for i in range(len(x.shape))]
+    lies = [*batch[side], *rest, *(mine for _, mine in pairs)]
+    return [lies.index(i) for i in range(len(x.shape))]
 
 
 # ---- indexing -------------------------------------------------------------------------------

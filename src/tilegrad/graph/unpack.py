@@ -102,7 +102,7 @@ def fields_of(form: Format, raw: Node) -> dict[str, Node]:
         blocks = build.reshape(raw, (*lead, count, form.block_bytes))
         return {part.name: field_of(blocks, part, part.offset) for part in form.fields}
     found = {}
-    for part, start, step in form.places(count):
+    for part, start, step in form.field_starts(count):
         size, times = part.count * part.dtype.size, count if step else 1
         plane = build.slice_axis(raw, axis, start, start + times * size)
         found[part.name] = field_of(build.reshape(plane, (*lead, times, size)), part, 0)

@@ -1,8 +1,8 @@
 """Fingerprints: equal for Graphs of equal structure, whatever their inputs are called.
 
 Invariant: two sets of roots with the same fingerprint compute the same function of their
-arguments, in order; locations and Node serials do not matter. A Place is a line of the user that
-an attr names: it matters unless `places` are asked for, which then are numbered.
+arguments, in order; locations and Node serials do not matter. A UserLine, which an attr names,
+matters unless `lines` are given, which number them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .literal import ATTRIBUTE_PARSERS
 from .node import Node, topological
 
 
-class Place(str):
+class UserLine(str):
     """A line of the user's, 'file:line', as the attr of a Node whose error names it."""
 
     __slots__ = ()
@@ -26,19 +26,19 @@ class Place(str):
         return str(self)
 
 
-ATTRIBUTE_PARSERS["place"] = Place
+ATTRIBUTE_PARSERS["place"] = UserLine
 
 
 def structure(
     arguments: Sequence[Node],
     results: Sequence[Node],
-    places: dict[Place, int] | None = None,
+    lines: dict[UserLine, int] | None = None,
     is_apart: Callable[[Node], bool] | None = None,
     apart: list[Node] | None = None,
 ) -> tuple[Any, ...]:
     """A hashable description of the function from arguments to results. Nodes for which
     `is_apart` holds (outside of Blocks) are told by their type alone and put into `apart`; with
-    `places` numbers stand for the user's lines, which are added there in order."""
+    `lines` numbers stand for the user's lines, which are added there in order."""
     number: dict[Node, int] = {a: i for i, a in enumerate(arguments)}
     rows: list[Any] = [tuple(a.type for a in arguments)]
     for node in topological(results, stop=number.__contains__):
@@ -50,23 +50,23 @@ def structure(
             rows.append(node.type)
             continue
         attrs = tuple([repr(v) if v.__class__ is float else v for v in node.attrs.values()])
-        if places is not None:
+        if lines is not None:
             attrs = tuple(
-                [places.setdefault(v, len(places)) if v.__class__ is Place else v for v in attrs]
+                [lines.setdefault(v, len(lines)) if v.__class__ is UserLine else v for v in attrs]
             )
         row: tuple[Any, ...] = (node.op, tuple([number[i] for i in node.inputs]), attrs)
         if node.blocks:
-            row += tuple([_block(b, number, places) for b in node.blocks])
+            row += tuple([_block(b, number, lines) for b in node.blocks])
         rows.append(row)
     rows.append(tuple([number[r] for r in results]))
     return tuple(rows)
 
 
 def _block(
-    block: Block, outer: dict[Node, int], places: dict[Place, int] | None
+    block: Block, outer: dict[Node, int], lines: dict[UserLine, int] | None
 ) -> tuple[Any, ...]:
     captured = block.captures()
-    inner = structure(block.arguments + captured, block.results, places)
+    inner = structure(block.arguments + captured, block.results, lines)
     return (tuple(outer[c] for c in captured), inner)
 
 

@@ -398,9 +398,9 @@ def divide(layout: Layout, tile: int | tuple[int, ...]) -> Layout:
             raise UserError(
                 "divide: tiles must fit exactly", expected=f"a divisor of {mode.size}", got=size
             )
-        both = compose(mode, Layout((size, mode.size // size), (1, size)))
-        inside.append(both[0])
-        outside.append(both[1])
+        parts = compose(mode, Layout((size, mode.size // size), (1, size)))
+        inside.append(parts[0])
+        outside.append(parts[1])
     return join(join(*inside), join(*outside), swizzle=layout.swizzle)
 
 

@@ -201,9 +201,9 @@ def _merge_division(terms: dict[Product, int], constant: int) -> int:
     (x // c) * c * f + (x % c) * f becomes x * f, and
     ((x // c) % d) * c * f + (x % c) * f becomes (x % (c * d)) * f.
     """
-    again = True
-    while again:
-        again = False
+    joins = True
+    while joins:
+        joins = False
         for product, factor in terms.items():
             for atom in product:
                 if atom.kind != "mod":
@@ -218,9 +218,9 @@ def _merge_division(terms: dict[Product, int], constant: int) -> int:
                         total = terms.pop(p, 0) + f
                         if total:
                             terms[p] = total
-                    again = True
+                    joins = True
                     break
-            if again:
+            if joins:
                 break
     return constant
 

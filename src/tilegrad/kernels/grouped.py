@@ -39,10 +39,10 @@ def ids_at(ids: Any, start: Any, block: int, groups: int) -> Any:
 
 @Definition
 def group_rows(ids: Any, *, groups: int, block: int) -> None:
-    """order (rows,), places (rows,), offsets (groups + 1,) of ids (rows,), all int32."""
+    """order (rows,), its inverse (rows,), offsets (groups + 1,) of ids (rows,), all int32."""
     (rows,) = ids.shape
     group = tile.grid(groups)
-    order, places = (tile.result((rows,), int32, fill="none") for _ in range(2))  # all is written
+    order, inverse = (tile.result((rows,), int32, fill="none") for _ in range(2))  # all is written
     offsets = tile.result((groups + 1,), int32, fill="none")
     mine, before = tile.cast(group, int32), tile.zeros((block,), int32)
     for start in tile.range(0, rows, block):
@@ -58,7 +58,7 @@ def group_rows(ids: Any, *, groups: int, block: int) -> None:
             at = place + tile.cumsum(tile.cast(own, int32)) - whole(1)
             tracer("group_rows").hints["distinct"] = True  # of those that are written
             tile.store(order, at, here, mask=own, unique=True)
-            tile.store(places, here, at, mask=own, unique=True)
+            tile.store(inverse, here, at, mask=own, unique=True)
             place = place + count
     tile.store(offsets, (group + 1,), place, unique=True)
 

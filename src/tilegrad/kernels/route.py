@@ -24,7 +24,7 @@ from ..tile.trace import tracer
 from .grouped import lanes_of, list_of, whole, write_list
 
 NOT_A_NUMBER, SIGN = 0x7FC00000, 0x7FFFFFFF
-LEAST = -(1 << 63)  # below any key
+LEAST_KEY = -(1 << 63)  # below any key
 COUNTED = 32  # programs whose counts are added up at a time
 
 
@@ -38,7 +38,7 @@ def keys(x: Any, experts: int) -> Any:
     column = tile.arange(lanes)
     found = tile.cast(bits, int64) * (1 << 32) + (lanes - 1 - column)[None, :]
     inside = tile.broadcast((column < experts)[None, :], x.shape)
-    return tile.where(inside, found, tile.full((), LEAST, int64))
+    return tile.where(inside, found, tile.full((), LEAST_KEY, int64))
 
 
 @tile.function
@@ -57,7 +57,7 @@ def picked(
     for number in tile.range(0, count):
         here = key == tile.max(key, axis=1)[:, None]
         ranks = tile.where(here, tile.cast(number, int32), ranks)
-        key = tile.where(here, tile.full((), LEAST, int64), key)
+        key = tile.where(here, tile.full((), LEAST_KEY, int64), key)
     if shared:
         x = x / tile.sum(tile.where(ranks >= 0, x, 0.0), axis=1)[:, None]
     return x, ranks
@@ -72,13 +72,13 @@ def own_of(ranks: Any, start: Any, rows: Any) -> tuple[Any, Any]:
 
 
 @tile.function
-def write_places(results: Any, own: Any, ranks: Any, token: Any, first: Any, count: int) -> None:
+def write_sorted(results: Any, own: Any, ranks: Any, token: Any, first: Any, count: int) -> None:
     """Places of picked rows, of which those of an expert begin at `first`."""
-    order, places, tokens = results
+    order, inverse, tokens = results
     place = first[None, :] + tile.cumsum(tile.cast(own, int32), axis=0) - whole(1)
     row = token * whole(count) + ranks
-    for to, at, value in ((order, place, row), (places, row, place), (tokens, place, token)):
-        tracer("write_places").hints["distinct"] = True  # of those that are written
+    for to, at, value in ((order, place, row), (inverse, row, place), (tokens, place, token)):
+        tracer("write_sorted").hints["distinct"] = True  # of those that are written
         tile.store(to, at, value, mask=own, unique=True)
 
 
@@ -114,7 +114,7 @@ def route(
     tracer("route").hints["distinct"] = True  # of those that are written
     tile.store(shares, token * whole(count) + ranks, x, mask=own, unique=True)
     total = tile.sum(tile.cast(own, int32), axis=0)
-    write_places(sorted_, own, ranks, token, tile.cumsum(total) - total, count)
+    write_sorted(sorted_, own, ranks, token, tile.cumsum(total) - total, count)
     write_groups(offsets, out, total, block)
 
 
@@ -157,6 +157,6 @@ def place_routes(picks: Any, counts: Any, *, tokens: int, block: int, most: Any)
         expert = tile.fill(tile.load(picks, (program * tokens, number), (tokens,), axes=(0,)), -1)
         ranks = tile.where(expert[:, None] == column, tile.cast(number, int32), ranks)
     own, token = own_of(ranks, program * tokens, rows)
-    write_places(sorted_, own, ranks, token, tile.cumsum(total) - total + before, count)
+    write_sorted(sorted_, own, ranks, token, tile.cumsum(total) - total + before, count)
     if mine < 1:
         write_groups(offsets, out, total, block)

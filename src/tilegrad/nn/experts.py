@@ -29,10 +29,10 @@ def routed(
     offsets[e] to offsets[e + 1], and gives (N * K, D).
     """
     count, each = picked.shape
-    order, places, offsets = group_rows(picked.reshape(-1), experts)
+    order, ranks, offsets = group_rows(picked.reshape(-1), experts)
     every = x.unsqueeze(1).expand(count, each, x.shape[1]).reshape(count * each, x.shape[1])
     found = compute(every.index_select(0, order), offsets)
-    own = found.index_select(0, places).reshape(count, each, found.shape[1])
+    own = found.index_select(0, ranks).reshape(count, each, found.shape[1])
     return (own * cast(shares, own.dtype).unsqueeze(-1)).sum(1)
 
 

@@ -367,9 +367,9 @@ class Module:
                     expected="a float dtype",
                     got=wanted,
                 )
-            fixed = {id(b) for m in self.modules() if not m.casts for b in m.buffers(False)}
+            uncast = {id(b) for m in self.modules() if not m.casts for b in m.buffers(False)}
             for tensor in self.tensors().values():
-                if tensor.dtype.is_float and id(tensor) not in fixed:
+                if tensor.dtype.is_float and id(tensor) not in uncast:
                     _retype(tensor, wanted)
         name = f"{type(self).__name__}.to"
         if device is not None and (elsewhere() or device_name(device, name) != HOST):
@@ -425,7 +425,7 @@ def functional_call(
     """Call a Module with Tensors in the place of its parameters and buffers of those names; it is
     as before afterwards."""
     given = args if isinstance(args, tuple) else (args,)
-    places: list[tuple[dict[str, Any], str, Any]] = []
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for name, value in parameters.items():
             path, _, last = name.rpartition(".")
@@ -438,11 +438,11 @@ def functional_call(
                     got=repr(name),
                     expected=f"a name of {type(module).__name__}",
                 )
-            places.append((table, last, table[last]))
+            replaced.append((table, last, table[last]))
             table[last] = lift(value)
         return module(*given, **(kwargs or {}))
     finally:
-        for table, last, value in reversed(places):
+        for table, last, value in reversed(replaced):
             table[last] = value
 
 

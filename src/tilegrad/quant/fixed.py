@@ -16,12 +16,12 @@ from ..core.errors import DTypeError, UserError
 from ..graph import ops
 from ..ir.symbol import Size, high
 from ..tensor.tensor import Tensor, wrap
-from .numbers import LEAST, MOST, MOST_SHIFT, Requantised
+from .numbers import INT8_MAX, INT8_MIN, MOST_SHIFT, Requantised
 
 HIDDEN = -(1 << 30)  # of a mask: it decides over scores of +-SCORES, and no sum of them wraps
 SCORES = (1 << 29) - (1 << 21)  # 16 bits after the point: 2 * SCORES + HIDDEN has an exp of 0
 SUMMED = 2**31 // 65536 - 1  # columns of exp whose sum is int32
-SQUARED = 2**31 // LEAST**2 - 1  # columns of products of int8 whose sum is int32
+SQUARED = 2**31 // INT8_MIN**2 - 1  # columns of products of int8 whose sum is int32
 
 
 def _checked(x: Tensor, op: str, dtype: DType) -> None:
@@ -68,7 +68,7 @@ def rounded_product(x: Tensor, factor: Tensor | int, shift: int) -> Tensor:
 
 
 def _narrow(x: Tensor, factor: int, shift: int) -> Tensor:
-    return rounded_product(x, factor, shift).clip(LEAST, MOST).to(int8)
+    return rounded_product(x, factor, shift).clip(INT8_MIN, INT8_MAX).to(int8)
 
 
 def softmax(scores: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
@@ -92,7 +92,7 @@ def _softmax(scores: Tensor, bound: int, scale: float, mask: Tensor | None, op: 
         x = x + mask
     found = exp(x - x.amax(-1, keepdim=True))
     total = found.sum(-1, keepdim=True, dtype=int32)
-    return _narrow(found * reciprocal(total), MOST, 30)
+    return _narrow(found * reciprocal(total), INT8_MAX, 30)
 
 
 def norm_factors(weight: Any, scale: float) -> Requantised:
@@ -111,7 +111,7 @@ def rms_norm(x: Tensor, factors: Tensor, shift: int) -> Tensor:
     _columns(x.shape, "rms_norm", SQUARED)
     whole = x.to(int32)
     squares = (whole * whole).sum(-1, keepdim=True, dtype=int32)
-    return rounded_product(whole * rsqrt(squares), factors, shift).clip(LEAST, MOST).to(int8)
+    return rounded_product(whole * rsqrt(squares), factors, shift).clip(INT8_MIN, INT8_MAX).to(int8)
 
 
 def layer_norm(x: Tensor, factors: Tensor, shift: int, bias: Tensor | None = None) -> Tensor:
@@ -144,7 +144,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
     for x in (q, k, v):
         _checked(x, "attention", int8)
     _columns(q.shape, "attention", SQUARED)
-    bound = LEAST**2 * high(q.shape[-1])
+    bound = INT8_MIN**2 * high(q.shape[-1])
     chances = _softmax(q.to(int32) @ k.to(int32).mT, bound, scale, mask, "attention")
     return chances.to(int32) @ v.to(int32)
 

@@ -163,10 +163,10 @@ class Int8Conv(_Int8):
         input_scale: float,
         output_scale: float | None = None,
         relu: bool = False,
-        **places: Any,
+        **geometry: Any,
     ) -> None:
         super().__init__(weight, bias, input_scale, output_scale, relu)
-        self.places = places  # stride, padding, dilation, groups
+        self.geometry = geometry  # stride, padding, dilation, groups
 
     @staticmethod
     def of(
@@ -176,15 +176,15 @@ class Int8Conv(_Int8):
         bias = None if layer.bias is None else layer.bias.to(float32).numpy()
         weight = layer.weight.to(float32).numpy()
         names = ("stride", "padding", "dilation", "groups")
-        places = {name: getattr(layer, name) for name in names}
-        return Int8Conv(weight, bias, input_scale, output_scale, relu, **places)
+        geometry = {name: getattr(layer, name) for name in names}
+        return Int8Conv(weight, bias, input_scale, output_scale, relu, **geometry)
 
     def forward(self, x: Any) -> Tensor:
         """(batch, in, ...) -> (batch, out, ...)."""
         given = self.integers(x)
         weight = self.weight
         function: Any = CONVOLUTIONS[weight.ndim]
-        sums = function(given.to(int32), weight.to(int32), **self.places)
+        sums = function(given.to(int32), weight.to(int32), **self.geometry)
         return self.leave(sums, (1, -1, *(1,) * (weight.ndim - 2)))
 
 

@@ -16,7 +16,7 @@ from ..core.dtype import float32, int8, int32, int64
 from ..core.errors import UserError
 from ..tensor.tensor import Tensor
 
-LEAST, MOST = -128, 127
+INT8_MIN, INT8_MAX = -128, 127
 SMALLEST = 1e-20  # absmax of a row: one of zeros alone has zeros
 FACTOR_BITS = 22  # of the largest factor: a product with an int32 sum stays far below 2**63
 MOST_SHIFT = 46
@@ -29,25 +29,26 @@ def scale_of(most: Any) -> Array:
     wide = np.asarray(most, np.float64)
     if not np.isfinite(wide).all() or (wide < 0).any():
         raise UserError("bad absmax", op="quant", expected="numbers, at least 0", got=most)
-    return np.where(wide > 0, wide / MOST, 1.0).astype(np.float32)
+    return np.where(wide > 0, wide / INT8_MAX, 1.0).astype(np.float32)
 
 
 def to_int8(x: Tensor, scale: float) -> Tensor:
     """The integers nearest to x / scale, saturated; halves go to even."""
-    return (x.to(float32) * _inverse(scale)).round().clip(LEAST, MOST).to(int8)
+    return (x.to(float32) * _inverse(scale)).round().clip(INT8_MIN, INT8_MAX).to(int8)
 
 
 def to_int8_array(x: Array, scale: float) -> Array:
     """The same of an array."""
     found = np.round(x.astype(np.float32) * np.float32(_inverse(scale)))
-    return np.clip(found, LEAST, MOST).astype(np.int8)
+    return np.clip(found, INT8_MIN, INT8_MAX).astype(np.int8)
 
 
 def rows_to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Each row (of the last axis) by its own absmax: integers, and the scales (..., 1)."""
     wide = x.to(float32)
     most = wide.abs().amax(-1, keepdim=True).clip(SMALLEST)
-    return (wide * (MOST / most)).round().clip(LEAST, MOST).to(int8), most * (1.0 / MOST)
+    codes = (wide * (INT8_MAX / most)).round().clip(INT8_MIN, INT8_MAX).to(int8)
+    return codes, most * (1.0 / INT8_MAX)
 
 
 def _inverse(scale: float) -> float:
@@ -59,7 +60,7 @@ def channels(weight: Array) -> tuple[Array, Array]:
     flat = np.abs(weight.reshape(len(weight), -1)).max(1) if weight.size else np.ones(len(weight))
     scales = scale_of(flat)
     wide = weight.astype(np.float64) / scales.reshape(-1, *(1,) * (weight.ndim - 1))
-    return np.clip(np.round(wide), -MOST, MOST).astype(np.int8), scales
+    return np.clip(np.round(wide), -INT8_MAX, INT8_MAX).astype(np.int8), scales
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,14 @@ class Requantised:
 def requantise(sums: Tensor, factors: Tensor, shift: int, relu: bool = False) -> Tensor:
     """int8 of int32 sums; `factors` are int32 and broadcast."""
     wide = (sums.to(int64) * factors.to(int64) + (1 << (shift - 1))) >> shift
-    return wide.to(int32).clip(0 if relu else LEAST, MOST).to(int8)
+    return wide.to(int32).clip(0 if relu else INT8_MIN, INT8_MAX).to(int8)
 
 
 def requantise_array(sums: Array, factors: Array, shift: int, relu: bool = False) -> Array:
     """The same of arrays."""
     wide = (sums.astype(np.int64) * factors.astype(np.int64) + (1 << (shift - 1))) >> shift
     narrow = wide.astype(np.uint64).astype(np.uint32).view(np.int32)
-    return np.clip(narrow, 0 if relu else LEAST, MOST).astype(np.int8)
+    return np.clip(narrow, 0 if relu else INT8_MIN, INT8_MAX).astype(np.int8)
 
 
 __all__ = [

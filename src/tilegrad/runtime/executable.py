@@ -42,14 +42,14 @@ class Binding:
 class Arena:
     """The scratch Slots of an Executable on one Device."""
 
-    def __init__(self, device: Device, bytes: int, places: Sequence[tuple[int, int]]) -> None:
-        self.device, self.bytes, self.places = device, bytes, places
+    def __init__(self, device: Device, bytes: int, offsets: Sequence[tuple[int, int]]) -> None:
+        self.device, self.bytes, self.offsets = device, bytes, offsets
         self.buffer: Buffer | None = None  # that the Executable's own Slots point into
 
     def point(self, slots: Any) -> Buffer:
         """Point the Slots into what is the Device's arena now; gives it."""
         buffer = self.device.arena(self.bytes)
-        for number, offset in self.places:
+        for number, offset in self.offsets:
             slots[number] = buffer.pointer + offset
         return buffer
 

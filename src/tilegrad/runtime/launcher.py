@@ -130,7 +130,7 @@ class Launcher:
 
     def walk(self, bound: Steps, slots: Sequence[int] | None = None) -> Iterator[Operation]:
         """Every launch and copy that does something, in order; control is followed on the host."""
-        places = list(self.slots if slots is None else slots)
+        addresses = list(self.slots if slots is None else slots)
         counters = [0] * COUNTERS
         steps, at, unaligned = self.recipe.steps, 0, self.device.alignment - 1
         while at < len(steps):
@@ -139,7 +139,7 @@ class Launcher:
             if step.kind == "kernel":
                 prepared = bound.launches[here]
                 if not prepared.empty:
-                    pointers = tuple([places[s] for s in step.slots])
+                    pointers = tuple([addresses[s] for s in step.slots])
                     if any([p & unaligned for p in pointers]):
                         yield from self._aligned(bound, prepared, here, pointers)
                     else:
@@ -147,9 +147,11 @@ class Launcher:
             elif step.kind == "copy":
                 target, source = step.slots
                 if bound.grids[here]:
-                    yield Operation(None, (places[target], places[source]), bound.grids[here], here)
+                    yield Operation(
+                        None, (addresses[target], addresses[source]), bound.grids[here], here
+                    )
             else:
-                at = self._control(step, bound.numbers[here], places, counters, at)
+                at = self._control(step, bound.numbers[here], addresses, counters, at)
 
     def _aligned(
         self, bound: Steps, prepared: Any, here: int, pointers: tuple[int, ...]

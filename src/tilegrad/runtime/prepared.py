@@ -186,14 +186,14 @@ def find(sources: Sequence[Buffer], layout: Layout, device: str) -> Parts | None
 
 def prepared_bytes(layout: Layout) -> int:
     """Bytes that the parts of a Layout take."""
-    return _places(layout)[-1]
+    return _part_starts(layout)[-1]
 
 
 def _key(sources: Sequence[Buffer], layout: Layout, device: str) -> Any:
     return layout.key, device, tuple(map(id, sources[1:]))
 
 
-def _places(layout: Layout) -> list[int]:
+def _part_starts(layout: Layout) -> list[int]:
     """Where each part begins; the last is the end."""
     sizes = [math.prod(s) * d.size for _, s, d in layout.parts()]
     return list(itertools.accumulate((-(-z // ALIGNED) * ALIGNED for z in sizes), initial=0))
@@ -224,7 +224,7 @@ def _make(missing: Wanted, device: Device) -> None:
 
 def _pack(sources: Sequence[Buffer], layout: Layout, device: Device, room: Buffer) -> None:
     """Make the parts of some weights in a piece of memory, and note them."""
-    starts, parts = _places(layout), layout.parts()
+    starts, parts = _part_starts(layout), layout.parts()
     buffers = [
         room.part(start, math.prod(shape) * dtype.size)
         for start, (_, shape, dtype) in zip(starts, parts)

@@ -82,7 +82,7 @@ class Recipe:
     # Conditions of each program that are checked while it runs; a launch of one that has some
     # takes a Slot of the kind 'fault' last. Empty where no program has any.
     sites: list[list[Site]] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # lines that the Graph names, in its order
+    lines: list[str] = field(default_factory=list)  # lines that the Graph names, in its order
     requirements: list[Requirement] = field(default_factory=list)  # of the Symbols of a call
     preparing: list[Preparing] = field(default_factory=list)
     arenas: dict[str, int] = field(default_factory=dict)  # bytes on Devices that are not its own
@@ -131,14 +131,14 @@ class Recipe:
         late = [i for i, slots in enumerate(touched) if owners[second] in slots]
         return not early or not late or early[-1] < late[0]
 
-    def move(self, places: Sequence[str]) -> None:
+    def move(self, lines: Sequence[str]) -> None:
         """Take other lines for those of the Graph it was made of: an equal one has them."""
-        moved = dict(zip(self.places, places))
+        moved = dict(zip(self.lines, lines))
         self.sites = [
             [Site(s.message, moved.get(s.location, s.location)) for s in sites]
             for sites in self.sites
         ]
-        self.places = list(places)
+        self.lines = list(lines)
 
     def to_text(self) -> str:
         """The Recipe as JSON."""

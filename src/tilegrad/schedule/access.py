@@ -2,7 +2,7 @@
 
 Movement ops never copy: reading element `index` of a moved value is reading another index of
 its source, perhaps under a condition (padding). Everything here is Expr arithmetic on indices, and
-every walk down from a value at an index goes by `places`, `reads_below` or `through`.
+every walk down from a value at an index goes by `walk_down`, `reads_below` or `through`.
 Invariant: the composed index is in range wherever the conditions hold.
 """
 
@@ -197,7 +197,7 @@ def below(node: Node, index: Index, guarded: bool = True) -> list[Place]:
     return [(i, index) for i in node.inputs] if node.op.group in ELEMENTWISE else []
 
 
-def places(
+def walk_down(
     starts: Iterable[Place],
     step: Callable[[Node, Index], Sequence[Place]] = below,
     forward: bool = False,
@@ -226,7 +226,7 @@ def reads_below(
     def step(node: Node, index: Index) -> Sequence[Place]:
         return () if node in stored else below(node, index, guarded)
 
-    return [place for place in places(starts, step, forward) if place[0] in stored]
+    return [place for place in walk_down(starts, step, forward) if place[0] in stored]
 
 
 def symbolic(node: Node, index: Index, stored: Any) -> Size | None:

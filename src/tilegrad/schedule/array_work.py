@@ -44,14 +44,14 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
     if (dot is None and not reader.steps) or any(v[0] == "#" for v in values):
         raise Refused("has nothing to compute here")
     batch, m, n, k = sizes
-    beside: list[tuple[Operand, bool, bool]] = []  # whether it is the same for all rows, columns
+    further: list[tuple[Operand, bool, bool]] = []  # whether it is the same for all rows, columns
     for node in reader.operands:
         if product(node.shape) != product((batch, m, n)):
             raise Refused("has no operand of one number a row")
         one = _operand(FULL, node, reads, (batch, m, n))
-        places = _places(one)
-        rows, columns = (bool((places == places.take([0], axis)).all()) for axis in (1, 2))
-        beside.append((one, high(m) > 1 and rows, high(n) > 1 and columns))
+        elements = _elements_read(one)
+        rows, columns = (bool((elements == elements.take([0], axis)).all()) for axis in (1, 2))
+        further.append((one, high(m) > 1 and rows, high(n) > 1 and columns))
     numbers = _numbers(reader, dot is not None)
     steps = tuple(_step(numbers, *one) for one in reader.steps)
     outputs = tuple(
@@ -60,7 +60,7 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
     )
     made = []
     for turned in (False, True)[: 1 if region.rows is not None else 2]:
-        held = [replaced(o, role=HELD) if (c if turned else r) else o for o, r, c in beside]
+        held = [replaced(o, role=HELD) if (c if turned else r) else o for o, r, c in further]
         given = (batch, m, n, k, (*operands, *held), steps, outputs, turned)
         made.append(saturating(ArrayWork(*given)))
     return made
@@ -112,7 +112,7 @@ def _operand(role: str, node: Node, reads: list[Node], shape: tuple[Size, ...]) 
     return Operand(reads.index(base), role, kind.dtype.name, kind.shape, view)
 
 
-def _places(one: Operand) -> np.ndarray[Any, Any]:
+def _elements_read(one: Operand) -> np.ndarray[Any, Any]:
     """For every place of an Operand the element of the parameter that it reads; Symbols are small,
     for which places are the same does not depend on them."""
     block = parse_block(one.view.replace(f": {one.dtype}[", ": int32["))
@@ -124,7 +124,7 @@ def _places(one: Operand) -> np.ndarray[Any, Any]:
 
 def saturating(work: ArrayWork) -> ArrayWork:
     """Steps that storing does itself are left out: the bounds of int8, and a scale before them."""
-    first = len(work.beside) + bool(work.K)
+    first = len(work.vector_operands) + bool(work.K)
     steps = dict(enumerate(work.steps, first))
     uses = dict.fromkeys(range(first + len(steps)), 0)
     for s in work.steps:
@@ -135,12 +135,12 @@ def saturating(work: ArrayWork) -> ArrayWork:
     gone: set[int] = set()
     outputs = [_saturated(o, steps, uses, gone) for o in work.outputs]
     kept = [at for at in steps if at not in gone]
-    places = {**{i: i for i in range(first)}, **{at: first + i for i, at in enumerate(kept)}}
+    renumbered = {**{i: i for i in range(first)}, **{at: first + i for i, at in enumerate(kept)}}
     left = []
     for s in (steps[at] for at in kept):
-        second = s.second if s.number else places[s.second]
-        left.append(replaced(s, first=places[s.first], second=second))
-    stored = tuple(replaced(o, value=places[o.value]) for o in outputs)
+        second = s.second if s.number else renumbered[s.second]
+        left.append(replaced(s, first=renumbered[s.first], second=second))
+    stored = tuple(replaced(o, value=renumbered[o.value]) for o in outputs)
     return replaced(work, steps=tuple(left), outputs=stored)
 
 

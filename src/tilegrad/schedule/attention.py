@@ -56,16 +56,16 @@ class AttentionFamily(Family):
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies of a Node."""
         node, stored = region.anchor, region.arrays
-        places = {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
+        wanted = {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
         where = {x: i for i, x in enumerate(region.inputs)}
         found: Bodies = []
-        for body, given in self.launches(node, shape_of(node), target, set(places), name):
+        for body, given in self.launches(node, shape_of(node), target, set(wanted), name):
             roles: list[tuple[str, Any]] = []
             for kind, what in given:
                 if kind == "input":
                     roles.append(("read", where[node.inputs[what]]))
-                elif kind == "result" and what in places:
-                    roles.append(("store", places[what]))
+                elif kind == "result" and what in wanted:
+                    roles.append(("store", wanted[what]))
                 elif kind == "result":  # nobody wants it, the kernel still writes it
                     assert isinstance(node.type, Tuple)
                     roles.append(("scratch", (node.type.items[what], "result", what)))

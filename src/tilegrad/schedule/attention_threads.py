@@ -19,7 +19,7 @@ from ..ir.types import Array, Memory
 from ..kernels.attention import backward as attention_backward
 from ..kernels.attention import forward as attention
 from ..kernels.attention import plan as attention_plan
-from ..kernels.attention import threads, threads_backward
+from ..kernels.attention import threads_backward, threads_forward
 from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
 from .attention import AttentionFamily, Given, memories
@@ -37,16 +37,16 @@ class ThreadAttention(AttentionFamily):
 
     def refusal(self, node: Node, x: AttentionShape, target: Target) -> str:
         """Why no kernel takes a Node; '' where one does."""
-        beside, forward = bool(target.asynchronous_units), node.op is ops.attention
+        asynchronous, forward = bool(target.asynchronous_units), node.op is ops.attention
         if forward and invariant():
             return "invariant: its Plan depends on the number of queries"
-        if not beside and not target.matrix_units(x.dtype, x.dtype):
+        if not asynchronous and not target.matrix_units(x.dtype, x.dtype):
             return f"{target.name} has no matrix units for {x.dtype}"
         if forward:
-            kernel = attention_plan if beside else threads
+            kernel = attention_plan if asynchronous else threads_forward
             return kernel.why_not(x) or ("" if any(kernel.plans(x, target)) else NO_PLAN)
         wanted = node.attrs["wanted"]
-        if beside:
+        if asynchronous:
             why = attention_backward.why_not(x, None, wanted)
             return why or ("" if attention_backward.candidates(x, target, fast()) else NO_PLAN)
         chosen = [threads_backward.choose(x, target, side) for side in threads_backward.SIDES]
@@ -56,13 +56,13 @@ class ThreadAttention(AttentionFamily):
         self, node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
     ) -> Given:
         """Bodies, and what their parameters stand for: by the names that these have."""
-        beside, more = bool(target.asynchronous_units), memories(node)
+        asynchronous, more = bool(target.asynchronous_units), memories(node)
         read, results, made = ["q", "k", "v"], ["out", "lse"], [_forward, _forward_of_warps]
         if node.op is not ops.attention:
             read += ["dout", "lse", "delta"]
             results = [f"d{n}" for n in ("q", "k", "v", *node.attrs["wanted"])]
             made = [_backward, _backward_of_warps]
-        bodies, scratch = made[0 if beside else 1](x, target, more, node, name)
+        bodies, scratch = made[0 if asynchronous else 1](x, target, more, node, name)
         stands: dict[str, Any] = {n: ("input", i) for i, n in enumerate((*read, *x.extras))}
         stands |= {n: ("result", i) for i, n in enumerate(results)}
         stands |= {n: ("scratch", (Array(m.shape, m.dtype), n)) for n, m in scratch}
@@ -85,9 +85,9 @@ def _forward(x: AttentionShape, target: Target, more: Any, node: Node, name: str
 
 
 def _forward_of_warps(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
-    plan = threads.choose(x, target)
+    plan = threads_forward.choose(x, target)
     assert plan is not None
-    return _named(threads.attend(x, plan, target, more)), ()
+    return _named(threads_forward.attend(x, plan, target, more)), ()
 
 
 def _backward(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:

@@ -15,7 +15,7 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.types import Array
 from ..kernels.attention.shape import AttentionShape
-from ..kernels.attention_cpu import backward, decode, forward
+from ..kernels.attention_cpu import decode, gradients, score_tiles
 from ..tile.build import Body
 from .attention import AttentionFamily, Given, memories
 
@@ -46,19 +46,19 @@ class VectorAttention(AttentionFamily):
 def _forward(node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str) -> Given:
     more, keeps, few = memories(node), 1 in wanted, decode.choose(x, target)
     if few is None:
-        plan = forward.choose(x, target)
-        return _launches(x, [forward.forward(x, more, plan, name, keeps)])
+        plan = score_tiles.choose(x, target)
+        return _launches(x, [score_tiles.forward(x, more, plan, name, keeps)])
     return _launches(x, decode.decode(x, more, few, name, decode.parts_of(x, target), keeps))
 
 
 def _backward(node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str) -> Given:
     """One Body for dq, one for dk and dv."""
-    more, plan = memories(node), backward.choose(x, target)
+    more, plan = memories(node), gradients.choose(x, target)
     bodies = []
     if 0 in wanted:
-        bodies.append(backward.backward(x, more, plan, f"{name}_q", ("dq",)))
+        bodies.append(gradients.backward(x, more, plan, f"{name}_q", ("dq",)))
     if wanted & {1, 2}:
-        bodies.append(backward.backward(x, more, plan, f"{name}_kv", ("dk", "dv")))
+        bodies.append(gradients.backward(x, more, plan, f"{name}_kv", ("dk", "dv")))
     return _launches(x, bodies, ("dout", "lse", "delta"))
 
 

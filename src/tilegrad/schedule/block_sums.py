@@ -65,7 +65,7 @@ def hand_over(lowering: Lowering) -> None:
             values -= {
                 dot.inputs[0]
                 for dot in dots
-                if dot is not None and _again(dot.inputs[0], readers, given)
+                if dot is not None and _recomputed_by_all(dot.inputs[0], readers, given)
             }
         values -= found[0]
         values |= {_rounded(scaled, readers) for scaled in found[1]}
@@ -123,7 +123,7 @@ def streams(dot: Node) -> bool:
     return whole and high(n) % 8 == 0 and warps_of(high(k)) > 0
 
 
-def _again(node: Node, readers: dict[Node, list[Node]], given: set[Node]) -> bool:
+def _recomputed_by_all(node: Node, readers: dict[Node, list[Node]], given: set[Node]) -> bool:
     """Whether a row is better computed by every program than stored: products alone read it."""
     made = node.op is ops.cast and node.inputs[0].op is ops.multiply and node not in given
     return made and all(r.op is ops.dot for r in readers.get(node, ()))

@@ -28,7 +28,7 @@ from .family import Bodies, Family, Made, Offer, Verdict
 from .region import Region
 
 
-class Calls(Family):
+class CallFamily(Family):
     """Kernels that a Graph calls: users' own, and those that a pass has chosen."""
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:

@@ -2,8 +2,8 @@
 
 A paged cache, drawing a token and quantised weights are computed by kernels alone. The pass asks
 the Families of such an op what they offer (`offers_for`), and the one that is selected writes the
-op as calls of its kernels (`calls`). Invariant: the Verdict goes with every call that is made, so
-that `explain` tells who offered what for it.
+op as calls of its kernels (`replacements`). Invariant: the Verdict goes with every call that is
+made, so that `explain` tells who offered what for it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Chosen(Family):
         """Plans for an op with their seconds, or why there is none."""
         return [Offer(roofline_of(node, target))]
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """What an op's results become, by an offer of this Family."""
@@ -93,7 +93,7 @@ def choose(node: Node, inputs: Sequence[Node], near: Surroundings, target: Targe
         )
     family, offer, near.verdict = judged(answers)
     assert isinstance(family, Chosen)
-    return family.calls(node, inputs, offer, near, target)
+    return family.replacements(node, inputs, offer, near, target)
 
 
 def roofline_of(node: Node, target: Target, flops: Size = 0) -> float:

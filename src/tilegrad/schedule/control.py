@@ -284,7 +284,7 @@ class Views:
         self.start: list[Any] = []  # before the loop
         self.steps: list[Any] = []  # at the start of each step
         self.advance: list[Any] = []  # at its end
-        self.places: dict[Size, int] = {}  # bytes of a part -> counter of the place, in bytes
+        self.counters: dict[Size, int] = {}  # bytes of a part -> counter of the place, in bytes
 
     def point(self, part: Node, whole: int) -> int:
         """A Slot that is part number `counter` of a whole Slot."""
@@ -304,10 +304,10 @@ class Views:
 
     def place(self, stride: Size) -> int:
         """A counter that holds the place of the part in bytes, where that is not known now."""
-        if stride not in self.places:
-            counter = self.places[stride] = self.control.frame.counter()
+        if stride not in self.counters:
+            counter = self.counters[stride] = self.control.frame.counter()
             last = (self.length - 1) * stride
             self.start.append(Control("set_counter", (), (counter, last if self.reverse else 0)))
             move = stride * (-1 if self.reverse else 1)
             self.advance.append(Control("add_counter", (), (counter, move)))
-        return self.places[stride]
+        return self.counters[stride]

@@ -12,7 +12,7 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import loop_index
 from ..ir.types import product
-from .access import MOVEMENT, Index, Place, places
+from .access import MOVEMENT, Index, Place, walk_down
 from .region import REDUCE, Region, leaves_of, own_index, reduce_split
 
 MOST_VALUES = 32  # of a Region of loops
@@ -86,7 +86,7 @@ class Cut:
             unknown.extend(inside.intersection(current.inputs) if conditions else ())
             return [(current.inputs[0], found)]
 
-        for current, index in places([(source, start)], step):
+        for current, index in walk_down([(source, start)], step):
             if unknown:
                 break
             if current in inside and own_index(current, row, column, group) != index:

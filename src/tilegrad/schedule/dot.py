@@ -141,7 +141,7 @@ class DotLowering:
         self.stop = minimum(self.row + plan.block_m, p.end)
         along_m, along_k = self.strides(p.a, p.index_a, *p.sizes[1:3])
         self.turned_a = along_m == 1 and along_k != 1  # contiguous along m rather than k
-        self.places()
+        self.allocate_scratch()
         if not p.grouped:
             self.blocks_of_k()
             return (grid,)
@@ -157,7 +157,7 @@ class DotLowering:
         at = index(self.batch, *probes)
         return [stride_of(self.e, x, at, probe) for probe in probes]
 
-    def places(self) -> None:
+    def allocate_scratch(self) -> None:
         """Scratch for what is packed, and for a register tile."""
         b, plan = self.b, self.plan
         shape = (plan.block_n // plan.nr, plan.block_k, plan.nr)
@@ -289,8 +289,8 @@ class DotLowering:
 
         def add() -> Sequence[Node]:
             with self.columns(start) as lane:
-                places = [self.problem.linear(self.batch, row, lane) for row in rows]
-                kept = [self.e._load(partial, place) for place in places]
+                offsets = [self.problem.linear(self.batch, row, lane) for row in rows]
+                kept = [self.e._load(partial, place) for place in offsets]
                 return [b.apply("add", acc, b.add(tile_ops.stack_rows(*kept)))]
 
         return b.branch(b.less(0, at), add, lambda: [acc])[0]

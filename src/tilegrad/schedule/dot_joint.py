@@ -20,7 +20,6 @@ from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, high
-from ..kernels.matmul.grouped import GroupedJoint, choose_grouped
 from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
@@ -28,18 +27,19 @@ from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import FITTED, ranked, turn
 from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import PLAIN
+from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
 from ..tile.build import Body
 from .access import base_of
 from .block_sums import is_part
 from .cut import Cut
-from .dot_wide import FEW, WideDot, accepts
+from .dot_wide import FEW_TOKENS, WideDot, accepts
 from .family import Bodies, Family, Offer
 from .fuse import Fuser
 from .lowering import Lowering
 from .problem import breaks_of_groups
 from .region import REDUCE, Region, bit, leaves_of
 
-MOST = 4  # weights of one launch
+MOST_WEIGHTS = 4  # of one launch
 APART = 4  # Regions that one dot may need and another not: else they are ready at other times
 ORDERED = ("update", "control", "call")  # kinds of Regions that are not moved behind others
 
@@ -128,10 +128,10 @@ class _Joiner:
         if not self.closed([first, second]) or not self.in_time([first, second]):
             return False
         own = {*first.values, *second.values}
-        both = Region("dot", [*first.values, *second.values], first.total)
+        joint = Region("dot", [*first.values, *second.values], first.total)
         return all(
-            self.fuser.aligned(v, both, leaves_of(v, self.fuser.values), own)
-            for v in both.values
+            self.fuser.aligned(v, joint, leaves_of(v, self.fuser.values), own)
+            for v in joint.values
             if v.op is not ops.dot
         )
 
@@ -146,7 +146,7 @@ class _Joiner:
                 )
                 if (
                     free
-                    and len(some) < MOST
+                    and len(some) < MOST_WEIGHTS
                     and self.in_time([*some, group])
                     and joint_operands([self.wide(g) for g in [*some, group]], False)
                 ):
@@ -344,8 +344,9 @@ class LibraryProducts(Family):
         if node.op is not ops.dot:
             return () if invariant() else breaks_of_groups(node, 4, 16)
         rows = node.shape[-2] if len(node.shape) > 1 else 1
-        few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW
-        return () if few else [(rows, most + 1) for most in (FEW // 2, FEW, FITTED, 2 * FEW)]
+        few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW_TOKENS
+        mosts = (FEW_TOKENS // 2, FEW_TOKENS, FITTED, 2 * FEW_TOKENS)
+        return () if few else [(rows, most + 1) for most in mosts]
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The Plan that its model of time, or a table of measured ones, puts first."""

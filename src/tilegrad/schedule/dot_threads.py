@@ -28,7 +28,7 @@ from .threads.tiles import ThreadSheet
 
 STEP = 32  # of k
 SIDE = 64  # most rows and columns of a tile
-LEAST = 16
+LEAST_SIDE = 16
 
 
 class TiledDot:
@@ -91,10 +91,10 @@ class TiledDot:
 def tile_of(problem: Problem) -> tuple[int, int, int]:
     """Rows and columns of a tile, and warps that compute it."""
     _, m, _, n = problem.most
-    rows, columns = (min(SIDE, max(LEAST, power_of_two(s))) for s in (m, n))
+    rows, columns = (min(SIDE, max(LEAST_SIDE, power_of_two(s))) for s in (m, n))
     if invariant():
         rows = columns = SIDE
-    return rows, columns, min(4, rows * columns // (LEAST * LEAST))
+    return rows, columns, min(4, rows * columns // (LEAST_SIDE * LEAST_SIDE))
 
 
 def tiled_copies(dot: Node) -> int:

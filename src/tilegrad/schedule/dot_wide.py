@@ -24,16 +24,16 @@ from ..ir.node import Node, topological
 from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
-from ..kernels.matmul.grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import Choice, ranked, turn, with_room
 from ..kernels.matmul.shape import Operands, in_ring, rows_stay, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
-from ..kernels.matmul.threads import ThreadMatmul, ThreadPlan
+from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
 from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
+from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
 from ..tile import ops as tile_ops
 from ..tile.build import Body
 from . import sheet as parameters
@@ -47,7 +47,7 @@ from .region import Region
 from .threads.tiles import ThreadSheet, TileEvaluator
 
 ALIGNMENT = 16  # bytes
-FEW = 128  # tokens
+FEW_TOKENS = 128  # tokens
 SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
 
@@ -160,7 +160,9 @@ class WideDot:
         """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
         if not self.block_sums and not self.wholes:
             return choice
-        few = high(x.m) <= FEW or self.block_sums  # else a number is kept for each row of a tile
+        few = (
+            high(x.m) <= FEW_TOKENS or self.block_sums
+        )  # else a number is kept for each row of a tile
         bytes_ = SUMS_BYTES if few else 8 * choice.plan.tile[0]
         x = turn(x) if choice.turned else x
         return replace(choice, plan=with_room(x, choice.plan, self.target, bytes_))
@@ -188,9 +190,9 @@ class WideDot:
             return False  # all columns would be the one token's
         if not self.block_sums and not self.wholes:
             return True
-        if m <= FEW and (tile_counts(x, plan)[choice.turned] != 1 or plan.cluster > 1):
+        if m <= FEW_TOKENS and (tile_counts(x, plan)[choice.turned] != 1 or plan.cluster > 1):
             return False
-        if m > FEW and (choice.turned or not rows_stay(x, plan)):
+        if m > FEW_TOKENS and (choice.turned or not rows_stay(x, plan)):
             return False
         if self.wholes and x.span(plan.tile)[0] > 128 and x.span(plan.tile)[1] > 64:
             return False  # registers of many consumers do not hold what all tokens are scaled by
@@ -265,14 +267,14 @@ class WideDot:
             return ThreadMatmul(x, plan, *given).build()
         known = {*self.reads, *self.group.values[:1]}
         costly = instructions(self.stored, known, self.group.rounded) > COSTLY
-        self.near = [r for r in self.read_beside() if in_ring(x, plan, r.dtype)]
-        beside = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
+        self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
+        residuals = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
         self.kernel = (GroupedMatmul if x.block else WideMatmul)(
             x,
             plan,
             *given,
             costly=costly,
-            beside=beside,
+            residuals=residuals,
             prologue=self.prologue if self.wholes else None,
             ask=self.ask if self.asks(x) else None,
         )
@@ -294,7 +296,7 @@ class WideDot:
         """Whether what the epilogue reads is asked for first: where few tokens wait for memory, in
         a tile or two."""
         m = high(self.operands.m)  # type: ignore[union-attr]
-        few = m <= FEW or (m <= 2 * FEW and bool(self.block_sums))
+        few = m <= FEW_TOKENS or (m <= 2 * FEW_TOKENS and bool(self.block_sums))
         return few and x.batch == 1 and not x.block and not self.near
 
     def build_matvec(self, results: Sequence[tuple[Node, WideDot]]) -> Body:
@@ -352,7 +354,7 @@ class WideDot:
                 self.totals[(whole, 0)] = b.add(tile_ops.reduce(total, axis=0, kind="sum"))
             return b.broadcast(found, shape)
 
-    def read_beside(self) -> list[Node]:
+    def residual_reads(self) -> list[Node]:
         """What the epilogue reads at the result's own places, whose rows a tensor map can walk."""
         n = self.problem.sizes[3]
         found: dict[Node, None] = {}

@@ -26,7 +26,7 @@ SOME = 4  # programs that share a row where there may be few rows or many
 # a register between ops; of more, each op is a loop through memory (slower, and three times as long
 # to compile).
 OF_VECTORS = 16
-FEWEST, MOST = 256, 4096  # the same, of a block of threads
+FEWEST_TOKENS, MOST_TOKENS = 256, 4096  # the same, of a block of threads
 EACH = 256  # tokens that a warp takes
 RACING = 2  # a draw takes so many times fewer of both: lists are short
 
@@ -44,7 +44,7 @@ class Draws(Chosen):
         """The Plan of a kernel that takes rows of so many tokens."""
         return Plan()
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch, or two for a draw."""
@@ -87,7 +87,7 @@ class ThreadDraws(Draws):
 
     def block(self, definition: Definition, columns: int) -> int:
         """See `Draws`."""
-        found = min(MOST, max(FEWEST, 1 << (columns - 1).bit_length()))
+        found = min(MOST_TOKENS, max(FEWEST_TOKENS, 1 << (columns - 1).bit_length()))
         return found // (RACING if definition is kernels.draw else 1)
 
     def plan(self, definition: Definition, columns: int) -> Plan:

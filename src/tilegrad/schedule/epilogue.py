@@ -15,7 +15,7 @@ from ..core.target import Target
 from ..ir.node import Node
 from ..ir.types import product
 from ..kernels.matmul.shape import WidePlan
-from ..kernels.matmul.threads import ThreadPlan
+from ..kernels.matmul.threads_matmul import ThreadPlan
 from .block_sums import is_part
 from .dot_threads import tiled_copies
 from .dot_wide import WideDot
@@ -24,9 +24,9 @@ from .instructions import instructions
 from .lowering import Lowering
 from .region import Region, bit, leaves_of
 
-MOST = 24_000  # instructions of all epilogues of a Body: about 2 s in the assembler
+MOST_INSTRUCTIONS = 24_000  # of all epilogues of a Body: about 2 s in the assembler
 LONG = 40  # of one element: fewer are within the bound for any tile
-BESIDE = 4  # a matrix read or written beside the result
+MATRIX_INSTRUCTIONS = 4  # of a matrix read or written beside the result
 
 
 def leave_long_epilogues(lowering: Lowering) -> None:
@@ -47,11 +47,12 @@ def too_long(group: Region, fuser: Fuser, target: Target, rounded: set[Node]) ->
     if any(is_part(v) for v in group.values):
         return False  # sums of blocks need the product's kernel, and are chosen for few tokens
     reads = group.reads_among(fuser.values)
-    beside = [n for n in (*reads, *group.stored[1:]) if product(n.shape) == group.total]
-    count = instructions(group.stored, {*reads, group.values[0]}, rounded) + BESIDE * len(beside)
+    matrices = [n for n in (*reads, *group.stored[1:]) if product(n.shape) == group.total]
+    count = instructions(group.stored, {*reads, group.values[0]}, rounded)
+    count += MATRIX_INSTRUCTIONS * len(matrices)
     if count <= LONG:
         return False
-    return count * copies(group, reads, target) > MOST
+    return count * copies(group, reads, target) > MOST_INSTRUCTIONS
 
 
 def copies(group: Region, reads: list[Node], target: Target) -> int:

@@ -44,9 +44,9 @@ from .access import (
     depends,
     joined,
     offset_of,
-    places,
     ravel,
     symbolic,
+    walk_down,
 )
 
 # Graph ops that are one Tile op of the same name.
@@ -286,7 +286,7 @@ class Evaluator:
                 return ()
             return () if current in self.memories else below(current, at, guarded=False)
 
-        for _ in places([(node, index)], step):
+        for _ in walk_down([(node, index)], step):
             pass
 
     def _hoistable(self, node: Node) -> bool:
@@ -309,10 +309,10 @@ def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
     return e.body.cast(bits, wide(node.dtype))
 
 
-def _fixed(e: Evaluator, node: Node, index: Index) -> Node:
-    from .fixed import fixed
+def _fixed_point(e: Evaluator, node: Node, index: Index) -> Node:
+    from .fixed_point import fixed_point
 
-    return fixed(e.body, node.attrs["kind"], e.value(node.inputs[0], index))
+    return fixed_point(e.body, node.attrs["kind"], e.value(node.inputs[0], index))
 
 
 def _stop_gradient(e: Evaluator, node: Node, index: Index) -> Node:
@@ -400,7 +400,7 @@ Row = Callable[[Any, Node, Index], Node]
 ROWS: dict[Op, Row] = {
     ops.cast: _cast,
     ops.bitcast: _bitcast,
-    ops.fixed: _fixed,
+    ops.fixed: _fixed_point,
     ops.stop_gradient: _stop_gradient,
     ops.in_range: _in_range,
     ops.where: _where,

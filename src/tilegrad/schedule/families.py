@@ -69,7 +69,7 @@ TABLE = [
     Row("loops on the array", ANY, "schedule.array:ArrayLoops", array, _LOOPS),
     Row("loops on the host", ANY, "schedule.array:HostLoops", array, _LOOPS),
     Row("loops on vectors", ANY, "schedule.loops:VectorLoops", vectors_alone, _LOOPS),
-    Row("loops on threads", ANY, "schedule.threads.loops:ThreadLoops", threads, _LOOPS),
+    Row("loops on threads", ANY, "schedule.threads.loops_threads:ThreadLoops", threads, _LOOPS),
     # Ways to see products with picked weights; a pass asks them, and products may be left.
     Row("own weights", _PICKED, "schedule.picked:OwnWeights", any_target, ("picked",)),
     Row("one product", _PICKED, "schedule.picked:OneProduct", any_target, ("picked",)),
@@ -99,12 +99,14 @@ TABLE = [
         threads,
         _ATTENTION,
     ),
-    Row("sort on vectors", ("sort",), "schedule.rows:VectorSort", vectors),
+    Row("sort on vectors", ("sort",), "schedule.scan_sort:VectorSort", vectors),
     Row("sort on threads", ("sort",), "schedule.threads.sort:ThreadSort", threads),
-    Row("running sums on vectors", ("cumulative",), "schedule.rows:VectorScan", vectors),
+    Row("running sums on vectors", ("cumulative",), "schedule.scan_sort:VectorScan", vectors),
     Row("running sums on threads", ("cumulative",), "schedule.threads.axis:ThreadScan", threads),
     Row("updates on vectors", ("update",), "schedule.update:VectorUpdates", vectors),
-    Row("updates on threads", ("update",), "schedule.threads.update:ThreadUpdates", threads),
+    Row(
+        "updates on threads", ("update",), "schedule.threads.update_threads:ThreadUpdates", threads
+    ),
     # Ops that a pass rewrites to calls before Regions are cut: at a tie the first row wins.
     Row("append and attention", _APPEND, "schedule.paged:AppendAttend", asynchronous),
     Row("append", _APPEND, "schedule.paged:Append", any_target),
@@ -118,7 +120,7 @@ TABLE = [
     Row("rows in groups", _GROUPS, "schedule.grouped:Groups", any_target, ("groups",)),
     Row("weights unpacked first", _UNPACK, "schedule.quantised:Unpacked", any_target),
     Row("quantised weights", _UNPACK, "schedule.quantised:Quantised", any_target),
-    Row("calls", ("call",), "schedule.call:Calls", any_target),
+    Row("calls", ("call",), "schedule.call:CallFamily", any_target),
 ]
 CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, and no Region's own
 

@@ -37,7 +37,7 @@ from .region import (
 ALONE = {ops.graph.ops[op]: kind for op, kind in KINDS.items() if kind != "dot"}
 PRODUCTS = {ops.graph.ops[op] for op, kind in KINDS.items() if kind == "dot"}
 SCALAR_COST = 64  # operations on one element that cost less than a launch
-FEW = 1 << 20  # elements that take about as long as a launch
+FEW_ELEMENTS = 1 << 20  # elements that take about as long as a launch
 
 
 def choose_values(arguments: Sequence[Node], results: Sequence[Node], has_threads: bool) -> Extents:
@@ -202,7 +202,7 @@ class Fuser(Cut):
         A launch more is better than a large array read once more.
         """
         limit = 16 * high(group.total)
-        if not self.largest or group.kind != "loops" or limit > FEW:
+        if not self.largest or group.kind != "loops" or limit > FEW_ELEMENTS:
             return False
         own = 0
         for other in (self.group_of.get(leaf) for leaf in leaves):

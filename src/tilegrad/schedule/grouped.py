@@ -21,10 +21,11 @@ from ..tile.plan import Plan
 from .chosen import Chosen, Listed, Surroundings
 from .family import Offer
 
-FEWEST, MOST = 64, 1024  # ids that a program takes at a time
+FEWEST_IDS, MOST_IDS = 64, 1024  # that a program takes at a time
 EACH = 128  # of them for a warp
 SIDE, STEP = 64, 32  # of a tile of outer products, and rows of a group at a time
-ALONE, FEW, MANY = 16, 512, 64  # tokens: of one launch, that spread over programs of 8, and else
+# tokens: of one launch, that spread over programs of 8, and else
+ALONE_TOKENS, FEW_TOKENS, MANY_TOKENS = 16, 512, 64
 MOST_EXPERTS, HELD, THREAD = 512, 1 << 13, 2  # scores: of a token, a program and a thread
 
 
@@ -37,7 +38,7 @@ class Groups(Chosen):
             return ""
         return "too many experts"
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch, or two where many tokens are routed."""
@@ -49,26 +50,27 @@ class Groups(Chosen):
         if node.op is ops.grouped_outer:
             return call(kernels.grouped_outer, inputs, Plan().with_(m=SIDE, n=SIDE, k=STEP))
         if node.op is ops.group_rows:
-            block = min(MOST, max(FEWEST, 1 << (high(node.inputs[0].shape[0]) - 1).bit_length()))
-            block = block if target.has_threads else FEWEST
+            wanted = 1 << (high(node.inputs[0].shape[0]) - 1).bit_length()
+            block = min(MOST_IDS, max(FEWEST_IDS, wanted))
+            block = block if target.has_threads else FEWEST_IDS
             plan = Plan().with_(warps=max(1, block // EACH))
             return call(kernels.group_rows, inputs, plan, block=block, **node.attrs)
         tokens, experts = inputs[0].shape
         count, powers, shared = node.attrs.values()
         most, lanes = high(tokens), kernels.lanes_of(experts)
-        each = 8 if most <= FEW else min(MANY, HELD // lanes)
-        each = 1 << (most - 1).bit_length() if most <= ALONE else each
+        each = 8 if most <= FEW_TOKENS else min(MANY_TOKENS, HELD // lanes)
+        each = 1 << (most - 1).bit_length() if most <= ALONE_TOKENS else each
         plan = Plan().with_(warps=min(32, max(1, each * lanes // (32 * THREAD))))
         how = {"count": count, "powers": powers, "shared": shared, "tokens": each}
         listed = bool(target.asynchronous_units)  # kernels walk a list of blocks
         sizes = kernels.list_sizes(tokens * count, high(experts))
         sizes = sizes if listed else {"block": 0, "most": 0}
-        if most <= ALONE:
+        if most <= ALONE_TOKENS:
             shares, *found = call(routes.route, inputs, plan, **how, **sizes)
         else:
             shares, *given = call(routes.count_routes, inputs, plan, **how)
             found = call(routes.place_routes, given, plan, tokens=each, **sizes)
-        order, places, rows, offsets, *blocks = found
+        order, inverse, rows, offsets, *blocks = found
         if listed:
             near.listed[offsets] = Listed(blocks[0], sizes["block"], order, rows, count)
-        return [shares, order, places, offsets]
+        return [shares, order, inverse, offsets]

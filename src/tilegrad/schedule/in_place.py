@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import loop_index
-from .access import MOVEMENT, Index, Place, base_of, below, places, ravel, unravel
+from .access import MOVEMENT, Index, Place, base_of, below, ravel, unravel, walk_down
 from .lowering import Lowering
 from .region import Region, leaves_of
 from .reuse import find_lives
@@ -75,7 +75,7 @@ def at_own_element(group: Region, read: Node, values: set[Node]) -> bool:
             return below(node, index)
         return () if node.op in (ops.gather, ops.concatenate) else [(i, index) for i in node.inputs]
 
-    for node, index in places([(v, unravel(column, v.shape)) for v in group.stored], step):
+    for node, index in walk_down([(v, unravel(column, v.shape)) for v in group.stored], step):
         if node is read and ravel(index, node.shape) != column:
             return False
         computed = node is not read and (node not in values or node in inside)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.target import Target
-from ..ir.fingerprint import Place, digest, structure
+from ..ir.fingerprint import UserLine, digest, structure
 from ..ir.node import Node, topological
 from ..ir.symbol import high
 from ..ir.types import Tuple, product
@@ -100,7 +100,7 @@ def key_of(
     lowering: Lowering,
     region: Region,
     reads: Sequence[Node],
-    places: dict[Place, int] | None = None,
+    lines: dict[UserLine, int] | None = None,
 ) -> Any:
     """Equal for Regions that can share Bodies."""
     results = [v for v in (region.stored or region.values)]
@@ -113,7 +113,7 @@ def key_of(
         region.rows,
         constant,
         rounded,
-        structure(reads, results, places),
+        structure(reads, results, lines),
     )
     return found if region.filled else (*found, "empty state")
 
@@ -141,7 +141,7 @@ def add_kernel(lowering: Lowering, region: Region, bodies: Bodies, verdict: Verd
     held = count_work(lowering, kernel, region, bodies)
     kernel.notes["group"], kernel.notes["verdict"] = region, verdict
     if lowering.target.array is not None and not any("array" in b.notes for b, _ in bodies):
-        kernel.beside = HOST
+        kernel.host = HOST
     scratch: dict[Any, int] = {}
     for body, roles in bodies:
         slots = []

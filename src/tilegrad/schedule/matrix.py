@@ -75,7 +75,7 @@ class MatrixLowering(DotLowering):
             block_m = self.rows_of_group(side)
         return Plan(side, 2, TILE, block_m, block_n, block_k, self.unit.name)
 
-    def places(self) -> None:
+    def allocate_scratch(self) -> None:
         """Scratch in the layouts the unit reads."""
         b, plan, steps = self.b, self.plan, self.plan.block_k // self.unit.k
         line, panels = TILE * self.together, plan.block_n // plan.nr

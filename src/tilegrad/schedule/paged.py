@@ -115,7 +115,7 @@ class Attention(Chosen):
         why = self.refusal(node, shape_of(node), target)
         return why or [Offer(seconds_of(node, target))]
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """The launches of the kernel."""
@@ -139,7 +139,7 @@ class ListAttention(Attention):
         few = short_keys(x, target)
         return [(most, few + 1)] if few and few < high(x.most_pages) * x.page else ()
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """The list and the attention that takes it."""
@@ -186,12 +186,12 @@ class UnitPrefill(Attention):
 
         if invariant():
             return OTHER_SUMS
-        if most_queries_of(node) < prefill.LEAST:
-            return f"for {prefill.LEAST} new tokens and more"
-        few = choose(x, target, below=prefill.FEW)
+        if most_queries_of(node) < prefill.LEAST_TOKENS:
+            return f"for {prefill.LEAST_TOKENS} new tokens and more"
+        few = choose(x, target, below=prefill.FEW_NEW_TOKENS)
         return prefill.why_not(x, target) or why_not(x, few)
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """The list, and the launches that share the requests."""
@@ -199,11 +199,13 @@ class UnitPrefill(Attention):
         from ..kernels.paged.call import mixed_callee, tiles_callee
 
         x = shape_of(node)
-        few, many = choose(x, target, below=prefill.FEW), prefill.choose(x, target)
+        few, many = choose(x, target, below=prefill.FEW_NEW_TOKENS), prefill.choose(x, target)
         assert many is not None
         q, *cache, table, lengths, starts = inputs
         shared = _work(x, few, lengths, starts, near)
-        tiles = _listed(tiles_callee(_plain(x), many, prefill.FEW), lengths, starts, near)
+        tiles = _listed(
+            tiles_callee(_plain(x), many, prefill.FEW_NEW_TOKENS), lengths, starts, near
+        )
         given = (build.reshape(q, (1, *q.shape)), *cache, table, *shared, tiles)
         out = near.call(*given, callee=mixed_callee(x, few, many))[0]
         return [build.reshape(out, node.shape)]
@@ -216,8 +218,8 @@ class VectorPrefill(Attention):
         """See `Attention`."""
         from ..kernels.paged import attention_cpu
 
-        if queries_of(node) < attention_cpu.LEAST:
-            return f"for {attention_cpu.LEAST} new tokens a request and more"
+        if queries_of(node) < attention_cpu.LEAST_NEW_TOKENS:
+            return f"for {attention_cpu.LEAST_NEW_TOKENS} new tokens a request and more"
         return attention_cpu.prefill_why_not(x, target) or (OTHER_SUMS if invariant() else "")
 
     def callee(self, x: PagedShape, target: Target) -> KernelCallee:
@@ -278,7 +280,7 @@ class AppendAttend(Chosen):
             return "too many keys for a cluster to each request"
         return [Offer(roofline_of(node, target), plan)]
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch; nothing reads the queries but that attention."""
@@ -297,7 +299,7 @@ class Append(Chosen):
     """An append by itself, with the norms of heads that nothing else reads where launches are
     dear."""
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
@@ -306,7 +308,9 @@ class Append(Chosen):
 
         x, rotary, (q, k, v, speeds, *rest) = shape_of(node), Rotary(**node.attrs), inputs
         found = [last_norm(i) for i in (q, k)]
-        alone = all(near.readers[i] == [node] and i not in near.results for i in node.inputs[:2])
+        alone = all(
+            near.readers.get(i) == [node] and i not in near.results for i in node.inputs[:2]
+        )
         if alone and target.has_threads and not invariant() and takes_norms(x, rotary):
             both = [norm for norm in found if norm is not None]
             dtypes = {norm.weight.dtype for norm in both}

@@ -22,7 +22,7 @@ from ..graph.picked import by_all, by_rows, ids_of
 from ..ir.node import Node
 from ..ir.symbol import high
 from ..kernels import grouped as kernels
-from ..kernels.matmul.grouped import MOST_GATHERED
+from ..kernels.matmul.wide_grouped import MOST_GATHERED
 from ..tile.plan import Plan
 from .chosen import Chosen, Listed, Surroundings
 from .family import Offer
@@ -53,7 +53,7 @@ class OwnWeights(Chosen):
         """See `alone`."""
         return [Offer(0.0)] if alone(node, target) else "one product is faster"
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """Sums in other ops."""
@@ -72,7 +72,7 @@ class OneProduct(Chosen):
         """Where rows do not read their own."""
         return "rows read their own weights" if alone(node, target) else [Offer(0.0)]
 
-    def calls(
+    def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """A product in other ops, or the product of groups itself: of what was gathered, where all

@@ -2,9 +2,9 @@
 
 A product or a gather of `unpack(bytes)` is one kernel that unpacks as it reads; a product of many
 tokens of 16 bits had better unpack its weights to scratch memory first, and then be an ordinary
-one. The pass that finds them, with what is around them, is `compiler/weights_calls.py`. Invariant:
-the Layout of weights follows from Format, sizes and Target alone, so that every Executable reads
-the same bytes.
+one. The pass that finds them, with what is around them, is `compiler/weights_products.py`.
+Invariant: the Layout of weights follows from Format, sizes and Target alone, so that every
+Executable reads the same bytes.
 """
 
 from __future__ import annotations

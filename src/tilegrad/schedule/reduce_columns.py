@@ -52,7 +52,7 @@ class ColumnLoops(Reductions):
         start = modulo(p, blocks) * block
         stop = minimum(start + block, inner)
         self.outer_row, self.start, self.stop = outer, start, stop
-        self.places = {v: self.accumulators(v, block) for v in space.reduces}
+        self.running = {v: self.accumulators(v, block) for v in space.reduces}
         stages = space.stages()
         for stage in range(1, stages + 1):
             self.column_stage(space.at_stage(stage), stage)
@@ -62,10 +62,10 @@ class ColumnLoops(Reductions):
     def accumulators(self, node: Node, block: int) -> list[Node]:
         """Scratch for the running results of a reduction."""
         size = -(-block // self.lanes) * self.lanes
-        places = [self.b.allocate((size,), wide(node.inputs[0].dtype), "l1")]
+        scratch = [self.b.allocate((size,), wide(node.inputs[0].dtype), "l1")]
         if node.op is ops.argmax:
-            places.append(self.b.allocate((size,), int64, "l1"))
-        return places
+            scratch.append(self.b.allocate((size,), int64, "l1"))
+        return scratch
 
     def over_block(self, body: Callable[[Size, Size], None]) -> None:
         """body(row, place in the block) for each vector of results."""
@@ -91,7 +91,7 @@ class ColumnLoops(Reductions):
         for v in self.space.reduces:
             if self.space.levels[v] < stage:
                 index = unravel(row, v.shape)
-                found = self.peek(self.places[v][-1], place)
+                found = self.peek(self.running[v][-1], place)
                 self.e.bind(v, index, self.e.settled(found, v))
 
     def column_stage(self, reduces: Sequence[Node], stage: int) -> None:
@@ -99,7 +99,7 @@ class ColumnLoops(Reductions):
 
         def clear(row: Size, place: Size) -> None:
             for v in reduces:
-                for memory, x in zip(self.places[v], self.sums.starts(v, (self.lanes,))):
+                for memory, x in zip(self.running[v], self.sums.starts(v, (self.lanes,))):
                     self.poke(memory, x, place)
 
         self.over_block(clear)
@@ -109,12 +109,12 @@ class ColumnLoops(Reductions):
             def at(column: Size, _: list[Node]) -> None:
                 def body(row: Size, place: Size) -> None:
                     self.known_results(stage, row, place)
-                    values = [self.peek(m, place) for v in reduces for m in self.places[v]]
+                    values = [self.peek(m, place) for v in reduces for m in self.running[v]]
                     for k in range(count):
                         values = self.feed(reduces, row, column + k, values)
                         if count > 1:
                             self.ask_ahead(reduces, row, column + (count + k))
-                    memories = [m for v in reduces for m in self.places[v]]
+                    memories = [m for v in reduces for m in self.running[v]]
                     for memory, x in zip(memories, values):
                         self.poke(memory, x, place)
 
@@ -130,7 +130,7 @@ class ColumnLoops(Reductions):
         b, columns = self.b, self.space.group.columns
         whole = floor_divide(columns, many) * many
         long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
-        totals = {v: b.allocate(self.places[v][0].shape, float64, "l1") for v in long}
+        totals = {v: b.allocate(self.running[v][0].shape, float64, "l1") for v in long}
 
         def block(at: Size, _: list[Node]) -> None:
             b.loop("column", at, minimum(at + CHAIN, whole), many, walk(many))
@@ -152,7 +152,7 @@ class ColumnLoops(Reductions):
         """Add what a block gave to its total and start anew; at last put the total back."""
         b = self.b
         for v, memory in totals.items():
-            own, (none,) = self.places[v][0], self.sums.starts(v, (self.lanes,))
+            own, (none,) = self.running[v][0], self.sums.starts(v, (self.lanes,))
             new = b.cast(none if first else self.peek(own, place), float64)
             new = new if first else b.apply("add", self.peek(memory, place), new)
             if last:

@@ -18,7 +18,7 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, named, substitute
 from ..tile import ops as tile_ops
-from .access import Index, Place, below, depends, places, unravel
+from .access import Index, Place, below, depends, unravel, walk_down
 from .evaluate import wide
 from .lines import FAR_OFF, Accumulators, Lines, shared_out
 from .region import COSTLY
@@ -103,7 +103,7 @@ class RowLoops(Reductions):
 
         costly = [
             (n, i)
-            for n, i in places(starts, step)
+            for n, i in walk_down(starts, step)
             if n.op in COSTLY and n not in self.space.stored_reads
         ]
         return [(n, index) for n, index in costly if any(depends(i, [lane]) for i in index)]

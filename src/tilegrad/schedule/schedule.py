@@ -98,7 +98,7 @@ class Kernel:
     depth: int = 0  # Blocks around it
     times: int = 1  # about how often loops run it
     device: str = ""  # that runs it; '' is the Schedule's own
-    beside: str = ""  # the CPU beside an array, in its memory, where the array does not run it
+    host: str = ""  # the CPU beside an array, in its memory, where the array does not run it
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -177,7 +177,7 @@ def show(schedule: Schedule) -> str:
         lines.append(f"  %{slot.number}: {slot.type} {place}, kernels {slot.first}..{slot.last}")
     for number, kernel in enumerate(schedule.kernels):
         inner = "  " * kernel.depth
-        named = kernel.beside or kernel.device
+        named = kernel.host or kernel.device
         where = f" on {named}" if named else ""
         lines.append(
             f"  {inner}[{number}] {kernel.name} ({kernel.kind}){where}: flops {kernel.flops}, "

@@ -23,7 +23,7 @@ from .schedule import Kernel, Launch, Schedule, Slot
 
 MOST_PROGRAMS = 1024
 MOST_ELEMENTS = 1 << 22  # that one of them writes
-MOST = 6  # of one launch
+MOST_KERNELS = 6  # of one launch
 PLAIN = {"allocate", "role", "barrier", "cumulative", "sort"}  # ops that a joined Body has not
 
 
@@ -41,7 +41,7 @@ def put_side_by_side(lowering: Lowering, schedule: Schedule) -> None:
 
     for kernel in kernels:
         small = _is_small(kernel)
-        if run and not (small and len(run) < MOST and _apart(run, kernel, slots)):
+        if run and not (small and len(run) < MOST_KERNELS and _apart(run, kernel, slots)):
             close()
         if small:
             run.append(kernel)

@@ -28,7 +28,7 @@ from ..ir.symbol import (
     named,
 )
 from ..ir.types import product
-from .access import MOVEMENT, Index, Place, below, offset_of, places, symbolic, unravel
+from .access import MOVEMENT, Index, Place, below, offset_of, symbolic, unravel, walk_down
 from .region import COSTLY, REDUCE, Region, axes_of, leaves_of, own_index
 from .sheet import Sheet
 
@@ -93,11 +93,11 @@ class Space:
         found: dict[Node, int] = {}
         for v in self.group.values:
             inside = [u for u in leaves_of(v, self.all_values) if u in self.members]
-            level = max((found[u] for u in inside), default=0)
-            found[v] = level + 1 if v in self.reduces else level
+            before = max((found[u] for u in inside), default=0)
+            found[v] = before + 1 if v in self.reduces else before
         return found
 
-    def is_row_level(self, node: Node) -> bool:
+    def is_per_row(self, node: Node) -> bool:
         """Whether a value has one element per row of a Region with reductions."""
         rows = self.group.rows
         return bool(self.reduces) and (
@@ -121,7 +121,7 @@ class Space:
 
     def elements(self) -> list[Node]:
         """What is stored of every element, not of rows."""
-        return [v for v in self.group.stored if not self.is_row_level(v)]
+        return [v for v in self.group.stored if not self.is_per_row(v)]
 
     def expressions_at(
         self, reduces: Sequence[Node], writes: Sequence[Node], row: Size, column: Size
@@ -190,7 +190,7 @@ class Space:
             row, column = along, loop_index("column", self.group.columns)
         by_row = self.reduces and self.order == "row"
         stored = [v for v in self.group.stored if v not in self.reduces]
-        writes = [v for v in stored if not (by_row and self.is_row_level(v))]
+        writes = [v for v in stored if not (by_row and self.is_per_row(v))]
         starts = self.expressions_at(self.reduces, writes, row, column)
         return all(self._reads_linear(start, lane) for start in starts)
 
@@ -218,7 +218,7 @@ class Space:
                 return found or ()
             return [(i, index) for i in node.inputs] if node.op is not ops.random_bits else ()
 
-        for _ in places([start], step):
+        for _ in walk_down([start], step):
             if crooked:
                 break
         return not crooked
@@ -292,5 +292,5 @@ class Part:
     def row_results(self, row: Size, stage: int) -> None:
         """Write what is known of a row after a stage."""
         space = self.space
-        known = [v for v in space.group.stored if space.is_row_level(v)]
+        known = [v for v in space.group.stored if space.is_per_row(v)]
         self.write_rows([v for v in known if space.levels[v] == stage], row)

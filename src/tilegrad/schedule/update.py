@@ -59,10 +59,12 @@ class Update:
         """An index at the value's own index, where it is known from that."""
         return symbolic(node, index, self.values)
 
-    def offset(self, places: dict[int, Size], inner: Index) -> Size:
-        """The element of the state at some places and an index of the other axes."""
+    def offset(self, positions: dict[int, Size], inner: Index) -> Size:
+        """The element of the state at some positions and an index of the other axes."""
         rest = iter(inner)
-        full = tuple(places[a] if a in places else next(rest) for a in range(len(self.state.shape)))
+        full = tuple(
+            positions[a] if a in positions else next(rest) for a in range(len(self.state.shape))
+        )
         return offset_of(self.state, full)
 
     def taken(self, b: BodyBuilder, old: Node, x: Node) -> Node:
@@ -85,8 +87,8 @@ def update_bodies(
         made = loops(fill, needed, values | {state}, target, f"fill_{state.op.name}")
         found += [_of_update(one, needed, reads) for one in made]
     if product(node.inputs[1].shape) != 0:
-        again = any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
-        own = [r for r in reads if r is not state or again]
+        rereads = any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
+        own = [r for r in reads if r is not state or rereads]
         found += [_of_update(one, own, reads) for one in write(own)]
     return found
 
@@ -151,15 +153,15 @@ class VectorUpdate(Update):
     def row(self, i: Size, start: Size, rest: Size, block: int, lanes: int) -> None:
         """All writes of index number i within a block."""
         index = unravel(i, self.index_shape)
-        places = {a: self.position(n, index) for n, a in zip(self.indices, self.axes)}
-        conditions = [Condition(places[a], self.state.shape[a]) for a in self.axes]
+        positions = {a: self.position(n, index) for n, a in zip(self.indices, self.axes)}
+        conditions = [Condition(positions[a], self.state.shape[a]) for a in self.axes]
         conditions = [c for c in conditions if not self._in_range(c)]
         stop = minimum(start + block, rest)
 
         def write(lane: Size) -> None:
             inner = unravel(lane, self.value.shape[self.rank :])
             x = self.e.value(self.value, index + inner)
-            self.combine(x, self.offset(places, inner))
+            self.combine(x, self.offset(positions, inner))
 
         def all_lanes() -> None:
             if lanes == 1 and high(rest) == 1:

@@ -110,10 +110,10 @@ async def _drain(
     if server.open and said is not None:
         said(f"{server.open} requests are still answered; again to end them now")
     loop = asyncio.get_running_loop()
-    again = loop.create_task(stopping.get())
+    second_signal = loop.create_task(stopping.get())
     over = loop.create_task(server.drain(server.settings.drain))
-    await asyncio.wait([again, over], return_when=asyncio.FIRST_COMPLETED)
-    again.cancel()
+    await asyncio.wait([second_signal, over], return_when=asyncio.FIRST_COMPLETED)
+    second_signal.cancel()
     over.cancel()
 
 

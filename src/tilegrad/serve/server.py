@@ -27,7 +27,7 @@ from .resumed import HEADER, mark
 from .settings import Settings
 from .stream import Collected, Events
 
-LARGE = 1 << 15  # bytes of a body that is parsed off the event loop
+LARGE_BODY = 1 << 15  # bytes of a body that is parsed off the event loop
 WORKERS = 4
 log = logging.getLogger("tilegrad.serve")
 
@@ -132,7 +132,7 @@ class Server:
             data = await asyncio.wait_for(request.read(), limits.read)
         except asyncio.TimeoutError:
             raise Refused("the body did not come in time", status=408) from None
-        if len(data) < LARGE:
+        if len(data) < LARGE_BODY:
             return parsed(data, limits.depth)
         return await self.off_loop(parsed, data, limits.depth)
 

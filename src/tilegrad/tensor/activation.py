@@ -13,7 +13,7 @@ from ..core import dtype as dtypes
 from ..core.errors import ShapeError, UserError
 from ..graph import build
 from .maths import cast, erf, exp, expm1, floating, log1p, one_rounding, pick, sigmoid, tanh
-from .operands import beside
+from .operands import number_for
 from .tensor import Tensor, in_place, lift, method
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
@@ -123,7 +123,7 @@ def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """x kept between two values, with no derivative at them."""
     tensor = lift(x)
-    low, high = beside(min_val, tensor.dtype), beside(max_val, tensor.dtype)
+    low, high = number_for(min_val, tensor.dtype), number_for(max_val, tensor.dtype)
     return pick(tensor <= low, low, pick(tensor >= high, high, tensor))
 
 
@@ -171,7 +171,7 @@ def tanhshrink(x: Tensor) -> Tensor:
 def threshold(x: Any, threshold: float, value: float) -> Tensor:
     """x where it is above the threshold, else the value."""
     tensor = lift(x)
-    bound, filler = beside(threshold, tensor.dtype), beside(value, tensor.dtype)
+    bound, filler = number_for(threshold, tensor.dtype), number_for(value, tensor.dtype)
     return pick(tensor <= bound, filler, tensor)
 
 

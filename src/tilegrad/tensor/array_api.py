@@ -772,9 +772,9 @@ class UniqueInverse(NamedTuple):
 def unique_all(x: Tensor, /) -> UniqueAll:
     """Distinct values in order, first places, inverse and counts."""
     values, inverse, counts = sorting.unique(x, return_inverse=True, return_counts=True)
-    places = creation.arange(x.numel())
+    positions = creation.arange(x.numel())
     first = creation.full(values.shape, x.numel(), dtype=int64)
-    first = select.scatter_reduce(first, 0, inverse.reshape(-1), places, "amin")
+    first = select.scatter_reduce(first, 0, inverse.reshape(-1), positions, "amin")
     return UniqueAll(values, first, inverse.reshape(x.shape), counts)
 
 

@@ -23,7 +23,7 @@ from .random import Generator, next_key_and_offset
 from .tensor import Tensor, lift, node_of, wrap
 
 Shape = tuple[Size, ...]
-LEAST = -1e38  # of a mask that is added: kernels multiply it by log2(e)
+LEAST_BIAS = -1e38  # of a mask that is added: kernels multiply it by log2(e)
 
 
 def attention(
@@ -367,7 +367,7 @@ def scaled_dot_product_attention(
     nodes = [node_of(x) for x in tensors]
     given = None if mask is None else node_of(mask)
     if given is not None and given.dtype.is_float and is_data(given):
-        given = build.where(build.equal(given, -math.inf), given, build.maximum(given, LEAST))
+        given = build.where(build.equal(given, -math.inf), given, build.maximum(given, LEAST_BIAS))
     rank = max(len(x.shape) for x in nodes)
     nodes = [_with_rank(x, rank) for x in nodes]
     bare = rank == 2 or not isinstance(nodes[0].shape[-3], int)  # no heads, but a batch

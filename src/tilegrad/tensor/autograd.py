@@ -186,17 +186,17 @@ class Done:
     """The Tensors on which `backward` was called, and where; keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._places: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Node], Any]] = {}
+        self._called: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Node], Any]] = {}
 
     def add(self, tensor: Tensor) -> None:
         """Note a call."""
         key = id(tensor)
-        gone = weakref.ref(tensor, lambda _: self._places.pop(key, None))
-        self._places[key] = (gone, weakref.ref(tensor.node), user_location())
+        gone = weakref.ref(tensor, lambda _: self._called.pop(key, None))
+        self._called[key] = (gone, weakref.ref(tensor.node), user_location())
 
     def check(self, tensor: Tensor) -> None:
         """Refuse a second call on the same value: it would add the same gradients again."""
-        found = self._places.get(id(tensor))
+        found = self._called.get(id(tensor))
         if found is None or found[0]() is not tensor or found[1]() is not tensor.node:
             return
         raise StateError(

@@ -29,7 +29,7 @@ from ..runtime.profile import Profile
 from ..runtime.recipe import Back
 from .bound_copies import Pending, read_later, write
 from .bound_inputs import Inputs, moment
-from .lowered import Lowered, Place, Write
+from .lowered import Lowered, Outcome, Write
 from .ownership import is_kept
 from .placement import copy_of, moved
 from .tensor import Tensor
@@ -64,14 +64,14 @@ class Bound:
         self._back: list[Back] = []
         for change in lowered.writes:
             self._settle(change)
-        shown = [self._shown(place) for place in lowered.places]
+        shown = [self._shown(outcome) for outcome in lowered.outcomes]
         buffers = self._inputs.buffers()
         self._replay = self._executable.replay(buffers, self.symbols, self._placed, self._back)
         del buffers
-        self._places = [self._value(place, at) for place, at in zip(lowered.places, shown)]
-        self._inputs.results = [t for t in self._places if isinstance(t, Tensor)]
+        self._results = [self._value(outcome, at) for outcome, at in zip(lowered.outcomes, shown)]
+        self._inputs.results = [t for t in self._results if isinstance(t, Tensor)]
         self._names = self._name_all()
-        self.outputs: Any = lowered.structure.unflatten(self._places)
+        self.outputs: Any = lowered.structure.unflatten(self._results)
         self._inputs.arm()
 
     def __repr__(self) -> str:
@@ -203,27 +203,27 @@ class Bound:
 
     def _settle(self, change: Write) -> None:
         """Decide how a changed Tensor comes to its place, or refuse."""
-        source, place, executable = change.target, change.place, self._executable
+        source, outcome, executable = change.target, change.outcome, self._executable
         at = self._at.get((source.index, source.name), -1)
-        if at >= 0 and any(p.kind == "input" and p.number == at for p in self._lowered.places):
+        if at >= 0 and any(p.kind == "input" and p.number == at for p in self._lowered.outcomes):
             raise self._not_in_place(source, "the function gives back what it was before")
-        owner = executable.owners[place.number] if place.kind == "root" else -1
-        there = place.number if place.kind == "input" else executable.input_of.get(owner, -1)
+        owner = executable.owners[outcome.number] if outcome.kind == "root" else -1
+        there = outcome.number if outcome.kind == "input" else executable.input_of.get(owner, -1)
         if at >= 0 and there == at:
             return  # written where it is
         if at < 0:
             at = self._add(source, None)
         self._inputs.changing.add(at)
         if there < 0 and self._is_free(at, owner):
-            self._placed[place.number] = at  # all that read the old value are done by then
+            self._placed[outcome.number] = at  # all that read the old value are done by then
             return
-        size = place.type.dtype.size * int(evaluate(place.type.size, self.symbols))
+        size = outcome.type.dtype.size * int(evaluate(outcome.type.size, self.symbols))
         if there >= 0 and self._inputs.sources[there].kind == "state":
             raise self._not_in_place(source, "its new value is where other state is")
         if is_kept(self._leaves, source) or size > BACK_BYTES:
             why = "its new value is computed elsewhere, while the old one is still read"
             raise self._not_in_place(source, f"{why} ({size} bytes)")
-        self._back.append(Back(there < 0, place.number if there < 0 else there, at, size))
+        self._back.append(Back(there < 0, outcome.number if there < 0 else there, at, size))
 
     def _is_free(self, at: int, owner: int) -> bool:
         """Whether the Slot of an output may lie in Buffer `at`."""
@@ -241,31 +241,31 @@ class Bound:
             hint="change it after its last use, or part of it: x[i] = value",
         )
 
-    def _shown(self, place: Place) -> int:
+    def _shown(self, outcome: Outcome) -> int:
         """The number of the Buffer that a result is in; -1 if it is one of the run's own."""
-        executable, at = self._executable, place.number
-        if place.kind == "root":
-            owner = executable.owners[place.number]
+        executable, at = self._executable, outcome.number
+        if outcome.kind == "root":
+            owner = executable.owners[outcome.number]
             placed = {executable.owners[o]: a for o, a in self._placed.items()}
             at = placed.get(owner, executable.input_of.get(owner, -1))
         inputs = self._inputs
         if at < 0 or inputs.sources[at].kind != "leaf" or at in inputs.changing:
             return at
-        size = place.type.dtype.size * int(evaluate(place.type.size, self.symbols))
+        size = outcome.type.dtype.size * int(evaluate(outcome.type.size, self.symbols))
         own = self._new(np.zeros(size, np.uint8))  # `write` gives the argument another Buffer
         copy = inputs.add(Source("result"), "result", None, own)
         self._back.append(Back(False, at, copy, size))
         return copy
 
-    def _value(self, place: Place, at: int) -> Any:
+    def _value(self, outcome: Outcome, at: int) -> Any:
         """A result: over a Buffer of its own, or the Tensor that has it."""
-        if place.kind == "fixed":
-            return place.value
+        if outcome.kind == "fixed":
+            return outcome.value
         tensor = self._inputs.tensors[at] if at >= 0 else None
         if tensor is not None:
             return tensor
-        own: Any = self._replay.result(place.number) if at < 0 else self._inputs.own[at]
-        there = Place("input", 0, False, place.type, place.symbolic)
+        own: Any = self._replay.result(outcome.number) if at < 0 else self._inputs.own[at]
+        there = Outcome("input", 0, False, outcome.type, outcome.symbolic)
         return self._lowered._value(there, [own.part(0, own.bytes)], (), self.symbols, None)
 
     # ---- names ----------------------------------------------------------------------------
@@ -327,14 +327,14 @@ class Bound:
         if isinstance(output, str):
             index, name = self._key(output)
             found = self._states[index][name] if name else self._leaves[index]
-        elif -len(self._places) <= output < len(self._places):
-            found = self._places[output]
+        elif -len(self._results) <= output < len(self._results):
+            found = self._results[output]
         if not isinstance(found, Tensor):
             raise UserError(
                 "no such result",
                 op=f"bound {self.name}",
                 got=repr(output),
-                expected=f"a number below {len(self._places)}, or a name of state",
+                expected=f"a number below {len(self._results)}, or a name of state",
             )
         return found
 

@@ -29,7 +29,7 @@ from ..ir.types import Array
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.recipe import read_size, size_text
 from .container import LEAF, NONE, Structure, _intern, is_stateful
-from .lowered import Lowered, Place, States, Write
+from .lowered import Lowered, Outcome, States, Write
 from .placement import state, tag
 from .tensor import Tensor, mode
 from .trace import Source
@@ -164,9 +164,10 @@ def to_record(lowered: Lowered, key: str, recipe: str) -> dict[str, Any]:
         "outputs": [_type(n.type) for n in lowered.outputs],
         "sources": [_source(lowered, s) for s in lowered.sources],
         "structure": _structure(lowered, lowered.structure),
-        "places": [_place(lowered, p) for p in lowered.places],
+        "outcomes": [_outcome(lowered, p) for p in lowered.outcomes],
         "writes": [
-            [_source(lowered, w.target), w.what, _place(lowered, w.place)] for w in lowered.writes
+            [_source(lowered, w.target), w.what, _outcome(lowered, w.outcome)]
+            for w in lowered.writes
         ],
         "donate": list(lowered.donate),
         "given": sorted(lowered.given),
@@ -202,11 +203,13 @@ def _source(lowered: Lowered, source: Source) -> list[Any]:
     return found
 
 
-def _place(lowered: Lowered, place: Place) -> list[Any]:
-    if place.kind == "fixed" and type(place.value) not in PLAIN:
-        raise _refuse(lowered, f"it gives back a {type(place.value).__name__}", "give back Tensors")
-    type_ = None if place.type is None else _type(place.type)
-    return [place.kind, place.number, place.value, type_, place.symbolic]
+def _outcome(lowered: Lowered, outcome: Outcome) -> list[Any]:
+    if outcome.kind == "fixed" and type(outcome.value) not in PLAIN:
+        raise _refuse(
+            lowered, f"it gives back a {type(outcome.value).__name__}", "give back Tensors"
+        )
+    type_ = None if outcome.type is None else _type(outcome.type)
+    return [outcome.kind, outcome.number, outcome.value, type_, outcome.symbolic]
 
 
 def _structure(lowered: Lowered, structure: Structure) -> Any:
@@ -241,8 +244,8 @@ def from_record(record: dict[str, Any], opened: Opened) -> Lowered:
         tuple(_read_source(s, generators) for s in record["sources"]),
         outputs,
         _read_structure(record["structure"]),
-        [_read_place(p) for p in record["places"]],
-        [Write(_read_source(s, ()), what, _read_place(p)) for s, what, p in record["writes"]],
+        [_read_outcome(p) for p in record["outcomes"]],
+        [Write(_read_source(s, ()), what, _read_outcome(p)) for s, what, p in record["writes"]],
         tuple(record["donate"]),
         frozenset(record["given"]),
         guards=[(i, name, present) for i, name, present in record["guards"]],
@@ -277,9 +280,9 @@ def _read_source(found: Sequence[Any], generators: Sequence[tuple[Any, int]]) ->
     return Source(kind, index, name, holder, stored)
 
 
-def _read_place(found: Sequence[Any]) -> Place:
+def _read_outcome(found: Sequence[Any]) -> Outcome:
     kind, number, value, type_, symbolic = found
-    return Place(kind, number, value, None if type_ is None else _read_type(type_), symbolic)
+    return Outcome(kind, number, value, None if type_ is None else _read_type(type_), symbolic)
 
 
 def _read_structure(found: Any) -> Structure:

@@ -434,8 +434,8 @@ def one_hot(x: Any, num_classes: int = -1) -> Tensor:
         )
     count = int(found.max()) + 1 if num_classes == -1 else num_classes
     classes = wrap(build.iota(count))
-    places = wrap(build.in_range(build.cast(node_of(found), dtypes.int64), count, "one_hot"))
-    return cast(places.unsqueeze(-1) == classes, dtypes.int64)
+    labels = wrap(build.in_range(build.cast(node_of(found), dtypes.int64), count, "one_hot"))
+    return cast(labels.unsqueeze(-1) == classes, dtypes.int64)
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:

@@ -77,8 +77,8 @@ def _rows(line: Tensor, sizes: Tensor) -> Tensor:
     """Targets that lie one after the other, a row for each sequence."""
     longest = int(sizes.max().item())
     starts = sizes.cumsum(0) - sizes
-    places = starts.unsqueeze(1) + arange(longest)
-    return line[places.clamp(max=max(int(line.shape[0]) - 1, 0))]
+    positions = starts.unsqueeze(1) + arange(longest)
+    return line[positions.clamp(max=max(int(line.shape[0]) - 1, 0))]
 
 
 def _join(a: Tensor, b: Tensor) -> Tensor:

@@ -252,7 +252,7 @@ class _RecomputeRules:
     def __init__(self, block: Block, given: list[Node]) -> None:
         self.block, self.given = block, given
 
-    def _again(self, inputs: Sequence[Node]) -> list[Node]:
+    def _recomputed(self, inputs: Sequence[Node]) -> list[Node]:
         return recognized(replace(self.block.results, dict(zip(self.given, inputs))))
 
     def vjp(self, inputs: list[Node], outputs: list[Node], cotangents: list[Node]) -> list[Any]:
@@ -260,14 +260,14 @@ class _RecomputeRules:
         own = inputs[: len(self.given)]
         held = [ops.barrier(x, *cotangents) for x in own]
         copies = [argument(f"input{i}", x.type) for i, x in enumerate(own)]
-        parts = gradients(self._again(copies), cotangents, copies)
+        parts = gradients(self._recomputed(copies), cotangents, copies)
         return _placed(parts, dict(zip(copies, held)))
 
     def jvp(self, inputs: list[Node], outputs: list[Node], moved: list[Any]) -> list[Any]:
         """Tangents of the outputs; they need the values at once, so nothing is recomputed."""
         own = inputs[: len(self.given)]
         copies = [argument(f"input{i}", x.type) for i, x in enumerate(own)]
-        parts = tangents(self._again(copies), copies, moved[: len(own)])
+        parts = tangents(self._recomputed(copies), copies, moved[: len(own)])
         return or_zeros(_placed(parts, dict(zip(copies, own))), outputs)
 
 

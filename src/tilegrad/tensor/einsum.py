@@ -161,9 +161,9 @@ def _cheapest(terms: list[Term], output: str, sizes: dict[str, Size]) -> tuple[i
     def cost(pair: tuple[int, int]) -> tuple[int, int]:
         i, j = pair
         needed = set(output).union(*(n for k, (_, n) in enumerate(terms) if k not in pair))
-        both = set(terms[i][1]) | set(terms[j][1])
+        names = set(terms[i][1]) | set(terms[j][1])
         size, work = 1, 1
-        for name in both:
+        for name in names:
             work *= high(sizes[name])
             size *= high(sizes[name]) if name in needed else 1
         return work, size

@@ -41,7 +41,7 @@ from .maths import (
     sqrt,
     trunc,
 )
-from .operands import beside, binary, checked, common, paired
+from .operands import binary, checked, common, number_for, paired
 from .tensor import Tensor, in_place, lift, method, operand, wrap
 
 # ---- arithmetic -----------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def lerp(start: Any, end: Any, weight: Any) -> Tensor:
 def addcmul(x: Any, a: Any, b: Any, *, value: float = 1) -> Tensor:
     """x + value * a * b."""
     product = mul(a, b)
-    return add(x, mul(product, beside(value, product.dtype)))
+    return add(x, mul(product, number_for(value, product.dtype)))
 
 
 @method()

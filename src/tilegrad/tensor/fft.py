@@ -98,8 +98,8 @@ def _times(x: Tensor, factor: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def roots(rows: int, columns: int, size: int, sign: int) -> np.ndarray[Any, Any]:
     """exp(sign 2 pi i j k / size), complex, exact to float64."""
-    turns = np.outer(np.arange(rows), np.arange(columns)) % size / size
-    return np.exp(2j * np.pi * sign * turns)
+    phases = np.outer(np.arange(rows), np.arange(columns)) % size / size
+    return np.exp(2j * np.pi * sign * phases)
 
 
 @functools.lru_cache(maxsize=64)
@@ -147,16 +147,16 @@ def _chirped(x: Tensor, sign: int) -> Tensor:
     """A transform of prime size as a convolution: j k = (j^2 + k^2 - (k - j)^2) / 2."""
     size = x.shape[-2]
     long = 1 << (2 * size - 1).bit_length()
-    turns = np.arange(size) ** 2 % (2 * size) / (2 * size)
-    chirp = np.exp(2j * np.pi * sign * turns)
+    phases = np.arange(size) ** 2 % (2 * size) / (2 * size)
+    chirp = np.exp(2j * np.pi * sign * phases)
     kernel = np.zeros(long, complex)
     kernel[:size] = chirp.conj()
     kernel[long - size + 1 :] = chirp.conj()[:0:-1]
     spectrum = transform(_constant(kernel / long, x.dtype), -1)
-    turned = _constant(chirp, x.dtype)
-    moved = pad(_times(x, turned), (0, 0, 0, long - size))
+    chirped = _constant(chirp, x.dtype)
+    moved = pad(_times(x, chirped), (0, 0, 0, long - size))
     found = transform(_times(transform(moved, -1), spectrum), 1)
-    return _times(found[..., :size, :], turned)
+    return _times(found[..., :size, :], chirped)
 
 
 def _fitted(x: Tensor, size: int | None, axis: int, op: str) -> Tensor:
@@ -269,19 +269,19 @@ def _axes(op: str, x: Tensor, s: Any, dim: Any, real: bool) -> list[tuple[int, i
     count = x.ndim - (0 if real else 1)
     sizes = None if s is None else [s] if isinstance(s, int) else list(s)
     if dim is None:
-        places = list(range(count - len(sizes) if sizes is not None else 0, count))
+        axes = list(range(count - len(sizes) if sizes is not None else 0, count))
     else:
         given = [dim] if isinstance(dim, int) else list(dim)
-        places = [_axis(x, d, op, real) for d in given]
-    sizes = [None] * len(places) if sizes is None else [None if v == -1 else v for v in sizes]
-    if len(sizes) != len(places) or len(set(places)) != len(places):
+        axes = [_axis(x, d, op, real) for d in given]
+    sizes = [None] * len(axes) if sizes is None else [None if v == -1 else v for v in sizes]
+    if len(sizes) != len(axes) or len(set(axes)) != len(axes):
         raise ShapeError(
             "axes and sizes do not fit",
             op=f"fft.{op}",
             expected="one size for each axis, each axis once",
             got=f"s={s}, dim={dim}",
         )
-    return list(zip(places, sizes))
+    return list(zip(axes, sizes))
 
 
 def fftn(input: Any, s: Any = None, dim: Dims = None, norm: str | None = None) -> Tensor:
@@ -368,8 +368,8 @@ def ifftshift(input: Any, dim: Dims = None) -> Tensor:
 
 def _shifted(x: Tensor, dim: Dims, sign: int) -> Tensor:
     axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
-    places = [build.axis_of(x.node, a, "fftshift") for a in axes]
-    for axis in places:
+    wanted = [build.axis_of(x.node, a, "fftshift") for a in axes]
+    for axis in wanted:
         size: int = x.shape[axis]
         x = roll(x, size // 2 if sign > 0 else -(size // 2), axis)
     return x

@@ -1,6 +1,6 @@
 """Sampling images at places of a grid: `grid_sample`, and `affine_grid`, which makes one.
 
-Invariant: places are in [-1, 1] along each axis, x first, as in PyTorch; what lies outside is 0,
+Invariant: points are in [-1, 1] along each axis, x first, as in PyTorch; what lies outside is 0,
 the border's value, or the reflection's.
 """
 
@@ -41,8 +41,8 @@ def affine_grid(theta: Any, size: Sequence[int], align_corners: bool = False) ->
         line.reshape(*[-1 if i == j else 1 for j in range(len(space))]).expand(*space)
         for i, line in enumerate(lines)
     ]
-    places = stack([*reversed(axes), ones_like(axes[0])], -1)  # (*space, rank + 1)
-    flat = places.reshape(1, -1, len(space) + 1) @ matrix.transpose(1, 2)
+    points = stack([*reversed(axes), ones_like(axes[0])], -1)  # (*space, rank + 1)
+    flat = points.reshape(1, -1, len(space) + 1) @ matrix.transpose(1, 2)
     return flat.reshape(size[0], *space, len(space))
 
 
@@ -54,14 +54,14 @@ def grid_sample(
     align_corners: bool | None = None,
 ) -> Tensor:
     """(batch, channels, *space) looked at in the places of a grid (batch, *out, rank)."""
-    x, places = lift(input), lift(grid)
+    x, points = lift(input), lift(grid)
     rank = x.ndim - 2
-    if rank not in (2, 3) or places.ndim != x.ndim or places.shape[-1] != rank:
+    if rank not in (2, 3) or points.ndim != x.ndim or points.shape[-1] != rank:
         raise ShapeError(
             "the grid does not fit",
             op="grid_sample",
             expected=f"(batch, *out, {rank})",
-            got=build.show(places.shape),
+            got=build.show(points.shape),
         )
     if mode not in ("bilinear", "nearest") or padding_mode not in PADDINGS:
         raise UserError(
@@ -72,7 +72,7 @@ def grid_sample(
         )
     corners = bool(align_corners)
     found = [
-        _place(places[..., rank - 1 - i], x.shape[2 + i], padding_mode, corners)
+        _place(points[..., rank - 1 - i], x.shape[2 + i], padding_mode, corners)
         for i in range(rank)
     ]
     if mode == "nearest":
@@ -97,16 +97,16 @@ def _place(unit: Tensor, size: Any, padding: str, corners: bool) -> Tensor:
             place = place * 0.0
         else:
             away = (place - low).abs()
-            turn = remainder(away, 2 * span)
-            place = pick(turn > span, 2 * span - turn, turn) + low
+            phase = remainder(away, 2 * span)
+            place = pick(phase > span, 2 * span - phase, phase) + low
     return place if padding == "zeros" else place.clamp(0.0, size - 1.0)
 
 
-def _picked(x: Tensor, places: list[Tensor], padding: str) -> Tensor:
+def _picked(x: Tensor, points: list[Tensor], padding: str) -> Tensor:
     """Elements at whole places, (batch, channels, *out); 0 outside."""
     inside: Any = None
     indices = []
-    for place, size in zip(places, x.shape[2:]):
+    for place, size in zip(points, x.shape[2:]):
         here = (place >= 0) & (place <= size - 1)  # false for nan too
         inside = here if inside is None else inside & here
         indices.append(cast(pick(here, place, 0.0), dtypes.int64))

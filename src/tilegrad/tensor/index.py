@@ -168,12 +168,12 @@ def _slice_entry(axis: int, size: Size, item: slice) -> Entry:
     step = 1 if step is None else step
     if isinstance(step, Expr) or step == 0:
         raise UserError("bad step", op="index", expected="a whole number other than 0", got=step)
-    fixed = all(not isinstance(v, Expr) for v in (start, stop, size))
-    if fixed:
-        places = range(*slice(start, stop, step).indices(size))
-        first = (places[0] if step > 0 else places[-1]) if places else 0
-        whole = step == 1 and len(places) == size
-        return Entry("slice", axis, first, len(places), step, full=whole)
+    known = all(not isinstance(v, Expr) for v in (start, stop, size))
+    if known:
+        steps = range(*slice(start, stop, step).indices(size))
+        first = (steps[0] if step > 0 else steps[-1]) if steps else 0
+        whole = step == 1 and len(steps) == size
+        return Entry("slice", axis, first, len(steps), step, full=whole)
     if step < 0:
         raise UserError(
             "a symbolic axis has no negative steps",
@@ -277,7 +277,7 @@ def row_node(index: Tensor, size: Size, axis: int, op: str) -> Node:
     return build.in_range(node, size, op)
 
 
-def mask_places(mask: Tensor, op: str) -> list[Node]:
+def mask_indices(mask: Tensor, op: str) -> list[Node]:
     """The indices of a mask's true elements, one Node per axis; reads the mask."""
     try:
         found = np.nonzero(mask.numpy())
@@ -299,8 +299,8 @@ def _without_masks(entries: list[Entry], op: str) -> list[Entry]:
         if entry.kind != "mask":
             result.append(entry)
         elif entry.value.ndim:
-            places = mask_places(entry.value, op)
-            result += [Entry("index", entry.axis + i, value=p) for i, p in enumerate(places)]
+            indices = mask_indices(entry.value, op)
+            result += [Entry("index", entry.axis + i, value=p) for i, p in enumerate(indices)]
         else:  # a scalar: a new axis of size 1 or 0
             result.append(Entry("new", value=bool(entry.value)))
     return result
@@ -481,17 +481,17 @@ def _updated(x: Tensor, entries: list[Entry], value: Tensor) -> Node:
     for position, entry in enumerate(parts):
         if entry.step < 0:
             source = build.flip(source, [len(block) + position])
-    places = {
+    targets = {
         e.axis: _place(e, len(block), parts)
         for e in entries
         if e.kind != "new" and not (e.kind == "slice" and e.full)
     }
-    if not places:
+    if not targets:
         return build.reshape(source, x.shape)
     if any(isinstance(s, int) and s == 0 for s in shape):
         return node_of(x)
-    axes = sorted(places)
-    return build.update(node_of(x), source, [places[a] for a in axes], axes)
+    axes = sorted(targets)
+    return build.update(node_of(x), source, [targets[a] for a in axes], axes)
 
 
 def _layout(entries: list[Entry], width: int) -> list[int]:

@@ -30,13 +30,13 @@ def remembered(args: Sequence[Any], lowered: Lowered) -> LastCall | None:
         if buffer is None or buffer.device != lowered.device:
             return None
     types = [(leaf._node.type, leaf._requires_grad) for leaf in args]
-    return types, mode.grad_enabled, lowered.device, lowered, lowered.level
+    return types, mode.grad_enabled, lowered.device, lowered, lowered.determinism
 
 
 def buffers_of(args: Sequence[Any], before: LastCall) -> list[Buffer] | None:
     """The Buffers of a call like the one before; None if it is not."""
-    types, recorded, device, _, level = before
-    if mode.grad_enabled is not recorded or config().determinism != level:
+    types, recorded, device, _, determinism = before
+    if mode.grad_enabled is not recorded or config().determinism != determinism:
         return None
     found: list[Buffer] = []
     for leaf, (type_, tracked) in zip(args, types):

@@ -45,8 +45,8 @@ forget: Any = values._remove  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True)
-class Place:
-    """Where a value is after a run: root `number`, input `number`, or a fixed `value`."""
+class Outcome:
+    """What a result is after a run: root `number`, input `number`, or a fixed `value`."""
 
     kind: str  # 'root', 'input', 'fixed'
     number: int = -1
@@ -61,7 +61,7 @@ class Write:
 
     target: Source
     what: str  # 'value', 'grad', 'add grad'
-    place: Place
+    outcome: Outcome
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Lowered:
     sources: tuple[Source, ...]
     outputs: tuple[Node, ...]
     structure: Structure
-    places: list[Place]
+    outcomes: list[Outcome]
     writes: list[Write] = field(default_factory=list)
     donate: tuple[int, ...] = ()  # inputs whose Buffers the Executable may overwrite
     given: frozenset[int] = frozenset()  # argument leaves donated by the caller
@@ -85,7 +85,7 @@ class Lowered:
     homes: tuple[str, ...] = ()  # devices of the inputs, where they are on several
     breaks: Mapping[str, Sequence[int]] = field(default_factory=dict)  # where kernels would differ
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # that it was traced for
-    level: str = field(default_factory=lambda: config().determinism)  # it is compiled for
+    determinism: str = field(default_factory=lambda: config().determinism)  # it is compiled for
     executable: Any = None
     other: Lowered | None = None
     used: bool = False  # since it was last looked at for being kept
@@ -133,11 +133,11 @@ class Lowered:
             raise
         for write in self.writes:
             self._write(write, leaves, states, buffers, results, symbols)
-        places = self.places
-        if len(places) == 1 and self.structure.kind == "leaf":
-            return self._value(places[0], buffers, results, symbols, nodes)
+        outcomes = self.outcomes
+        if len(outcomes) == 1 and self.structure.kind == "leaf":
+            return self._value(outcomes[0], buffers, results, symbols, nodes)
         return self.structure.unflatten(
-            [self._value(p, buffers, results, symbols, nodes) for p in places]
+            [self._value(p, buffers, results, symbols, nodes) for p in outcomes]
         )
 
     def is_direct(self, count: int) -> bool:
@@ -147,11 +147,11 @@ class Lowered:
     def run_on(self, buffers: list[Buffer]) -> Any:
         """The same as `run` where `is_direct`, on the Buffers of the arguments."""
         results = self.executable.run(buffers, None)
-        places = self.places
-        if len(places) == 1 and self.structure.kind == "leaf":
-            return self._value(places[0], buffers, results, None, None)
+        outcomes = self.outcomes
+        if len(outcomes) == 1 and self.structure.kind == "leaf":
+            return self._value(outcomes[0], buffers, results, None, None)
         return self.structure.unflatten(
-            [self._value(p, buffers, results, None, None) for p in places]
+            [self._value(p, buffers, results, None, None) for p in outcomes]
         )
 
     @property
@@ -164,7 +164,7 @@ class Lowered:
         with self._lock:
             if self.executable is None:
                 given = (self.inputs, self.outputs, self.donate)
-                with override(determinism=self.level):
+                with override(determinism=self.determinism):
                     self.executable = executable_for(
                         *given, self.device, self.requirements, self.homes
                     )
@@ -172,30 +172,30 @@ class Lowered:
 
     def _value(
         self,
-        place: Place,
+        outcome: Outcome,
         buffers: Sequence[Buffer],
         results: Sequence[Buffer],
         symbols: dict[str, int] | None,
         nodes: list[Node] | None,
     ) -> Any:
-        if place.kind == "fixed":
-            return place.value
-        buffer = results[place.number] if place.kind == "root" else buffers[place.number]
+        if outcome.kind == "fixed":
+            return outcome.value
+        buffer = results[outcome.number] if outcome.kind == "root" else buffers[outcome.number]
         tensor = Tensor.__new__(Tensor)
-        tensor._node = node = _known_node(_concrete(place, symbols), buffer)
+        tensor._node = node = _known_node(_concrete(outcome, symbols), buffer)
         tensor._grad = tensor.trace = None
         tensor.label = ""
-        tensor._requires_grad = nodes is not None and place.value is True
+        tensor._requires_grad = nodes is not None and outcome.value is True
         if nodes is not None and tensor._requires_grad:
-            histories[node] = self._history(place, nodes)
+            histories[node] = self._history(outcome, nodes)
         return tensor
 
-    def _history(self, place: Place, nodes: list[Node]) -> Callable[[], Node]:
+    def _history(self, outcome: Outcome, nodes: list[Node]) -> Callable[[], Node]:
         """How a result is computed from the Nodes of this call, for derivatives."""
 
         def build_it() -> Node:
-            if place.kind == "input":
-                return nodes[place.number]
+            if outcome.kind == "input":
+                return nodes[outcome.number]
             if any(isinstance(s, Expr) for n in self.inputs for s in n.shape):
                 raise TraceError(
                     "no derivative through a jitted function with symbolic sizes from outside",
@@ -203,7 +203,7 @@ class Lowered:
                     expected="backward() or grad() inside of it",
                     got="backward() on its result",
                 )
-            return replace([self.outputs[place.number]], dict(zip(self.inputs, nodes)))[0]
+            return replace([self.outputs[outcome.number]], dict(zip(self.inputs, nodes)))[0]
 
         return build_it
 
@@ -346,7 +346,7 @@ class Lowered:
         symbols: dict[str, int] | None,
     ) -> None:
         tensor = self._tensor_of(write.target, leaves, states)
-        new = self._value(write.place, buffers, results, symbols, None)
+        new = self._value(write.outcome, buffers, results, symbols, None)
         if write.what == "value":
             tensor._node = new._node
             if tensor._requires_grad:
@@ -373,10 +373,10 @@ def bytes_of(tensor: Tensor, name: str, type_: Any = None) -> Buffer:
     return found
 
 
-def _concrete(place: Place, symbols: dict[str, int] | None) -> Array:
-    if not place.symbolic:
-        return place.type
-    return Array(tuple(evaluate(s, symbols or {}) for s in place.type.shape), place.type.dtype)
+def _concrete(outcome: Outcome, symbols: dict[str, int] | None) -> Array:
+    if not outcome.symbolic:
+        return outcome.type
+    return Array(tuple(evaluate(s, symbols or {}) for s in outcome.type.shape), outcome.type.dtype)
 
 
 def _known_node(type_: Array, buffer: Buffer) -> Node:
@@ -401,4 +401,4 @@ def _number(value: Any, node: Node, name: str) -> Buffer:
         ) from None
 
 
-__all__ = ["Lowered", "Place", "Write"]
+__all__ = ["Lowered", "Outcome", "Write"]

@@ -15,7 +15,7 @@ from ..core.errors import DTypeError, ShapeError
 from ..graph import build, ops
 from ..ir.node import Node
 from .maths import cast
-from .operands import beside
+from .operands import number_for
 from .tensor import Tensor, lift, method, node_of, wrap
 
 
@@ -168,7 +168,7 @@ def _unrounded(node: Node, dtype: DType) -> Node:
 
 
 def _scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else x * beside(factor, x.dtype)
+    return x if factor == 1 else x * number_for(factor, x.dtype)
 
 
 @method()
@@ -229,11 +229,11 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
             expected=f"input (..., {matrix.shape[-1] if matrix.ndim else '?'})",
             got=f"input {build.show(tensor.shape)}, weight {build.show(matrix.shape)}",
         )
-    turned = matrix.t()
+    transposed = matrix.t()
     if bias is None:
-        return matmul(tensor, turned)
+        return matmul(tensor, transposed)
     matched("linear", tensor, bias)
-    result = _wide_matmul(tensor, turned)
+    result = _wide_matmul(tensor, transposed)
     return cast(result + cast(lift(bias), result.dtype), tensor.dtype)
 
 
@@ -273,8 +273,8 @@ def group_rows(ids: Any, groups: int) -> tuple[Tensor, Tensor, Tensor]:
         )
     known = build.in_range(node_of(picks), groups, "group_rows")
     found = build.items(ops.group_rows(known, groups=groups))
-    order, places, offsets = (wrap(node, picks) for node in found)
-    return order, places, offsets
+    order, ranks, offsets = (wrap(node, picks) for node in found)
+    return order, ranks, offsets
 
 
 def grouped_dot(x: Any, weights: Any, offsets: Any, axis: int = 2) -> Tensor:

@@ -290,8 +290,8 @@ def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor
             expected="(rows, features)",
             got=build.show(table.shape),
         )
-    places = row_node(index, table.shape[0], 0, "embedding")
-    rows = wrap(build.gather(node_of(table), [places], (0,)), table)
+    row_numbers = row_node(index, table.shape[0], 0, "embedding")
+    rows = wrap(build.gather(node_of(table), [row_numbers], (0,)), table)
     if padding_idx is None:
         return rows
     count: Any = table.shape[0]
@@ -332,8 +332,8 @@ def embedding_bag(
         starts = lift(offsets)
         starts = starts[:-1] if include_last_offset else starts
         count = starts.shape[0]
-        places = wrap(build.iota(index.shape[0]))
-        bag = (starts.unsqueeze(0) <= places.unsqueeze(1)).sum(1) - 1
+        positions = wrap(build.iota(index.shape[0]))
+        bag = (starts.unsqueeze(0) <= positions.unsqueeze(1)).sum(1) - 1
     else:
         raise ShapeError(
             "no bags",

@@ -65,7 +65,7 @@ def paired(op: str, a: Any, b: Any, exact: bool = True) -> tuple[Node, Node, DTy
     return nodes[0], nodes[1], dtype
 
 
-def beside(number: Any, dtype: DType) -> Any:
+def number_for(number: Any, dtype: DType) -> Any:
     """A Python number beside a Tensor whose dtype the result keeps: whole beside integers."""
     return number if dtype.is_float or not isinstance(number, float) else int(number)
 

@@ -25,7 +25,7 @@ def own_node(node: Node, device: str | None = None) -> Node:
     fresh = build.input_(node.shape, node.dtype)
     if node in values and not is_pure(node):  # a constant may be wanted elsewhere than it is known
         buffer = values[node]
-        values[fresh] = buffer if device is None else _fixed(buffer, device)
+        values[fresh] = buffer if device is None else _kept_on(buffer, device)
     else:
         stand_ins[fresh] = stand_ins.get(node, node)
         if device is not None:
@@ -33,7 +33,7 @@ def own_node(node: Node, device: str | None = None) -> Node:
     return fresh
 
 
-def _fixed(buffer: Buffer, device: str) -> Buffer:
+def _kept_on(buffer: Buffer, device: str) -> Buffer:
     """The value on a device, which it does not leave any more."""
     there = moved(buffer, device)
     return there.part(0, there.bytes) if there.adapts else there
@@ -89,11 +89,15 @@ def compute(wanted: Sequence[Node], device: str | None = None) -> None:
 
 def _run(wanted: Sequence[Node], device: str | None) -> None:
     """Run the Graph below Nodes whose inputs all have values."""
-    usable = _usable_on(device or HOST)
-    wanted = [n for n in wanted if not usable(n)]
+    known = _usable_on(device or HOST)
+    wanted = [n for n in wanted if not known(n)]
     if not wanted:
         return
-    inputs = [n for n in topological(wanted, stop=usable) if usable(n) or n.op is ops.input_]
+    order = topological(wanted, stop=known)
+    while anew := _extremes_to_recompute(order, known):
+        known = _without(known, anew)
+        order = topological(wanted, stop=known)
+    inputs = [n for n in order if known(n) or n.op is ops.input_]
     from ..compiler.loader import executable_on_numbers  # the compiler loads when first needed
 
     executable, numbers = executable_on_numbers(inputs, wanted, device or HOST)
@@ -103,6 +107,34 @@ def _run(wanted: Sequence[Node], device: str | None) -> None:
     buffers = executable.run(given)
     for node, buffer in zip(wanted, buffers):
         values[node] = buffer
+
+
+def _extremes_to_recompute(order: Sequence[Node], known: Callable[[Node], bool]) -> set[Node]:
+    """Known maxima and minima that are compared with operands which are not known.
+
+    A derivative asks which operand equals the extreme. Another Graph may round the operands
+    otherwise, and then none does; so the extreme is computed anew beside them.
+    """
+    found = set()
+    for node in order:
+        if node.op is ops.equal and not known(node):
+            for side in node.inputs:
+                while not known(side) and (side.op.group == "movement" or side.op is ops.gather):
+                    side = side.inputs[0]
+                if known(side) and _is_extreme(side) and not all(map(known, side.inputs)):
+                    found.add(side)
+    return found
+
+
+def _is_extreme(node: Node) -> bool:
+    """Whether each element of a Node is one of its operand's."""
+    kind = node.attrs.get("kind") or node.attrs.get("mode")
+    return node.op in (ops.max_, ops.min_) or kind in ("max", "min")
+
+
+def _without(known: Callable[[Node], bool], nodes: set[Node]) -> Callable[[Node], bool]:
+    """Whether a Node is known and none of these."""
+    return lambda node: node not in nodes and known(node)
 
 
 def _layers(wanted: Sequence[Node], usable: Callable[[Node], bool]) -> list[list[Node]]:
@@ -140,7 +172,7 @@ def _fill(inputs: Sequence[Node], device: str | None) -> None:
     sources = [stand_ins.pop(n) for n in inputs]
     for node, source in zip(inputs, sources):
         home = homes.pop(node, None) or device
-        values[node] = values[source] if home is None else _fixed(values[source], home)
+        values[node] = values[source] if home is None else _kept_on(values[source], home)
     for source in sources:
         shared = device not in (None, HOST) and is_pure(source)  # by Graphs for any device
         if shared or is_stored(source):  # weights of a file are for who asked alone

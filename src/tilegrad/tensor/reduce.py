@@ -188,8 +188,8 @@ def std_mean(
     correction: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Standard deviation and mean."""
-    both = var_mean(x, dim, unbiased, keepdim, correction=correction)
-    return safe_sqrt(both[0]), both[1]
+    moments = var_mean(x, dim, unbiased, keepdim, correction=correction)
+    return safe_sqrt(moments[0]), moments[1]
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ def _extreme(x: Tensor, dim: Any, keepdim: bool, largest: bool) -> Any:
         if x.requires_grad and mode.grad_enabled:
             return shared_extreme(x, largest)
         return amax(x) if largest else amin(x)
-    indices = _places(x, dim, True, largest, name)
+    indices = _extreme_index(x, dim, True, largest, name)
     if not x.ndim:
         return Extremes(x, indices)
     values = x.take_along_dim(indices, dim)
@@ -332,7 +332,7 @@ def reversed_order(node: Node) -> Node:
     return ops.negative(node) if node.dtype.is_float else ops.bit_not(node)
 
 
-def _places(x: Tensor, dim: int, keepdim: bool, largest: bool, op: str) -> Tensor:
+def _extreme_index(x: Tensor, dim: int, keepdim: bool, largest: bool, op: str) -> Tensor:
     axes = axes_of(x, dim, op)
     if not axes:
         return wrap(build.constant(0, dtypes.int64))
@@ -360,8 +360,8 @@ def argmin(
 
 def _argument(x: Tensor, dim: int | None, keepdim: bool, largest: bool, op: str) -> Tensor:
     if dim is not None:
-        return _places(x, dim, keepdim, largest, op)
-    found = _places(x.reshape(-1), 0, False, largest, op)
+        return _extreme_index(x, dim, keepdim, largest, op)
+    found = _extreme_index(x.reshape(-1), 0, False, largest, op)
     return found.reshape((1,) * x.ndim) if keepdim else found
 
 

@@ -16,9 +16,9 @@ from ..graph import build
 from ..ir.node import Node
 from ..ir.requirement import require
 from ..ir.symbol import Size
-from .index import index_node, mask_places
+from .index import index_node, mask_indices
 from .maths import cast, pick
-from .operands import beside
+from .operands import number_for
 from .tensor import Tensor, from_array, in_place, lift, method, node_of, wrap
 
 REDUCTIONS = {
@@ -72,24 +72,24 @@ def gather(x: Any, dim: int, index: Any) -> Tensor:
     tensor = lift(x)
     if not tensor.ndim:
         return gather(tensor.reshape(1), dim, lift(index).reshape(-1)).reshape(lift(index).shape)
-    axis, places = _checked_index(tensor, dim, index, "gather")
-    _fits("gather", places.shape, tensor.shape, axis)
-    return wrap(build.gather(node_of(tensor), _all_axes(places, axis), range(tensor.ndim)), tensor)
+    axis, indices = _checked_index(tensor, dim, index, "gather")
+    _fits("gather", indices.shape, tensor.shape, axis)
+    return wrap(build.gather(node_of(tensor), _all_axes(indices, axis), range(tensor.ndim)), tensor)
 
 
 @method()
 def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Tensor:
     """gather, with the other axes broadcast; without an axis on the flattened Tensor."""
-    tensor, places = lift(x), lift(indices)
+    tensor, index = lift(x), lift(indices)
     if dim is None:
-        return gather(tensor.reshape(-1), 0, places.reshape(-1))
+        return gather(tensor.reshape(-1), 0, index.reshape(-1))
     axis = build.axis_of(tensor.node, dim, "take_along_dim")
-    ours, theirs = list(tensor.shape), list(places.shape)
+    ours, theirs = list(tensor.shape), list(index.shape)
     ours[axis] = theirs[axis] = 1
     shape = list(build.broadcast_shapes("take_along_dim", tuple(ours), tuple(theirs)))
     wide, tall = list(shape), list(shape)
-    wide[axis], tall[axis] = tensor.shape[axis], places.shape[axis]
-    return gather(tensor.expand(*wide), axis, places.expand(*tall))
+    wide[axis], tall[axis] = tensor.shape[axis], index.shape[axis]
+    return gather(tensor.expand(*wide), axis, index.expand(*tall))
 
 
 @method()
@@ -113,8 +113,8 @@ def _scattered(x: Tensor, dim: int, index: Any, src: Any, mode: str, op: str) ->
         line = lift(index).reshape(1)
         source = lift(src, x.dtype).reshape(1)
         return _scattered(x.reshape(1), dim, line, source, mode, op).reshape(())
-    axis, places = _checked_index(x, dim, index, op)
-    _fits(op, places.shape, x.shape, axis)
+    axis, indices = _checked_index(x, dim, index, op)
+    _fits(op, indices.shape, x.shape, axis)
     source = lift(src, x.dtype)
     node = build.cast(node_of(source), x.dtype)
     if source.ndim:
@@ -125,10 +125,10 @@ def _scattered(x: Tensor, dim: int, index: Any, src: Any, mode: str, op: str) ->
                 expected=f"{x.ndim} axes",
                 got=f"source of shape {build.show(source.shape)}",
             )
-        _fits(op, places.shape, source.shape)
-        node = build.slice_(node, (0,) * x.ndim, places.shape)
-    node = build.broadcast_to(node, places.shape, op)
-    every = _all_axes(places, axis)
+        _fits(op, indices.shape, source.shape)
+        node = build.slice_(node, (0,) * x.ndim, indices.shape)
+    node = build.broadcast_to(node, indices.shape, op)
+    every = _all_axes(indices, axis)
     return wrap(build.update(node_of(x), node, every, range(x.ndim), mode), x, source)
 
 
@@ -173,14 +173,14 @@ def scatter_reduce(
 
 def _line(x: Tensor, dim: int, index: Any, op: str) -> tuple[int, Node]:
     axis = build.axis_of(x.node, dim, op)
-    places = index_node(
+    indices = index_node(
         index if isinstance(index, Tensor) else np.asarray(index), x.shape[axis], axis, op
     )
-    if len(places.shape) > 1:
+    if len(indices.shape) > 1:
         raise ShapeError(
-            "the index is not a line", op=op, expected="1 axis", got=build.show(places.shape)
+            "the index is not a line", op=op, expected="1 axis", got=build.show(indices.shape)
         )
-    return axis, build.reshape(places, (-1,))
+    return axis, build.reshape(indices, (-1,))
 
 
 @method()
@@ -189,8 +189,8 @@ def index_select(x: Any, dim: int, index: Any) -> Tensor:
     tensor = lift(x)
     if not tensor.ndim:
         return index_select(tensor.reshape(1), dim, index).reshape(())
-    axis, places = _line(tensor, dim, index, "index_select")
-    found = build.gather(node_of(tensor), [places], [axis])
+    axis, indices = _line(tensor, dim, index, "index_select")
+    found = build.gather(node_of(tensor), [indices], [axis])
     return wrap(build.move_axis(found, 0, axis), tensor)
 
 
@@ -200,8 +200,8 @@ def _index_write(x: Any, dim: int, index: Any, source: Any, mode: str, op: str) 
     if not tensor.ndim:
         line = value.reshape(-1) if value.ndim else value
         return _index_write(tensor.reshape(1), dim, index, line, mode, op).reshape(())
-    axis, places = _line(tensor, dim, index, op)
-    shape = (*tensor.shape[:axis], *places.shape, *tensor.shape[axis + 1 :])
+    axis, indices = _line(tensor, dim, index, op)
+    shape = (*tensor.shape[:axis], *indices.shape, *tensor.shape[axis + 1 :])
     if value.ndim and value.shape != shape:
         raise ShapeError(
             "the source does not fit",
@@ -211,14 +211,14 @@ def _index_write(x: Any, dim: int, index: Any, source: Any, mode: str, op: str) 
         )
     node = build.broadcast_to(build.cast(node_of(value), tensor.dtype), shape, op)
     node = build.move_axis(node, axis, 0)
-    return wrap(build.update(node_of(tensor), node, [places], [axis], mode), tensor, value)
+    return wrap(build.update(node_of(tensor), node, [indices], [axis], mode), tensor, value)
 
 
 @method()
 def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Tensor:
     """x with slices added at indices of an axis."""
     tensor = lift(source, lift(x).dtype)
-    scaled = tensor if alpha == 1 else tensor * beside(alpha, tensor.dtype)
+    scaled = tensor if alpha == 1 else tensor * number_for(alpha, tensor.dtype)
     return _index_write(x, dim, index, scaled, "add", "index_add")
 
 
@@ -247,10 +247,10 @@ def index_reduce(
             expected="prod, mean, amax or amin",
             got=repr(reduce),
         )
-    axis, places = _line(tensor, dim, index, "index_reduce")
+    axis, indices = _line(tensor, dim, index, "index_reduce")
     shape = [1] * value.ndim
-    shape[axis] = places.shape[0]
-    wide = wrap(build.reshape(places, tuple(shape))).expand(*value.shape)
+    shape[axis] = indices.shape[0]
+    wide = wrap(build.reshape(indices, tuple(shape))).expand(*value.shape)
     return scatter_reduce(tensor, axis, wide, value, reduce, include_self=include_self)
 
 
@@ -269,9 +269,9 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Te
         result[key] = value
         return result
     numbers = wrap(build.reshape(build.iota(tensor.numel()), tensor.shape))
-    places = numbers[key]
-    flat = value.expand(*places.shape).reshape(-1)
-    return index_add(tensor.reshape(-1), 0, places.reshape(-1), flat).reshape(tensor.shape)
+    targets = numbers[key]
+    flat = value.expand(*targets.shape).reshape(-1)
+    return index_add(tensor.reshape(-1), 0, targets.reshape(-1), flat).reshape(tensor.shape)
 
 
 @method()
@@ -285,9 +285,9 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Tensor:
     """x with elements of the flattened Tensor written or added."""
     tensor = lift(x)
     mode = "add" if accumulate else "set"
-    flat, places = tensor.reshape(-1), lift(index).reshape(-1)
+    flat, targets = tensor.reshape(-1), lift(index).reshape(-1)
     return _index_write(
-        flat, 0, places, lift(source, tensor.dtype).reshape(-1), mode, "put"
+        flat, 0, targets, lift(source, tensor.dtype).reshape(-1), mode, "put"
     ).reshape(tensor.shape)
 
 
@@ -314,8 +314,8 @@ def masked_select(x: Any, mask: Any) -> Tensor:
     """The elements where the mask holds, in a line; reads the mask."""
     tensor, chosen = lift(x), lift(mask)
     shape = build.broadcast_shapes("masked_select", tensor.shape, chosen.shape) or (1,)
-    places = mask_places(chosen.expand(*shape), "masked_select")
-    return wrap(build.gather(node_of(tensor.expand(*shape)), places, range(len(shape))), tensor)
+    indices = mask_indices(chosen.expand(*shape), "masked_select")
+    return wrap(build.gather(node_of(tensor.expand(*shape)), indices, range(len(shape))), tensor)
 
 
 @method()
@@ -341,7 +341,7 @@ def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
         if as_tuple:
             return nonzero(tensor.reshape(1), as_tuple=True)
         return wrap(from_array(np.zeros((int(bool(tensor)), 0), np.int64)))
-    lines = [wrap(p) for p in mask_places(tensor, "nonzero")]
+    lines = [wrap(p) for p in mask_indices(tensor, "nonzero")]
     if as_tuple:
         return tuple(lines)
     table = np.stack([line.numpy() for line in lines], axis=1)

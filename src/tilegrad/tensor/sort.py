@@ -15,7 +15,7 @@ from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..graph import build, ops
 from ..ir.requirement import require
-from .index import mask_places
+from .index import mask_indices
 from .maths import cast, pick
 from .movement import cat, narrow
 from .operands import promoted_like
@@ -30,9 +30,9 @@ def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -
     if not tensor.ndim:
         return Extremes(*[r.reshape(()) for r in sort(tensor.reshape(1), dim)])
     axis = build.axis_of(tensor.node, dim, "sort")
-    both = ops.sort(node_of(tensor), axis=axis, descending=bool(descending))
-    ordered, places = build.items(both)
-    return Extremes(wrap(ordered, tensor), wrap(places))
+    pair = ops.sort(node_of(tensor), axis=axis, descending=bool(descending))
+    ordered, order = build.items(pair)
+    return Extremes(wrap(ordered, tensor), wrap(order))
 
 
 @method()
@@ -147,8 +147,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         kept = dtypes.float32 if heavy.dtype is dtypes.float32 else dtypes.float64
         ones = build.cast(node_of(heavy), kept)
         start = build.full((length,), 0, kept)
-    places = build.in_range(build.cast(tensor.node, dtypes.int64), length, "bincount")
-    return wrap(build.update(start, ones, [places], [0], "add"), weights)
+    bins = build.in_range(build.cast(tensor.node, dtypes.int64), length, "bincount")
+    return wrap(build.update(start, ones, [bins], [0], "add"), weights)
 
 
 def _bins(x: Tensor, minlength: int) -> int:
@@ -222,13 +222,13 @@ def unique_consecutive(
     else:
         changed = (rows[1:] != rows[:-1]).reshape(count - 1, -1).any(-1)
         starts = cat([wrap(build.full((1,), True, dtypes.bool_)), changed])
-    (places,) = mask_places(starts, "unique_consecutive")
-    results = [rows[wrap(places)].movedim(0, axis)]
+    (firsts,) = mask_indices(starts, "unique_consecutive")
+    results = [rows[wrap(firsts)].movedim(0, axis)]
     if return_inverse:
         inverse = starts.cumsum(0) - 1
         results.append(inverse.reshape(shape) if dim is None else inverse)
     if return_counts:
-        ends = cat([wrap(places), wrap(build.full((1,), count, dtypes.int64))])
+        ends = cat([wrap(firsts), wrap(build.full((1,), count, dtypes.int64))])
         results.append(ends[1:] - ends[:-1])
     return tuple(results) if len(results) > 1 else results[0]
 

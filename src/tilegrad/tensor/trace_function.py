@@ -17,11 +17,11 @@ from ..ir.node import Node
 from ..ir.symbol import Expr
 from ..runtime.buffer import HOST
 from .container import flatten, is_stateful
-from .lowered import Lowered, Place, States, Write
+from .lowered import Lowered, Outcome, States, Write
 from .ownership import is_kept, would_copy
 from .placement import common_device, elsewhere, moved, settled
 from .tensor import Tensor, unknown_value, wrap
-from .trace import Slot, Source, Trace, Tracing
+from .trace import Rebindable, Source, Trace, Tracing
 
 
 def trace_function(
@@ -41,20 +41,20 @@ def trace_function(
         results, structure = flatten(function(inside))
         tensors = [r.node if isinstance(r, Tensor) else None for r in results]
         changes = [
-            c for slot in trace.slots.values() for c in _changes(trace, slot, keep_gradients)
+            c for outer in trace.rebindable.values() for c in _changes(trace, outer, keep_gradients)
         ]
         roots = [n for n in tensors if n is not None]
         roots += [n for _, _, n in changes if isinstance(n, Node)]
         inputs, roots = trace.finish(roots)
-    find = _Places(inputs, roots)
-    places = [_place_of(result, node, find) for result, node in zip(results, tensors)]
+    find = _Outcomes(inputs, roots)
+    outcomes = [_outcome_of(result, node, find) for result, node in zip(results, tensors)]
     writes = [
-        Write(s, what, find.next() if isinstance(n, Node) else Place("fixed", value=n))
+        Write(s, what, find.next() if isinstance(n, Node) else Outcome("fixed", value=n))
         for s, what, n in changes
     ]
     sources = tuple(_moved(trace.sources[n], device) for n in inputs)
-    differentiable = any(p.value is True and p.kind != "fixed" for p in places)
-    donated = _donated(sources, places, writes, given)
+    differentiable = any(p.value is True and p.kind != "fixed" for p in outcomes)
+    donated = _donated(sources, outcomes, writes, given)
     changed = {(w.target.index, w.target.name) for w in writes if w.what == "value"}
     for i, s in enumerate(sources):
         if (s.index, s.name) in changed and i not in donated and is_kept(leaves, s):
@@ -65,13 +65,13 @@ def trace_function(
         sources,
         find.outputs(),
         structure,
-        places,
+        outcomes,
         writes,
         donated,
         given,
         guards=[
             (s.source.index, s.source.name, s.read_grad)
-            for s in trace.slots.values()
+            for s in trace.rebindable.values()
             if s.read_grad is not None and s.source.kind == "state"
         ],
         randomness=[(g, r.draws) for g, r in trace.randomness.values()],
@@ -101,20 +101,20 @@ def _moved(source: Source, device: str) -> Source:
     return Source("constant", source.index, source.name, moved(source.holder, device))
 
 
-def _place_of(result: Any, node: Node | None, find: _Places) -> Place:
-    """Where a leaf of the result comes from; a Tensor's place says if it has a derivative."""
+def _outcome_of(result: Any, node: Node | None, find: _Outcomes) -> Outcome:
+    """Where a leaf of the result comes from; a Tensor's outcome says if it has a derivative."""
     if node is None:
-        return Place("fixed", value=result)
-    place = find.next()
-    place.value = bool(result._requires_grad)
-    return place
+        return Outcome("fixed", value=result)
+    outcome = find.next()
+    outcome.value = bool(result._requires_grad)
+    return outcome
 
 
 def _donated(
-    sources: Sequence[Source], places: list[Place], writes: list[Write], given: frozenset[int]
+    sources: Sequence[Source], outcomes: list[Outcome], writes: list[Write], given: frozenset[int]
 ) -> tuple[int, ...]:
     """Inputs that may be overwritten: given by the caller, or the old value of changed state."""
-    used = {p.number for p in [*places, *(w.place for w in writes)] if p.kind == "input"}
+    used = {p.number for p in [*outcomes, *(w.outcome for w in writes)] if p.kind == "input"}
     changed = {(w.target.index, w.target.name) for w in writes if w.what == "value"}
     return tuple(
         i
@@ -144,42 +144,44 @@ def _enter(trace: Trace, index: int, leaf: Any, shape: Any, states: States) -> A
     return leaf
 
 
-def _changes(trace: Trace, slot: Slot, keep_gradients: bool) -> list[tuple[Source, str, Any]]:
+def _changes(
+    trace: Trace, outer: Rebindable, keep_gradients: bool
+) -> list[tuple[Source, str, Any]]:
     """What the traced function did to an argument Tensor or a Tensor of its state."""
     found: list[tuple[Source, str, Any]] = []  # a Node to compute, or a fixed value
-    if slot.tensor.node is not slot.first:
-        found.append((slot.source, "value", slot.tensor.node))
-    if slot.source.kind == "leaf":
-        if slot.tensor._grad is not None:
-            found.append((slot.source, "add grad", slot.tensor._grad.node))
-    elif slot.grad is None:
-        if slot.read_grad or slot.cleared:
-            found.append((slot.source, "grad", None))
-    elif slot.cleared and not keep_gradients:
+    if outer.tensor.node is not outer.first:
+        found.append((outer.source, "value", outer.tensor.node))
+    if outer.source.kind == "leaf":
+        if outer.tensor._grad is not None:
+            found.append((outer.source, "add grad", outer.tensor._grad.node))
+    elif outer.grad is None:
+        if outer.read_grad or outer.cleared:
+            found.append((outer.source, "grad", None))
+    elif outer.cleared and not keep_gradients:
         # zeroed and filled within the call: reading it afterwards says that it stayed inside
-        inside = wrap(build.input_(slot.grad.shape, slot.grad.dtype))
-        found.append((slot.source, "grad", inside))
-    elif trace.sources.get(slot.grad.node, Source("")).kind != "grad":
-        found.append((slot.source, "grad", slot.grad.node))
+        inside = wrap(build.input_(outer.grad.shape, outer.grad.dtype))
+        found.append((outer.source, "grad", inside))
+    elif trace.sources.get(outer.grad.node, Source("")).kind != "grad":
+        found.append((outer.source, "grad", outer.grad.node))
     return found
 
 
-class _Places:
-    """Gives each root, in order, its place among the distinct outputs or the inputs."""
+class _Outcomes:
+    """Gives each root, in order, its Outcome among the distinct outputs or the inputs."""
 
     def __init__(self, inputs: Sequence[Node], roots: Sequence[Node]) -> None:
         self.inputs = {n: i for i, n in enumerate(inputs)}
         self.unique: dict[Node, int] = {}
         self.roots = iter(roots)
 
-    def next(self) -> Place:
-        """The place of the next root."""
+    def next(self) -> Outcome:
+        """The Outcome of the next root."""
         node = next(self.roots)
         symbolic = any(isinstance(s, Expr) for s in node.shape)
         if node in self.inputs:
-            return Place("input", self.inputs[node], type=node.type, symbolic=symbolic)
+            return Outcome("input", self.inputs[node], type=node.type, symbolic=symbolic)
         number = self.unique.setdefault(node, len(self.unique))
-        return Place("root", number, type=node.type, symbolic=symbolic)
+        return Outcome("root", number, type=node.type, symbolic=symbolic)
 
     def outputs(self) -> tuple[Node, ...]:
         """The distinct Nodes to compute."""

@@ -237,11 +237,11 @@ def grad(
     function: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[P, Any]:
     """fn(...) -> gradients of a scalar function, or (gradients, aux)."""
-    both = value_and_grad(function, argnums, has_aux)
+    with_value = value_and_grad(function, argnums, has_aux)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        value, grads = both(*args, **kwargs)
+        value, grads = with_value(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
     return run
@@ -359,13 +359,13 @@ def vmap(
                 "needs an axis for each argument", op="vmap", expected=len(args), got=in_axes
             )
         leaves, structure = flatten(args)
-        places = broadcast_prefix(axes, args, "vmap")
+        leaf_axes = broadcast_prefix(axes, args, "vmap")
         given: dict[Node, Node] = {}
         inside = [
             _one_example(leaf, axis, given)
             if axis is not None and isinstance(leaf, Tensor)
             else leaf
-            for leaf, axis in zip(leaves, places)
+            for leaf, axis in zip(leaves, leaf_axes)
         ]
         count = _batch_size(given, size)
         since = next_serial()
@@ -373,12 +373,12 @@ def vmap(
             result = function(*structure.unflatten(inside), **kwargs)
         nodes, out_leaves, out_structure = nodes_of(result)
         pairs = _over_batch(nodes, given, count, since)
-        out_places = [
+        out_leaf_axes = [
             p
             for p, r in zip(broadcast_prefix(out_axes, result, "vmap"), out_leaves)
             if isinstance(r, Tensor)
         ]
-        made = [_placed(n, on, axis, count) for (n, on), axis in zip(pairs, out_places)]
+        made = [_placed(n, on, axis, count) for (n, on), axis in zip(pairs, out_leaf_axes)]
         return rebuilt(out_leaves, out_structure, tracked(made))
 
     return run

@@ -82,7 +82,7 @@ class ArrayWork:
         return any(s.kind in ROWS for s in self.steps)
 
     @property
-    def beside(self) -> tuple[Operand, ...]:
+    def vector_operands(self) -> tuple[Operand, ...]:
         """The Operands of the vector unit."""
         return tuple(o for o in self.operands if o.role in (HELD, FULL))
 

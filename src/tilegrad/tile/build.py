@@ -182,7 +182,7 @@ class BodyBuilder:
         """x repeated to a shape."""
         return x if x.shape == shape else self.add(ops.broadcast(x, shape=shape))
 
-    def _level(self, inputs: Sequence[Node]) -> list[Node]:
+    def _broadcast_all(self, inputs: Sequence[Node]) -> list[Node]:
         rank = max(len(i.shape) for i in inputs)
         padded = [(1,) * (rank - len(i.shape)) + i.shape for i in inputs]
         shape = tuple(max(sizes) for sizes in zip(*padded))
@@ -190,7 +190,7 @@ class BodyBuilder:
 
     def apply(self, name: str, *inputs: Node) -> Node:
         """An elementwise op by name, shapes broadcast."""
-        return self.add(ops.ELEMENTWISE[name](*self._level(inputs)))
+        return self.add(ops.ELEMENTWISE[name](*self._broadcast_all(inputs)))
 
     binary = apply
 
@@ -275,7 +275,7 @@ class BodyBuilder:
         self, memory: Node, value: Node, offset: Node, mask: Node | None = None, mode: str = "set"
     ) -> None:
         """Write elements at offsets."""
-        value, offset = self._level([value, offset])
+        value, offset = self._broadcast_all([value, offset])
         self.do(ops.scatter, memory, value, offset, *self._masks(mask, offset.shape), mode=mode)
 
     def require(

@@ -283,10 +283,10 @@ def _store(op: Op, target: Any, place: Any) -> None:
 def matrix_async(accumulator: Any, a: Any, b: Any, accumulate: Any = True) -> None:
     """accumulator = a @ b (+ accumulator), at some time before a matrix_wait covers it."""
     total, left, right = (_memory(x, "matrix_async") for x in (accumulator, a, b))
-    places, test = [x.node for x in (total, left, right)], tile_of(accumulate).node
+    operands, test = [x.node for x in (total, left, right)], tile_of(accumulate).node
     at = [i for x in (total, left, right) for i in x.lead]
     turned = {"transpose_a": left.turned, "transpose_b": right.turned}
-    _do(placed.matrix_async, *places, test, *at, **turned)
+    _do(placed.matrix_async, *operands, test, *at, **turned)
 
 
 def copy_threads(place: Any, source: Any) -> None:
@@ -319,8 +319,8 @@ def load_operand(operand: Any, place: Any, start: int = 0) -> None:
 
 def matrix_sync(accumulator: Any, a: Any, b: Any, warps: tuple[int, int]) -> None:
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, by a grid of warps."""
-    places = [_memory(x, "matrix_sync").node for x in (accumulator, a, b)]
-    _do(placed.matrix_sync, *places, warps=warps)
+    operands = [_memory(x, "matrix_sync").node for x in (accumulator, a, b)]
+    _do(placed.matrix_sync, *operands, warps=warps)
 
 
 def cluster(size: int) -> Any:

@@ -17,7 +17,7 @@ from ...core.parameter_file import read_parameters
 
 SHARING = ("none", "equal", "halo")
 NAMES = ("weights", "inputs", "outputs")
-MOST = 1e18
+LARGEST = 1e18
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Level:
         for name, low in (("columns", 1), ("rows", 1), ("word_bits", 1)):
             _bounded(self, name, low, 1 << 24, whole=True)
         for name in ("read", "write", "leak", "network", "area"):
-            _bounded(self, name, 0.0, MOST)
+            _bounded(self, name, 0.0, LARGEST)
         for name in ("bytes", "read_bandwidth", "write_bandwidth"):
             if getattr(self, name) is not None:
-                _bounded(self, name, 1e-9, MOST)
+                _bounded(self, name, 1e-9, LARGEST)
         if self.sharing not in SHARING:
             raise _bad(self.name, "sharing", f"one of {', '.join(SHARING)}", self.sharing)
         if set(self.keeps) - set(NAMES):
@@ -96,9 +96,9 @@ class Accelerator:
         if len({level.name for level in self.levels}) < len(self.levels):
             raise _bad(self.name, "levels", "names that differ", [v.name for v in self.levels])
         for name in ("mac", "mac_area", "mac_leak"):
-            _bounded(self, name, 0.0, MOST)
+            _bounded(self, name, 0.0, LARGEST)
         for name in ("clock", "macs_a_cycle"):
-            _bounded(self, name, 1e-9, MOST)
+            _bounded(self, name, 1e-9, LARGEST)
 
     @property
     def multipliers(self) -> int:

@@ -67,19 +67,19 @@ class Walk:
         bounds = [b for number, side, _, b, _ in self.loops if not side and number < below]
         return itertools.product(*(range(b) for b in bounds))
 
-    def _places(self, below: int) -> list[tuple[int, ...]]:
+    def _instances(self, below: int) -> list[tuple[int, ...]]:
         """Every instance of a Level, by its turns side by side."""
         bounds = [b for number, side, _, b, _ in self.loops if side and number < below]
         return list(itertools.product(*(range(b) for b in bounds)))
 
     def _words(self, operand: Operand, below: int, now: tuple, place: tuple) -> Words:
         """The box that an instance of a Level holds now."""
-        times, places = iter(now), iter(place)
+        times, sides = iter(now), iter(place)
         start = dict.fromkeys(self.problem.loops, 0)
         inner = []
         for number, side, loop, bound, distance in self.loops:
             if number < below:
-                start[loop] += distance * next(places if side else times)
+                start[loop] += distance * next(sides if side else times)
             else:
                 inner.append((loop, bound, distance))
         touched = []
@@ -91,7 +91,7 @@ class Walk:
         return _box(touched)
 
     def _parent(self, place: tuple, above: int) -> tuple:
-        return place[: len(self._places(above)[0])]
+        return place[: len(self._instances(above)[0])]
 
     def _seen(self, operand: Operand, place: tuple, above: int, below: int) -> tuple:
         """Which of the turns side by side between two Levels concern the Operand."""
@@ -121,8 +121,8 @@ class Walk:
         return all(bound == 1 for bound in bounds[first + 1 :])
 
     def _level(self, operand: Operand, above: int, below: int) -> None:
-        places = self._places(below)
-        held: dict[tuple, Words] = dict.fromkeys(places, frozenset())
+        instances = self._instances(below)
+        held: dict[tuple, Words] = dict.fromkeys(instances, frozenset())
         unions: dict[tuple, Words] = {}
         result = operand is self.problem.result
         begun: set[tuple] = set()
@@ -133,7 +133,7 @@ class Walk:
             alone = self._alone(before, now, below)
             asked: set[tuple] = set()
             boxes: dict[tuple, list] = {}
-            for place in places:
+            for place in instances:
                 box = self._words(operand, below, now, place)
                 fresh = self._new(held[place], box, alone)
                 held[place] = box
@@ -187,11 +187,11 @@ class Walk:
 
     def _multipliers(self, operand: Operand, above: int) -> None:
         below = len(self.levels)
-        places = self._places(below)
+        instances = self._instances(below)
         begun: set[object] = set()
         for now in self._times(below):
             asked = set()
-            for place in places:
+            for place in instances:
                 (word,) = self._words(operand, below, now, place)
                 group = () if self.levels[above].sharing != "none" else place
                 seen = self._seen(operand, place, above, below)

@@ -125,10 +125,10 @@ class _Search:
                 which = self.random.choice(open_loops, len(rows))
                 limits = np.array(self.counts)[which]
                 children[rows, which] = (self.random.random(len(rows)) * limits).astype(int)
-            both = np.concatenate([picks, np.unique(children, axis=0)])
-            values = np.concatenate([scores, self.scores(both[len(picks) :], orders)])
+            pool = np.concatenate([picks, np.unique(children, axis=0)])
+            values = np.concatenate([scores, self.scores(pool[len(picks) :], orders)])
             first = np.argsort(values, kind="stable")[:64]
-            scores, picks = values[first], both[first]
+            scores, picks = values[first], pool[first]
         return scores, picks
 
     def polish(

@@ -82,8 +82,8 @@ class Space:
         record = self.accelerator.levels[level]
         across = _sides(size, record.columns if loop in self.flow.columns else 1, self.pad)
         down = _sides(size, record.rows if loop in self.flow.rows else 1, self.pad)
-        both = itertools.product(across, down)
-        return [(a, b) for a, b in both if a * b <= size * self.pad]
+        pairs = itertools.product(across, down)
+        return [(a, b) for a, b in pairs if a * b <= size * self.pad]
 
     def _times(self, loop: str, turns: int, most: int) -> Iterator[tuple[int, ...]]:
         """Ways to give turns in time to the Levels."""

@@ -37,9 +37,9 @@ def _tiles(size: int, side: int) -> int:
 def problem_cycles(problem: Problem, dataflow: str, rows: int, columns: int) -> int:
     """The same for a Problem: a convolution as the product of its windows, groups in turn."""
     sizes = problem.sizes
-    places = sizes["N"] * sizes["P"] * sizes["Q"]
+    positions = sizes["N"] * sizes["P"] * sizes["Q"]
     depth = sizes["C"] * sizes["R"] * sizes["S"]
-    each = cycles(dataflow, rows, columns, places, sizes["M"], depth) + 1
+    each = cycles(dataflow, rows, columns, positions, sizes["M"], depth) + 1
     return sizes.get("G", 1) * each - 1
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.errors import UserError
 
-MOST = 1024  # routers: the table of routes has their square
+MOST_ROUTERS = 1024  # routers: the table of routes has their square
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Topology:
 
     def hops(self) -> np.ndarray:
         """(terminals, terminals) links on the way from one to the other."""
-        return self._walk()[0]
+        return self._followed()[0]
 
-    def _walk(self) -> tuple[np.ndarray, np.ndarray]:
+    def _followed(self) -> tuple[np.ndarray, np.ndarray]:
         """Hops of every pair, and how many routes use each link (nodes, ports)."""
         count = len(self.terminals)
         target = np.tile(self.terminals, count)
@@ -69,7 +69,7 @@ class Topology:
 
     def capacity(self) -> float:
         """Flits a cycle and terminal at which the busiest link is full, under uniform traffic."""
-        busiest = self._walk()[1].max() / len(self.terminals)
+        busiest = self._followed()[1].max() / len(self.terminals)
         return 1.0 / busiest if busiest else 1.0
 
 
@@ -129,13 +129,13 @@ def hierarchical(columns: int, rows: int, leaves: int) -> Topology:
 
 
 def _sized(name: str, first: int, second: int) -> None:
-    if first < 1 or second < 1 or first * second > MOST:
+    if first < 1 or second < 1 or first * second > MOST_ROUTERS:
         raise UserError(
             f"bad size of {name}",
             op="noc",
-            expected=f"1 to {MOST} routers",
+            expected=f"1 to {MOST_ROUTERS} routers",
             got=f"{first} x {second}",
-            hint=f"at most {math.isqrt(MOST)} x {math.isqrt(MOST)} would fit",
+            hint=f"at most {math.isqrt(MOST_ROUTERS)} x {math.isqrt(MOST_ROUTERS)} would fit",
         )
 
 

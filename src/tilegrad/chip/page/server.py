@@ -54,7 +54,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-MOST = 1 << 16  # bytes of a question
+MOST_BYTES = 1 << 16  # bytes of a question
 PROMPT, KEYS = 512, 1024  # of a language model's prefill, and of its step of decoding
 UNITS = {"resnet-50": "image", "mobilenet-v1": "image", "bert-base": "text"}
 Table = dict[str, Any]
@@ -207,7 +207,7 @@ class Handler(BaseHTTPRequestHandler):
         if not self._own_host():
             return
         size = self.headers.get("Content-Length", "0")
-        if not size.isdigit() or int(size) > MOST:
+        if not size.isdigit() or int(size) > MOST_BYTES:
             self._send(413, b'{"error": "too long"}', "application/json")
             return
         try:

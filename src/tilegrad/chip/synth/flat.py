@@ -50,7 +50,7 @@ class Flat:
         self._kinds: list[Array] = []
         self._pins: list[Array] = []
         self._same: list[tuple[int, int]] = []
-        self._seen: dict[Any, _Beside] = {}
+        self._seen: dict[Any, _Simplified] = {}
         self.nets, self.cells = 3, 0
         top = self._compiled[netlist.top]
         nets = self._fresh(top)
@@ -134,10 +134,10 @@ class Flat:
         for net in {n for pair in self._same for n in pair}:
             root[net] = find(net)
         for _ in range(64):
-            again = root[root]
-            if (again == root).all():
+            shorter = root[root]
+            if (shorter == root).all():
                 break
-            root = again
+            root = shorter
         return root
 
     def at(self, cells: Array, place: int) -> Array:
@@ -173,7 +173,7 @@ class Flat:
             net = waiting.pop()
             for cell in set(self.cell_of[order[starts[net] : starts[net + 1]]].tolist()):
                 nets = list(self.at_pins(cell).values())
-                found = self._with_fixed(int(self.kind[cell]), nets, values)
+                found = self._simplified(int(self.kind[cell]), nets, values)
                 left[cell] = found.passes
                 for pin, value in found.made.items():
                     if nets[pin] > NONE and nets[pin] not in values:
@@ -181,29 +181,29 @@ class Flat:
                         waiting.append(nets[pin])
         return values, left
 
-    def _with_fixed(self, kind: int, nets: list[int], values: dict[int, int]) -> _Beside:
+    def _simplified(self, kind: int, nets: list[int], values: dict[int, int]) -> _Simplified:
         cell = self.library.cells[self.names[kind]]
         pins = zip(cell.pins.values(), nets)
-        fixed = {p.name: values[net] for p, net in pins if not p.output and net in values}
-        key = (kind, *sorted(fixed.items()))
+        known = {p.name: values[net] for p, net in pins if not p.output and net in values}
+        key = (kind, *sorted(known.items()))
         if key not in self._seen:
-            self._seen[key] = _beside(cell, fixed)
+            self._seen[key] = _simplify(cell, known)
         return self._seen[key]
 
 
 @dataclass(frozen=True)
-class _Beside:
+class _Simplified:
     """What a kind of cell does with some inputs fixed: constant outputs, and edges that pass."""
 
     made: dict[int, int]  # by output pin
     passes: dict[tuple[int, int], set[Any]]
 
 
-def _beside(cell: Cell, fixed: dict[str, int]) -> _Beside:
+def _simplify(cell: Cell, known: dict[str, int]) -> _Simplified:
     names = list(cell.pins)
     inputs = [p.name for p in cell.pins.values() if not p.output]
-    free = [p for p in inputs if p not in fixed]
-    rows = [dict(zip(free, bits)) | fixed for bits in product((0, 1), repeat=len(free))]
+    free = [p for p in inputs if p not in known]
+    rows = [dict(zip(free, bits)) | known for bits in product((0, 1), repeat=len(free))]
     made: dict[int, int] = {}
     passes: dict[tuple[int, int], set[Any]] = {}
     for pin in cell.pins.values():
@@ -220,7 +220,7 @@ def _beside(cell: Cell, fixed: dict[str, int]) -> _Beside:
                 if low != high:
                     edges |= {(0, 0), (1, 1)} if high else {(0, 1), (1, 0)}
             passes[names.index(source), names.index(pin.name)] = edges
-    return _Beside(made, passes)
+    return _Simplified(made, passes)
 
 
 __all__ = ["NONE", "Flat"]

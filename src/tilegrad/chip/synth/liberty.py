@@ -225,14 +225,14 @@ class _Reader:
         if len(axes) == 1:
             load = axes[0][0] in FIRST
             values = values[:, None] if load else values[None, :]
-            both = (axes[0][1], one_place) if load else (one_place, axes[0][1])
+            grid = (axes[0][1], one_place) if load else (one_place, axes[0][1])
         elif len(axes) == 2:
-            turned = axes[1][0] in FIRST and axes[0][0] not in FIRST
-            values = values.T if turned else values
-            both = (axes[1][1], axes[0][1]) if turned else (axes[0][1], axes[1][1])
+            swapped = axes[1][0] in FIRST and axes[0][0] not in FIRST
+            values = values.T if swapped else values
+            grid = (axes[1][1], axes[0][1]) if swapped else (axes[0][1], axes[1][1])
         else:
-            both = (one_place, one_place)
-        return Table(both[0] * units[0], both[1] * units[1], values * scale)
+            grid = (one_place, one_place)
+        return Table(grid[0] * units[0], grid[1] * units[1], values * scale)
 
     def pair(self, group: Group, names: tuple[str, str], scale: float, units: Any) -> Any:
         return tuple(self.table(group, name, scale, units) for name in names)
@@ -258,7 +258,7 @@ class _Reader:
     def pin(self, name: str, group: Group) -> Pin:
         values = group.values
         load = float(values.get("capacitance", 0.0))
-        both = tuple(float(values.get(f"{e}_capacitance", load)) * self.load for e in EDGES)
+        loads = tuple(float(values.get(f"{e}_capacitance", load)) * self.load for e in EDGES)
         energy = (None, None)
         for power in group.of("internal_power"):
             if "rise_power" in {g.kind for g in power.groups}:
@@ -268,7 +268,7 @@ class _Reader:
         return Pin(
             name,
             values.get("direction") == "output",
-            both,  # type: ignore[arg-type]
+            loads,  # type: ignore[arg-type]
             values.get("clock") == "true",
             str(values.get("function", "")),
             energy,
@@ -329,7 +329,7 @@ Logic = Callable[[Mapping[str, int]], int]
 
 def logic_of(text: str) -> Logic:
     """A function of pins by name: `!`, `'`, `^`, and, or, as Liberty writes them."""
-    return _Logic(re.findall(r"[\w\[\]]+|[!'^*&+|()]", text)).either()
+    return _Logic(re.findall(r"[\w\[\]]+|[!'^*&+|()]", text)).disjunction()
 
 
 class _Logic:
@@ -348,7 +348,7 @@ class _Logic:
         if self.next_is("!"):
             return _not(self.one())
         if self.next_is("("):
-            made = self.either()
+            made = self.disjunction()
             self.next_is(")")
         else:
             made = _pin(self.tokens[self.at])
@@ -363,17 +363,17 @@ class _Logic:
             made = _joined(operator.xor, made, self.one())
         return made
 
-    def both(self) -> Logic:
+    def conjunction(self) -> Logic:
         made = self.other()
         while self.at < len(self.tokens) and self.tokens[self.at] not in "+|)":
             self.next_is("*&")
             made = _joined(operator.and_, made, self.other())
         return made
 
-    def either(self) -> Logic:
-        made = self.both()
+    def disjunction(self) -> Logic:
+        made = self.conjunction()
         while self.next_is("+|"):
-            made = _joined(operator.or_, made, self.both())
+            made = _joined(operator.or_, made, self.conjunction())
         return made
 
 

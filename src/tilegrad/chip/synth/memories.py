@@ -75,8 +75,8 @@ def _cell(kind: str, pins: list[str], m: Memory) -> str:
             tables = tuple(zip(names, (m.access, m.access, m.slew, m.slew)))
             made.append(_pin(pin, "output", 0.0, clock, "rising_edge", tables))
         else:
-            both = (("rise_constraint", m.setup), ("fall_constraint", m.setup))
-            made.append(_pin(pin, "input", m.load, clock, "setup_rising", both))
+            edges = (("rise_constraint", m.setup), ("fall_constraint", m.setup))
+            made.append(_pin(pin, "input", m.load, clock, "setup_rising", edges))
     return "\n".join([*made, "  }"])
 
 

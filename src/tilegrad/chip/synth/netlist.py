@@ -219,8 +219,8 @@ def choose_buffer(library: Library, loads: float) -> tuple[str, float]:
 def _inverts(cell: Any) -> bool:
     outs = [p for p in cell.pins.values() if p.output]
     ins = [p for p in cell.pins.values() if not p.output]
-    both = len(outs) == 1 and len(ins) == 1 and not cell.sequential
-    return both and outs[0].function.strip("() ") in (f"!{ins[0].name}", f"{ins[0].name}'")
+    single = len(outs) == 1 and len(ins) == 1 and not cell.sequential
+    return single and outs[0].function.strip("() ") in (f"!{ins[0].name}", f"{ins[0].name}'")
 
 
 def _nets(module: Module) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from ...tile.value import index_of
 from .backward_plan import BackwardPlan, candidates, choose, columns_of, why_not
 from .backward_walk import BackwardBody
 from .shape import AttentionShape, backward_parameters, tokens_of
-from .softmax import both
+from .softmax import and_masks
 
 __all__ = [
     "Backward",
@@ -135,7 +135,7 @@ def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Bod
         if not isinstance(x.queries, int) or x.queries % plan.queries:
             mask = (tile.arange(64) + token < index_of(x.queries))[:, None]
         if x.width != columns_of(x, plan)[0]:
-            mask = both(mask, tile.arange(columns) + column < x.width)
+            mask = and_masks(mask, tile.arange(columns) + column < x.width)
         at = (lane // x.heads, lane % x.heads, token)
         target = tokens_of(out, x.orders[0], at, (64, columns), column)
         tile.store(target, tile.cast(value, x.dtype), mask=mask)

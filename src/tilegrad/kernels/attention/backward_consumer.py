@@ -16,7 +16,7 @@ from ...ir.symbol import modulo
 from ...tile.value import index_of, size_of
 from .backward_plan import OWN
 from .holes import Holes
-from .softmax import both, line
+from .softmax import and_masks, line
 
 
 class BackwardConsumer:
@@ -162,7 +162,7 @@ class BackwardConsumer:
         slope = holes.slope(raw)
         s = tile.multiply_add(holes.score(raw, *at), holes.factor, far)
         if "mask" in self.x.extras:
-            s = tile.where(holes.beside("mask", s.shape, *at), s, -tile.INF)
+            s = tile.where(holes.extra_block("mask", s.shape, *at), s, -tile.INF)
         if self.x.softcap:  # what hides lies under the soft limit
             seen = self.seen(holes, at)
             s = s if seen is None else tile.where(seen, s, -tile.INF)
@@ -252,6 +252,6 @@ class BackwardConsumer:
         inside = (line(OWN) < left)[:, None]
         width = (self.x.value_width if name == "dv" else self.x.width) - column
         if width < columns:
-            inside = both(inside, line(columns) < width)
+            inside = and_masks(inside, line(columns) < width)
         target = w.tokens(name, w.head, self.row, value.shape, column)
         tile.store(target, value, mask=inside)

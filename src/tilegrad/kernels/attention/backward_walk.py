@@ -23,7 +23,7 @@ from .backward_consumer import BackwardConsumer
 from .backward_plan import OWN, ROWS, BackwardPlan, columns_of
 from .holes import Holes
 from .shape import AttentionShape, Parameters, tokens_of
-from .softmax import LOG2_E, both, line
+from .softmax import LOG2_E, and_masks, line
 from .walk import block_count, corner, key_limit, sequence_at, span_of
 
 
@@ -222,5 +222,5 @@ class BackwardBody:
         lse, delta = (
             tile.load(self.memory[n], index, (count,), mask=inside) for n in ("lse", "delta")
         )
-        some = both(inside, lse > -tile.INF)
+        some = and_masks(inside, lse > -tile.INF)
         return [tile.where(some, lse * -LOG2_E, -tile.INF), delta]

@@ -2,11 +2,11 @@
 
 `wide_attention` is the placed kernel for GPUs with wgmma, in the way of FlashAttention-3:
 persistent programs, one producer that copies a tile of queries and then blocks of keys and of
-values into two rings (`bring`), and consumers of 64 queries each. Scores are multiplied from shared
-memory; softmax runs in registers, beside the product of the block before with its values, whose
-weights are the product's left operand in registers; consumers take turns at the matrix units.
+values into two rings (`copies`), and consumers of 64 queries each. Scores are multiplied from
+shared memory; softmax runs in registers, beside the product of the block before with its values,
+whose weights are the product's left operand in registers; consumers take turns at the matrix units.
 Blocks of keys go from the last to the first, those that a mask cuts in loops of their own (`walk`);
-results leave through a staged tile while the next begins (`leave`). `plan` has the Plan, `holes`
+results leave through a staged tile while the next begins (`consumer`). `plan` has the Plan, `holes`
 what is done to scores and weights.
 
 Costs of a tile of m queries over n keys: reads (m + 2 n) width elements, 4 m n width operations on
@@ -27,9 +27,9 @@ from ... import tile
 from ...core.errors import InternalError
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .bring import AttentionPlaces
+from .consumer import ConsumerRows
+from .copies import AttentionPlaces
 from .holes import Holes
-from .leave import ConsumerRows
 from .plan import REGISTERS, AttentionPlan, padded, why_not
 from .shape import AttentionShape, parameters
 from .walk import Walk, Work
@@ -124,7 +124,7 @@ class WideAttention(AttentionPlaces):
 
 
 class Consumer(ConsumerRows):
-    """Writes one consumer: products, and the softmax (`leave`) between them."""
+    """Writes one consumer: products, and the softmax (`consumer`) between them."""
 
     def run(self) -> None:
         """Every tile; consumers take turns from the first on."""

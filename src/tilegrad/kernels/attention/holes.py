@@ -20,7 +20,7 @@ from ...tile.trace import tracer
 from ...tile.value import TileValue, index_of
 from . import dropout
 from .shape import AttentionShape
-from .softmax import LANES, LOG2_E, both, line, within
+from .softmax import LANES, LOG2_E, and_masks, line, within
 
 EXTRAS = ("bias", "mask", "slopes", "sinks", "key_lengths", "key", "offset")
 ADDED = {"bias", "slopes"}  # what scores grow by
@@ -97,7 +97,7 @@ class Holes:
         """Scores under the soft limit, with bias and slopes."""
         more, dtype = self.x.extras, self.x.sum_dtype
         if "bias" in more:
-            bias = tile.cast(self.beside("bias", s.shape, row, key), dtype)
+            bias = tile.cast(self.extra_block("bias", s.shape, row, key), dtype)
             s = tile.multiply_add(s, self.unit, bias)
         elif self.summed:
             s = s * self.unit
@@ -119,7 +119,7 @@ class Holes:
         seen = self.inside(shape, row, key, limit - key if ends else None)
         if "mask" not in self.x.extras:
             return seen
-        return both(seen, self.beside("mask", shape, row, key))
+        return and_masks(seen, self.extra_block("mask", shape, row, key))
 
     def inside(self, shape: tuple[int, ...], row: Any, key: Any, end: Any | None) -> Any | None:
         """Which pairs lie within the band, and before the end of keys; None where all do."""
@@ -167,12 +167,12 @@ class Holes:
 
     # ---- bias and mask ----------------------------------------------------------------------
 
-    def beside(self, name: str, shape: tuple[int, ...], row: Any, key: Any) -> Any:
+    def extra_block(self, name: str, shape: tuple[int, ...], row: Any, key: Any) -> Any:
         """A block of the bias or mask, 0 beyond its ends."""
         memory = self.extras[name]
         whole = [isinstance(size, int) and size == 1 for size in memory.type.shape]
-        places = (self.batch, self.head, row + self.query_start, key + self.key_start)
-        index = [0 if one else at for one, at in zip(whole, places)]
+        starts = (self.batch, self.head, row + self.query_start, key + self.key_start)
+        index = [0 if one else at for one, at in zip(whole, starts)]
         turns = self.turned and not self.exact
         walked = (3, 2) if turns else (2, 3)
         axes = tuple(a for a in walked if not whole[a])
@@ -188,7 +188,7 @@ class Holes:
                     continue
                 one = line(size) < tile.cast(left, int32)
                 one = one[:, None] if number + 1 < len(axes) else one
-                mask = both(mask, one)
+                mask = and_masks(mask, one)
         found = tile.load(memory, tuple(index), sizes, axes=axes, mask=mask)
         for _ in sizes:
             found = tile.fill(found, 0)

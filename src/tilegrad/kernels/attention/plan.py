@@ -266,16 +266,16 @@ def candidates(x: AttentionShape, target: Target) -> list[AttentionPlan]:
     """Plans to measure: every tile, with and without turns and overlap, other rings and orders."""
     found: dict[AttentionPlan, None] = {}
     for made in plans(x, target):
-        both = replace(made, chained=True, narrow=True)
+        chained_narrow = replace(made, chained=True, narrow=True)
         tried = [
             ordered(x, made),
             made,
             replace(made, chained=True),
             replace(made, narrow=True),
-            both,
-            replace(both, turns=False),
+            chained_narrow,
+            replace(chained_narrow, turns=False),
             replace(made, late=True),
-            replace(both, late=True),
+            replace(chained_narrow, late=True),
             replace(made, late=True, narrow=True),
             replace(made, turns=False),
             replace(made, overlap=False),

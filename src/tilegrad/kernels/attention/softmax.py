@@ -61,17 +61,17 @@ def within(
         if highest is not None:
             seen = across <= limit(highest, True)
         if lowest is not None:
-            seen = both(seen, limit(lowest, True) <= across)
+            seen = and_masks(seen, limit(lowest, True) <= across)
         if end is not None and not turned:
-            seen = both(seen, across < limit(end, False))
+            seen = and_masks(seen, across < limit(end, False))
         seen = tile.reshape(tile.broadcast(seen, pieces), shape)
     if turned and end is not None:
         left = tile.cast(end, int32)
-        seen = both(seen, tile.broadcast(line(rows)[:, None] < left, shape))
+        seen = and_masks(seen, tile.broadcast(line(rows)[:, None] < left, shape))
     return seen
 
 
-def both(a: Any | None, b: Any) -> Any:
+def and_masks(a: Any | None, b: Any) -> Any:
     """Where two masks hold; None holds everywhere."""
     return b if a is None else a & b
 

@@ -4,8 +4,8 @@ With p = exp(s - lse) recomputed and ds = p (dout v^T - delta): dv = p^T dout, d
 dq = scale ds k. `thread_backward` keeps a block of tokens of one side and walks over blocks of the
 other: of keys, it gives dk and dv, over all query heads that share them; of queries, dq. What is
 kept are the rows of every product, so p and ds are left operands in the registers they were made
-in. Blocks of the other side come as in `threads`. Both launches recompute the scores: 7 products
-instead of 5, no sums between programs, and the same inputs give the same bits.
+in. Blocks of the other side come as in `threads_forward`. Both launches recompute the scores: 7
+products instead of 5, no sums between programs, and the same inputs give the same bits.
 
 Invariant: what is outside of the tokens, of the band or of a row without a seen key adds exactly 0;
 sums over blocks go in the order of the blocks.
@@ -25,11 +25,11 @@ from ...tile.build import Body
 from ...tile.define import Definition
 from ...tile.plan import Plan
 from ...tile.value import index_of
-from . import threads
+from . import threads_forward
 from .holes import EXTRAS, Holes
 from .shape import AttentionShape, tokens_of
 from .softmax import LOG2_E
-from .threads import DEPTH, Seen, last_block, padded, seen_by, shared_place
+from .threads_forward import DEPTH, Seen, last_block, padded, seen_by, shared_place
 
 SIDES = ("keys", "queries")  # whose tokens a program keeps
 
@@ -55,7 +55,7 @@ def why_not(x: AttentionShape, wanted: Sequence[str] = ()) -> str:
         return "heads are wider than 128"
     if wanted:
         return f"gradients of {sorted(wanted)}"
-    return threads.why_not(x)
+    return threads_forward.why_not(x)
 
 
 def tiles(x: AttentionShape, side: str) -> tuple[int, int]:
@@ -201,7 +201,7 @@ class _Kept:
         return tile.where(lse == -tile.INF, 0.0, lse * -LOG2_E), delta
 
     def load(self, j: Any, later: bool = False) -> None:
-        """Both matrices of step j; see `threads`."""
+        """Both matrices of step j; see `threads_forward`."""
         most = last_block(self.x_seen, self.columns)
         end = max(0, most - 1) if later else most
         block = tile.index(tile.maximum(self.seen.last - j, 0), 0, end)

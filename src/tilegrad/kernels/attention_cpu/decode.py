@@ -21,7 +21,7 @@ from ...tile.build import Body
 from ...tile.value import index_of
 from ..attention.shape import AttentionShape, Parameters, parameters
 from .engine import CpuPlan, up
-from .kernel import Kernel, base_of, greater
+from .kernel import BodyWriter, base_of, greater
 from .source import Source, below
 
 KEYS = 64  # of a block: their values are still near when they are read again
@@ -87,7 +87,7 @@ def decode(
     return [first.build(), combine.build()]
 
 
-class Rows(Kernel):
+class Rows(BodyWriter):
     """What both Bodies share: rows are the heads of one key head, query by query."""
 
     def __init__(
@@ -355,21 +355,21 @@ class Combine(Rows):
         """Row by row: parts weighed by 2**(their maximum - the largest)."""
         n, width = self.lanes, self.x.value_width
         for r in self.rows:
-            places = [(*self.lead(), part, r) for part in range(self.parts)]
-            maxima = [tile.load(self.memory["maxima"][place]) for place in places]
+            indices = [(*self.lead(), part, r) for part in range(self.parts)]
+            maxima = [tile.load(self.memory["maxima"][index]) for index in indices]
             most = maxima[0]
             for other in maxima[1:]:
                 most = greater(other, most)
             base = base_of(most)
             weights = [self.power(one - base) for one in maxima]
             total = tile.zeros((), self.sum)
-            for place, weight in zip(places, weights):
-                total = tile.multiply_add(self.memory["sums"][place], weight, total)
+            for index, weight in zip(indices, weights):
+                total = tile.multiply_add(self.memory["sums"][index], weight, total)
 
-            def line(d: Any, places: Any = places, weights: Any = weights) -> Any:
+            def line(d: Any, indices: Any = indices, weights: Any = weights) -> Any:
                 value, mask = tile.zeros((n,), self.sum), below(d, n, width)
-                for place, weight in zip(places, weights):
-                    given = (self.memory["partial"], (*place, d), (n,))
+                for index, weight in zip(indices, weights):
+                    given = (self.memory["partial"], (*index, d), (n,))
                     part = tile.load(*given, axes=(4,), mask=mask)
                     value = tile.multiply_add(part, weight, value)
                 return value

@@ -60,7 +60,7 @@ class CpuPlan:
         return key // unit * unit if unit > 1 else key
 
 
-class Block(NamedTuple):
+class TokenBlock(NamedTuple):
     """A block of tokens: `take` brings it, the others are operands."""
 
     take: Callable[..., None]
@@ -94,7 +94,7 @@ class Vectors:
 
     # ---- operands -------------------------------------------------------------------------
 
-    def keys(self, name: str, plain: bool, turned: bool) -> Block:
+    def keys(self, name: str, plain: bool, turned: bool) -> TokenBlock:
         """Blocks of keys or values; `take(head, first, count)`."""
         width = self.source.width(name)
         place = self.place(self.plan.keys, up(width, self.plan.panel))
@@ -102,9 +102,9 @@ class Vectors:
         def take(head: Any, first: Any, count: Any) -> None:
             self.copy(name, head, first, count, width, place)
 
-        return Block(take, self.left(place), self.left(place, (1, 0)))
+        return TokenBlock(take, self.left(place), self.left(place, (1, 0)))
 
-    def queries(self, name: str, deep: bool) -> Block:
+    def queries(self, name: str, deep: bool) -> TokenBlock:
         """Blocks of queries or gradients; `take(head, first, stop)`."""
         width = self.source.width(name)
         wide, queries = up(width, self.plan.panel), self.plan.queries
@@ -115,7 +115,7 @@ class Vectors:
             if deep:
                 self.copy(name, head, first, stop - first, width, rows)
 
-        return Block(take, self.right(across), self.right(rows))
+        return TokenBlock(take, self.right(across), self.right(rows))
 
     def left(self, place: Any, axes: tuple[int, int] = (0, 1)) -> Operand:
         """Some rows of a step; `axes` (1, 0) where it lies turned."""
@@ -220,7 +220,7 @@ class TileUnit(Vectors):
 
     # ---- operands -------------------------------------------------------------------------
 
-    def keys(self, name: str, plain: bool, turned: bool) -> Block:
+    def keys(self, name: str, plain: bool, turned: bool) -> TokenBlock:
         """Tile by tile, and turned in pairs of keys."""
         keys, width = self.plan.keys, self.source.width(name)
         rows = self.tiles(keys // TILE, -(-width // PAIR)) if plain else None
@@ -232,9 +232,9 @@ class TileUnit(Vectors):
             if turned:
                 self.pack_turned(name, head, first, count, width, columns)
 
-        return Block(take, self.packed(rows), self.packed(columns))
+        return TokenBlock(take, self.packed(rows), self.packed(columns))
 
-    def queries(self, name: str, deep: bool) -> Block:
+    def queries(self, name: str, deep: bool) -> TokenBlock:
         """Pairs of d side by side with queries across, and pairs of queries with d across."""
         queries, width = self.plan.queries, self.source.width(name)
         across = self.tiles(queries // TILE, -(-width // PAIR))
@@ -245,7 +245,7 @@ class TileUnit(Vectors):
             if deep:
                 self.pack_pairs(name, head, first, width, rows)
 
-        return Block(
+        return TokenBlock(
             take,
             lambda step, column: self.held(across, column, step, 0, 0),
             lambda step, column: self.held(rows, step, column, 0, 0),
@@ -273,7 +273,7 @@ class TileUnit(Vectors):
         def put(key: Any, query: Any, values: Sequence[Any]) -> None:
             rounded = [value.to(bfloat16) for value in values]
             if deep:
-                tile.store(place, (key // 2, query * 2), beside(*rounded), axes=(1,))
+                tile.store(place, (key // 2, query * 2), interleaved(*rounded), axes=(1,))
             else:
                 tile.store(place, (key, query), rounded[0], axes=(1,))
 
@@ -281,21 +281,21 @@ class TileUnit(Vectors):
             return Weights(put, lambda s, c: self.held(place, s * TILE, c * PAIR), 2)
         return Weights(put, lambda r, s: self.held(place, r * TILE, s * PAIR))
 
-    def places(self, name: str, head: Any, first: Any, count: int, last: Any) -> list[Place]:
+    def locate(self, name: str, head: Any, first: Any, count: int, last: Any) -> list[Place]:
         """Where tokens lie; past the last that one."""
         tokens = [tile.minimum(first + r, last) for r in range(count)]
         return [self.source.place(name, head, token) for token in tokens]
 
-    def lines(self, places: Sequence[Place], d: Any, size: int) -> list[Any]:
+    def lines(self, located: Sequence[Place], d: Any, size: int) -> list[Any]:
         """Pieces of some tokens."""
-        return [self.source.line(place, d, size) for place in places]
+        return [self.source.line(place, d, size) for place in located]
 
     @tile.function
     def pack_columns(self, name: str, head: Any, first: Any, width: int, place: Any) -> None:
         """Pairs of d side by side, queries across; past the last it is repeated."""
         last = self.source.queries - 1
         for i in tile.range(self.plan.queries // TILE):
-            tokens = self.places(name, head, first + i * TILE, TILE, last)
+            tokens = self.locate(name, head, first + i * TILE, TILE, last)
             for step in tile.range(-(-width // PAIR)):
                 rows = self.lines(tokens, step * PAIR, PAIR)
                 tile.store(place, (i, step, 0, 0), turned_pairs(rows))
@@ -305,9 +305,9 @@ class TileUnit(Vectors):
         """Queries in pairs side by side, d across."""
         last = self.source.queries - 1
         for i in tile.range(self.plan.queries // 2):
-            tokens = self.places(name, head, first + i * 2, 2, last)
+            tokens = self.locate(name, head, first + i * 2, 2, last)
             for t in range(-(-width // TILE)):
-                pair = beside(*self.lines(tokens, t * TILE, TILE))
+                pair = interleaved(*self.lines(tokens, t * TILE, TILE))
                 tile.store(place, (i // TILE, t, i % TILE, 0), pair)
 
     @tile.function
@@ -316,7 +316,7 @@ class TileUnit(Vectors):
     ) -> None:
         """Keys or values, tile by tile; the last one is repeated."""
         for r in tile.range(0, self.whole(count), bounds=(0, self.plan.keys - 1)):
-            token = self.places(name, head, first + r, 1, first + count - 1)
+            token = self.locate(name, head, first + r, 1, first + count - 1)
             for step in range(-(-width // PAIR)):
                 (line,) = self.lines(token, step * PAIR, PAIR)
                 tile.store(place, (r // TILE, step, r % TILE, 0), line)
@@ -328,10 +328,10 @@ class TileUnit(Vectors):
         """Keys or values turned, in pairs of keys; the last one is repeated."""
         most = self.plan.keys // PAIR - 1
         for group in tile.range(0, tile.ceil_divide(count, PAIR), bounds=(0, most)):
-            tokens = self.places(name, head, first + group * PAIR, PAIR, first + count - 1)
+            tokens = self.locate(name, head, first + group * PAIR, PAIR, first + count - 1)
             for t in tile.range(-(-width // TILE)):
                 lines = self.lines(tokens, t * TILE, TILE)
-                rows = [beside(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
+                rows = [interleaved(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
                 tile.store(place, (t, group, 0, 0), turned_pairs(rows))
 
     # ---- products -------------------------------------------------------------------------
@@ -398,8 +398,8 @@ def turned_pairs(rows: Sequence[Any]) -> Any:
     return tile.reshape(tile.transpose(pairs, (1, 0, 2)), (TILE, PAIR))
 
 
-def beside(first: Any, second: Any) -> Any:
-    """Two vectors, element by element beside each other."""
+def interleaved(first: Any, second: Any) -> Any:
+    """Two vectors, element by element in turn."""
     return tile.reshape(tile.stack([first, second]).T, (2 * first.shape[0],))
 
 

@@ -41,8 +41,8 @@ def base_of(most: Any) -> Any:
     return tile.where(most == -tile.INF, 0.0, most)
 
 
-class Kernel:
-    """One Body."""
+class BodyWriter:
+    """Writes one Body."""
 
     head: Any
     key_head: Any
@@ -90,11 +90,11 @@ class Kernel:
         return tile.where(none, 0.0, shrink / total), sums
 
 
-class Scored(Kernel):
+class Scored(BodyWriter):
     """Blocks of scores of a block of queries: what is done to them between the products."""
 
     results: tuple[str, ...]  # what there is for each query
-    places: Any  # methods: scratch, and what is done before, with and after blocks of keys
+    allocate_scratch: Any  # methods; the others come before, with and after blocks of keys
     prepare: Any
     step: Any
     finish: Any
@@ -112,7 +112,7 @@ class Scored(Kernel):
         x, plan = self.x, self.plan
         grid, self.block, self.head, _ = self.source.program("query", plan.queries, x.heads)
         self.key_head = self.head // x.group
-        self.places(engine_of(self.source, plan))
+        self.allocate_scratch(engine_of(self.source, plan))
         self.work()
         return grid
 

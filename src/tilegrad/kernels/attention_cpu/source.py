@@ -27,7 +27,7 @@ def below(start: Any, size: int, limit: Any) -> Any | None:
     return None if tile.most(start + size - limit) <= 0 else tile.arange(size) + start < limit
 
 
-def both(rows: Any | None, columns: Any | None) -> Any | None:
+def square_mask(rows: Any | None, columns: Any | None) -> Any | None:
     """A mask of a square from one of its rows and one of its columns."""
     rows = None if rows is None else rows[:, None]
     if rows is None or columns is None:
@@ -162,7 +162,9 @@ class Source:
     def square(self, place: Place, d: Any, inside: Any | None) -> Any:
         """lanes tokens, those that are `inside`, by lanes of d."""
         n = self.lanes
-        return self.load(place, 0, d, (n, n), both(inside, below(d, n, self.width(place.name))))
+        return self.load(
+            place, 0, d, (n, n), square_mask(inside, below(d, n, self.width(place.name)))
+        )
 
     def load(self, place: Place, i: Any, d: Any, shape: tuple[int, ...], mask: Any | None) -> Any:
         """A tile of tokens, or of one."""
@@ -177,7 +179,7 @@ class Source:
     def put(self, place: Place, d: Any, part: Any, inside: Any | None = None) -> None:
         """Write a piece of a token, or a square of those that are `inside`."""
         mask = below(d, self.lanes, self.width(place.name))
-        mask = both(inside, mask) if part.ndim == 2 else mask
+        mask = square_mask(inside, mask) if part.ndim == 2 else mask
         axes, index = self.axes(place.name, part.ndim), place.at(place.name, 0, d)
         tile.store(self.memory[place.name], index, part, axes=axes, mask=mask)
 

@@ -53,8 +53,8 @@ def hole_of(name: str) -> Epilogue:
     def hole(*given: Any) -> Any:
         *pieces, (_, row, column) = given
         shape = pieces[0].shape
-        places = positions(64, row)[:, None], positions(shape[1], column)[None, :]
-        return tile.hole(name, shape, *pieces, *places)
+        indices = positions(64, row)[:, None], positions(shape[1], column)[None, :]
+        return tile.hole(name, shape, *pieces, *indices)
 
     return hole
 

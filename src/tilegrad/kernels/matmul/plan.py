@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.symbol import high
-from .shape import Operands, WidePlan, exchanged, places_out, tile_counts, waves
+from .shape import Operands, WidePlan, exchanged, staged_rooms, tile_counts, waves
 
 SPAN_BYTES = 128  # of a swizzled row
 SPARE_BYTES = 1024 + 512  # of shared memory: alignment and barriers
@@ -42,7 +42,7 @@ STEP_SECONDS = 2.0e-8  # of a step of k that nothing hides
 PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way out
 EFFICIENCY = {256: 0.98, 224: 0.98, 192: 0.97, 160: 0.95, 128: 0.94, 112: 0.92, 96: 0.9, 64: 0.85}
 # few tokens: times of memory, of the L2 cache and of what is asked for ahead, in one norm
-NORM, FEW = 3.7, 128
+NORM, FEW_TOKENS = 3.7, 128
 FITTED = 192  # tokens that one tile may hold beside weights as wide as a core's share of them
 FILLED = 1024  # tokens in a few tiles, beside weights so wide that all cores have as many tiles
 FEW_SHARE, FEW_IDLE = 0.98, 0.15  # of the copy rate; what idle cores cost it, as a power
@@ -153,11 +153,11 @@ def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]
     or where that is too wide or tokens are many a few."""
     m = high(x.m)
     heights = [64 * -(-m // 64)] if m <= FITTED else []
-    for tm in dict.fromkeys([*heights, *([128] if m > FEW else [])]):
+    for tm in dict.fromkeys([*heights, *([128] if m > FEW_TOKENS else [])]):
         columns = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated) * -(-m // tm)
         fewest = -(-columns // (256 * target.cores))
         several = fewest > 1 and m > 32  # fewer rows are mostly beyond a box
-        most = fewest + 1 if tm > FEW or m > FEW else 3
+        most = fewest + 1 if tm > FEW_TOKENS or m > FEW_TOKENS else 3
         shares = [(split, 1) for split in (1, 2, 3, 4)]
         for split, rounds in (
             [*shares, *((1, r) for r in range(2, most + 1))] if several else shares
@@ -261,7 +261,7 @@ def shared_bytes(x: Operands, plan: WidePlan) -> int:
     """Shared memory of a program: the ring, staged pieces, parts of a split k, barriers."""
     tm, tn, tk = plan.tile
     ring = plan.stages * (tm + tn) * tk * x.dtype.size
-    staged = x.span(plan.tile)[0] * places_out(x, plan) * plan.staged * x.result.size
+    staged = x.span(plan.tile)[0] * staged_rooms(x, plan) * plan.staged * x.result.size
     return ring + staged + exchanged(plan) + SPARE_BYTES
 
 
@@ -295,7 +295,7 @@ def efficiency(wide: int) -> float:
 
 def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Seconds the model expects."""
-    few = high(x.m) <= FEW
+    few = high(x.m) <= FEW_TOKENS
     return (expected_few if few else expected_many)(x, plan, turned, target)
 
 

@@ -15,7 +15,7 @@ from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, high, multiply
 
 Where = tuple[Size, Size, Size]  # batch, row, column
-# (piece of 64 rows of each product, of each matrix beside, where they begin) -> what is stored
+# (piece of 64 rows of each product, of each residual, where they begin) -> what is stored
 Epilogue = Callable[..., Node]
 # (consumer, where its tokens begin, how many) -> before the first product: what epilogues share
 Prologue = Callable[[int, Size, int], None]
@@ -156,7 +156,7 @@ def exchanged(plan: WidePlan) -> int:
     return plan.tile[0] * plan.tile[1] // plan.split * (plan.split - 1) * float32.size
 
 
-def places_out(x: Operands, plan: WidePlan) -> int:
+def staged_rooms(x: Operands, plan: WidePlan) -> int:
     """Places of pieces on their way out: one for each where all pieces of a tile go at once (those
     of the tile before have left by then), else two in turn."""
     pieces = x.span(plan.tile)[1] // plan.split // plan.staged

@@ -100,11 +100,11 @@ def for_any_rows(x: Operands, target: Target) -> Iterator[Choice]:
     whole k, nothing turned, no tables. None where a lies along m, whose size says what applies."""
     if not x.a_along_k:
         return
-    fixed = dataclasses.replace(x, m=ONE_SIZE)
+    sized = dataclasses.replace(x, m=ONE_SIZE)
     if not target.asynchronous_units:
-        yield from cast("list[Choice]", ranked_threads(fixed, target))
+        yield from cast("list[Choice]", ranked_threads(sized, target))
         return
-    for choice in ranked(fixed, target):
+    for choice in ranked(sized, target):
         if choice.plan.split == choice.plan.cluster == 1 and not choice.turned:
             yield choice
 

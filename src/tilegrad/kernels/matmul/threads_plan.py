@@ -18,7 +18,7 @@ from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.symbol import high, low, modulo, multiply
 from .shape import Operands
-from .threads import ThreadPlan
+from .threads_matmul import ThreadPlan
 
 SPARE_BYTES = 1024  # of shared memory of a program: alignment
 OWN_BYTES = 1024  # of shared memory that the machine takes for each program

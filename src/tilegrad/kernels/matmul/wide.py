@@ -2,8 +2,8 @@
 
 `wide_matmul` is the placed kernel for large m: persistent programs, one producer that fills a
 ring of shared tiles by copies, and consumers of 64 rows each that multiply from the ring; results
-leave through a staged tile while the next product begins (`leave`). The hole `epilogue(acc, rows,
-columns)` sees pieces of the accumulator and may read further parameters.
+leave through a staged tile while the next product begins (`epilogue`). The hole
+`epilogue(acc, rows, columns)` sees pieces of the accumulator and may read further parameters.
 
 Why so: a product of one tile over k reads (m + n) k elements and makes m n k products, so tiles are
 as large as the accumulators that registers hold; one warp issues copies of whole tiles, so that
@@ -25,7 +25,7 @@ from ...ir.node import Node
 from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .leave import Leaving
+from .epilogue import Leaving
 from .shape import (
     Ask,
     Epilogue,
@@ -33,8 +33,8 @@ from .shape import (
     Prologue,
     WidePlan,
     in_ring,
-    places_out,
     side,
+    staged_rooms,
     swizzle_of,
     tile_counts,
     walk,
@@ -47,10 +47,10 @@ def reference(a: Any, b: Any) -> Any:
     return a.astype("float32") @ b.astype("float32")
 
 
-def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", beside: int = 0) -> Body:
+def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", residuals: int = 0) -> Body:
     """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it.
 
-    With `beside`, as many matrices like the result, in the operands' dtype, follow c and come
+    With `residuals`, as many matrices like the result, in the operands' dtype, follow c and come
     through the ring; the hole's last inputs are their pieces.
     """
     a, b, c = x.stored
@@ -59,11 +59,11 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", beside: 
         ("a", Memory(a, x.dtype, use=uses[0])),
         ("b", Memory(b, x.dtype, use=uses[1])),
         ("c", Memory(c, x.result, use="result")),
-        *((f"r{i}", Memory(c, x.dtype, use="value")) for i in range(beside)),
+        *((f"r{i}", Memory(c, x.dtype, use="value")) for i in range(residuals)),
     ]
     builder = BodyBuilder(name, parameters)
     memories = builder.parameters
-    return WideMatmul(x, plan, builder, memories[:3], beside=memories[3:]).build()
+    return WideMatmul(x, plan, builder, memories[:3], residuals=memories[3:]).build()
 
 
 class WideMatmul(Leaving):
@@ -82,7 +82,7 @@ class WideMatmul(Leaving):
         memories: Sequence[Node],
         epilogue: Epilogue | None = None,
         costly: bool = False,
-        beside: Sequence[Node] = (),
+        residuals: Sequence[Node] = (),
         prologue: Prologue | None = None,
         ask: Ask | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class WideMatmul(Leaving):
         self.ask = ask and tile.outside(ask)
         self.costly = costly and not x.gated  # the epilogue needs many registers
         self.a, self.weight, self.c = map(tile.memory, memories)
-        self.beside = list(map(tile.memory, beside))  # like the result: they come by the ring
+        self.residuals = list(map(tile.memory, residuals))  # like the result: they come by the ring
         self.check()
         self.span = x.span(plan.tile)
         self.halves = self.span[0] // 64
@@ -101,12 +101,12 @@ class WideMatmul(Leaving):
         self.registers = {1: (0, 0), 2: (40, 232), 3: (32, 160), 4: (0, 0)}[self.consumers]
         self.steps = ceil_divide(ceil_divide(x.k, plan.tile[2]), plan.split)  # of one program
         self.counts = tile_counts(x, plan)
-        self.turns = self.steps + self.plan_beside()  # of the ring, a tile
+        self.turns = self.steps + self.plan_residuals()  # of the ring, a tile
 
     def check(self) -> None:
         """Refuse a Plan that no Body can be right for."""
         why = why_not(self.x, self.plan)
-        if not all(in_ring(self.x, self.plan, r.dtype) for r in self.beside):
+        if not all(in_ring(self.x, self.plan, r.dtype) for r in self.residuals):
             why = "no ring for what the epilogue reads"
         if why:
             raise InternalError("kernels.matmul.wide", f"{why}: {self.plan} for {self.x}")
@@ -138,7 +138,7 @@ class WideMatmul(Leaving):
         x, plan = self.x, self.plan
         self.left, self.right = self.operands()
         piece = side(64, plan.staged, not x.turned)
-        self.rooms = places_out(x, plan)
+        self.rooms = staged_rooms(x, plan)
         layout = swizzle_of(piece[1], x.result)
         self.staged = tile.shared((self.halves, self.rooms, *piece), x.result, layout)
         full = tile.barrier("full", 1, plan.stages)
@@ -187,7 +187,7 @@ class WideMatmul(Leaving):
                 self.ring.full.expect(stage, self.stage_bytes)
                 self.fill_left(stage, where, step)
                 self.fill_right(stage, where, step)
-            self.fill_beside(turn, where)
+            self.fill_residuals(turn, where)
 
     # ---- the consumers ----------------------------------------------------------------------
 

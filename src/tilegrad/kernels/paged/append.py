@@ -214,8 +214,8 @@ class _Append:
             return None
         angle = self.brought["frequencies"][0] * tile.cast(place, float32)
         factor = tile.full((), self.rotary.factor)
-        both = [function(angle) * factor for function in (tile.cos, tile.sin)]
-        return both[0][None, :], both[1][None, :]
+        cosine, sine = (function(angle) * factor for function in (tile.cos, tile.sin))
+        return cosine[None, :], sine[None, :]
 
     def turn(
         self, name: str, into: Any, to: Sequence[Any], angle: tuple[Any, Any] | None, scale: Any

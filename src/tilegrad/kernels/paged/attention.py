@@ -72,7 +72,7 @@ class Items(Steps):
         """Places, barriers, roles."""
         plan = self.plan
         with tile.into(self.b):
-            self.make_places()
+            self.allocate_shared()
             program = tile.grid(plan.programs)
             self.walker, self.near = program // self.spread, program % self.spread
             self.roles(self.consumer, self.producer)
@@ -182,12 +182,12 @@ class Items(Steps):
             found = tile.reshape(tile.load(self.q, at, shape, mask=inside), (rows, wide))
         else:
             at = self.at_key(counted((rows, wide), 1))
-            offset, inside = self.places(of, (rows, wide), 0, x.width, at)
+            offset, inside = self.offsets_of(of, (rows, wide), 0, x.width, at)
             found = tile.load(self.q, offset, mask=inside)
         tile.write(self.queries, tile.cast(found, self.operand))
         self.meet()
 
-    def places(
+    def offsets_of(
         self, of: Item, shape: tuple[int, int], axis: int, width: int, at: Any
     ) -> tuple[Any, Any]:
         """Linear offsets of an item's rows (along `axis`) and of columns `at` in (tokens, heads,
@@ -216,7 +216,7 @@ class Items(Steps):
         if tile.less(of[SLOT], 0):
             shape = (self.widths[1], self.plan.rows)
             at = self.at_value(counted(shape, 0))
-            offset, inside = self.places(of, shape, 1, self.x.value_width, at)
+            offset, inside = self.offsets_of(of, shape, 1, self.x.value_width, at)
             tile.store(self.out, offset, result, mask=inside)
         else:
             self.leave(of, result, best, sums, some)
@@ -248,5 +248,5 @@ class Items(Steps):
         shape = (1 << (room.bit_length() - 1), rows, wide)
         parts, where = (self.partial, self.sums), (of[FROM], self.near, 0)
         result = mixed(parts, where, of[PARTS], shape, self.per * x.group)
-        offset, inside = self.places(of, (rows, wide), 0, wide, counted((rows, wide), 1))
+        offset, inside = self.offsets_of(of, (rows, wide), 0, wide, counted((rows, wide), 1))
         tile.store(self.out, offset, result, mask=inside)

@@ -32,7 +32,7 @@ from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape, Parameters
-from ..attention_cpu import forward
+from ..attention_cpu import score_tiles
 from ..attention_cpu.decode import (
     KEYS,
     LEAST_PART,
@@ -47,7 +47,9 @@ from ..attention_cpu.source import Place, Source, row_blocks
 from .shape import PagedShape, cache_parameters, scales_parameter
 
 ROWS = 32  # of a program, about
-LEAST = 16  # new tokens a request, as a rule, from which `prefill_callee` is the quicker one
+LEAST_NEW_TOKENS = (
+    16  # new tokens a request, as a rule, from which `prefill_callee` is the quicker one
+)
 
 
 def why_not(x: PagedShape, target: Target) -> str:
@@ -77,7 +79,7 @@ def choose(x: PagedShape, target: Target) -> CpuPlan:
 def prefill_plan(x: PagedShape, target: Target) -> CpuPlan:
     """The Plan for many new tokens a request."""
     of = shape_of(x)
-    return forward.choose(replace(of, queries=high(of.queries), keys=high(of.keys)), target)
+    return score_tiles.choose(replace(of, queries=high(of.queries), keys=high(of.keys)), target)
 
 
 def parts_of(x: PagedShape, target: Target) -> int:
@@ -125,7 +127,7 @@ def attend(x: PagedShape, plan: CpuPlan, parts: int = 1) -> list[Body]:
 
 def prefill(x: PagedShape, plan: CpuPlan) -> Body:
     """The kernel; parameters as `attend_parameters` has them."""
-    return forward.Forward(Pages(x, plan), attend_parameters(x), plan, "paged_prefill").build()
+    return score_tiles.Forward(Pages(x, plan), attend_parameters(x), plan, "paged_prefill").build()
 
 
 def shape_of(x: PagedShape) -> AttentionShape:

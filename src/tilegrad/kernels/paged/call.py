@@ -24,7 +24,7 @@ from .combine import combine_parts
 from .prefill import prefill, tile_list
 from .shape import PagedPlan, PagedShape, ShortPlan, attend_parameters, why_not
 from .short import step_attend
-from .threads import ThreadItems
+from .threads_attention import ThreadItems
 from .work import work_list
 
 

@@ -21,7 +21,7 @@ from ...tile.define import Definition
 from ...tile.plan import Plan
 from .shape import PagedShape
 
-LEAST = 16  # rows, keys and width of a product at least, as matrix units take them
+LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units take them
 
 
 @Definition
@@ -91,7 +91,7 @@ def paged_attention_portable(
 
 def padded(size: int) -> int:
     """A size of a tile that holds so many."""
-    return max(LEAST, 1 << (size - 1).bit_length())
+    return max(LEAST_SIDE, 1 << (size - 1).bit_length())
 
 
 @functools.lru_cache(maxsize=64)

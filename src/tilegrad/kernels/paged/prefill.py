@@ -35,8 +35,8 @@ from .shape import PagedShape, cache_parameters
 from .steps import page_numbers
 from .work import CHUNK, HELD, for_row_blocks, power
 
-LEAST = 64  # tokens of a step from which this kernel is worth a launch of its own
-FEW = 8  # new tokens of a request below which `paged_attention` is the quicker one
+LEAST_TOKENS = 64  # tokens of a step from which this kernel is worth a launch of its own
+FEW_NEW_TOKENS = 8  # new tokens of a request below which `paged_attention` is the quicker one
 TILES = ((128, 128), (128, 64), (64, 64))  # (queries, keys): blocks of keys are whole pages
 RECORD = 8  # int32 of a tile
 REQUEST, START, QUERIES, LENGTH, FIRST, STEPS = range(6)
@@ -258,4 +258,13 @@ class _List:
             tile.store(self.tiles, rank * RECORD + place, value, mask=there)
 
 
-__all__ = ["FEW", "LEAST", "choose", "parameters", "prefill", "shape_of", "tile_list", "why_not"]
+__all__ = [
+    "FEW_NEW_TOKENS",
+    "LEAST_TOKENS",
+    "choose",
+    "parameters",
+    "prefill",
+    "shape_of",
+    "tile_list",
+    "why_not",
+]

@@ -27,7 +27,10 @@ from ...ir.symbol import Size, floor_divide, high, minimum
 from ...ir.types import Memory
 
 SHORT = 512  # keys of a program from which larger blocks are better
-FEW, FEWEST = 4096, 1024  # keys of a request, of a program, up to which latencies bound a step
+FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = (
+    4096,
+    1024,
+)  # keys of a request, of a program, up to which latencies bound a step
 SHARED = 227 << 10  # bytes that a program may have
 UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
 RECORD = 16  # int32 of an item
@@ -82,7 +85,7 @@ class PagedPlan:
     hint: str = "first"  # how long caches keep what is read: '' as usual
     early: bool = True  # lets the next launch begin at its own start
     joined: bool = True  # who finishes a pair's last part combines them, else another launch does
-    threads: bool = False  # copies and products are the threads' own: `threads`
+    threads: bool = False  # copies and products are the threads' own: `threads_attention`
     below: int = 0  # takes requests with fewer new tokens alone; 0: all
 
 
@@ -222,7 +225,7 @@ def short_keys(x: PagedShape, target: Target) -> int:
 
 
 def _few(plan: ShortPlan) -> int:
-    return max(FEW, FEWEST * plan.cluster)
+    return max(FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS * plan.cluster)
 
 
 def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:

@@ -71,7 +71,7 @@ class _Short(Steps):
         x, plan, many, half = self.x, self.plan, self.plan.cluster, self.rotary.width // 2
         total = x.requests * (x.key_heads * many)
         with tile.into(self.b):
-            self.make_places()
+            self.allocate_shared()
             if half:
                 self.turns = tile.shared((2, half))  # cosines, sines
             # what is finished here, by who sent it; best scores and weights

@@ -89,14 +89,14 @@ class Steps:
         # float16 holds the floats of 8 bits exactly, and one instruction makes two of them
         self.operand = float16 if x.scaled else x.dtype
         # few rows leave registers for values that are widened while keys are multiplied
-        self.beside = x.scaled and plan.rows <= 16
+        self.widens_early = x.scaled and plan.rows <= 16
         self.per = 1  # tokens of a row block
         self.reach = x.window  # keys before its end that a token sees, if there is a window
         self.widths = (padded(x.width), padded(x.value_width))
         self.threads = 32 * plan.warps
         self.most_blocks = max(1, high(ceil_divide(x.most_pages * x.page, plan.block)))
 
-    def make_places(self) -> None:
+    def allocate_shared(self) -> None:
         """Rings with their barriers, and operands of the products."""
         plan, x, dtype = self.plan, self.x, self.operand
         self.rings, self.pipes = [], []
@@ -193,7 +193,7 @@ class Steps:
         if by_key:
             sums = tile.multiply_add(sums, shrink, p)
         tile.write(self.weights, tile.cast(p, self.operand).T)
-        if not self.beside:
+        if not self.widens_early:
             self.take_values(turn, sees, tokens, key)
         self.meet()
         tile.write(self.total, tile.read(self.total) * shrink)
@@ -228,7 +228,7 @@ class Steps:
         tile.matrix_fence()
         tile.matrix_async(self.scores, keys, self.queries.T, False)
         tile.matrix_commit()
-        if self.beside:
+        if self.widens_early:
             self.take_values(turn, sees, tokens, key)
         tile.matrix_wait(0)
         if not self.x.scaled:

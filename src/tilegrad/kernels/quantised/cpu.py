@@ -23,7 +23,7 @@ from .cpu_take import take
 from .shape import Around, QuantisedShape
 
 SPLITS = True  # `around_callee` writes several results
-FEW = 24  # tokens; from about here on unpacking for a matrix unit costs less
+FEW_TOKENS = 24  # tokens; from about here on unpacking for a matrix unit costs less
 
 
 def why_not(shape: QuantisedShape, target: Target) -> str:
@@ -71,8 +71,8 @@ def few(target: Target) -> int:
     """Tokens up to which weights are multiplied as they are: with instructions for products of
     four bytes, of pairs, or without."""
     if target.has("avx512vnni") or target.has("avxvnni"):
-        return FEW
-    return FEW // 4 if target.has("avx2") or target.has("avx512bw") else 1
+        return FEW_TOKENS
+    return FEW_TOKENS // 4 if target.has("avx2") or target.has("avx512bw") else 1
 
 
 def _between(value: Size) -> Size:

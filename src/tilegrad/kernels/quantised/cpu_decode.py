@@ -199,7 +199,7 @@ class Decode:
     def work(self, program: Any, count: int) -> None:
         """Tokens, `most` at a time, with the blocks of rows that the program has."""
         tokens = self.shape.tokens
-        self.places()
+        self.allocate_scratch()
         ends = [(program + i) * self.blocks // count for i in range(2)]
         if self.whole and high(tokens) > self.most:
             for some in tile.range(0, tokens, self.most, bounds=(0, high(tokens) - 1)):
@@ -216,7 +216,7 @@ class Decode:
         for block in tile.range(*ends, bounds=(0, self.blocks - 1)):
             self.rows(block)
 
-    def places(self) -> None:
+    def allocate_scratch(self) -> None:
         """Tokens as bytes, scales of their steps, sums of their groups."""
         columns, n = self.shape.columns, self.most
         self.high_bytes = tile.scratch((n, columns // 4), int32)

@@ -1,9 +1,9 @@
 """Quantised products on GPUs: which kernel a shape gets; see `shape` for the functions.
 
 One token goes to `gpu_rows`. 2 to MOST_PACKED go to `gpu_packed` where the Target's matrix units
-run beside the threads and codes have 4 bits; others up to FEW to `gpu_rows` too, more of them to
-`gpu_matrix`. More than `many` unpack their weights first. At the level `invariant` all go to
-`gpu_matrix` by one Plan. Invariant: what a Target can run is decided by its facts alone, and the
+run beside the threads and codes have 4 bits; others up to FEW_TOKENS to `gpu_rows` too, more of
+them to `gpu_matrix`. More than `many` unpack their weights first. At the level `invariant` all go
+to `gpu_matrix` by one Plan. Invariant: what a Target can run is decided by its facts alone, and the
 Plan by the shape.
 """
 
@@ -33,7 +33,7 @@ SPLITS = True
 CORES = 128  # that tiles are to suffice for
 MANY = 32  # tokens from which weights that are not packed are unpacked before a product
 MOST_PACKED = 256  # tokens that packed weights are multiplied with
-FEW = 8  # tokens that byte products take faster than matrix units
+FEW_TOKENS = 8  # tokens that byte products take faster than matrix units
 
 
 def why_not(shape: QuantisedShape, target: Target) -> str:
@@ -91,7 +91,7 @@ def are_few(shape: QuantisedShape, target: Target) -> bool:
     if invariant():
         return False
     room = target.memories["shared"].bytes
-    return high(shape.tokens) <= FEW and shared_bytes(shape, rows_plan(shape)) <= room
+    return high(shape.tokens) <= FEW_TOKENS and shared_bytes(shape, rows_plan(shape)) <= room
 
 
 def many(form: Format, rows: int, dtype: DType, target: Target) -> int:
@@ -140,7 +140,7 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
     if is_packed(shape, target):
         return gpu_packed.why_not(shape, target, around)
     if not are_few(shape, target):
-        return f"more than {FEW} tokens, or too many columns"
+        return f"more than {FEW_TOKENS} tokens, or too many columns"
     return gpu_rows.why_not_around(shape, around) or why_not(shape, target)
 
 

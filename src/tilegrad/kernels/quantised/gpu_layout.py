@@ -195,8 +195,8 @@ def _codes(x: Layout, codes: Array) -> Array:
     lead = codes.shape[:2]
     if x.codes == "nibbles":
         pairs = codes.view(np.uint16) & np.uint16(0x0F0F)  # two neighbours
-        both = pairs[..., ::2] | pairs[..., 1::2] << np.uint16(4)  # 0 2, 1 3, then 4 6, 5 7
-        found = both.view(np.uint8).reshape(*lead, 4, 2, 2).swapaxes(-1, -2)
+        nibbles = pairs[..., ::2] | pairs[..., 1::2] << np.uint16(4)  # 0 2, 1 3, then 4 6, 5 7
+        found = nibbles.view(np.uint8).reshape(*lead, 4, 2, 2).swapaxes(-1, -2)
         return np.ascontiguousarray(found).reshape(lead[0], 1, -1).view(np.int32)
     if x.codes == "bytes":
         planes = codes.view(np.int32).reshape(*lead, 2, 4).transpose(0, 2, 1, 3)
@@ -207,9 +207,11 @@ def _codes(x: Layout, codes: Array) -> Array:
 def _scales(shape: QuantisedShape, x: Layout, fields: dict[str, Array], n: int) -> dict[str, Array]:
     if x.scales == "power":
         return {"scales": fields["power"].reshape(n, -1)}
-    both = [fields[name].reshape(n, -1) for name in ("scale", "minimum")[: 1 + (x.scales == "two")]]
-    words = [np.ascontiguousarray(b, np.float16).view(np.uint16).astype(np.uint32) for b in both]
-    found = both[0] if x.scales == "one" else (words[0] | words[1] << np.uint32(16)).view(np.int32)
+    given = [
+        fields[name].reshape(n, -1) for name in ("scale", "minimum")[: 1 + (x.scales == "two")]
+    ]
+    words = [np.ascontiguousarray(b, np.float16).view(np.uint16).astype(np.uint32) for b in given]
+    found = given[0] if x.scales == "one" else (words[0] | words[1] << np.uint32(16)).view(np.int32)
     made = {"scales": found}
     if x.small:
         ones: dict[str, Array] = {
@@ -377,7 +379,7 @@ def power(exponent: Any) -> Any:
     return tile.bitcast(tile.where(low, tiny, e - 1 << 23), float32)
 
 
-def beside(values: Sequence[Any]) -> Any:
+def as_columns(values: Sequence[Any]) -> Any:
     """Values (rows, groups, 1) by element of a group as (rows, groups * 32)."""
     rows, groups, _ = values[0].shape
     whole = tile.transpose(tile.stack(values), (1, 2, 3, 0))

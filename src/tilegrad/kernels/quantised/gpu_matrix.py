@@ -21,7 +21,7 @@ from ...core.errors import InternalError
 from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .gpu_layout import BLOCK, GROUP, ROWS, Groups, beside, groups_of, part_parameters
+from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, part_parameters
 from .shape import QuantisedShape, padded
 
 
@@ -71,7 +71,7 @@ def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tup
         left, loaded = ahead, following
     size = (plan.tokens, plan.rows)
     mask = there(size, 0, token, shape.tokens, plan.tokens)
-    mask = both(mask, there(size, 1, row, shape.rows, ROWS))
+    mask = and_masks(mask, there(size, 1, row, shape.rows, ROWS))
     tile.store(out, (token, row), total.to(shape.dtype), mask=mask)
     return grid
 
@@ -80,7 +80,7 @@ def load_input(shape: QuantisedShape, plan: MatrixPlan, x: Any, token: Any, grou
     """A step of x, 0 past its ends."""
     size = (plan.tokens, plan.groups * GROUP)
     mask = there(size, 0, token, shape.tokens, plan.tokens)
-    mask = both(mask, there(size, 1, group * GROUP, shape.columns, size[1]))
+    mask = and_masks(mask, there(size, 1, group * GROUP, shape.columns, size[1]))
     return tile.load(x, (token, group * GROUP), size, mask=mask)
 
 
@@ -92,7 +92,7 @@ def there(size: tuple[int, int], axis: int, start: Any, limit: Any, step: int) -
     return tile.broadcast(line[None, :] if axis else line[:, None], size)
 
 
-def both(a: Any, b: Any) -> Any:
+def and_masks(a: Any, b: Any) -> Any:
     """Two masks; None is true."""
     return a if b is None else b if a is None else a & b
 
@@ -105,4 +105,4 @@ def values(weights: Groups, loaded: Sequence[Any], dtype: Any) -> Any:
         scale, minimum = scales[element * len(scales) // GROUP]
         value = scale * code if minimum is None else tile.multiply_add(scale, code, minimum)
         made.append(value.to(dtype))
-    return beside(made)
+    return as_columns(made)

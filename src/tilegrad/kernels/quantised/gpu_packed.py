@@ -33,7 +33,7 @@ from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..matmul.plan import CLUSTERS
-from ..matmul.shape import Operands, WidePlan, among, box, exchanged, places_out
+from ..matmul.shape import Operands, WidePlan, among, box, exchanged, staged_rooms
 from ..matmul.wide import WideMatmul
 from .gpu_layout import BLOCK, GROUP, bytes_of, half, layout_of, part_parameters, parts
 from .shape import NOTHING, Around, QuantisedShape, padded
@@ -144,7 +144,7 @@ def _plan(
         early=programs <= target.cores,
         ways=ways,
     )
-    out = places_out(operands_of(shape, around), plan) * 64 * halves * staged * shape.dtype.size
+    out = staged_rooms(operands_of(shape, around), plan) * 64 * halves * staged * shape.dtype.size
     shares = 64 * halves * products * wide * (ways - 1) * 4
     room = target.memories["shared"].bytes - out - shares - exchanged(plan) - SPARE_BYTES
     stages = min(MOST_STAGES, room // step_bytes(shape, plan))
@@ -386,8 +386,8 @@ def part_of(words: Any, part: int, wide: int) -> Any:
 
 def twice(bits: int) -> int:
     """16 bits in both halves of a word."""
-    both = bits << 16 | bits
-    return both - (1 << 32) if both >> 31 else both
+    word = bits << 16 | bits
+    return word - (1 << 32) if word >> 31 else word
 
 
 def pair(value: float, dtype: Any) -> Any:

@@ -35,9 +35,9 @@ from ...tile.build import Body, BodyBuilder
 from .gpu_layout import BYTES, GROUP, ROWS, Groups, groups_of, layout_of, one, part_parameters
 from .shape import NOTHING, Around, QuantisedShape, padded
 
-MOST = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
+MOST_INTEGER = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
 MAGIC = 12582912.0 + 128.0  # 1.5 * 2 ** 23: adding it leaves an integer in the low bits
-LEAST = 1e-30  # x below this counts as 0
+LEAST_INPUT = 1e-30  # x below this counts as 0
 
 
 @dataclass(frozen=True)
@@ -223,11 +223,11 @@ class _Rows:
         self.squares = [tile.shared((groups,)) for _ in normed]
         for token in tokens:
             values = self.load_inputs(token, groups)
-            size = tile.maximum(tile.max(tile.abs(values), 1), LEAST)
-            inverse = (tile.quick_reciprocal(size) * MOST)[:, None]
+            size = tile.maximum(tile.max(tile.abs(values), 1), LEAST_INPUT)
+            inverse = (tile.quick_reciprocal(size) * MOST_INTEGER)[:, None]
             inverse = tile.broadcast(inverse, values.shape)
             moved = tile.multiply_add(values, inverse, tile.full(values.shape, MAGIC))
-            tile.store(self.scales[token], 0, size * (1 / MOST))
+            tile.store(self.scales[token], 0, size * (1 / MOST_INTEGER))
             self.store_words(token, tile.bitcast(moved, int32))
         tile.load(self.scales[0][0])  # threads meet here, and not in each turn
 
@@ -362,10 +362,10 @@ class _Rows:
     def met(self, sums: Sequence[Any]) -> list[Any]:
         """Sums as a warp holds whole rows of them, which costs far fewer shuffles."""
         shape = (self.each, self.plan.groups)
-        places = [tile.shared(shape) for _ in sums]
-        for place, value in zip(places, sums):
+        shared = [tile.shared(shape) for _ in sums]
+        for place, value in zip(shared, sums):
             tile.store(place, (0, 0), tile.reshape(value, shape))
-        return [tile.load(place, (0, 0), shape) for place in places]
+        return [tile.load(place, (0, 0), shape) for place in shared]
 
 
 def scaled(

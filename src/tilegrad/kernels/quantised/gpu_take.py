@@ -13,7 +13,7 @@ from ... import tile
 from ...core.dtype import float32, int32
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .gpu_layout import GROUP, Groups, beside, groups_of, part_parameters
+from .gpu_layout import GROUP, Groups, as_columns, groups_of, part_parameters
 from .shape import QuantisedShape
 
 MOST_GROUPS = 128  # that the threads of a program take at once
@@ -54,7 +54,7 @@ def write_row(shape: QuantisedShape, weights: Groups, row: Any, out: Any, to: An
     wide = groups * GROUP
     for group in tile.range(0, count, groups):
         found = weights.named(weights.load(row, group, 1, groups))
-        values = beside(unpacked(weights, found)).to(shape.dtype)
+        values = as_columns(unpacked(weights, found)).to(shape.dtype)
         values = tile.reshape(values, (wide,))
         first = group * GROUP
         mask = None if count * GROUP == columns else tile.arange(wide) + first < columns

@@ -37,7 +37,7 @@ def layers_of(model: Decoder) -> dict[str, list[tuple[str, Source]]]:
             continue
         for source in names.sources(f"{path}.weight"):
             theirs = source.name.removesuffix(".weight")
-            found.setdefault(theirs, []).append((path, replace(source, turned=False)))
+            found.setdefault(theirs, []).append((path, replace(source, transposed=False)))
     return found
 
 
@@ -46,13 +46,13 @@ def changes_of(model: Decoder, adapter: Adapter) -> dict[str, Change]:
     layers, names = layers_of(model), Names(model.config, {})
     found: dict[str, Change] = {}
     for module, (a, b, scale) in adapter.pairs.items():
-        places = layers.get(module) or layers.get(module.replace("language_model.", "", 1))
-        if places is None:
+        targets = layers.get(module) or layers.get(module.replace("language_model.", "", 1))
+        if targets is None:
             raise _unknown(adapter, f"{START}{module}.lora_A.weight", model.config, layers)
         down, up = a.values(), b.values() * np.float32(scale)
         if not np.isfinite(up).all():
             raise _unfit(adapter, b.name, "finite numbers, times the scale", "infinity")
-        for path, source in places:
+        for path, source in targets:
             layer: Any = model.get_submodule(path)
             if down.shape[1] != layer.in_features:
                 raise _unfit(adapter, a.name, f"(rank, {layer.in_features})", down.shape)

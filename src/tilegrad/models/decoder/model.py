@@ -30,7 +30,7 @@ from ...tensor.norm import rms_norm
 from ...tensor.tensor import Tensor, lift
 from .config import DecoderConfig
 from .names import load
-from .rotary import turn
+from .rotary import rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Angles = tuple[Tensor, Tensor]
@@ -97,7 +97,7 @@ class Attention(nn.Module):
         if config.head_norms and not config.whole_norms:
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
-            q, k = turn(q, angles), turn(k, angles)
+            q, k = rotate(q, angles), rotate(k, angles)
         return attend(self.layer, q, k, v).flatten(-2)
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -250,27 +250,27 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(index, arange(count), self._causal))
 
     def step(
-        self, tokens: Any, positions: Any, attend: Attend, rows: Any = None, turned: bool = True
+        self, tokens: Any, positions: Any, attend: Attend, rows: Any = None, rotated: bool = True
     ) -> Tensor:
         """(N,), (N,) -> (N, V), or the logits of some rows alone.
 
         `attend(layer, q, k, v)` gets (N, H, D), (N, K, D) and (N, K, D), keeps keys and values
         where it likes and gives (N, H, D); how to attend is in `config.attention(layer)`. With
-        `turned=False` it also turns q and k, by `config.rotary_of(layer)`: see `paged`.
+        `rotated=False` it also turns q and k, by `config.rotary_of(layer)`: see `paged`.
         """
-        x, y = self.attended(lift(tokens), lift(positions), attend, turned)  # (N, C), (N, H D)
+        x, y = self.attended(lift(tokens), lift(positions), attend, rotated)  # (N, C), (N, H D)
         if rows is not None:
             x, y = x.index_select(0, rows), y.index_select(0, rows)
         return self.logits(self.finished(x, y))
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, turned: bool = True
+        self, tokens: Tensor, positions: Tensor, attend: Attend, rotated: bool = True
     ) -> Tensor:
         """(...) -> (..., C): what the head reads, before its norm."""
-        return self.finished(*self.attended(tokens, positions, attend, turned))
+        return self.finished(*self.attended(tokens, positions, attend, rotated))
 
     def attended(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, turned: bool = True
+        self, tokens: Tensor, positions: Tensor, attend: Attend, rotated: bool = True
     ) -> tuple[Tensor, Tensor]:
         """(...) -> (..., C), (..., H D): what comes into the last layer, and what its tokens see of
         each other. The rest is of each token alone: see `finished`."""
@@ -280,9 +280,9 @@ class Decoder(nn.Module):
             x = x * config.embedding_scale
         if config.rotary is None:
             x = x + self.positions(positions)
-        turns = {r: r.angles(positions) for r in config.rotaries()} if turned else {}
+        angles_of = {r: r.angles(positions) for r in config.rotaries()} if rotated else {}
         rotaries = [config.rotary_of(layer) for layer in range(config.layers)]
-        angles = [None if r is None else turns.get(r) for r in rotaries]
+        angles = [None if r is None else angles_of.get(r) for r in rotaries]
         *before, last = self.blocks
         for block, own in zip(before, angles):
             x = block(x, attend, own)
@@ -333,7 +333,7 @@ def paged(
     single: bool = False,
     most: Any = None,
 ) -> Attend:
-    """An `attend` over a paged cache that turns q and k itself: for `step(..., turned=False)`.
+    """An `attend` over a paged cache that turns q and k itself: for `step(..., rotated=False)`.
 
     `single` says that no request has more than one new token, `most` (a number or a Symbol) how
     many keys at most.

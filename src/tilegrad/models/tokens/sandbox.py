@@ -229,12 +229,12 @@ class Bounding(NodeTransformer):
     def visit_Output(self, node: Any) -> list[nodes.Node]:
         """Measure what is written."""
         node = self.generic_visit(node)
-        fixed = sum(len(n.data) for n in node.nodes if isinstance(n, nodes.TemplateData))
+        written = sum(len(n.data) for n in node.nodes if isinstance(n, nodes.TemplateData))
         node.nodes = [
             n if isinstance(n, nodes.TemplateData) else self.filtered(n, CHARGE, n.lineno)
             for n in node.nodes
         ]
-        amount = nodes.Const(fixed, lineno=node.lineno)
+        amount = nodes.Const(written, lineno=node.lineno)
         spend = self.filtered(amount, SPEND, node.lineno)
         return [nodes.ExprStmt(spend, lineno=node.lineno), node]
 

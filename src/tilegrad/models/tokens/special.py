@@ -98,15 +98,15 @@ def free_mark(value: Any) -> str:
 
 def mark(text: str, control: Sequence[str], sign: str) -> str:
     """Text with a mark inside every look-alike of a control token."""
-    places = set()
+    starts = set()
     for token in control:
         place = text.find(token)
         while place >= 0:
-            places.add(place + 1)
+            starts.add(place + 1)
             place = text.find(token, place + 1)
-    if not places:
+    if not starts:
         return text
-    ends = sorted(places)
+    ends = sorted(starts)
     return sign.join(text[a:b] for a, b in zip([0, *ends], [*ends, len(text)]))
 
 

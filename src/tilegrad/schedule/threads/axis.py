@@ -17,9 +17,9 @@ from ..evaluate import running, wide
 from ..family import Bodies, Family, Made, Offer
 from ..problem import power_of_two
 from ..region import Region
-from ..rows import Axis
+from ..scan_sort import Axis
 from ..space import COMBINE, identity
-from .space import WARP
+from .space_threads import WARP
 from .tiles import ThreadSheet
 
 ELEMENTS = 2048  # of a tile

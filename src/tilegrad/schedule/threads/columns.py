@@ -23,7 +23,7 @@ from ..lines import CHAIN, Accumulators, Lines, shared_out
 from ..problem import power_of_two
 from ..space import is_blocked, reduce_index
 from .rows import EACH
-from .space import WARP, ThreadPart, ThreadSpace, parts_of
+from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of
 from .tiles import ThreadSheet
 
 LINE = 256  # bytes of neighbouring results that a program reads at once, at least
@@ -92,7 +92,7 @@ class Columns(ThreadPart):
         self.block, self.deep = block, deep
         self.sums = Accumulators(self.b, space.group.columns != 0)
 
-    def programs(self, count: Size, parts: int, places: Sequence[Node] | None) -> Size:
+    def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
         """One program: its block of results over its part of the reduced axis."""
         space = self.space
         results, inner = space.group.rows, space.inner
@@ -109,10 +109,10 @@ class Columns(ThreadPart):
             row = outer * inner + lane
             for stage in range(1, space.stages() + 1):
                 self.walk(space.at_stage(stage), row, outer, base, start, stop)
-            if places is None:
+            if partials is None:
                 self.write_rows(space.group.stored, row)
             else:
-                for v, place in zip(space.reduces, places):
+                for v, place in zip(space.reduces, partials):
                     offset = part * results + row
                     self.e.store(place, self.e.value(v, unravel(row, v.shape)), offset)
         return grid

@@ -63,10 +63,10 @@ class UpdateDestinations(Update):
     @property
     def key_dtype(self) -> DType:
         """Of destinations: how many there are decides."""
-        places = 1
+        count = 1
         for a in self.axes:
-            places *= high(self.state.shape[a])
-        return int32 if places < 1 << 31 else int64
+            count *= high(self.state.shape[a])
+        return int32 if count < 1 << 31 else int64
 
     @property
     def padded(self) -> int:
@@ -121,7 +121,7 @@ class UpdateDestinations(Update):
             self.e.lane_atoms.add(found)  # type: ignore[arg-type]
         return found
 
-    def places(self, number: Size) -> tuple[dict[int, Size], Node | None]:
+    def positions(self, number: Size) -> tuple[dict[int, Size], Node | None]:
         """Where index number `number` points, by axis, and whether that is inside."""
         index = unravel(number, self.index_shape)
         found = {a: self.position(n, index) for n, a in zip(self.indices, self.axes)}
@@ -131,7 +131,7 @@ class UpdateDestinations(Update):
 
     def destination(self, number: Size) -> Node:
         """The linear number of the place, -1 where it is outside."""
-        found, inside = self.places(number)
+        found, inside = self.positions(number)
         shape = [self.state.shape[a] for a in self.axes]
         linear = ravel([found[a] for a in self.axes], shape)
         key = self.b.cast(self.b.index(linear), self.key_dtype)

@@ -85,8 +85,8 @@ class ExponentEvaluator(Evaluator):
         return super()._value(node, index)
 
     def exponent(self, shift: Node) -> tuple[Node, Node]:
-        """(factor, level) so that exp(x - shift) is 2**(x factor - level). Of a vast shift it is
-        1 or nothing: there the factor is 1, for no product of it would be exact enough."""
+        """(factor, scaled shift) so that exp(x - shift) is 2**(x factor - scaled shift). Of a vast
+        shift it is 1 or nothing: there the factor is 1, as no product would be exact enough."""
         b, dtype = self.body, shift.dtype
         if dtype is not float32:
             return b.constant(1.0, dtype, shift.shape), shift
@@ -95,15 +95,15 @@ class ExponentEvaluator(Evaluator):
         return factor, b.apply("multiply", shift, factor)
 
     def power(self, x: Node) -> Node:
-        """A difference of levels as a factor."""
+        """A difference of scaled shifts as a factor."""
         return self.body.apply("quick_exp2" if x.dtype is float32 else "quick_exp", x)
 
-    def raised(self, x: Node, factor: Node, level: Node) -> Node:
+    def raised(self, x: Node, factor: Node, scaled_shift: Node) -> Node:
         """exp(x - shift), given what `exponent` gives of the shift."""
         if x.dtype is not float32:
-            return self.power(self.body.apply("subtract", x, level))
+            return self.power(self.body.apply("subtract", x, scaled_shift))
         return self.power(
-            self.body.apply("multiply_add", x, factor, self.body.apply("negative", level))
+            self.body.apply("multiply_add", x, factor, self.body.apply("negative", scaled_shift))
         )
 
     def _shifted(self, node: Node) -> bool:

@@ -12,10 +12,10 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, named
 from ...ir.types import product
-from ..access import MOVEMENT, Condition, Index, Place, below, joined, places
+from ..access import MOVEMENT, Condition, Index, Place, below, joined, walk_down
 from ..family import Bodies
 from ..problem import power_of_two
-from .space import WARP, ThreadPart
+from .space_threads import WARP, ThreadPart
 
 UNROLLED = 4096  # instructions of a thread, about: more elements at once would fill its registers
 
@@ -149,6 +149,6 @@ def open_conditions(starts: Sequence[Place], stored: Container[Node]) -> int:
         found.extend(c for part in met for c in part[2] if not c.holds())
         return [(value, at) for value, at, _ in met]
 
-    for _ in places(starts, step):
+    for _ in walk_down(starts, step):
         pass
     return len(found)

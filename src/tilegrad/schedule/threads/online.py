@@ -22,7 +22,7 @@ from ...tile import ops as tile_ops
 from ..access import MOVEMENT, unravel
 from ..evaluate import wide
 from ..space import reduce_index
-from .space import ThreadPart, ThreadSpace
+from .space_threads import ThreadPart, ThreadSpace
 from .tiles import ThreadSheet
 
 FINITE, FINITE_WIDE = 3.4028234663852886e38, 1.7e308  # least and most of a shift
@@ -74,10 +74,10 @@ def own_below(space: ThreadSpace, node: Node) -> list[Node]:
 def _per_row(space: ThreadSpace, node: Node) -> bool:
     """Whether a value is the same for all columns of a row."""
     while node.op in MOVEMENT:
-        if node.op is ops.expand and space.is_row_level(node.inputs[0]):
+        if node.op is ops.expand and space.is_per_row(node.inputs[0]):
             return True
         node = node.inputs[0]
-    return space.is_row_level(node)
+    return space.is_per_row(node)
 
 
 class OnlineSums(ThreadPart):
@@ -118,9 +118,9 @@ class OnlineSums(ThreadPart):
         return b.apply("maximum", old, b.cast(own, old.dtype))
 
     def take_exponentials(
-        self, largest: Node, parts: Sequence[Part], total: Node, before: Node, level: Node
+        self, largest: Node, parts: Sequence[Part], total: Node, before: Node, scaled_shift: Node
     ) -> list[Node]:
-        """The sum, its factor and level with some tiles taken in, whose largest is known."""
+        """The sum, its factor and scaled shift with some tiles taken in, whose largest is known."""
         b = self.b
         factor, after = self.e.exponent(largest)
         most = b.constant(_most(after.dtype), after.dtype)
@@ -135,20 +135,26 @@ class OnlineSums(ThreadPart):
             terms.append(term)
         grown = reduce(lambda x, y: b.apply("add", x, y), terms)
         grown = self._within(grown, "sum")
-        shrink = self.e.power(b.apply("subtract", level, after))
+        shrink = self.e.power(b.apply("subtract", scaled_shift, after))
         if factor.dtype is float32:  # a vast largest has come: nothing before weighs
             same, none = b.apply("equal", before, factor), b.constant(0.0, float32)
             shrink = b.apply("where", same, shrink, none)
         return [b.apply("multiply_add", total, shrink, grown), factor, after]
 
     def finish(
-        self, online: Online, row: Size, largest: Node, total: Node, before: Node, level: Node
+        self,
+        online: Online,
+        row: Size,
+        largest: Node,
+        total: Node,
+        before: Node,
+        scaled_shift: Node,
     ) -> None:
-        """Combine the lanes, at the level that the shift of the whole row gives."""
+        """Combine the lanes, by the shift of the whole row."""
         b = self.b
         shift = self.e.value(online.shift, reduce_index(online.total, row, 0))
         factor, after = self.e.exponent(shift)
-        apart = b.apply("subtract", level, after)
+        apart = b.apply("subtract", scaled_shift, after)
         if factor.dtype is float32:  # one of them is vast: so is the difference
             same = b.apply("equal", before, factor)
             apart = b.apply("where", same, apart, b.apply("subtract", largest, shift))

@@ -22,7 +22,7 @@ from ..problem import power_of_two
 from . import sort as sorting
 from .destination import WIDE, UpdateDestinations
 from .sort import Network
-from .space import WARP
+from .space_threads import WARP
 
 
 class OrderedUpdate(UpdateDestinations):
@@ -69,18 +69,18 @@ class OrderedUpdate(UpdateDestinations):
         """The same by a sorting network over pairs in scratch."""
         found = [self.chunks()]
         levels, local = self.padded.bit_length() - 1, sorting.LOCAL.bit_length() - 1
-        for level in range(local + 1, levels + 1):
-            for far in range(level - 1, local - 1, -1):
-                memory = self.begin(f"{self.name}_far_{level}_{far}", writes=("keys", "numbers"))
+        for log_run in range(local + 1, levels + 1):
+            for far in range(log_run - 1, local - 1, -1):
+                memory = self.begin(f"{self.name}_far_{log_run}_{far}", writes=("keys", "numbers"))
                 net = Network(self.b, sorting.FAR_TILE, self.key_dtype, False)
-                grid = net.far_programs(list(memory.values()), self.padded, 1, level, far)
+                grid = net.far_programs(list(memory.values()), self.padded, 1, log_run, far)
                 found.append(self.sheet.end((grid,), warps=4))
-            found.append(self.chunks(level))
+            found.append(self.chunks(log_run))
         return found
 
-    def chunks(self, level: int = 0) -> Made:
+    def chunks(self, log_run: int = 0) -> Made:
         """Chunks of pairs: made and sorted (level 0), or the rest of a doubling."""
-        memory = self.begin(f"{self.name}_chunks_{level}", writes=("keys", "numbers"))
+        memory = self.begin(f"{self.name}_chunks_{log_run}", writes=("keys", "numbers"))
         b, e = self.b, self.e
         net = Network(b, sorting.LOCAL, self.key_dtype, False)
         p = b.program(0, self.padded // sorting.LOCAL)
@@ -90,10 +90,12 @@ class OrderedUpdate(UpdateDestinations):
             b.add(tile_ops.iota(size=sorting.LOCAL, dtype=int32)),
             b.cast(b.index(base), int32),
         )
-        if level:
+        if log_run:
             pair = [b.load(m, (base,), (sorting.LOCAL,), (0,)) for m in memory.values()]
-            run = b.constant(1 << level, int32)
-            pair = net.merge(pair, net.places(), numbers, sorting.LOCAL.bit_length() - 1, run)
+            run = b.constant(1 << log_run, int32)
+            pair = net.merge(
+                pair, net.allocate_shared(), numbers, sorting.LOCAL.bit_length() - 1, run
+            )
         else:
             with e.tile(0, 1, 1, base, sorting.LOCAL, self.count) as (_, lane):
                 key = b.broadcast(self.destination(lane), (sorting.LOCAL,))
@@ -154,10 +156,10 @@ class OrderedUpdate(UpdateDestinations):
         with b.when(b.apply("less", b.constant(0, int64), length)):
             key = b.cast(b.load(memory["keys"], (at,)), int64)
             limit = max(1, high(product(tuple(self.state.shape[a] for a in self.axes))) - 1)
-            places = self.split(b.atom("to", key, 0, limit))
+            positions = self.split(b.atom("to", key, 0, limit))
             with e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
                 inner = self.inner(lane, head)
-                where = self.offset(places, inner)
+                where = self.offset(positions, inner)
                 total = [b.cast(e._load(memory["state"], where), wide(self.value.dtype))]
                 start, bounds = longest - 1 if self.mode == "set" else 0, (0, high(self.count) - 1)
                 for t in b.each("t", start, longest, 1, total, 4, bounds):

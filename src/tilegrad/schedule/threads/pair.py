@@ -20,7 +20,7 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum, named
 from ...ir.types import Array, product
-from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset_of, places
+from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset_of, walk_down
 from ..evaluate import wide
 from ..family import Bodies, Made
 from ..lowering import Lowering
@@ -29,14 +29,14 @@ from ..region import REDUCE, Region, bit, leaves_of, own_index
 from ..space import COMBINE, KINDS, identity, reduce_index
 from .columns import sum_parts
 from .rows import HeldRows
-from .space import WARP, ThreadSpace, parts_of, plain_reads
+from .space_threads import WARP, ThreadSpace, parts_of, plain_reads
 from .tiles import ThreadSheet
 
 SHORTEST, LONGEST = 512, 8192  # columns of rows of which a program holds one and accumulates
 EACH = 8  # elements of a row that a thread holds: it has accumulators beside them
 MANY = 16  # the same where a row has many reductions, whose steps all threads take
 BUSY = 8192  # elements of rows that a core is at work on
-MOST = 4  # accumulators that stay in registers
+MOST_ACCUMULATORS = 4  # accumulators that stay in registers
 HELD = 64  # instructions of an element that is held beside accumulators (a layer norm's take 50)
 
 
@@ -131,7 +131,7 @@ def _fits(first: Region, second: Region, values: set[Node]) -> bool:
     if not isinstance(columns, int) or not SHORTEST < columns <= LONGEST or high(first.rows) < 256:
         return False
     reduces = reductions(second)
-    if not reduces or len(reduces) > MOST or any(v.op is ops.argmax for v in reduces):
+    if not reduces or len(reduces) > MOST_ACCUMULATORS or any(v.op is ops.argmax for v in reduces):
         return False
     if not any(v.op in REDUCE for v in first.values):
         return False
@@ -154,7 +154,7 @@ def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> 
     def step(node: Node, index: Index) -> Sequence[Place]:
         return () if node in others or node in inside or node in values else below(node, index)
 
-    for node, index in places([(reduce.inputs[0], reduce_index(reduce, lane, row))], step):
+    for node, index in walk_down([(reduce.inputs[0], reduce_index(reduce, lane, row))], step):
         if node in others:
             return False  # a second stage
         if node in inside:
@@ -194,8 +194,8 @@ def lower_pair(pair: Pair, target: Target, name: str) -> Bodies:
     last.settle(columns)
     body, given = sum_parts(last, columns, programs, types)
     start = len(pair.first.stored)
-    fixed = {"read": lambda n: pair.inputs.index(own[n]), "store": lambda n: start + n}
-    return [first, Made(body, [(role, fixed.get(role, lambda n: n)(n)) for role, n in given])]
+    renumbered = {"read": lambda n: pair.inputs.index(own[n]), "store": lambda n: start + n}
+    return [first, Made(body, [(role, renumbered.get(role, lambda n: n)(n)) for role, n in given])]
 
 
 class PairRows(HeldRows):

@@ -29,12 +29,16 @@ def recompute_cheap(lowering: Lowering) -> None:
     order = topological(results, stop=set(arguments).__contains__)
     readers = users(order)
     for node in order:
-        if node in values and node not in given and _is_again(node, readers, values, arguments):
+        if (
+            node in values
+            and node not in given
+            and _is_recomputed(node, readers, values, arguments)
+        ):
             values.discard(node)
         extents.note(node)
 
 
-def _is_again(
+def _is_recomputed(
     node: Node, readers: dict[Node, list[Node]], values: set[Node], arguments: Sequence[Node]
 ) -> bool:
     """Whether a value is better computed by each of its readers."""

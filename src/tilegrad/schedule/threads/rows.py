@@ -24,7 +24,7 @@ from ..family import Bodies, Made
 from ..lines import Accumulators
 from ..problem import power_of_two
 from ..space import KINDS, identity, reduce_index
-from .space import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
+from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
 from .stream import StreamedRows, plan_stream
 from .sweep import WARPS, Sweep, Walk, lanes_of, swept
 
@@ -159,8 +159,8 @@ class HeldRows(ThreadPart):
 def row_parts(space: ThreadSpace, rows: Size, columns: Size) -> int:
     """Into how many parts each row is cut: 1 unless rows are few and one walk is all."""
     plain = all(v.op is not ops.argmax and space.levels[v] == 1 for v in space.reduces)
-    level = all(space.is_row_level(v) for v in space.group.stored)
-    if not plain or not level or space.inner != columns or not isinstance(columns, int):
+    per_row = all(space.is_per_row(v) for v in space.group.stored)
+    if not plain or not per_row or space.inner != columns or not isinstance(columns, int):
         return 1
     most = columns // HELD
     return max(1, min(most, space.programs_wanted() // 2 // max(1, high(rows)), 1024))
@@ -199,7 +199,7 @@ def last_parts(space: ThreadSpace, rows: Size, parts: int, types: Sequence[Array
     lanes = power_of_two(parts)
     with e.tile(row, 1, rows, 0, lanes, parts) as (_, lane):
         at, tile = row * parts + lane, HeldRows(space, sheet)
-        places = zip(space.reduces, sheet.others.values())
-        tile.bind_totals(row, [(v, e._load(place, at)) for v, place in places])
+        partials = zip(space.reduces, sheet.others.values())
+        tile.bind_totals(row, [(v, e._load(place, at)) for v, place in partials])
         tile.row_results(row, 1)
     return sheet.end((rows,), warps=space.threads_for(lanes, 4) // WARP)

@@ -27,9 +27,9 @@ from ..evaluate import wide
 from ..family import Bodies, Family, Made, Offer
 from ..problem import power_of_two
 from ..region import Region
-from ..rows import Axis
+from ..scan_sort import Axis
 from ..sheet import Sheet
-from .space import WARP
+from .space_threads import WARP
 from .tiles import ThreadSheet
 
 LOCAL = 4096  # elements that one program sorts
@@ -69,7 +69,7 @@ class Network:
         earlier = b.apply("less", at_x, at_y)
         return b.apply("bit_or", less, b.apply("bit_and", same, earlier))
 
-    def places(self) -> Sequence[Node]:
+    def allocate_shared(self) -> Sequence[Node]:
         """Shared places that partners are read from."""
         return [self.b.allocate((self.size,), d, "shared") for d in (self.dtype, int32)]
 
@@ -101,7 +101,7 @@ class Network:
 
     def sorted(self, pair: Pair, numbers: Node) -> Pair:
         """The tile sorted; it rises or falls by its place in the line."""
-        shared, found = self.places(), list(pair)
+        shared, found = self.allocate_shared(), list(pair)
         for s in self.b.each("s", 1, self.size.bit_length(), 1, found):
             found[:] = self.merge(found, shared, numbers, s, self.power(s))
         return found
@@ -116,7 +116,7 @@ class Network:
         return found
 
     def far_programs(
-        self, memories: Sequence[Node], padded: int, lines: Size, level: int, far: int
+        self, memories: Sequence[Node], padded: int, lines: Size, log_run: int, far: int
     ) -> Size:
         """Partners 2 ** far apart, farther than a tile: both are in memory; gives the grid."""
         b, size, distance = self.b, self.size, 1 << far
@@ -127,7 +127,7 @@ class Network:
         start = line * padded + low
         ends = [start, start + distance]
         one, other = ([b.load(m, (at,), (size,), (0,)) for m in memories] for at in ends)
-        run = modulo(floor_divide(low, 1 << level), 2)  # the same for the whole tile
+        run = modulo(floor_divide(low, 1 << log_run), 2)  # the same for the whole tile
         rises = b.broadcast(b.apply("equal", b.index(run), b.constant(0, int64)), (size,))
         keep = b.apply("equal", self.before(one, other), rises)
         for m, x, y in zip(memories, one, other):
@@ -154,10 +154,10 @@ class SortLowering:
             return [self.whole()]
         found = [self.chunks()]
         levels, local = self.padded.bit_length() - 1, LOCAL.bit_length() - 1
-        for level in range(local + 1, levels + 1):
-            for far in range(level - 1, local - 1, -1):
-                found.append(self.far(level, far))
-            found.append(self.near(level, level == levels))
+        for log_run in range(local + 1, levels + 1):
+            for far in range(log_run - 1, local - 1, -1):
+                found.append(self.far(log_run, far))
+            found.append(self.near(log_run, log_run == levels))
         return found
 
     def whole(self) -> Made:
@@ -220,19 +220,19 @@ class SortLowering:
             sheet.b.store(memory, x, (p * LOCAL,), (0,))
         return sheet.end((grid,), warps=self.warps(LOCAL))
 
-    def far(self, level: int, far: int) -> Made:
+    def far(self, log_run: int, far: int) -> Made:
         """Partners 2 ** far apart, farther than a chunk: both are in memory."""
         pairs = parameters.scratch(self.scratch, "state")
-        sheet = Sheet(f"{self.name}_far_{level}_{far}", pairs)
+        sheet = Sheet(f"{self.name}_far_{log_run}_{far}", pairs)
         net, lines = self.network(sheet.b, FAR_TILE), self.walk.lines
-        grid = net.far_programs(sheet.b.parameters, self.padded, lines, level, far)
+        grid = net.far_programs(sheet.b.parameters, self.padded, lines, log_run, far)
         return sheet.end((grid,), warps=4)
 
-    def near(self, level: int, last: bool) -> Made:
+    def near(self, log_run: int, last: bool) -> Made:
         """The rest of a doubling within chunks; the last one writes the results."""
         pairs = parameters.scratch(self.scratch, "value" if last else "state")
         stored = parameters.results(self.stored if last else [])
-        sheet = ThreadSheet(f"{self.name}_near_{level}", [*pairs, *stored])
+        sheet = ThreadSheet(f"{self.name}_near_{log_run}", [*pairs, *stored])
         b, memories = sheet.b, sheet.others.values()
         net = self.network(b, LOCAL)
         grid, p, line, start = self.chunk(sheet)
@@ -240,8 +240,8 @@ class SortLowering:
         numbers = b.apply(
             "add", b.add(tile_ops.iota(size=LOCAL, dtype=int32)), b.cast(b.index(start), int32)
         )
-        shared = net.places()
-        run = b.constant(1 << level, int32)
+        shared = net.allocate_shared()
+        run = b.constant(1 << log_run, int32)
         pair = net.merge(pair, shared, numbers, LOCAL.bit_length() - 1, run)
         if last:
             self.give(sheet, line, start, pair)

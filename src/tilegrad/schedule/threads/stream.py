@@ -26,14 +26,14 @@ from ..access import Index
 from ..evaluate import wide
 from ..family import Bodies
 from .online import Part
-from .space import ThreadPart, ThreadSpace
+from .space_threads import ThreadPart, ThreadSpace
 from .sweep import Sweep, Walk, lanes_of, reads_of_walk, walks
 from .tiles import ThreadSheet, lane_numbers
 
 TILES = 4  # of a turn
 WARPS = 16  # of a program: half the threads a core has, so that each has twice the registers
 SPARE = 3 << 10  # bytes of shared memory that are left to reductions
-LEAST = 2  # rows of a program
+LEAST_ROWS = 2  # rows of a program
 
 Raw = list[list[Node]]  # for each tile the reads that are kept, as they lie in memory
 
@@ -48,7 +48,7 @@ class Stream:
     first: list[int]
     second: list[int]
     dtypes: list[DType]
-    places: list[Node] = field(default_factory=list)
+    held: list[Node] = field(default_factory=list)
 
 
 def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Stream | None:
@@ -56,7 +56,7 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Stream | None:
     shared = space.target.memories.get("shared")
     if not isinstance(rows, int) or not isinstance(columns, int) or shared is None:
         return None
-    if space.inner != columns or rows < LEAST * space.target.cores:
+    if space.inner != columns or rows < LEAST_ROWS * space.target.cores:
         return None
     row, lane = (
         named("loop", name, 0, size - 1) for name, size in (("row", rows), ("lane", columns))
@@ -73,8 +73,8 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Stream | None:
     size = min((shared.bytes - SPARE) // each, columns) // step * step
     if size < 2 * step or 2 * size < columns:
         return None
-    own, again = ([reads.index(k) for k in kept] for reads in (first, second))
-    return Stream(rows, columns, size, own, again, [n.dtype for n, _ in kept])
+    own, later = ([reads.index(k) for k in kept] for reads in (first, second))
+    return Stream(rows, columns, size, own, later, [n.dtype for n, _ in kept])
 
 
 class StreamedRows(ThreadPart):
@@ -91,7 +91,7 @@ class StreamedRows(ThreadPart):
         programs = -(-rows // -(-rows // self.space.target.cores))  # as many rows for each
         p = b.program(0, programs)
         first = self.walks_of(p)[0]
-        stream.places = [b.allocate((stream.size,), dtype, "shared") for dtype in stream.dtypes]
+        stream.held = [b.allocate((stream.size,), dtype, "shared") for dtype in stream.dtypes]
         with self.e.scope():
             values = self.sweep.start(first)
             values, rest = self.fill(first, values)
@@ -162,10 +162,9 @@ class StreamedRows(ThreadPart):
 
     def kept_tiles(self, base: Size) -> Raw:
         """Tiles of a turn from shared memory."""
-        places = (base + k * self.lanes for k in range(TILES))
+        starts = (base + k * self.lanes for k in range(TILES))
         return [
-            [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.places]
-            for at in places
+            [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.held] for at in starts
         ]
 
     def write_tiles(self, walk: Walk, base: Size, tiles: Raw, whole: int = TILES) -> None:
@@ -204,7 +203,7 @@ class StreamedRows(ThreadPart):
 
     def tiles_of(self, flat: Sequence[Node]) -> Raw:
         """Tiles as a loop carries them."""
-        width = len(self.stream.places)
+        width = len(self.stream.held)
         return [list(flat[i : i + width]) for i in range(0, len(flat), width)]
 
     # ---- rows -----------------------------------------------------------------------------
@@ -216,7 +215,7 @@ class StreamedRows(ThreadPart):
                 parts = []
                 for k, tile in enumerate(self.asked(walk, base, TILES)):
                     at = base + k * self.lanes
-                    for place, x in zip(self.stream.places, tile):
+                    for place, x in zip(self.stream.held, tile):
                         self.b.store(place, x, (at,), (0,))
                     parts.append(self.take_tile(walk, at, True, tile))
                 values[:] = self.sweep.combine_parts(walk, parts, values)
@@ -259,7 +258,7 @@ class StreamedRows(ThreadPart):
                 old = self.kept_tiles(base)
                 for k, tile in enumerate(tiles):
                     at = base + k * self.lanes
-                    for place, x in zip(self.stream.places, tile):
+                    for place, x in zip(self.stream.held, tile):
                         b.store(place, x, (at,), (0,))
                 self.write_tiles(writes, base, old)
                 parts = [

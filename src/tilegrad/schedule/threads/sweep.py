@@ -34,7 +34,7 @@ from ..family import Bodies
 from ..lines import Accumulators, Lines, shared_out
 from ..space import is_blocked, reduce_index
 from .online import Online, OnlineSums, Part, find_online
-from .space import WARP, ThreadPart, ThreadSpace, plain_reads
+from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
 from .tiles import ThreadSheet
 
 WARPS, MANY_WARPS = 16, 32  # of a program; many where it has a core for itself
@@ -62,8 +62,8 @@ class Kept:
     """Reads that shared memory holds: the first `size` elements of a row."""
 
     size: int = 0
-    lane: Expr | None = None  # the atom that stands for the lane in `places`
-    places: dict[tuple[Node, Index], Node] = field(default_factory=dict)
+    lane: Expr | None = None  # the atom that stands for the lane in `memories`
+    memories: dict[tuple[Node, Index], Node] = field(default_factory=dict)
     filled: bool = False
 
     def at(self, lane: Size) -> list[tuple[Node, Index, Node]]:
@@ -72,7 +72,7 @@ class Kept:
         moved = {self.lane: lane}
         return [
             (n, tuple(substitute(i, moved) for i in index), place)
-            for (n, index), place in self.places.items()
+            for (n, index), place in self.memories.items()
         ]
 
 
@@ -107,11 +107,11 @@ def swept(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     sheet = space.sheet(space.name)
     row = sheet.b.program(0, rows)
     found = walks(space, row, lanes_of(space, WARPS))
-    warps, size, again = plan_kept(space, found)
+    warps, size, reread = plan_kept(space, found)
     sweep = Sweep(space, sheet, warps)
     lane = _lane(columns)
-    places = {(n, i): sheet.b.allocate((size,), n.dtype, "shared") for n, i in again}
-    kept = Kept(size, lane, places)
+    memories = {(n, i): sheet.b.allocate((size,), n.dtype, "shared") for n, i in reread}
+    kept = Kept(size, lane, memories)
     sweep.ask_row(found)
     sweep.row_results(row, 0)  # what needs no reduction
     for stage, walk in found:
@@ -135,16 +135,16 @@ def plan_kept(
     columns = space.group.columns
     lane = _lane(columns)
     first, *later = [reads_of_walk(space, w, lane, lane) for _, w in walks if w.reduces or w.writes]
-    again = [key for key in first if any(key in reads for reads in later)]
+    reread = [key for key in first if any(key in reads for reads in later)]
     shared = space.target.memories.get("shared")
-    if not again or shared is None or not isinstance(columns, int) or space.inner != columns:
+    if not reread or shared is None or not isinstance(columns, int) or space.inner != columns:
         return WARPS, 0, []
     if invariant():
         return WARPS, 0, []  # more threads would add in another order
     lanes = lanes_of(space, MANY_WARPS)
-    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in again)
+    room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in reread)
     size = min(room, columns) // lanes * lanes
-    return (WARPS, 0, []) if size * 4 < columns else (MANY_WARPS, size, again)
+    return (WARPS, 0, []) if size * 4 < columns else (MANY_WARPS, size, reread)
 
 
 def _lane(columns: Size) -> Expr:

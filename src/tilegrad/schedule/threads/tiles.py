@@ -216,7 +216,7 @@ class TileEvaluator(ExponentEvaluator):
         b = self.body
         at = b.index(offset)
         if guard is not None and guard.shape:
-            at, guard = b._level([at, guard])
+            at, guard = b._broadcast_all([at, guard])
         return b.gather(memory, at, b.logical_and(self._range(at.shape), guard))
 
     def active(self, shape: tuple[int, ...]) -> Node | None:
@@ -263,8 +263,10 @@ class TileEvaluator(ExponentEvaluator):
             self._scattered(memory, value, offset)  # one of the lanes writes
             return
         if not varying:
-            if value.shape:
+            if any(size != 1 for size in value.shape):
                 raise InternalError("schedule.threads", f"{value.type} stored to one element")
+            while value.shape:
+                value = b.add(tile_ops.extract(value, index=0))
             b.store(memory, value, (offset,))
             return
         found = self._affine(offset, varying)
@@ -293,7 +295,9 @@ class TileEvaluator(ExponentEvaluator):
     def _scattered(self, memory: Node, value: Node, offset: Size) -> None:
         """Elements written at offsets, as wide as value, offsets and `only`."""
         b = self.body
-        parts = b._level([b.index(offset), value, *([] if self.only is None else [self.only])])
+        parts = b._broadcast_all(
+            [b.index(offset), value, *([] if self.only is None else [self.only])]
+        )
         mask = b.logical_and(self._range(parts[0].shape), parts[2] if parts[2:] else None)
         b.scatter(memory, parts[1], parts[0], mask)
 

@@ -85,10 +85,10 @@ def seen_along(body: Viewed, memory: Node, axes: list[tuple[Size, Size]], start:
     strides, index = [s for s, _ in axes], [base for _, base in axes]
     if strides == [1]:
         return memory, (index[0] + start,)
-    fixed = start if isinstance(start, int) else start.constant
-    if fixed < 0 and low(start - fixed) >= 0:
-        strides, index = [*strides, -1], [*index, -fixed]  # back, by an axis of its own
-        start = start - fixed
+    constant = start if isinstance(start, int) else start.constant
+    if constant < 0 and low(start - constant) >= 0:
+        strides, index = [*strides, -1], [*index, -constant]  # back, by an axis of its own
+        start = start - constant
     elif low(start) < 0 < high(start):  # whole steps of an axis may be negative
         for n, s in enumerate(strides):
             rest = modulo(start, s)

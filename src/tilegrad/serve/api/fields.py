@@ -40,11 +40,11 @@ def _no_constant(word: str) -> Any:
 
 def deeper(value: Any, depth: int) -> bool:
     """Whether data is nested deeper than so many levels."""
-    level = [value]
+    containers = [value]
     for _ in range(depth):
-        items = (v.values() if isinstance(v, dict) else v for v in level)
-        level = [i for each in items for i in each if isinstance(i, (dict, list))]
-        if not level:
+        items = (v.values() if isinstance(v, dict) else v for v in containers)
+        containers = [i for each in items for i in each if isinstance(i, (dict, list))]
+        if not containers:
             return False
     return True
 

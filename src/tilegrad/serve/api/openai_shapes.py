@@ -11,12 +11,12 @@ from typing import Any
 from ..engine.generation import Generation
 from ..model import ServedModel
 
-LEAST = -9999.0
+LEAST_LOGPROB = -9999.0
 
 
 def finite(value: float) -> float:
     """A logprob that JSON can hold."""
-    return value if value > LEAST else LEAST
+    return value if value > LEAST_LOGPROB else LEAST_LOGPROB
 
 
 def usage_of(ones: Sequence[Generation], n: int) -> dict[str, Any]:

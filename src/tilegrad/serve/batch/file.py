@@ -85,16 +85,16 @@ def check_ids(path: Path) -> int:
 class Answered:
     """The output of a batch: which ids are in it, and lines that are added."""
 
-    def __init__(self, path: Path, again: bool = False) -> None:
-        """`again` drops the answers that failed, so that they are asked for once more."""
+    def __init__(self, path: Path, retry_errors: bool = False) -> None:
+        """`retry_errors` drops the answers that failed, so that they are asked for once more."""
         self.path = path
         self.ids: set[str] = set()
         self.torn = False  # the last line was cut off
         self._file: BinaryIO | None = None
         if path.exists():
-            self._repair(again)
+            self._repair(retry_errors)
 
-    def _repair(self, again: bool) -> None:
+    def _repair(self, retry_errors: bool) -> None:
         """Learn what is answered; cut off a torn line."""
         kept: list[bytes] = []
         size = dropped = 0
@@ -106,11 +106,11 @@ class Answered:
                         break
                     found = answer_of(data, self.path, number)
                     size += len(data)
-                    if again and not is_good(found):
+                    if retry_errors and not is_good(found):
                         dropped += 1
                         continue
                     self.ids.add(found["custom_id"])
-                    kept += [data] if again else []
+                    kept += [data] if retry_errors else []
             if dropped:
                 self._rewrite(kept)
             elif self.torn:

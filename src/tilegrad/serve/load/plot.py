@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ...core.svg import nice, path, short, words
+from .load_run import Result
 from .reply import Reply
-from .run import Result
 from .summary import LATENCIES, latencies
 
 WIDTH, PANEL, GAP, LEFT, TOP = 880, 150, 58, 58, 84
@@ -119,9 +119,9 @@ def shares(
     for percent in (50, 90, 99):
         value = float(np.percentile(ordered, percent))
         place = x + width * value / most
-        level = y + height * (1 - percent / 100)
+        top = y + height * (1 - percent / 100)
         marks.append(
-            f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{level:.1f}" '
+            f'<line class="mark" x1="{place:.1f}" x2="{place:.1f}" y1="{top:.1f}" '
             f'y2="{y + height}"/>'
         )
     told = "   ".join(f"p{p} {short(float(np.percentile(ordered, p)))}" for p in (50, 90, 99))
@@ -148,9 +148,9 @@ def grid(
     """Lines and numbers of a panel."""
     found = []
     for i in range(5):
-        level, place = y + height * (1 - i / 4), x + width * i / 4
-        found.append(f'<line class="grid" x1="{x}" x2="{x + width}" y1="{level}" y2="{level}"/>')
-        found.append(words(x - 6, level + 4, short(up[1] * i / 4), "soft", "end"))
+        top, place = y + height * (1 - i / 4), x + width * i / 4
+        found.append(f'<line class="grid" x1="{x}" x2="{x + width}" y1="{top}" y2="{top}"/>')
+        found.append(words(x - 6, top + 4, short(up[1] * i / 4), "soft", "end"))
         text = short(across[1] * i / 4) + (f" {unit}" if unit and i == 4 else "")
         found.append(words(place, y + height + 16, text, "soft", "middle" if i < 4 else "end"))
     return found

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import UserError
+from .load_run import Result
 from .reply import Reply
-from .run import Result
 
 PERCENTILES = (50, 90, 99)
 LATENCIES = ("ttft", "tpot", "itl", "e2e")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 CHUNK = 256  # bytes of a prompt's text
-MOST = 1 << 16  # chunks a replica
+MOST_CHUNKS = 1 << 16  # chunks a replica
 LONGEST = 1 << 20  # bytes of a prompt that are looked at
 
 
@@ -56,7 +56,7 @@ def _texts(value: Any) -> Iterator[str]:
 class Prefixes:
     """The chunks that were sent to one replica."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MOST_CHUNKS) -> None:
         self.most = most
         self._known: OrderedDict[bytes, None] = OrderedDict()
 

@@ -35,7 +35,7 @@ from .summed import summed_live, summed_metrics
 
 EVERY = 2.0  # seconds between two looks at a replica
 HEALTH = 5.0  # seconds that a look may take
-LARGE = 1 << 15  # bytes of a body that is parsed off the event loop
+LARGE_BODY = 1 << 15  # bytes of a body that is parsed off the event loop
 FULL = (429, 503)  # another replica may have room
 HOP = frozenset(  # of one connection, not of the request
     [
@@ -129,8 +129,8 @@ class Router:
             up = False
         if one.url == url:
             if one.up != up:
-                level = logging.INFO if up else logging.WARNING
-                log.log(level, "replica %s is %s", one.name, "up" if up else "down")
+                severity = logging.INFO if up else logging.WARNING
+                log.log(severity, "replica %s is %s", one.name, "up" if up else "down")
             one.up = up
 
     def lost(self, one: Replica) -> None:
@@ -168,7 +168,7 @@ class Router:
             except (ValueError, RecursionError):
                 return None
 
-        return work() if len(data) < LARGE else await asyncio.to_thread(work)
+        return work() if len(data) < LARGE_BODY else await asyncio.to_thread(work)
 
     def hashes(self, request: web.Request, body: Any) -> list[bytes]:
         """The chunks of a prompt; who has another key, or asks another model, shares none."""

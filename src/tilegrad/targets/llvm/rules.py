@@ -139,11 +139,11 @@ class Writer:
         self.stack.append(f"  {name} = alloca {type_}, align 64")
         return name
 
-    def shuffle(self, type_: str, a: str, b: str, places: Sequence[int]) -> str:
+    def shuffle(self, type_: str, a: str, b: str, lanes: Sequence[int]) -> str:
         """The lanes of two vectors of a type at some places."""
-        shape = ", ".join(f"i32 {i}" for i in places)
-        both = f"{type_} {a}, {type_} {b}"
-        return self.value(f"shufflevector {both}, <{len(places)} x i32> <{shape}>")
+        shape = ", ".join(f"i32 {i}" for i in lanes)
+        operands = f"{type_} {a}, {type_} {b}"
+        return self.value(f"shufflevector {operands}, <{len(lanes)} x i32> <{shape}>")
 
     def only(
         self, mask: str, name: str, act: Callable[[], Any], type_: str = "", zero: str = ""
@@ -156,8 +156,8 @@ class Writer:
         found = act()
         self.line(f"br label %{join}")
         self.start(join)
-        both = f"[ {zero}, %{before} ], [ {found}, %{yes} ]"
-        return self.value(f"phi {type_} {both}") if type_ else ""
+        incoming = f"[ {zero}, %{before} ], [ {found}, %{yes} ]"
+        return self.value(f"phi {type_} {incoming}") if type_ else ""
 
     def intrinsic(self, name: str, result: str, *operands: tuple[str, str]) -> str:
         """Call an intrinsic, declaring it once."""
@@ -262,17 +262,17 @@ class Vectors:
         w.declared["!rare"] = '!0 = !{!"branch_weights", i32 1, i32 100000}'
         w.line(f"br i1 {some}, label %{cold}, label %{join}, !prof !0")
         w.start(cold)
-        places = [w.room(type_) for _ in (*inputs, result)]
-        for value, place in zip((*inputs, result), places):
+        rooms = [w.room(type_) for _ in (*inputs, result)]
+        for value, place in zip((*inputs, result), rooms):
             w.line(f"store {type_} {value.held}, ptr {place}, align 64")
         function = self._out_of_line(rare, [i.dtype for i in inputs])
-        arguments = ", ".join(f"ptr {place}" for place in places)
+        arguments = ", ".join(f"ptr {place}" for place in rooms)
         w.line(f"call void @{function}({arguments}, i64 {self.lanes})")
-        mended = w.value(f"load {type_}, ptr {places[-1]}, align 64")
+        mended = w.value(f"load {type_}, ptr {rooms[-1]}, align 64")
         w.line(f"br label %{join}")
         w.start(join)
-        both = f"[ {result.held}, %{before} ], [ {mended}, %{cold} ]"
-        return Element(self, w.value(f"phi {type_} {both}"), result.dtype)
+        incoming = f"[ {result.held}, %{before} ], [ {mended}, %{cold} ]"
+        return Element(self, w.value(f"phi {type_} {incoming}"), result.dtype)
 
     def _any(self, mask: Element, bits: int) -> str:
         """Whether a mask over values of so many bits holds in any lane."""
@@ -420,8 +420,8 @@ def _division(m: Vectors, d: DType, a: str, b: str) -> tuple[str, str, str, str]
     safe = m.select(zero_divisor, d, one, b)
     if letter == "s":  # the smallest integer by -1 would trap: divide it by 1 instead
         lowest = m.number("icmp eq", d, a, int(d.lowest))
-        both = m.do("and", "i1", lowest, m.number("icmp eq", d, safe, -1))
-        safe = m.select(both, d, one, safe)
+        overflows = m.do("and", "i1", lowest, m.number("icmp eq", d, safe, -1))
+        safe = m.select(overflows, d, one, safe)
     quotient = m.do(f"{letter}div", d, a, safe)
     remainder = m.do("sub", d, a, m.do("mul", d, quotient, safe))
     return quotient, remainder, safe, zero_divisor
@@ -536,8 +536,8 @@ def _by_halves(
     """An op on two vectors of half as many lanes, and their results as one."""
     w, half, found = m.writer, Vectors(m.writer, m.lanes // 2), []
     for start in (0, half.lanes):
-        places = range(start, start + half.lanes)
-        found.append(row(half, *[w.shuffle(m.type(source), x, "poison", places) for x in inputs]))
+        lanes = range(start, start + half.lanes)
+        found.append(row(half, *[w.shuffle(m.type(source), x, "poison", lanes) for x in inputs]))
     return w.shuffle(half.type(result), found[0], found[1], range(m.lanes))
 
 
@@ -569,12 +569,12 @@ def _byte_dot_plain(m: Vectors, a: str, b: str, total: str) -> str:
 def _byte_permute(m: Vectors, d: DType, a: str, b: str, chosen: str) -> str:
     """Four of eight bytes, one after the other."""
     low, high = (m.turn("zext", x, I32, I64) for x in (a, b))
-    both, total = m.do("or", I64, low, m.number("shl", I64, high, 32)), ""
+    word, total = m.do("or", I64, low, m.number("shl", I64, high, 32)), ""
     for place in range(4):
         digit = m.number("lshr", I32, chosen, 4 * place) if place else chosen
         digit = m.number("shl", I32, m.number("and", I32, digit, 7), 3)
         by = m.turn("zext", digit, I32, I64)
-        byte = m.turn("trunc", m.do("lshr", I64, both, by), I64, I32)
+        byte = m.turn("trunc", m.do("lshr", I64, word, by), I64, I32)
         byte = m.number("and", I32, byte, 255)
         if place:
             byte = m.number("shl", I32, byte, 8 * place)

@@ -21,7 +21,7 @@ from ...tile.array import HELD, ArrayWork, Operand
 from .count import Counters, Counts, counters_of
 from .functional import Functional
 from .instructions import Instruction, disassemble
-from .layout import Beside, Narrow, Stored
+from .layout import Narrow, Stored, VectorOperand
 from .machine import Machine
 from .parameters import Parameters
 from .product import Product
@@ -46,13 +46,15 @@ class ArrayKernel:
             )
             for o in work.outputs
         )
-        beside = tuple(Beside(o.role == HELD, o.dtype in WIDE) for o in work.beside)
+        vector_operands = tuple(
+            VectorOperand(o.role == HELD, o.dtype in WIDE) for o in work.vector_operands
+        )
         sides = (work.N, work.M) if work.turned else (work.M, work.N)
         self.product = Product(
             p,
             *sides,
             work.K,
-            beside=beside,
+            vector_operands=vector_operands,
             steps=work.steps,
             stored=self.stored,
         )

@@ -37,7 +37,7 @@ class Narrow:
 
 
 @dataclass(frozen=True)
-class Beside:
+class VectorOperand:
     """An operand of the vector unit: one row for all rows (`held`), or each its own."""
 
     held: bool
@@ -55,14 +55,14 @@ class Stored:
 @dataclass
 class Layout:
     """A product on a chip; `narrow` makes int8 of the sums, else they are stored whole. Values are
-    numbered: the product (if K > 0), then `beside`, then `steps`."""
+    numbered: the product (if K > 0), then `vector_operands`, then `steps`."""
 
     p: Parameters
     M: int
     N: int
     K: int
     narrow: Narrow | None = None
-    beside: tuple[Beside, ...] = ()
+    vector_operands: tuple[VectorOperand, ...] = ()
     steps: tuple[VectorStep, ...] = ()
     stored: tuple[Stored, ...] = ()
     tall: int = field(init=False)  # rows of a result
@@ -81,7 +81,7 @@ class Layout:
         self.exchanged = p.dataflow == "is" and self.K > 0
         self.m, self.n = (self.N, self.M) if self.exchanged else (self.M, self.N)
         # A row for all rows of M stands for all columns where operands are exchanged.
-        self.held = [b.held and not self.exchanged for b in self.beside]
+        self.held = [b.held and not self.exchanged for b in self.vector_operands]
         self.rows_of: Rows = place_rows(
             bool(self.K), self.held, self.steps, [one.value for one in self.stored]
         )
@@ -96,12 +96,12 @@ class Layout:
 
     def planes(self, number: int) -> int:
         """Rows of the scratchpad for a row of an operand of the vector unit."""
-        return self.p.planes if self.beside[number].wide else 1
+        return self.p.planes if self.vector_operands[number].wide else 1
 
     def _choose_sizes(self) -> None:
         """Rows of a result, tiles or rows of K of a step, so that two of each fit."""
         p = self.p
-        planes = [self.planes(i) for i in range(len(self.beside))]
+        planes = [self.planes(i) for i in range(len(self.vector_operands))]
         once = self.across * sum(n for n, held in zip(planes, self.held) if held)
         each = self.across * sum(n for n, held in zip(planes, self.held) if not held)
         counts = self.rows_of.counts
@@ -154,9 +154,9 @@ class Layout:
             left = self.m * self.depths * self.row
         self.right = left
         at = left + self.strips * self.padded * self.column
-        self.places = []
+        self.operand_starts = []
         for i, held in enumerate(self.held):
-            self.places.append(at)
+            self.operand_starts.append(at)
             at += self.strips * self.planes(i) * (1 if held else self.m) * self.column
         self.results, self.strides = [], []
         for one in self.stored:
@@ -169,16 +169,16 @@ class Layout:
         self.bytes = _up(at, p.dma_bytes)
 
     def pack(
-        self, left: np.ndarray | None, right: np.ndarray | None, *beside: np.ndarray
+        self, left: np.ndarray | None, right: np.ndarray | None, *vector_operands: np.ndarray
     ) -> np.ndarray:
         """DRAM with the operands: (M, K), (K, N), and (M or 1, N) of the vector unit."""
         memory = np.zeros(self.bytes, np.uint8)
         if left is not None and right is not None:
             self._pack_product(memory, left, right)
-        for i, (array, held) in enumerate(zip(beside, self.held)):
+        for i, (array, held) in enumerate(zip(vector_operands, self.held)):
             if not held:
                 array = np.broadcast_to(array, (self.M, self.N))
-            self._pack_beside(memory, i, array.T if self.exchanged else array)
+            self._pack_vector_operand(memory, i, array.T if self.exchanged else array)
         return memory
 
     def _pack_product(self, memory: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
@@ -208,9 +208,9 @@ class Layout:
         raw = tiles.view(np.uint8).reshape(count * length, side * self.size)
         memory.reshape(count * length, stride)[:, : side * self.size] = raw
 
-    def _pack_beside(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
+    def _pack_vector_operand(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
         """Tiles of columns; in each, the planes of every row, low bits first."""
-        planes, start = self.planes(number), self.places[number]
+        planes, start = self.planes(number), self.operand_starts[number]
         if planes > 1:
             kind = np.uint8 if self.size == 1 else np.uint16
             whole = np.ascontiguousarray(array)  # 32 bits each
@@ -229,7 +229,7 @@ class Layout:
         whole = memory[start : start + self.strips * self.m * stride]
         raw = whole.reshape(self.strips, self.m, stride)
         used = np.ascontiguousarray(raw[:, :, : p.columns * kind.itemsize]).view(kind)
-        if self.rows_of.places[one.value][0] == LINE:
+        if self.rows_of.assigned[one.value][0] == LINE:
             return used[0, :, :1]
         found = used.transpose(1, 0, 2).reshape(self.m, -1)[:, : self.n]
         return found.T if self.exchanged else found

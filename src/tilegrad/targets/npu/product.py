@@ -95,7 +95,7 @@ class Product(Layout):
         p = self.p
         results, steps = self.outers * self.columns, len(self.parts())
         rows, beats = self.m * self.strips, p.columns // p.lanes
-        planes = [self.planes(i) for i in range(len(self.beside))]
+        planes = [self.planes(i) for i in range(len(self.vector_operands))]
         wide = sum(n for n, held in zip(planes, self.held) if not held)
         vector = rows * (len(self.steps) * (beats + 4) + wide + 2 * self.held.count(False))
         if p.dataflow == "os":
@@ -105,7 +105,7 @@ class Product(Layout):
             tiles = self.depths * self.columns
             mesh = tiles * (self.m + self.outers * (2 * p.rows + p.columns + 4))
             loads = tiles * (self.m + self.outers * p.rows)
-        loads += rows * wide + results * (steps * 2 + len(self.beside)) * p.dram_latency
+        loads += rows * wide + results * (steps * 2 + len(self.vector_operands)) * p.dram_latency
         stores = rows * sum(2 + beats + s // p.dma_bytes + 1 for s in self.strides)
         return float(max(mesh + vector, loads * p.gap, stores))
 

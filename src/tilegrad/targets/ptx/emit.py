@@ -25,7 +25,7 @@ from . import (
     emit_elements,
     emit_matrix,
     emit_memory,
-    emit_places,
+    emit_placed,
     emit_roles,
     emit_scan,
     emit_send,
@@ -222,7 +222,7 @@ def require(e: Emission, node: Node) -> None:
     held = e.values.get(condition, spread or blocked(condition.shape, e.threads.count, 1))
     whole, *rest = dict.fromkeys(held)
     for other in rest:
-        whole = w.both(whole, other)
+        whole = w.and_predicates(whole, other)
     number = w.copy("b32", e.sites[node])
     w.put("st.relaxed.sys.global.b32", f"[{e.fault}]", number, guard=f"!{whole}")
 
@@ -244,7 +244,7 @@ OPS: dict[str, Emit] = {
     **emit_sort.OPS,
     **emit_dot.OPS,
     **emit_control.OPS,
-    **emit_places.OPS,
+    **emit_placed.OPS,
     **emit_barriers.OPS,
     **emit_copies.OPS,
     **emit_threads.OPS,

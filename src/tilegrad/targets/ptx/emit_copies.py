@@ -16,7 +16,7 @@ from ...ir.node import Node
 from .addresses import lead_address
 from .emission import Emission, memory_of
 from .emit_barriers import barrier_address
-from .places import row_offsets
+from .placed_tiles import row_offsets
 from .program import TensorMap
 from .shared import SWIZZLES
 from .write import braced

@@ -16,7 +16,7 @@ from .addresses import lead_address
 from .convert import widen_word
 from .descriptor import Operand
 from .emission import Emission, memory_of
-from .places import PIECE, Exchanged, piece_offset
+from .placed_tiles import PIECE, Exchanged, piece_offset
 from .shared import SWIZZLES
 from .write import braced
 

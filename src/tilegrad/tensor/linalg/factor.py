@@ -25,11 +25,11 @@ from .blocked import in_order
 from .derived import Derived
 
 LOWER, UPPER = "lower", "upper"
-TURNED = {LOWER: UPPER, UPPER: LOWER}
+OPPOSITE = {LOWER: UPPER, UPPER: LOWER}
 Tensors = tuple[Tensor, ...]
 
 
-def turned(a: Tensor) -> Tensor:
+def transpose_of(a: Tensor) -> Tensor:
     """The matrices transposed."""
     return swapaxes(a, -1, -2)
 
@@ -56,8 +56,8 @@ def _triangular_tangent(
 def _triangular_cotangent(
     inputs: Tensors, outputs: Tensors, given: Tensors, kind: str, unit: bool
 ) -> Tensors:
-    y = triangular(turned(inputs[0]), given[0], TURNED[kind], unit)
-    return -_triangle(y @ turned(outputs[0]), kind, unit), y
+    y = triangular(transpose_of(inputs[0]), given[0], OPPOSITE[kind], unit)
+    return -_triangle(y @ transpose_of(outputs[0]), kind, unit), y
 
 
 # x with a x = b: a (batch, n, n) triangular, b (batch, n, columns), kind, unit diagonal or not.
@@ -71,26 +71,26 @@ def lower_quotient(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
 
 def upper_quotient(b: Tensor, a: Tensor) -> Tensor:
     """b a^-1 of an upper triangular a."""
-    return turned(triangular(turned(a), turned(b), LOWER, False))
+    return transpose_of(triangular(transpose_of(a), transpose_of(b), LOWER, False))
 
 
 # ---- LU and general solves ------------------------------------------------------------------
 
 
-def lower_of(both: Tensor) -> Tensor:
+def lower_of(packed: Tensor) -> Tensor:
     """L (batch, m, k) of a matrix that holds L and U, with its ones."""
-    _, m, n = both.shape
+    _, m, n = packed.shape
     k: int = min(m, n)
-    return both[:, :, :k].tril(-1) + eye(m, k, dtype=both.dtype)
+    return packed[:, :, :k].tril(-1) + eye(m, k, dtype=packed.dtype)
 
 
 def _lu_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> tuple[Any, ...]:
     """dL = L times the lower part of L^-1 dA U^-1, dU its upper part times U."""
-    both, order, _ = outputs
+    packed, order, _ = outputs
     change = in_order(moved[0], order)
-    _, m, n = both.shape
+    _, m, n = packed.shape
     k: int = min(m, n)
-    lower, upper = lower_of(both), both[:, :k].triu()
+    lower, upper = lower_of(packed), packed[:, :k].triu()
     square, corner = lower[:, :k], upper[:, :, :k]
     inner = upper_quotient(lower_quotient(square, change[:, :k, :k], True), corner)
     left, right = square @ inner.tril(-1), inner.triu() @ corner
@@ -107,27 +107,29 @@ def _lu_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> tuple[Any,
 lu = Derived(blocked.lu, _lu_tangent)
 
 
-def _general(a: Tensor, both: Tensor, order: Tensor, b: Tensor, transposed: bool) -> Tensor:
+def _general(a: Tensor, packed: Tensor, order: Tensor, b: Tensor, transposed: bool) -> Tensor:
     if not transposed:
-        return blocked.solve_upper(both, blocked.solve_lower(both, in_order(b, order), True))
-    x = blocked.solve_upper(turned(both), blocked.solve_lower(turned(both), b), True)
+        return blocked.solve_upper(packed, blocked.solve_lower(packed, in_order(b, order), True))
+    x = blocked.solve_upper(
+        transpose_of(packed), blocked.solve_lower(transpose_of(packed), b), True
+    )
     return in_order(x, order.argsort(-1))
 
 
 def _general_tangent(
     inputs: Tensors, outputs: Tensors, moved: Tensors, transposed: bool
 ) -> Tensors:
-    a, both, order, _ = inputs
-    change = (turned(moved[0]) if transposed else moved[0]) @ outputs[0]
-    return (general(a, both, order, moved[3] - change, transposed),)
+    a, packed, order, _ = inputs
+    change = (transpose_of(moved[0]) if transposed else moved[0]) @ outputs[0]
+    return (general(a, packed, order, moved[3] - change, transposed),)
 
 
 def _general_cotangent(
     inputs: Tensors, outputs: Tensors, given: Tensors, transposed: bool
 ) -> tuple[Any, ...]:
-    a, both, order, _ = inputs
-    y = general(a, both, order, given[0], not transposed)
-    change = outputs[0] @ turned(y) if transposed else y @ turned(outputs[0])
+    a, packed, order, _ = inputs
+    y = general(a, packed, order, given[0], not transposed)
+    change = outputs[0] @ transpose_of(y) if transposed else y @ transpose_of(outputs[0])
     return -change, None, None, y
 
 
@@ -137,8 +139,8 @@ general = Derived(_general, _general_tangent, _general_cotangent)
 
 def solved(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
     """x with a x = b (a' x = b if transposed): a (batch, n, n), b (batch, n, columns)."""
-    both, order, _ = lu(a.detach())
-    return general(a, both, order, b, transposed)
+    packed, order, _ = lu(a.detach())
+    return general(a, packed, order, b, transposed)
 
 
 # ---- determinants ---------------------------------------------------------------------------
@@ -150,22 +152,22 @@ def sign_of(swaps: Tensor, like: Tensor) -> Tensor:
     return cast(1 - moved % 2 * 2, like.dtype)
 
 
-def _determinant(a: Tensor, both: Tensor, order: Tensor, swaps: Tensor) -> Tensor:
-    return both.diagonal(0, 1, 2).prod(-1) * sign_of(swaps, a)
+def _determinant(a: Tensor, packed: Tensor, order: Tensor, swaps: Tensor) -> Tensor:
+    return packed.diagonal(0, 1, 2).prod(-1) * sign_of(swaps, a)
 
 
 def _determinant_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> Tensors:
     """The sum of cofactors times dA; a zero pivot is taken as a very small one."""
-    a, both, order, swaps = inputs
-    pivots = both.diagonal(0, 1, 2)
+    a, packed, order, swaps = inputs
+    pivots = packed.diagonal(0, 1, 2)
     small = float(ml_dtypes.finfo(a.dtype.numpy).eps)
     added = where(pivots == 0.0, small, 0.0)
     unit = eye(a.shape[-1], dtype=a.dtype).expand(*a.shape)
-    inverse = general(a, both + diag_embed(added), order, unit, False)
+    inverse = general(a, packed + diag_embed(added), order, unit, False)
     size = ((pivots + added).prod(-1) * sign_of(swaps, a)).reshape(-1, 1, 1)
     where_zero = (added != 0.0).any(-1)
     value = where(where_zero, size[:, 0, 0], outputs[0]).reshape(-1, 1, 1)
-    return ((turned(inverse) * value * moved[0]).sum((-1, -2)),)
+    return ((transpose_of(inverse) * value * moved[0]).sum((-1, -2)),)
 
 
 _by_lu = Derived(_determinant, _determinant_tangent)
@@ -176,8 +178,8 @@ def determinant(a: Tensor) -> Tensor:
     return _by_lu(a, *lu(a.detach()))
 
 
-def _logarithm(a: Tensor, both: Tensor, order: Tensor, swaps: Tensor) -> Tensors:
-    pivots = both.diagonal(0, 1, 2)
+def _logarithm(a: Tensor, packed: Tensor, order: Tensor, swaps: Tensor) -> Tensors:
+    pivots = packed.diagonal(0, 1, 2)
     return sign(pivots).prod(-1) * sign_of(swaps, a), log(abs_(pivots)).sum(-1)
 
 
@@ -201,8 +203,8 @@ def log_determinant(a: Tensor) -> Tensors:
 def _cholesky_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> Tensors:
     """dL = L times the lower half of L^-1 dA L^-T."""
     (lower,) = outputs
-    change = (moved[0] + turned(moved[0])) * 0.5
-    inner = lower_quotient(lower, turned(lower_quotient(lower, change)))
+    change = (moved[0] + transpose_of(moved[0])) * 0.5
+    inner = lower_quotient(lower, transpose_of(lower_quotient(lower, change)))
     return (lower @ (inner.tril() + inner.tril(-1)) * 0.5,)
 
 
@@ -214,9 +216,9 @@ def _qr_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> Tensors:
     """dQ and dR of a = Q R: Q' dQ is antisymmetric, dR upper triangular."""
     q, r = outputs
     quotient = upper_quotient(moved[0], r)
-    inner = turned(q) @ quotient
-    turn = inner.tril(-1) - turned(inner.tril(-1))
-    return quotient - q @ (inner - turn), (inner - turn) @ r
+    inner = transpose_of(q) @ quotient
+    skew = inner.tril(-1) - transpose_of(inner.tril(-1))
+    return quotient - q @ (inner - skew), (inner - skew) @ r
 
 
 # Q (batch, m, n) and R (batch, n, n) of a (batch, m, n) with m >= n

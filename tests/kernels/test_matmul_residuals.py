@@ -32,7 +32,7 @@ from tilegrad.tile.build import Body, fill
 from tilegrad.tile.check import verify_body
 
 
-def beside(x: Operands, plan: WidePlan, count: int = 1) -> Body:
+def residuals(x: Operands, plan: WidePlan, count: int = 1) -> Body:
     """a @ b + r0 + 2 r1 + 3 r2 ..."""
 
     def add(b, inputs, _):
@@ -43,7 +43,7 @@ def beside(x: Operands, plan: WidePlan, count: int = 1) -> Body:
             total = b.apply("add", total, more)
         return total
 
-    return fill(wide_matmul(x, plan, beside=count), "epilogue", add)
+    return fill(wide_matmul(x, plan, residuals=count), "epilogue", add)
 
 
 def given(x: Operands, count: int = 1) -> tuple[list[np.ndarray], np.ndarray]:
@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Operands, WidePlan, int]] = {
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
     x, plan, count = CASES[label]
-    body = beside(x, plan, count)
+    body = residuals(x, plan, count)
     verify_body(body, "placed", H200)
     assert not errors(body)
     memories, wanted = given(x, count)
@@ -123,7 +123,7 @@ SIMULATED = (
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""
     x, plan, count = CASES[label]
-    text, entry = emit(beside(x, plan, count), "matmul", H200)
+    text, entry = emit(residuals(x, plan, count), "matmul", H200)
     assert ("ldmatrix" in text or x.dtype is float32) and "ld.global" not in text
     memories, wanted = given(x, count)
     simulate(text, entry, memories)
@@ -145,7 +145,7 @@ def test_what_no_ring_brings(x: Operands, plan: WidePlan, dtype: object) -> None
     assert not in_ring(x, plan, dtype or x.dtype)  # type: ignore[arg-type]
     if dtype is None:
         with pytest.raises(InternalError, match="no ring"):
-            wide_matmul(x, plan, beside=1)
+            wide_matmul(x, plan, residuals=1)
 
 
 BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
@@ -167,7 +167,7 @@ BROKEN: dict[str, tuple[Operands, WidePlan, dict[str, str]]] = {
 def test_every_mutant_is_caught(name: str, step: int) -> None:
     """Each barrier op, fence, wait and commit dropped or changed; the rest does no harm."""
     x, plan, harmless = BROKEN[name]
-    break_all(name, beside(x, plan), x, harmless, given, step)
+    break_all(name, residuals(x, plan), x, harmless, given, step)
 
 
 def counted(text: str) -> Counter[str]:
@@ -188,7 +188,7 @@ def test_assembled(m: int) -> None:
         plan = choose(x, H200).plan
         assert in_ring(x, plan, x.dtype)
         for count in (1, 2):
-            body = beside(x, plan, count)
+            body = residuals(x, plan, count)
             assert not errors(body), (x, plan)
             text = texts[f"{count} beside, {x}, {plan}"] = emit(body, "matmul", H200)[0]
             chunks = -(-plan.tile[1] // 64)

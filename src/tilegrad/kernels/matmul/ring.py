@@ -18,9 +18,9 @@ from .shape import Operands, WidePlan, box, side
 def rows_of(kernel: Bringing, half: int) -> int:
     """Rows of a that a copy of 64 brings: where one tile has all, no more than there are, in
     eights. A copy that reaches beyond the end takes 0.2 us longer; the other rows of its place
-    stay 0 (matrices beside would fill them)."""
+    stay 0 (residuals would fill them)."""
     x, plan, rows = kernel.x, kernel.plan, kernel.plan.tile[0]
-    if x.turned or kernel.beside or not x.a_along_k or plan.cluster > 1:
+    if x.turned or kernel.residuals or not x.a_along_k or plan.cluster > 1:
         return 64
     if not isinstance(x.m, int):
         return 64
@@ -123,28 +123,28 @@ class Bringing:
         else:
             tile.copy_async(place, source, slot)
 
-    # ---- matrices beside --------------------------------------------------------------------
+    # ---- residuals --------------------------------------------------------------------------
 
-    def plan_beside(self) -> int:
+    def plan_residuals(self) -> int:
         """How columns of what the epilogue reads share stages; gives the steps it takes."""
         tk, most = self.plan.tile[2], 1
         self.wide = tk if self.x.a_along_k else 64  # columns that come with a step
-        self.chunks = -(-self.span[1] // self.wide) if self.beside else 0
+        self.chunks = -(-self.span[1] // self.wide) if self.residuals else 0
         if self.x.b_along_k:
             most += self.plan.tile[1] // self.span[0]  # chunks that a stage holds
         self.fills = -(-self.chunks // most)
         self.per_fill = max(1, -(-self.chunks // max(1, self.fills)))
-        return self.fills * len(self.beside)
+        return self.fills * len(self.residuals)
 
-    def beside_turn(self, before: Any, fill: int, number: int) -> Any:
-        """The turn of the ring that brings columns of a matrix beside."""
-        return before + self.steps + fill * len(self.beside) + number
+    def residual_turn(self, before: Any, fill: int, number: int) -> Any:
+        """The turn of the ring that brings columns of a residual."""
+        return before + self.steps + fill * len(self.residuals) + number
 
     def chunks_of(self, fill: int) -> range:
-        """The chunks of columns that come with one of the stages that a matrix beside takes."""
+        """The chunks of columns that come with one of the stages that a residual takes."""
         return range(fill * self.per_fill, min(self.chunks, (fill + 1) * self.per_fill))
 
-    def beside_place(self, stage: Any, chunk: int, own: int) -> tuple[Any, int]:
+    def residual_place(self, stage: Any, chunk: int, own: int) -> tuple[Any, int]:
         """Where a consumer's rows of a chunk lie in a stage: the first chunk where a's tile does,
         others one below another where b's does; and the first row."""
         below = chunk % self.per_fill - 1
@@ -152,7 +152,7 @@ class Bringing:
             return self.left[stage, own], 0
         return self.right[stage], 64 * (below * self.halves + own)
 
-    def fill_beside(self, turn: Any, where: Any) -> None:
+    def fill_residuals(self, turn: Any, where: Any) -> None:
         """Some columns of what the epilogue reads, those of each matrix in a stage.
 
         Programs of a cluster bring each other's rows in equal parts: who has all of his then knows
@@ -161,15 +161,17 @@ class Bringing:
         (batch, row, column), cluster = where, self.plan.cluster
         count = 64 // cluster
         first = self.near * count
-        for fill, (number, memory) in itertools.product(range(self.fills), enumerate(self.beside)):
+        for fill, (number, memory) in itertools.product(
+            range(self.fills), enumerate(self.residuals)
+        ):
             chunks, source = self.chunks_of(fill), self.of_batch(memory, batch)
-            stage = self.ring.acquire(self.beside_turn(turn, fill, number))
+            stage = self.ring.acquire(self.residual_turn(turn, fill, number))
             slot = self.ring.full[stage]
             bytes_ = len(chunks) * self.span[0] * self.wide * memory.dtype.size
             self.ring.full.expect(stage, bytes_)
             for chunk, own, near in itertools.product(chunks, range(self.halves), range(cluster)):
                 at = (row + 64 * own, column + chunk * self.wide)
-                place, begin = self.beside_place(stage, chunk, own)
+                place, begin = self.residual_place(stage, chunk, own)
                 if cluster == 1:
                     rows = place[begin : begin + 64, :]
                     tile.copy_async(rows, box(source, at, (64, self.wide)), slot)

@@ -213,9 +213,9 @@ class ThreadMatmul:
             (self.right, self.weight, side(column, k, self.x.b_along_k)),
         )
         parts = [(*one, rows) for one in sides for rows in self.shares(one[0])]
-        beside = max(1, self.groups - 1)
+        sharing = max(1, self.groups - 1)
         for number, (place, memory, at, (first, rows)) in enumerate(parts):
-            if number * beside // len(parts) in groups:
+            if number * sharing // len(parts) in groups:
                 begin = (at[0] + first, at[1])
                 source = box(self.of_batch(memory, batch), begin, (rows, place.shape[2]))
                 tile.copy_threads(place[stage][first : first + rows, :], source)
@@ -249,7 +249,7 @@ class ThreadMatmul:
         """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
         batch, row, column = where
         down, wide = piece.shape
-        places = [positions(down, row)[:, None], positions(wide, column)[None, :]]
+        indices = [positions(down, row)[:, None], positions(wide, column)[None, :]]
         return tile.hole(
-            "epilogue", piece.shape, piece, *places, *([] if self.x.batch == 1 else [batch])
+            "epilogue", piece.shape, piece, *indices, *([] if self.x.batch == 1 else [batch])
         )

@@ -22,8 +22,8 @@ from ..attention.holes import steepness
 from ..attention.shape import AttentionShape, backward_parameters
 from ..attention.softmax import LOG2_E
 from .engine import PAIR, TILE, CpuPlan, Vectors, Weights, engine_of, up
-from .forward import fitting, unit_of
 from .kernel import Scored
+from .score_tiles import fitting, unit_of
 from .source import Source, below
 
 
@@ -56,7 +56,7 @@ class Backward(Scored):
 
     deep = False  # whether queries go deep in a product
 
-    def places(self, engine: Vectors) -> None:
+    def allocate_scratch(self, engine: Vectors) -> None:
         """Scratch of a block of scores, of their gradients, and of what each query has one of."""
         plan, self.engine = self.plan, engine
         self.q, self.dout = (engine.queries(name, self.deep) for name in ("q", "dout"))
@@ -104,12 +104,14 @@ class Backward(Scored):
                 tile.load(place, (c,), (plan.panel,)) for place in (self.base, self.delta)
             )
             for j in tile.range(0, rows, together, unroll=unroll, bounds=bounds):
-                both = [self.both_of(j + i, c, base, delta) for i in range(together)]
+                of_keys = [
+                    self.probability_and_gradient(j + i, c, base, delta) for i in range(together)
+                ]
                 if weights is not None:
-                    weights.put(j, c, [p for p, _ in both])
-                self.gradient.put(j, c, [found for _, found in both])
+                    weights.put(j, c, [p for p, _ in of_keys])
+                self.gradient.put(j, c, [found for _, found in of_keys])
 
-    def both_of(self, j: Any, c: Any, base: Any, delta: Any) -> tuple[Any, Any]:
+    def probability_and_gradient(self, j: Any, c: Any, base: Any, delta: Any) -> tuple[Any, Any]:
         """Probabilities of a key as they weigh values, and the gradient of its raw scores: 0 past
         the last key, where keys go deep."""
         width = self.plan.panel
@@ -128,9 +130,9 @@ class QueryGradient(Backward):
 
     results = ("dq",)
 
-    def places(self, engine: Vectors) -> None:
+    def allocate_scratch(self, engine: Vectors) -> None:
         """Scratch."""
-        super().places(engine)
+        super().allocate_scratch(engine)
         self.result = engine.place(up(self.x.width, self.lanes), self.plan.queries, engine.pad)
 
     @tile.function
@@ -170,13 +172,13 @@ class KeyGradient(Backward):
         """One program for each block of keys of a key head."""
         plan = self.plan
         grid, self.block, self.key_head, _ = self.source.program("key", plan.keys, self.x.key_heads)
-        self.places(engine_of(self.source, plan))
+        self.allocate_scratch(engine_of(self.source, plan))
         self.work()
         return grid
 
-    def places(self, engine: Vectors) -> None:
+    def allocate_scratch(self, engine: Vectors) -> None:
         """Scratch."""
-        super().places(engine)
+        super().allocate_scratch(engine)
         self.weights = engine.weights(self.scores, deep=False)
         self.sums = {
             name: engine.place(self.plan.keys, up(self.source.width(name), self.plan.panel), 0)

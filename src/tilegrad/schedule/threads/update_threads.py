@@ -30,11 +30,11 @@ from ..region import Region
 from ..update import update_bodies
 from . import destination as sizes
 from .destination import WIDE
-from .loops import lower_loops
+from .loops_threads import lower_loops
 from .ordered import OrderedUpdate
-from .space import WARP
+from .space_threads import WARP
 
-FEW = 64  # indices that every program compares itself
+FEW_INDICES = 64  # indices that every program compares itself
 FEWER = 256  # indices of single elements that are set by a program each
 FEW_SET = 2048  # the same where the last one is all that counts
 
@@ -48,9 +48,9 @@ class UpdateLowering(OrderedUpdate):
             return [self.any_order()]
         size = high(self.count)
         lines = high(self.rest) >= WIDE or (self.mode == "set" and size <= FEWER)
-        if lines and size <= (FEW_SET if self.mode == "set" else FEW):
+        if lines and size <= (FEW_SET if self.mode == "set" else FEW_INDICES):
             return [self.few_lines()]
-        if size <= FEW and size * high(self.rest) <= 2048:
+        if size <= FEW_INDICES and size * high(self.rest) <= 2048:
             return [self.few_elements()]
         order = [self.ranks()] if size <= sizes.RANKED else self.sorts()
         return [*order, self.runs(), self.owned()]
@@ -70,11 +70,11 @@ class UpdateLowering(OrderedUpdate):
         grid, row, head, base = self.cut(lanes, ceil_divide(lines, rows))
         with self.e.tile(row * rows, rows, lines, base, lanes, size) as (at, lane):
             number = lane if alone else at
-            places, inside = self.places(number)
+            positions, inside = self.positions(number)
             inner = self.inner(0) if alone else self.inner(lane, head)
 
             def write() -> None:
-                where = self.offset(places, inner)
+                where = self.offset(positions, inner)
                 x = self.read(number, inner)
                 if self.mode != "set":
                     self.e.mask = inside if inside is not None and inside.shape else None
@@ -114,10 +114,10 @@ class UpdateLowering(OrderedUpdate):
             b.apply("bit_not", lost),
             b.apply("less_equal", b.constant(0, key.dtype), key),
         )
-        places, _ = self.places(at)
+        positions, _ = self.positions(at)
         with b.when(wins), e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
             inner = self.inner(lane, head)
-            where = self.offset(places, inner)
+            where = self.offset(positions, inner)
             x = self.read(at, inner)
             if self.mode != "set":
                 x = self.take_equal(memory, key, at, inner, where, lanes)
@@ -152,8 +152,8 @@ class UpdateLowering(OrderedUpdate):
         with e.tile(0, 1, 1, 0, lanes, total) as (_, lane):
             at, inner = floor_divide(lane, self.rest), self.inner(modulo(lane, self.rest))
             key = b.broadcast(self.destination(at), (lanes,))
-            places, _ = self.places(at)
-            where = self.offset(places, inner)
+            positions, _ = self.positions(at)
+            where = self.offset(positions, inner)
             owns = b.apply("less_equal", b.constant(0, key.dtype), key)
             e.mask = owns
             old = b.cast(e._load(memory, where), wide(self.value.dtype))

@@ -17,7 +17,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import bool_, float32
 from ...ir.symbol import high
-from .bring import Bringing
+from .ring import Bringing
 from .shape import box, positions, side, waves
 
 
@@ -75,14 +75,15 @@ class Leaving(Bringing):
         row, column = row + 64 * own, column + self.share * tn
         pieces = tn // wide
         ahead = -(-pieces // 2) if self.costly else pieces
-        ahead = self.wide // wide if self.beside else ahead
-        near: list[Any] = []  # of each matrix beside, the chunks of a stage
+        ahead = self.wide // wide if self.residuals else ahead
+        near: list[Any] = []  # of each residual, the chunks of a stage
         for first in range(0, pieces, ahead):
             ready = []  # computed before the next barrier: what it reads comes at once
             fill, chunk = divmod(first // ahead, self.per_fill)
             if chunk == 0:
                 near = [
-                    self.read_beside(own, count, fill, i, sums[0]) for i in range(len(self.beside))
+                    self.read_residual(own, count, fill, i, sums[0])
+                    for i in range(len(self.residuals))
                 ]
             for number in range(first, min(pieces, first + ahead)):
                 room = (count * pieces + number) % self.rooms
@@ -112,9 +113,9 @@ class Leaving(Bringing):
     def hole(self, piece: Any, *rest: Any) -> Any:
         """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
         *near, (batch, row, column) = rest
-        places = [positions(64, row)[:, None], positions(piece.shape[1], column)[None, :]]
+        indices = [positions(64, row)[:, None], positions(piece.shape[1], column)[None, :]]
         lead = [] if self.x.batch == 1 else [batch]
-        return tile.hole("epilogue", piece.shape, piece, *places, *lead, *near)
+        return tile.hole("epilogue", piece.shape, piece, *indices, *lead, *near)
 
     # ---- parts of k -------------------------------------------------------------------------
 
@@ -153,14 +154,14 @@ class Leaving(Bringing):
             found = tile.where(chosen, sums[:, before * wide : before * wide + wide], found)
         return found
 
-    # ---- matrices beside --------------------------------------------------------------------
+    # ---- residuals --------------------------------------------------------------------------
 
-    def read_beside(self, own: int, count: Any, fill: int, number: int, sums: Any) -> list[Any]:
+    def read_residual(self, own: int, count: Any, fill: int, number: int, sums: Any) -> list[Any]:
         """Columns of a matrix that the ring brought, in chunks; their stage is given back."""
-        turn = self.beside_turn(count * self.turns, fill, number)
+        turn = self.residual_turn(count * self.turns, fill, number)
         stage, found = self.ring.wait(turn), []
         for chunk in self.chunks_of(fill):
-            place, begin = self.beside_place(stage, chunk, own)
+            place, begin = self.residual_place(stage, chunk, own)
             found.append(tile.read(place[begin : begin + 64, :]))
         self.release(turn)
         if self.wide == self.plan.staged:

@@ -88,7 +88,7 @@ async def _all(
     server: Server, lines: Any, answered: Answered, counts: Counts, told: Callable[[Counts], None]
 ) -> None:
     """Answer lines, as many at once as the engine takes and some that wait."""
-    places = asyncio.Semaphore(AHEAD * server.model.requests)
+    free = asyncio.Semaphore(AHEAD * server.model.requests)
     running: set[asyncio.Task[None]] = set()
 
     async def one(line: Line) -> None:
@@ -98,11 +98,11 @@ async def _all(
             counts.take(record)
             told(counts)
         finally:
-            places.release()
+            free.release()
 
     try:
         for line in lines:
-            await places.acquire()
+            await free.acquire()
             for task in [task for task in running if task.done()]:
                 running.discard(task)
                 task.result()

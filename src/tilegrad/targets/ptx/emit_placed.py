@@ -13,7 +13,7 @@ from . import rules
 from .emission import Emission, memory_of
 from .emit_matrix import operand_words, operands_of
 from .moves import packed, read_run, unpacked, write_run
-from .places import by_matrix, matrix_rows, place_runs, row_address
+from .placed_tiles import by_matrix, matrix_rows, place_runs, row_address
 from .shared import SWIZZLES
 from .spread import Spread
 from .write import braced

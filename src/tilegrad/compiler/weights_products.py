@@ -35,7 +35,7 @@ from ..schedule.quantised import UNPACK, chosen_for, families_of
 from .as_stored import unpacked_there
 from .code_products import of_codes
 from .code_products import why_not as why_no_codes
-from .weights_around import Level, RowNorm, gates_of, levels_of, norm_of
+from .weights_around import Fused, RowNorm, fused_forms, gates_of, norm_of
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Product:
     x: Node
     raw: Node
     form: Format
-    levels: list[Level] = field(default_factory=list)
+    fused_forms: list[Fused] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -125,8 +125,8 @@ class Weights:
         if self.family.why_not_shape(_problem(form, raw.shape[0], x), self.target):
             return None
         product = Product(node, x, raw, form)
-        product.levels = levels_of(node, x.dtype, self._only_reader)
-        return product if product.levels else None
+        product.fused_forms = fused_forms(node, x.dtype, self._only_reader)
+        return product if product.fused_forms else None
 
     def _of_stored(self, node: Node) -> bool:
         """Whether a Node is a product with weights that are stored as rows of a Format."""
@@ -180,16 +180,16 @@ class Weights:
 
     def _plan_alone(self, product: Product) -> None:
         norm = self._norm(product.x)
-        for level in reversed(product.levels):
-            ends = (level.bias, level.residual)
+        for fused in reversed(product.fused_forms):
+            ends = (fused.bias, fused.residual)
             if any(e is not None and e.dtype is not product.x.dtype for e in ends):
                 continue
             for found in (norm, None) if norm is not None else (None,):
                 around = _around(found, bias=ends[0] is not None, residual=ends[1] is not None)
                 if around == Around() or not self._takes([product], around):
                     continue
-                make = functools.partial(self._surrounded, product, level, found, around)
-                self.builds[level.top] = make
+                make = functools.partial(self._surrounded, product, fused, found, around)
+                self.builds[fused.top] = make
                 return
         self.builds[product.dot] = lambda: self._joint([product], None)[0]
 
@@ -230,16 +230,16 @@ class Weights:
         return [made] if len(around.results(shape)) == 1 else build.items(made)
 
     def _surrounded(
-        self, product: Product, level: Level, norm: RowNorm | None, around: Around
+        self, product: Product, fused: Fused, norm: RowNorm | None, around: Around
     ) -> Node:
         last = []
-        if level.bias is not None:
-            last.append(self.done[level.bias])
-        if level.residual is not None:
+        if fused.bias is not None:
+            last.append(self.done[fused.bias])
+        if fused.residual is not None:
             flat = (_count(product.x.shape[:-1]), product.rows)
-            last.append(build.reshape(self.done[level.residual], flat))
+            last.append(build.reshape(self.done[fused.residual], flat))
         (made,) = self._launch([product], around, norm, last)
-        return build.reshape(made, level.top.shape)
+        return build.reshape(made, fused.top.shape)
 
     def _gates(self, group: list[Product], norm: RowNorm | None, around: Around) -> Node:
         (made,) = self._launch(group, around, norm, [])
@@ -360,7 +360,7 @@ def _count(sizes: Sequence[Size]) -> Size:
 
 
 @functools.lru_cache(maxsize=256)
-def _callee(shape: QuantisedShape, target: Target, level: str) -> Any:
+def _callee(shape: QuantisedShape, target: Target, determinism: str) -> Any:
     return kernels_of(target).callee(shape, target)
 
 

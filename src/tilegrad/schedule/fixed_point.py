@@ -7,7 +7,7 @@ integers. Invariant: the bits of `core/fixed.py`.
 from __future__ import annotations
 
 from ..core.dtype import DType, float64, int32, int64
-from ..core.fixed import LOG2E, MOST
+from ..core.fixed import INT32_MAX, LOG2E
 from ..ir.node import Node
 from ..tile.build import BodyBuilder
 
@@ -77,7 +77,7 @@ def _reciprocal(n: _Numbers, x: Node) -> Node:
     for j in (i, n("add", i, 1)):
         ends.append(n.entry(n.body.apply("reciprocal", n.steps(j, 1 / 256, 1.0))))
     found = n.between(ends, n("bit_and", n("shift_right", m, 14), 255), False)
-    return n.where(n("less", x, 1), MOST, n.shifted(found, n.less(14, place)))
+    return n.where(n("less", x, 1), INT32_MAX, n.shifted(found, n.less(14, place)))
 
 
 def _rsqrt(n: _Numbers, x: Node) -> Node:
@@ -90,10 +90,10 @@ def _rsqrt(n: _Numbers, x: Node) -> Node:
         ends.append(n.entry(n.body.apply("reciprocal", root)))
     found = n.between(ends, n("bit_and", n("shift_right", m, 15), 255), False)
     half = n("shift_right", place, 1)
-    return n.where(n("less", x, 1), MOST, n.shifted(found, n.less(8, half)))
+    return n.where(n("less", x, 1), INT32_MAX, n.shifted(found, n.less(8, half)))
 
 
-def fixed(body: BodyBuilder, kind: str, x: Node) -> Node:
+def fixed_point(body: BodyBuilder, kind: str, x: Node) -> Node:
     """One of the functions of an int32 value."""
     made = {"exp": _exp, "reciprocal": _reciprocal, "rsqrt": _rsqrt}[kind]
     return body.cast(made(_Numbers(body), body.cast(x, int64)), int32)

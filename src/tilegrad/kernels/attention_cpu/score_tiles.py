@@ -77,7 +77,7 @@ class Forward(Scored):
 
     results = ("out",)
 
-    def places(self, engine: Vectors) -> None:
+    def allocate_scratch(self, engine: Vectors) -> None:
         """Scratch."""
         x, plan, self.engine = self.x, self.plan, engine
         self.q = engine.queries("q", deep=False)

@@ -164,16 +164,16 @@ class ConsumerRows:
         for first in range(0, k.value_width, wide * pieces):
             if plan.staged:
                 tile.wait_copies(0)
-            places = [
+            staged = [
                 k.staged[self.own, i] if plan.staged else k.queries[stage, self.own]
                 for i in range(pieces)
             ]
             starts = range(first, first + wide * pieces, wide)
-            for place, start in zip(places, starts):
+            for place, start in zip(staged, starts):
                 tile.write(place, result[:, start : start + wide])
             tile.fence("async")
             tile.named_sync(k.halves + self.own, 128)
-            for place, start in zip(places, starts):
+            for place, start in zip(staged, starts):
                 target = k.tokens(3, work.holes, self.row(work), place.shape, start)
                 tile.copy_store(target, place)
             tile.commit_copies()

@@ -103,19 +103,19 @@ def lower_sort(region: Region, name: str) -> Made:
     b, e, x = sheet.b, sheet.e, low.x
     size = high(low.size)
     dtype = wide(x.dtype)
-    keys, places = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
-    other_keys, other_places = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
+    keys, numbers = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
+    other_keys, other_numbers = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
     p = b.program(0, low.lines)
     outer, inner = floor_divide(p, low.inner), modulo(p, low.inner)
     for k in b.each("k", 0, low.size):
         with e.scope():
             b.store(keys, e.value(x, low.index(outer, k, inner)), (k,))
-            b.store(places, b.index(k), (k,))
-    arrays, descending = (keys, places, other_keys, other_places), node.attrs["descending"]
+            b.store(numbers, b.index(k), (k,))
+    arrays, descending = (keys, numbers, other_keys, other_numbers), node.attrs["descending"]
     b.do(tile_ops.sort_rows, *arrays, low.size, size=size, descending=descending)
     for k in b.each("k", 0, low.size):
         for v, memory in sheet.outputs.items():
-            value = b.load(keys if v.attrs["index"] == 0 else places, (k,))
+            value = b.load(keys if v.attrs["index"] == 0 else numbers, (k,))
             e.store(memory, value, low.offset(low.index(outer, k, inner)))
     return sheet.end((low.lines,))
 

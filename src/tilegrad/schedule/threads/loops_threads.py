@@ -18,7 +18,7 @@ from .columns import by_columns
 from .flat import FlatTiles
 from .pair import Pair, lower_pair
 from .rows import by_rows
-from .space import ThreadSpace
+from .space_threads import ThreadSpace
 
 UNEVEN = 512  # rows below this are better cut without regard to rows than read off their vectors
 

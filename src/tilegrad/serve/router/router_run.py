@@ -1,4 +1,4 @@
-"""From Settings and places for replicas to a router that listens, until a signal ends it.
+"""From Settings and replicas to a router that listens, until a signal ends it.
 
 Invariant: when this returns, the replicas are gone.
 """
@@ -21,25 +21,25 @@ FIRST_LOOKS = 0.1  # seconds between two looks until a replica serves
 
 async def run_router(
     settings: Settings,
-    places: Any,
+    replicas: Any,
     *,
     limit: int = LIMIT,
     ready: Callable[[Router, int], None] | None = None,
     said: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until a signal; `places` are Processes or RayReplicas."""
+    """Serve until a signal; `replicas` are Processes or RayReplicas."""
     loop = asyncio.get_running_loop()
     stopping: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.put_nowait, number)
-    router = Router(settings, places.replicas, limit, getattr(places, "inner_key", ""))
+    router = Router(settings, replicas.replicas, limit, getattr(replicas, "inner_key", ""))
     runner, port = await listen_with(make_router_app(router), settings)
     stop = loop.create_task(stopping.get())
-    lost = loop.create_task(_lost(places))
+    lost = loop.create_task(_lost(replicas))
     up = loop.create_task(_up(router))
     try:
         await router.start()
-        await places.start()
+        await replicas.start()
         await asyncio.wait([stop, lost, up], return_when=asyncio.FIRST_COMPLETED)
         if up.done() and ready is not None:
             ready(router, port)
@@ -48,22 +48,22 @@ async def run_router(
             raise UserError("no replica can be started", op="serve", hint="see what they said")
         if router.open and said is not None:
             said(f"{router.open} requests are still answered; again to end them now")
-        again = loop.create_task(stopping.get())
+        second_signal = loop.create_task(stopping.get())
         over = loop.create_task(router.drain(settings.drain))
-        await asyncio.wait([again, over], return_when=asyncio.FIRST_COMPLETED)
-        again.cancel()
+        await asyncio.wait([second_signal, over], return_when=asyncio.FIRST_COMPLETED)
+        second_signal.cancel()
         over.cancel()
     finally:
         for task in (stop, lost, up):
             task.cancel()
         await router.close()
-        await places.close()
+        await replicas.close()
         await runner.cleanup()
 
 
-async def _lost(places: Any) -> None:
+async def _lost(replicas: Any) -> None:
     """Wait until no replica is started any more."""
-    await places.given_up.wait()
+    await replicas.given_up.wait()
 
 
 async def _up(router: Router) -> None:

@@ -52,7 +52,7 @@ class Load:
 
     async def run(self, calls: Sequence[Call]) -> Result:
         """Send all of them; wait for the last."""
-        places = asyncio.Semaphore(self.concurrency or len(calls) or 1)
+        free = asyncio.Semaphore(self.concurrency or len(calls) or 1)
         start = self.now()
         tasks = []
         try:
@@ -60,9 +60,9 @@ class Load:
                 wait = start + call.at - self.now()
                 if wait > 0:
                     await self.sleep(wait)
-                await places.acquire()
+                await free.acquire()
                 self.late = max(self.late, self.now() - start - call.at)
-                tasks.append(asyncio.create_task(self._one(call, places, len(calls))))
+                tasks.append(asyncio.create_task(self._one(call, free, len(calls))))
             replies = list(await asyncio.gather(*tasks))
         except BaseException:
             for task in tasks:
@@ -73,7 +73,7 @@ class Load:
         last = max((reply.end for reply in replies), default=start)
         return Result(replies, last - first, self.most_at_once, self.late)
 
-    async def _one(self, call: Call, places: asyncio.Semaphore, total: int) -> Reply:
+    async def _one(self, call: Call, free: asyncio.Semaphore, total: int) -> Reply:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
@@ -81,7 +81,7 @@ class Load:
         finally:
             self.at_once -= 1
             self.done += 1
-            places.release()
+            free.release()
             self.told(self.done, total)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int64
 from ...ir.symbol import high
-from ..attention.threads import DEPTH, shared_place
+from ..attention.threads_forward import DEPTH, shared_place
 from .attention import CONSUMER_FIELDS, Item, Items
 from .shape import BLOCKS, FIRST, HEAD, REQUEST, SEES, TOKENS
 from .steps import BARRIER, within
@@ -24,7 +24,7 @@ from .steps import BARRIER, within
 class ThreadItems(Items):
     """Builds one Body of `attend` for threads."""
 
-    def make_places(self) -> None:
+    def allocate_shared(self) -> None:
         """Rings, and operands of the products."""
         x, plan = self.x, self.plan
         self.rings = [shared_place(x.dtype, plan.stages, plan.block, w) for w in self.widths]
@@ -73,8 +73,8 @@ class ThreadItems(Items):
         x, plan = self.x, self.plan
         keys = tile.minimum(tile.maximum(of[SEES] + of[TOKENS] - 1, 1), high(x.most_pages) * x.page)
         first, last = (of[FIRST] + step) * plan.block // x.page, (keys - 1) // x.page
-        places = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
-        return [tile.cast(tile.load(self.table, (of[REQUEST], p), ()), int64) for p in places]
+        entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
+        return [tile.cast(tile.load(self.table, (of[REQUEST], p), ()), int64) for p in entries]
 
     def load(self, of: Item, step: Any, pages: list[Any]) -> None:
         """A block of keys and one of values, page by page, in a group of their own."""
