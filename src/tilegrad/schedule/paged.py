@@ -22,7 +22,7 @@ from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import build, ops
 from ..graph.paged_types import APPEND, ATTEND, named
-from ..graph.recognize_norm import last_norm
+from ..graph.recognize_norm import LastNorm, last_norm
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, high
 from ..kernels.paged.shape import (
@@ -306,22 +306,23 @@ class Append(Chosen):
         from ..kernels.paged.append import HeadNorms, Rotary, heads_each, takes_norms
         from ..kernels.paged.call import append_callee
 
-        x, rotary, (q, k, v, speeds, *rest) = shape_of(node), Rotary(**node.attrs), inputs
-        found = [last_norm(i) for i in (q, k)]
-        alone = all(
-            near.readers.get(i) == [node] and i not in near.results for i in node.inputs[:2]
-        )
-        if alone and target.has_threads and not invariant() and takes_norms(x, rotary):
-            both = [norm for norm in found if norm is not None]
-            dtypes = {norm.weight.dtype for norm in both}
-            if len(both) == 2 and len(dtypes) == 1:
-                norms = HeadNorms((both[0].epsilon, both[1].epsilon), *dtypes)
-                callee = append_callee(x, rotary, heads_each(x, target), norms)
-                weights = [norm.weight for norm in both]
-                return near.call(
-                    *(n.source for n in both), v, speeds, *weights, *rest, callee=callee
-                )
-        return near.call(*inputs, callee=append_callee(x, rotary, heads_each(x, target)))
+        x, rotary, each = shape_of(node), Rotary(**node.attrs), heads_each(shape_of(node), target)
+        both = head_norms(node, inputs, near)
+        if both and target.has_threads and not invariant() and takes_norms(x, rotary):
+            (q, k), (_, _, v, speeds, *rest) = both, inputs
+            norms = HeadNorms((q.epsilon, k.epsilon), q.weight.dtype)
+            given = (q.source, k.source, v, speeds, q.weight, k.weight, *rest)
+            return near.call(*given, callee=append_callee(x, rotary, each, norms))
+        return near.call(*inputs, callee=append_callee(x, rotary, each))
+
+
+def head_norms(node: Node, inputs: Sequence[Node], near: Surroundings) -> list[LastNorm]:
+    """The norms of queries and of keys, where both have one, with weights of one dtype, that
+    nothing but the append reads; else none."""
+    alone = [near.readers.get(i) == [node] and i not in near.results for i in node.inputs[:2]]
+    found = [norm for norm in map(last_norm, inputs[:2]) if norm is not None]
+    alike = len({norm.weight.dtype for norm in found}) == 1
+    return found if all(alone) and alike and len(found) == 2 else []
 
 
 def attention_of(node: Node, near: Surroundings) -> Node | None:
