@@ -27,7 +27,7 @@ from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import Choice, ranked, turn, with_room
+from ..kernels.matmul.plan import Choice, ranked, transposed, with_room
 from ..kernels.matmul.shape import Operands, in_ring, rows_stay, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
@@ -144,7 +144,7 @@ class WideDot:
         """The Plan that a table or the model of time puts first."""
         target = self.target
         if x.block:
-            return choose_grouped(turn(x), target)
+            return choose_grouped(transposed(x), target)
         if invariant():
             return next(for_any_rows(x, target), None)
         if not self.asynchronous:
@@ -160,11 +160,9 @@ class WideDot:
         """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
         if not self.block_sums and not self.wholes:
             return choice
-        few = (
-            high(x.m) <= FEW_TOKENS or self.block_sums
-        )  # else a number is kept for each row of a tile
-        bytes_ = SUMS_BYTES if few else 8 * choice.plan.tile[0]
-        x = turn(x) if choice.turned else x
+        few = high(x.m) <= FEW_TOKENS or self.block_sums
+        bytes_ = SUMS_BYTES if few else 8 * choice.plan.tile[0]  # else a factor for each row
+        x = transposed(x) if choice.turned else x
         return replace(choice, plan=with_room(x, choice.plan, self.target, bytes_))
 
     def _streams(self, x: Operands) -> bool:
@@ -185,7 +183,7 @@ class WideDot:
     def suits(self, x: Operands, choice: Choice) -> bool:
         """Whether each program of a Plan has the same tokens in all of its tiles, and whole blocks
         of columns in its pieces, where what is handed on asks for them."""
-        m, x, plan = high(x.m), turn(x) if choice.turned else x, choice.plan
+        m, x, plan = high(x.m), transposed(x) if choice.turned else x, choice.plan
         if len(self.group.stored) > 1 and m == 1 and plan.split > 1:
             return False  # all columns would be the one token's
         if not self.block_sums and not self.wholes:
@@ -254,7 +252,7 @@ class WideDot:
         sheet = PlacedSheet(name, [*given, *parameters.results(self.group.stored)])
         self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
         self.e.rounded = self.group.rounded
-        return sheet.made(self.build(turn(self.operands) if self.turned else self.operands))
+        return sheet.made(self.build(transposed(self.operands) if self.turned else self.operands))
 
     def build(self, x: Operands) -> Body:
         """The kernel over this group's parameters."""

@@ -78,7 +78,7 @@ def ranked(x: Operands, target: Target) -> tuple[Choice, ...]:
     return tuple(sorted(found, key=lambda c: c.seconds))
 
 
-def turn(x: Operands) -> Operands:
+def transposed(x: Operands) -> Operands:
     """The same product with b's columns as rows: (a b)^T = b^T a^T."""
     return Operands(
         x.n,
@@ -106,7 +106,7 @@ def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     if high(x.m) > 32 or not x.a_along_k:
         found.append(many_tokens(x, target))
     for plan, turned in itertools.chain(*found):
-        if in_spans(turn(x) if turned else x, plan):
+        if in_spans(transposed(x) if turned else x, plan):
             yield plan, turned
 
 
@@ -143,7 +143,7 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
             dependent=True,
             early=tiles <= cores,
         )
-        stages = most_stages(turn(x), plan, target, 24)
+        stages = most_stages(transposed(x), plan, target, 24)
         if stages >= 3:
             yield replace(plan, stages=stages), True
 
@@ -248,7 +248,7 @@ def staged_of(x: Operands, staged: int, columns: int) -> int:
 
 def tiles_of(x: Operands, plan: WidePlan, turned: bool) -> int:
     """Tiles, in what a cluster takes at once."""
-    down, across = tile_counts(turn(x) if turned else x, plan)
+    down, across = tile_counts(transposed(x) if turned else x, plan)
     return high(x.batch) * high(down) * high(across)
 
 
@@ -303,7 +303,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     """Where tokens are few, all wait for the weights."""
     m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
     size, (tm, tn, tk) = x.dtype.size, plan.tile
-    own = turn(x) if turned else x
+    own = transposed(x) if turned else x
     groups, together = tiles_of(x, plan, turned), plan.cluster * plan.split
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
@@ -332,7 +332,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
     size = x.dtype.size
     tm, tn, tk = plan.tile
-    columns = (turn(x) if turned else x).span(plan.tile)[1]
+    columns = (transposed(x) if turned else x).span(plan.tile)[1]
     groups = tiles_of(x, plan, turned)
     walkers = plan.programs // (plan.cluster * plan.split)
     rounds = -(-groups // walkers)

@@ -188,8 +188,8 @@ class _Append:
                 tile.load(memory["scales"], (i, self.head), (self.each,))[:, None] for i in range(2)
             ]
         heads, slot = (self.token, self.head * x.group), (page, self.head, at % x.page)
-        self.turn("q", memory["turned"], heads, angle, None)
-        self.turn("k", memory["keys"], slot, angle, scales[0])
+        self.rotate("q", memory["turned"], heads, angle, None)
+        self.rotate("k", memory["keys"], slot, angle, scales[0])
         value = kept(tile.cast(self.brought["v"][0], float32), x.cache, scales[1])
         tile.store(memory["values"], (*slot, 0), value, axes=self.axes(memory["values"]))
         count = end - self.number("query_starts", request)
@@ -217,7 +217,7 @@ class _Append:
         cosine, sine = (function(angle) * factor for function in (tile.cos, tile.sin))
         return cosine[None, :], sine[None, :]
 
-    def turn(
+    def rotate(
         self, name: str, into: Any, to: Sequence[Any], angle: tuple[Any, Any] | None, scale: Any
     ) -> None:
         """Heads of queries or keys into another Memory, their first elements turned."""
