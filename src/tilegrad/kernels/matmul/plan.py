@@ -50,6 +50,7 @@ FEW_CACHE, FEW_INGRESS = 2.7e13, 1.3e11  # bytes/s out of the L2 cache, into one
 FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
 FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
 FEW_BEYOND = 2.3e-7  # of a box of 64 rows of 128 bytes some of which lie beyond the end
+FEW_EMPTY = 2e-6  # of a gated product of codes with tokens as rows, the share that no token has
 FEW_EXCHANGE = 9e10  # bytes/s of exchanging parts of a split k
 CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
@@ -323,6 +324,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     seconds = max(seconds, through / CACHE_RATE, into / FEW_INGRESS, product, beyond) + FEW_START
     seconds += waves(own, plan) * 64 * own.span(plan.tile)[1] * FEW_PIECE + m * FEW_TOKEN
     seconds += 0 if plan.dependent and plan.early else FEW_LATE
+    seconds += FEW_EMPTY * (1 - tokens / tm) if x.gated and size == 1 and not turned else 0
     seconds += tm * tn * 4 / FEW_EXCHANGE if plan.split > 1 else 0
     return seconds + (FEW_CLUSTER if plan.cluster > 1 else 0)
 

@@ -33,7 +33,7 @@ from ...tile.build import Body, BodyBuilder
 from .shape import PagedShape, cache_parameters, scales_parameter
 
 CLEARED = 8  # rows that are written at once
-MANY = 128  # tokens of a step from which programs that take all heads of one fill a machine
+MANY = 256  # tokens of a step from which programs that take all heads of one fill a machine
 MOST_HELD = 64 * 128  # elements of a token's queries that a program holds without a spill
 
 
