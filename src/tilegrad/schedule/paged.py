@@ -307,9 +307,9 @@ class Append(Chosen):
         from ..kernels.paged.call import append_callee
 
         x, rotary, each = shape_of(node), Rotary(**node.attrs), heads_each(shape_of(node), target)
-        both = head_norms(node, inputs, near)
-        if both and target.has_threads and not invariant() and takes_norms(x, rotary):
-            (q, k), (_, _, v, speeds, *rest) = both, inputs
+        norms_found = head_norms(node, inputs, near)
+        if norms_found and target.has_threads and not invariant() and takes_norms(x, rotary):
+            (q, k), (_, _, v, speeds, *rest) = norms_found, inputs
             norms = HeadNorms((q.epsilon, k.epsilon), q.weight.dtype)
             given = (q.source, k.source, v, speeds, q.weight, k.weight, *rest)
             return near.call(*given, callee=append_callee(x, rotary, each, norms))
