@@ -94,7 +94,7 @@ class Setting:
         lengths = cache.lengths + 1
         starts = tg.arange(count + 1, dtype=tg.int32)
         attend = paged(self.config, cache, cache.table, lengths, starts, queries=1)
-        logits = model.step(requests.last, cache.lengths, attend, turned=False)
+        logits = model.step(requests.last, cache.lengths, attend, rotated=False)
         found = logits.argmax(-1).to(tg.int32)
         cache.lengths.assign(lengths)
         requests.last.assign(found)

@@ -98,7 +98,7 @@ def advance(
 ) -> Any:
     """Tokens of one request through the model as the engine's step does it: all their logits."""
     attend = paged(model.config, cache, table, lengths, starts)
-    return model.step(given, positions, attend, turned=False)
+    return model.step(given, positions, attend, rotated=False)
 
 
 class Forced:

@@ -50,7 +50,7 @@ def puts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         plain(self, key, data)
 
     monkeypatch.setattr(Store, "put", counted)
-    monkeypatch.setattr(ahead, "LONG", 1)
+    monkeypatch.setattr(ahead, "LEAST_NODES", 1)
     return found
 
 

@@ -89,7 +89,7 @@ def test_missing_steps_are_handed_to_workers(
         return len(jobs)
 
     monkeypatch.setattr(ahead, "compile_ahead", compile_ahead)
-    monkeypatch.setattr(ahead, "LONG", 1)
+    monkeypatch.setattr(ahead, "LEAST_NODES", 1)
     found = made(2, tmp_path, Lookup() if guesses else None)
     others = 2 + guesses * len(verify_sizes(2, 2))
     assert found["compiled"] == 1 and found["loaded"] == others

@@ -30,7 +30,7 @@ EARLY = "at the start all stages are expected before any is waited for"
 
 def errors(body: Body) -> list[Finding]:
     """Findings of level 'error'."""
-    return [f for f in check_body(body, H200) if f.level == "error"]
+    return [f for f in check_body(body, H200) if f.severity == "error"]
 
 
 def numbers(x: Operands, seed: int = 0) -> tuple[list[np.ndarray], np.ndarray]:

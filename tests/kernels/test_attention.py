@@ -127,7 +127,7 @@ def agree(x: AttentionShape, memories: list[Array]) -> None:
 
 def errors(body: Body) -> list[Finding]:
     """Findings of level 'error'."""
-    return [f for f in check_body(body, H200) if f.level == "error"]
+    return [f for f in check_body(body, H200) if f.severity == "error"]
 
 
 def drawn(*sizes: int, seed: int = 3) -> Array:

@@ -221,7 +221,7 @@ def run(x: AttentionShape, plan: BackwardPlan, how: str, seed: int = 0, **wide: 
     for launch in made.launches:
         given = [memories[name] for name in launch.arguments]
         verify_body(launch.body, "placed", H200)
-        assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
+        assert not [f for f in check_body(launch.body, H200) if f.severity == "error"]
         if how == "interpreted":
             interpret.run(launch.body, given, seed=seed)
         else:
@@ -330,7 +330,7 @@ def test_symbols(plan: BackwardPlan) -> None:
     for name, type_ in made.scratch:
         memories[name] = np.full([evaluate(n, bound) for n in type_.shape], np.nan, np.float32)
     for launch in made.launches:
-        assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
+        assert not [f for f in check_body(launch.body, H200) if f.severity == "error"]
         interpret.run(launch.body, [memories[n] for n in launch.arguments], bound)
     agree(fixed, memories, wanted)
 
@@ -405,7 +405,7 @@ def test_mutants_are_caught(plan: BackwardPlan, number: int) -> None:
     missed, count = [], 0
     for label, broken in mutants.mutants(attention_backward(x, plan).launches[number].body):
         count += 1
-        if not any(f.level == "error" for f in check_body(broken, H200)):
+        if not any(f.severity == "error" for f in check_body(broken, H200)):
             missed.append(label)
     assert not [m for m in missed if not m.startswith(HARMLESS + REGISTERS)]
     assert len(missed) < 0.1 * count
@@ -461,7 +461,7 @@ def test_assembled(width: int) -> None:
             plan = choose(x, H200, fast)
             assert plan in candidates(x, H200, fast) and plan.fast == fast
             for launch in attention_backward(x, plan).launches:
-                assert not [f for f in check_body(launch.body, H200) if f.level == "error"]
+                assert not [f for f in check_body(launch.body, H200) if f.severity == "error"]
                 name = f"{launch.body.name}_{width}_{len(more)}_{fast:d}"
                 texts[name] = emit(launch.body, name, H200)[0]
     for name, made in assemble_all(texts).items():

@@ -114,7 +114,7 @@ def arguments(x: AttentionShape, body: Body, memories: list[Array]) -> list[Arra
 def test_against_float64(name: str) -> None:
     x, plan, more = CASES[name]
     body = built(x, plan, more)
-    assert not [f for f in check_body(body, A100) if f.level == "error"]
+    assert not [f for f in check_body(body, A100) if f.severity == "error"]
     memories = numbers(x, more)
     interpret.run(body, arguments(x, body, memories), {}, seed=1)
     agree(x, memories)

@@ -155,7 +155,7 @@ def test_against_float64(name: str) -> None:
     made, wanted = numbers(x, more)
     for side in SIDES:
         body = backward(x, plan, A100, side, [Memory(m.shape, dtype_of(m.dtype)) for m in more])
-        assert not [f for f in check_body(body, A100) if f.level == "error"]
+        assert not [f for f in check_body(body, A100) if f.severity == "error"]
         memories = [made[p.attrs["name"]] for p in body.parameters]
         if name in ("full", "window, groups"):
             copies = [m.copy() for m in memories]

@@ -121,7 +121,7 @@ def agree(memories: list[np.ndarray], products: list[np.ndarray]) -> None:
 
 def errors(body: Body) -> list[Finding]:
     """Findings of level 'error'."""
-    return [f for f in check_body(body, H200) if f.level == "error"]
+    return [f for f in check_body(body, H200) if f.severity == "error"]
 
 
 @pytest.mark.parametrize("label", CASES)

@@ -218,7 +218,7 @@ def test_copies_that_nobody_waited_for_are_races() -> None:
 
 def test_warps_that_have_not_met_are_found() -> None:
     found = check_body(without("named_sync", 1))
-    assert any(f.level == "error" and f.rule in ("warps", "race") for f in found)
+    assert any(f.severity == "error" and f.rule in ("warps", "race") for f in found)
 
 
 def test_copies_under_way_at_the_end_are_found() -> None:

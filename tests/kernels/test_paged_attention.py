@@ -407,7 +407,7 @@ def test_symbols(joined: bool) -> None:
     x = PagedShape(8, 2, 64, 64, 16, most_pages=14, scale=0.125, **names)
     for body, level in zip(kernels(x, plan), ("portable", "placed", "portable")):
         verify_body(body, level, H200)
-        assert not [f for f in check_body(body, H200) if f.level == "error"]
+        assert not [f for f in check_body(body, H200) if f.severity == "error"]
     real = CASES["page 16"][0]
     step = make_step(real, LENGTHS, ONES)
     values = {name: getattr(real, name) for name in names}
@@ -481,7 +481,7 @@ def test_append(label: str, each: int, simulated: bool) -> None:
     )
     body = append(x, rotary, each)
     verify_body(body, "portable", H200)
-    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    assert not [f for f in check_body(body, H200) if f.severity == "error"]
     memories = [
         step.q,
         k,
@@ -596,7 +596,7 @@ def test_assembled(step: int, target: Target) -> None:
         assert not why_not(x, plan)
         bodies = [*kernels(x, plan), append(x, Rotary(x.width))]
         for body in bodies:
-            errors = [f for f in check_body(body, target) if f.level == "error"]
+            errors = [f for f in check_body(body, target) if f.severity == "error"]
             assert not errors, (x, plan, errors)
             text, entry = emit(body, "kernel", target)
             assert entry.shared_bytes <= target.memories["shared"].bytes
@@ -634,6 +634,6 @@ def test_mutants(label: str, meetings: int) -> None:
     alive = [
         name
         for name, body in mutants.mutants(attend(x, plan))
-        if not any(f.level == "error" for f in check_body(body, H200))
+        if not any(f.severity == "error" for f in check_body(body, H200))
     ]
     assert alive == [f"named_sync {i} number + 1" for i in range(meetings)]

@@ -159,7 +159,7 @@ def test_the_list(label: str, simulated: bool) -> None:
     assert plan is not None
     body = tiles_body(x, plan, FEW_NEW_TOKENS)
     verify_body(body, "portable", H200)
-    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    assert not [f for f in check_body(body, H200) if f.severity == "error"]
     sizes = np.array(lengths, np.int32)
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     wanted = tile_list(x, plan.tile, sizes, starts, FEW_NEW_TOKENS)
@@ -229,7 +229,7 @@ def test_small_sizes_are_proved(tokens: int, requests: int, page: int, pages: in
     x = PagedShape(8, 2, 128, 128, page, tokens, requests, 64, pages, 0.1)
     plan = choose(x, H200)
     assert plan is not None
-    assert not [f for f in check_body(prefill(x, plan), H200) if f.level == "error"]
+    assert not [f for f in check_body(prefill(x, plan), H200) if f.severity == "error"]
 
 
 def test_what_is_refused() -> None:

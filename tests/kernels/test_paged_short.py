@@ -306,7 +306,7 @@ def test_symbols() -> None:
     x = replace(real, tokens=names["requests"], most_pages=40, **names)
     body = step_attend(x, plan, rotary)
     verify_body(body, "placed", H200)
-    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    assert not [f for f in check_body(body, H200) if f.severity == "error"]
     values = {name: getattr(real, name) for name in names}
     for run in (
         lambda b, m: interpret.run(b, m, values),
@@ -403,7 +403,7 @@ def test_assembled() -> None:
         plan = choose_short(x, H200)
         assert plan is not None and not short_why_not(x, plan), x
         body = step_attend(x, plan, Rotary(x.width))
-        errors = [f for f in check_body(body, H200) if f.level == "error"]
+        errors = [f for f in check_body(body, H200) if f.severity == "error"]
         assert not errors, (x, plan, errors)
         text, entry = emit(body, "kernel", H200)
         assert entry.shared_bytes <= 227 << 10
@@ -425,7 +425,7 @@ def test_mutants(label: str, waits: tuple[int, int]) -> None:
     alive = {
         name
         for name, body in mutants.mutants(body_of(label))
-        if not any(f.level == "error" for f in check_body(body, H200))
+        if not any(f.severity == "error" for f in check_body(body, H200))
     }
     wanted = {f"named_sync {i} number + 1" for i in range(3)}
     wanted |= {f"wait {i} next stage" for i in waits}

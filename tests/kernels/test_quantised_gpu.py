@@ -55,7 +55,7 @@ def packed(shape: QuantisedShape, raw: np.ndarray) -> list[np.ndarray]:
 def checked(body: Body) -> Body:
     """A Body that is well formed, proved, and as the Schedule would launch it."""
     verify_body(body, body.notes.get("level", "portable"), H200)
-    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    assert not [f for f in check_body(body, H200) if f.severity == "error"]
     return fitted(body, H200)
 
 

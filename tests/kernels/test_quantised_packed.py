@@ -68,7 +68,7 @@ class Case:
         """Both runs of a Plan are near the float64 product, and proved."""
         body = packed_matmul(self.shape, plan, "entry", self.around)
         verify_body(body, "placed", H200)
-        assert not [f for f in check_body(body, H200) if f.level == "error"]
+        assert not [f for f in check_body(body, H200) if f.severity == "error"]
         for simulated in (False, True):
             out = [o.copy() for o in self.out]
             if simulated:

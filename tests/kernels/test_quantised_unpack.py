@@ -32,7 +32,7 @@ def test_values_are_the_formats_own(form: Format) -> None:
     raw = np.random.default_rng(0).integers(0, 256, (rows, shape.row_bytes), dtype=np.uint8)
     out, body = np.full((rows, columns), np.nan, np.float32), unpack(shape)
     verify_body(body, "portable", H200)
-    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    assert not [f for f in check_body(body, H200) if f.severity == "error"]
     simulated, parts = out.copy(), list(parts_of(shape, raw).values())
     with np.errstate(all="ignore"):
         run(body, [*parts, out])

@@ -138,7 +138,7 @@ def advance(
 ) -> Any:
     """One ragged step over a paged cache: the logits of the last token of each request."""
     attend = paged(model.config, cache, table, lengths, starts)
-    return model.step(given, positions, attend, rows, turned=False)
+    return model.step(given, positions, attend, rows, rotated=False)
 
 
 @pytest.mark.sampled(2, also=("gemma3", "mixtral"))

@@ -144,7 +144,7 @@ BIASED = {
         {"family": "gptneox", **BIASED},
         {"family": "granite", "residual_scale": 0.4, "logit_scale": 0.2, "embedding_scale": 6.0},
         {"family": "gemma", "embedding_scale": 8.0, "activation": "gelu_tanh", "tied": True},
-        {"family": "smollm3", "turned": (True, False)},
+        {"family": "smollm3", "rotated": (True, False)},
     ],
     ids=lambda t: t["family"],
 )

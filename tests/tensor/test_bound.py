@@ -348,7 +348,7 @@ def decode(model, cache, slots, chosen):
     table = cache.table.index_select(0, chosen)
     starts = tg.arange(chosen.shape[0] + 1, dtype=tg.int32)
     attend = paged(model.config, cache, table, lengths, starts, queries=1)
-    logits = model.step(ids, lengths - 1, attend, turned=False)
+    logits = model.step(ids, lengths - 1, attend, rotated=False)
     found = logits.argmax(-1).to(tg.int32)
     cache.lengths[chosen] = lengths
     slots.last[chosen] = found

@@ -277,8 +277,8 @@ def test_lines_are_in_the_key_of_memory_and_not_of_the_disk() -> None:
 
     first, other = made("a.py:1"), made("b.py:2")
     assert structure(*first) != structure(*other)
-    places: dict[UserLine, int] = {}
-    assert structure(*first, places) == structure(*other, {}) and list(places) == ["a.py:1"]
+    lines: dict[UserLine, int] = {}
+    assert structure(*first, lines) == structure(*other, {}) and list(lines) == ["a.py:1"]
     compiler.executable_for(*first)
     before = dict(compiler.counters)
     recipe = compiler.executable_for(*other).recipe

@@ -102,7 +102,7 @@ def test_accumulators_on_their_way_out(
         assert not found
     else:
         (finding,) = found
-        assert finding.level == "warning" and f"takes {expected} turns" in finding.message
+        assert finding.severity == "warning" and f"takes {expected} turns" in finding.message
         assert "(write_place)" in finding.line and "(allocate)" in finding.other
     assert not check_banks(staged("", 64), AVX512)
 

@@ -71,9 +71,9 @@ def test_registers_of_an_accumulator() -> None:
         b.register_tile((128, 256), float32)
 
     (finding,) = found(one(role, 4, 240))
-    assert finding.level == "error" and "take 256 registers a thread" in finding.message
+    assert finding.severity == "error" and "take 256 registers a thread" in finding.message
     assert not found(one(role, 8, 232))
-    assert [f.level for f in found(one(role, 8, 144))] == ["warning"]
+    assert [f.severity for f in found(one(role, 8, 144))] == ["warning"]
 
 
 def test_registers_that_roles_ask_for() -> None:

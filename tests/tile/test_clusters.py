@@ -122,7 +122,7 @@ def test_what_is_left_out_shows(change: dict[str, object], error: type, words: s
     for seed in SEEDS:
         with pytest.raises(error, match=words):
             run(body, seed)
-    assert any(f.level == "error" for f in check_body(body))
+    assert any(f.severity == "error" for f in check_body(body))
 
 
 def test_sent_to_whom() -> None:
@@ -169,7 +169,7 @@ def test_a_place_is_sent_to_again(seed: int | None) -> None:
     assert not check_body(ring())
     with pytest.raises(RaceError, match=r"race: copies on given\[0\] of rank"):
         run(ring(told=False), seed)
-    assert any(f.level == "error" for f in check_body(ring(told=False)))
+    assert any(f.severity == "error" for f in check_body(ring(told=False)))
 
 
 def test_grids_of_whole_clusters() -> None:
@@ -264,7 +264,7 @@ def test_what_is_sent_is_expected_and_waited_for(
     body = sent(**change)  # type: ignore[arg-type]
     with pytest.raises(error, match=words):
         run(body, 0)
-    assert any(f.level == "error" for f in check_body(body))
+    assert any(f.severity == "error" for f in check_body(body))
 
 
 def row(b: PlacedBuilder, place: Node, number: int) -> Node:
@@ -311,7 +311,7 @@ def test_interpreter_alone(name: str) -> None:
     body = fill(wide_matmul(x, plan), "epilogue", lambda b, inputs, added: inputs[0])
     caught, missed = 0, []
     for label, broken in mutants.mutants(body):
-        if label.startswith(REMOTE) and any(f.level == "error" for f in check_body(broken)):
+        if label.startswith(REMOTE) and any(f.severity == "error" for f in check_body(broken)):
             if interpreter_reports(broken):
                 caught += 1
             elif not label.startswith("fence after named_sync"):

@@ -59,7 +59,7 @@ def test_pages_are_collected(layout, hint):
     cache, table, wanted = memories()
     (body,) = collect.lower(tg.tensor(cache), tg.tensor(table), layout=layout, hint=hint)
     verify_body(body, "placed", H200)
-    assert not [f for f in check_body(body, H200) if f.level == "error"]
+    assert not [f for f in check_body(body, H200) if f.severity == "error"]
     assert body_text(parse_body(body_text(body))) == body_text(body)
     for seed in (None, 1):
         out = np.ones_like(wanted)

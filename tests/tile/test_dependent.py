@@ -120,7 +120,7 @@ def test_waits_on_some_paths() -> None:
         return b.finish((100,))
 
     for kind in ("branch", "loop"):
-        (finding,) = [f for f in check_body(sometimes(kind)) if f.level == "error"]
+        (finding,) = [f for f in check_body(sometimes(kind)) if f.severity == "error"]
         assert "on some paths only" in finding.message and f"({kind})" in finding.other
     assert not check_body(sometimes("both")) and not check_body(sometimes("index"))
 

@@ -20,7 +20,7 @@ def found(build: Callable[[BodyBuilder, Node], object]) -> list[tuple[str, str]]
     build(b, b.allocate((8,), float32, "l1"))
     findings = check_body(b.finish((2,)))
     assert all("(allocate)" in f.other for f in findings)
-    return [(f.level, f.rule) for f in findings]
+    return [(f.severity, f.rule) for f in findings]
 
 
 def read(b: BodyBuilder, place: Node) -> None:

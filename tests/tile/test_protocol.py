@@ -88,7 +88,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
 
 def errors(body: Body) -> list[Finding]:
     """Findings of level 'error'."""
-    return [f for f in check_body(body) if f.level == "error"]
+    return [f for f in check_body(body) if f.severity == "error"]
 
 
 def run(body: Body, seed: int | None) -> list[np.ndarray]:
@@ -161,7 +161,7 @@ def test_what_is_left_out_changes_no_verdict(name: str) -> None:
         short, whole = skeleton.trace(scenario), skeleton.trace(scenario, whole=True)
         shorter += count(short) < count(whole)
         verdicts = [
-            any(f.level == "error" for f in check_protocol(skeleton, scenario, w))
+            any(f.severity == "error" for f in check_protocol(skeleton, scenario, w))
             for w in (False, True)
         ]
         assert verdicts[0] == verdicts[1], label
@@ -268,7 +268,7 @@ def roles(*builds: Callable[[PlacedBuilder, Node, Node], object], count: int = 1
 
 def rules(body: Body, level: str = "error") -> set[str]:
     """Names of the rules that a Body breaks."""
-    return {f.rule for f in check_body(body) if f.level == level}
+    return {f.rule for f in check_body(body) if f.severity == level}
 
 
 def producer(b: PlacedBuilder, place: Node, full: Node) -> None:

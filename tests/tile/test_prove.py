@@ -80,7 +80,7 @@ def test_real_sizes_are_judged_at_once() -> None:
     x = Operands(8192, 8192, 4096, bfloat16, bfloat16)
     body = wide_matmul(x, WidePlan(tile=(128, 256, 64), stages=4, programs=132))
     start = time.process_time()
-    assert [f for f in check_body(body, bodies.HOPPER) if f.level == "error"] == []
+    assert [f for f in check_body(body, bodies.HOPPER) if f.severity == "error"] == []
     assert time.process_time() - start < 10  # about 0.1 s; step by step it would be minutes
 
 

@@ -170,7 +170,7 @@ def test_too_long_is_said() -> None:
     body = one_role(build)
     with pytest.raises(TooLong):
         arrivals(body, whole=True)
-    assert {f.rule for f in check_body(body) if f.level == "warning"} == {"unproved"}
+    assert {f.rule for f in check_body(body) if f.severity == "warning"} == {"unproved"}
 
 
 def test_real_sizes_stay_short() -> None:

@@ -85,7 +85,7 @@ def test_interpreted() -> None:
 
 def test_broken() -> None:
     """The value is held to the rules of registers."""
-    assert any(f.level == "error" for f in check_body(product(wait=False), H200))
+    assert any(f.severity == "error" for f in check_body(product(wait=False), H200))
     b = PlacedBuilder("wrong", [("c", Memory((4,), float32, use="state"))])
     with pytest.raises(InternalError, match="indices"):
         b.store_add(b.parameters[0], b.constant(1.0, float32, (4,)), (), (0,))

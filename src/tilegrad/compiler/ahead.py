@@ -37,7 +37,7 @@ from .compile import circumstances, recipe_name, store_recipe
 from .loader import Wanted, is_told
 
 LOG = logging.getLogger("tilegrad.compile")
-LONG = 500  # Nodes of a Graph from which on it is worth a worker
+LEAST_NODES = 500  # Nodes of a Graph from which on it is worth a worker
 MOST_WORKERS = 12  # workers; each has some 200 MB
 SETTINGS = (
     *("cache_folder", "cache_bytes", "plan_table"),
@@ -84,7 +84,7 @@ def job_of(wanted: Wanted, side: int = 1) -> dict[str, Any] | None:
     """What a worker must know of a Graph, as plain data; None where it is small, stored already or
     cannot be told. The worker assembles so many programs side by side."""
     nodes = topological(wanted.outputs)
-    if len(nodes) < LONG or build.Transfers.used or any(n.op is ops.call for n in nodes):
+    if len(nodes) < LEAST_NODES or build.Transfers.used or any(n.op is ops.call for n in nodes):
         return None
     machine = device(wanted.device)
     given = (wanted.donate, circumstances(wanted.device))

@@ -80,8 +80,8 @@ class PrefixCache:
 
     def check(self) -> None:
         """An InternalError unless the invariant holds."""
-        turned = {page: key for key, page in self._page_of.items()}
-        if turned != self._key_of or not self.idle.keys() <= turned.keys():
+        inverse = {page: key for key, page in self._page_of.items()}
+        if inverse != self._key_of or not self.idle.keys() <= inverse.keys():
             raise InternalError("prefix", "keys and pages do not match")
 
 

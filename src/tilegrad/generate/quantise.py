@@ -254,7 +254,7 @@ def _folder(
 def _theirs(names: Names, ours: str) -> str:
     """The name that a folder has for one of our Parameters, as it is."""
     source = names.pick(ours)
-    if source is None or source.part or source.turned:
+    if source is None or source.part or source.transposed:
         raise UserError(
             "this family's weights are not written yet",
             op="quantize",

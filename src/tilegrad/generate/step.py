@@ -123,7 +123,7 @@ def step(
     )
     # NO_TOKEN is read as 0: a step begun before its request ended has that row still
     with picking(rows.adapters, slots, row):
-        x = model.hidden(maximum(tokens, 0), maximum(positions, 0), attend, turned=False)
+        x = model.hidden(maximum(tokens, 0), maximum(positions, 0), attend, rotated=False)
         if rows.features is not None:
             rows.features.put(model.norm(x))
         logits = model.logits(x if ends is None else x.index_select(0, ends))  # (R, V)
@@ -231,7 +231,7 @@ def score(
     positions = lengths - starts[1:] + arange(given.shape[0], dtype=int32)
     attend = paged(model.config, cache, cache.table[slots], lengths, starts)
     with picking(adapters, slots, given * 0):  # all tokens are of row 0
-        logits = model.step(given, maximum(positions, 0), attend, turned=False)
+        logits = model.step(given, maximum(positions, 0), attend, rotated=False)
     cache.lengths.assign(cache.lengths.index_copy(0, slots, lengths))
     raw = cast(logits, float32)  # as `sample` has it: the bits are the same
     total = logsumexp(raw, -1, keepdim=True)

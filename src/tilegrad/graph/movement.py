@@ -334,7 +334,7 @@ def _elementwise_expand(m: Match) -> Node | None:
     return build.expand(root.op.make(inputs, root.attrs), root.shape)
 
 
-SMALL = [
+BEFORE_EXPAND = [
     Rule("unary_expand", of(UNARY, of(ops.expand, x)), _elementwise_expand),
     Rule("binary_expand", of(BINARY, of(ops.expand, x), of(ops.expand, y)), _elementwise_expand),
     Rule(
@@ -454,4 +454,4 @@ REDUCTION = [
     Rule("dot_empty", of(ops.dot, x, y), _dot_empty),
 ]
 
-MOVEMENT = [*MERGE, *CUT, *SMALL, *REDUCTION]
+MOVEMENT = [*MERGE, *CUT, *BEFORE_EXPAND, *REDUCTION]

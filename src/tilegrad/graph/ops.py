@@ -654,7 +654,7 @@ paged_append = Op(
     attrs=paged_types.APPEND_ATTRS,
     group="paged",
     meaning="(q, k, v, frequencies, scales of a cache of 8 bits, table, lengths, query_starts, "
-    "keys, values) -> (q turned, keys, values): the new tokens' k, turned, and v in their pages. "
+    "keys, values) -> (q rotated, keys, values): the new tokens' k, rotated, and v in their pages. "
     "Pairs of the first `width` elements of a head turn by place * frequency, cosines and sines "
     "times `factor`; aliases keys and values where they are donated",
 )

@@ -37,7 +37,7 @@ class Rotation(Protocol):
 
     @property
     def width(self) -> int:
-        """Elements of a head that are turned."""
+        """Elements of a head that are rotated."""
 
     @property
     def interleaved(self) -> bool:
@@ -98,18 +98,18 @@ def append(
 ) -> Ndarray:
     """Turned queries; keys and values (float64 arrays) get the new tokens' rows, and the rest of a
     page that is new zeros for values."""
-    turned, page, by_head = np.zeros(q.shape), keys.shape[2], _by_head(scales)
+    rotated, page, by_head = np.zeros(q.shape), keys.shape[2], _by_head(scales)
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
         for token in range(first, last):
             place = length - (last - token)
             at, within = table[request, place // page], place % page
-            turned[token] = _turned(q[token], rotation, place, frequencies)
-            keys[at, :, within] = _turned(k[token], rotation, place, frequencies) / by_head[0]
+            rotated[token] = _rotated(q[token], rotation, place, frequencies)
+            keys[at, :, within] = _rotated(k[token], rotation, place, frequencies) / by_head[0]
             values[at, :, within] = v[token].astype(np.float64) / by_head[1]
         if last > first and (length - 1) // page * page >= length - (last - first):
             values[table[request, (length - 1) // page], :, (length - 1) % page + 1 :] = 0
-    return turned
+    return rotated
 
 
 def _by_head(scales: Any) -> Ndarray:
@@ -127,7 +127,7 @@ def kept(array: Ndarray, dtype: Any) -> Ndarray:
     return np.clip(array, float(limits.min), float(limits.max)).astype(dtype)
 
 
-def _turned(heads: Ndarray, rotation: Rotation, place: int, frequencies: Ndarray) -> Ndarray:
+def _rotated(heads: Ndarray, rotation: Rotation, place: int, frequencies: Ndarray) -> Ndarray:
     """Some heads of one token."""
     found, half = heads.astype(np.float64), rotation.width // 2
     angle = place * frequencies[:half].astype(np.float64)
@@ -154,5 +154,5 @@ def paged_append(inputs: list[Any], attrs: dict[str, Any]) -> tuple[Ndarray, ...
     given = named(APPEND, inputs)
     before = {name: given[name] for name in ("keys", "values")}
     wide = {name: array.astype(np.float64) for name, array in before.items()}
-    turned = append(SimpleNamespace(**attrs), **{**given, **wide})
-    return turned.astype(given["q"].dtype), *(kept(wide[n], a.dtype) for n, a in before.items())
+    rotated = append(SimpleNamespace(**attrs), **{**given, **wide})
+    return rotated.astype(given["q"].dtype), *(kept(wide[n], a.dtype) for n, a in before.items())

@@ -74,7 +74,7 @@ def _checked(op: str, names: Sequence[str], inputs: Sequence[Node]) -> dict[str,
 
 
 def append_type(*inputs: Node, width: int, interleaved: bool, factor: float) -> Type:
-    """(q turned, keys, values)."""
+    """(q rotated, keys, values)."""
     given = _checked("paged_append", APPEND, inputs)
     speeds = given["frequencies"]
     if speeds.type != Array((max(1, width // 2),), float32) or width > given["q"].shape[2]:

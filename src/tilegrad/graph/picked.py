@@ -45,8 +45,8 @@ def by_all(node: Node) -> Node:
         parts = build.where(own, build.unsqueeze(x, 1), zero)  # (T, count, rows)
         flat = build.reshape(parts, (x.shape[0], count * rows))
         return build.matmul(flat, build.reshape(weights, (count * rows, columns)))
-    turned = build.transpose(build.reshape(weights, (count * rows, columns)))
-    found = build.reshape(build.matmul(x, turned), (x.shape[0], count, rows))
+    transposed = build.transpose(build.reshape(weights, (count * rows, columns)))
+    found = build.reshape(build.matmul(x, transposed), (x.shape[0], count, rows))
     return build.sum_(build.where(own, found, zero), 1)
 
 

@@ -67,8 +67,8 @@ def _select(m: Match) -> Node | None:
     moved = []
     for n in lined:
         squeezed = build.reshape(n, tuple(shape[i] for i in live))
-        turned = build.permute(squeezed, [live.index(i) for i in order])  # type: ignore[arg-type]
-        moved.append(build.broadcast_to(build.reshape(turned, sizes), state.shape))
+        permuted = build.permute(squeezed, [live.index(i) for i in order])  # type: ignore[arg-type]
+        moved.append(build.broadcast_to(build.reshape(permuted, sizes), state.shape))
     positions = build.iota_along(state.shape, free[0], moved[0].dtype)
     zero = build.constant(0, state.dtype)
     return build.where(ops.equal(positions, moved[0]), moved[1], zero)

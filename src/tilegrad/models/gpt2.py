@@ -25,7 +25,7 @@ from ..tensor.maths import pick
 from ..tensor.random import Generator
 from ..tensor.tensor import Tensor, lift, no_grad
 
-TURNED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 DROPPED = (".attn.bias", ".attn.masked_bias")  # masks that old checkpoints carry
 
 
@@ -219,18 +219,18 @@ class GPT2(nn.Module):
                 n if n == "lm_head.weight" else f"transformer.{n}": v for n, v in state.items()
             }
         state.setdefault("lm_head.weight", state.get("transformer.wte.weight"))
-        return super().load_state_dict(self._turned(state), strict)
+        return super().load_state_dict(self._transposed(state), strict)
 
-    def _turned(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _transposed(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The weights of Conv1D as (out, in)."""
         joint = state.get("transformer.h.0.attn.c_attn.weight")
-        turn = joint is not None and tuple(joint.shape) == (
+        transposed = joint is not None and tuple(joint.shape) == (
             self.config.n_embd,
             3 * self.config.n_embd,
         )
-        if not turn:
+        if not transposed:
             return dict(state)
-        return {n: lift(v).t() if n.endswith(TURNED) else v for n, v in state.items()}
+        return {n: lift(v).t() if n.endswith(TRANSPOSED) else v for n, v in state.items()}
 
 
 def _check_sampling(temperature: float, top_k: int | None, vocabulary: int) -> None:

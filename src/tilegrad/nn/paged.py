@@ -113,12 +113,12 @@ class PagedCache:
         table: Any,
         lengths: Any,
         query_starts: Any,
-        **turning: Any,
+        **rotation: Any,
     ) -> Tensor:
-        """Put a layer's new keys and values, turned, into their pages; gives q turned. How they
+        """Put a layer's new keys and values, rotated, into their pages; gives q rotated. How they
         turn (frequencies, interleaved, factor) is as `paged_append` says."""
         where = (table, lengths, query_starts)
-        return self._changed("append", paged_append, layer, (q, k, v), where, turning)
+        return self._changed("append", paged_append, layer, (q, k, v), where, rotation)
 
     def step(
         self,

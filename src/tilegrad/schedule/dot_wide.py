@@ -27,7 +27,7 @@ from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import Choice, ranked, turn, with_room
+from ..kernels.matmul.plan import Choice, ranked, transposed, with_room
 from ..kernels.matmul.shape import Operands, in_ring, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
@@ -144,7 +144,7 @@ class WideDot:
         """The Plan that a table or the model of time puts first."""
         target = self.target
         if x.block:
-            return choose_grouped(turn(x), target)
+            return choose_grouped(transposed(x), target)
         if invariant():
             return next(for_any_rows(x, target), None)
         if not self.asynchronous:
@@ -160,7 +160,7 @@ class WideDot:
         """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
         if not self.block_sums and not self.wholes:
             return choice
-        x = turn(x) if choice.turned else x
+        x = transposed(x) if choice.turned else x
         return replace(choice, plan=with_room(x, choice.plan, self.target, SUMS_BYTES))
 
     def _streams(self, x: Operands) -> bool:
@@ -181,7 +181,7 @@ class WideDot:
     def suits(self, x: Operands, choice: Choice) -> bool:
         """Whether a Plan has all tokens in one tile, and whole blocks of columns in its pieces,
         where what is handed on asks for them."""
-        m, x, plan = high(x.m), turn(x) if choice.turned else x, choice.plan
+        m, x, plan = high(x.m), transposed(x) if choice.turned else x, choice.plan
         if len(self.group.stored) > 1 and m == 1 and plan.split > 1:
             return False  # all columns would be the one token's
         if not self.block_sums and not self.wholes:
@@ -248,7 +248,7 @@ class WideDot:
         sheet = PlacedSheet(name, [*given, *parameters.results(self.group.stored)])
         self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
         self.e.rounded = self.group.rounded
-        return sheet.made(self.build(turn(self.operands) if self.turned else self.operands))
+        return sheet.made(self.build(transposed(self.operands) if self.turned else self.operands))
 
     def build(self, x: Operands) -> Body:
         """The kernel over this group's parameters."""

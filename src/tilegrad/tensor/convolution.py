@@ -289,8 +289,8 @@ def _convolve_transposed(
     check_fits(op, padded.shape[2:], widths, dilations)
     grouped = reshape(padded, x.shape[0], groups, x.shape[1] // groups, *padded.shape[2:])
     shaped = reshape(kernel, groups, kernel.shape[0] // groups, *kernel.shape[1:])
-    turned = flip(shaped, *range(3, 3 + rank)).transpose(1, 2)  # (groups, out, in, *window)
-    result = _with_bias(op, _window_dot(grouped, turned, (1,) * rank, dilations), bias, rank)
+    flipped = flip(shaped, *range(3, 3 + rank)).transpose(1, 2)  # (groups, out, in, *window)
+    result = _with_bias(op, _window_dot(grouped, flipped, (1,) * rank, dilations), bias, rank)
     result = cast(result, x.dtype)
     return result.squeeze(0) if single else result
 
@@ -358,8 +358,8 @@ def _columns(
     check_fits(op, node.shape[2:], widths, dilations)
     spread = windows_of(node, 2, widths, steps, dilations)
     batch, channels, rows, columns, high, wide = spread.shape
-    turned = build.permute(spread, (0, 1, 4, 5, 2, 3))
-    return build.reshape(turned, (batch, channels * high * wide, rows * columns))
+    permuted = build.permute(spread, (0, 1, 4, 5, 2, 3))
+    return build.reshape(permuted, (batch, channels * high * wide, rows * columns))
 
 
 def unfold(

@@ -98,8 +98,8 @@ def _times(x: Tensor, factor: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def roots(rows: int, columns: int, size: int, sign: int) -> np.ndarray[Any, Any]:
     """exp(sign 2 pi i j k / size), complex, exact to float64."""
-    turns = np.outer(np.arange(rows), np.arange(columns)) % size / size
-    return np.exp(2j * np.pi * sign * turns)
+    phases = np.outer(np.arange(rows), np.arange(columns)) % size / size
+    return np.exp(2j * np.pi * sign * phases)
 
 
 @functools.lru_cache(maxsize=64)
@@ -147,16 +147,16 @@ def _chirped(x: Tensor, sign: int) -> Tensor:
     """A transform of prime size as a convolution: j k = (j^2 + k^2 - (k - j)^2) / 2."""
     size = x.shape[-2]
     long = 1 << (2 * size - 1).bit_length()
-    turns = np.arange(size) ** 2 % (2 * size) / (2 * size)
-    chirp = np.exp(2j * np.pi * sign * turns)
+    phases = np.arange(size) ** 2 % (2 * size) / (2 * size)
+    chirp = np.exp(2j * np.pi * sign * phases)
     kernel = np.zeros(long, complex)
     kernel[:size] = chirp.conj()
     kernel[long - size + 1 :] = chirp.conj()[:0:-1]
     spectrum = transform(_constant(kernel / long, x.dtype), -1)
-    turned = _constant(chirp, x.dtype)
-    moved = pad(_times(x, turned), (0, 0, 0, long - size))
+    chirped = _constant(chirp, x.dtype)
+    moved = pad(_times(x, chirped), (0, 0, 0, long - size))
     found = transform(_times(transform(moved, -1), spectrum), 1)
-    return _times(found[..., :size, :], turned)
+    return _times(found[..., :size, :], chirped)
 
 
 def _fitted(x: Tensor, size: int | None, axis: int, op: str) -> Tensor:

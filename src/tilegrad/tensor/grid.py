@@ -97,8 +97,8 @@ def _place(unit: Tensor, size: Any, padding: str, corners: bool) -> Tensor:
             place = place * 0.0
         else:
             away = (place - low).abs()
-            turn = remainder(away, 2 * span)
-            place = pick(turn > span, 2 * span - turn, turn) + low
+            phase = remainder(away, 2 * span)
+            place = pick(phase > span, 2 * span - phase, phase) + low
     return place if padding == "zeros" else place.clamp(0.0, size - 1.0)
 
 

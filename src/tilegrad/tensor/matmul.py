@@ -229,11 +229,11 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Tensor:
             expected=f"input (..., {matrix.shape[-1] if matrix.ndim else '?'})",
             got=f"input {build.show(tensor.shape)}, weight {build.show(matrix.shape)}",
         )
-    turned = matrix.t()
+    transposed = matrix.t()
     if bias is None:
-        return matmul(tensor, turned)
+        return matmul(tensor, transposed)
     matched("linear", tensor, bias)
-    result = _wide_matmul(tensor, turned)
+    result = _wide_matmul(tensor, transposed)
     return cast(result + cast(lift(bias), result.dtype), tensor.dtype)
 
 

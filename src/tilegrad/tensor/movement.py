@@ -261,12 +261,12 @@ def rot90(x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """A plane of two axes turned by k quarter turns."""
     tensor = lift(x)
     first, second = (build.axis_of(tensor.node, d, "rot90") for d in dims)
-    turns = k % 4
-    if turns == 1:
+    quarters = k % 4
+    if quarters == 1:
         return transpose(flip(tensor, second), first, second)
-    if turns == 2:
+    if quarters == 2:
         return flip(tensor, first, second)
-    return flip(transpose(tensor, first, second), second) if turns == 3 else tensor
+    return flip(transpose(tensor, first, second), second) if quarters == 3 else tensor
 
 
 # ---- repetition -----------------------------------------------------------------------------

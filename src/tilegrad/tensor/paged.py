@@ -86,7 +86,7 @@ def paged_append(
     factor: float = 1.0,
     scales: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(q turned, keys, values) with the new tokens' k and v in their pages, in one launch.
+    """(q rotated, keys, values) with the new tokens' k and v in their pages, in one launch.
 
     Pairs of the first elements of each head of q and k turn by place * frequency: element i with
     i + len(frequencies), or neighbours where `interleaved`; cosines and sines are multiplied by
@@ -97,18 +97,24 @@ def paged_append(
     given.update(k=lift(k), v=lift(v))
     _check(op, given)
     speeds = lift(np.zeros(1, np.float32) if frequencies is None else frequencies)
-    turned = 0 if frequencies is None else 2 * int(speeds.shape[0])
+    rotated_width = 0 if frequencies is None else 2 * int(speeds.shape[0])
     width = given["q"].shape[2]
-    if turned > width:
+    if rotated_width > width:
         raise ShapeError(
-            "more frequencies than pairs", op=op, expected=f"at most {width // 2}", got=turned // 2
+            "more frequencies than pairs",
+            op=op,
+            expected=f"at most {width // 2}",
+            got=rotated_width // 2,
         )
     given["frequencies"] = cast(speeds, dtypes.float32)
     made = ops.paged_append(
-        *_nodes(APPEND, given), width=turned, interleaved=bool(interleaved), factor=float(factor)
+        *_nodes(APPEND, given),
+        width=rotated_width,
+        interleaved=bool(interleaved),
+        factor=float(factor),
     )
-    q_turned, after_keys, after_values = (wrap(n, *given.values()) for n in build.items(made))
-    return q_turned, after_keys, after_values
+    q_rotated, after_keys, after_values = (wrap(n, *given.values()) for n in build.items(made))
+    return q_rotated, after_keys, after_values
 
 
 def paged_step(
@@ -130,9 +136,9 @@ def paged_step(
     """(attention of the new tokens, keys, values): `paged_append`, then `paged_attention`, whose
     options `how` has."""
     pages = (table, lengths, query_starts)
-    turning = {"frequencies": frequencies, "interleaved": interleaved, "factor": factor}
-    turned, keys, values = paged_append(q, k, v, keys, values, *pages, **turning, scales=scales)
-    return paged_attention(turned, keys, values, *pages, scales=scales, **how), keys, values
+    rotation = {"frequencies": frequencies, "interleaved": interleaved, "factor": factor}
+    q_rotated, keys, values = paged_append(q, k, v, keys, values, *pages, **rotation, scales=scales)
+    return paged_attention(q_rotated, keys, values, *pages, scales=scales, **how), keys, values
 
 
 # ---- sizes --------------------------------------------------------------------------------------

@@ -224,8 +224,8 @@ def pixel_shuffle(x: Any, upscale_factor: int) -> Tensor:
     _divides("pixel_shuffle", channels, r * r, "channels")
     n = len(lead)
     cut = reshape(found, *lead, channels // (r * r), r, r, height, width)
-    turned = permute(cut, *range(n), n, n + 3, n + 1, n + 4, n + 2)
-    return reshape(turned, *lead, channels // (r * r), height * r, width * r)
+    permuted = permute(cut, *range(n), n, n + 3, n + 1, n + 4, n + 2)
+    return reshape(permuted, *lead, channels // (r * r), height * r, width * r)
 
 
 def pixel_unshuffle(x: Any, downscale_factor: int) -> Tensor:
@@ -236,8 +236,8 @@ def pixel_unshuffle(x: Any, downscale_factor: int) -> Tensor:
     _divides("pixel_unshuffle", width, r, "columns")
     n = len(lead)
     cut = reshape(found, *lead, channels, height // r, r, width // r, r)
-    turned = permute(cut, *range(n), n, n + 2, n + 4, n + 1, n + 3)
-    return reshape(turned, *lead, channels * r * r, height // r, width // r)
+    permuted = permute(cut, *range(n), n, n + 2, n + 4, n + 1, n + 3)
+    return reshape(permuted, *lead, channels * r * r, height // r, width // r)
 
 
 def channel_shuffle(x: Any, groups: int) -> Tensor:

@@ -55,7 +55,7 @@ class Source:
 
 
 @dataclass(eq=False)
-class Slot:
+class Rebindable:
     """A Tensor from outside that the trace may rebind: an argument or a part of its state."""
 
     source: Source
@@ -88,7 +88,7 @@ class Trace:
     device: str = HOST  # where the function will run
     location: Location | None = field(default_factory=user_location)
     sources: dict[Node, Source] = field(default_factory=dict)
-    slots: dict[int, Slot] = field(default_factory=dict)  # by id of the Tensor
+    rebindable: dict[int, Rebindable] = field(default_factory=dict)  # by id of the Tensor
     nodes: dict[int, Node] = field(default_factory=dict)  # outside Tensors, by id
     kept: list[Tensor] = field(default_factory=list)
     randomness: dict[int, tuple[Any, Randomness]] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Trace:
         inside._bind(node, outside._requires_grad)
         if outside._requires_grad:
             leaves[node] = inside
-        self.slots[id(inside)] = Slot(source, inside, node)
+        self.rebindable[id(inside)] = Rebindable(source, inside, node)
         return inside
 
     def add_state(self, source: Source, outside: Tensor) -> None:
@@ -123,7 +123,7 @@ class Trace:
             raise unknown_value(outside._node)
         node = self._stand_for(source, outside)
         self._settle(node, outside)
-        self.slots[id(outside)] = Slot(source, outside, node)
+        self.rebindable[id(outside)] = Rebindable(source, outside, node)
 
     def _settle(self, node: Node, outside: Tensor) -> None:
         """Note where an argument is, if that is not where the function runs."""
@@ -176,7 +176,7 @@ class Trace:
 
     def check_assign(self, tensor: Tensor) -> None:
         """Refuse to change a Tensor that is neither made here nor reached by an argument."""
-        if tensor.trace is not self and id(tensor) not in self.slots:
+        if tensor.trace is not self and id(tensor) not in self.rebindable:
             raise self._side_effect("assigned to", tensor)
 
     def _side_effect(self, what: str, tensor: Tensor) -> TraceError:
@@ -197,24 +197,24 @@ class Trace:
 
     def grad_of(self, tensor: Tensor) -> Tensor | None:
         """The gradient of an outside Tensor, as seen here."""
-        slot = self.slots.get(id(tensor))
-        if slot is None:
+        outer = self.rebindable.get(id(tensor))
+        if outer is None:
             return tensor._grad
-        if not slot.grad_seen:
+        if not outer.grad_seen:
             before = tensor._grad
-            slot.read_grad = before is not None
+            outer.read_grad = before is not None
             if before is not None:
-                source = Source("grad", slot.source.index, slot.source.name)
-                slot.grad = wrap(self.add_input(source, before._node.shape, before._node.dtype))
-        return slot.grad
+                source = Source("grad", outer.source.index, outer.source.name)
+                outer.grad = wrap(self.add_input(source, before._node.shape, before._node.dtype))
+        return outer.grad
 
     def set_grad(self, tensor: Tensor, value: Tensor | None) -> None:
         """Set the gradient of an outside Tensor, within the trace."""
-        slot = self.slots.get(id(tensor))
-        if slot is None:
+        outer = self.rebindable.get(id(tensor))
+        if outer is None:
             raise self._side_effect("set the gradient of", tensor)
-        slot.cleared = slot.cleared or not slot.grad_seen
-        slot.grad = value
+        outer.cleared = outer.cleared or not outer.grad_seen
+        outer.grad = value
 
     def random(self, generator: Any) -> tuple[Node, Node]:
         """Key and offset of the next draw from a Generator: they change at every call."""

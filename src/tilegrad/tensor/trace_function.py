@@ -21,7 +21,7 @@ from .lowered import Lowered, Outcome, States, Write
 from .ownership import is_kept, would_copy
 from .placement import common_device, elsewhere, moved, settled
 from .tensor import Tensor, unknown_value, wrap
-from .trace import Slot, Source, Trace, Tracing
+from .trace import Rebindable, Source, Trace, Tracing
 
 
 def trace_function(
@@ -41,7 +41,7 @@ def trace_function(
         results, structure = flatten(function(inside))
         tensors = [r.node if isinstance(r, Tensor) else None for r in results]
         changes = [
-            c for slot in trace.slots.values() for c in _changes(trace, slot, keep_gradients)
+            c for outer in trace.rebindable.values() for c in _changes(trace, outer, keep_gradients)
         ]
         roots = [n for n in tensors if n is not None]
         roots += [n for _, _, n in changes if isinstance(n, Node)]
@@ -71,7 +71,7 @@ def trace_function(
         given,
         guards=[
             (s.source.index, s.source.name, s.read_grad)
-            for s in trace.slots.values()
+            for s in trace.rebindable.values()
             if s.read_grad is not None and s.source.kind == "state"
         ],
         randomness=[(g, r.draws) for g, r in trace.randomness.values()],
@@ -144,23 +144,25 @@ def _enter(trace: Trace, index: int, leaf: Any, shape: Any, states: States) -> A
     return leaf
 
 
-def _changes(trace: Trace, slot: Slot, keep_gradients: bool) -> list[tuple[Source, str, Any]]:
+def _changes(
+    trace: Trace, outer: Rebindable, keep_gradients: bool
+) -> list[tuple[Source, str, Any]]:
     """What the traced function did to an argument Tensor or a Tensor of its state."""
     found: list[tuple[Source, str, Any]] = []  # a Node to compute, or a fixed value
-    if slot.tensor.node is not slot.first:
-        found.append((slot.source, "value", slot.tensor.node))
-    if slot.source.kind == "leaf":
-        if slot.tensor._grad is not None:
-            found.append((slot.source, "add grad", slot.tensor._grad.node))
-    elif slot.grad is None:
-        if slot.read_grad or slot.cleared:
-            found.append((slot.source, "grad", None))
-    elif slot.cleared and not keep_gradients:
+    if outer.tensor.node is not outer.first:
+        found.append((outer.source, "value", outer.tensor.node))
+    if outer.source.kind == "leaf":
+        if outer.tensor._grad is not None:
+            found.append((outer.source, "add grad", outer.tensor._grad.node))
+    elif outer.grad is None:
+        if outer.read_grad or outer.cleared:
+            found.append((outer.source, "grad", None))
+    elif outer.cleared and not keep_gradients:
         # zeroed and filled within the call: reading it afterwards says that it stayed inside
-        inside = wrap(build.input_(slot.grad.shape, slot.grad.dtype))
-        found.append((slot.source, "grad", inside))
-    elif trace.sources.get(slot.grad.node, Source("")).kind != "grad":
-        found.append((slot.source, "grad", slot.grad.node))
+        inside = wrap(build.input_(outer.grad.shape, outer.grad.dtype))
+        found.append((outer.source, "grad", inside))
+    elif trace.sources.get(outer.grad.node, Source("")).kind != "grad":
+        found.append((outer.source, "grad", outer.grad.node))
     return found
 
 

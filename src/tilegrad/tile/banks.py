@@ -45,7 +45,7 @@ def check_banks(body: Body, target: Target) -> list[Finding]:
         turns = turns_of(node, place, accumulators)
         if turns > 1:
             text = f"{node.op.name} of {place_name(place)} takes {turns} turns where one would do"
-            found.append(finding("bank_conflict", text, node, place, level="warning"))
+            found.append(finding("bank_conflict", text, node, place, severity="warning"))
     return found
 
 

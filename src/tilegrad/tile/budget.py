@@ -161,15 +161,15 @@ def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Fin
             found.append(finding("registers", text, role))
         most = min(asked or given, limits["registers_per_thread"])
         taken += (asked or given) * threads
-        places, peak = estimate(role.blocks[0], threads)
-        least = places - operands(role.blocks[0], threads)
+        place_registers, peak = estimate(role.blocks[0], threads)
+        least = place_registers - operands(role.blocks[0], threads)
         if least > most:
             text = f"register places of {name} take {least} registers a thread, it may hold {most}"
             hint = "smaller tiles, or more warps for the role"
             found.append(finding("registers", text, role, hint=hint))
         elif peak + MARGIN > most:
             text = f"{name} holds about {peak + MARGIN} registers a thread, it may hold {most}"
-            found.append(finding("registers", f"{text}: it may spill", role, level="warning"))
+            found.append(finding("registers", f"{text}: it may spill", role, severity="warning"))
     if roles and taken > file:
         text = f"the roles take {taken} registers, there are {file}"
         found.append(finding("registers", text, roles[0], hint="ask for fewer"))
@@ -194,7 +194,7 @@ def estimate(block: Block, threads: int) -> tuple[int, int]:
     """Registers a thread of register places alone, and of these and the tiles alive with them."""
     walker = _Liveness(threads)
     walker.block(block, ())
-    return walker.places, walker.places + walker.peak()
+    return walker.place_registers, walker.place_registers + walker.peak()
 
 
 class _Liveness:
@@ -207,7 +207,7 @@ class _Liveness:
         self.last: dict[Node, int] = {}
         self.pending: list[tuple[Node, tuple[int, ...]]] = []
         self.ends: dict[int, int] = {}
-        self.places = 0
+        self.place_registers = 0
         self.order: list[Node] = []
 
     def block(self, block: Block, loops: tuple[int, ...]) -> None:
@@ -215,7 +215,7 @@ class _Liveness:
         for node in block.nodes:
             self.position += 1
             if node.op.name == "register_tile" or (is_place(node) and self.held(node)):
-                self.places += -(-place_bytes(node) // (4 * self.threads))
+                self.place_registers += -(-place_bytes(node) // (4 * self.threads))
             for source in node.inputs:
                 self.use(source, loops)
             for inner in node.blocks:

@@ -139,7 +139,7 @@ def control_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
 class _Check:
     def __init__(self, body: Body, level: str, target: Target | None, where: str) -> None:
         self.body, self.level, self.target, self.where = body, level, target, where
-        self.places: dict[str, int] = {}  # bytes by Scope
+        self.bytes_by_scope: dict[str, int] = {}  # bytes by Scope
 
     def fail(self, message: str, node: Node | None = None) -> InternalError:
         shown = "" if node is None else f"\n    {print_node(node)}\n  "
@@ -183,11 +183,11 @@ class _Check:
         if type_.scope == "register":
             return  # per role and subject to the target's own allocation: a later check
         size = type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
-        self.places[type_.scope] = self.places.get(type_.scope, 0) + size
+        self.bytes_by_scope[type_.scope] = self.bytes_by_scope.get(type_.scope, 0) + size
 
     def budget(self) -> None:
         """Places fit into their Scopes; a cache (which is only prefetched into) has no limit."""
-        for scope, size in self.places.items():
+        for scope, size in self.bytes_by_scope.items():
             space = None if self.target is None else self.target.memories[scope]
             if space is not None and space.copies != ("prefetch",) and size > space.bytes:
                 raise self.fail(f"places take {size} bytes of {scope}, which has {space.bytes}")

@@ -63,10 +63,10 @@ class Judge(Order):
         node: Node,
         other: Node | None = None,
         hint: str = "",
-        level: str = "error",
+        severity: str = "error",
     ) -> None:
         """End the run; what nothing has written shows in the data itself."""
-        if level == "error" and rule != "uninitialised":
+        if severity == "error" and rule != "uninitialised":
             kind = InternalError if rule in ("index", "arrivals") else RaceError
             raise kind("tile.interpret", f"{rule}: {message}")
 

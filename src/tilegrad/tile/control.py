@@ -164,7 +164,7 @@ class Stage:
         results = self._results(test, sides, kept, types)
         if results is None:  # numbers that become tiles: once more, with their types known
             self.tracer.builder.serial = serial
-            results = self._both(test, (then, otherwise), given, kept, types)
+            results = self._trace_sides(test, (then, otherwise), given, kept, types)
         answer = list(given)
         for i in changed:
             answer[i] = Undefined(names[i], "is set in only one branch")
@@ -211,7 +211,7 @@ class Stage:
         node = b.add(ops.branch(test.node, blocks=tuple(block for block, _ in sides)))
         return [b.add(ops.get(node, index=i)) for i in range(len(kept))]
 
-    def _both(
+    def _trace_sides(
         self,
         test: TileValue,
         sides: Sequence[Callable[..., Any]],

@@ -35,7 +35,7 @@ HINTS = {  # of rules, where one fits all that break them
 class Finding:
     """One thing that is wrong ('error') or slow or unproved ('warning')."""
 
-    level: str
+    severity: str
     rule: str
     message: str
     hint: str = ""
@@ -44,7 +44,7 @@ class Finding:
     location: Location | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        text = f"{self.level}: {self.rule}: {self.message}"
+        text = f"{self.severity}: {self.rule}: {self.message}"
         if self.line:
             text += f"\n    at {self.line}"
         if self.other and self.other != self.line:
@@ -66,11 +66,11 @@ def finding(
     node: Node | None = None,
     other: Node | None = None,
     hint: str = "",
-    level: str = "error",
+    severity: str = "error",
 ) -> Finding:
     """A Finding located at Nodes; without a hint of its own it has that of its rule."""
     where, hint = None if node is None else node.location, hint or HINTS.get(rule, "")
-    return Finding(level, rule, message, hint, line_of(node), line_of(other), where)
+    return Finding(severity, rule, message, hint, line_of(node), line_of(other), where)
 
 
 def place_name(node: Node) -> str:

@@ -37,10 +37,10 @@ def check_handover(body: Body) -> list[Finding]:
         return []
     stored, read = ({m for n in nodes for m in _plain(n, writes)} for writes in (True, False))
     counters = {n.inputs[0] for n in nodes if n.op.name == "atomic_add"}
-    handed = (stored & read) - counters
+    exchanged = (stored & read) - counters
     found: dict[Finding, None] = {}
     for role in [n for n in nodes if n.op.name == "role"]:
-        _walk(role.blocks[0], _State(role.attrs["warps"]), handed, found)
+        _walk(role.blocks[0], _State(role.attrs["warps"]), exchanged, found)
     return list(found)
 
 
@@ -50,15 +50,15 @@ def _plain(node: Node, writes: bool) -> set[Node]:
     return {touch.memory for touch in plain if not is_place(touch.memory)}
 
 
-def _walk(block: Block, state: _State, handed: set[Node], found: dict[Finding, None]) -> None:
+def _walk(block: Block, state: _State, exchanged: set[Node], found: dict[Finding, None]) -> None:
     for node in block.nodes:
-        _visit(node, state, handed, found)
+        _visit(node, state, exchanged, found)
         for inner in node.blocks:
             for _ in range(2 if node.op.name == "loop" else 1):
-                _walk(inner, state, handed, found)
+                _walk(inner, state, exchanged, found)
 
 
-def _visit(node: Node, state: _State, handed: set[Node], found: dict[Finding, None]) -> None:
+def _visit(node: Node, state: _State, exchanged: set[Node], found: dict[Finding, None]) -> None:
     name = node.op.name
     if name == "fence" and node.attrs["kind"] == "global":
         state.fenced, state.counted = True, None
@@ -71,9 +71,9 @@ def _visit(node: Node, state: _State, handed: set[Node], found: dict[Finding, No
             hint = "fence('global') after the stores, then named_sync of the role, then count"
             found[finding("fence", f"{what} {text} between", node, state.stored, hint)] = None
         state.stored, state.counted = None, node
-    elif _plain(node, True) & handed:
+    elif _plain(node, True) & exchanged:
         state.stored, state.fenced, state.met = node, False, False
-    elif _plain(node, False) & handed and state.counted is not None:
+    elif _plain(node, False) & exchanged and state.counted is not None:
         text = "is read after a count without a fence('global') between"
         hint = "fence('global') after the atomic_add, before what other programs stored is read"
         what = node.inputs[0].attrs["name"]

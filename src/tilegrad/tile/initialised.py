@@ -77,10 +77,10 @@ class _Walker:
         for memory in filter(is_place, read_by(node)):
             if memory not in surely and memory not in self.found:
                 text = f"{place_name(memory)} is read before anything wrote it"
-                level = "error"
+                severity = "error"
                 if memory in maybe or any(t.memory is memory for t in self.carried()):
-                    level, text = "warning", text + " on some paths"
-                self.found[memory] = finding("uninitialised", text, node, memory, level=level)
+                    severity, text = "warning", text + " on some paths"
+                self.found[memory] = finding("uninitialised", text, node, memory, severity=severity)
         for touch in touches_of(node):
             if is_place(touch.memory) and prod(touch.memory.shape) <= MANY:
                 self.elements(node, touch)

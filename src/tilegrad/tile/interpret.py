@@ -437,10 +437,10 @@ def combine(into: Located, name: str, value: Array) -> Array:
 
 
 def _sort(self: Interpreter, frame: Frame, node: Node) -> None:
-    keys, places = (frame.values[i].data for i in node.inputs[:2])
+    keys, numbers = (frame.values[i].data for i in node.inputs[:2])
     count = int(frame.values[node.inputs[4]])
     order = stable_order(keys[:count], node.attrs["descending"])
-    keys[:count], places[:count] = keys[:count][order], places[:count][order]
+    keys[:count], numbers[:count] = keys[:count][order], numbers[:count][order]
 
 
 def stable_order(row: Array, descending: bool) -> Array:

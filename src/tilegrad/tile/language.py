@@ -356,12 +356,12 @@ def transpose(x: Any, order: Sequence[int] | None = None) -> TileValue:
         if value.ndim < 2:
             raise AxisError("a transpose needs two axes", op="tile.transpose", got=value.shape)
         order = (*range(value.ndim - 2), value.ndim - 1, value.ndim - 2)
-    places = tuple(_axis(value, a, "transpose") for a in order)
-    if sorted(places) != list(range(value.ndim)):
+    axes = tuple(_axis(value, a, "transpose") for a in order)
+    if sorted(axes) != list(range(value.ndim)):
         raise AxisError("not an order of the axes", op="tile.transpose", got=tuple(order))
-    node = tracer("transpose").builder.add(ops.transpose(value.node, order=places))
-    edges = tuple(value.edges[a] for a in places)
-    return TileValue(node, edges, tuple(value.zero[a] for a in places))
+    node = tracer("transpose").builder.add(ops.transpose(value.node, order=axes))
+    edges = tuple(value.edges[a] for a in axes)
+    return TileValue(node, edges, tuple(value.zero[a] for a in axes))
 
 
 def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
@@ -679,8 +679,8 @@ def dot(a: Any, b: Any, c: Any = None, dtype: Any = None) -> TileValue:
             got=f"{left.shape} and {right.shape}",
             hint="tile.transpose(b) swaps the axes of a tile",
         )
-    both = promote(left.dtype, right.dtype)
-    chosen = dtype_of(dtype) if dtype is not None else accumulator(both)
+    common = promote(left.dtype, right.dtype)
+    chosen = dtype_of(dtype) if dtype is not None else accumulator(common)
     shape = (left.shape[0], right.shape[1])
     start = zeros(shape, chosen) if c is None else tile_of(c, chosen, "dot")
     if start.shape != shape:
@@ -898,10 +898,10 @@ def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> T
     b = tracer("load").builder
     given = _given_mask(mask, offsets.shape, "load")
     whole = b.logical_and(mask_of(offsets.shape, offsets.edges), given)
-    places = b.cast(offsets.node, dtypes.int64)
-    places, whole, box = offsets_within("load", source, places, whole)
-    node = b.gather(source.node, places, whole)
-    tracer("load").touch_at("load", source, box, places, offsets.shape, whole)
+    wide_offsets = b.cast(offsets.node, dtypes.int64)
+    wide_offsets, whole, box = offsets_within("load", source, wide_offsets, whole)
+    node = b.gather(source.node, wide_offsets, whole)
+    tracer("load").touch_at("load", source, box, wide_offsets, offsets.shape, whole)
     return _masked(TileValue(node, offsets.edges, (True,) * offsets.ndim), whole, other)
 
 
@@ -981,10 +981,10 @@ def _scatter(
     edges = join_edges("store", [tile, broadcast_tile(offsets, tile.shape)])
     given = _given_mask(mask, tile.shape, "store")
     whole = b.logical_and(mask_of(tile.shape, edges), given)
-    places = b.cast(offsets.node, dtypes.int64)
-    places, whole, box = offsets_within("store", memory, places, whole)
-    b.scatter(memory.node, tile.node, places, whole)
-    tracer("store").touch_at("store", memory, box, places, tile.shape, whole, unique)
+    wide_offsets = b.cast(offsets.node, dtypes.int64)
+    wide_offsets, whole, box = offsets_within("store", memory, wide_offsets, whole)
+    b.scatter(memory.node, tile.node, wide_offsets, whole)
+    tracer("store").touch_at("store", memory, box, wide_offsets, tile.shape, whole, unique)
 
 
 def store_rows(memory: MemoryValue, tile: TileValue) -> None:
@@ -1027,19 +1027,19 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
     edges = join_edges("atomic_add", [tile, offsets])
     given = _given_mask(mask, offsets.shape, "atomic_add")
     whole = b.logical_and(mask_of(offsets.shape, edges), given)
-    places = b.cast(offsets.node, dtypes.int64)
+    wide_offsets = b.cast(offsets.node, dtypes.int64)
     if box is None:
-        places, whole, _ = offsets_within("atomic_add", memory, places, whole)
+        wide_offsets, whole, _ = offsets_within("atomic_add", memory, wide_offsets, whole)
     else:
         _, whole = within("atomic_add", box, whole, given is not None)
-    inputs = [memory.node, tile.node, places]
+    inputs = [memory.node, tile.node, wide_offsets]
     node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
     tracer("atomic_add").touch(
         "add",
         memory,
         None if box is None else box.index,
         offsets.shape,
-        offsets=places if box is None else None,
+        offsets=wide_offsets if box is None else None,
         mask=whole,
         cut=True,
     )

@@ -347,7 +347,7 @@ class _Legalizer:
         block, carried = node.blocks[0], node.inputs[2:]
         wide = [i for i, c in enumerate(carried) if self.into.large(c)]
         own = [i for i in range(len(carried)) if i not in wide]
-        places = {i: self.into.keep(self.into.source(carried[i])) for i in wide}
+        kept = {i: self.into.keep(self.into.source(carried[i])) for i in wide}
         arguments = [argument(a.attrs["name"], a.type) for a in block.arguments]
         given = (arguments[0], *[arguments[1 + i] for i in own])
         with self.b.builder.block(block.name, given) as new:
@@ -356,35 +356,35 @@ class _Legalizer:
             for i in own:
                 self.values[block.arguments[1 + i]] = arguments[1 + i]
             for i in wide:
-                held = self.into.stored(places[i].place, carried[i].shape)  # type: ignore[arg-type]
+                held = self.into.stored(kept[i].place, carried[i].shape)  # type: ignore[arg-type]
                 held.carried = True
                 self.into.sources[block.arguments[1 + i]] = held
             self.block(block)
-            self.write_back([block.results[i] for i in wide], [places[i] for i in wide])
+            self.write_back([block.results[i] for i in wide], [kept[i] for i in wide])
             new.results = tuple(self.b.add(self.values[block.results[i]]) for i in own)
             self.into.spilled.pop()
         bounds = [self.values[i] for i in node.inputs[:2]]
         starts = [self.values[carried[i]] for i in own]
         made = self.b.add(ops.loop(*bounds, *starts, blocks=(new,), **node.attrs))
-        self.results(node, own, made, places)
+        self.results(node, own, made, kept)
 
-    def write_back(self, results: Sequence[Node], places: Sequence[Source]) -> None:
+    def write_back(self, results: Sequence[Node], kept: Sequence[Source]) -> None:
         """Results of a trip to the places that the next one reads."""
         found = []
         for r in results:
             source = self.into.source(r)
             fresh = source.place is not None and not source.carried
             found.append(source if fresh else self.into.keep(source))
-        for source, target in zip(found, places):
+        for source, target in zip(found, kept):
             self.into.keep(source, place=target.place)
 
-    def results(self, node: Node, own: list[int], made: Node, places: dict[int, Source]) -> None:
+    def results(self, node: Node, own: list[int], made: Node, kept: dict[int, Source]) -> None:
         """Bind the results of a loop or a branch: small ones by `get`, large ones by place."""
         type_: Any = node.type
         for i, item in enumerate(type_.items):
             old = ops.get(node, index=i)
-            if i in places:
-                self.into.sources[old] = self.into.stored(places[i].place, item.shape)  # type: ignore[arg-type]
+            if i in kept:
+                self.into.sources[old] = self.into.stored(kept[i].place, item.shape)  # type: ignore[arg-type]
             else:
                 self.values[old] = self.b.add(ops.get(made, index=own.index(i)))
 
@@ -392,7 +392,7 @@ class _Legalizer:
         first = node.blocks[0].results
         wide = [i for i, r in enumerate(first) if self.into.large(r)]
         own = [i for i in range(len(first)) if i not in wide]
-        places = {
+        kept = {
             i: self.into.stored(self.into.room(first[i].shape, first[i].dtype), first[i].shape)
             for i in wide
         }
@@ -401,9 +401,9 @@ class _Legalizer:
             with self.b.builder.block(block.name) as new:
                 self.into.spilled.append({})
                 self.block(block)
-                self.write_back([block.results[i] for i in wide], [places[i] for i in wide])
+                self.write_back([block.results[i] for i in wide], [kept[i] for i in wide])
                 new.results = tuple(self.b.add(self.values[block.results[i]]) for i in own)
                 self.into.spilled.pop()
             blocks.append(new)
         made = self.b.add(ops.branch(self.values[node.inputs[0]], blocks=tuple(blocks)))
-        self.results(node, own, made, places)
+        self.results(node, own, made, kept)

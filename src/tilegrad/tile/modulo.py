@@ -145,9 +145,9 @@ def _product(
     """m * (first, second, third) without its highest word and its two lowest."""
     low, more = m * second, multiply_high(m, third)
     total = low + more
-    both, either = low & more, low | more
+    common, either = low & more, low | more
     flipped = total ^ -1
-    carry = both | (either & flipped)
+    carry = common | (either & flipped)
     carry = shift_down(carry, width - 1)
     high = m * first + multiply_high(m, second)
     return high + carry, total

@@ -221,8 +221,8 @@ def _byte_permute(d: DType, a: Array, b: Array, chosen: Array) -> Array:
     """Byte i is the one of a (0..3) and b (4..7) that the low three bits of the third's
     hexadecimal digit i name; int32 alone."""
     digits = (chosen.view(np.uint32)[..., None] >> np.arange(0, 16, 4, dtype=np.uint32)) & 7
-    both = [np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, 4) for x in (a, b)]
-    found = np.take_along_axis(np.concatenate(both, -1), digits.astype(np.int64), -1)
+    words = [np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape, 4) for x in (a, b)]
+    found = np.take_along_axis(np.concatenate(words, -1), digits.astype(np.int64), -1)
     return np.ascontiguousarray(found).view(np.int32)[..., 0]
 
 

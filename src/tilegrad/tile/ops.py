@@ -21,7 +21,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.types import NOTHING, Memory, Tile, Tuple, Type
 from . import numeric
-from .row import Make, TileOp, Touch, both, box, row, scattered, tile
+from .row import Make, TileOp, Touch, box, read_and_write, row, scattered, tile
 
 __all__ = ["tile"]  # and every row
 
@@ -272,7 +272,7 @@ def at_offsets(node: Node, first: int, writes: bool) -> Touch:
 
 def _scattered(node: Node) -> tuple[Touch, ...]:
     touch = at_offsets(node, 2, True)
-    return (touch,) if node.attrs["mode"] == "set" else both(touch)
+    return (touch,) if node.attrs["mode"] == "set" else read_and_write(touch)
 
 
 @row("memory", effects=lambda n: (at_offsets(n, 1, False),))
@@ -304,20 +304,21 @@ def allocate(*, shape: tuple[int, ...], dtype: DType, scope: str, layout: str) -
     "memory",
     name="sort",
     effects=lambda n: (
-        (*both(Touch(n.inputs[0], True, some=True)),) + both(Touch(n.inputs[1], True, some=True))
+        (*read_and_write(Touch(n.inputs[0], True, some=True)),)
+        + read_and_write(Touch(n.inputs[1], True, some=True))
     ),
 )
 def sort_rows(
     keys: Node,
-    places: Node,
+    numbers: Node,
     other_keys: Node,
-    other_places: Node,
+    other_numbers: Node,
     count: Node,
     *,
     size: int,
     descending: bool,
 ) -> Type:
-    """stable sort of the first `count` keys of a Memory, in place, moving `places` along; nan is
+    """stable sort of the first `count` keys of a Memory, in place, moving `numbers` along; nan is
     largest; two Memories of the same sizes are scratch"""
     return NOTHING
 

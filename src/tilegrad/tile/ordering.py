@@ -82,7 +82,7 @@ class Order:
         self.bars: dict[tuple[int, Node], list[Bar]] = {}
         self.made: set[tuple[int, Node]] = set()  # barriers that have been set up
         self.rounds: dict[tuple[int, int], Round] = {}
-        self.places: dict[tuple[int, Node], Place] = {}
+        self.touched: dict[tuple[int, Node], Place] = {}
         self.late: list[Callable[[], None]] | None = None  # what lands later, if it does
         self.begun = False  # the first roles
         numbered: list[tuple[int, Node | None, int]] = []
@@ -138,12 +138,12 @@ class Order:
         node: Node,
         other: Node | None = None,
         hint: str = "",
-        level: str = "error",
+        severity: str = "error",
     ) -> None:
         """Note a Finding, each pair of ops once."""
         key = (rule, node, other)
         if key not in self.findings and len(self.findings) < MOST_FINDINGS:
-            self.findings[key] = finding(rule, message, node, other, hint, level)
+            self.findings[key] = finding(rule, message, node, other, hint, severity)
 
     # ---- roles ------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class Order:
         """Whether the last phase of a barrier had copies."""
         return any(
             r.write is not None and r.write.agent == bar.agent and r.write.epoch == len(bar.over)
-            for p in self.places.values()
+            for p in self.touched.values()
             for r in p.regions.values()
         )
 
@@ -246,10 +246,10 @@ class Order:
     def place(self, rank: int, node: Node) -> Place:
         """The boxes of a place or a parameter."""
         key = (rank if is_place(node) else 0, node)
-        found = self.places.get(key)
+        found = self.touched.get(key)
         if found is None:
             shape = tuple([evaluate(s, self.symbols) for s in node.shape])
-            found = self.places[key] = Place(node, shape)
+            found = self.touched[key] = Place(node, shape)
         return found
 
     def region(
@@ -281,8 +281,8 @@ class Order:
     ) -> None:
         """Report two unordered accesses."""
         one = f"{self.names[agent]} {verb} {region}"
-        both = f"{one} while {self.names[other.agent]} {done} it"
-        self.report("race", f"{both}, and no barrier or wait orders the two", node, other.node)
+        clash = f"{one} while {self.names[other.agent]} {done} it"
+        self.report("race", f"{clash}, and no barrier or wait orders the two", node, other.node)
 
     def touch(
         self, region: Region, role: Role, node: Node, writes: bool, agent: int, epoch: int

@@ -48,9 +48,9 @@ from .row import (
     Touch,
     Wait,
     Work,
-    both,
     box,
     lead,
+    read_and_write,
     row,
 )
 
@@ -352,7 +352,7 @@ def _product(node: Node) -> tuple[Work]:
         count = len(place.shape) - 2
         found.append(lead(place, False, tuple(rest[:count])))
         rest = rest[count:]
-    old, new = both(found[0])
+    old, new = read_and_write(found[0])
     return (Work("matrix_async", (*found[1:], changed(old, when=accumulate), new)),)
 
 
@@ -380,11 +380,11 @@ def matrix_async(
     """index: the leading ones of the three places. accumulator = a @ b (+ accumulator where
     accumulate holds), of as many columns of b as the accumulator has; a transposed operand is
     stored (k, m) or (n, k); an a of int32 in registers has two elements of b's dtype in a word"""
-    places = [_place("matrix_async", x) for x in (accumulator, a, b)]
-    if len(index) != sum(len(p.shape) - 2 for p in places):
-        raise _fail("matrix_async", f"{len(index)} leading indices for {places}")
-    (m, n), left, right = (p.shape[-2:] for p in places)
-    if places[1].dtype is int32 and places[1].scope == "register":
+    operands = [_place("matrix_async", x) for x in (accumulator, a, b)]
+    if len(index) != sum(len(p.shape) - 2 for p in operands):
+        raise _fail("matrix_async", f"{len(index)} leading indices for {operands}")
+    (m, n), left, right = (p.shape[-2:] for p in operands)
+    if operands[1].dtype is int32 and operands[1].scope == "register":
         left = (left[0], left[1] * 2)
     left = left[::-1] if transpose_a else left
     right = right[::-1] if transpose_b else right
@@ -458,17 +458,20 @@ def load_operand(operand: Node, place: Node, *index: Node, start: int, transpose
 
 @row(
     "matrix_sync",
-    effects=lambda n: (*[lead(x, False) for x in n.inputs[1:]], *both(lead(n.inputs[0], True))),
+    effects=lambda n: (
+        *[lead(x, False) for x in n.inputs[1:]],
+        *read_and_write(lead(n.inputs[0], True)),
+    ),
     numpy=lambda n, a, b, old: numeric.dot(a, b.T, old, n.inputs[0].dtype),
     placed=True,
 )
 def matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int]) -> Type:
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, all in registers, by warps that stand
     in a grid (down, across)"""
-    places = [_place("matrix_sync", x) for x in (accumulator, a, b)]
-    shapes = [p.shape for p in places]
-    if any(p.scope != "register" or len(p.shape) != 2 for p in places):
-        raise _fail("matrix_sync", f"{places} are not all matrices in registers")
+    operands = [_place("matrix_sync", x) for x in (accumulator, a, b)]
+    shapes = [p.shape for p in operands]
+    if any(p.scope != "register" or len(p.shape) != 2 for p in operands):
+        raise _fail("matrix_sync", f"{operands} are not all matrices in registers")
     if shapes[0] != (shapes[1][0], shapes[2][0]) or shapes[1][1] != shapes[2][1]:
         raise _fail("matrix_sync", f"{shapes[1]} and {shapes[2]} do not add to {shapes[0]}")
     return NOTHING
@@ -588,7 +591,7 @@ def send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, to
 # ---- between programs -----------------------------------------------------------------------
 
 
-@row("memory", effects=lambda n: both(ops.at_offsets(n, 2, True)))
+@row("memory", effects=lambda n: read_and_write(ops.at_offsets(n, 2, True)))
 def atomic_add(memory: Node, value: Node, offset: Node, *mask: Node) -> Type:
     """add to elements at linear offsets in one step each, as seen by all programs; gives the
     values before; masked off ones are 0"""
@@ -597,7 +600,9 @@ def atomic_add(memory: Node, value: Node, offset: Node, *mask: Node) -> Type:
 
 def _added(node: Node) -> tuple[Touch, Touch]:
     memory, value, *index = node.inputs
-    return both(Touch(memory, True, tuple(index), value.shape, node.attrs["axes"], some=True))
+    return read_and_write(
+        Touch(memory, True, tuple(index), value.shape, node.attrs["axes"], some=True)
+    )
 
 
 @row(

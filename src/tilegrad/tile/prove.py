@@ -41,7 +41,7 @@ def check_body(body: Body, target: Target | None = None) -> list[Finding]:
     if target is not None:
         found.update(dict.fromkeys(check_budget(body, target)))
         found.update(dict.fromkeys(check_banks(body, target)))
-    return sorted(found, key=lambda f: f.level != "error")
+    return sorted(found, key=lambda f: f.severity != "error")
 
 
 def _protocol(skeleton: Skeleton) -> list[Finding]:
@@ -54,12 +54,12 @@ def _protocol(skeleton: Skeleton) -> list[Finding]:
         except TooLong:
             text = f"{skeleton.body.name} is too long to be followed for program {scenario.program}"
             hint = "stages and parities computed from loop indices by // and % let it be cut"
-            here = [finding("unproved", text, hint=hint, level="warning")]
-        if any(f.level == "error" for f in here):
+            here = [finding("unproved", text, hint=hint, severity="warning")]
+        if any(f.severity == "error" for f in here):
             with suppress(TooLong):
                 here = check_protocol(skeleton, scenario, whole=True)
         found += here
-        if any(f.level == "error" for f in here):
+        if any(f.severity == "error" for f in here):
             break  # the same again in other programs
     return found
 
@@ -73,7 +73,7 @@ def require(
     `also` are Findings of who made it.
     """
     found = [*check_body(body, target), *also]
-    errors = [f for f in found if f.level == "error"]
+    errors = [f for f in found if f.severity == "error"]
     if errors:
         text = f"{body.name} fails {len(errors)} checks:\n" + "\n".join(map(str, errors))
         if maker:

@@ -246,7 +246,7 @@ def written_by(node: Node) -> set[Node]:
     return {t.memory for t in touches_of(node) if t.writes}
 
 
-def both(touch: Touch) -> tuple[Touch, Touch]:
+def read_and_write(touch: Touch) -> tuple[Touch, Touch]:
     """A read of elements, and then a write of the same."""
     return replace(touch, writes=False), replace(touch, writes=True)
 

@@ -326,8 +326,8 @@ class _Run:
                 expected = self.periods.expected[node]
                 if any(expected.get(n, sign) == -sign != 0 for n, sign in self.extremes[extremes:]):
                     raise _Turned(node)
-            again = [v[result] for _, _, result in carried]
-            for (given, _, _), value in zip(carried, again):
+            carried_values = [v[result] for _, _, result in carried]
+            for (given, _, _), value in zip(carried, carried_values):
                 v[given] = value
             i += step
             self.count += 1

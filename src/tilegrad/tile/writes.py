@@ -27,7 +27,7 @@ from .inside import extremes, value_of
 from .linear import lines_of
 from .trace import Access, Limit, Tracer
 
-FEW = 1 << 15  # boxes that are counted out
+FEW_BOXES = 1 << 15  # boxes that are counted out
 SMALL = 1 << 22  # elements that are
 NOBODY, SEVERAL = -1, -2  # of programs
 HINT = (
@@ -54,7 +54,7 @@ def judge(t: Tracer, body: Body) -> Judged:
         filled = result.name in t.fills
         found += _unset(result.name, here) if not filled else []
         found += races(t, result.name, here)
-        if filled or result.name in t.loose or any(f.level == "error" for f in found):
+        if filled or result.name in t.loose or any(f.severity == "error" for f in found):
             continue
         state, hole = coverage(t, result.type.shape, here)
         if state == "hole":
@@ -196,7 +196,7 @@ def _apart(
     for access in accesses:
         assert access.index is not None
         at = access.index[axis]
-        own = next((a for a in atoms(at) if turns(t, a) is program), program)
+        own = next((a for a in atoms(at) if interleaved_start(t, a) is program), program)
         step = coefficient(at, own) if own.kind == "loop" else _factor(at, own)
         if not isinstance(step, int) or step == 0:
             return False
@@ -221,7 +221,7 @@ def _factor(value: Size, part: Expr) -> int:
     return next((f for product_, f in terms if product_ == (part,)), 0)
 
 
-def turns(t: Tracer, atom: Expr) -> Expr | None:
+def interleaved_start(t: Tracer, atom: Expr) -> Expr | None:
     """The program's number that a loop starts at, if programs take turns in it: each has numbers
     of its own, and together they have all."""
     limit = t.limits.get(atom)
@@ -250,8 +250,8 @@ def _count_races(t: Tracer, accesses: Sequence[Access]) -> Found | list[Access] 
         for number_, access, found in exact_:
             if access.kind != kind:
                 continue
-            for program, places in found:
-                other = places[(against[places] != NOBODY) & (against[places] != program)]
+            for program, touched in found:
+                other = touched[(against[touched] != NOBODY) & (against[touched] != program)]
                 if other.size:
                     first = accesses[who[other[0]]]
                     if kind != "store":
@@ -259,12 +259,12 @@ def _count_races(t: Tracer, accesses: Sequence[Access]) -> Found | list[Access] 
                     if not (access.unique or first.unique):
                         return first, access, cells.element(int(other[0]))
                 if kind != "load":
-                    alone = (writer[places] == NOBODY) | (writer[places] == program)
-                    writer[places], by[places] = np.where(alone, program, SEVERAL), number_
+                    alone = (writer[touched] == NOBODY) | (writer[touched] == program)
+                    writer[touched], by[touched] = np.where(alone, program, SEVERAL), number_
     return [a for a, _, exact in boxes if not exact] or None
 
 
-Places = list[tuple[int, Any]]
+TouchedCells = list[tuple[int, Any]]
 
 
 class Cells:
@@ -303,7 +303,7 @@ class Cells:
         trips = [_trips(t, atom) for atom in loops]
         if not all(isinstance(s, int) for s in grid) or None in trips:
             return None
-        if prod(grid) * prod([len(s) for s in trips if s is not None]) > FEW:
+        if prod(grid) * prod([len(s) for s in trips if s is not None]) > FEW_BOXES:
             return None
         found = []
         for program in every(*[range(s) for s in grid]):
@@ -313,23 +313,23 @@ class Cells:
                 found.append((program, tuple([number(at, env) for at in access.index or ()])))
         return found
 
-    def of(self, access: Access) -> tuple[Places, bool]:
+    def of(self, access: Access) -> tuple[TouchedCells, bool]:
         """(program's number, cells) of the boxes of an access, and whether that is exact."""
         starts = self.starts[access]
         cells = prod([-(-n // u) for n, u in self._lengths(access)])
         if starts is None or len(starts) * cells > SMALL:
             return [], False
-        found: Places = []
+        found: TouchedCells = []
         numbers = {program: n for n, program in enumerate(dict.fromkeys(p for p, _ in starts))}
         for program, at in starts:
             taken = _taken(access, program)
             mask = _mask(access, program)
             if taken is None or mask is None:
                 return [], False
-            places = self._places(access, program, at, mask) if taken else _NONE
-            if places is None:
+            touched = self._touched(access, program, at, mask) if taken else _NONE
+            if touched is None:
                 return [], False
-            found.append((numbers[program], places))
+            found.append((numbers[program], touched))
         return found, True
 
     def _lengths(self, access: Access) -> list[tuple[int, int]]:
@@ -337,7 +337,7 @@ class Cells:
             return [(n, 1) for n in access.tile]
         return [(access.length(axis), self.unit[axis]) for axis in access.axes]
 
-    def _places(
+    def _touched(
         self, access: Access, program: tuple[int, ...], at: tuple[int, ...], mask: Any
     ) -> Any:
         """The cells that one box touches."""
@@ -430,8 +430,8 @@ def coverage(
     for access in stores:
         found, exact = cells.of(access)
         certain &= exact
-        for _, places in found:
-            written[places] = True
+        for _, touched in found:
+            written[touched] = True
     if written.all():
         return "whole", ()
     if not certain:
@@ -446,7 +446,7 @@ def whole(t: Tracer, shape: Sequence[Size], access: Access) -> bool:
     used: list[Expr] = []
     for axis, (at, size) in enumerate(zip(access.index, shape)):
         mine = [a for a in atoms(at) if a.kind != "symbol"]
-        used += [p for a in mine if (p := turns(t, a)) is not None]
+        used += [p for a in mine if (p := interleaved_start(t, a)) is not None]
         if set(mine) & set(used) or not _reaches(t, at, mine, access.length(axis), size):
             return False
         used += mine
@@ -460,7 +460,7 @@ def _reaches(t: Tracer, at: Size, mine: Sequence[Expr], length: int, size: Size)
     parts = []
     for atom in mine:
         step, limit = coefficient(at, atom), t.limits.get(atom)
-        if limit is not None and turns(t, atom) is not None:
+        if limit is not None and interleaved_start(t, atom) is not None:
             limit = Limit(0, limit.upper, True)
         if limit is None or not isinstance(step, int) or step < 1:
             return False

@@ -112,9 +112,9 @@ class _Run:
 
     def _put(self, where: np.ndarray, flits: np.ndarray, now: int) -> None:
         at = tuple(where)
-        slot = (self.first[at] + self.held[at]) % self.network.depth
+        tail = (self.first[at] + self.held[at]) % self.network.depth
         flits[2] = now
-        self.flits[(slice(None), *at, slot)] = flits
+        self.flits[(slice(None), *at, tail)] = flits
         self.held[at] += 1
 
     def _inject(self, now: int) -> None:

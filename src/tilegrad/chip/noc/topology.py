@@ -44,9 +44,9 @@ class Topology:
 
     def hops(self) -> np.ndarray:
         """(terminals, terminals) links on the way from one to the other."""
-        return self._walk()[0]
+        return self._followed()[0]
 
-    def _walk(self) -> tuple[np.ndarray, np.ndarray]:
+    def _followed(self) -> tuple[np.ndarray, np.ndarray]:
         """Hops of every pair, and how many routes use each link (nodes, ports)."""
         count = len(self.terminals)
         target = np.tile(self.terminals, count)
@@ -69,7 +69,7 @@ class Topology:
 
     def capacity(self) -> float:
         """Flits a cycle and terminal at which the busiest link is full, under uniform traffic."""
-        busiest = self._walk()[1].max() / len(self.terminals)
+        busiest = self._followed()[1].max() / len(self.terminals)
         return 1.0 / busiest if busiest else 1.0
 
 

@@ -227,9 +227,9 @@ class _Reader:
             values = values[:, None] if load else values[None, :]
             grid = (axes[0][1], one_place) if load else (one_place, axes[0][1])
         elif len(axes) == 2:
-            turned = axes[1][0] in FIRST and axes[0][0] not in FIRST
-            values = values.T if turned else values
-            grid = (axes[1][1], axes[0][1]) if turned else (axes[0][1], axes[1][1])
+            swapped = axes[1][0] in FIRST and axes[0][0] not in FIRST
+            values = values.T if swapped else values
+            grid = (axes[1][1], axes[0][1]) if swapped else (axes[0][1], axes[1][1])
         else:
             grid = (one_place, one_place)
         return Table(grid[0] * units[0], grid[1] * units[1], values * scale)

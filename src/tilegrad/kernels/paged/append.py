@@ -30,7 +30,7 @@ from ...tile.build import Body, BodyBuilder
 from .shape import PagedShape, cache_parameters, scales_parameter
 
 CLEARED = 8  # rows that are written at once
-MANY = 128  # tokens of a step from which programs that take all heads of one fill a machine
+MANY = 256  # tokens of a step from which programs that take all heads of one fill a machine
 MOST_HELD = 64 * 128  # elements of a token's queries that a program holds without a spill
 
 
@@ -138,8 +138,8 @@ class _Append:
             (self.token, self.head),
             (page, self.head, at % x.page),
         )
-        self.turn(memory["q"], memory["turned"], heads, heads, self.each * x.group, angle, None)
-        self.turn(memory["k"], memory["keys"], own, slot, self.each, angle, scales[0])
+        self.rotate(memory["q"], memory["turned"], heads, heads, self.each * x.group, angle, None)
+        self.rotate(memory["k"], memory["keys"], own, slot, self.each, angle, scales[0])
         value = tile.cast(tile.load(memory["v"], (*own, 0), (self.each, x.value_width)), float32)
         value = kept(value, x.cache, scales[1])
         tile.store(memory["values"], (*slot, 0), value, axes=self.axes(memory["values"]))
@@ -169,7 +169,7 @@ class _Append:
         cosine, sine = (function(angle) * factor for function in (tile.cos, tile.sin))
         return cosine[None, :], sine[None, :]
 
-    def turn(
+    def rotate(
         self,
         source: Any,
         into: Any,

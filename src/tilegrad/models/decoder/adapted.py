@@ -37,7 +37,7 @@ def layers_of(model: Decoder) -> dict[str, list[tuple[str, Source]]]:
             continue
         for source in names.sources(f"{path}.weight"):
             theirs = source.name.removesuffix(".weight")
-            found.setdefault(theirs, []).append((path, replace(source, turned=False)))
+            found.setdefault(theirs, []).append((path, replace(source, transposed=False)))
     return found
 
 

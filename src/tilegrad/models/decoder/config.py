@@ -62,7 +62,7 @@ class DecoderConfig:
     windows: tuple[int, ...] = ()  # how many tokens back each layer sees; 0: all. (): all see all
     rotary: Rotary | None = None  # None: positions are learned
     local_rotary: Rotary | None = None  # of layers that have a window, where it differs
-    turned: tuple[bool, ...] = ()  # which layers turn queries and keys; (): all
+    rotated: tuple[bool, ...] = ()  # which layers turn queries and keys; (): all
 
     experts: int = 0
     experts_used: int = 0
@@ -76,7 +76,7 @@ class DecoderConfig:
         put(self, "scale", self.scale or (self.head_width**-0.5 if self.head_width > 0 else 0.0))
         put(self, "windows", self.windows or (0,) * self.layers)
         put(self, "longest", max(self.longest, self.context))
-        put(self, "turned", self.turned or (True,) * self.layers)
+        put(self, "rotated", self.rotated or (True,) * self.layers)
         put(self, "routed", self.routed or (bool(self.experts),) * self.layers)
         check(self)
 
@@ -105,7 +105,7 @@ class DecoderConfig:
 
     def rotary_of(self, layer: int) -> Rotary | None:
         """How a layer turns queries and keys, if it does."""
-        if not self.turned[layer]:
+        if not self.rotated[layer]:
             return None
         local = self.local_rotary is not None and self.windows[layer]
         return self.local_rotary if local else self.rotary
@@ -148,7 +148,7 @@ def check(config: DecoderConfig) -> None:
         f"heads a multiple of {config.key_heads}",
         config.heads,
     )
-    for name in ("windows", "routed", "turned"):
+    for name in ("windows", "routed", "rotated"):
         got = len(getattr(config, name))
         need(got == config.layers, f"{name} are not one a layer", config.layers, got)
     need(min(config.windows) >= 0, "bad window", "counts of tokens", config.windows)

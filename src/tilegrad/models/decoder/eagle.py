@@ -46,7 +46,7 @@ class EagleHead(nn.Module):
     ) -> None:
         """`bias` says whether `fc` has one, `embeds` whether the head has its own embedding."""
         super().__init__()
-        self.config = replace(config, windows=(), turned=(), routed=(), layers=1)
+        self.config = replace(config, windows=(), rotated=(), routed=(), layers=1)
         self.embed = nn.Embedding(config.vocabulary, config.width, dtype=dtype) if embeds else None
         self.joined = nn.Linear(2 * config.width, config.width, bias, dtype)
         self.block = Block(self.config, 0, dtype)

@@ -27,7 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"head_norms": True},
-    "smollm3": {"tied": True, "base": 2000000.0, "unturned": 4},
+    "smollm3": {"tied": True, "base": 2000000.0, "unrotated": 4},
     "granite": {"scales": True},
     "olmo2": {"pre_norms": False, "post_norms": True, "head_norms": True, "whole_norms": True},
     "gemma": GEMMA,
@@ -92,8 +92,8 @@ def read(metadata: Mapping[str, Any], tensors: Mapping[str, Any] | None) -> dict
     if "parallel" in family and "shared_norm" not in family:
         found["parallel"] = fields.flag("use_parallel_residual", True)
     found |= _scales(fields, family, found)
-    every = family.get("unturned", 0)
-    found["turned"] = tuple(not every or (i + 1) % every != 0 for i in range(layers))
+    every = family.get("unrotated", 0)
+    found["rotated"] = tuple(not every or (i + 1) % every != 0 for i in range(layers))
     found["windows"] = _windows(fields, family, layers)
     if fields.whole("expert_count", 0):
         found |= _experts(fields, family, layers, tensors)

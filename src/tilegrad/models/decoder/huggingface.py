@@ -36,7 +36,7 @@ GEMMA_2 = {**GEMMA, "post_norms": True}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"window": 4096},
-    "smollm3": {"tied": True, "base": 2000000.0, "unturned": 4, "asks_window": True},
+    "smollm3": {"tied": True, "base": 2000000.0, "unrotated": 4, "asks_window": True},
     "granite": {"scales": True},
     "olmo2": {"epsilon": 1e-5, "pre_norms": False, "post_norms": True, "head_norms": True,
               "whole_norms": True},
@@ -181,8 +181,8 @@ def _rotating(fields: Fields, family: dict[str, Any]) -> dict[str, Any]:
         found |= _gemma(fields, family, found["head_width"])
     if "scales" in family:
         found |= _scales(fields)
-    found["turned"] = _turned(fields, family, found["layers"])
-    found["windows"] = _windows(fields, family, found["turned"])
+    found["rotated"] = _rotated(fields, family, found["layers"])
+    found["windows"] = _windows(fields, family, found["rotated"])
     return found | (_experts(fields, family, found["layers"]) if "experts" in family else {})
 
 
@@ -214,9 +214,9 @@ def _scales(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _turned(fields: Fields, family: dict[str, Any], layers: int) -> tuple[bool, ...]:
+def _rotated(fields: Fields, family: dict[str, Any], layers: int) -> tuple[bool, ...]:
     """Which layers turn queries and keys: of SmolLM3 every fourth does not."""
-    if "unturned" not in family:
+    if "unrotated" not in family:
         return (True,) * layers
     said = fields.get("no_rope_layers")  # 1: the layer turns, whatever the name says
     if said is not None:
@@ -227,15 +227,15 @@ def _turned(fields: Fields, family: dict[str, Any], layers: int) -> tuple[bool, 
         ):
             raise fields.wrong("no_rope_layers", f"{layers} times 0 or 1", said)
         return tuple(bool(v) for v in said[:layers])
-    every = fields.whole("no_rope_layer_interval", family["unturned"])
+    every = fields.whole("no_rope_layer_interval", family["unrotated"])
     if every < 1:
         raise fields.wrong("no_rope_layer_interval", "above 0", every)
     return tuple((i + 1) % every != 0 for i in range(layers))
 
 
-def _windows(fields: Fields, family: dict[str, Any], turned: tuple[bool, ...]) -> tuple[int, ...]:
+def _windows(fields: Fields, family: dict[str, Any], rotated: tuple[bool, ...]) -> tuple[int, ...]:
     """How far back each layer sees; 0: to the start."""
-    layers = len(turned)
+    layers = len(rotated)
     said = "sliding_window" in fields.given  # null switches it off, absence does not
     window = fields.whole("sliding_window", 0 if said else family.get("window", 0))
     asked = fields.get("use_sliding_window")
@@ -253,8 +253,8 @@ def _windows(fields: Fields, family: dict[str, Any], turned: tuple[bool, ...]) -
         return tuple(known[k] for k in kinds)
     if not window:
         return (0,) * layers
-    if "unturned" in family:
-        return tuple(0 if t else window for t in turned)
+    if "unrotated" in family:
+        return tuple(0 if t else window for t in rotated)
     if "pattern" in family:
         every = fields.whole("sliding_window_pattern", family["pattern"])
         if every < 1:

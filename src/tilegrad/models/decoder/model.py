@@ -30,7 +30,7 @@ from ...tensor.norm import rms_norm
 from ...tensor.tensor import Tensor, lift
 from .config import DecoderConfig
 from .names import load
-from .rotary import turn
+from .rotary import rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Angles = tuple[Tensor, Tensor]
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         if config.head_norms and not config.whole_norms:
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
-            q, k = turn(q, angles), turn(k, angles)
+            q, k = rotate(q, angles), rotate(k, angles)
         return self.output(attend(self.layer, q, k, v).flatten(-2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -239,19 +239,19 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(index, arange(count), self._causal))
 
     def step(
-        self, tokens: Any, positions: Any, attend: Attend, rows: Any = None, turned: bool = True
+        self, tokens: Any, positions: Any, attend: Attend, rows: Any = None, rotated: bool = True
     ) -> Tensor:
         """(N,), (N,) -> (N, V), or the logits of some rows alone.
 
         `attend(layer, q, k, v)` gets (N, H, D), (N, K, D) and (N, K, D), keeps keys and values
         where it likes and gives (N, H, D); how to attend is in `config.attention(layer)`. With
-        `turned=False` it also turns q and k, by `config.rotary_of(layer)`: see `paged`.
+        `rotated=False` it also turns q and k, by `config.rotary_of(layer)`: see `paged`.
         """
-        x = self.hidden(lift(tokens), lift(positions), attend, turned)  # (N, C)
+        x = self.hidden(lift(tokens), lift(positions), attend, rotated)  # (N, C)
         return self.logits(x if rows is None else x.index_select(0, rows))
 
     def hidden(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, turned: bool = True
+        self, tokens: Tensor, positions: Tensor, attend: Attend, rotated: bool = True
     ) -> Tensor:
         """(...) -> (..., C): what the head reads, before its norm."""
         config = self.config
@@ -260,10 +260,10 @@ class Decoder(nn.Module):
             x = x * config.embedding_scale
         if config.rotary is None:
             x = x + self.positions(positions)
-        turns = {r: r.angles(positions) for r in config.rotaries()} if turned else {}
+        angles_of = {r: r.angles(positions) for r in config.rotaries()} if rotated else {}
         for layer, block in enumerate(self.blocks):
             rotary = config.rotary_of(layer)
-            x = block(x, attend, None if rotary is None else turns.get(rotary))
+            x = block(x, attend, None if rotary is None else angles_of.get(rotary))
         return x
 
     def logits(self, x: Tensor) -> Tensor:
@@ -307,7 +307,7 @@ def paged(
     single: bool = False,
     most: Any = None,
 ) -> Attend:
-    """An `attend` over a paged cache that turns q and k itself: for `step(..., turned=False)`.
+    """An `attend` over a paged cache that turns q and k itself: for `step(..., rotated=False)`.
 
     `single` says that no request has more than one new token, `most` (a number or a Symbol) how
     many keys at most.

@@ -1,11 +1,11 @@
 """Names of weights: from those of Hugging Face and of GGUF files to the decoder's own.
 
 A `Source` says where one of our Parameters comes from: a name (or one for each expert), which
-rows of it, and whether it is turned or its rows are in the order of llama.cpp. The tables list
+rows of it, and whether it is transposed or its rows are in the order of llama.cpp. The tables list
 them, first match wins. Weights arrive as a mapping from name to array, so any reader plugs in;
-arrays may be NumPy's, torch's or Tensors, and are only sliced, reshaped and turned here. Tensors
-of files (`exchange.Stored`) are read, or stay there if they are quantised (see `tensor.stored`);
-weights stored turned and experts are always read.
+arrays may be NumPy's, torch's or Tensors, and are only sliced, reshaped and transposed here.
+Tensors of files (`exchange.Stored`) are read, or stay there if they are quantised (see
+`tensor.stored`); weights stored transposed and experts are always read.
 Invariant: nothing is loaded unless all shapes fit and, if strict, no name is missing or unused.
 """
 
@@ -41,14 +41,16 @@ class Source:
 
     name: str
     part: str = ""  # rows of a fused weight: query, key, value, gate or up
-    turned: bool = False  # stored (in, out)
+    transposed: bool = False  # stored (in, out)
     interleaved: bool = False  # rows of heads lie as llama.cpp turns them: pairs side by side
     by_head: bool = False  # a fused weight has query, key and value of one head after the other's
 
 
-def fused(name: str, *parts: str, turned: bool = False, by_head: bool = False) -> dict[str, Source]:
+def fused(
+    name: str, *parts: str, transposed: bool = False, by_head: bool = False
+) -> dict[str, Source]:
     """Sources of the parts of one weight, by part."""
-    return {p: Source(name, p, turned, by_head=by_head) for p in parts}
+    return {p: Source(name, p, transposed, by_head=by_head) for p in parts}
 
 
 QKV, GATED = ("query", "key", "value"), ("gate", "up")
@@ -102,10 +104,10 @@ GPT2_TOP = {"embed": "wte", "positions": "wpe", "norm": "ln_f", "head": "lm_head
 GPT2: dict[str, tuple[Source, ...]] = {
     "attention_norm": (Source("ln_1"),),
     "feed_norm": (Source("ln_2"),),
-    **{f"attention.{p}": (s,) for p, s in fused("attn.c_attn", *QKV, turned=True).items()},
-    "attention.output": (Source("attn.c_proj", turned=True),),
-    "feed.up": (Source("mlp.c_fc", turned=True),),
-    "feed.down": (Source("mlp.c_proj", turned=True),),
+    **{f"attention.{p}": (s,) for p, s in fused("attn.c_attn", *QKV, transposed=True).items()},
+    "attention.output": (Source("attn.c_proj", transposed=True),),
+    "feed.up": (Source("mlp.c_fc", transposed=True),),
+    "feed.down": (Source("mlp.c_proj", transposed=True),),
 }
 GGUF_TOP = {
     "embed": "token_embd",
@@ -225,7 +227,7 @@ class Names:
 
     def stays(self, source: Source | None) -> bool:
         """Whether a weight can be read where the file stores it: rows of a quantised tensor."""
-        if source is None or source.turned or "{}" in source.name:
+        if source is None or source.transposed or "{}" in source.name:
             return False
         found = self.given[source.name]
         quantised = getattr(getattr(found, "format", None), "quantised", False)
@@ -242,7 +244,7 @@ class Names:
 
     def arranged(self, name: str, source: Source, array: Any) -> Any:
         """The rows of a given array that a Parameter has, in its order."""
-        if source.turned and array.ndim == 2:
+        if source.transposed and array.ndim == 2:
             array = array.T
         if source.part:
             array = self._rows(source, array)

@@ -46,10 +46,10 @@ class Rotary:
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines (..., 1, width / 2) of positions (...): the same for all heads."""
-        turned = cast(positions, dtypes.float32)[..., None, None] * lift(self.frequencies())
+        angles = cast(positions, dtypes.float32)[..., None, None] * lift(self.frequencies())
         if self.attention_factor == 1.0:
-            return cos(turned), sin(turned)
-        return cos(turned) * self.attention_factor, sin(turned) * self.attention_factor
+            return cos(angles), sin(angles)
+        return cos(angles) * self.attention_factor, sin(angles) * self.attention_factor
 
 
 @lru_cache(maxsize=64)
@@ -73,21 +73,23 @@ def _frequencies(rotary: Rotary) -> Array:
 
 def _llama3(rotary: Rotary, plain: Array) -> Array:
     """Slow pairs are scaled, fast ones kept, those between are mixed."""
-    turns = rotary.original * plain / (2.0 * math.pi)  # over the context of training
-    mix = (turns - rotary.low) / (rotary.high - rotary.low)
+    rotations = rotary.original * plain / (2.0 * math.pi)  # over the context of training
+    mix = (rotations - rotary.low) / (rotary.high - rotary.low)
     mixed = (1.0 - mix) * plain / rotary.factor + mix * plain
     return np.where(
-        turns < rotary.low, plain / rotary.factor, np.where(turns > rotary.high, plain, mixed)
+        rotations < rotary.low,
+        plain / rotary.factor,
+        np.where(rotations > rotary.high, plain, mixed),
     )
 
 
 def _yarn(rotary: Rotary, plain: Array) -> Array:
     """A ramp over the pairs from kept to scaled."""
 
-    def pair(turns: float) -> float:  # the pair that turns so often over the original context
+    def pair(rotations: float) -> float:  # the pair that turns so often over the original context
         return (
             rotary.width
-            * math.log(rotary.original / (turns * 2.0 * math.pi))
+            * math.log(rotary.original / (rotations * 2.0 * math.pi))
             / (2.0 * math.log(rotary.base))
         )
 
@@ -110,7 +112,7 @@ def longrope_factor(factor: float, original: int) -> float:
     return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
 
 
-def turn(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     """x (..., heads, head_width) turned by its positions; features beyond the width stay."""
     cosines, sines = angles
     half = cosines.shape[-1]
@@ -122,4 +124,4 @@ def turn(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     return cast(cat(parts, -1), x.dtype)
 
 
-__all__ = ["Rotary", "longrope_factor", "turn", "yarn_factor"]
+__all__ = ["Rotary", "longrope_factor", "rotate", "yarn_factor"]

@@ -243,7 +243,7 @@ class ResponseStream(Streamed):
     def parts(self, parts: list[Part]) -> None:
         """Events of what a parser gave."""
         for part in parts:
-            done = self.done("completed") if part.kind == "call" or self.turns(part) else b""
+            done = self.done("completed") if part.kind == "call" or self.changes_kind(part) else b""
             if take(self.items, part, self.ids):
                 self.events.send(done + self.added())
             if part.kind != "call":
@@ -251,7 +251,7 @@ class ResponseStream(Streamed):
                 rest = b',"sequence_number":%d,"delta":%b}\n\n' % (number, quoted(part.text))
                 self.events.send(self.head + rest)
 
-    def turns(self, part: Part) -> bool:
+    def changes_kind(self, part: Part) -> bool:
         """Whether a Part begins another item than the one that is open."""
         kind = "call" if part.kind == "arguments" else part.kind
         return bool(self.items) and self.items[-1].kind != kind

@@ -123,9 +123,9 @@ class NativeLauncher(Launcher):
         elif step.kind == "add_counter":
             self._counter(builder.add_counter, n)
         elif step.kind == "jump_counter_less":
-            fixed = isinstance(n[1], int)
-            bound = n[1] if fixed else self._scalar(n[1])
-            builder.jump_counter_less(n[0], bound, n[2], flags=0 if fixed else VALUE_SCALAR)
+            known = isinstance(n[1], int)
+            bound = n[1] if known else self._scalar(n[1])
+            builder.jump_counter_less(n[0], bound, n[2], flags=0 if known else VALUE_SCALAR)
         elif step.kind == "set_slot":
             builder.set_slot(step.slots[0], step.slots[1], n[0], n[1], n[2])
         elif step.kind == "swap_slots":
@@ -134,8 +134,8 @@ class NativeLauncher(Launcher):
             raise InternalError("llvm launcher", f"unknown step {step.kind}")
 
     def _counter(self, method: Any, n: list[Any]) -> None:
-        fixed = isinstance(n[1], int)
-        method(n[0], n[1] if fixed else self._scalar(n[1]), flags=0 if fixed else VALUE_SCALAR)
+        known = isinstance(n[1], int)
+        method(n[0], n[1] if known else self._scalar(n[1]), flags=0 if known else VALUE_SCALAR)
 
     # ---- running --------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class NativeCaptured:
         self.slots: Any = (ctypes.c_uint64 * self.n_slots)()
         self.faults = Faults.on_host(launcher.recipe)
         launcher.point_faults(self.slots, self.faults)
-        self.fixed = [(n, self.slots[n]) for n, _ in fault_slots(launcher.recipe)]
+        self.fault_words = [(n, self.slots[n]) for n, _ in fault_slots(launcher.recipe)]
         self.table = self._table()
         self.record = Record(self.table, launcher.index, self.slots, steps.scalars)
         self.record_at, self.inline = self.record.at, launcher.inline
@@ -198,7 +198,7 @@ class NativeCaptured:
     def point(self, slots: Sequence[int]) -> None:
         """Use these addresses from now on; the fault words stay its own."""
         self.slots[:] = slots
-        for number, address in self.fixed:
+        for number, address in self.fault_words:
             self.slots[number] = address
 
     def launch(self) -> None:

@@ -35,7 +35,7 @@ ABSOLUTE, NEAR, CALL = 1, 2, 4
 # Arm: 64 bits; 32 from here; the page from here; places in a page of 1 << shift bytes; calls.
 ARM_ABSOLUTE, ARM_NEAR, ARM_PAGE = 257, 261, 275
 ARM_IN_PAGE = {277: 0, 278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
-ARM_CALLS = (282, 283)
+ARM_JUMPS = (282, 283)
 Entry = tuple[int, ...]
 
 
@@ -145,7 +145,7 @@ class _Object:
                 if there is None:
                     return False
                 what = info & 0xFFFFFFFF
-                if not where and what != CALL and what not in ARM_CALLS:
+                if not where and what != CALL and what not in ARM_JUMPS:
                     return False
                 here = offsets[target] + offset
                 found = there + (value if where else 0) + more
@@ -181,7 +181,7 @@ def _write_arm(image: bytearray, what: int, base: int, here: int, found: int) ->
     elif what in ARM_IN_PAGE:
         place = (base + found & 0xFFF) >> ARM_IN_PAGE[what]
         word = word & 0xFFC003FF | place << 10
-    elif what in ARM_CALLS:
+    elif what in ARM_JUMPS:
         word = word & 0xFC000000 | (found - here >> 2) & 0x3FFFFFF
     else:
         return False

@@ -48,8 +48,8 @@ def wide_of(weights: str, element: str) -> Array:
 def pairs_of(weights: str, element: str) -> Array:
     """The two numbers that the bits of an element are to a multiplier of mixed precision."""
     wide = values_of(element)[wide_of(weights, element)]
-    both = np.arange(len(values_of(element)))
-    return np.stack([wide[both % len(wide)], wide[both // len(wide)]])
+    numbers = np.arange(len(values_of(element)))
+    return np.stack([wide[numbers % len(wide)], wide[numbers // len(wide)]])
 
 
 def bits_of(x: Array, element: str) -> Array:

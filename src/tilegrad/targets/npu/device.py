@@ -260,11 +260,11 @@ class Walked(Launcher):
         if key not in self.bound:
             self.kernels = steps.kernels
             self.bound[key] = Steps(self, steps.symbols)
-        places = list(slots)
+        addresses = list(slots)
         for number, slot in enumerate(self.recipe.slots):
             if slot.kind == "fault":
-                places[number] = self.slots[number]
-        for operation in self.walk(self.bound[key], places):
+                addresses[number] = self.slots[number]
+        for operation in self.walk(self.bound[key], addresses):
             self.start(operation)
         self.npu.faults.check()
 

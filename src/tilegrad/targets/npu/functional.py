@@ -54,12 +54,12 @@ class Functional:
     def _rows(self, one: Instruction) -> Array:
         """The bytes of the rows of a move, which may be written."""
         starts = one["dram"] + np.arange(one["rows"]) * one["stride"]
-        places = starts[:, None] + np.arange(row_bytes(self.p, one))
-        if places.max() >= len(self.memory):
+        addresses = starts[:, None] + np.arange(row_bytes(self.p, one))
+        if addresses.max() >= len(self.memory):
             raise UserError(
                 "an address outside of DRAM", op="npu", expected=len(self.memory), got=text(one)
             )
-        return places
+        return addresses
 
     def move_in(self, one: Instruction) -> None:
         """Rows of DRAM into the scratchpad."""
@@ -120,8 +120,8 @@ class Functional:
         """Numbers of rows of weights, of two where each place has two."""
         if not mixed:
             return self.values(bits)
-        both = arithmetic.pairs_of(self.p.weights, self.p.element)[:, bits]
-        return both.transpose(1, 0, 2).reshape(-1, self.p.columns)
+        pairs = arithmetic.pairs_of(self.p.weights, self.p.element)[:, bits]
+        return pairs.transpose(1, 0, 2).reshape(-1, self.p.columns)
 
     def matmul(self, one: Instruction) -> None:
         """A product, in the order of the mesh."""

@@ -154,9 +154,9 @@ class Layout:
             left = self.m * self.depths * self.row
         self.right = left
         at = left + self.strips * self.padded * self.column
-        self.places = []
+        self.operand_starts = []
         for i, held in enumerate(self.held):
-            self.places.append(at)
+            self.operand_starts.append(at)
             at += self.strips * self.planes(i) * (1 if held else self.m) * self.column
         self.results, self.strides = [], []
         for one in self.stored:
@@ -210,7 +210,7 @@ class Layout:
 
     def _pack_vector_operand(self, memory: np.ndarray, number: int, array: np.ndarray) -> None:
         """Tiles of columns; in each, the planes of every row, low bits first."""
-        planes, start = self.planes(number), self.places[number]
+        planes, start = self.planes(number), self.operand_starts[number]
         if planes > 1:
             kind = np.uint8 if self.size == 1 else np.uint16
             whole = np.ascontiguousarray(array)  # 32 bits each
@@ -229,7 +229,7 @@ class Layout:
         whole = memory[start : start + self.strips * self.m * stride]
         raw = whole.reshape(self.strips, self.m, stride)
         used = np.ascontiguousarray(raw[:, :, : p.columns * kind.itemsize]).view(kind)
-        if self.rows_of.places[one.value][0] == LINE:
+        if self.rows_of.assigned[one.value][0] == LINE:
             return used[0, :, :1]
         found = used.transpose(1, 0, 2).reshape(self.m, -1)[:, : self.n]
         return found.T if self.exchanged else found

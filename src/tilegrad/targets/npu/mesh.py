@@ -31,14 +31,14 @@ class Skew:
         self.memory: Array = np.zeros((self.depth, *shape), kind)
         self.flat = self.memory.reshape(self.depth * lanes, *shape[1:])
         turns = np.arange(self.depth)[:, None]
-        self.places = (turns - delays) % self.depth * lanes + np.arange(lanes)
+        self.leaving = (turns - delays) % self.depth * lanes + np.arange(lanes)
         self.now = 0
 
     def step(self, row: Array) -> Array:
         """Takes the lanes of this cycle and gives those that leave in it."""
         self.now = now = (self.now + 1) % self.depth
         self.memory[now] = row
-        return self.flat.take(self.places[now], 0)
+        return self.flat.take(self.leaving[now], 0)
 
 
 class Mesh:
@@ -129,15 +129,17 @@ class Mesh:
         inputs = self.arriving(feed)
         values, index, raw = row or self.nothing
         still = _below(self.still, self.top.step(values))
-        places = _below(self.index, self.top_index.step(index)) if self.p.sparse else self.index
-        both = _below(self.raw, self.top_raw.step(raw)) if self.pairs is not None else self.raw
+        index_below = (
+            _below(self.index, self.top_index.step(index)) if self.p.sparse else self.index
+        )
+        raw_below = _below(self.raw, self.top_raw.step(raw)) if self.pairs is not None else self.raw
         if clear:
             self.sums = np.zeros_like(self.sums)
         elif drain:
             self.sums = np.concatenate([self.no_row[None], self.sums[:-1]])
         else:
-            self.sums = self.added(self.sums, inputs, still, places, both)
-        self.inputs, self.still, self.index, self.raw = inputs, still, places, both
+            self.sums = self.added(self.sums, inputs, still, index_below, raw_below)
+        self.inputs, self.still, self.index, self.raw = inputs, still, index_below, raw_below
 
 
 def _below(registers: Array, top: Array) -> Array:

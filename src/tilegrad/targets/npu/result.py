@@ -182,13 +182,13 @@ class Result:
             first = 0 if held else self.outer * of.tall * planes
             strip = planes * (1 if held else of.m)
             for s in range(of.across):
-                source = of.places[i] + ((self.column + s) * strip + first) * of.column
+                source = of.operand_starts[i] + ((self.column + s) * strip + first) * of.column
                 made.append(_move(free, local + s * rows, rows, of.p.columns, of.column, source))
                 free = ""
         return made
 
     def _row(self, value: int, strip: int = 0) -> int:
-        return self.of.row_of(self.result, self.of.rows_of.places[value], strip, self.count)
+        return self.of.row_of(self.result, self.of.rows_of.assigned[value], strip, self.count)
 
     def _vector(self) -> list[Instruction]:
         """Operands from the scratchpad as they are first used, then the steps."""
@@ -221,13 +221,13 @@ class Result:
         """One word where all values are blocks or all lines, else one for each strip."""
         of = self.of
         used = [step.first] if step.number else [step.first, step.second]
-        kinds = {of.rows_of.places[v][0] for v in (*used, number)}
+        kinds = {of.rows_of.assigned[v][0] for v in (*used, number)}
         if step.kind in ROWS:
             return [w for s in range(of.across) for w in self._along(number, step, s)]
         strips = of.across if len(kinds) > 1 else 1
         made = []
         for s in range(strips):
-            held = [int(of.rows_of.places[v][0] == HELD) for v in used]
+            held = [int(of.rows_of.assigned[v][0] == HELD) for v in used]
             at = {"local": self._row(step.first, s), "hold_first": held[0], "shift": step.shift}
             if step.number:
                 at |= {"immediate": 1, "value": step.second}
@@ -255,7 +255,7 @@ class Result:
         of, made = self.of, []
         row = self.outer * of.tall
         for i, one in enumerate(of.stored):
-            line = of.rows_of.places[one.value][0] == LINE
+            line = of.rows_of.assigned[one.value][0] == LINE
             for s in range(1 if line else of.across):
                 strip = self.column + s
                 columns = 1 if line else min(of.p.columns, of.n - strip * of.p.columns)

@@ -20,7 +20,7 @@ BLOCK, LINE, HELD = "block", "line", "held"
 class Rows:
     """For each value what it has and the number of that; and how many of each there are."""
 
-    places: tuple[tuple[str, int], ...]
+    assigned: tuple[tuple[str, int], ...]
     counts: dict[str, int]
 
 
@@ -46,18 +46,18 @@ def place_rows(
             last[value] = at
     for value in stored:
         last[value] = len(steps)
-    places: dict[int, tuple[str, int]] = {}
+    assigned: dict[int, tuple[str, int]] = {}
     free: list[int] = []
     counts = dict.fromkeys((BLOCK, LINE, HELD), 0)
 
     def have(value: int) -> None:
-        if value in places:
+        if value in assigned:
             return
         kind = kinds[value]
         if kind == BLOCK and free:
-            places[value] = (kind, free.pop())
+            assigned[value] = (kind, free.pop())
             return
-        places[value] = (kind, counts[kind])
+        assigned[value] = (kind, counts[kind])
         counts[kind] += 1
 
     if product:
@@ -68,11 +68,11 @@ def place_rows(
             have(value)
         for value in dict.fromkeys(used):
             if last[value] == at and kinds[value] == BLOCK:
-                free.append(places[value][1])
+                free.append(assigned[value][1])
         have(given + at)
     for value in sorted(v for v in stored if v < given):
         have(value)
     if any(step.kind in ROWS for step in steps):
         counts[LINE] += 1  # the last: of one strip, before it is added to those before
-    order = tuple(places.get(v, (BLOCK, 0)) for v in range(len(kinds)))
+    order = tuple(assigned.get(v, (BLOCK, 0)) for v in range(len(kinds)))
     return Rows(order, counts)

@@ -24,8 +24,8 @@ def npu_target(p: Parameters, host: Target) -> Target:
     """The facts of a chip with these parameters beside a CPU."""
     element, wide = ELEMENTS[p.element]
     deep = ANY_DEPTH if p.dataflow == "os" else p.rows
-    places = ("accumulator", ("scratchpad", "scratchpad"))
-    unit = MatrixUnit(ARRAY, p.rows, p.columns, deep, (element, element), wide, *places, 0)
+    scopes = ("accumulator", ("scratchpad", "scratchpad"))
+    unit = MatrixUnit(ARRAY, p.rows, p.columns, deep, (element, element), wide, *scopes, 0)
     moved = p.dma_bytes * p.clock * 1e6 / p.gap
     memories = {
         **host.memories,

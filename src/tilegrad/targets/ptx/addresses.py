@@ -26,17 +26,17 @@ REACH = 21  # bits of the bytes that are left to an instruction's own offset
 
 def apart(node: Node) -> tuple[Node | None, int]:
     """An index as another one (None for 0) and a constant that is added to it."""
-    fixed = 0
+    constant = 0
     while node.op.name == "add":
         for one, other in (node.inputs, node.inputs[::-1]):
             if other.op.name == "constant" and one.shape == ():
-                fixed, node = fixed + int(other.attrs["value"]), one
+                constant, node = constant + int(other.attrs["value"]), one
                 break
         else:
-            return node, fixed
+            return node, constant
     if node.op.name == "constant":
-        return None, fixed + int(node.attrs["value"])
-    return node, fixed
+        return None, constant + int(node.attrs["value"])
+    return node, constant
 
 
 def load_form(memory: Node) -> str:
@@ -61,19 +61,19 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
     return e.w.value("b64", form, offset, str(size), pointer)
 
 
-def places_of(
+def addresses_of(
     e: Emission, memory: Node, index: Sequence[Node], spread: Spread, axes: Sequence[int]
 ) -> tuple[list[str], list[Run]]:
     """The operands that address each register of a Tile at an index, and its runs."""
     type_ = memory_of(memory)
     align = _alignment(e, type_, index)
     if type_.scope == "global":
-        return _global_places(e, memory, index, spread, axes, align)
+        return _global_addresses(e, memory, index, spread, axes, align)
     if SWIZZLES[type_.layout]:
         raise InternalError("ptx.emit", "a swizzled place is read and written whole")
     base, strides = lead_address(e, memory, index), type_.element_strides()
     steps = [int(strides[a]) for a in axes]
-    return e.shared.places(base, spread, steps, type_.dtype.size, align or 16)
+    return e.shared.addresses(base, spread, steps, type_.dtype.size, align or 16)
 
 
 def _alignment(e: Emission, type_: Memory, index: Sequence[Node]) -> int:
@@ -119,8 +119,8 @@ def _based_address(e: Emission, memory: Node, index: Sequence[Node], own: str) -
     w, type_ = e.w, memory_of(memory)
     strides = type_.element_strides()
     parts = [apart(n) if isinstance(s, int) else (n, 0) for n, s in zip(index, strides)]
-    fixed = sum(c * int(s) * type_.dtype.size for (_, c), s in zip(parts, strides) if c)
-    far = fixed >> REACH << REACH
+    constant = sum(c * int(s) * type_.dtype.size for (_, c), s in zip(parts, strides) if c)
+    far = constant >> REACH << REACH
 
     def make() -> str:
         address = uniform_address(e, memory, [n for n, _ in parts])
@@ -129,7 +129,7 @@ def _based_address(e: Emission, memory: Node, index: Sequence[Node], own: str) -
         return w.value("b64", "add.s64", address, str(far)) if far else address
 
     key = ("address", memory, tuple(n for n, _ in parts), own, far)
-    return e.memo.once(key, make), fixed - far
+    return e.memo.once(key, make), constant - far
 
 
 def _step64(e: Emission, stride: Size, size: int) -> str:
@@ -142,7 +142,7 @@ def _step64(e: Emission, stride: Size, size: int) -> str:
     )
 
 
-def _global_places(
+def _global_addresses(
     e: Emission,
     memory: Node,
     index: Sequence[Node],
@@ -155,17 +155,17 @@ def _global_places(
     size, strides = type_.dtype.size, [type_.element_strides()[a] for a in axes]
     reach = [n * s * size if isinstance(s, int) else FAR for n, s in zip(spread.shape, strides)]
     near = [int(s) * size if r < FAR // 4 else 0 for s, r in zip(strides, reach)]
-    address, fixed = _based_address(e, memory, index, e.threads.offset(spread, near))
+    address, constant = _based_address(e, memory, index, e.threads.offset(spread, near))
     far = [a for a, r in enumerate(reach) if r >= FAR // 4]
     bases: dict[tuple[int, ...], str] = {}
-    places = []
+    addresses = []
     for at in spread.registers:
         key = tuple(at[a] for a in far)
         if key not in bases:
             bases[key] = _far_address(e, address, spread, size, zip(far, key), strides)
-        places.append(f"[{bases[key]}+{fixed + sum(c * s for c, s in zip(at, near))}]")
+        addresses.append(f"[{bases[key]}+{constant + sum(c * s for c, s in zip(at, near))}]")
     steps = [divisor_of(s) * (1 + (1 << 48)) if a in far else int(s) for a, s in enumerate(strides)]
-    return places, runs_of(spread, steps, align, size)
+    return addresses, runs_of(spread, steps, align, size)
 
 
 def _far_address(
@@ -178,13 +178,13 @@ def _far_address(
 ) -> str:
     """Add coordinates along axes of long or symbolic strides."""
     w = e.w
-    for axis, fixed in far:
+    for axis, coordinate in far:
         part = e.threads.part(spread.fields, axis)
-        if part is None and not fixed:
+        if part is None and not coordinate:
             continue
         if part is None:
-            place = w.copy("b64", fixed)
+            place = w.copy("b64", coordinate)
         else:
-            place = w.value("b64", "cvt.s64.s32", w.add(part, fixed) if fixed else part)
+            place = w.value("b64", "cvt.s64.s32", w.add(part, coordinate) if coordinate else part)
         address = w.value("b64", "mad.lo.s64", place, _step64(e, strides[axis], size), address)
     return address

@@ -20,7 +20,7 @@ from .write import Writer
 # The first magnitude that rounds past the largest 8-bit float, and the comparison that finds it:
 # halfway goes to the even neighbour, which is 448 (e4m3) but infinity (e5m2).
 PAST = {"float8_e4m3": ("setp.gt.f32", 464.0), "float8_e5m2": ("setp.ge.f32", 61440.0)}
-MOST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
+MOST_FINITE = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
 PAIRS = {"float8_e4m3": "e4m3x2", "float8_e5m2": "e5m2x2"}
 
 
@@ -91,8 +91,8 @@ def widen(w: Writer, source: DType, x: str) -> str:
     if source is dtypes.float8_e5m2:
         x = w.value("b16", "shl.b16", x, "8")
     elif source is dtypes.float8_e4m3:
-        both = w.value("b32", "cvt.rn.f16x2.e4m3x2", x)
-        x = w.value("b16", "cvt.u16.u32", both)
+        pair = w.value("b32", "cvt.rn.f16x2.e4m3x2", x)
+        x = w.value("b16", "cvt.u16.u32", pair)
     return w.value("b32", "cvt.f32.f16", x)
 
 
@@ -159,7 +159,10 @@ def uncut(node: Node, target: DType) -> Node | None:
     """What a value is that ends at the largest float of 8 bits, without its ends."""
     if target.name not in PAIRS or node.dtype is not dtypes.float32:
         return None
-    for name, end in (("maximum", -MOST[target.name]), ("minimum", MOST[target.name])):
+    for name, end in (
+        ("maximum", -MOST_FINITE[target.name]),
+        ("minimum", MOST_FINITE[target.name]),
+    ):
         if node.op.name != name:
             return None
         x, limit = node.inputs

@@ -63,12 +63,12 @@ def wait(e: Emission, node: Node) -> None:
     w = e.w
     address = barrier_address(e, *node.inputs[:2])
     parity = e.values.index32(node.inputs[2])
-    again, done = w.label("wait"), w.new("pred")
-    w.place(again)
+    head, done = w.label("wait"), w.new("pred")
+    w.place(head)
     acquiring = e.memo.ever("acquiring", lambda: waits_for_sends(e.body))
     order = ".acquire.cluster" if node in acquiring else ""
     w.put(f"mbarrier.try_wait.parity{order}.shared::cta.b64", done, f"[{address}]", parity)
-    w.put("bra", again, guard=f"!{done}")
+    w.put("bra", head, guard=f"!{done}")
 
 
 def named_sync(e: Emission, node: Node) -> None:
@@ -162,7 +162,7 @@ def telling(e: Emission) -> set[Node]:
 
 
 def _telling(roles: Sequence[Node]) -> set[Node]:
-    written, read = ([_places(role, names) for role in roles] for names in (WRITES, READS))
+    written, read = ([_shared_touched(role, names) for role in roles] for names in (WRITES, READS))
     arriving = [[n for n in role.blocks[0].all_nodes() if n.op.name == "arrive"] for role in roles]
     barriers: set[Node] = set()
     for i in range(len(roles)):
@@ -174,7 +174,7 @@ def _telling(roles: Sequence[Node]) -> set[Node]:
     return {n for found in arriving for n in found if n.inputs[0] in barriers}
 
 
-def _places(role: Node, names: Sequence[str]) -> set[Node]:
+def _shared_touched(role: Node, names: Sequence[str]) -> set[Node]:
     """The shared places that ops of these names touch."""
     touched = {n.inputs[0] for n in role.blocks[0].all_nodes() if n.op.name in names}
     return {m for m in touched if isinstance(m.type, Memory) and m.type.scope == "shared"}

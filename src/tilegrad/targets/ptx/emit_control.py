@@ -105,10 +105,10 @@ def turns(
 ) -> None:
     """A loop of so many copies of a Block."""
     w, held, type_ = e.w, e.values.held, counter.type
-    again, done, more = w.label("loop"), w.label("done"), w.new("pred")
+    head, done, more = w.label("loop"), w.label("done"), w.new("pred")
     w.put(f"setp.ge.{type_}", more, counter.register, stop)
     w.put("bra.uni", done, guard=more)
-    w.place(again)
+    w.place(head)
     with e.shared.loop():
         values = [one.held(w) for one in carried]
         index = counter.register
@@ -124,7 +124,7 @@ def turns(
         swap(w, carried, values)
     w.put(f"add.{type_}", counter.register, counter.register, str(counter.step * times))
     w.put(f"setp.lt.{type_}", more, counter.register, stop)
-    w.put("bra.uni", again, guard=more)
+    w.put("bra.uni", head, guard=more)
     w.place(done)
 
 

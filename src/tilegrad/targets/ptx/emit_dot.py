@@ -223,8 +223,8 @@ def by_threads(
             multiply(w, held, a, b, left, right, step, many, dtype)
         return [held[at] for at in to.registers]
     a, b = w.copy("b32", a), w.copy("b32", b)
-    count, more, again = w.copy("b32", 0), w.new("pred"), w.label("products")
-    w.place(again)
+    count, more, head = w.copy("b32", 0), w.new("pred"), w.label("products")
+    w.place(head)
     with e.memo.inside():
         new = dict(held)
         multiply(w, new, a, b, left, right, 0, many, dtype)
@@ -233,7 +233,7 @@ def by_threads(
     w.put("add.s32", b, b, str(many * right.stride))
     w.put("add.s32", count, count, str(many))
     w.put("setp.lt.s32", more, count, str(k))
-    w.put("bra", again, guard=more)
+    w.put("bra", head, guard=more)
     return [held[at] for at in to.registers]
 
 
@@ -273,9 +273,9 @@ def multiply(
                 held[r, c] = rules.apply(w, "add", dtype, total, product)
 
 
-def neighbours(places: list[int], most: int) -> list[tuple[int, int]]:
+def neighbours(coordinates: list[int], most: int) -> list[tuple[int, int]]:
     """Runs (first, count) of consecutive aligned places, powers of two long."""
-    line = Spread((places[-1] + 1,), (), tuple((place,) for place in places))
+    line = Spread((coordinates[-1] + 1,), (), tuple((place,) for place in coordinates))
     return runs_of(line, [1], most, 16 // most)
 
 

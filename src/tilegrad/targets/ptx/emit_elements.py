@@ -79,7 +79,7 @@ def scatter(e: Emission, node: Node) -> None:
     owner = e.threads.owner(spread)
     for register, at, mask in zip(registers, offsets, masks):
         where = f"[{element_address(e, memory, at, e.values.dtype(offset))}]"
-        guard = e.threads.both(mask, owner)
+        guard = e.threads.and_guards(mask, owner)
         if node.attrs["mode"] != "set":
             old = read_run(e.w, where, load_form(memory), memory.dtype, guard=guard)[0]
             name = SCATTERS[node.attrs["mode"]]
@@ -102,8 +102,8 @@ def differ(e: Emission, offset: Node) -> bool:
             while other.op.name == "broadcast":
                 other = other.inputs[0]
             low, most = e.bounds.range(other)
-            fixed = other.shape == () and (name != "multiply" or low > 0 or most < 0)
-            if fixed and differ(e, one):
+            injective = other.shape == () and (name != "multiply" or low > 0 or most < 0)
+            if injective and differ(e, one):
                 return True
     return False
 
@@ -131,7 +131,7 @@ def in_order(e: Emission, node: Node) -> None:
             put_word(w, f"[{address}+{8 * count}]", x, memory.dtype, owner)
     e.shared.written()
     for number, at, x in zip(numbers, offsets, registers):
-        live = e.threads.both(w.test("ge.s64", at, 0), owner)
+        live = e.threads.and_guards(w.test("ge.s64", at, 0), owner)
         where = f"[{element_address(e, memory, at, int64)}]"
         if combined:
             first_combines(e, node, base, count, number, at, where, live)
@@ -180,17 +180,17 @@ def over_offsets(
     """A loop over places of the Tile; each(address, whether its offset is the same)."""
     w = e.w
     address = w.mad(start, 8, base)
-    again, done, more = w.label("look"), w.label("looked"), w.new("pred")
+    head, done, more = w.label("look"), w.label("looked"), w.new("pred")
     w.put("setp.ge.s32", more, start, stop)
     w.put("bra", done, guard=more)
-    w.place(again)
+    w.place(head)
     with e.memo.inside():
         same = w.test("eq.s64", w.value("b64", "ld.shared.b64", f"[{address}]"), at)
         each(address, same)
     w.put("add.s32", address, address, "8")
     w.put("add.s32", start, start, "1")
     w.put("setp.lt.s32", more, start, stop)
-    w.put("bra", again, guard=more)
+    w.put("bra", head, guard=more)
     w.place(done)
 
 
@@ -213,7 +213,7 @@ def atomic_add(e: Emission, node: Node) -> list[str]:
     for at, register, mask in zip(values.get(offset, spread), registers, masks):
         address = element_address(e, memory, at, values.dtype(offset))
         found.append(w.copy(kind, 0))
-        w.put(form, found[-1], f"[{address}]", register, guard=e.threads.both(mask, owner))
+        w.put(form, found[-1], f"[{address}]", register, guard=e.threads.and_guards(mask, owner))
     if not owner:
         return found
     if spread.shape:

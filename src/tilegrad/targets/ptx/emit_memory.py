@@ -15,7 +15,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import high
 from . import rules
-from .addresses import load_form, places_of, store_form, uniform_address
+from .addresses import addresses_of, load_form, store_form, uniform_address
 from .emission import Emission, memory_of
 from .masks import uncut
 from .moves import Run, read_run, write_run
@@ -84,7 +84,7 @@ def _share(e: Emission, node: Node, memory: Node) -> object:
 
 def load_runs(
     e: Emission,
-    places: list[str],
+    addresses: list[str],
     runs: list[Run],
     form: str,
     dtype: DType,
@@ -94,20 +94,20 @@ def load_runs(
     """Load all registers of a Spread; 0 where a mask does not hold."""
     w = e.w
     if mask is None or whole or all(n == 1 for _, n in runs):
-        guards = mask or [""] * len(places)
-        return [r for at, n in runs for r in read_run(w, places[at], form, dtype, n, guards[at])]
+        guards = mask or [""] * len(addresses)
+        return [r for at, n in runs for r in read_run(w, addresses[at], form, dtype, n, guards[at])]
     kind = rules.kind_of(dtype)
-    result = [w.new(kind) for _ in places]
+    result = [w.new(kind) for _ in addresses]
     with arms(e, mask) as otherwise:
-        w.move(result, load_runs(e, places, runs, form, dtype, None), kind)
+        w.move(result, load_runs(e, addresses, runs, form, dtype, None), kind)
         otherwise()
-        w.move(result, load_runs(e, places, _single(places), form, dtype, mask), kind)
+        w.move(result, load_runs(e, addresses, _single(addresses), form, dtype, mask), kind)
     return result
 
 
 def store_runs(
     e: Emission,
-    places: list[str],
+    addresses: list[str],
     runs: list[Run],
     form: str,
     dtype: DType,
@@ -119,17 +119,17 @@ def store_runs(
     """Store all registers of a Spread."""
     if mask is None or whole or all(n == 1 for _, n in runs):
         for at, n in runs:
-            guard = owner if mask is None else e.threads.both(mask[at], owner)
-            write_run(e.w, places[at], form, dtype, registers[at : at + n], guard)
+            guard = owner if mask is None else e.threads.and_guards(mask[at], owner)
+            write_run(e.w, addresses[at], form, dtype, registers[at : at + n], guard)
         return
     with arms(e, mask) as otherwise:
-        store_runs(e, places, runs, form, dtype, registers, None, owner)
+        store_runs(e, addresses, runs, form, dtype, registers, None, owner)
         otherwise()
-        store_runs(e, places, _single(places), form, dtype, registers, mask, owner)
+        store_runs(e, addresses, _single(addresses), form, dtype, registers, mask, owner)
 
 
-def _single(places: list[str]) -> list[Run]:
-    return [(i, 1) for i in range(len(places))]
+def _single(addresses: list[str]) -> list[Run]:
+    return [(i, 1) for i in range(len(addresses))]
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def arms(e: Emission, mask: list[str]) -> Iterator[Callable[[], None]]:
     w = e.w
     whole, *rest = dict.fromkeys(mask)
     for other in rest:
-        whole = w.both(whole, other)
+        whole = w.and_predicates(whole, other)
     apart, done = w.label("apart"), w.label("done")
 
     def otherwise() -> None:
@@ -162,18 +162,18 @@ def load(e: Emission, node: Node) -> list[str]:
     spread, type_ = e.plan.spread(node), memory_of(memory)
     given = None if mask is None else e.values.get(mask, spread)
     access(e, memory, writes=False)
-    places, runs = places_of(e, memory, index, spread, node.attrs["axes"])
+    addresses, runs = addresses_of(e, memory, index, spread, node.attrs["axes"])
     form = constant_form(e) if (type_.scope, type_.use) == ("global", "constant") else ""
     whole = mask is not None and uncut(e.bounds, mask, spread, runs)
-    found = load_runs(e, places, runs, form or load_form(memory), type_.dtype, given, whole)
+    found = load_runs(e, addresses, runs, form or load_form(memory), type_.dtype, given, whole)
     return e.values.loaded(node, found)
 
 
 def constant_form(e: Emission) -> str:
-    """How constants are read. Where a Body without roles says itself when it waits for the
-    launch before, constants are read where it says so, once: ptxas would move a load that is
-    known to be of constants behind the wait, and apart."""
-    stays = e.has("grid_dependency_wait") and not e.has("role")
+    """How constants are read. Where a Body without roles waits for the launch before, constants
+    are read where it says so, once: ptxas would move a load that is known to be of constants behind
+    the wait, and apart."""
+    stays = e.waits_before is not None or (e.has("grid_dependency_wait") and not e.has("role"))
     return "ld.global.L1::no_allocate" if stays else "ld.global.nc"
 
 
@@ -185,10 +185,10 @@ def store(e: Emission, node: Node) -> None:
     registers = e.values.stored(value, spread)
     given = None if mask is None else e.values.get(mask, spread)
     access(e, memory, writes=True)
-    places, runs = places_of(e, memory, index, spread, node.attrs["axes"])
+    addresses, runs = addresses_of(e, memory, index, spread, node.attrs["axes"])
     whole = mask is not None and uncut(e.bounds, mask, spread, runs)
     form, owner = store_form(memory), e.threads.owner(spread)
-    store_runs(e, places, runs, form, memory.dtype, registers, given, owner, whole)
+    store_runs(e, addresses, runs, form, memory.dtype, registers, given, owner, whole)
 
 
 def store_add(e: Emission, node: Node) -> None:
@@ -198,16 +198,16 @@ def store_add(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", f"no addition of tiles of {memory.dtype}")
     spread = e.values.spread_of(value)
     registers, owner = e.values.get(value, spread), e.threads.owner(spread)
-    places, runs = places_of(e, memory, index, spread, node.attrs["axes"])
+    addresses, runs = addresses_of(e, memory, index, spread, node.attrs["axes"])
     for at, count in runs:
         form, given = vector("red.relaxed.gpu.global.add", "f32", registers[at : at + count])
-        e.w.put(form, places[at], given, guard=owner)
+        e.w.put(form, addresses[at], given, guard=owner)
 
 
 def prefetch(e: Emission, node: Node) -> None:
     """One thread asks for the line, where the index is inside."""
     memory, index = node.inputs[0], node.inputs[1:]
-    type_, w, both = memory_of(memory), e.w, e.threads.both
+    type_, w, and_guards = memory_of(memory), e.w, e.threads.and_guards
     if type_.scope != "global":
         return
     guard = w.test("eq.s32", e.threads.number, 0)
@@ -215,10 +215,10 @@ def prefetch(e: Emission, node: Node) -> None:
         low, most = e.bounds.range(at)
         wide = e.values.index64(at)
         if low < 0:
-            guard = both(guard, w.test("ge.s64", wide, 0))
+            guard = and_guards(guard, w.test("ge.s64", wide, 0))
         if not isinstance(size, int) or most >= high(size):
             limit = str(size) if isinstance(size, int) else e.values.size64(size)
-            guard = both(guard, w.test("lt.s64", wide, limit))
+            guard = and_guards(guard, w.test("lt.s64", wide, limit))
     w.put("prefetch.global.L2", f"[{uniform_address(e, memory, index)}]", guard=guard)
 
 

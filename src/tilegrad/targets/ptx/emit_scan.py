@@ -25,7 +25,7 @@ class Combining:
     def __init__(self, w: Writer, kind: str, dtype: DType) -> None:
         self.w, self.kind, self.dtype = w, kind, dtype
 
-    def both(self, a: str, b: str) -> str:
+    def combine(self, a: str, b: str) -> str:
         """Two values made one."""
         return rules.combine(self.w, self.kind, self.dtype, a, b)
 
@@ -48,11 +48,11 @@ def cumulative(e: Emission, node: Node) -> list[str]:
     result = list(registers)
     for line in groups:
         for last, number in pairwise(line):
-            result[number] = one.both(result[last], registers[number])
+            result[number] = one.combine(result[last], registers[number])
     earlier, first = over_threads(e, [result[line[-1]] for line in groups], own, axis, one)
     for before, line in zip(earlier, groups):
         for number in line:
-            new = one.both(before, result[number])
+            new = one.combine(before, result[number])
             result[number] = one.pick(first, result[number], new)
     return e.values.planned(node, result, own)
 
@@ -78,11 +78,11 @@ def over_threads(
             earlier = other  # read only by threads that have some before
             none = w.value("pred", "not.pred", upper)
         else:
-            grown = [one.pick(none, o, one.both(o, b)) for o, b in zip(other, earlier)]
+            grown = [one.pick(none, o, one.combine(o, b)) for o, b in zip(other, earlier)]
             earlier = [one.pick(upper, g, b) for g, b in zip(grown, earlier)]
-            none = w.both(none, w.value("pred", "not.pred", upper))
+            none = w.and_predicates(none, w.value("pred", "not.pred", upper))
         totals = [
-            one.both(one.pick(upper, o, t), one.pick(upper, t, o)) for o, t in zip(other, totals)
+            one.combine(one.pick(upper, o, t), one.pick(upper, t, o)) for o, t in zip(other, totals)
         ]
     return earlier, none
 

@@ -60,13 +60,13 @@ def send_shares(
         raise InternalError("ptx.emit", f"shares of {each} rows of {steps[0]} elements")
     row = e.threads.part(spread.fields, 0) or e.threads.constant(0)
     bytes_ = [0, *(s * WORD for s in steps[1:])]
-    base, fixed = e.threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
+    base, offsets = e.threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
     for start, count in runs_of(spread, steps, 16, WORD):
         first = spread.registers[start][0]
         mine = w.add(row, first) if first else row
         rank = w.shr(mine, each.bit_length() - 1)
         address = w.mad(w.mask(mine, each - 1), steps[0] * WORD, base)
-        address = w.add(address, fixed[start]) if fixed[start] else address
+        address = w.add(address, offsets[start]) if offsets[start] else address
         send_run(e, address, landing, rank, registers[start : start + count], owner)
 
 
@@ -76,14 +76,14 @@ def send_whole(
     """All of a value to all programs."""
     w, threads, bytes_ = e.w, e.threads, [s * WORD for s in steps]
     programs, warps = int(e.body.notes["cluster"][0]), threads.count // WARP
-    base, fixed = threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
+    base, offsets = threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
     ranks, owner = [threads.constant(r) for r in range(programs)], threads.owner(spread)
     if programs % warps == 0 and all(s + width <= 5 for s, width, _, _ in spread.fields):
         warp = w.shr(threads.number, 5)
         ranks = [w.add(warp, r) for r in range(0, programs, warps)]
         owner = w.test("eq.s32", w.mask(threads.number, spread.copies(WARP)), 0)
     for start, count in runs_of(spread, steps, 16, WORD):
-        address = w.add(base, fixed[start]) if fixed[start] else base
+        address = w.add(base, offsets[start]) if offsets[start] else base
         for rank in ranks:
             send_run(e, address, landing, rank, registers[start : start + count], owner)
 

@@ -226,7 +226,9 @@ def pick(e: Emission, x: Node, index: int) -> str:
     for at, register in zip(own.registers, registers):
         mine = w.test("eq.s32", e.threads.part(own.fields, 0) or "", index - at[0])
         owner = e.threads.owner(own)
-        put_word(w, f"[{base}+0]", register, dtype, w.both(mine, owner) if owner else mine)
+        put_word(
+            w, f"[{base}+0]", register, dtype, w.and_predicates(mine, owner) if owner else mine
+        )
     e.shared.written()
     return get_word(w, f"[{base}+0]", dtype)
 

@@ -24,8 +24,8 @@ Item = tuple[str, ...]  # registers of key, place and origin
 
 def sort(e: Emission, node: Node) -> None:
     """Sort keys, and places with them."""
-    keys, places, _, origins, count_node = node.inputs
-    for memory in (keys, places, origins):
+    keys, numbers, _, origins, count_node = node.inputs
+    for memory in (keys, numbers, origins):
         e.shared.touch(memory, writes=True)
     w, count = e.w, e.values.index32(count_node)
     each(
@@ -34,14 +34,14 @@ def sort(e: Emission, node: Node) -> None:
         lambda at: leave_at(e, origins, at, rules.convert(w, int32, origins.dtype, at)),
     )
     e.shared.sync()
-    level, half = w.copy("b32", 0), w.copy("b32", 1)
-    again, done, more = w.label("runs"), w.label("sorted"), w.new("pred")
-    w.place(again)
+    log_half, half = w.copy("b32", 0), w.copy("b32", 1)
+    head, done, more = w.label("runs"), w.label("sorted"), w.new("pred")
+    w.place(head)
     w.put("setp.ge.s32", more, half, count)
     w.put("bra.uni", done, guard=more)
     last = w.sub(w.shl(half, 1), 1)
-    step(e, node, level, count, lambda low: w.xor(low, last))
-    near = w.sub(level, 1)
+    step(e, node, log_half, count, lambda low: w.xor(low, last))
+    near = w.sub(log_half, 1)
     nearer, rest, left = w.label("halves"), w.label("next"), w.new("pred")
     w.place(nearer)
     w.put("setp.lt.s32", left, near, "0")
@@ -51,9 +51,9 @@ def sort(e: Emission, node: Node) -> None:
     w.put("sub.s32", near, near, "1")
     w.put("bra.uni", nearer)
     w.place(rest)
-    w.put("add.s32", level, level, "1")
+    w.put("add.s32", log_half, log_half, "1")
     w.put("shl.b32", half, half, "1")
-    w.put("bra.uni", again)
+    w.put("bra.uni", head)
     w.place(done)
 
 
@@ -61,14 +61,14 @@ def each(e: Emission, count: str, function: Callable[[str], None]) -> None:
     """Numbers below a count, spread over the threads."""
     w = e.w
     at = w.copy("b32", e.threads.number)
-    again, done, more = w.label("each"), w.label("done"), w.new("pred")
-    w.place(again)
+    head, done, more = w.label("each"), w.label("done"), w.new("pred")
+    w.place(head)
     w.put("setp.ge.s32", more, at, count)
     w.put("bra", done, guard=more)
     with e.memo.inside():
         function(at)
     w.put("add.s32", at, at, str(e.threads.count))
-    w.put("bra", again)
+    w.put("bra", head)
     w.place(done)
 
 
@@ -112,10 +112,10 @@ def before(e: Emission, node: Node, a: Item, b: Item) -> str:
     if dtype.is_float:
         nan = [rules.apply(w, "not_equal", dtype, x, x) for x in (small, large)]
         number = w.value("pred", "not.pred", nan[0])
-        less = w.value("pred", "or.pred", less, w.both(number, nan[1]))
-        same = w.value("pred", "or.pred", same, w.both(*nan))
+        less = w.value("pred", "or.pred", less, w.and_predicates(number, nan[1]))
+        same = w.value("pred", "or.pred", same, w.and_predicates(*nan))
     sooner = rules.apply(w, "less", node.inputs[3].dtype, a[2], b[2])
-    return w.value("pred", "or.pred", less, w.both(same, sooner))
+    return w.value("pred", "or.pred", less, w.and_predicates(same, sooner))
 
 
 OPS = {"sort": sort}

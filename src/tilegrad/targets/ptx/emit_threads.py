@@ -74,22 +74,22 @@ def store_threads(e: Emission, node: Node) -> None:
         w.put("ld.shared.v4.b32", words[-1], where, guard=walk.guard)
     into = pieces_of(e, memory, index, node.attrs["axes"], walk)
     for address, held, word in zip(into, inside, words):
-        guard = w.both(held, walk.guard) if held and walk.guard else held or walk.guard
+        guard = w.and_predicates(held, walk.guard) if held and walk.guard else held or walk.guard
         w.put("st.global.v4.b32", address, word, guard=guard)
 
 
 def clear_rows(e: Emission, node: Node) -> None:
     """Zeros to some rows of a place."""
     place, start, stop = node.inputs[:3]
-    w, both, zero = e.w, e.threads.both, e.threads.constant(0)
+    w, and_guards, zero = e.w, e.threads.and_guards, e.threads.constant(0)
     walk = walk_over(e, place.shape[-2:], place)
     row, _ = walker(e, walk)
     first, last = e.values.index32(start), e.values.index32(stop)
-    places = pieces_at(e, place, node.inputs[3:], walk, 0)
-    for step, where in zip(walk.starts, places):
+    pieces = pieces_at(e, place, node.inputs[3:], walk, 0)
+    for step, where in zip(walk.starts, pieces):
         at = w.add(row, step) if step else row
-        inside = both(w.test("ge.s32", at, first), w.test("lt.s32", at, last))
-        w.put("st.shared.v4.b32", where, braced([zero] * 4), guard=both(inside, walk.guard))
+        inside = and_guards(w.test("ge.s32", at, first), w.test("lt.s32", at, last))
+        w.put("st.shared.v4.b32", where, braced([zero] * 4), guard=and_guards(inside, walk.guard))
 
 
 def walk_over(e: Emission, shape: Sequence[int], place: Node) -> Walk:
@@ -232,7 +232,7 @@ def pieces_inside(
     for step in walk.starts:  # below 0 is far above, unsigned
         at = w.add(first, step) if step else first
         mine = w.test(test, at, end)
-        found.append(w.both(mine, held) if held else mine)
+        found.append(w.and_predicates(mine, held) if held else mine)
     return found
 
 

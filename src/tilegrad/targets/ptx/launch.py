@@ -121,11 +121,11 @@ def pack(argument: Any) -> bytes:
 def parameter_memory(sizes: Sequence[int]) -> tuple[Any, Any]:
     """Memory for parameters of these sizes, and the table of their addresses; tensor maps are
     aligned to 128 bytes, the others to 16."""
-    places, at = [], 0
+    offsets, at = [], 0
     for size in sizes:
         unit = MAP_BYTES if size >= MAP_BYTES else 16
         at += -at % unit
-        places.append(at)
+        offsets.append(at)
         at += size
     memory, base = aligned(max(at, 16))
-    return memory, (ctypes.c_uint64 * len(sizes))(*[base + p for p in places])
+    return memory, (ctypes.c_uint64 * len(sizes))(*[base + p for p in offsets])

@@ -35,7 +35,7 @@ def grain(bounds: Bounds, node: Node, axis: int) -> int:
     if name in ("less", "less_equal"):
         counted, bound = node.inputs if name == "less" else reversed(node.inputs)
         start = counts(bounds, counted, axis)
-        if start is not None and fixed(bound, axis):
+        if start is not None and constant_along(bound, axis):
             return math.gcd(start, bounds.divisor(bound))
     return 1
 
@@ -56,19 +56,21 @@ def counts(bounds: Bounds, node: Node, axis: int) -> int | None:
     if name == "add":
         for one, other in (node.inputs, node.inputs[::-1]):
             start = counts(bounds, one, axis)
-            if start is not None and fixed(other, axis):
+            if start is not None and constant_along(other, axis):
                 return math.gcd(start, bounds.divisor(other))
     return None
 
 
-def fixed(node: Node, axis: int) -> bool:
+def constant_along(node: Node, axis: int) -> bool:
     """Whether a value does not change along an axis."""
     if node.shape == () or node.shape[axis] == 1 or node.op.name == "constant":
         return True
     if node.op.name == "broadcast":
         inner = axis - len(node.shape) + len(node.inputs[0].shape)
-        return inner < 0 or fixed(node.inputs[0], inner)
-    return node.op.group in ("unary", "binary") and all(fixed(i, axis) for i in node.inputs)
+        return inner < 0 or constant_along(node.inputs[0], inner)
+    return node.op.group in ("unary", "binary") and all(
+        constant_along(i, axis) for i in node.inputs
+    )
 
 
 def uncut(bounds: Bounds, mask: Node, spread: Spread, runs: list[Run]) -> bool:
@@ -78,14 +80,14 @@ def uncut(bounds: Bounds, mask: Node, spread: Spread, runs: list[Run]) -> bool:
             continue
         run = spread.registers[start : start + count]
         for axis in range(len(spread.shape)):
-            places = sorted({at[axis] for at in run})
-            many = len(places)
+            coordinates = sorted({at[axis] for at in run})
+            many = len(coordinates)
             if many == 1:
                 continue
-            align = places[0]
+            align = coordinates[0]
             for _, _, a, stride in spread.fields:
                 align = math.gcd(align, stride) if a == axis else align
-            near = places == list(range(places[0], places[0] + many))
+            near = coordinates == list(range(coordinates[0], coordinates[0] + many))
             if not near or align % many or grain(bounds, mask, axis) % many:
                 return False
     return True

@@ -50,8 +50,8 @@ def place_runs(
     if swizzle:
         return _swizzled_runs(e, type_, base, spread, swizzle)
     steps = [int(s) for s in type_.element_strides()[len(index) :]]
-    places, runs = e.shared.places(base, spread, steps, size, 16)
-    return [PlaceRun(places[at], at, count) for at, count in runs]
+    addresses, runs = e.shared.addresses(base, spread, steps, size, 16)
+    return [PlaceRun(addresses[at], at, count) for at, count in runs]
 
 
 def _held_runs(e: Emission, place: Node, base: str, spread: Spread) -> list[PlaceRun]:

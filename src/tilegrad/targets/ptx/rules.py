@@ -204,9 +204,9 @@ def _mend(
             for mine, before in zip(own, inputs)
         ]
     values = rare.far(*inputs)
-    for turn, mask, places in zip(turns, masks, held):
+    for turn, mask, registers in zip(turns, masks, held):
         mine = (Element(m, turn, dtypes.bool_) & mask).held
-        for place, value in zip(places, values):
+        for place, value in zip(registers, values):
             w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held, guard=mine)
     w.put("add.s32", number, number, "1")
     more = w.value("pred", "setp.lt.s32", number, str(len(several)))

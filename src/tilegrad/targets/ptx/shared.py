@@ -197,10 +197,10 @@ class Shared:
         self, registers: Sequence[str], base: str, own: Spread, steps: Sequence[int], dtype: DType
     ) -> None:
         """Write a Tile at an address, its coordinates times steps apart."""
-        places, runs = self.places(base, own, steps, dtype.size, 16)
+        addresses, runs = self.addresses(base, own, steps, dtype.size, 16)
         owner = self.threads.owner(own)
         for at, count in runs:
-            write_run(self.w, places[at], "st.shared", dtype, registers[at : at + count], owner)
+            write_run(self.w, addresses[at], "st.shared", dtype, registers[at : at + count], owner)
 
     def take(
         self, shape: tuple[int, ...], start: tuple[int, ...], to: Spread, dtype: DType
@@ -210,12 +210,14 @@ class Shared:
         first = sum(c * s for c, s in zip(start, steps))
         self.written()
         base = self.bases[self.key]
-        places, runs = self.places(base, to, steps, dtype.size, first | 16, first)
+        addresses, runs = self.addresses(base, to, steps, dtype.size, first | 16, first)
         return [
-            r for at, count in runs for r in read_run(self.w, places[at], "ld.shared", dtype, count)
+            r
+            for at, count in runs
+            for r in read_run(self.w, addresses[at], "ld.shared", dtype, count)
         ]
 
-    def places(
+    def addresses(
         self,
         base: str,
         spread: Spread,

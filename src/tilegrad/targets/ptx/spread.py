@@ -111,8 +111,8 @@ class Spread:
         for at in self.registers:
             lines: list[tuple[int, ...]] = [()]
             for axis, size in enumerate(shape):
-                places = range(size) if cut[axis] else (at[axis],)
-                lines = [(*line, c) for line in lines for c in places]
+                coordinates = range(size) if cut[axis] else (at[axis],)
+                lines = [(*line, c) for line in lines for c in coordinates]
             found += lines
         return Spread(shape, self.fields, tuple(sorted(found)))  # neighbours move together
 
@@ -171,8 +171,8 @@ def _assigned(
     offsets: list[tuple[int, ...]] = [()]
     for axis, size in enumerate(shape):
         taken = sum(bit[1] for bit in thread_bits if bit[0] == axis)
-        places = [c for c in range(size) if not c % (size & -size) & taken]
-        offsets = [(*at, c) for at in offsets for c in places]
+        coordinates = [c for c in range(size) if not c % (size & -size) & taken]
+        offsets = [(*at, c) for at in offsets for c in coordinates]
     if len(offsets) > MOST_REGISTERS:
         raise InternalError(
             "ptx.spread", f"a tile of {shape} is {len(offsets)} registers of each thread"

@@ -134,11 +134,11 @@ class Threads:
         """A predicate that holds."""
         return self.memo.once(("always", True), lambda: self.w.test("eq.s32", self.constant(0), 0))
 
-    def both(self, a: str, b: str) -> str:
+    def and_guards(self, a: str, b: str) -> str:
         """Two guards as one; '' holds."""
         if not a or not b:
             return a or b
-        return self.memo.once(("both", a, b), lambda: self.w.both(a, b))
+        return self.memo.once(("and_guards", a, b), lambda: self.w.and_predicates(a, b))
 
     def meet(self) -> None:
         """The threads of the role meet; outside of roles all threads of the program."""

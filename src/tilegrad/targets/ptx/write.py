@@ -111,7 +111,7 @@ class Writer:
         """A predicate: `form` is the comparison and the type, such as lt.s32."""
         return self.value("pred", f"setp.{form}", a, str(b))
 
-    def both(self, a: str, b: str) -> str:
+    def and_predicates(self, a: str, b: str) -> str:
         """Whether two predicates hold."""
         return self.value("pred", "and.pred", a, b)
 

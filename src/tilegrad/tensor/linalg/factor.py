@@ -25,11 +25,11 @@ from .blocked import in_order
 from .derived import Derived
 
 LOWER, UPPER = "lower", "upper"
-TURNED = {LOWER: UPPER, UPPER: LOWER}
+OPPOSITE = {LOWER: UPPER, UPPER: LOWER}
 Tensors = tuple[Tensor, ...]
 
 
-def turned(a: Tensor) -> Tensor:
+def transpose_of(a: Tensor) -> Tensor:
     """The matrices transposed."""
     return swapaxes(a, -1, -2)
 
@@ -56,8 +56,8 @@ def _triangular_tangent(
 def _triangular_cotangent(
     inputs: Tensors, outputs: Tensors, given: Tensors, kind: str, unit: bool
 ) -> Tensors:
-    y = triangular(turned(inputs[0]), given[0], TURNED[kind], unit)
-    return -_triangle(y @ turned(outputs[0]), kind, unit), y
+    y = triangular(transpose_of(inputs[0]), given[0], OPPOSITE[kind], unit)
+    return -_triangle(y @ transpose_of(outputs[0]), kind, unit), y
 
 
 # x with a x = b: a (batch, n, n) triangular, b (batch, n, columns), kind, unit diagonal or not.
@@ -71,7 +71,7 @@ def lower_quotient(a: Tensor, b: Tensor, unit: bool = False) -> Tensor:
 
 def upper_quotient(b: Tensor, a: Tensor) -> Tensor:
     """b a^-1 of an upper triangular a."""
-    return turned(triangular(turned(a), turned(b), LOWER, False))
+    return transpose_of(triangular(transpose_of(a), transpose_of(b), LOWER, False))
 
 
 # ---- LU and general solves ------------------------------------------------------------------
@@ -110,7 +110,9 @@ lu = Derived(blocked.lu, _lu_tangent)
 def _general(a: Tensor, packed: Tensor, order: Tensor, b: Tensor, transposed: bool) -> Tensor:
     if not transposed:
         return blocked.solve_upper(packed, blocked.solve_lower(packed, in_order(b, order), True))
-    x = blocked.solve_upper(turned(packed), blocked.solve_lower(turned(packed), b), True)
+    x = blocked.solve_upper(
+        transpose_of(packed), blocked.solve_lower(transpose_of(packed), b), True
+    )
     return in_order(x, order.argsort(-1))
 
 
@@ -118,7 +120,7 @@ def _general_tangent(
     inputs: Tensors, outputs: Tensors, moved: Tensors, transposed: bool
 ) -> Tensors:
     a, packed, order, _ = inputs
-    change = (turned(moved[0]) if transposed else moved[0]) @ outputs[0]
+    change = (transpose_of(moved[0]) if transposed else moved[0]) @ outputs[0]
     return (general(a, packed, order, moved[3] - change, transposed),)
 
 
@@ -127,7 +129,7 @@ def _general_cotangent(
 ) -> tuple[Any, ...]:
     a, packed, order, _ = inputs
     y = general(a, packed, order, given[0], not transposed)
-    change = outputs[0] @ turned(y) if transposed else y @ turned(outputs[0])
+    change = outputs[0] @ transpose_of(y) if transposed else y @ transpose_of(outputs[0])
     return -change, None, None, y
 
 
@@ -165,7 +167,7 @@ def _determinant_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> T
     size = ((pivots + added).prod(-1) * sign_of(swaps, a)).reshape(-1, 1, 1)
     where_zero = (added != 0.0).any(-1)
     value = where(where_zero, size[:, 0, 0], outputs[0]).reshape(-1, 1, 1)
-    return ((turned(inverse) * value * moved[0]).sum((-1, -2)),)
+    return ((transpose_of(inverse) * value * moved[0]).sum((-1, -2)),)
 
 
 _by_lu = Derived(_determinant, _determinant_tangent)
@@ -201,8 +203,8 @@ def log_determinant(a: Tensor) -> Tensors:
 def _cholesky_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> Tensors:
     """dL = L times the lower half of L^-1 dA L^-T."""
     (lower,) = outputs
-    change = (moved[0] + turned(moved[0])) * 0.5
-    inner = lower_quotient(lower, turned(lower_quotient(lower, change)))
+    change = (moved[0] + transpose_of(moved[0])) * 0.5
+    inner = lower_quotient(lower, transpose_of(lower_quotient(lower, change)))
     return (lower @ (inner.tril() + inner.tril(-1)) * 0.5,)
 
 
@@ -214,9 +216,9 @@ def _qr_tangent(inputs: Tensors, outputs: Tensors, moved: Tensors) -> Tensors:
     """dQ and dR of a = Q R: Q' dQ is antisymmetric, dR upper triangular."""
     q, r = outputs
     quotient = upper_quotient(moved[0], r)
-    inner = turned(q) @ quotient
-    turn = inner.tril(-1) - turned(inner.tril(-1))
-    return quotient - q @ (inner - turn), (inner - turn) @ r
+    inner = transpose_of(q) @ quotient
+    skew = inner.tril(-1) - transpose_of(inner.tril(-1))
+    return quotient - q @ (inner - skew), (inner - skew) @ r
 
 
 # Q (batch, m, n) and R (batch, n, n) of a (batch, m, n) with m >= n

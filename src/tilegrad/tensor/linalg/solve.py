@@ -19,7 +19,7 @@ from ..maths import cast
 from ..movement import broadcast_shapes, broadcast_to, cat, movedim
 from ..tensor import Tensor, lift
 from . import factor
-from .factor import LOWER, UPPER, turned
+from .factor import LOWER, UPPER, transpose_of
 from .matrix import floats, is_empty, matrix, same_dtype, squared, stacked, unstacked
 
 
@@ -69,8 +69,8 @@ def cholesky(A: Any, *, upper: bool = False) -> Tensor:
     a = matrix("cholesky", A, square=True)
     if is_empty(a):
         return zeros(*a.shape, dtype=a.dtype)
-    lower = unstacked(factor.cholesky(stacked(turned(a) if upper else a)), a.shape[:-2])
-    return turned(lower) if upper else lower
+    lower = unstacked(factor.cholesky(stacked(transpose_of(a) if upper else a)), a.shape[:-2])
+    return transpose_of(lower) if upper else lower
 
 
 def lu_factor(A: Any, *, pivot: bool = True) -> LUFactor:
@@ -112,15 +112,17 @@ def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool =
     """X with A X = B (X A = B if not left, A' for A if adjoint) from what lu_factor gave."""
     packed, b = matrix("lu_solve", LU, square=True), matrix("lu_solve", B)
     if not left:
-        return turned(lu_solve(packed, pivots, turned(b), adjoint=not adjoint))
+        return transpose_of(lu_solve(packed, pivots, transpose_of(b), adjoint=not adjoint))
     packed, b, lead = _together("lu_solve", packed, b)
     if is_empty(packed, b):
         return zeros(*lead, *b.shape[-2:], dtype=b.dtype)
     swaps = broadcast_to(lift(pivots), (*lead, packed.shape[-1])).reshape(-1, packed.shape[-1])
     order = _order(cast(swaps, dtypes.int64) - 1)
     if adjoint:
-        x = factor.triangular(turned(packed), b, LOWER, False)
-        x = factor.in_order(factor.triangular(turned(packed), x, UPPER, True), order.argsort(-1))
+        x = factor.triangular(transpose_of(packed), b, LOWER, False)
+        x = factor.in_order(
+            factor.triangular(transpose_of(packed), x, UPPER, True), order.argsort(-1)
+        )
     else:
         x = factor.triangular(packed, factor.in_order(b, order), LOWER, True)
         x = factor.triangular(packed, x, UPPER, False)
@@ -164,7 +166,7 @@ def _qr(a: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if n == k:
         return factor.qr(a)
     q, r = factor.qr(a[:, :, :k])
-    return q, cat([r, turned(q) @ a[:, :, k:]], 2)
+    return q, cat([r, transpose_of(q) @ a[:, :, k:]], 2)
 
 
 # ---- solves ---------------------------------------------------------------------------------
@@ -202,8 +204,8 @@ def solve_triangular(
         kind = UPPER if upper else LOWER
         return _solved("solve_triangular", a, b, factor.triangular, kind, unitriangular)
     kind = LOWER if upper else UPPER
-    a, b = turned(a), turned(b)
-    return turned(_solved("solve_triangular", a, b, factor.triangular, kind, unitriangular))
+    a, b = transpose_of(a), transpose_of(b)
+    return transpose_of(_solved("solve_triangular", a, b, factor.triangular, kind, unitriangular))
 
 
 def solve(A: Any, B: Any, *, left: bool = True) -> Tensor:
@@ -221,7 +223,7 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Tensor:
     b = matrix("solve", b)
     if left:
         return _solved("solve", a, b, factor.solved)
-    return turned(_solved("solve", a, turned(b), factor.solved, True))
+    return transpose_of(_solved("solve", a, transpose_of(b), factor.solved, True))
 
 
 def inv(A: Any) -> Tensor:
@@ -266,12 +268,12 @@ def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = No
     none = empty(0, dtype=a.dtype)
     if m >= n:
         q, r = qr(a)
-        x = solve_triangular(r, turned(q) @ b, upper=True)
+        x = solve_triangular(r, transpose_of(q) @ b, upper=True)
         over = b - a @ x
         left = (over * over).sum(-2) if m > n else none
         return LeastSquares(x, left, empty(0, dtype=dtypes.int64), none)
-    q, r = qr(turned(a))
-    x = q @ solve_triangular(turned(r), b, upper=False)
+    q, r = qr(transpose_of(a))
+    x = q @ solve_triangular(transpose_of(r), b, upper=False)
     return LeastSquares(x, none, empty(0, dtype=dtypes.int64), none)
 
 
