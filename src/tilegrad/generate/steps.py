@@ -278,11 +278,14 @@ class Steps:
     def _put(self, parts: Sequence[Part], counts: list[int], rows: int, tokens: int) -> None:
         """Write what a step with prompts takes; what is left of its size pads."""
         host, used, total = self._orders.host, len(parts), sum(counts)
-        for name, padding in (("slots", self.nobody), ("into", self.nobody), ("tails", 0)):
-            host[name][used:rows] = padding
+        for name in ("slots", "into"):
+            host[name][used:rows] = self.nobody
+        for name in ("tails", "columns"):
+            host[name][used:rows] = 0
         host["lengths"][used:rows], host["starts"][used + 1 : rows + 1] = 0, total
         host["slots"][:used] = [p.slot for p in parts]
         host["tails"][:used] = [p.tail for p in parts]
+        host["columns"][:used] = [(p.length - 1) // self.cache.page for p in parts]
         host["into"][:used] = [p.slot if p.whole else self.nobody for p in parts]
         host["lengths"][:used] = [p.length for p in parts]
         host["starts"][: used + 1] = np.cumsum([0, *counts])
