@@ -125,9 +125,15 @@ def error_of(m: int, run: object, width: int = 256, hidden: int = 384, layers: i
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("m", [1, 3, 8, 40, 72, 128])
+@pytest.mark.parametrize("m", [1, 3, 8, 40, 72, 128, 200])
 def test_layers_are_right(m: int) -> None:
     assert error_of(m, lambda *given: run_interpreted(H200, *given)) < 1.5e-2
+
+
+def test_two_tiles_of_rows_for_few_cores() -> None:
+    """Programs have several tiles, all of the same rows, by whose norms they scale."""
+    few = H200.with_cores(4)
+    assert error_of(256, lambda *given: run_interpreted(few, *given), layers=1) < 1.5e-2
 
 
 @pytest.mark.parametrize("m, width, hidden", [(1, 320, 448), (2, 256, 248), (1, 512, 264)])

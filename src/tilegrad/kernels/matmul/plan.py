@@ -36,7 +36,7 @@ NOT_SHARED = 1.015  # products of many tiles run so much longer where neighbours
 TURNED_SECONDS = 3e-7  # storing the turned result, where tokens are many
 STREAM_RATE = 6.2e10  # bytes/s of memory that one program with 64 rows takes in
 GATED = 0.985  # of the rate, where each product has a part of the tile's columns (not measured)
-NARROW = 128  # columns of a tile at least, where tokens are several tiles
+NARROW = 128  # columns of a tile at least, where tokens are several tiles: half, of two not shared
 SUSTAINED = 0.84  # of the matrix units' peak, at the clock that power allows
 STEP_SECONDS = 2.0e-8  # of a step of k that nothing hides
 PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way out
@@ -176,7 +176,8 @@ def fitted_width(
     limit = CLUSTERS[split] if split > 1 else rounds * (target.cores // cluster)
     least = high(x.batch) * high(x.n) // max(1, limit * cluster) // unit * unit
     if tm < high(x.m):
-        least = max(least, -(-NARROW // unit) * unit)
+        narrow = NARROW if cluster > 1 or high(x.m) > 2 * tm else NARROW // 2
+        least = max(least, -(-narrow // unit) * unit)
     for tn in range(max(unit, least), 257, unit) if limit else ():
         tiles = tiles_of(x, WidePlan((tm, tn, 64), cluster=cluster), False)
         if tiles > limit:
