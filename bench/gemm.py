@@ -32,7 +32,7 @@ from tilegrad.core.config import configure
 from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, float32
 from tilegrad.core.target import Target
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
+from tilegrad.kernels.matmul.plan import Choice, choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import tuned
 from tilegrad.kernels.matmul.wide import wide_matmul
@@ -91,7 +91,7 @@ class Case:
 
     def ours(self, plan: WidePlan, turned: bool) -> list[Any]:
         """Launches of our kernel with a Plan."""
-        x = turn(self.operands) if turned else self.operands
+        x = transposed(self.operands) if turned else self.operands
         more: tuple[tuple[str, Memory], ...] = ()
         if self.eight:
             sizes = ((x.m, "rows"), (x.n, "columns")) if SCALES[0] == "row" else ((1, "all"),) * 2

@@ -23,7 +23,7 @@ import torch.nn.functional as TF
 from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16, float32
 from tilegrad.kernels.matmul.joint import joint_matmul
-from tilegrad.kernels.matmul.plan import choose, ranked, turn
+from tilegrad.kernels.matmul.plan import choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import planned
 from tilegrad.kernels.matmul.wide import wide_matmul
@@ -67,7 +67,7 @@ class Case:
 
     def joint(self, plan: WidePlan, turned: bool) -> list[Callable[[], None]]:
         """Launches of the joint kernel."""
-        body = joint_matmul(turn(self.operands) if turned else self.operands, plan)
+        body = joint_matmul(transposed(self.operands) if turned else self.operands, plan)
         if self.gated:
             body = fill(body, "epilogue", gate)
         else:
@@ -85,7 +85,7 @@ class Case:
         """One product of ours, as a function (x, weight, result)."""
         operands = Operands(self.m, n, DEPTH, bfloat16, bfloat16)
         chosen = planned(operands, self.bench.target)
-        x = turn(operands) if chosen.turned else operands
+        x = transposed(operands) if chosen.turned else operands
         kernel = self.bench.kernel(
             fill(wide_matmul(x, chosen.plan), "epilogue", lambda b, inputs, added: inputs[0]), "one"
         )

@@ -3,13 +3,16 @@
 python bench/npu_rtl.py --seeds 20 [--simulator icarus] [--only "16x16"] [--json FILE]
 
 `--simulator verilator` is live under cocotb: Debian's Verilator 5.006 with cocotb 1.9.2, newer ones
-with cocotb 2. The file keeps what earlier runs of other chips wrote.
+with cocotb 2. A chip is built once for all its programs; ccache is used where it is installed. The
+file keeps what earlier runs of other chips wrote, and what it took: seconds of the clock and of
+the processor (of all processes).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import sys
@@ -73,19 +76,21 @@ def main() -> None:
     for name, p in chips().items():
         if not re.search(given.only, name):
             continue
-        start = time.time()
+        start, busy = time.time(), sum(os.times()[:4])
         with tempfile.TemporaryDirectory() as folder:
             found = lockstep(p, range(given.seeds), Path(folder), given.simulator)
             log = (Path(folder) / "test.log").read_text()
         bad += bool(found)
         said = next((x.split("INFO")[1] for x in log.splitlines() if "are equal" in x), found)
         said = said[said.find(next((w for w in said.split() if w.isdigit()), "")) :].strip()
-        print(f"{name:28} {said} ({time.time() - start:.0f} s)", flush=True)
+        seconds, work = time.time() - start, sum(os.times()[:4]) - busy
+        print(f"{name:28} {said} ({seconds:.0f} s)", flush=True)
         if given.json:
             cycles = int(said.split()[0]) if not found else 0
             one = {"equal": not found, "cycles": cycles, "programs": given.seeds}
+            one |= {"machine": platform.machine(), "seconds": round(seconds), "cpu": round(work)}
             found_before[f"{given.simulator} {name}"] = one
-            table = {"machine": platform.machine(), "chips": found_before}
+            table = {"command": "python bench/npu_rtl.py", "chips": found_before}
             given.json.write_text(json.dumps(table, indent=1) + "\n")
     sys.exit(bool(bad))
 

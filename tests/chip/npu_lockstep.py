@@ -155,7 +155,7 @@ class Bench:
 
 async def record(dut: object, path: str) -> None:
     """Writes what every port shows before each edge."""
-    from rtl_replay import ports
+    from rtl_run import ports
 
     handles = [getattr(dut, name) for _, name in ports()]
     with Path(path).open("w") as file:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
-from rtl_run import lockstep
+from rtl_run import lockstep, ports
 
 from tilegrad.chip.rtl.coverage import Coverage, read
 from tilegrad.targets.npu.parameters import Parameters
 
-PORT = re.compile(r"^\s*(input|output)\s+logic\s+(?:\[[^\]]*\]\s+)?(\w+)", re.MULTILINE)
 MAIN = """#include "Vnpu_top.h"
 #include "verilated.h"
 #include "verilated_cov.h"
@@ -47,14 +45,6 @@ int main(int argc, char** argv) {
     return wrong;
 }
 """
-
-
-def ports() -> list[tuple[str, str]]:
-    """(direction, name) of the top, the clock left out."""
-    import tilegrad.chip.rtl.emit as emit
-
-    text = (emit.SOURCES / "npu_top.sv").read_text()
-    return [(d, n) for d, n in PORT.findall(text.split(");")[0]) if n != "clk"]
 
 
 def main_text() -> str:

@@ -44,7 +44,7 @@ def fired(results: list[Node]) -> tuple[list[Node], int]:
     return norms_behind_products([], results, log), log.fired.get(RULE, 0)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 72])
+@pytest.mark.parametrize("rows", [1, 8, 72, 200])
 def test_values_stay(rows: int) -> None:
     nodes = inputs(rows)
     y = norm(*nodes[:2])
@@ -67,8 +67,9 @@ def test_sums_are_cut_where_rows_are_several() -> None:
 
 
 def test_what_stays_as_it_is() -> None:
-    many = inputs(129)
-    assert fired([dot(norm(*many[:2]), many[2])])[1] == 0
+    for rows in (129, 192, 257):
+        many = inputs(rows)
+        assert fired([dot(norm(*many[:2]), many[2])])[1] == 0
     half = inputs(8, dtype=dtypes.float16)
     assert fired([dot(norm(*half[:2]), half[2])])[1] == 0
     x, w, a, _ = inputs(8)
@@ -94,6 +95,9 @@ def test_for_machines_whose_products_run_beside_the_threads() -> None:
         (8192, 128, 64),
         (1024, 64, 64),
         (1024, 96, 32),
+        (5120, 256, 80),
+        (4096, 200, 64),
+        (1024, 256, 32),
     ],
 )
 def test_each_core_has_a_block_where_there_are_enough(columns: int, rows: int, wanted: int) -> None:

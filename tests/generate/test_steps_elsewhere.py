@@ -46,8 +46,8 @@ DRAWS = Variant(draws=True, penalties=True, bias=True, logprobs=3)
 
 
 @functools.cache
-def model() -> Decoder:
-    return Decoder(DecoderConfig.from_huggingface(LLAMA), tg.bfloat16)
+def model(**more: Any) -> Decoder:
+    return Decoder(DecoderConfig.from_huggingface({**LLAMA, **more}), tg.bfloat16)
 
 
 def numbers(count: int) -> tg.Tensor:
@@ -55,11 +55,16 @@ def numbers(count: int) -> tg.Tensor:
 
 
 def traced(
-    batch: int, target: Target, tokens: int = 0, variant: Variant = Variant(), now: int = 0
+    batch: int,
+    target: Target,
+    tokens: int = 0,
+    variant: Variant = Variant(),
+    now: int = 0,
+    **more: Any,
 ) -> Any:
     """The decode step of a batch, or the ragged step of up to so many tokens; with `now` the one
-    that the Target has for so many."""
-    config, page = model().config, limits_of(target).page
+    that the Target has for so many; of a model that has `more`."""
+    config, page = model(**more).config, limits_of(target).page
     cache = nn.PagedCache(
         config.layers,
         4,
@@ -72,11 +77,12 @@ def traced(
     )
     rows = Rows(batch + 1, cache.device)
     state = None if variant == Variant() else SamplingState(batch + 1, config.vocabulary)
-    given = (model(), cache, rows, state, variant)
+    given = (model(**more), cache, rows, state, variant)
     with tg.no_grad():
         if not tokens:
             run = tg.jit(step, static="variant")
-            return run.lower(*given, numbers(batch), numbers(batch + 1))
+            last = {"tails": numbers(batch), "columns": numbers(batch)}
+            return run.lower(*given, numbers(batch), numbers(batch + 1), **last)
         some, requests = symbol("tokens", 1, tokens), symbol("requests", 1, batch)
         axes = {"slots": requests, "starts": requests + 1, "into": requests}
         axes |= {"owner": some, "given": some}
@@ -119,6 +125,26 @@ def test_decode_on_an_h200(batch: int, most: int) -> None:
     assembles(bodies, H200)
 
 
+def test_norms_of_heads_cost_no_launch() -> None:
+    """Appending does them."""
+    plain, normed = (
+        launched(traced(64, H200, model_type=kind, num_hidden_layers=2, head_dim=128), H200)
+        for kind in ("llama", "qwen3")
+    )
+    assert len(normed) == len(plain)
+    (append,) = distinct([b for b in normed if b.name.startswith("paged_append")])
+    assert [p.attrs["name"] for p in append.parameters].count("q_norm") == 1
+    assembles([append], H200)
+
+
+def test_only_tokens_with_an_id_go_on_from_the_last_attention() -> None:
+    """The last layer's rest has as many rows as requests, where those are fewer."""
+    for batch, fewer in ((8, True), (64, False)):
+        lowered = traced(batch, H200, 2048, now=16, num_hidden_layers=2)
+        first, last = [b for b in launched(lowered, H200) if b.name.startswith("gated")]
+        assert (first is not last) == fewer
+
+
 @pytest.mark.parametrize("target", [H200, A100], ids=lambda t: t.name)
 def test_a_step_with_prompts(target: Target) -> None:
     bodies = launched(traced(8, target, limits_of(target).chunk), target)
@@ -140,7 +166,7 @@ def test_few_tokens_of_prompts_are_one_tile(now: int, first: int, last: int, row
     lowered = traced(8, H200, 2048, now=now)
     assert lowered.ranges == {"tokens": (first, last)}
     bodies = distinct(launched(lowered, H200))
-    (gated,) = [b for b in bodies if b.name.startswith("gated")]
+    gated, _ = [b for b in bodies if b.name.startswith("gated")]  # and of the last layer's rows
     assert gated.notes["plan"].tile[0] == rows
     assembles([gated], H200)
 

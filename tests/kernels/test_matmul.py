@@ -42,7 +42,7 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.graph import build
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.plan import choose, turn
+from tilegrad.kernels.matmul.plan import choose, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
@@ -348,7 +348,7 @@ def test_assembled() -> None:
     texts: dict[str, str] = {}
     for x in real_sizes():
         choice = choose(x, H200)
-        own = turn(x) if choice.turned else x
+        own = transposed(x) if choice.turned else x
         # what only counts tiles and steps changes constants of the text, not its shape
         label = str((replace(choice.plan, programs=0, group=0), replace(own, m=0, n=0, k=0)))
         if label not in texts:

@@ -19,7 +19,7 @@ from tilegrad.core.target import H200
 from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.matmul.joint import JointMatmul, joint_matmul
-from tilegrad.kernels.matmul.plan import choose, ranked, turn
+from tilegrad.kernels.matmul.plan import choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan, tile_counts
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -125,8 +125,9 @@ PLANS = {
     "float32 results": (together(100, (40, 24), 72, result=float32),
                         WidePlan((128, 64, 64), 2, 1, 1, 32)),
     "shared a": (together(200, QKV, 200), WidePlan((128, 64, 64), 3, 4, 2, 64, 2, True)),
-    "turned, 128 rows": (turn(together(8, (200, 40), 200)), WidePlan((128, 8, 128), 3, 2, 1, 8)),
-    "turned, split": (turn(together(24, (136, 72), 400)),
+    "turned, 128 rows": (transposed(together(8, (200, 40), 200)),
+                         WidePlan((128, 8, 128), 3, 2, 1, 8)),
+    "turned, split": (transposed(together(24, (136, 72), 400)),
                       WidePlan((64, 32, 64), 3, 10, 1, 16, split=2, dependent=True)),
     "gated, dependent": (together(136, PAIR, 72, True),
                          WidePlan((128, 128, 64), 2, 2, 2, 64, dependent=True)),
@@ -136,9 +137,9 @@ PLANS = {
                           WidePlan((128, 128, 64), 3, 2, 2, 64)),
     "gated, shared a": (together(200, PAIR, 200, True),
                         WidePlan((128, 128, 64), 3, 2, 2, 64, 2, True)),
-    "gated, turned, 256 rows": (turn(together(24, PAIR, 200, True)),
+    "gated, turned, 256 rows": (transposed(together(24, PAIR, 200, True)),
                                 WidePlan((256, 24, 64), 3, 2, 1, 24, dependent=True)),
-    "gated, turned, split": (turn(together(24, PAIR, 400, True)),
+    "gated, turned, split": (transposed(together(24, PAIR, 400, True)),
                              WidePlan((128, 32, 64), 3, 6, 1, 16, split=2, dependent=True)),
 }  # fmt: skip
 
@@ -164,12 +165,12 @@ def test_what_the_model_chooses(seed: int) -> None:
     sizes = [8 * draw.randint(1, 30) for _ in range(3)]
     x = together(m, (sizes[0],) * 2 if seed % 2 else tuple(sizes), k, bool(seed % 2))
     found = choose(x, H200)
-    interpreted(turn(x) if found.turned else x, found.plan, seed)
+    interpreted(transposed(x) if found.turned else x, found.plan, seed)
 
 
 def late(constant_first: bool) -> Body:
     """A kernel of which another one writes the second weight."""
-    x = turn(together(24, QKV, 200))
+    x = transposed(together(24, QKV, 200))
     uses = ("value", "constant", "value", "constant", "result", "result", "result")
     shapes = [(24, 200), *((n, 200) for n in QKV), *((24, n) for n in QKV)]
     b = BodyBuilder(
@@ -204,7 +205,7 @@ def test_refused() -> None:
     with pytest.raises(InternalError, match="no batch"):
         joint_matmul(replace(together(64, QKV, 64), batch=2), plan)
     with pytest.raises(InternalError, match="64 rows"):
-        joint_matmul(turn(together(8, PAIR, 64, True)), WidePlan((64, 8, 64), 3, 2, 1, 8))
+        joint_matmul(transposed(together(8, PAIR, 64, True)), WidePlan((64, 8, 64), 3, 2, 1, 8))
 
 
 def test_no_tile_spans_two_weights() -> None:
@@ -212,7 +213,10 @@ def test_no_tile_spans_two_weights() -> None:
     assert tile_counts(together(256, (4096, 1000, 1000), 64), plan) == (2, 16 + 4 + 4)
     assert tile_counts(together(256, (300, 300), 64), plan) == (2, 4)
     assert tile_counts(together(256, (300, 300), 64, True), plan) == (2, 3)
-    assert tile_counts(turn(together(8, (300, 300), 64, True)), WidePlan((256, 8, 64))) == (3, 1)
+    assert tile_counts(transposed(together(8, (300, 300), 64, True)), WidePlan((256, 8, 64))) == (
+        3,
+        1,
+    )
 
 
 # ---- sizes of a real model: 4096 -> 4096 / 1024 / 1024, and 4096 -> 2 x 14336 ------------------
@@ -243,7 +247,7 @@ def test_real_sizes_assemble() -> None:
         for gated in (False, True):
             x = real(m, gated)
             best = ranked(x, H200)[0]
-            body = body_of(turn(x) if best.turned else x, best.plan)
+            body = body_of(transposed(x) if best.turned else x, best.plan)
             proved(body)
             texts[f"{m} {gated}"], _ = emit(body, "joint", H200)
     for name, made in assemble_all(texts, H200.cpu).items():

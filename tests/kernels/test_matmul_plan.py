@@ -18,7 +18,7 @@ import pytest
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, float32
 from tilegrad.core.target import H100, H200
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.matmul.plan import Choice, choose, ranked, turn
+from tilegrad.kernels.matmul.plan import Choice, choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan, waves, why_not
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.emit import emit
@@ -52,7 +52,7 @@ def random_operands(draw: random.Random) -> Operands:
 
 def kernel(x: Operands, choice: Choice) -> Body:
     """The Body of a choice."""
-    return wide_matmul(turn(x) if choice.turned else x, choice.plan)
+    return wide_matmul(transposed(x) if choice.turned else x, choice.plan)
 
 
 def places(body: Body) -> int:
@@ -94,7 +94,7 @@ def test_rows_are_whole_spans(along: tuple[bool, bool]) -> None:
         found = ranked(Operands(m, 4096, 4096, bfloat16, bfloat16, *along), H200)
         for choice in found:
             x = Operands(m, 4096, 4096, bfloat16, bfloat16, *along)
-            own = turn(x) if choice.turned else x
+            own = transposed(x) if choice.turned else x
             assert own.b_along_k or choice.plan.tile[1] % 64 == 0
         assert found
         assert not ranked(Operands(m, 4096, 4096, float32, float32, *along), H200)
@@ -219,4 +219,4 @@ def test_plans_of_some_tokens_can_be_right(m: int) -> None:
     for n, k, along in ((768, 16384, False), (5120, 5120, True), (1024, 2048, True)):
         x = Operands(m, n, k, bfloat16, bfloat16, along, along)
         for choice in ranked(x, H200):
-            assert not why_not(turn(x) if choice.turned else x, choice.plan), choice
+            assert not why_not(transposed(x) if choice.turned else x, choice.plan), choice

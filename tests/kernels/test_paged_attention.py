@@ -23,13 +23,13 @@ from cache_numbers import agree_stored, scales_of, stored
 from simulator import simulate
 
 from tilegrad.compiler.pipeline import fitted
-from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, int8
+from tilegrad.core.dtype import bfloat16, float8_e4m3, float16, float32, int8
 from tilegrad.core.errors import InternalError
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import paged_reference
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged import reference
-from tilegrad.kernels.paged.append import Rotary, append
+from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
 from tilegrad.kernels.paged.call import attend, attention_callee, list_callee
 from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import (
@@ -452,10 +452,18 @@ APPENDED = {
     "no rotation": (2, 2, Rotary(0), {}),
     "8 bits": (4, 2, Rotary(64), {"cache": float8_e4m3}),
     "int8": (4, 2, Rotary(64), {"cache": int8}),
+    "norms": (8, 2, Rotary(64), {}),
 }
 
 
-@pytest.mark.sampled(2)
+def normed(x: Any, weight: Any, epsilon: float) -> Any:
+    """Heads by their norm, in x's dtype."""
+    wide = x.astype(np.float64)
+    root = np.sqrt((wide * wide).mean(-1, keepdims=True) + epsilon)
+    return (wide / root * weight).astype(x.dtype)
+
+
+@pytest.mark.sampled(2, also=("norms",))
 @pytest.mark.parametrize("simulated", (False, True))
 @pytest.mark.parametrize("each", (1, 2))
 @pytest.mark.parametrize("label", APPENDED)
@@ -476,10 +484,13 @@ def test_append(label: str, each: int, simulated: bool) -> None:
     turned = np.full(step.q.shape, 7.0).astype(x.dtype.numpy)
     wide = [m.astype(np.float64) for m in (step.keys, step.values)]
     scales = scales_of(x)
+    norms = HeadNorms((1e-6, 0.5), float32) if label == "norms" else None
+    weights = [draw.standard_normal(x.width).astype(np.float32) for _ in "qk" if norms]
+    given = (step.q, k) if norms is None else map(normed, (step.q, k), weights, norms.epsilons)
     wanted = paged_reference.append(
-        rotary, step.q, k, v, frequencies, step.table, step.lengths, step.starts, *wide, scales
+        rotary, *given, v, frequencies, step.table, step.lengths, step.starts, *wide, scales
     )
-    body = append(x, rotary, each)
+    body = append(x, rotary, each, norms=norms)
     verify_body(body, "portable", H200)
     assert not [f for f in check_body(body, H200) if f.severity == "error"]
     memories = [
@@ -487,6 +498,7 @@ def test_append(label: str, each: int, simulated: bool) -> None:
         k,
         v,
         frequencies,
+        *weights,
         *step.scales,
         step.table,
         step.lengths,

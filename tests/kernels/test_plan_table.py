@@ -18,7 +18,7 @@ from tilegrad.core.target import H100, H200
 from tilegrad.graph import build
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels import plan_table
-from tilegrad.kernels.matmul.plan import choose, ranked, turn
+from tilegrad.kernels.matmul.plan import choose, ranked, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import (
     bucket,
@@ -245,7 +245,7 @@ def test_shared_memory_is_counted_as_it_is_emitted():
     for m, number in ((8, 0), (64, 1), (512, 0), (8192, 3)):
         x = Operands(m, 1024, 1024, bfloat16, bfloat16)
         choice = ranked(x, H200)[number]
-        own = turn(x) if choice.turned else x
+        own = transposed(x) if choice.turned else x
         body = fill(wide_matmul(own, choice.plan), "epilogue", lambda b, inputs, added: inputs[0])
         _, entry = emit(body, "matmul", H200)
         assert 0 <= shared_bytes(own, choice.plan) - entry.shared_bytes <= 1536
@@ -267,8 +267,8 @@ def test_the_shipped_table():
         x = Operands(int(m[1:]), int(n[1:]), int(k[1:]), bfloat16, bfloat16)
         assert problem_key(x, machine, epilogue) == key
         plan, turned = from_record(entry.plan)
-        assert in_shape(turn(x) if turned else x, plan) and tuned(x, H200, table=table), key
-        wide_matmul(turn(x) if turned else x, plan)
+        assert in_shape(transposed(x) if turned else x, plan) and tuned(x, H200, table=table), key
+        wide_matmul(transposed(x) if turned else x, plan)
     assert (plan_table.SHIPPED / "h200.json").exists()
 
 

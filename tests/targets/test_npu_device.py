@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from tilegrad.nn import functional as F
 from tilegrad.quant import fixed
 from tilegrad.runtime.device import device, target_for
 from tilegrad.targets.npu.device import NpuDevice
-from tilegrad.targets.npu.kernel import LEVELS
+from tilegrad.targets.npu.kernel import LEVELS, ArrayKernel
 
 RNG = np.random.default_rng(0)
 CHIPS = {
@@ -106,6 +107,49 @@ def test_values_and_cycles(case: str, chip: str) -> None:
         assert account.launches == 1
         if level == "registers":
             assert account.simulated == account.counters.cycles
+
+
+def sliced(x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+    """Part of the columns of one by part of the rows of the other."""
+    return x[:, 4:16].to(int32) @ w[8:20, :12].to(int32)
+
+
+def sides_turned(x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+    return x[:12].T.to(int32) @ w[:12, 4:].to(int32)
+
+
+def by_heads(x: tg.Tensor, w: tg.Tensor) -> tg.Tensor:
+    """Heads side by side in memory: a part of a batch is some columns."""
+    heads = x[:16, :16].reshape(16, 2, 8).permute(1, 0, 2)
+    return heads.to(int32) @ w[:16, :16].reshape(2, 8, 16).to(int32)
+
+
+@pytest.mark.parametrize("chip", ["ws", "os", "is"])
+@pytest.mark.parametrize("function", [sliced, sides_turned, by_heads])
+def test_operands_are_read_where_they_lie(function: Callable, chip: str) -> None:
+    """Slices, transposed operands and heads go in by strides: what the host would pack is less, the
+    words have the stride of the parameter, and bits and cycles are equal."""
+    p = small(dataflow=chip, bank_rows=64, accumulator_rows=64, dram_latency=4)
+    arrays = numbers(20, 24), numbers(24, 20)
+    expected = tg.jit(function)(*map(tg.tensor, arrays)).numpy()
+    for level in LEVELS:
+        name = tg.device("npu", chip=p, level=level)
+        machine = device(name)
+        assert isinstance(machine, NpuDevice)
+        machine.clear()
+        found = tg.jit(function)(*(tg.tensor(a, device=name) for a in arrays)).numpy()
+        np.testing.assert_array_equal(found, expected)
+    account = machine.account()
+    assert account.simulated == account.counters.cycles
+    (kernel,) = machine.launched
+    without = tuple(replace(o, strides=()) for o in kernel.work.operands)
+    packed = ArrayKernel(p, replace(kernel.work, operands=without))
+    assert account.packed_bytes == kernel.packed_bytes < packed.packed_bytes
+    listing = tg.explain(function, *(tg.tensor(a, device=name) for a in arrays)).section("npu")
+    assert "read where it lies: nothing" not in listing
+    assert f"packed by the host: {kernel.packed_bytes} bytes" in listing
+    assert "stride=24" in listing or "stride=20" in listing
+    assert "stride=24" not in packed.listing() and "stride=20" not in packed.listing()
 
 
 def normed(x: tg.Tensor, f: tg.Tensor) -> tg.Tensor:

@@ -36,6 +36,49 @@ def test_products_of_any_size(dataflow: str, sizes: tuple[int, int, int]) -> Non
     assert cycles == made.cycles()
 
 
+def lying(array: np.ndarray, beat: int) -> tuple[np.ndarray, tuple[int, int]]:
+    """Bytes of memory with an array whose rows are apart, other numbers between; its strides."""
+    apart = -(-array.shape[1] // beat) * beat + beat
+    memory = np.random.default_rng(9).integers(-128, 128, (len(array), apart)).astype(np.int8)
+    memory[:, : array.shape[1]] = array
+    return memory.view(np.uint8).reshape(-1), (apart, 1)
+
+
+@pytest.mark.parametrize("turned", ["neither", "left", "right", "both"])
+@pytest.mark.parametrize("dataflow", ["ws", "os", "is"])
+@pytest.mark.parametrize("sizes", [*SIZES, (12, 8, 200)], ids=str)
+def test_operands_are_read_where_they_lie(
+    dataflow: str, sizes: tuple[int, int, int], turned: str
+) -> None:
+    """Rows or columns of an operand whole in memory: what the mesh takes by rows is not packed."""
+    p = small(dataflow=dataflow, dram_latency=4, program_words=1024)
+    arrays = operands(*sizes)
+    given, strides = [], []
+    for array, name in zip(arrays, ("left", "right")):
+        flip = turned in (name, "both")
+        raw, (row, column) = lying(array.T if flip else array, p.dma_bytes)
+        given.append(raw)
+        strides.append((column, row) if flip else (row, column))
+    made = Product(p, *sizes, left_strides=strides[0], right_strides=strides[1])
+    by_rows = [turned in ("neither", "right"), turned in ("neither", "left")]
+    wanted = {"ws": by_rows, "is": [not b for b in by_rows], "os": [not by_rows[0], by_rows[1]]}
+    least = [a.shape[b] == 1 for a, b in zip(arrays, (0, 1))]  # one row is as good as one column
+    for one, want, free in zip(made.lying, wanted[dataflow], least):
+        assert one == want or free
+    packed = Product(p, *sizes)
+    share = sum(one for one in made.lying)
+    assert made.packed_bytes < packed.packed_bytes if share else made.packed_bytes > 0
+    assert (made.packed_bytes == 0) == (share == 2)
+    memory = made.pack(*(g if one else a for g, a, one in zip(given, arrays, made.lying)))
+    again, cycles = memory.copy(), 0
+    for words in made.program():
+        cycles += Machine(p, words, memory).run()
+        Functional(p, again).run(words)
+    np.testing.assert_array_equal(memory, again)
+    np.testing.assert_array_equal(made.unpack(memory), arrays[0].astype(int) @ arrays[1])
+    assert cycles == made.cycles()
+
+
 @pytest.mark.parametrize("dataflow", ["ws", "os", "is"])
 def test_sums_made_int8(dataflow: str) -> None:
     left, right = operands(11, 10, 13)

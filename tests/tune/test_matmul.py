@@ -22,7 +22,7 @@ from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import UserError
 from tilegrad.core.target import H200
 from tilegrad.kernels import plan_table
-from tilegrad.kernels.matmul.plan import choose, turn
+from tilegrad.kernels.matmul.plan import choose, transposed
 from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.table import fits, from_record, problem_key, to_record, tuned
 from tilegrad.kernels.matmul.wide import wide_matmul
@@ -115,7 +115,7 @@ def test_neighbours_can_be_built():
         x = Operands(m, 1024, 512, bfloat16, bfloat16)
         for plan, turned in neighbours(x, first_candidates(x, H200, 1)[0], H200):
             body = fill(
-                wide_matmul(turn(x) if turned else x, plan),
+                wide_matmul(transposed(x) if turned else x, plan),
                 "epilogue",
                 lambda b, inputs, added: inputs[0],
             )
@@ -301,7 +301,9 @@ def view(pointer, *shape):
 def built(product, plan, turned):
     x = product.operands
     body = fill(
-        wide_matmul(turn(x) if turned else x, plan), "epilogue", lambda b, inputs, added: inputs[0]
+        wide_matmul(transposed(x) if turned else x, plan),
+        "epilogue",
+        lambda b, inputs, added: inputs[0],
     )
     text, entry = emit(body, "matmul", H200)
     return text, entry, Code(text.encode(), entry.to_text(), turned)

@@ -178,10 +178,9 @@ def serve_page(
 ) -> None:
     """Open a page at 127.0.0.1: sliders for an NPU, and what it makes of a network."""
     from ..chip.page import serve
-    from ..targets.npu.parameters import Parameters, preset
+    from ..targets.npu.parameters import chip_of
 
-    file = chip.endswith((".toml", ".json"))
-    server = serve(port, Parameters.load(chip) if file else preset(chip))
+    server = serve(port, chip_of(chip))
     put(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends it)")
     try:
         server.serve_forever()

@@ -242,7 +242,7 @@ def explore(
     from ..chip.networks import network
     from ..chip.pareto import explore_array, explore_npu, plotted
     from ..core.parameter_file import read_parameters
-    from ..targets.npu.parameters import Parameters, preset
+    from ..targets.npu.parameters import chip_of
 
     default = ["dataflow=ws,os,is"] if array else list(VARY)
     fields = dict(_varied(text) for text in vary or default)
@@ -258,9 +258,7 @@ def explore(
             found = explore_array(table, name, work.with_bits(8), fields, report, **given)
         else:
             name = chip
-            file = chip.endswith((".toml", ".json"))
-            base = Parameters.load(chip) if file else preset(chip)
-            found = explore_npu(base, work, fields, report)
+            found = explore_npu(chip_of(chip), work, fields, report)
     title = f"{model} on designs from {name}: predicted"
     if any(p.doubled for p in found.points):
         title += "; weights of half the bits two a step, which compiled functions do not use yet"

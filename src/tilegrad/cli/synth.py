@@ -20,7 +20,12 @@ def synth(
     parameters: Annotated[
         str, typer.Argument(help="A parameter file (.toml, .json), or a preset: edge, 16x16 ...")
     ],
-    out: Annotated[Path, typer.Option(help="A folder for netlist, report and pictures.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for netlist, report and pictures; else NAME-synth.", show_default=False
+        ),
+    ] = None,
     part: Annotated[str, typer.Option(help="chip, mesh, or pe: one multiplier.")] = "chip",
     liberty: Annotated[
         Path | None, typer.Option(help="A cell library; else OSU018 of Debian.", show_default=False)
@@ -36,9 +41,10 @@ def synth(
     """Map a chip to cells with Yosys; report area, timing, power, pictures. No sign-off."""
     from ..chip.synth.flow import synthesise
     from ..chip.synth.report import NOT_SIGNED_OFF, facts, page, record, table
-    from ..targets.npu.parameters import PRESETS, Parameters, preset
+    from ..targets.npu.parameters import chip_of
 
-    chip = preset(parameters) if parameters in PRESETS else Parameters.load(parameters)
+    chip = chip_of(parameters)
+    out = out or Path(f"{Path(parameters).stem}-synth")
     with Bars() as bars:
         found = synthesise(
             chip, out, part, liberty, activity=activity, layout=layout, report=bars.stage

@@ -3,9 +3,9 @@
 rms_norm(x) @ W is r * ((x * w) @ W) with r = 1 / root(mean(x^2) + epsilon), one number for each
 row. So the product need not wait for the sum over the row, and the kernel that makes x can write x
 * w at once. It also stores the sums of x^2 over blocks of columns; the kernel of the product adds
-them up. This is done for few rows, on machines whose matrix units run while their threads go on,
-and in bfloat16, whose range is that of float32 (see docs/decisions/0020). Invariant: every product
-that reads a changed norm is changed alike, and a norm that anything else reads stays.
+them up. This is done for rows of one tile or two, on machines whose matrix units run while their
+threads go on, and in bfloat16, whose range is that of float32 (see docs/decisions/0020). Invariant:
+every product that reads a changed norm is changed alike, and a norm that anything else reads stays.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ..ir.node import Node, topological, users
 from ..ir.rewrite import Log, rebuild, replace
 from ..ir.symbol import high
 from ..ir.types import product
+from ..kernels.matmul.plan import FITTED
 
-MOST_ROWS = 128  # all in one tile of the library's products
+TILE_ROWS = 128  # in one tile of the library's products
 WIDE, NARROW = 64, 32  # columns of a block: rows of the weights, or columns of rows of tokens
 FEW_ROWS = 16  # whose products have the weights as rows
 EVEN = (24, 64)  # columns of blocks of which each core has one, least and most
@@ -95,7 +96,7 @@ def norm_of(node: Node) -> Norm | None:
         return None
     if square.inputs[0] not in factors or not isinstance(columns, int):
         return None
-    if columns % WIDE or columns < LEAST_COLUMNS or high(product(node.shape[:-1])) > MOST_ROWS:
+    if columns % WIDE or columns < LEAST_COLUMNS or not in_tiles(high(product(node.shape[:-1]))):
         return None
     rest = [f for f in factors if f is not rows[0]]
     core = rest[0]
@@ -104,12 +105,19 @@ def norm_of(node: Node) -> Norm | None:
     return Norm(core, factor, total)
 
 
+def in_tiles(rows: int) -> bool:
+    """Whether rows are one tile or two: of those between, one tile has more consumers, whose
+    registers do not hold what all rows are scaled by."""
+    return rows <= TILE_ROWS or FITTED < rows <= 2 * TILE_ROWS
+
+
 def block_of(columns: int, rows: int, cores: int) -> int:
     """Columns of a block: as many as the tile has that a core computes of a row, where cores can
     share a row evenly; for few rows, as many as a tile has rows of the weights."""
-    share = -(-columns // cores)
+    tiles = -(-rows // TILE_ROWS)
+    share = -(-columns * tiles // cores)
     even = -(-share // 8) * 8
-    if rows > FEW_ROWS and EVEN[0] <= even <= EVEN[1] and columns % even == 0:
+    if rows > FEW_ROWS and EVEN[0] <= even <= EVEN[1] * tiles and columns % even == 0:
         return even
     return WIDE if rows <= WIDE else NARROW
 

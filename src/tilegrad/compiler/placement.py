@@ -51,7 +51,7 @@ class Placement:
         return sum(k.flops for k in self.host) / max(1, self.flops)
 
     def total(self, name: str) -> float:
-        """A cost of all Kernels of the array: cycles, macs, seconds, energy."""
+        """A cost of all Kernels of the array: cycles, macs, packed (bytes), seconds, energy."""
         return sum(k.costs.get(name, 0.0) for k in self.kernels)
 
     @property
@@ -81,6 +81,7 @@ class Placement:
             f"{self.total('cycles'):,.0f} cycles, {1e3 * self.total('seconds'):,.3f} ms, "
             f"{1e3 * self.total('energy'):,.4g} mJ, {100 * self.utilisation:.1f}% of multipliers "
             "busy, by closed forms",
+            f"host packs {self.total('packed'):,.0f} bytes for it",
         ]
         for why, share in self.reasons().items():
             count = sum(k.why == why for k in self.host)

@@ -16,10 +16,11 @@ from ..graph.interpret import interpret
 from ..ir.block import argument, pure_block
 from ..ir.node import Node
 from ..ir.rewrite import replace
-from ..ir.symbol import Size, evaluate, high, low
+from ..ir.symbol import Expr, Size, coefficient, evaluate, high, loop_index, low
 from ..ir.text import parse_block, print_block
 from ..ir.types import Array, product
 from ..tile.array import FULL, HELD, LEFT, RIGHT, ArrayWork, Operand, Output, VectorStep
+from .access import offset_of, through
 from .array_steps import Reader, Refused, takes_product
 from .problem import Problem
 from .region import Region
@@ -109,7 +110,28 @@ def _operand(role: str, node: Node, reads: list[Node], shape: tuple[Size, ...]) 
     given = argument("x", kind)
     moved = replace([build.reshape(node, shape)], {base: given})[0]
     view = print_block(pure_block("view", (given,), (moved,)), "graph")
-    return Operand(reads.index(base), role, kind.dtype.name, kind.shape, view)
+    strides = _strides(moved, given)
+    return Operand(reads.index(base), role, kind.dtype.name, kind.shape, view, strides)
+
+
+def _strides(moved: Node, base: Node) -> tuple[Size, ...]:
+    """Where the elements of a moved value lie in its base, if that is linear."""
+    index = tuple(
+        loop_index(name, size) for name, size in zip(("batch", "row", "column"), moved.shape)
+    )
+    place = through(moved, index, {base})
+    if place is None:
+        return ()
+    offset = offset_of(*place)
+    found: list[Size] = []
+    first = offset
+    for one in index:
+        factor = coefficient(offset, one) if isinstance(one, Expr) else 0
+        if factor is None:
+            return ()
+        found.append(factor)
+        first = first - one * factor
+    return (*found, first)
 
 
 def _elements_read(one: Operand) -> np.ndarray[Any, Any]:

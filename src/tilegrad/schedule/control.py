@@ -134,7 +134,7 @@ class ControlLowering:
         """Where the Block writes the next carries."""
         return {i: (lambda i=i: self.next_slot(i)) for i in range(self.node.attrs["carries"])}
 
-    def turn(self, found: Sequence[int]) -> list[Any]:
+    def pass_carries(self, found: Sequence[int]) -> list[Any]:
         """Steps that make the next carries the current ones: copies, then swaps."""
         copies, swaps = [], []
         for i, slot in enumerate(found):
@@ -210,7 +210,7 @@ class ControlLowering:
         for i, slot in zip(sorted(targets)[count:], found[count:]):
             if slot != stacked[i]:
                 end.append(self.copy(slot, stacked[i]))
-        end += self.turn(found[:count])
+        end += self.pass_carries(found[:count])
         end += [
             *views.advance,
             Control("add_counter", (), (counter, 1)),
@@ -236,7 +236,7 @@ class ControlLowering:
         found = self.body(
             body, [*self.carries, *shared], self.carry_targets(), range(node.attrs["carries"])
         )
-        end = self.turn(found)
+        end = self.pass_carries(found)
         steps = [*end, *(s for k in frame.kernels[before:] for s in k.steps)]
         if not any(isinstance(s, (Launch, Copy)) for s in steps):  # no worker may run ahead of
             barrier = self.outer.new_slot(Array((), bool_), "scratch")  # one that still tests

@@ -24,7 +24,7 @@ from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import FITTED, ranked, turn
+from ..kernels.matmul.plan import FITTED, ranked, transposed
 from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import PLAIN
 from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
@@ -184,7 +184,7 @@ class _Joiner:
     def seconds(self, x: Operands) -> float:
         """What the model expects of a launch."""
         if x.block:
-            return choose_grouped(turn(x), self.target).seconds
+            return choose_grouped(transposed(x), self.target).seconds
         if x not in self.expected and not matvec_why_not(x, self.target):
             self.expected[x] = choose_matvec(x, self.target).seconds
         elif x not in self.expected:

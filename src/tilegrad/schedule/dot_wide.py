@@ -27,8 +27,8 @@ from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import Choice, ranked, turn, with_room
-from ..kernels.matmul.shape import Operands, in_ring, tile_counts
+from ..kernels.matmul.plan import Choice, ranked, transposed, with_room
+from ..kernels.matmul.shape import Operands, in_ring, rows_stay, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
 from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
@@ -144,7 +144,7 @@ class WideDot:
         """The Plan that a table or the model of time puts first."""
         target = self.target
         if x.block:
-            return choose_grouped(turn(x), target)
+            return choose_grouped(transposed(x), target)
         if invariant():
             return next(for_any_rows(x, target), None)
         if not self.asynchronous:
@@ -160,8 +160,10 @@ class WideDot:
         """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
         if not self.block_sums and not self.wholes:
             return choice
-        x = turn(x) if choice.turned else x
-        return replace(choice, plan=with_room(x, choice.plan, self.target, SUMS_BYTES))
+        few = high(x.m) <= FEW_TOKENS or self.block_sums
+        bytes_ = SUMS_BYTES if few else 8 * choice.plan.tile[0]  # else a factor for each row
+        x = transposed(x) if choice.turned else x
+        return replace(choice, plan=with_room(x, choice.plan, self.target, bytes_))
 
     def _streams(self, x: Operands) -> bool:
         """Whether the matvec takes the product: not one of long rows with nothing around it."""
@@ -179,14 +181,16 @@ class WideDot:
         return bool(self.target.asynchronous_units)
 
     def suits(self, x: Operands, choice: Choice) -> bool:
-        """Whether a Plan has all tokens in one tile, and whole blocks of columns in its pieces,
-        where what is handed on asks for them."""
-        m, x, plan = high(x.m), turn(x) if choice.turned else x, choice.plan
+        """Whether each program of a Plan has the same tokens in all of its tiles, and whole blocks
+        of columns in its pieces, where what is handed on asks for them."""
+        m, x, plan = high(x.m), transposed(x) if choice.turned else x, choice.plan
         if len(self.group.stored) > 1 and m == 1 and plan.split > 1:
             return False  # all columns would be the one token's
         if not self.block_sums and not self.wholes:
             return True
-        if tile_counts(x, plan)[1 if choice.turned else 0] != 1 or plan.cluster > 1:
+        if m <= FEW_TOKENS and (tile_counts(x, plan)[choice.turned] != 1 or plan.cluster > 1):
+            return False
+        if m > FEW_TOKENS and (choice.turned or not rows_stay(x, plan)):
             return False
         if self.wholes and x.span(plan.tile)[0] > 128 and x.span(plan.tile)[1] > 64:
             return False  # registers of many consumers do not hold what all tokens are scaled by
@@ -248,7 +252,7 @@ class WideDot:
         sheet = PlacedSheet(name, [*given, *parameters.results(self.group.stored)])
         self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
         self.e.rounded = self.group.rounded
-        return sheet.made(self.build(turn(self.operands) if self.turned else self.operands))
+        return sheet.made(self.build(transposed(self.operands) if self.turned else self.operands))
 
     def build(self, x: Operands) -> Body:
         """The kernel over this group's parameters."""
@@ -287,8 +291,10 @@ class WideDot:
         return kernel
 
     def asks(self, x: Operands) -> bool:
-        """Whether what the epilogue reads is asked for first: where few tokens wait for memory."""
-        few = high(self.operands.m) <= FEW_TOKENS  # type: ignore[union-attr]
+        """Whether what the epilogue reads is asked for first: where few tokens wait for memory, in
+        a tile or two."""
+        m = high(self.operands.m)  # type: ignore[union-attr]
+        few = m <= FEW_TOKENS or (m <= 2 * FEW_TOKENS and bool(self.block_sums))
         return few and x.batch == 1 and not x.block and not self.near
 
     def build_matvec(self, results: Sequence[tuple[Node, WideDot]]) -> Body:

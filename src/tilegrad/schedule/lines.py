@@ -141,13 +141,13 @@ class Lines:
                 for t, x, new in zip(blocked, carried, run(first, last, own))
             ]
 
-        def turn(at: Size, carried: list[Node]) -> Sequence[Node]:
+        def trip(at: Size, carried: list[Node]) -> Sequence[Node]:
             with self.e.scope():
                 return added(at, at + block, carried)
 
         size = stop - start
         middle = start + floor_divide(size, block) * block
-        totals = b.loop("block", start, middle, block, turn, totals)
+        totals = b.loop("block", start, middle, block, trip, totals)
         return totals if modulo(size, block) == 0 else added(middle, stop, totals)
 
 

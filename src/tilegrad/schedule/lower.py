@@ -74,7 +74,9 @@ def complete(lowering: Lowering, region: Region, reads: list[Node]) -> None:
     """What is known of a Region now that all are cut, for the Families."""
     region.rounded, region.known = lowering.rounded, lowering.fuser.values
     region.inputs, region.work = reads, work_of(reads, region.arrays)
-    if region.kind in DOTS and not lowering.depth and lowering.target.has_threads:
+    target, rows = lowering.target, region.rows if region.kind == "loops" else None
+    early = region.kind in DOTS or (rows is not None and high(rows) <= target.cores)
+    if early and not lowering.depth and target.has_threads:  # they are asked for before a wait
         region.constants = {
             r for r in reads if r in lowering.arguments and r not in lowering.donated
         }

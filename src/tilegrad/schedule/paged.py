@@ -22,6 +22,7 @@ from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import build, ops
 from ..graph.paged_types import APPEND, ATTEND, named
+from ..graph.recognize_norm import LastNorm, last_norm
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, high
 from ..kernels.paged.shape import (
@@ -295,18 +296,33 @@ class AppendAttend(Chosen):
 
 
 class Append(Chosen):
-    """An append by itself."""
+    """An append by itself, with the norms of heads that nothing else reads where launches are
+    dear."""
 
     def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
-        from ..kernels.paged.append import Rotary, heads_each
+        from ..kernels.paged.append import HeadNorms, Rotary, heads_each, takes_norms
         from ..kernels.paged.call import append_callee
 
-        x = shape_of(node)
-        callee = append_callee(x, Rotary(**node.attrs), heads_each(x, target))
-        return near.call(*inputs, callee=callee)
+        x, rotary, each = shape_of(node), Rotary(**node.attrs), heads_each(shape_of(node), target)
+        norms_found = head_norms(node, inputs, near)
+        if norms_found and target.has_threads and not invariant() and takes_norms(x, rotary):
+            (q, k), (_, _, v, speeds, *rest) = norms_found, inputs
+            norms = HeadNorms((q.epsilon, k.epsilon), q.weight.dtype)
+            given = (q.source, k.source, v, speeds, q.weight, k.weight, *rest)
+            return near.call(*given, callee=append_callee(x, rotary, each, norms))
+        return near.call(*inputs, callee=append_callee(x, rotary, each))
+
+
+def head_norms(node: Node, inputs: Sequence[Node], near: Surroundings) -> list[LastNorm]:
+    """The norms of queries and of keys, where both have one, with weights of one dtype, that
+    nothing but the append reads; else none."""
+    alone = [near.readers.get(i) == [node] and i not in near.results for i in node.inputs[:2]]
+    found = [norm for norm in map(last_norm, inputs[:2]) if norm is not None]
+    alike = len({norm.weight.dtype for norm in found}) == 1
+    return found if all(alone) and alike and len(found) == 2 else []
 
 
 def attention_of(node: Node, near: Surroundings) -> Node | None:

@@ -31,6 +31,9 @@ class Operand:
     dtype: str
     shape: tuple[Size, ...]  # of the parameter
     view: str  # the Graph that gives its (batch, rows, columns)
+    # Elements of the parameter from one batch, row and column to the next, and before the first;
+    # none where they are not one number each.
+    strides: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,10 @@ class ArrayWork:
             M=number(self.M),
             N=number(self.N),
             K=number(self.K),
-            operands=tuple(map(shaped, self.operands)),
+            operands=tuple(
+                replace(shaped(o), strides=tuple(number(s) for s in o.strides))
+                for o in self.operands
+            ),
             outputs=tuple(map(shaped, self.outputs)),
         )
 

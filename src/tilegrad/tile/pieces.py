@@ -194,7 +194,7 @@ class Pieces:
         if place is None:
             place = self.room(source.shape, dtype)
         if source.turned is not None:
-            self.turn(source.turned, place)
+            self.transpose(source.turned, place)
         else:
             for index, lanes in self.each(source.shape):
                 piece = self.b.cast(source.piece(index, lanes), dtype)
@@ -215,7 +215,7 @@ class Pieces:
 
         return Source(shape, source.dtype, piece)
 
-    def turn(self, inner: Source, place: Node) -> None:
+    def transpose(self, inner: Source, place: Node) -> None:
         """Store the transpose of a stored matrix, by squares."""
         own = self.kept(inner)
         rows, columns = inner.shape

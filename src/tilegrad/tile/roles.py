@@ -129,7 +129,7 @@ def role(name: str, warps: int, registers: int = 0) -> Iterator[None]:
     b.add(placed.role(blocks=(block,), name=name, warps=warps, registers=registers))
 
 
-class Slot(NamedTuple):
+class BarrierStage(NamedTuple):
     """A barrier of an array of them."""
 
     node: Node
@@ -147,8 +147,8 @@ class BarrierValue:
     def __repr__(self) -> str:
         return f"<barrier {self.name} x {self.stages}>"
 
-    def __getitem__(self, stage: Any) -> Slot:
-        return Slot(self.node, size_of(stage, "stage"))
+    def __getitem__(self, stage: Any) -> BarrierStage:
+        return BarrierStage(self.node, size_of(stage, "stage"))
 
     def arrive(self, stage: Any = 0, to: Any = None) -> None:
         """One arrival in the phase under way: here, or at the program of the cluster whose rank
@@ -261,7 +261,7 @@ def _copy(op: Op, place: Any, source: Any, *slot: Node | Size) -> Part:
     return part
 
 
-def copy_async(place: Any, source: Any, slot: Slot) -> int:
+def copy_async(place: Any, source: Any, slot: BarrierStage) -> int:
     """Copy a part of an array into a place; its bytes land on the barrier. Gives the bytes."""
     part = _copy(placed.copy_async, place, source, *slot)
     return _bytes(part, part.shape)
@@ -330,7 +330,7 @@ def cluster(size: int) -> Any:
     return index_of(t.builder.atom("rank", _do(placed.cluster_rank), 0, size - 1))
 
 
-def copy_multicast(place: Any, source: Any, slot: Slot, mask: int, first: Any = 0) -> None:
+def copy_multicast(place: Any, source: Any, slot: BarrierStage, mask: int, first: Any = 0) -> None:
     """Copy a part of an array into (rows of) a place of every program of the cluster in a mask,
     whose bit 0 stands for the rank `first`."""
     part = _part(place, "copy_multicast")
@@ -340,7 +340,7 @@ def copy_multicast(place: Any, source: Any, slot: Slot, mask: int, first: Any = 
     _do(placed.copy_multicast, part.node, box.memory.node, *slot, *at, **attrs)
 
 
-def copy_pages(place: Any, source: Any, pages: Any, slot: Slot, hint: str = "") -> int:
+def copy_pages(place: Any, source: Any, pages: Any, slot: BarrierStage, hint: str = "") -> int:
     """Copy a part of each of several pages of an array into the rows of a place, one below the
     other; a tile of numbers says which pages, `source` what of page 0. Gives the bytes."""
     numbers = cast(tile_of(pages, op="copy_pages"), dtypes.int64).node
@@ -358,7 +358,7 @@ def store_add(target: Any, value: Any) -> None:
     tracer("store_add").touch("add", box.memory, box.index, tile.shape, box.axes)
 
 
-def send(place: Any, value: Any, slot: Slot, to: Any = "all") -> None:
+def send(place: Any, value: Any, slot: BarrierStage, to: Any = "all") -> None:
     """Send a tile to the place of programs of the cluster, its bytes landing on the barrier there:
     to 'all', as 'shares' of its rows, or to the one whose rank is given."""
     if isinstance(to, str) and to not in ("all", "shares"):

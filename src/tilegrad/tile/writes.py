@@ -196,7 +196,7 @@ def _apart(
     for access in accesses:
         assert access.index is not None
         at = access.index[axis]
-        own = next((a for a in atoms(at) if turns(t, a) is program), program)
+        own = next((a for a in atoms(at) if interleaved_start(t, a) is program), program)
         step = coefficient(at, own) if own.kind == "loop" else _factor(at, own)
         if not isinstance(step, int) or step == 0:
             return False
@@ -221,7 +221,7 @@ def _factor(value: Size, part: Expr) -> int:
     return next((f for product_, f in terms if product_ == (part,)), 0)
 
 
-def turns(t: Tracer, atom: Expr) -> Expr | None:
+def interleaved_start(t: Tracer, atom: Expr) -> Expr | None:
     """The program's number that a loop starts at, if programs take turns in it: each has numbers
     of its own, and together they have all."""
     limit = t.limits.get(atom)
@@ -446,7 +446,7 @@ def whole(t: Tracer, shape: Sequence[Size], access: Access) -> bool:
     used: list[Expr] = []
     for axis, (at, size) in enumerate(zip(access.index, shape)):
         mine = [a for a in atoms(at) if a.kind != "symbol"]
-        used += [p for a in mine if (p := turns(t, a)) is not None]
+        used += [p for a in mine if (p := interleaved_start(t, a)) is not None]
         if set(mine) & set(used) or not _reaches(t, at, mine, access.length(axis), size):
             return False
         used += mine
@@ -460,7 +460,7 @@ def _reaches(t: Tracer, at: Size, mine: Sequence[Expr], length: int, size: Size)
     parts = []
     for atom in mine:
         step, limit = coefficient(at, atom), t.limits.get(atom)
-        if limit is not None and turns(t, atom) is not None:
+        if limit is not None and interleaved_start(t, atom) is not None:
             limit = Limit(0, limit.upper, True)
         if limit is None or not isinstance(step, int) or step < 1:
             return False

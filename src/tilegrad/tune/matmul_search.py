@@ -23,7 +23,7 @@ from ..core.config import adopt, config, usable_cores
 from ..core.dtype import DType, bfloat16, dtype_of, float16, float32
 from ..core.errors import TilegradError, UserError
 from ..core.target import Target
-from ..kernels.matmul.plan import turn
+from ..kernels.matmul.plan import transposed
 from ..kernels.matmul.shape import Operands
 from ..kernels.matmul.table import machine_name, plain_operands, problem_key, to_record
 from ..kernels.matmul.wide import wide_matmul
@@ -275,7 +275,7 @@ class Search:
         ready = Ready(candidate)
         try:
             body = fill(
-                wide_matmul(turn(x) if turned else x, plan),
+                wide_matmul(transposed(x) if turned else x, plan),
                 "epilogue",
                 lambda b, inputs, added: inputs[0],
             )

@@ -111,7 +111,7 @@ class Vectors:
         across, rows = self.place(wide, queries, 0), self.place(queries, wide) if deep else None
 
         def take(head: Any, first: Any, stop: Any) -> None:
-            self.turn(name, head, first, width, across)
+            self.take_transposed(name, head, first, width, across)
             if deep:
                 self.copy(name, head, first, stop - first, width, rows)
 
@@ -151,7 +151,7 @@ class Vectors:
                 tile.store(place, (r, d), self.source.line(token, d, self.plan.lanes), axes=(1,))
 
     @tile.function
-    def turn(self, name: str, head: Any, first: Any, width: int, place: Any) -> None:
+    def take_transposed(self, name: str, head: Any, first: Any, width: int, place: Any) -> None:
         """place[:, i] = query first + i, 0 past the last."""
         n = self.plan.lanes
         for i in tile.range(0, self.plan.queries, n):

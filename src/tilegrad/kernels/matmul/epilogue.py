@@ -16,6 +16,7 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import bool_, float32
+from ...ir.symbol import high
 from .ring import Bringing
 from .shape import box, positions, side, waves
 
@@ -37,8 +38,8 @@ class Leaving(Bringing):
     # ---- before the first product -----------------------------------------------------------
 
     def begin(self, own: int) -> None:
-        """What the epilogues of a consumer share, where all tokens are in one tile; and what they
-        read, where the program has one tile."""
+        """What the epilogues of a consumer share, where all its tiles have the same tokens; and
+        what they read, where the program has one tile."""
         plan = self.plan
         each = self.span[1] // plan.split
         if self.ask is not None and waves(self.x, plan) == 1:
@@ -50,7 +51,9 @@ class Leaving(Bringing):
         if self.prologue is not None and self.x.turned:
             self.prologue(own, self.share * each if plan.split > 1 else 0, each)
         elif self.prologue is not None:
-            self.prologue(own, 64 * own, 64)
+            one = high(self.counts[0]) == 1 and plan.cluster == 1
+            first = 0 if one else self.corner(self.program)[1]
+            self.prologue(own, first + 64 * own, 64)
 
     # ---- pieces -----------------------------------------------------------------------------
 

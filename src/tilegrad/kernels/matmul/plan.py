@@ -36,7 +36,7 @@ NOT_SHARED = 1.015  # products of many tiles run so much longer where neighbours
 TURNED_SECONDS = 3e-7  # storing the turned result, where tokens are many
 STREAM_RATE = 6.2e10  # bytes/s of memory that one program with 64 rows takes in
 GATED = 0.985  # of the rate, where each product has a part of the tile's columns (not measured)
-NARROW = 128  # columns of a tile at least, where tokens are several tiles
+NARROW = 128  # columns of a tile at least, where tokens are several tiles: half, of two not shared
 SUSTAINED = 0.84  # of the matrix units' peak, at the clock that power allows
 STEP_SECONDS = 2.0e-8  # of a step of k that nothing hides
 PIECE_SECONDS = 6e-11  # of an element of 64 rows of a finished tile on its way out
@@ -50,6 +50,7 @@ FEW_CACHE, FEW_INGRESS = 2.7e13, 1.3e11  # bytes/s out of the L2 cache, into one
 FEW_MEMORY_SECONDS, FEW_START, FEW_LATE = 1.2e-6, 1.47e-6, 7e-7
 FEW_PIECE, FEW_TOKEN, FEW_CLUSTER = 7e-11, 1e-8, 1e-6
 FEW_BEYOND = 2.3e-7  # of a box of 64 rows of 128 bytes some of which lie beyond the end
+FEW_EMPTY = 2e-6  # of a gated product of codes with tokens as rows, the share that no token has
 FEW_EXCHANGE = 9e10  # bytes/s of exchanging parts of a split k
 CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
@@ -78,7 +79,7 @@ def ranked(x: Operands, target: Target) -> tuple[Choice, ...]:
     return tuple(sorted(found, key=lambda c: c.seconds))
 
 
-def turn(x: Operands) -> Operands:
+def transposed(x: Operands) -> Operands:
     """The same product with b's columns as rows: (a b)^T = b^T a^T."""
     return Operands(
         x.n,
@@ -106,7 +107,7 @@ def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     if high(x.m) > 32 or not x.a_along_k:
         found.append(many_tokens(x, target))
     for plan, turned in itertools.chain(*found):
-        if in_spans(turn(x) if turned else x, plan):
+        if in_spans(transposed(x) if turned else x, plan):
             yield plan, turned
 
 
@@ -143,7 +144,7 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
             dependent=True,
             early=tiles <= cores,
         )
-        stages = most_stages(turn(x), plan, target, 24)
+        stages = most_stages(transposed(x), plan, target, 24)
         if stages >= 3:
             yield replace(plan, stages=stages), True
 
@@ -175,7 +176,8 @@ def fitted_width(
     limit = CLUSTERS[split] if split > 1 else rounds * (target.cores // cluster)
     least = high(x.batch) * high(x.n) // max(1, limit * cluster) // unit * unit
     if tm < high(x.m):
-        least = max(least, -(-NARROW // unit) * unit)
+        narrow = NARROW if cluster > 1 or high(x.m) > 2 * tm else NARROW // 2
+        least = max(least, -(-narrow // unit) * unit)
     for tn in range(max(unit, least), 257, unit) if limit else ():
         tiles = tiles_of(x, WidePlan((tm, tn, 64), cluster=cluster), False)
         if tiles > limit:
@@ -247,7 +249,7 @@ def staged_of(x: Operands, staged: int, columns: int) -> int:
 
 def tiles_of(x: Operands, plan: WidePlan, turned: bool) -> int:
     """Tiles, in what a cluster takes at once."""
-    down, across = tile_counts(turn(x) if turned else x, plan)
+    down, across = tile_counts(transposed(x) if turned else x, plan)
     return high(x.batch) * high(down) * high(across)
 
 
@@ -302,7 +304,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     """Where tokens are few, all wait for the weights."""
     m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
     size, (tm, tn, tk) = x.dtype.size, plan.tile
-    own = turn(x) if turned else x
+    own = transposed(x) if turned else x
     groups, together = tiles_of(x, plan, turned), plan.cluster * plan.split
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
@@ -322,6 +324,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     seconds = max(seconds, through / CACHE_RATE, into / FEW_INGRESS, product, beyond) + FEW_START
     seconds += waves(own, plan) * 64 * own.span(plan.tile)[1] * FEW_PIECE + m * FEW_TOKEN
     seconds += 0 if plan.dependent and plan.early else FEW_LATE
+    seconds += FEW_EMPTY * (1 - tokens / tm) if x.gated and size == 1 and not turned else 0
     seconds += tm * tn * 4 / FEW_EXCHANGE if plan.split > 1 else 0
     return seconds + (FEW_CLUSTER if plan.cluster > 1 else 0)
 
@@ -331,7 +334,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
     size = x.dtype.size
     tm, tn, tk = plan.tile
-    columns = (turn(x) if turned else x).span(plan.tile)[1]
+    columns = (transposed(x) if turned else x).span(plan.tile)[1]
     groups = tiles_of(x, plan, turned)
     walkers = plan.programs // (plan.cluster * plan.split)
     rounds = -(-groups // walkers)

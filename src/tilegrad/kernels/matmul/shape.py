@@ -125,6 +125,13 @@ def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
     return down, across
 
 
+def rows_stay(x: Operands, plan: WidePlan) -> bool:
+    """Whether all tiles that a program has are of the same rows, as `walk` shares them out."""
+    down = high(tile_counts(x, plan)[0])
+    walkers = plan.programs // (plan.cluster * plan.split)
+    return waves(x, plan) == 1 or (x.batch == 1 and down <= plan.group and walkers % down == 0)
+
+
 def in_ring(x: Operands, plan: WidePlan, dtype: DType) -> bool:
     """Whether a matrix like the result that the epilogue reads can come through the ring.
 

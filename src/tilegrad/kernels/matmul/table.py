@@ -19,7 +19,7 @@ from ...core.errors import UserError
 from ...core.target import Target
 from ...ir.symbol import high
 from ..plan_table import PlanTable, Record, plans
-from .plan import Choice, choose, in_spans, ranked, shared_bytes, tiles_of, turn
+from .plan import Choice, choose, in_spans, ranked, shared_bytes, tiles_of, transposed
 from .shape import Operands, WidePlan, why_not
 from .threads_plan import ranked_threads
 
@@ -126,7 +126,7 @@ def fits(x: Operands, plan: WidePlan, turned: bool, target: Target, measured: in
     there = dataclasses.replace(x, m=measured)
     if tiles_of(x, plan, turned) != tiles_of(there, plan, turned):
         return False
-    turned_x = turn(x) if turned else x
+    turned_x = transposed(x) if turned else x
     if plan.programs > target.cores or not in_shape(turned_x, plan):
         return False
     return shared_bytes(turned_x, plan) <= target.memories["shared"].bytes

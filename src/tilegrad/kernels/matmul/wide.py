@@ -41,6 +41,8 @@ from .shape import (
     why_not,
 )
 
+SMALL = 96  # columns of sums that take few registers
+
 
 def reference(a: Any, b: Any) -> Any:
     """What is computed, of NumPy arrays: sums in float32, before the epilogue."""
@@ -97,8 +99,10 @@ class WideMatmul(Leaving):
         self.span = x.span(plan.tile)
         self.halves = self.span[0] // 64
         self.consumers = self.halves * self.ways
-        # of a thread of the producer, of a consumer; 0 for as many as all have
-        self.registers = {1: (0, 0), 2: (40, 232), 3: (32, 160), 4: (0, 0)}[self.consumers]
+        # of a thread of the producer, of a consumer; 0 for as many as all have: small sums leave
+        # some to the launches before and behind, which then are on a core together
+        shared_out = {2: (40, 232), 3: (32, 160)} if self.products * self.span[1] > SMALL else {}
+        self.registers = shared_out.get(self.consumers, (0, 0))
         self.steps = ceil_divide(ceil_divide(x.k, plan.tile[2]), plan.split)  # of one program
         self.counts = tile_counts(x, plan)
         self.turns = self.steps + self.plan_residuals()  # of the ring, a tile

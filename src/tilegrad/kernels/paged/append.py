@@ -3,14 +3,17 @@
 A program takes a token and a key head, or all of them where tokens are many: it finds the token's
 request and place (the last tokens of `lengths` are the new ones), rotates the query heads of the
 key heads and the keys, and writes keys and values to the page that the table names. Costs one read
-and one write of everything; finding, and the sines, are done once for all heads of a program.
+and one write of everything; finding, and the sines, are done once for all heads of a program. The
+token's rows are asked for first of all, so that nothing waits for them once it is found.
 
-Pairs of a head's first `rotary` elements turn by the angle place * frequency: element i with
-i + rotary / 2, or neighbours where `interleaved`. Angles, sines and products are float32, as in
-the models that are run. A cache of 8 bits gets what they give, divided by the head's scale. Tokens
-of no request (past the last query start) are left alone. A request's last token, in a page that
-began in this step, leaves zeros for values in the rest of the page: whatever was there before may
-not be finite.
+Where queries and keys have a norm of each head, it is done on the way, and rounded as if stored.
+
+Pairs of a head's first `rotary` elements turn by the angle place * frequency: element i with i +
+rotary / 2, or neighbours where `interleaved`. Angles, sines and products are float32, as in the
+models that are run. A cache of 8 bits gets what they give, divided by the head's scale. Tokens of
+no request (past the last query start) are left alone. A request's last token, in a page that began
+in this step, leaves zeros for values in the rest of the page: whatever was there before may not be
+finite.
 Invariant: of the cache, what belongs to the new tokens is written, and that rest, nothing else.
 """
 
@@ -30,7 +33,7 @@ from ...tile.build import Body, BodyBuilder
 from .shape import PagedShape, cache_parameters, scales_parameter
 
 CLEARED = 8  # rows that are written at once
-MANY = 128  # tokens of a step from which programs that take all heads of one fill a machine
+MANY = 256  # tokens of a step from which programs that take all heads of one fill a machine
 MOST_HELD = 64 * 128  # elements of a token's queries that a program holds without a spill
 
 
@@ -43,15 +46,28 @@ class Rotary:
     factor: float = 1.0  # of cosines and sines
 
 
-def append_parameters(x: PagedShape, rotary: Rotary) -> list[tuple[str, Memory]]:
-    """q, k, v, frequencies, scales (of 8 bits), table, lengths, query_starts, keys, values, and
-    the turned queries."""
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms of each head before it is turned, whole, in halves: over the root of its mean square
+    and an epsilon, times a weight."""
+
+    epsilons: tuple[float, float]  # of queries, of keys
+    dtype: DType  # of the weights
+
+
+def append_parameters(
+    x: PagedShape, rotary: Rotary, norms: HeadNorms | None = None
+) -> list[tuple[str, Memory]]:
+    """q, k, v, frequencies, weights of norms, scales (of 8 bits), table, lengths, query_starts,
+    keys, values, and the turned queries."""
     made = [
         ("q", Memory((x.tokens, x.heads, x.width), x.dtype)),
         ("k", Memory((x.tokens, x.key_heads, x.width), x.dtype)),
         ("v", Memory((x.tokens, x.key_heads, x.value_width), x.dtype)),
         ("frequencies", Memory((max(1, rotary.width // 2),), float32)),
     ]
+    if norms is not None:
+        made += [(name, Memory((x.width,), norms.dtype)) for name in ("q_norm", "k_norm")]
     if x.scaled:
         made.append(("scales", scales_parameter(x)))
     made += [
@@ -71,13 +87,25 @@ def heads_each(x: PagedShape, target: Target) -> int:
     return x.key_heads if many else 1
 
 
-def append(x: PagedShape, rotary: Rotary, each: int = 1, name: str = "paged_append") -> Body:
+def takes_norms(x: PagedShape, rotary: Rotary) -> bool:
+    """Whether heads are turned whole and in halves, as those with norms must be."""
+    return rotary.width == x.width and not rotary.interleaved
+
+
+def append(
+    x: PagedShape,
+    rotary: Rotary,
+    each: int = 1,
+    name: str = "paged_append",
+    norms: HeadNorms | None = None,
+) -> Body:
     """The kernel; a program takes `each` key heads of a token."""
-    if rotary.width % 2 or rotary.width > x.width:
+    if rotary.width % 2 or rotary.width > x.width or (norms and not takes_norms(x, rotary)):
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
-    b = BodyBuilder(name, append_parameters(x, rotary))
+    b = BodyBuilder(name, append_parameters(x, rotary, norms))
+    memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
     with tile.into(b):
-        _Append(x, rotary, {p.attrs["name"]: tile.memory(p) for p in b.parameters}, each).run()
+        _Append(x, rotary, memory, each, norms).run()
     return b.finish((x.tokens, x.key_heads // each), warps=4, distinct=True)
 
 
@@ -95,9 +123,17 @@ def kept(value: Any, dtype: DType, scale: Any) -> Any:
 class _Append:
     """What a program of `append` does."""
 
-    def __init__(self, x: PagedShape, rotary: Rotary, memory: dict[str, Any], each: int) -> None:
-        self.x, self.rotary, self.memory, self.each = x, rotary, memory, each
+    def __init__(
+        self,
+        x: PagedShape,
+        rotary: Rotary,
+        memory: dict[str, Any],
+        each: int,
+        norms: HeadNorms | None,
+    ) -> None:
+        self.x, self.rotary, self.memory, self.each, self.norms = x, rotary, memory, each, norms
         self.half = rotary.width // 2
+        self.brought: dict[str, list[Any]] = {}  # of the token, by Memory
         self.token, number = tile.grid(x.tokens, x.key_heads // each)
         self.head = number * each  # the first key head
 
@@ -105,12 +141,30 @@ class _Append:
     def run(self) -> None:
         """Find the token's request, if it has one; turn and write."""
         x, size = self.x, 1 << max(0, high(self.x.requests) - 1).bit_length()
+        own = (self.token, self.head)
+        self.read("q", (self.token, self.head * x.group), self.each * x.group)
+        self.read("k", own, self.each)
+        self.brought["v"] = [tile.load(self.memory["v"], (*own, 0), (self.each, x.value_width))]
+        if self.half:
+            self.brought["frequencies"] = [
+                tile.load(self.memory["frequencies"], (0,), (self.half,))
+            ]
+        for name in ("q_norm", "k_norm") if self.norms else ():
+            starts = (0, self.half)
+            self.brought[name] = [tile.load(self.memory[name], (i,), (self.half,)) for i in starts]
         inside = tile.arange(size) < x.requests
         ends = tile.load(self.memory["query_starts"], (1,), (size,), mask=inside)
         over = tile.cast(ends, int64) <= self.token
         request = tile.sum(tile.cast(over & inside, int64), 0)
         if request < x.requests:
             self.write(tile.hold(request, "request", (0, high(x.requests) - 1)))
+
+    def read(self, name: str, where: Sequence[Any], count: int) -> None:
+        """Heads of queries or keys: the elements of pairs that are turned, and the rest."""
+        memory, start, rest = self.memory[name], self.rotary.width, self.x.width - self.rotary.width
+        parts = [self.half_of(memory, where, count, i) for i in (0, 1) if self.half]
+        parts += [(memory, (*where, start), (count, rest))] if rest else []
+        self.brought[name] = [tile.load(*part) for part in parts]
 
     def number(self, name: str, *index: Any) -> Any:
         """An integer of memory."""
@@ -133,15 +187,10 @@ class _Append:
             scales = [
                 tile.load(memory["scales"], (i, self.head), (self.each,))[:, None] for i in range(2)
             ]
-        heads, own, slot = (
-            (self.token, self.head * x.group),
-            (self.token, self.head),
-            (page, self.head, at % x.page),
-        )
-        self.turn(memory["q"], memory["turned"], heads, heads, self.each * x.group, angle, None)
-        self.turn(memory["k"], memory["keys"], own, slot, self.each, angle, scales[0])
-        value = tile.cast(tile.load(memory["v"], (*own, 0), (self.each, x.value_width)), float32)
-        value = kept(value, x.cache, scales[1])
+        heads, slot = (self.token, self.head * x.group), (page, self.head, at % x.page)
+        self.rotate("q", memory["turned"], heads, angle, None)
+        self.rotate("k", memory["keys"], slot, angle, scales[0])
+        value = kept(tile.cast(self.brought["v"][0], float32), x.cache, scales[1])
         tile.store(memory["values"], (*slot, 0), value, axes=self.axes(memory["values"]))
         count = end - self.number("query_starts", request)
         last = after == 1
@@ -163,37 +212,41 @@ class _Append:
         """Cosines and sines of the token's place."""
         if not self.half:
             return None
-        found = tile.load(self.memory["frequencies"], (0,), (self.half,))
-        angle = found * tile.cast(place, float32)
+        angle = self.brought["frequencies"][0] * tile.cast(place, float32)
         factor = tile.full((), self.rotary.factor)
         cosine, sine = (function(angle) * factor for function in (tile.cos, tile.sin))
         return cosine[None, :], sine[None, :]
 
-    def turn(
-        self,
-        source: Any,
-        into: Any,
-        where: Sequence[Any],
-        to: Sequence[Any],
-        count: int,
-        angle: tuple[Any, Any] | None,
-        scale: Any,
+    def rotate(
+        self, name: str, into: Any, to: Sequence[Any], angle: tuple[Any, Any] | None, scale: Any
     ) -> None:
-        """Heads from one Memory to another, their first elements turned."""
+        """Heads of queries or keys into another Memory, their first elements turned."""
+        parts = [tile.cast(part, float32) for part in self.brought[name]]
+        count = parts[0].shape[0]
         if angle is not None:
-            pairs = (self.half_of(source, where, count, i) for i in (0, 1))
-            first, second = (tile.cast(tile.load(*part), float32) for part in pairs)
+            first, second = parts[:2] if self.norms is None else self.normed(name, parts)
             cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
                 value = kept(value, into.dtype, scale)
                 target, at, *_ = self.half_of(into, to, count, i)
                 tile.store(target, at, value, axes=self.axes(into))
-        start, rest = self.rotary.width, self.x.width - self.rotary.width
-        if rest:
-            value = tile.cast(tile.load(source, (*where, start), (count, rest)), float32)
-            value = kept(value, into.dtype, scale)
-            tile.store(into, (*to, start), value, axes=self.axes(into))
+        if self.rotary.width < self.x.width:
+            value = kept(parts[-1], into.dtype, scale)
+            tile.store(into, (*to, self.rotary.width), value, axes=self.axes(into))
+
+    def normed(self, name: str, halves: Sequence[Any]) -> list[Any]:
+        """Both halves of heads by their norm, rounded as stored."""
+        assert self.norms is not None
+        first, second = halves
+        total = tile.sum(first * first + second * second, 1)
+        epsilon = self.norms.epsilons["qk".index(name)]
+        factor = tile.broadcast(tile.rsqrt(total / self.x.width + epsilon)[:, None], first.shape)
+        made = []
+        for half, weight in zip(halves, self.brought[f"{name}_norm"]):
+            weight = tile.broadcast(tile.cast(weight, float32)[None, :], half.shape)
+            made.append(tile.cast(tile.cast(half * factor * weight, self.x.dtype), float32))
+        return made
 
     def axes(self, memory: Any) -> tuple[int, int]:
         """Heads, and the elements of each."""

@@ -18,7 +18,7 @@ from ...core.errors import InternalError
 from ...tile.build import Body, BodyBuilder
 from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
-from .append import Rotary, append
+from .append import HeadNorms, Rotary, append
 from .attention import Items
 from .combine import combine_parts
 from .prefill import prefill, tile_list
@@ -69,10 +69,13 @@ def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelC
 
 
 @functools.lru_cache(maxsize=64)
-def append_callee(x: PagedShape, rotary: Rotary, each: int = 1) -> KernelCallee:
-    """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
-    (turned queries, keys, values)."""
-    return _callee("paged_append", (append(x, rotary, each),), ("turned",), ("keys", "values"))
+def append_callee(
+    x: PagedShape, rotary: Rotary, each: int = 1, norms: HeadNorms | None = None
+) -> KernelCallee:
+    """(q, k, v, frequencies, weights of norms, scales if of 8 bits, table, lengths, query_starts,
+    keys, values) -> (turned queries, keys, values)."""
+    bodies = (append(x, rotary, each, norms=norms),)
+    return _callee("paged_append", bodies, ("turned",), ("keys", "values"))
 
 
 @functools.lru_cache(maxsize=64)

@@ -162,9 +162,9 @@ class _Short(Steps):
         value = self.load_value(self.at_value(counted(down, 0)))
         self.value = self.load_value(counted(across, 1))
         angle = self.angles(column)
-        queries = tile.cast(tile.cast(self.turned(heads, angle), x.dtype), self.operand)
+        queries = tile.cast(tile.cast(self.rotated(heads, angle), x.dtype), self.operand)
         tile.write(self.queries, queries)
-        self.key = self.kept(self.turned(new, angle), 0)
+        self.key = self.kept(self.rotated(new, angle), 0)
         product = tile.cast(queries, float32) * tile.cast(self.key, float32)
         score = tile.reshape(self.scaled(tile.sum(product, 1)), (1, rows))
         self.meet()
@@ -225,7 +225,7 @@ class _Short(Steps):
         offsets = [tile.broadcast(first + at, shape) for at in columns]
         return [tile.load(memory, offset, mask=inside) for offset in offsets]
 
-    def turned(self, heads: list[Any], angle: tuple[Any, Any] | None) -> Any:
+    def rotated(self, heads: list[Any], angle: tuple[Any, Any] | None) -> Any:
         """Heads (float32), their first elements turned."""
         wide = [tile.cast(part, float32) for part in heads]
         if angle is None:

@@ -85,6 +85,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
         """(..., C) -> (..., C)."""
+        return self.output(self.attended(x, attend, angles))
+
+    def attended(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
+        """(..., C) -> (..., H D): what is projected back."""
         config = self.config
         q, k, v = self.query(x), self.key(x), self.value(x)
         if config.head_norms and config.whole_norms:
@@ -94,7 +98,7 @@ class Attention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        return self.output(attend(self.layer, q, k, v).flatten(-2))
+        return attend(self.layer, q, k, v).flatten(-2)
 
     def _heads(self, x: Tensor) -> Tensor:
         width = self.config.head_width
@@ -187,9 +191,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
         """(..., C) -> (..., C)."""
+        return self.finished(x, self.attended(x, attend, angles))
+
+    def attended(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
+        """(..., C) -> (..., H D): what tokens see of each other."""
+        return self.attention.attended(_normed(x, self.attention_norm), attend, angles)
+
+    def finished(self, x: Tensor, y: Tensor) -> Tensor:
+        """(..., C), (..., H D) -> (..., C): the rest, of each token alone."""
         feed_norm = self.attention_norm if self.shared_norm else self.feed_norm
-        y = self.attention(_normed(x, self.attention_norm), attend, angles)
-        after = x + self._part(y, self.attention_post_norm)
+        after = x + self._part(self.attention.output(y), self.attention_post_norm)
         y = self.feed(_normed(x if self.parallel else after, feed_norm))
         return after + self._part(y, self.feed_post_norm)
 
@@ -247,13 +258,22 @@ class Decoder(nn.Module):
         where it likes and gives (N, H, D); how to attend is in `config.attention(layer)`. With
         `rotated=False` it also turns q and k, by `config.rotary_of(layer)`: see `paged`.
         """
-        x = self.hidden(lift(tokens), lift(positions), attend, rotated)  # (N, C)
-        return self.logits(x if rows is None else x.index_select(0, rows))
+        x, y = self.attended(lift(tokens), lift(positions), attend, rotated)  # (N, C), (N, H D)
+        if rows is not None:
+            x, y = x.index_select(0, rows), y.index_select(0, rows)
+        return self.logits(self.finished(x, y))
 
     def hidden(
         self, tokens: Tensor, positions: Tensor, attend: Attend, rotated: bool = True
     ) -> Tensor:
         """(...) -> (..., C): what the head reads, before its norm."""
+        return self.finished(*self.attended(tokens, positions, attend, rotated))
+
+    def attended(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, rotated: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """(...) -> (..., C), (..., H D): what comes into the last layer, and what its tokens see of
+        each other. The rest is of each token alone: see `finished`."""
         config = self.config
         x = self.embed(tokens)  # (..., C)
         if config.embedding_scale != 1.0:
@@ -261,10 +281,16 @@ class Decoder(nn.Module):
         if config.rotary is None:
             x = x + self.positions(positions)
         angles_of = {r: r.angles(positions) for r in config.rotaries()} if rotated else {}
-        for layer, block in enumerate(self.blocks):
-            rotary = config.rotary_of(layer)
-            x = block(x, attend, None if rotary is None else angles_of.get(rotary))
-        return x
+        rotaries = [config.rotary_of(layer) for layer in range(config.layers)]
+        angles = [None if r is None else angles_of.get(r) for r in rotaries]
+        *before, last = self.blocks
+        for block, own in zip(before, angles):
+            x = block(x, attend, own)
+        return x, last.attended(x, attend, angles[-1])
+
+    def finished(self, x: Tensor, y: Tensor) -> Tensor:
+        """What `attended` gives, or some rows of it, -> (..., C)."""
+        return self.blocks[-1].finished(x, y)
 
     def logits(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., V)."""

@@ -55,9 +55,10 @@ def by_rows(space: ThreadSpace) -> Bodies:
 
 def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     """Rows as one tile, all stages on it."""
-    sheet = space.sheet(space.name)
+    sheet = space.sheet(space.name, constants=space.group.constants)
     lanes = power_of_two(high(columns))
-    each = EACH if space.many_reads() <= 3 and not invariant() else EACH // 2
+    few = high(rows) <= space.target.cores  # threads wait for one another more than for work
+    each = EACH << few if space.many_reads() <= 3 and not invariant() else EACH // 2
     many = rows_held(space, high(rows), lanes, each)
     middle = space.middle_of(rows, many, lanes)
     many = min(many, power_of_two(high(middle)))
@@ -103,14 +104,16 @@ class HeldRows(ThreadPart):
     """Reductions of rows that are one tile."""
 
     def load_first(self, row: Size, lane: Size) -> None:
-        """Ask for the whole row before the first reduction makes threads wait. What all rows
-        share comes after the reductions: it is near, and would take registers from other rows."""
+        """Ask for the whole row before the first reduction makes threads wait, for constants
+        before all else: the launch before need not have ended. What many rows share comes after
+        the reductions: it is near, and would take registers from other rows."""
         if self.space.many_reads() > 3:
             return
         space, group = self.space, self.space.group
         starts = space.expressions_at(space.reduces, group.stored, row, lane)
-        for node, index in plain_reads(starts, space.stored_reads):
-            if product(node.shape) in (group.total, group.rows):
+        found = plain_reads(starts, space.stored_reads)
+        for node, index in sorted(found, key=lambda place: place[0] not in group.constants):
+            if node in group.constants or product(node.shape) in (group.total, group.rows):
                 self.e.value(node, index)
 
     def reduce_stages(self, row: Size, lane: Size) -> None:

@@ -49,10 +49,12 @@ class ThreadSpace(Space):
         extra: Sequence[Parameter] = (),
         results: bool = True,
         after: Sequence[Parameter] = (),
+        constants: Container[Node] = (),
     ) -> ThreadSheet:
-        """A Body: reads, `extra`, the Region's results, `after`."""
+        """A Body: reads (`constants` marked), `extra`, the Region's results, `after`."""
         stored = parameters.results(self.group.stored if results else [])
-        found = ThreadSheet(name, [*parameters.reads(self.reads), *extra, *stored, *after])
+        read = parameters.reads(self.reads, constants)
+        found = ThreadSheet(name, [*read, *extra, *stored, *after])
         found.e.rounded, found.e.values = self.group.rounded, self.all_values
         return found
 

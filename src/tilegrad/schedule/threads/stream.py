@@ -251,7 +251,7 @@ class StreamedRows(ThreadPart):
         """Write a row from shared memory and put the next one there, which a walk reduces."""
         b, count, step = self.b, len(values), TILES * self.lanes
 
-        def turn(base: Size, carried: list[Node], last: bool = False) -> list[Node]:
+        def trip(base: Size, carried: list[Node], last: bool = False) -> list[Node]:
             with self.e.scope():
                 tiles = self.tiles_of(carried[count:])
                 new = self.asked_rest(walk) if last else self.asked(walk, base + step, TILES)
@@ -268,8 +268,8 @@ class StreamedRows(ThreadPart):
                 return [*self.sweep.combine_parts(walk, parts, carried[:count]), *_flat(new)]
 
         end = self.stream.size - step
-        found = b.loop("i", 0, end, step, turn, [*values, *_flat(ahead)])
-        found = turn(end, found, last=True)
+        found = b.loop("i", 0, end, step, trip, [*values, *_flat(ahead)])
+        found = trip(end, found, last=True)
         return found[:count], self.tiles_of(found[count:])
 
     def empty(self, writes: Walk) -> None:

@@ -198,7 +198,7 @@ def _transpose(e: Emission, node: Node) -> Values:
     if order == (1, 0) and source[0] == source[1] and source[0] & (source[0] - 1) == 0:
         return turned(e, e.values[node.inputs[0]], scalar_type(node.dtype))
     if order == (1, 0, 2) and source[0] == source[1] and source[2] * node.dtype.bits == 32:
-        return turn_groups(e, node)
+        return transpose_groups(e, node)
     positions = []
     for number in range(math.prod(node.shape)):
         index = unravel(number, node.shape)
@@ -209,7 +209,7 @@ def _transpose(e: Emission, node: Node) -> Values:
     return rearrange(e, node, positions)
 
 
-def turn_groups(e: Emission, node: Node) -> Values:
+def transpose_groups(e: Emission, node: Node) -> Values:
     """Transpose a square of 32-bit groups of narrower elements."""
     source, size = node.inputs[0], node.shape[0]
     wide = vector("i32", size)

@@ -201,7 +201,7 @@ class Vectors:
         type_ = self.type(dtype)
         return self.writer.value(f"select {self.type('i1')} {mask}, {type_} {a}, {type_} {b}")
 
-    def turn(self, how: str, x: str, source: DType | str, target: DType | str) -> str:
+    def cast_as(self, how: str, x: str, source: DType | str, target: DType | str) -> str:
         """A value as another type: 'zext', 'bitcast', ..."""
         return self.writer.value(f"{how} {self.type(source)} {x} to {self.type(target)}")
 
@@ -220,7 +220,7 @@ class Vectors:
     def bitcast(self, x: str, source: DType, target: DType) -> str:
         """The same bits."""
         same = self.type(source) == self.type(target)
-        return x if same else self.turn("bitcast", x, source, target)
+        return x if same else self.cast_as("bitcast", x, source, target)
 
     def convert(self, x: str, source: DType, target: DType) -> str:
         """The nearest number."""
@@ -489,9 +489,9 @@ def _integer_power(m: Vectors, d: DType, a: str, b: str) -> str:
 def _multiply_high(m: Vectors, d: DType, a: str, b: str) -> str:
     """The upper half of the unsigned product."""
     wide = f"i{2 * d.bits}"
-    product = m.do("mul", wide, *[m.turn("zext", x, d, wide) for x in (a, b)])
+    product = m.do("mul", wide, *[m.cast_as("zext", x, d, wide) for x in (a, b)])
     high = m.do("lshr", wide, product, _splat(d.bits, m.lanes, 2 * d.bits))
-    return m.turn("trunc", high, wide, d)
+    return m.cast_as("trunc", high, wide, d)
 
 
 def _pair_multiply_add(m: Vectors, d: DType, a: str, b: str, c: str) -> str:
@@ -568,13 +568,13 @@ def _byte_dot_plain(m: Vectors, a: str, b: str, total: str) -> str:
 
 def _byte_permute(m: Vectors, d: DType, a: str, b: str, chosen: str) -> str:
     """Four of eight bytes, one after the other."""
-    low, high = (m.turn("zext", x, I32, I64) for x in (a, b))
+    low, high = (m.cast_as("zext", x, I32, I64) for x in (a, b))
     word, total = m.do("or", I64, low, m.number("shl", I64, high, 32)), ""
     for place in range(4):
         digit = m.number("lshr", I32, chosen, 4 * place) if place else chosen
         digit = m.number("shl", I32, m.number("and", I32, digit, 7), 3)
-        by = m.turn("zext", digit, I32, I64)
-        byte = m.turn("trunc", m.do("lshr", I64, word, by), I64, I32)
+        by = m.cast_as("zext", digit, I32, I64)
+        byte = m.cast_as("trunc", m.do("lshr", I64, word, by), I64, I32)
         byte = m.number("and", I32, byte, 255)
         if place:
             byte = m.number("shl", I32, byte, 8 * place)
@@ -651,18 +651,18 @@ def convert(w: Writer, source: DType, target: DType, lanes: int, x: str) -> str:
     if target.is_float and target.bits == 16:
         return _to_16(m, target, convert(w, source, F32, lanes, x))
     if source.is_float and target.is_float:
-        return m.turn("fpext" if target.bits > source.bits else "fptrunc", x, source, target)
+        return m.cast_as("fpext" if target.bits > source.bits else "fptrunc", x, source, target)
     if source.is_float:
         return _float_to_integer(m, source, target, x)
     if target.is_float:
         how = "uitofp" if source.kind in ("uint", "bool") else "sitofp"
-        return m.turn(how, x, source, target)
+        return m.cast_as(how, x, source, target)
     bits = 1 if source.kind == "bool" else source.bits
     if target.bits == bits:
         return x
     if target.bits < bits:
-        return m.turn("trunc", x, source, target)
-    return m.turn("sext" if source.kind == "int" else "zext", x, source, target)
+        return m.cast_as("trunc", x, source, target)
+    return m.cast_as("sext" if source.kind == "int" else "zext", x, source, target)
 
 
 def _float_to_integer(m: Vectors, source: DType, target: DType, x: str) -> str:
@@ -675,7 +675,7 @@ def _float_to_integer(m: Vectors, source: DType, target: DType, x: str) -> str:
 
 def _from_float8(m: Vectors, source: DType, x: str) -> str:
     """Widen fp8: shift into a float16 (e5m2), or rebuild the exponent (e4m3)."""
-    bits = m.turn("zext", x, "i8", I16)
+    bits = m.cast_as("zext", x, "i8", I16)
     if source is dtypes.float8_e5m2:
         return _half_bits(m, m.number("shl", I16, bits, 8))
     # e4m3: sign | 4 exponent | 3 mantissa; as half with bias 15, value * 2**8
@@ -690,7 +690,7 @@ def _from_float8(m: Vectors, source: DType, x: str) -> str:
 
 def _half_bits(m: Vectors, bits: str) -> str:
     """The float32 of a float16 that has these bits."""
-    return m.turn("fpext", m.turn("bitcast", bits, I16, "half"), "half", F32)
+    return m.cast_as("fpext", m.cast_as("bitcast", bits, I16, "half"), "half", F32)
 
 
 NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a nan
@@ -704,8 +704,8 @@ NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a 
 def _from_narrow(m: Vectors, source: DType, x: str) -> str:
     """Widen a 16-bit float to float32."""
     if source is dtypes.bfloat16:
-        bits = m.number("shl", I32, m.turn("zext", x, I16, I32), 16)
-        return m.turn("bitcast", bits, I32, F32)
+        bits = m.number("shl", I32, m.cast_as("zext", x, I16, I32), 16)
+        return m.cast_as("bitcast", bits, I32, F32)
     return _half_bits(m, x) if m.writer.native & HALF else _from_half(m, x)
 
 
@@ -719,28 +719,28 @@ def _to_16(m: Vectors, target: DType, x: str) -> str:
     if brief and m.lanes > 16 and m.lanes % 2 == 0:
         return _by_halves(m, F32, I16, lambda half, part: _to_16(half, target, part), x)
     kind = "bfloat" if brief else "half"
-    return m.turn("bitcast", m.turn("fptrunc", x, F32, kind), kind, I16)
+    return m.cast_as("bitcast", m.cast_as("fptrunc", x, F32, kind), kind, I16)
 
 
 def _from_half(m: Vectors, x: str) -> str:
     """Widen float16 with integer operations: the exponent is moved by a product."""
-    bits = m.turn("zext", x, I16, I32)
+    bits = m.cast_as("zext", x, I16, I32)
     sign = m.number("shl", I32, m.number("and", I32, bits, 0x8000), 16)
     body = m.number("and", I32, bits, 0x7FFF)
     shifted = m.number("shl", I32, body, 13)
-    scaled = m.number("fmul", F32, m.turn("bitcast", shifted, I32, F32), 2**112)
-    number = m.turn("bitcast", scaled, F32, I32)
+    scaled = m.number("fmul", F32, m.cast_as("bitcast", shifted, I32, F32), 2**112)
+    number = m.cast_as("bitcast", scaled, F32, I32)
     special = m.number("icmp uge", I32, body, 0x7C00)
     beyond = m.number("or", I32, shifted, 0x7F800000)
     full = m.do("or", I32, m.select(special, I32, beyond, number), sign)
-    return m.turn("bitcast", full, I32, F32)
+    return m.cast_as("bitcast", full, I32, F32)
 
 
 def _to_narrow(m: Vectors, target: DType, x: str) -> str:
     """Round float32 to a narrower float, half to even, with the rule of ml_dtypes (past the
     largest: infinity, or nan where there is none)."""
     mantissa, bias, top, nan = NARROW[target.name]
-    bits = m.turn("bitcast", x, F32, I32)
+    bits = m.cast_as("bitcast", x, F32, I32)
     sign = m.number("lshr", I32, bits, 32 - target.bits)
     sign = m.number("and", I32, sign, 1 << (target.bits - 1))
     magnitude = m.number("and", I32, bits, 0x7FFFFFFF)
@@ -752,16 +752,16 @@ def _to_narrow(m: Vectors, target: DType, x: str) -> str:
     normal = m.number("sub", I32, normal, (127 - bias) << mantissa)
     # subnormal: let the float adder round by adding a power of two of the right size
     magic = (127 + (1 - bias) + 23 - mantissa) << 23
-    as_float = m.turn("bitcast", magnitude, I32, F32)
-    shifted = m.do("fadd", F32, as_float, m.turn("bitcast", m.constant(magic, I32), I32, F32))
-    small = m.number("sub", I32, m.turn("bitcast", shifted, F32, I32), magic)
+    as_float = m.cast_as("bitcast", magnitude, I32, F32)
+    shifted = m.do("fadd", F32, as_float, m.cast_as("bitcast", m.constant(magic, I32), I32, F32))
+    small = m.number("sub", I32, m.cast_as("bitcast", shifted, F32, I32), magic)
     is_small = m.number("icmp ult", I32, magnitude, (127 - bias + 1) << 23)
     value = m.select(is_small, I32, small, normal)
     over = m.number("icmp uge", I32, value, top)
     big = m.select(over, I32, m.constant(top, I32), value)
     is_nan = m.number("icmp ugt", I32, magnitude, 0x7F800000)
     big = m.select(is_nan, I32, m.constant(nan, I32), big)
-    return m.turn("trunc", m.do("or", I32, big, sign), I32, f"i{target.bits}")
+    return m.cast_as("trunc", m.do("or", I32, big, sign), I32, f"i{target.bits}")
 
 
 def row_for(name: str, near: bool = False) -> Callable[[Writer, DType, int, Sequence[str]], str]:

@@ -13,7 +13,6 @@ import ctypes
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from ...runtime.launcher import Launcher, SlotCopy, Steps
 from ...runtime.recipe import Recipe, Step
 from .count import Counters, Counts, counters_of
 from .kernel import LEVELS, ArrayKernel, kernel_of
-from .parameters import PRESETS, Parameters, preset
+from .parameters import Parameters, chip_of
 from .target import npu_target
 
 
@@ -39,6 +38,7 @@ class Account:
     counters: Counters
     macs: int  # of the work itself, without padding
     launches: int
+    packed_bytes: int  # that the host packed for the DMA
     simulated: int  # cycles that the register level took
     clock: float  # MHz
 
@@ -133,13 +133,14 @@ class NpuDevice(Device):
 
     def account(self) -> Account:
         """What the array did since it was cleared."""
-        total, macs = Counts(), 0
+        total, macs, packed = Counts(), 0, 0
         for kernel, times in self.launched.items():
             total = total.plus(kernel.counts, times)
             macs += kernel.work.macs * times
+            packed += kernel.packed_bytes * times
         found = counters_of(self.parameters, total)
         count = sum(self.launched.values())
-        return Account(found, macs, count, self.simulated, self.parameters.clock)
+        return Account(found, macs, count, packed, self.simulated, self.parameters.clock)
 
 
 @dataclass
@@ -352,20 +353,6 @@ class Kind:
             self.devices[number] = NpuDevice(f"npu:{number}", parameters, level)
             self.numbers[key] = number
         return f"npu:{self.numbers[key]}"
-
-
-def chip_of(name: str) -> Parameters:
-    """The parameters of a preset, or of a file."""
-    if name in PRESETS:
-        return preset(name)
-    if not Path(name).is_file():
-        raise UserError(
-            "no such chip",
-            op="npu",
-            expected=f"a file, or a preset: {', '.join(PRESETS)}",
-            got=repr(name),
-        )
-    return Parameters.load(name)
 
 
 KIND = Kind()

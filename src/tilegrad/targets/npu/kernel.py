@@ -1,8 +1,9 @@
 """A Kernel of the array: an ArrayWork on a chip, with its programs, costs and values.
 
-The host lays operands out for the DMA (a convolution's windows become rows here) and takes results
-back; cycles and energy are the chip's alone. Invariant: `run` at either level gives the values of
-the Body that the work belongs to, and `counts` what the register level counts.
+The DMA reads operands where they lie if it can; the host packs the others (a convolution's windows
+become rows here) and takes results back. Cycles and energy are the chip's alone. Invariant: `run`
+at either level gives the values of the Body that the work belongs to, and `counts` what the
+register level counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ...tile.array import HELD, ArrayWork, Operand
 from .count import Counters, Counts, counters_of
 from .functional import Functional
 from .instructions import Instruction, disassemble
-from .layout import Narrow, Stored, VectorOperand
+from .layout import Narrow, Stored, Strides, VectorOperand
 from .machine import Machine
 from .parameters import Parameters
 from .product import Product
@@ -47,9 +48,11 @@ class ArrayKernel:
             for o in work.outputs
         )
         vector_operands = tuple(
-            VectorOperand(o.role == HELD, o.dtype in WIDE) for o in work.vector_operands
+            VectorOperand(o.role == HELD, o.dtype in WIDE, self._strides(o))
+            for o in work.vector_operands
         )
         sides = (work.N, work.M) if work.turned else (work.M, work.N)
+        factors = self._factors()
         self.product = Product(
             p,
             *sides,
@@ -57,7 +60,29 @@ class ArrayKernel:
             vector_operands=vector_operands,
             steps=work.steps,
             stored=self.stored,
+            left_strides=self._strides(factors[0]) if factors else None,
+            right_strides=self._strides(factors[1]) if factors else None,
         )
+
+    def _factors(self) -> tuple[Operand, ...]:
+        """The Operands of the product, as it is computed."""
+        factors = self.work.operands[:2] if self.work.K else ()
+        return factors[::-1] if self.work.turned else factors
+
+    def _strides(self, o: Operand) -> Strides | None:
+        """Bytes between rows and between columns, if all parts of a batch begin on beats."""
+        if not o.strides:
+            return None
+        size = dtype_of(o.dtype).numpy.itemsize
+        part, row, column, first = (s * size for s in o.strides)
+        if first % self.p.dma_bytes or (self.work.batch > 1 and part % self.p.dma_bytes):
+            return None
+        return (column, row) if self.work.turned else (row, column)
+
+    @property
+    def packed_bytes(self) -> int:
+        """What the host packs for the DMA."""
+        return self.work.batch * self.product.packed_bytes
 
     @cached_property
     def counts(self) -> Counts:
@@ -77,9 +102,11 @@ class ArrayKernel:
         """What is stored, in order, for the arrays of the parameters; and the cycles that the
         register level took, 0 at the level of words."""
         turned = self.work.turned
-        views = [self._moved(o, arrays[o.parameter]) for o in self.work.operands]
-        if turned and self.work.K:
-            views[:2] = views[1::-1]
+        order = (*self._factors(), *self.work.vector_operands)
+        views = [
+            self._lying(o, arrays[o.parameter]) if lies else self._moved(o, arrays[o.parameter])
+            for o, lies in zip(order, self.product.lying)
+        ]
         found: list[list[np.ndarray[Any, Any]]] = [[] for _ in self.work.outputs]
         cycles = 0
         for b in range(self.work.batch):
@@ -100,6 +127,12 @@ class ArrayKernel:
             whole = np.ascontiguousarray(np.stack(parts))
             results.append((whole if whole.dtype == kind else whole.view(kind)).reshape(o.shape))
         return results, cycles
+
+    def _lying(self, o: Operand, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        """The bytes of memory from the first element of each part of a batch on."""
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        part, _, _, first = (s * array.itemsize for s in o.strides)
+        return [raw[first + b * part :] for b in range(self.work.batch)]
 
     def _moved(self, o: Operand, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """An Operand as (batch, rows, columns), in the bits that the chip takes."""
@@ -126,7 +159,10 @@ class ArrayKernel:
             f"{len(programs)} programs, the first of {len(words)} words, "
             f"{self.counts.cycles} cycles"
         )
-        return "\n".join([head, *lines[:SHOWN], *rest]) + "\n"
+        lying = zip((*self._factors(), *w.vector_operands), self.product.lying)
+        there = ", ".join(o.role for o, lies in lying if lies) or "nothing"
+        moved = f"; read where it lies: {there}; packed by the host: {self.packed_bytes} bytes"
+        return "\n".join([head, moved, *lines[:SHOWN], *rest]) + "\n"
 
 
 @functools.lru_cache(maxsize=512)

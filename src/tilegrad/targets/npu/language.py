@@ -39,8 +39,8 @@ def words(text: str, target: Target) -> str:
 
 
 def costs(body: Body, target: Target) -> Mapping[str, float]:
-    """Cycles, multiplications, seconds and energy of a launch, Symbols at their bounds, by closed
-    forms."""
+    """Cycles, multiplications, bytes that the host packs, seconds and energy of a launch, Symbols
+    at their bounds, by closed forms."""
     work = body.notes.get("array", "")
     if not work:
         return {}
@@ -49,6 +49,7 @@ def costs(body: Body, target: Target) -> Mapping[str, float]:
     return {
         "cycles": found.cycles,
         "macs": kernel.work.macs,
+        "packed": kernel.packed_bytes,
         "seconds": found.cycles / (kernel.p.clock * 1e6),
         "energy": sum(found.energy.values()) * 1e-12,
         "utilisation": kernel.work.macs / (found.peak_macs * max(found.cycles, 1)),
@@ -56,13 +57,15 @@ def costs(body: Body, target: Target) -> Mapping[str, float]:
 
 
 def seconds(work: str, target: Target) -> float | str:
-    """About how long a work takes, or why a chip's memories cannot hold it."""
+    """About how long a work takes, or why a chip's memories cannot hold it. What the host packs is
+    read and written once more in the chip's DRAM."""
     try:
         kernel = kernel_of(target.chip, work)
         next(iter(kernel.product.groups()))
     except UserError as error:
         return str(error).splitlines()[0]
-    return kernel.work.batch * kernel.product.about() / (kernel.p.clock * 1e6)
+    packing = 2 * kernel.packed_bytes / (kernel.p.dram_bandwidth * 1e9)
+    return kernel.work.batch * kernel.product.about() / (kernel.p.clock * 1e6) + packing
 
 
 LANGUAGE = Language(

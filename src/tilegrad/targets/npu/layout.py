@@ -5,7 +5,9 @@ parts of two operands; two places for each operand and two for results let load,
 work at once. With weights in place a step is some tiles of `rows` of K by `columns` of N for many
 rows of M; with inputs in place the same with the operands exchanged; with sums in place a part of K
 for one tile of results. Where rows are summed, a result is whole rows: all strips of `columns`.
-Invariant: two steps and two results fit the chip's memories.
+An operand whose rows lie whole in memory, begin on beats of the port and are one stride apart is
+read where it lies; the host packs the others. Invariant: two steps and two results fit the chip's
+memories.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
+Strides = tuple[int, int]  # bytes from a row of an operand to the next, and from a column
+
+
 @dataclass(frozen=True)
 class Narrow:
     """How int32 sums become int8: times `scale`, over 2**`shift`, at least 0 with `relu`; with
@@ -42,6 +47,7 @@ class VectorOperand:
 
     held: bool
     wide: bool  # 32 bits
+    strides: Strides | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class Stored:
 @dataclass
 class Layout:
     """A product on a chip; `narrow` makes int8 of the sums, else they are stored whole. Values are
-    numbered: the product (if K > 0), then `vector_operands`, then `steps`."""
+    numbered: the product (if K > 0), then `vector_operands`, then `steps`. Operands with
+    strides may be read where they lie, the others are packed."""
 
     p: Parameters
     M: int
@@ -65,6 +72,8 @@ class Layout:
     vector_operands: tuple[VectorOperand, ...] = ()
     steps: tuple[VectorStep, ...] = ()
     stored: tuple[Stored, ...] = ()
+    left_strides: Strides | None = None
+    right_strides: Strides | None = None
     tall: int = field(init=False)  # rows of a result
 
     def __post_init__(self) -> None:
@@ -92,6 +101,7 @@ class Layout:
         self.across = self.strips if any(s.kind in ROWS for s in self.steps) else 1  # of a result
         self.columns = self.strips // self.across  # results
         self._choose_sizes()
+        self._choose_lying()
         self._place()
 
     def planes(self, number: int) -> int:
@@ -145,19 +155,68 @@ class Layout:
 
     # ---- memory ----
 
+    def _choose_lying(self) -> None:
+        """Bytes between rows of the operands that are read where they lie; 0 of those packed."""
+        p, left, right = self.p, self.left_strides, self.right_strides
+        if self.exchanged:
+            left, right = (s and s[::-1] for s in (right, left))
+        if p.dataflow == "os":
+            self.left_apart = self._apart(left and left[::-1], self.K, self.m, p.rows)
+        else:
+            self.left_apart = self._apart(left, self.m, self.K, p.rows)
+            if self.tiles > 1 and not self._hides_moves():
+                self.left_apart = 0
+        self.right_apart = self._apart(right, self.K, self.n, p.columns)
+        self.vector_apart = []
+        for i, (one, held) in enumerate(zip(self.vector_operands, self.held)):
+            strides = one.strides and (one.strides[::-1] if self.exchanged else one.strides)
+            rows = 1 if held else self.m
+            given = strides if self.planes(i) == 1 else None
+            self.vector_apart.append(self._apart(given, rows, self.n, p.columns))
+
+    def _apart(self, strides: Strides | None, rows: int, slots: int, side: int) -> int:
+        """Bytes between rows that the DMA can read a tile of `side` slots at a time, else 0."""
+        if strides is None or not rows or (slots > 1 and strides[1] != self.size):
+            return 0
+        beat = self.p.dma_bytes
+        if slots > side and side * self.size % beat:  # a tile begins within a beat
+            return 0
+        apart = strides[0] if rows > 1 else _up(slots * self.size, beat)
+        return apart if apart > 0 and apart % beat == 0 and apart < 1 << 32 else 0
+
+    def _hides_moves(self) -> bool:
+        """Whether loads of a step, one for each tile of the left operand, take no longer than its
+        products, and their words leave half of the program's memory."""
+        p, tiles = self.p, self.tiles
+        beats = self.tall * self.row // p.dma_bytes + p.rows * self.column // p.dma_bytes
+        loads = (tiles + 1) * (p.dram_latency + 4) + tiles * beats * p.gap
+        work = tiles * (self.tall + 2 * p.rows + p.columns + 5)
+        return loads <= work and 8 * (3 * tiles + 2) <= p.program_words // 2
+
+    def _extent(self, apart: int, rows: int, slots: int) -> int:
+        """Bytes of memory that an operand lies in."""
+        return (rows - 1) * apart + _up(slots * self.size, self.p.dma_bytes)
+
     def _place(self) -> None:
         """Addresses of operands and results in DRAM."""
-        p = self.p
-        self.padded = self.K if p.dataflow == "os" else self.depths * p.rows  # of K
-        left = self.outers * self.K * self.row if p.dataflow == "os" else 0
-        if self.K and p.dataflow != "os":
-            left = self.m * self.depths * self.row
+        p, os = self.p, self.p.dataflow == "os"
+        self.padded = self.K if os else self.depths * p.rows  # of K
+        left = (self.outers * self.K if os else self.m * self.depths) * self.row
+        right = self.strips * self.padded * self.column
+        self.packed_bytes = (0 if self.left_apart else left) + (0 if self.right_apart else right)
+        if self.left_apart:
+            left = self._extent(self.left_apart, *((self.K, self.m) if os else (self.m, self.K)))
+        if self.right_apart:
+            right = self._extent(self.right_apart, self.K, self.n)
         self.right = left
-        at = left + self.strips * self.padded * self.column
+        at = left + right
         self.operand_starts = []
-        for i, held in enumerate(self.held):
+        for i, (held, apart) in enumerate(zip(self.held, self.vector_apart)):
             self.operand_starts.append(at)
-            at += self.strips * self.planes(i) * (1 if held else self.m) * self.column
+            rows = 1 if held else self.m
+            packed = self.strips * self.planes(i) * rows * self.column
+            self.packed_bytes += 0 if apart else packed
+            at += self._extent(apart, rows, self.n) if apart else packed
         self.results, self.strides = [], []
         for one in self.stored:
             bytes = p.columns * (self.size if one.narrow is not None else 4)
@@ -171,33 +230,55 @@ class Layout:
     def pack(
         self, left: np.ndarray | None, right: np.ndarray | None, *vector_operands: np.ndarray
     ) -> np.ndarray:
-        """DRAM with the operands: (M, K), (K, N), and (M or 1, N) of the vector unit."""
+        """DRAM with the operands: (M, K), (K, N), and (M or 1, N) of the vector unit. Those that
+        are read where they lie (`lying`) are given as bytes of memory from their first element."""
         memory = np.zeros(self.bytes, np.uint8)
+        ends = [*self.operand_starts, self.results[0]]
         if left is not None and right is not None:
-            self._pack_product(memory, left, right)
+            if self.exchanged:
+                left, right = right.T, left.T
+            first = self._lay if self.left_apart else self._pack_left
+            first(memory[: self.right], left)
+            second = self._lay if self.right_apart else self._pack_right
+            second(memory[self.right : ends[0]], right)
         for i, (array, held) in enumerate(zip(vector_operands, self.held)):
+            if self.vector_apart[i]:
+                self._lay(memory[self.operand_starts[i] : ends[i + 1]], array)
+                continue
             if not held:
                 array = np.broadcast_to(array, (self.M, self.N))
             self._pack_vector_operand(memory, i, array.T if self.exchanged else array)
         return memory
 
-    def _pack_product(self, memory: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+    @property
+    def lying(self) -> tuple[bool, ...]:
+        """Which operands are read where they lie, in the order of `pack`."""
+        product = [self.left_apart, self.right_apart] if self.K else []
+        order = product[::-1] if self.exchanged else product
+        return tuple(bool(apart) for apart in (*order, *self.vector_apart))
+
+    def _lay(self, memory: np.ndarray, given: np.ndarray) -> None:
+        """An operand as it lies: what its rows span."""
+        count = min(len(given), len(memory))
+        memory[:count] = given[:count]
+
+    def _pack_left(self, memory: np.ndarray, left: np.ndarray) -> None:
         p = self.p
-        if self.exchanged:
-            left, right = right.T, left.T
         if p.dataflow == "os":
-            self._panels(memory[: self.right], left, p.rows, self.row)
-        else:
-            at = 0
-            for start in range(0, self.m, self.tall):
-                part = left[start : start + self.tall]
-                end = at + len(part) * self.depths * self.row
-                self._panels(memory[at:end], part.T, p.rows, self.row)
-                at = end
+            self._panels(memory, left, p.rows, self.row)
+            return
+        at = 0
+        for start in range(0, self.m, self.tall):
+            part = left[start : start + self.tall]
+            end = at + len(part) * self.depths * self.row
+            self._panels(memory[at:end], part.T, p.rows, self.row)
+            at = end
+
+    def _pack_right(self, memory: np.ndarray, right: np.ndarray) -> None:
         depth = np.zeros((self.padded, right.shape[1]), right.dtype)
         depth[: len(right)] = right
-        end = self.right + self.strips * self.padded * self.column
-        self._panels(memory[self.right : end], depth.T, p.columns, self.column)
+        end = self.strips * self.padded * self.column
+        self._panels(memory[:end], depth.T, self.p.columns, self.column)
 
     def _panels(self, memory: np.ndarray, array: np.ndarray, side: int, stride: int) -> None:
         """Tiles of `side` of the first axis; in each, a row for every place of the second."""

@@ -306,3 +306,17 @@ def preset(name: str) -> Parameters:
     if name not in PRESETS:
         raise UserError("unknown preset", op="npu", expected=", ".join(PRESETS), got=repr(name))
     return Parameters(name=name, **PRESETS[name])
+
+
+def chip_of(name: str) -> Parameters:
+    """The parameters of a preset, or of a file."""
+    if name in PRESETS:
+        return preset(name)
+    if not Path(name).is_file():
+        raise UserError(
+            "no such chip",
+            op="npu",
+            expected=f"a file, or a preset: {', '.join(PRESETS)}",
+            got=repr(name),
+        )
+    return Parameters.load(name)

@@ -105,7 +105,10 @@ class Product(Layout):
             tiles = self.depths * self.columns
             mesh = tiles * (self.m + self.outers * (2 * p.rows + p.columns + 4))
             loads = tiles * (self.m + self.outers * p.rows)
-        loads += rows * wide + results * (steps * 2 + len(self.vector_operands)) * p.dram_latency
+        moves = 1 + (self.tiles if self.left_apart and p.dataflow != "os" else 1)  # of a step
+        loads += (
+            rows * wide + results * (steps * moves + len(self.vector_operands)) * p.dram_latency
+        )
         stores = rows * sum(2 + beats + s // p.dma_bytes + 1 for s in self.strides)
         return float(max(mesh + vector, loads * p.gap, stores))
 

@@ -58,15 +58,16 @@ class Result:
 
     def _config(self) -> list[Instruction]:
         """What two steps of a loop add to addresses of DRAM."""
-        of = self.of
-        if of.p.dataflow == "os":
-            left = right = 2 * of.deep
+        of, rows = self.of, self.of.p.rows
+        deep = 2 * of.deep if self._output else 2 * of.tiles * rows  # of K
+        if self._output:
+            left = deep * (of.left_apart or of.row)
+        elif of.left_apart:
+            left = deep * of.size
         else:
-            left, right = 2 * of.tiles * self.count, 2 * of.tiles * of.p.rows
-        return [
-            instruction("config", set=1, dram=left * of.row),
-            instruction("config", set=2, dram=right * of.column),
-        ]
+            left = 2 * of.tiles * self.count * of.row
+        right = deep * (of.right_apart or of.column)
+        return [instruction("config", set=1, dram=left), instruction("config", set=2, dram=right)]
 
     def loads(self, i: int, sets: bool = False) -> list[Instruction]:
         """What step i brings in; from the third of a program on, its place must be free before."""
@@ -109,20 +110,43 @@ class Result:
     def _load(self, i: int, free: str, sets: bool) -> list[Instruction]:
         of, p, (depth, tiles) = self.of, self.of.p, self.parts[i]
         inputs, weights = self._slots(i)
-        source = (self.outer * of.tall * of.depths + depth * self.count) * of.row
-        rows = (self.column * of.padded + depth * p.rows) * of.column + of.right
         one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
-        return [
-            _move(free, inputs, tiles * self.count, p.rows, of.row, source, **one),
-            _move("", weights, tiles * p.rows, p.columns, of.column, rows, **two),
-        ]
+        made = []
+        if of.left_apart:
+            first = self.outer * of.tall * of.left_apart
+            for tile in range(tiles):
+                at, columns = first + (depth + tile) * p.rows * of.size, self._deep(depth + tile)
+                local = inputs + tile * self.count
+                made.append(_move(free, local, self.count, columns, of.left_apart, at, **one))
+                free = ""
+        else:
+            at = (self.outer * of.tall * of.depths + depth * self.count) * of.row
+            made.append(_move(free, inputs, tiles * self.count, p.rows, of.row, at, **one))
+        rows = min(tiles * p.rows, of.K - depth * p.rows) if of.right_apart else tiles * p.rows
+        return [*made, self._load_right(weights, depth * p.rows, rows, **two)]
+
+    def _deep(self, tile: int) -> int:
+        """Rows of K of a tile: fewer of the last."""
+        return min(self.of.p.rows, self.of.K - tile * self.of.p.rows)
+
+    def _load_right(self, local: int, start: int, rows: int, **sets: int) -> Instruction:
+        """Rows of K of the right operand, from `start` on."""
+        of, columns = self.of, self.of.p.columns
+        if not of.right_apart:
+            at = (self.column * of.padded + start) * of.column + of.right
+            return _move("", local, rows, columns, of.column, at, **sets)
+        at = of.right + start * of.right_apart + self.column * columns * of.size
+        used = min(columns, of.n - self.column * columns)
+        return _move("", local, rows, used, of.right_apart, at, **sets)
 
     def _matmuls(self, i: int) -> list[Instruction]:
         made, rows = [], self.of.p.rows
         inputs, weights = self._slots(i)
-        for tile in range(self.parts[i][1]):
+        depth, tiles = self.parts[i]
+        for tile in range(tiles):
+            deep = self._deep(depth + tile) if self.of.right_apart else rows
             made += [
-                instruction("preload", local=weights + tile * rows, rows=rows),
+                instruction("preload", local=weights + tile * rows, rows=deep),
                 instruction(
                     "matmul",
                     local=inputs + tile * self.count,
@@ -138,13 +162,14 @@ class Result:
     def _load_output(self, i: int, free: str, sets: bool) -> list[Instruction]:
         of, p, (start, count) = self.of, self.of.p, self.parts[i]
         slot = (self.number + i) % 2 * of.deep
-        left = (self.outer * of.K + start) * of.row
-        right = (self.column * of.K + start) * of.column + of.right
         one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
-        return [
-            _move(free, slot, count, p.rows, of.row, left, **one),
-            _move("", p.bank_rows + slot, count, p.columns, of.column, right, **two),
-        ]
+        if of.left_apart:
+            at = start * of.left_apart + self.outer * p.rows * of.size
+            left = _move(free, slot, count, self.count, of.left_apart, at, **one)
+        else:
+            at = (self.outer * of.K + start) * of.row
+            left = _move(free, slot, count, p.rows, of.row, at, **one)
+        return [left, self._load_right(p.bank_rows + slot, start, count, **two)]
 
     def _matmul_output(self, i: int) -> list[Instruction]:
         of, slot = self.of, (self.number + i) % 2 * self.of.deep
@@ -177,13 +202,18 @@ class Result:
     def _load_vector_operands(self, free: str) -> list[Instruction]:
         of, made = self.of, []
         for i, local in enumerate(self._locals()):
-            planes, held = of.planes(i), of.held[i]
+            planes, held, apart = of.planes(i), of.held[i], of.vector_apart[i]
             rows = planes * (1 if held else self.count)
             first = 0 if held else self.outer * of.tall * planes
             strip = planes * (1 if held else of.m)
             for s in range(of.across):
-                source = of.operand_starts[i] + ((self.column + s) * strip + first) * of.column
-                made.append(_move(free, local + s * rows, rows, of.p.columns, of.column, source))
+                columns, column = of.p.columns, (self.column + s) * of.p.columns
+                at = ((self.column + s) * strip + first) * of.column
+                if apart:
+                    at, columns = first * apart + column * of.size, min(columns, of.n - column)
+                stride = apart or of.column
+                place = local + s * rows
+                made.append(_move(free, place, rows, columns, stride, of.operand_starts[i] + at))
                 free = ""
         return made
 

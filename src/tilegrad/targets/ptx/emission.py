@@ -14,7 +14,8 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.bounds import Bounds
-from ...tile.build import Body
+from ...tile.build import Body, body_sites
+from ...tile.row import touches_of
 from .plan_spread import SpreadPlan
 from .program import TensorMap
 from .shared import SWIZZLES, Shared
@@ -77,6 +78,19 @@ class Emission:
     def overlaps(self) -> bool:
         """Whether launches may overlap on the machine; where not, nothing waits."""
         return (self.target.cpu or "sm_90a").startswith("sm_9")
+
+    @cached_property
+    def waits_before(self) -> Node | None:
+        """The Node before which the entry waits, so that launches may overlap, of a Body that does
+        not say itself when, on a machine that can: the first, or where constants are read before
+        all else the one behind them."""
+        says = ("role", "grid_dependency_wait", "grid_launch_dependents")
+        if not self.overlaps or self.has(*says):
+            return None
+        nodes = self.body.block.nodes
+        uses = [{memory_of(t.memory).use for t in touches_of(n)} for n in nodes]
+        late = next((i for i, n in enumerate(nodes) if n.blocks or uses[i] - {"constant"}), 0)
+        return nodes[late if any(uses[:late]) and not body_sites(self.body) else 0]
 
     @cached_property
     def swizzled(self) -> bool:

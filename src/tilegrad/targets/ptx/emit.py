@@ -48,9 +48,8 @@ def emit(body: Body, name: str, target: Target) -> tuple[str, Entry]:
     emit_copies.collect_maps(e)
     frame(e)
     start = len(e.w.lines)
-    if waits_first(e):
+    if e.waits_before is not None:
         e.w.put("griddepcontrol.launch_dependents")
-        e.w.put("griddepcontrol.wait")
     e.block(body.block)
     e.w.put("ret")
     written, e.w.lines = e.w.lines, []
@@ -82,14 +81,8 @@ def entry_of(e: Emission, name: str) -> Entry:
         *(("map", m) for m in e.placed.maps),
     )
     cluster = tuple(body.notes.get("cluster", ()))
-    waits = waits_first(e) or emit_roles.dependent(e)
+    waits = e.waits_before is not None or emit_roles.dependent(e)
     return Entry(name, arguments, launch_grid(body), 32 * e.warps, bytes_, cluster, waits)
-
-
-def waits_first(e: Emission) -> bool:
-    """Whether the entry waits before all else, so that launches may overlap: a Body that
-    does not say itself when, on a machine that can."""
-    return e.overlaps and not e.has("role", "grid_dependency_wait", "grid_launch_dependents")
 
 
 def launch_grid(body: Body) -> tuple[Size, ...]:
@@ -153,6 +146,8 @@ def walk(e: Emission, block: Block) -> None:
     number, nodes = 0, block.nodes
     while number < len(nodes):
         last = number + 1
+        if nodes[number] is e.waits_before:
+            e.w.put("griddepcontrol.wait")
         if (name := nodes[number].op.name) in ("role", "reduce"):
             while (
                 last < len(nodes)

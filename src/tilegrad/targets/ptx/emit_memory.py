@@ -170,10 +170,10 @@ def load(e: Emission, node: Node) -> list[str]:
 
 
 def constant_form(e: Emission) -> str:
-    """How constants are read. Where a Body without roles says itself when it waits for the
-    launch before, constants are read where it says so, once: ptxas would move a load that is
-    known to be of constants behind the wait, and apart."""
-    stays = e.has("grid_dependency_wait") and not e.has("role")
+    """How constants are read. Where a Body without roles waits for the launch before, constants
+    are read where it says so, once: ptxas would move a load that is known to be of constants behind
+    the wait, and apart."""
+    stays = e.waits_before is not None or (e.has("grid_dependency_wait") and not e.has("role"))
     return "ld.global.L1::no_allocate" if stays else "ld.global.nc"
 
 
