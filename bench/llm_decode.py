@@ -195,7 +195,8 @@ class Ours:
 
     def step(self) -> Any:
         """One decode step, with every id on the host."""
-        return self.steps.decode(self.slots, self.tails, Variant()).wait()
+        columns = [CONTEXT // self.cache.page] * len(self.slots)
+        return self.steps.decode(self.slots, self.tails, columns, Variant()).wait()
 
     def host_us(self, bench: Bench, count: int = 50) -> float:
         """Host time of a run: many put on the stream, none waited for."""

@@ -263,9 +263,9 @@ def test_steps_of_few_keys_are_steps_of_their_own(
     seen: list[tuple[int, int | None]] = []
     launch = engine.steps.decode
 
-    def noted(slots: Any, tails: Any, variant: Any, keys: int) -> Any:
+    def noted(slots: Any, tails: Any, columns: Any, variant: Any, keys: int) -> Any:
         seen.append((keys, int(engine.cache.lengths.numpy()[slots[0]])))
-        return launch(slots, tails, variant, keys)
+        return launch(slots, tails, columns, variant, keys)
 
     monkeypatch.setattr(engine.steps, "decode", noted)
     for _ in range(2):

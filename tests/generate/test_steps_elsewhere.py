@@ -81,7 +81,8 @@ def traced(
     with tg.no_grad():
         if not tokens:
             run = tg.jit(step, static="variant")
-            return run.lower(*given, numbers(batch), numbers(batch + 1))
+            last = {"tails": numbers(batch), "columns": numbers(batch)}
+            return run.lower(*given, numbers(batch), numbers(batch + 1), **last)
         some, requests = symbol("tokens", 1, tokens), symbol("requests", 1, batch)
         axes = {"slots": requests, "starts": requests + 1, "into": requests}
         axes |= {"owner": some, "given": some}

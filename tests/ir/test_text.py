@@ -31,6 +31,7 @@ from tilegrad.core.dtype import ALL, bfloat16, bool_, float32
 from tilegrad.core.errors import InternalError, Location, UserError
 from tilegrad.ir.block import Block, argument, argument_op, pure_block
 from tilegrad.ir.distribution import wgmma_accumulator
+from tilegrad.ir.fingerprint import UserLine
 from tilegrad.ir.layout import Layout, Swizzle
 from tilegrad.ir.literal import Names, Reader, write
 from tilegrad.ir.node import exact
@@ -271,6 +272,10 @@ def test_registered_objects():
         round_trip(block)
     finally:
         del ATTRIBUTE_PARSERS["recipe"]
+
+
+def test_a_line_of_the_user_has_a_text():
+    round_trip(pure_block("main", (), (fact(fact=UserLine("a file.py:3")),)))
 
 
 def test_hand_written_text_may_have_comments_and_leave_types_out():

@@ -32,6 +32,7 @@ class Batch:
     counts: list[int]
     slots: list[int]
     tails: list[int]  # pages of their last tokens
+    columns: list[int]  # where these stand in the table
     whole: list[bool]  # no token is left then, so the next id counts
     decodes: bool  # each has one token, which is on the device
     variant: Variant
@@ -193,11 +194,13 @@ class Batcher:
             return None
         page = self.pool.page
         decodes = all(work.decodes for work, _ in chosen)
+        columns = [(work.fed + count - 1) // page for work, count in chosen]
         batch = Batch(
             [work for work, _ in chosen],
             [count for _, count in chosen],
             [work.slot for work, _ in chosen],
-            [work.pages[(work.fed + count - 1) // page] for work, count in chosen],
+            [work.pages[column] for (work, _), column in zip(chosen, columns)],
+            columns,
             [work.left == count for work, count in chosen],
             decodes,
             reduce(Variant.joined, {work.variant for work, _ in chosen}),

@@ -306,9 +306,8 @@ class Engine:
 
     def _launch(self, batch: Batch) -> Launched:
         if batch is not self._last:
-            self._last, page = batch, self.pool.page
-            columns = [(w.fed + c - 1) // page for w, c in zip(batch.ongoing, batch.counts)]
-            self._table[batch.slots, columns] = batch.tails
+            self._last = batch
+            self._table[batch.slots, batch.columns] = batch.tails
             if self._canary is not None:
                 self._canary.grown(batch.ongoing)
         if batch.guesses is not None:
@@ -317,7 +316,9 @@ class Engine:
             self._table[orders["slots"], columns] = orders["tails"]
             return self.steps.verify(orders, batch.variant, max(orders["lengths"]) + 1)
         if batch.decodes:
-            return self.steps.decode(batch.slots, batch.tails, batch.variant, batch.keys)
+            return self.steps.decode(
+                batch.slots, batch.tails, batch.columns, batch.variant, batch.keys
+            )
         parts = [
             Part(
                 work.slot,

@@ -77,6 +77,7 @@ def step(
     tails: Tensor | None = None,
     lengths: Tensor | None = None,
     by_row: bool = False,
+    columns: Tensor | None = None,
 ) -> Results:
     """Give each row its next id, picked as its slot's sampling says; what `Sampled` has besides.
 
@@ -86,15 +87,18 @@ def step(
     that is negative. Without `into` and `owner` every row has one token: given[r], or the id it got
     last; rows may then share a slot, one token of it after the other. No request
     has more keys than `most`, a number or a Symbol, if that is known. Ids from `words` on are never
-    picked. Where `tails` (R,) are given they are the pages of the rows' last tokens, and where
-    `lengths` (R,) are, how many keys each row has after this step: else as the device knows.
+    picked. Where `tails` (R,) are given they are the pages of the rows' last tokens, to be found in
+    the `columns` (R,) of the table, and where `lengths` (R,) are, how many keys each row has after
+    this step: else as the device knows.
     `by_row` gives the ids of rows too: a slot has the last of its rows' alone.
     """
     # slots count from 0: index_select, unlike [], need not look for negative ones
     if lengths is None:
         lengths = cache.lengths.index_select(0, slots) + starts[1:] - starts[:-1]  # (R,)
-    if tails is not None:
-        _put_tails(cache, slots, lengths, tails)
+    shared = owner is None and given is not None  # rows may have one slot
+    if columns is None:
+        columns = maximum(lengths - 1, 0) // cache.page
+    table = _tables(cache, slots, columns, tails, shared)
     if into is None or owner is None or given is None:
         last = rows.last.index_select(0, slots)
         tokens = last if given is None else given  # (R,)
@@ -105,7 +109,6 @@ def step(
         positions = lengths[row] - starts[1:][row] + arange(given.shape[0], dtype=int32)
         positions = where(owner < 0, 0, positions)  # what pads may be past any position
         ends = maximum(starts[1:] - 1, 0)
-    table = cache.table.index_select(0, slots)
     if rows.marks is not None:
         rows.marks.put(cache.page, table, starts, slots, owner, positions, tokens)
     # a GPU's kernel for single tokens appends and attends in one go: no row sees another's token
@@ -148,10 +151,21 @@ def decode(
     slots: Tensor,
     starts: Tensor,
     tails: Tensor,
+    columns: Tensor,
 ) -> Results:
     """`step` where every row has one token at most, the id it got last."""
     return step(
-        model, cache, rows, sampling, variant, slots, starts, most=most, words=words, tails=tails
+        model,
+        cache,
+        rows,
+        sampling,
+        variant,
+        slots,
+        starts,
+        most=most,
+        words=words,
+        tails=tails,
+        columns=columns,
     )
 
 
@@ -190,12 +204,21 @@ def verify(
     )
 
 
-def _put_tails(cache: nn.PagedCache, slots: Tensor, lengths: Tensor, tails: Tensor) -> None:
-    """Put the page (R,) of each row's last token into the table; most are there already."""
-    columns = maximum(lengths - 1, 0) // cache.page
+def _tables(
+    cache: nn.PagedCache, slots: Tensor, columns: Tensor, tails: Tensor | None, shared: bool
+) -> Tensor:
+    """The rows' pages (R, P), with the page (R,) of each row's last token, which the table gets
+    too; most are there already. Only rows that share a slot need what others put there."""
+    found = cache.table.index_select(0, slots)
+    if tails is None:
+        return found
     at = [node_of(slots), node_of(columns)]
     table = build.update(node_of(cache.table), node_of(tails), at, [0, 1], "set")
     cache.table.assign(wrap(table))
+    if shared:
+        return cache.table.index_select(0, slots)
+    last = arange(found.shape[1], dtype=int32) == columns[:, None]
+    return where(last, tails[:, None], found)
 
 
 def score(

@@ -49,7 +49,7 @@ from .sizes import (
 from .step import Rows, decode, score, step, verify
 
 SCORED = 128  # tokens of a step that gives logprobs of all: their logits are held at once
-ROWS = ("slots", "tails", "starts", "into", "lengths")  # of a step, an entry a row
+ROWS = ("slots", "tails", "columns", "starts", "into", "lengths")  # of a step, an entry a row
 TOKENS = ("owner", "given")
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str, float, float], None]
@@ -154,21 +154,25 @@ class Steps:
         self,
         slots: Sequence[int],
         tails: Sequence[int],
+        columns: Sequence[int],
         variant: Variant,
         keys: int | None = None,
     ) -> Launched:
         """Begin a step that gives each slot its next id, from its last one.
 
-        `tails` are the pages of those last ones; none has more than so many keys then. Lists that
-        are those of the step before are not written again. On a GPU nobody waits.
+        `tails` are the pages of those last ones, in these `columns` of the table; none has more
+        than so many keys then. Lists of slots and tails that are those of the step before are not
+        written again. On a GPU nobody waits.
         """
         variant = self._serving(variant)
         most = self.most_keys if keys is None else min(keys, self.most_keys)
         size, bound = self._decode_bound(len(slots), variant, most)
         if not self._written or self._written[0] is not slots or self._written[1:] != (tails, size):
             host, count = self._orders.host, len(slots)
-            host["slots"][:size], host["tails"][:size] = self.nobody, 0
-            host["slots"][:count], host["tails"][:count] = slots, tails
+            given = {"slots": slots, "tails": tails, "columns": columns}
+            for name, numbers in given.items():
+                host[name][count:size] = self.nobody if name == "slots" else 0
+                host[name][:count] = numbers
             host["starts"][: size + 1] = np.minimum(np.arange(size + 1), count)
             self._orders.send("starts", size + 1)
             self._written = (slots, tails, size)
@@ -211,8 +215,8 @@ class Steps:
     def _decode_arguments(self, size: int, variant: Variant, most: int) -> tuple[Any, ...]:
         orders = self._orders
         given = (orders.tensor("slots", size), orders.tensor("starts", size + 1))
-        tails = orders.tensor("tails", size)
-        return (*self._state(variant), most, self.words, *given, tails)
+        last = (orders.tensor("tails", size), orders.tensor("columns", size))
+        return (*self._state(variant), most, self.words, *given, *last)
 
     def _state(self, variant: Variant) -> tuple[Any, ...]:
         """What every step takes first."""
@@ -274,11 +278,14 @@ class Steps:
     def _put(self, parts: Sequence[Part], counts: list[int], rows: int, tokens: int) -> None:
         """Write what a step with prompts takes; what is left of its size pads."""
         host, used, total = self._orders.host, len(parts), sum(counts)
-        for name, padding in (("slots", self.nobody), ("into", self.nobody), ("tails", 0)):
-            host[name][used:rows] = padding
+        for name in ("slots", "into"):
+            host[name][used:rows] = self.nobody
+        for name in ("tails", "columns"):
+            host[name][used:rows] = 0
         host["lengths"][used:rows], host["starts"][used + 1 : rows + 1] = 0, total
         host["slots"][:used] = [p.slot for p in parts]
         host["tails"][:used] = [p.tail for p in parts]
+        host["columns"][:used] = [(p.length - 1) // self.cache.page for p in parts]
         host["into"][:used] = [p.slot if p.whole else self.nobody for p in parts]
         host["lengths"][:used] = [p.length for p in parts]
         host["starts"][: used + 1] = np.cumsum([0, *counts])

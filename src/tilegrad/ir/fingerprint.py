@@ -20,13 +20,14 @@ class UserLine(str):
     """A line of the user's, 'file:line', as the attr of a Node whose error names it."""
 
     __slots__ = ()
+    text_name = "place"  # of the attr, as text has it
 
     def to_text(self) -> str:
         """The line itself."""
         return str(self)
 
 
-ATTRIBUTE_PARSERS["place"] = UserLine
+ATTRIBUTE_PARSERS[UserLine.text_name] = UserLine
 
 
 def structure(

@@ -1,9 +1,9 @@
 """Small launches that do not need one another, as one: their programs side by side.
 
 A step begins and ends with many small pieces (rows of a table, lengths, zeros to count in), each of
-which takes a launch about as long as it takes itself. Kernels of plain loops that follow one
-another become one Body whose first programs are the first's, and so on. For Targets whose launches
-are bought one by one; never within loops or branches of a Schedule.
+which takes a launch about as long as it takes itself. Kernels of plain loops, and updates of a
+launch, that follow one another become one Body whose first programs are the first's, and so on.
+For Targets whose launches are bought one by one; never within loops or branches of a Schedule.
 Invariant: none of the joined Kernels reads or writes what another of them writes.
 """
 
@@ -53,8 +53,8 @@ def put_side_by_side(lowering: Lowering, schedule: Schedule) -> None:
 
 
 def _is_small(kernel: Kernel) -> bool:
-    """Whether a Kernel is one small launch of plain loops."""
-    if kernel.kind != "loops" or kernel.depth or len(kernel.steps) != 1:
+    """Whether a Kernel is one small launch of plain loops or of an update."""
+    if kernel.kind not in ("loops", "update") or kernel.depth or len(kernel.steps) != 1:
         return False
     step = kernel.steps[0]
     if not isinstance(step, Launch):
@@ -117,7 +117,7 @@ def _joined(run: Sequence[Kernel]) -> Kernel:
     reads = tuple(dict.fromkeys(r for k in run for r in k.region[0]))
     stored = tuple(v for k in run for v in k.region[1])
     joined = Kernel(body.name, "loops", (reads, stored))
-    joined.key = body.name
+    joined.key = body.name if all(kernel.key for kernel in run) else ""
     joined.notes["verdict"] = run[0].notes.get("verdict")
     for kernel in run:
         joined.flops, joined.bytes = joined.flops + kernel.flops, joined.bytes + kernel.bytes

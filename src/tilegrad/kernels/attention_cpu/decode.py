@@ -9,6 +9,7 @@ combined in their order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,9 +42,12 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan | None:
     return plan_of(x.queries * x.group, x.sum_dtype, x.value_width, target)
 
 
-def plan_of(queries: int, dtype: Any, width: int, target: Target, aligned: bool = False) -> CpuPlan:
-    """A Plan for so many rows: register tiles of a width as wide as registers allow."""
-    lanes, many = target.lanes(dtype), target.vector_registers >= 32
+def plan_of(
+    queries: int, dtype: Any, width: int, target: Target, aligned: bool = False, page: int = 0
+) -> CpuPlan:
+    """A Plan for so many rows: register tiles of a width as wide as registers allow. The keys of
+    a vector lie in one page, if there are pages."""
+    lanes, many = math.gcd(target.lanes(dtype), page), target.vector_registers >= 32
     across = max(1, min(8 if many else 4, -(-width // lanes)))
     rows = max(1, (24 if many else 10) // across)
     return CpuPlan(queries, KEYS, rows, across, lanes, aligned=aligned)

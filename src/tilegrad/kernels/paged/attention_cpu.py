@@ -34,7 +34,6 @@ from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape, Parameters
 from ..attention_cpu import score_tiles
 from ..attention_cpu.decode import (
-    KEYS,
     LEAST_PART,
     PARTIAL,
     Combine,
@@ -54,8 +53,6 @@ LEAST_NEW_TOKENS = (
 
 def why_not(x: PagedShape, target: Target) -> str:
     """Why no Body can be right; '' where one can."""
-    if x.page % target.lanes(float32) or KEYS % target.lanes(float32):
-        return f"a page is a multiple of {target.lanes(float32)} keys"
     if x.heads % x.key_heads:
         return "heads are a multiple of key heads"
     return ""
@@ -63,6 +60,8 @@ def why_not(x: PagedShape, target: Target) -> str:
 
 def prefill_why_not(x: PagedShape, target: Target) -> str:
     """Why `prefill_callee` does not take a step; '' where it does."""
+    if x.page % target.lanes(float32):
+        return f"a page is a multiple of {target.lanes(float32)} keys"
     if x.cache is x.dtype:
         return ""
     if prefill_plan(x, target).unit or x.scaled or not x.cache.is_float:
@@ -73,7 +72,7 @@ def prefill_why_not(x: PagedShape, target: Target) -> str:
 def choose(x: PagedShape, target: Target) -> CpuPlan:
     """The Plan for a shape."""
     rows = max(1, ROWS // x.group) * x.group
-    return plan_of(rows, float32, x.value_width, target, aligned=invariant())
+    return plan_of(rows, float32, x.value_width, target, invariant(), x.page)
 
 
 def prefill_plan(x: PagedShape, target: Target) -> CpuPlan:
