@@ -93,9 +93,11 @@ def test_bfloat16_is_as_near_to_float64_as_torch(name: str) -> None:
     found = ours.requires_grad_(False)(given.numpy())
     assert found.dtype is tg.bfloat16
     error = np.abs(found.float().numpy() - exact)
-    # Without bfloat16 in the machine torch rounds less within its experts.
-    assert error.mean() < (1.25 if ours.config.experts else 1.05) * theirs.mean()
-    # A router's near ties fall either way, and then a token is far off: not the worst one counts.
+    # A router's near ties fall either way, and then a token is far off: neither the mean of all
+    # tokens counts nor the worst one. Without bfloat16 in the machine torch rounds less in experts.
+    middle = np.median if ours.config.experts else np.mean
+    own, bar = (middle(e.mean(-1)) for e in (error, theirs))
+    assert own < (1.25 if ours.config.experts else 1.05) * bar
     most = 0.9 if ours.config.experts else 1.0
     worst, bar = (np.quantile(e.max(-1), most) for e in (error, theirs))
     assert worst < (2.5 if ours.config.experts else 1.5) * bar

@@ -16,8 +16,10 @@ from without_compiler import WITHOUT_COMPILER
 import tilegrad as tg
 from tilegrad import nn
 from tilegrad.compiler import breaks as compiler_breaks
+from tilegrad.compiler.compile import host
 from tilegrad.core.errors import UserError
 from tilegrad.core.target import H200, Target
+from tilegrad.runtime import bundle as runtime_bundle
 from tilegrad.runtime.bundle import Bundle
 from tilegrad.targets.ptx.assemble import find_ptxas
 from tilegrad.tensor.bundle import Recorder
@@ -244,3 +246,19 @@ def test_ranges_of_symbols_are_those_of_the_target(
     with pytest.raises(UserError, match="ranges of Symbols") as caught:
         tg.save_bundle(tmp_path / "a", here, target="h200")
     assert "tg.record(target)" in str(caught.value)
+
+
+XEON = """flags : fpu mmx sse sse2 pni ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt avx f16c lahf_lm
+abm bmi1 avx2 bmi2 avx512f avx512dq avx512cd avx512bw avx512vl avx512_vnni"""
+
+
+def test_features_have_the_names_of_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What LLVM asks for on a Xeon is there by the names that Linux has."""
+    monkeypatch.setattr(runtime_bundle, "cpu_flags", lambda: set(XEON.split()))
+    asked = "+avx2,+bmi,+bmi2,+lzcnt,+popcnt,+fma,+f16c,+avx512f,+avx512vl,+avx512vnni,+avx"
+    assert runtime_bundle.missing_features(asked) == set()
+    assert runtime_bundle.missing_features(asked + ",+amx-int8") == {"amx-int8"}
+
+
+def test_this_machine_has_what_it_says() -> None:
+    assert runtime_bundle.missing_features(host().features) == set()

@@ -271,6 +271,7 @@ LINUX_NAMES = {
     "cx16": "cx16",
     "sahf": "lahf_lm",
     "lzcnt": "abm",
+    "bmi": "bmi1",
     "neon": "asimd",
     "fp-armv8": "fp",
     "amx-tile": "amx_tile",
