@@ -22,6 +22,7 @@ from tilegrad.ir.block import pure_block
 from tilegrad.ir.node import Node, topological
 from tilegrad.ir.rewrite import Log
 from tilegrad.ir.text import parse_block, print_block
+from tilegrad.kernels.paged import attention_cpu
 from tilegrad.schedule.quantised import families_of
 
 CPU = AVX2.with_cores(2)
@@ -107,10 +108,14 @@ def test_few_keys_are_what_the_table_holds_or_what_is_promised() -> None:
     assert len(step(most_keys=1 << 15)) == 3
 
 
-def test_no_kernel_is_an_error_with_the_reason() -> None:
-    inputs, results = paged(page=12)
-    with pytest.raises(UserError, match=r"paged_attention: no kernel takes this.*multiple of 8"):
-        schedule_for(inputs, results, CPU)
+def test_no_kernel_is_an_error_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_cpu, "why_not", lambda x: "a reason of its own")
+    with pytest.raises(UserError, match=r"no kernel takes this.*a reason of its own"):
+        schedule_for(*paged(), CPU)
+
+
+def test_pages_of_any_size_on_a_cpu() -> None:
+    assert schedule_for(*paged(page=12), CPU).kernels
 
 
 def test_pages_of_any_size_on_a_gpu() -> None:

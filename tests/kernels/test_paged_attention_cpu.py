@@ -70,6 +70,9 @@ CASES = [
     (([100, 40, 200], [30, 40, 1]), {"heads": (8, 2)}),
     (([100, 40, 200], [3, 20, 1]), {"window": 17, "softcap": 3.0}),
     (([1], [1]), {"heads": (3, 3), "page": 64, "rest": 0}),
+    (([100, 40, 7], [3, 20, 1]), {"page": 4}),  # fewer keys than a vector has lanes
+    (([100, 40, 7], [3, 20, 1]), {"page": 12}),
+    (([50, 40, 7], [3, 20, 1]), {"page": 5}),
 ]
 
 
@@ -77,7 +80,7 @@ CASES = [
 @pytest.mark.parametrize("dtype", [float32, bfloat16, float16])
 def test_compiled(case: Any, options: dict[str, Any], dtype: DType) -> None:
     x, given, want = problem(*case, dtype=dtype, **options)
-    assert paged.why_not(x, host()) == ""
+    assert paged.why_not(x) == ""
     np.testing.assert_allclose(called(x, given, host()), want, rtol=0, atol=TOLERANCE[dtype.name])
 
 
@@ -189,4 +192,5 @@ def test_interpreted(target: Target, cache: DType | None) -> None:
 
 def test_the_reason_for_no_kernel() -> None:
     x, _, _ = problem([5], [1], page=8)
-    assert "page" in paged.why_not(x, AVX512) and paged.why_not(x, AVX2) == ""
+    assert paged.why_not(x) == "" and "key heads" in paged.why_not(replace(x, heads=3))
+    assert "page" in paged.prefill_why_not(x, AVX512) and not paged.prefill_why_not(x, AVX2)

@@ -236,7 +236,7 @@ class VectorAttention(Attention):
         """See `Attention`."""
         from ..kernels.paged import attention_cpu
 
-        return attention_cpu.why_not(x, target)
+        return attention_cpu.why_not(x)
 
     def callee(self, x: PagedShape, target: Target) -> KernelCallee:
         """See `Attention`."""

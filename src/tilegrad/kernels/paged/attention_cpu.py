@@ -51,7 +51,7 @@ LEAST_NEW_TOKENS = (
 )
 
 
-def why_not(x: PagedShape, target: Target) -> str:
+def why_not(x: PagedShape) -> str:
     """Why no Body can be right; '' where one can."""
     if x.heads % x.key_heads:
         return "heads are a multiple of key heads"
