@@ -332,7 +332,7 @@ def test_sums_side_by_side_are_one_exchange() -> None:
     def several(x):
         return [build.sum_(x, 1), build.max_(x, 1), build.sum_(build.multiply(x, x), 1)]
 
-    x = floats(5, 1000)
+    x = floats(5, 4000)
     nodes, outputs = made(several, x)
     (body,) = (s.body for k in schedule_for(nodes, outputs, H200).kernels for s in k.steps)
     text, entry = emit(body, "entry", H200)
