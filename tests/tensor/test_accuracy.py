@@ -173,7 +173,8 @@ def test_derivatives_at_special_points(part: int) -> None:
                     | (np.abs(g - t) < 1e-37)
                     for t in (a, b)
                 ]
-            for i in np.flatnonzero(~(good[0] | good[1]))[:3]:
+                nearer = np.abs(g - b) <= np.abs(a - b)  # to float64 than torch's float32
+            for i in np.flatnonzero(~(good[0] | good[1] | nearer))[:3]:
                 at = tuple(float(x[i]) for x in inputs)
                 wrong.append(f"{row.name}{at} by {place}: {g[i]}, torch {a[i]} or {b[i]}")
     assert not wrong, "\n".join(wrong)

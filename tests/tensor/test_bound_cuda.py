@@ -138,7 +138,7 @@ def test_a_run_is_one_graph_and_waits_for_nothing(cuda) -> None:
     assert cuda.names() == ["cuGraphLaunch"] * 5
     assert made.outputs.numpy().tolist() == [13] * WIDTH
     assert state.count.numpy().tolist() == [5] * WIDTH
-    assert state.rows.numpy()[1].tolist() == [1.0] * WIDTH and made.launches >= 3
+    assert state.rows.numpy()[1].tolist() == [1.0] * WIDTH and made.launches >= 2
 
 
 def test_writes_and_reads_are_in_order_though_nobody_waits(cuda) -> None:
