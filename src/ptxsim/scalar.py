@@ -28,9 +28,9 @@ from .values import (
     Decoder,
     Mask,
     Run,
-    exact_fma64,
     flush,
     fma32,
+    fma64,
     odd_sum,
     rounded,
 )
@@ -135,7 +135,7 @@ def _fma(type_: str, words: list[str]) -> Function:
     if _direction(words):
         return _directed("fma", type_, words)
     if type_ == "f64":
-        return exact_fma64
+        return fma64
     if type_ == "f32" and not {"ftz", "sat"} & set(words):
         return fma32
 

@@ -226,9 +226,7 @@ def reads_and_writes(instruction: Instruction) -> tuple[frozenset[int], frozense
 
 def odd_sum(a: Array, b: Array) -> Array:
     """a + b of float64, rounded to odd: a later rounding to fewer bits is as if exact."""
-    total = a + b
-    part = total - a
-    error = (a - (total - part)) + (b - part)
+    total, error = exact_sum(a, b)
     bits = total.view(np.int64)
     away = (error > 0) == (total > 0)
     fixed = np.where(away, bits + 1, bits - 1).view(np.float64)
@@ -287,16 +285,46 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
     return total.astype(np.float32)
 
 
-def exact_fma64(a: Array, b: Array, c: Array) -> Array:
-    """fma of float64, lane by lane in fractions."""
-    result = a * b + c
-    for lane in np.flatnonzero(np.isfinite(a) & np.isfinite(b) & np.isfinite(c)):
-        total = Fraction(float(a[lane])) * Fraction(float(b[lane])) + Fraction(float(c[lane]))
-        if total:
-            try:
-                result[lane] = float(total)
-            except OverflowError:
-                result[lane] = np.inf if total > 0 else -np.inf
-        elif not (a[lane] * b[lane] == 0 and c[lane] == 0):
-            result[lane] = 0.0
+def fma64(a: Array, b: Array, c: Array) -> Array:
+    """fma of float64: by exact parts, or in fractions where a part could leave float64's range."""
+    most = 2.0**400
+    sizes = np.abs(np.stack([a, b, c]))
+    sizes[2][sizes[2] == 0] = 1.0
+    inside = (sizes.min(0) >= 1 / most) & (sizes.max(0) <= most)
+    if inside.all():
+        return fma64_inside(a, b, c)
+    result = np.asarray(a * b + c)
+    result[inside] = fma64_inside(a[inside], b[inside], c[inside])
+    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+    for lane in np.flatnonzero(finite & ~inside & (a != 0) & (b != 0)):
+        exact = Fraction(float(a[lane])) * Fraction(float(b[lane])) + Fraction(float(c[lane]))
+        try:
+            result[lane] = float(exact)
+        except OverflowError:
+            result[lane] = np.inf if exact > 0 else -np.inf
+        if result[lane] == 0:
+            result[lane] = -0.0 if exact < 0 else 0.0
     return result
+
+
+def fma64_inside(a: Array, b: Array, c: Array) -> Array:
+    """fma of float64 of 2**-400 to 2**400 (c may be 0): only the last sum rounds."""
+    product, lost = exact_product(a, b)
+    small, smaller = exact_sum(c, lost)
+    total, left = exact_sum(product, small)
+    return total + odd_sum(smaller, left)
+
+
+def exact_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """a + b of float64 as the rounded sum and what rounding lost."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def exact_product(a: Array, b: Array) -> tuple[Array, Array]:
+    """a * b of float64 as the rounded product and what rounding lost (halves of 26 bits)."""
+    product = a * b
+    high, top = (each * 134217729.0 - (each * 134217729.0 - each) for each in (a, b))
+    low, bottom = a - high, b - top
+    return product, ((high * top - product) + high * bottom + low * top) + low * bottom
