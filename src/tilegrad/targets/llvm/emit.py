@@ -107,7 +107,7 @@ def walk(e: Emission, block: Block) -> None:
 def emit_node(e: Emission, node: Node) -> None:
     """Emit one Node."""
     emit = OPS.get(node.op.name)
-    if emit is None and node.op.group in ("unary", "binary", "compare", "ternary"):
+    if emit is None and node.op.category in ("unary", "binary", "compare", "ternary"):
         emit = elementwise
     if emit is None:
         raise InternalError("llvm.emit", f"no way to emit {node.op}")
