@@ -250,11 +250,11 @@ class PackedMatmul(WideMatmul):
         for number in range(self.products * self.halves):
             side, own = divmod(number, self.halves)
             row = where[1] + 64 * own + side * self.x.m
-            slot = self.ring.full[stage]
+            full = self.ring.full[stage]
             columns = slice(group * words, (group + groups) * words)
-            tile.copy_async(self.left[stage, number], self.a[row : row + 64, 0, columns], slot)
+            tile.copy_async(self.left[stage, number], self.a[row : row + 64, 0, columns], full)
             source = box(self.scales, (row, group), (64, BLOCK))
-            tile.copy_async(self.scaled[stage, number], source, slot)
+            tile.copy_async(self.scaled[stage, number], source, full)
 
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Tokens, a part at a time; programs of a cluster bring some for all."""
