@@ -116,30 +116,36 @@ def trained(model: Decoder) -> list[Any]:
 
 
 class Movement:
-    """How far the matrices of blocks are from where they were, in steps of Q4_1."""
+    """How far the matrices of blocks are from where they were, in steps of Q4_1; all of it stays
+    on the model's device."""
 
-    def __init__(self, before: dict[str, Array]) -> None:
-        names = [n for n, w in before.items() if n.startswith("blocks.") and w.ndim == 2]
-        self.before = {name: before[name] for name in names}
-        self.steps = {}
-        for name in names:
-            cut = before[name].reshape(len(before[name]), -1, BLOCK)
-            self.steps[name] = np.maximum(np.ptp(cut, axis=-1), 1e-6) / 15
+    def __init__(self, model: Decoder) -> None:
+        named = model.named_parameters()
+        self.weights = [p for n, p in named if n.startswith("blocks.") and len(p.shape) == 2]
+        self.before = [tg.tensor(w.numpy(), device=w.device) for w in self.weights]
+        cut = [w.numpy().reshape(len(w), -1, BLOCK) for w in self.weights]
+        steps = [np.maximum(np.ptp(w, axis=-1, keepdims=True), 1e-6) / 15 for w in cut]
+        self.steps = [tg.tensor(s, device=w.device) for s, w in zip(steps, self.weights)]
+        self.count = sum(w.numel() for w in self.weights)
 
-    def of(self, model: Decoder) -> float:
+    def now(self) -> float:
         """The root of the mean square over all weights."""
-        total, count = 0.0, 0
-        for name, old in self.before.items():
-            change = np.abs(model.get_submodule(name[:-7]).weight.numpy() - old)
-            whole = change.reshape(*self.steps[name].shape, BLOCK) / self.steps[name][..., None]
-            total += float((whole**2).sum(dtype=np.float64))
-            count += whole.size
-        return math.sqrt(total / count)
+        with tg.no_grad():
+            return math.sqrt(float(squares(self.weights, self.before, self.steps)) / self.count)
+
+
+@tg.jit
+def squares(weights: list[Any], before: list[Any], steps: list[Any]) -> Any:
+    """The sum of squares of what weights moved, in steps."""
+    total: Any = 0.0
+    for weight, old, step in zip(weights, before, steps):
+        total = total + (((weight - old).reshape(*step.shape[:2], BLOCK) / step) ** 2).sum()
+    return total
 
 
 def fine_tune(model: Decoder, tokens: Array, sizes: Sizes, say: Any) -> dict[str, Any]:
     """Train until weights have moved by half a step; what was done."""
-    movement = Movement(weights_of(model))
+    movement = Movement(model)
     optimizer = AdamW(
         trained(model), lr=sizes.rate / sizes.warm, betas=(0.9, 0.95), weight_decay=0.0
     )
@@ -153,7 +159,7 @@ def fine_tune(model: Decoder, tokens: Array, sizes: Sizes, say: Any) -> dict[str
         found["losses"].append(round(value, 4))
         step = number + 1
         if step % 4 == 0 and step < found["at_peak"]:
-            found["moved"] = movement.of(model)
+            found["moved"] = movement.now()
             if found["moved"] >= WANTED:
                 found["at_peak"] = step
         optimizer.lr = sizes.rate * min((step + 1) / sizes.warm, left(step))
@@ -163,7 +169,7 @@ def fine_tune(model: Decoder, tokens: Array, sizes: Sizes, say: Any) -> dict[str
     batches = windows(tokens, sizes.window, 0)
     going = itertools.takewhile(lambda _: left(len(found["losses"])) > 0, batches)
     train(model, optimizer, going, loss, clip=1.0, on_step=after)
-    found["moved"] = movement.of(model)
+    found["moved"] = movement.now()
     found["seconds"] = round(time.perf_counter() - begun, 1)
     return found
 
