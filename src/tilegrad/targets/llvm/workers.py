@@ -31,7 +31,7 @@ from ...runtime.buffer import HUGE_PAGE, Buffer
 from ...runtime.fault import Faults
 from .driver import LoadedModule, compile_text, load
 from .table import ARGUMENT_LIMIT, COUNTER_LIMIT
-from .walk import DONE, POOL, POOL_BYTES, STATE, STATE_BYTES, walker_text
+from .walk import DONE, POOL, STATE, walker_text
 
 LOG = logging.getLogger("tilegrad.workers")
 IDLE_SECONDS = 2e-3  # how long a worker spins for the next step before it sleeps
@@ -113,10 +113,11 @@ class Team:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.running = 0  # workers that a parallel step has; 0 until the threads are started
-        self.memory = _aligned(POOL_BYTES)
+        self.memory = _aligned(POOL.itemsize)
+        self.words = self.memory.view(POOL)[0]
         self.pool: int = self.memory.ctypes.data
-        self.states = _aligned(STATE_BYTES * workers)
-        self.memory[POOL["caller_state"] :][:8].view(np.uint64)[0] = self.states.ctypes.data
+        self.states = _aligned(STATE.itemsize * workers).view(STATE)
+        self.words["caller_state"][0] = self.states.ctypes.data
         self.record = bytearray(RECORD.size)
         self.record_at = ctypes.addressof(ctypes.c_char.from_buffer(self.record))
         self.threads: list[threading.Thread] = []
@@ -130,7 +131,7 @@ class Team:
         rate = native().spins_per_second
         for name, seconds in (("idle_spins", IDLE_SECONDS), ("barrier_spins", BARRIER_SECONDS)):
             spins = int(rate * (CROWDED_SECONDS if crowded else seconds))
-            self.memory[POOL[name] :][:4].view(np.uint32)[0] = max(1, spins)
+            self.words[name] = max(1, spins)
 
     def reserve(self, slots: int, scratch_bytes: int) -> None:
         """Grow each worker's slots and scratch; no step may be running."""
@@ -145,9 +146,9 @@ class Team:
 
     def start_threads(self) -> int:
         """Start the other workers; how many workers there are then."""
-        epoch = int(self.memory[:4].view(np.int32)[0])
+        epoch = int(self.words["epoch"][0])
         for worker in range(1, self.workers):
-            state = self.states.ctypes.data + worker * STATE_BYTES
+            state = self.states[worker:].ctypes.data
             thread = threading.Thread(
                 target=_serve,
                 args=(self, state, worker, epoch),
@@ -180,8 +181,7 @@ class Team:
         else:
             memory = _aligned(bytes)
         self._kept[worker, field] = memory
-        at = worker * STATE_BYTES + STATE[field]
-        self.states[at : at + 8].view(np.uint64)[0] = memory.ctypes.data
+        self.states[field].flat[worker * STATE[field].itemsize // 8] = memory.ctypes.data
 
 
 def _serve(team: Team, state: int, worker: int, epoch: int) -> None:
