@@ -41,6 +41,4 @@ class Launches:
 
     def __call__(self) -> None:
         after_kernel = self.operations[-1].prepared is not None  # the call before this one
-        for operation in self.operations:
-            run_directly(self.device, operation, after_kernel)
-            after_kernel = operation.prepared is not None
+        run_directly(self.device, self.operations, after_kernel)

@@ -162,13 +162,12 @@ def test_synchronous_mode_waits_after_each_launch(device, cuda) -> None:
 
 
 def test_launch_attributes(cuda) -> None:
-    made = launch_config((4,), (128,), 0, 5, cluster=(2,), dependent=True, cooperative=True)
+    made = launch_config((4,), (128,), 0, 5, cluster=(2,), dependent=True)
     assert [a.id for a in made.attrs] == [
         "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION",
         "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION",
-        "CU_LAUNCH_ATTRIBUTE_COOPERATIVE",
     ]
-    assert made.numAttrs == 3 and made.attrs[0].value.clusterDim.x == 2
+    assert made.numAttrs == 2 and made.attrs[0].value.clusterDim.x == 2
 
 
 def test_events_measure_seconds(device) -> None:

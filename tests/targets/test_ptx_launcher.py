@@ -257,8 +257,7 @@ def test_operations_for_a_graph_of_the_caller(device, cuda) -> None:
     run, x = chain(device), given(device, 4.0)
     found, (out,), kept = operations(run, [x])
     assert len(found) == 3 and cuda.count("cuLaunchKernelEx") == 0
-    for number, operation in enumerate(found):
-        run_directly(device, operation, number > 0)
+    run_directly(device, found)
     assert values(device, out) == [7.0] * N and cuda.count("cuGraphLaunch") == 0
     assert any(b is device.arena(128) for b in kept) and any(b is x for b in kept)
     flag = [storage("input"), storage("output"), storage("scratch", bytes=1)]

@@ -183,7 +183,7 @@ class _Span:
 class Block:
     """Memory from the pool: goes back when nothing holds it."""
 
-    __slots__ = ("_pool", "bytes", "pointer")
+    __slots__ = ("__weakref__", "_pool", "bytes", "pointer")
 
     def __init__(self, pool: Pool, pointer: int, bytes: int) -> None:
         self._pool = pool
@@ -194,20 +194,24 @@ class Block:
         self._pool.give(self.pointer, self.bytes)
 
 
-def size_class(bytes: int) -> int:
-    """The bytes really set aside for a request: eight classes to a doubling."""
-    if bytes <= 512:
-        return max(ALIGNMENT, -(-bytes // ALIGNMENT) * ALIGNMENT)
-    step = HUGE_PAGE if bytes > 32 * HUGE_PAGE else 1 << max(6, (bytes - 1).bit_length() - 4)
+def size_class(bytes: int, granule: int = ALIGNMENT) -> int:
+    """The bytes really set aside for a request: eight classes to a doubling, in granules."""
+    if bytes <= 8 * granule:
+        return max(granule, -(-bytes // granule) * granule)
+    step = max(granule, 1 << (bytes - 1).bit_length() - 4)
+    step = HUGE_PAGE if bytes > 32 * HUGE_PAGE else step
     return -(-bytes // step) * step
 
 
 class Pool:
-    """Free CPU memory by size class, and the account of what is in use.
+    """Free memory of the CPU by size class, and the account of what is in use; a Device with
+    memory of its own says how that is reserved and released.
 
     `give` may run inside the garbage collector while this thread holds the lock, so it only
     queues; whoever has the lock next takes the queue in.
     """
+
+    granule, place = ALIGNMENT, ""
 
     def __init__(self, keep_bytes: int | None = None) -> None:
         self.keep_bytes = _physical_bytes() // 8 if keep_bytes is None else keep_bytes
@@ -217,9 +221,9 @@ class Pool:
         self._returned: deque[tuple[int, int]] = deque()
         self._lock = new_lock()
 
-    def take(self, bytes: int, label: str = "") -> Block:
-        """A Block of at least `bytes` bytes."""
-        size = size_class(bytes)
+    def take(self, bytes: int, label: str = "", size: int = 0) -> Block:
+        """A Block of at least `bytes` bytes; `size` is their size class where it is known."""
+        size = size or size_class(bytes, self.granule)
         with self._lock:
             self._settle()
             limit = config().memory_bytes
@@ -230,15 +234,16 @@ class Pool:
                 pointer = free.pop()
                 self.kept -= size
             else:
-                pointer = _reserve(size)
+                pointer = self._reserve(size)
                 if not pointer:
                     self._trim()
-                    pointer = _reserve(size)
+                    pointer = self._reserve(size)
                 if not pointer:
                     self._refuse(bytes, "the system has no more memory")
             self.in_use += size
             self.peak = max(self.peak, self.in_use)
-            self._live[pointer] = (size, label)
+            if label:
+                self._live[pointer] = (size, label)
         return Block(self, pointer, size)
 
     def give(self, pointer: int, bytes: int) -> None:
@@ -264,12 +269,15 @@ class Pool:
             self._settle()
 
     def holders(self, count: int = 5) -> list[tuple[str, int, int]]:
-        """The largest holders as (label, bytes, Buffers), largest first."""
+        """The largest holders as (label, bytes, Buffers), largest first; 0 Buffers: not counted."""
         totals: dict[str, list[int]] = {}
         for size, label in list(self._live.values()):
-            entry = totals.setdefault(label or "unnamed", [0, 0])
+            entry = totals.setdefault(label, [0, 0])
             entry[0] += size
             entry[1] += 1
+        rest = self.in_use - sum(size for size, _ in totals.values())
+        if rest:
+            totals["unnamed"] = [rest, 0]
         ranked = sorted(totals.items(), key=lambda item: -item[1][0])[:count]
         return [(label, size, number) for label, (size, number) in ranked]
 
@@ -282,19 +290,29 @@ class Pool:
                 self._free.setdefault(size, []).append(pointer)
                 self.kept += size
             else:
-                _release(pointer)
+                self._release(pointer, size)
 
     def _trim(self) -> None:
-        for pointers in self._free.values():
+        for size, pointers in self._free.items():
             for pointer in pointers:
-                _release(pointer)
+                self._release(pointer, size)
         self._free.clear()
         self.kept = 0
 
+    def _reserve(self, bytes: int) -> int:
+        """The address of new memory; 0 if there is none."""
+        return _reserve(bytes)
+
+    def _release(self, pointer: int, bytes: int) -> None:
+        """Give memory back."""
+        _free(pointer)
+
     def _refuse(self, bytes: int, why: str) -> None:
-        held = ", ".join(f"{label} {_mib(size)} in {n}" for label, size, n in self.holders())
+        held = ", ".join(
+            f"{label} {_mib(size)}" + (f" in {n}" if n else "") for label, size, n in self.holders()
+        )
         raise MemoryLimitError(
-            f"cannot allocate {_mib(bytes)}: {why}",
+            f"cannot allocate {_mib(bytes)}{self.place}: {why}",
             op="Buffer.allocate",
             got=f"in use {_mib(self.in_use)}, peak {_mib(self.peak)}; largest: {held or 'none'}",
             hint="free or donate Buffers, or use a smaller batch",
@@ -335,10 +353,6 @@ def _reserve(bytes: int) -> int:
     if big and _madvise is not None:
         _madvise(pointer, bytes, MADV_HUGEPAGE)  # advice: a refusal costs nothing
     return pointer
-
-
-def _release(pointer: int) -> None:
-    _free(pointer)
 
 
 POOL = Pool()

@@ -15,7 +15,6 @@ import functools
 import importlib.util
 import itertools
 import os
-import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from ...core.errors import InternalError
 from ...core.lock import LLVM, awaited_rlock
 from ...core.target import Target
 from ...runtime.store import content_key, default_store
-from .object import place
+from .object import FUNCTION, HEAD, MACHINES, Object, place
 
 if TYPE_CHECKING:
     from llvmlite import binding
@@ -32,7 +31,6 @@ VERSION = "1"  # part of every key: raise it when the pipeline below changes
 ARCH_REQ_XCOMP_PERM = 0x1023
 XFEATURE_TILE_DATA = 18
 SYS_ARCH_PRCTL = 158
-ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 _lock = awaited_rlock(LLVM)
 _machines: dict[tuple[str, str, str, int], Any] = {}
@@ -139,34 +137,19 @@ def load(object_bytes: bytes) -> LoadedModule:
 
 def _refuse_foreign(object_bytes: bytes) -> None:
     """Object code of another machine would end the process at its first instruction."""
-    names = {number: name for name, number in ELF_MACHINES.items()}
+    names = {number: name for name, number in MACHINES.items()}
     found = names.get(int.from_bytes(object_bytes[18:20], "little"), "")
     own = os.uname().machine
-    if found and own in ELF_MACHINES and found != own:
+    if found and own in MACHINES and found != own:
         raise InternalError("llvm driver", f"code of {found} can be compiled on {own}, not run")
 
 
 def function_names(object_bytes: bytes) -> list[str]:
     """The global functions that a 64-bit ELF object defines."""
-    if object_bytes[:6] != b"\x7fELF\x02\x01":
+    if object_bytes[:6] != HEAD:
         raise InternalError("llvm driver", "not a little-endian 64-bit ELF object")
-    (sections_at,) = struct.unpack_from("<Q", object_bytes, 40)
-    width, count = struct.unpack_from("<HH", object_bytes, 58)
-    headers = [
-        struct.unpack_from("<IIQQQQII", object_bytes, at)
-        for at in range(sections_at, sections_at + count * width, width)
-    ]
-    names: list[str] = []
-    for _, kind, _, _, offset, size, link, _ in headers:
-        if kind != 2:  # SHT_SYMTAB
-            continue
-        strings_at = headers[link][4]
-        for at in range(offset, offset + size, 24):
-            name, info, _, section, _, _ = struct.unpack_from("<IBBHQQ", object_bytes, at)
-            if info == 0x12 and section != 0:  # a global function, defined here
-                end = object_bytes.index(b"\0", strings_at + name)
-                names.append(object_bytes[strings_at + name : end].decode())
-    return names
+    symbols = Object(object_bytes, "").symbols
+    return [name for name, info, section, _ in symbols if info == FUNCTION and section]
 
 
 @functools.cache

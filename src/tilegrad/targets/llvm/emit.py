@@ -13,6 +13,7 @@ Body gives the same text.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 from ...core.errors import InternalError
@@ -21,6 +22,7 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Tile
 from ...tile.build import Body, body_sites, body_symbols
+from ..spelled import emitters
 from . import emit_memory, emit_shape
 from .emit_shape import Emission, Emit, Values, count_of, in_matrix_unit, lanes_of, size_text
 from .rules import convert, literal, row_for, scalar_type, splat_constant, type_of, vector
@@ -307,17 +309,4 @@ def _branch(e: Emission, node: Node) -> Values:
     ]
 
 
-OPS: dict[str, Emit] = {
-    **emit_shape.OPS,
-    **emit_memory.OPS,
-    "program": _program,
-    "symbol": _symbol,
-    "constant": _constant,
-    "iota": _iota,
-    "cast": _cast,
-    "bitcast": _bitcast,
-    "require": _require,
-    "get": _get,
-    "loop": _loop,
-    "branch": _branch,
-}
+OPS: dict[str, Emit] = emitters(sys.modules[__name__], emit_shape, emit_memory)

@@ -17,7 +17,6 @@ from ...ir.node import Node
 from ...ir.types import Memory
 from .emit_shape import (
     Emission,
-    Emit,
     Values,
     lane_of,
     lanes_of,
@@ -398,19 +397,3 @@ def _matrix_store(e: Emission, node: Node) -> None:
     where, pitch = matrix_address(e, memory, list(node.inputs[2:]))
     place = (("ptr", where), ("i64", pitch), ("x86_amx", e.values[value][0]))
     e.w.intrinsic("llvm.x86.tilestored64.internal", "void", *extents(value), *place)
-
-
-OPS: dict[str, Emit] = {
-    "load": _load,
-    "gather": _gather,
-    "store": _store,
-    "scatter": _scatter,
-    "atomic_add": _atomic_add,
-    "prefetch": _prefetch,
-    "sort": _sort,
-    "allocate": _allocate,
-    "matrix_zero": _matrix_zero,
-    "matrix_load": _matrix_load,
-    "matrix_dot": _matrix_dot,
-    "matrix_store": _matrix_store,
-}

@@ -16,10 +16,10 @@ from ...ir.node import Node
 from ...ir.symbol import Expr, Size
 from ...ir.types import Tile
 from ...tile.build import Body
+from ...tile.legalize import COMBINE
 from .rules import Writer, convert, literal, mangle, row_for, scalar_type, type_of, vector
 
 Values = list[str]
-COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def lanes_of(type_: Any) -> int:
@@ -250,12 +250,16 @@ def _stack(e: Emission, node: Node) -> Values:
 
 
 def _stack_rows(e: Emission, node: Node) -> Values:
-    found = [x for i in node.inputs for x in e.values[i]]
-    lanes = lanes_of(node.type)
-    if not node.inputs[0].shape and lanes > 1:  # scalars become the lanes of vectors
-        element = scalar_type(node.dtype)
-        found = [packed(e, found[i : i + lanes], element) for i in range(0, len(found), lanes)]
-    return found
+    found = _stack(e, node)
+    return found if node.inputs[0].shape else in_lanes(e, node, found)
+
+
+def in_lanes(e: Emission, node: Node, scalars: Values) -> Values:
+    """Scalars as the lanes of a tile's vectors."""
+    lanes, element = lanes_of(node.type), scalar_type(node.dtype)
+    if lanes == 1:
+        return scalars
+    return [packed(e, scalars[i : i + lanes], element) for i in range(0, len(scalars), lanes)]
 
 
 def _extract(e: Emission, node: Node) -> Values:
@@ -274,26 +278,26 @@ def _reduce(e: Emission, node: Node) -> Values:
     if axis == 1 and source.shape == (lanes_of(source),) * 2 and len(found) > 2:
         return [folded(e, found, row_for(COMBINE[kind]), dtype)]
     if axis == len(source.shape) - 1:
-        found = join_pieces(e, found, kind, dtype, source)
-        found = [across(e, x, kind, dtype, lanes_of(source)) for x in found]
-        lanes = lanes_of(node.type)
-        if lanes > 1:
-            found = [
-                packed(e, found[i : i + lanes], scalar_type(dtype))
-                for i in range(0, len(found), lanes)
-            ]
-        return found
+        pieces, lanes = pieces_of(source), lanes_of(source)
+        lines = [found[i : i + pieces] for i in range(0, len(found), pieces)]
+        found = [in_turn(e, kind, dtype, lanes, line) for line in lines]
+        return in_lanes(e, node, [across(e, x, kind, dtype, lanes) for x in found])
     lead, size = math.prod(source.shape[:axis]), source.shape[axis]
     rest = math.prod(source.shape[axis + 1 : -1]) * pieces_of(source)
-    row, lanes = row_for(COMBINE[kind]), lanes_of(source)
-    result = []
-    for i in range(lead):
-        for j in range(rest):
-            total = found[(i * size) * rest + j]
-            for k in range(1, size):
-                total = row(e.w, dtype, lanes, [total, found[(i * size + k) * rest + j]])
-            result.append(total)
-    return result
+    lanes = lanes_of(source)
+    return [
+        in_turn(e, kind, dtype, lanes, found[i * size * rest + j : (i + 1) * size * rest : rest])
+        for i in range(lead)
+        for j in range(rest)
+    ]
+
+
+def in_turn(e: Emission, kind: str, dtype: DType, lanes: int, parts: Values) -> str:
+    """Vectors combined one after the other."""
+    row, (total, *rest) = row_for(COMBINE[kind]), parts
+    for part in rest:
+        total = row(e.w, dtype, lanes, [total, part])
+    return total
 
 
 def folded(e: Emission, rows: Values, combine: Any, dtype: DType) -> str:
@@ -342,18 +346,6 @@ def _cumulative(e: Emission, node: Node) -> Values:
     return found
 
 
-def join_pieces(e: Emission, found: Values, kind: str, dtype: DType, source: Tile) -> Values:
-    """One vector per line, its pieces combined."""
-    pieces, lanes, row = pieces_of(source), lanes_of(source), row_for(COMBINE[kind])
-    result = []
-    for start in range(0, len(found), pieces):
-        total = found[start]
-        for x in found[start + 1 : start + pieces]:
-            total = row(e.w, dtype, lanes, [total, x])
-        result.append(total)
-    return result
-
-
 def across(e: Emission, x: str, kind: str, dtype: DType, lanes: int) -> str:
     """Reduce the lanes of one vector."""
     if lanes == 1:
@@ -382,8 +374,8 @@ def _dot(e: Emission, node: Node) -> Values:
     a, b, c = node.inputs
     (m, k), dtype = a.shape, node.dtype
     element, n, pieces = scalar_type(dtype), lanes_of(c.type), pieces_of(c.type)
-    v = vector(element, n)
     left, right, total = e.values[a], e.values[b], list(e.values[c])
+    multiply_add = row_for("multiply_add")
     for p in range(k):
         own = right[p * pieces : (p + 1) * pieces]
         line = [convert(e.w, b.dtype, dtype, n, x) for x in own]
@@ -392,37 +384,12 @@ def _dot(e: Emission, node: Node) -> Values:
             one = splat(e, convert(e.w, a.dtype, dtype, 1, one), element, n)
             for q, x in enumerate(line):
                 at = i * pieces + q
-                total[at] = multiply_add(e, v, dtype, one, x, total[at])
+                total[at] = multiply_add(e.w, dtype, n, [one, x, total[at]])
     return total
 
 
 def element_of(e: Emission, parts: Values, number: int, node: Node) -> str:
     """One element of a tile, by its row-major number."""
     lanes = lanes_of(node.type)
-    if lanes == 1:
-        return parts[number]
-    v = type_of(node.dtype, lanes)
-    return e.w.value(f"extractelement {v} {parts[number // lanes]}, i64 {number % lanes}")
-
-
-def multiply_add(e: Emission, v: str, dtype: DType, a: str, b: str, c: str) -> str:
-    """a * b + c of vectors."""
-    if dtype.is_float:
-        lanes = int(v[1:].split(" ")[0]) if v.startswith("<") else 1
-        name = f"llvm.fma.{mangle(scalar_type(dtype), lanes)}"
-        return e.w.intrinsic(name, v, (v, a), (v, b), (v, c))
-    product = e.w.value(f"mul {v} {a}, {b}")
-    return e.w.value(f"add {v} {product}, {c}")
-
-
-OPS: dict[str, Emit] = {
-    "broadcast": _broadcast,
-    "reshape": _reshape,
-    "transpose": _transpose,
-    "stack": _stack,
-    "stack_rows": _stack_rows,
-    "extract": _extract,
-    "reduce": _reduce,
-    "cumulative": _cumulative,
-    "dot": _dot,
-}
+    part, lane = divmod(number, lanes)
+    return str(lane_of(e, parts[part], scalar_type(node.dtype), lanes, lane))

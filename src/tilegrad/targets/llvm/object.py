@@ -24,6 +24,7 @@ HEAD = b"\x7fELF\x02\x01"
 MACHINES = {"x86_64": 62, "aarch64": 183}
 CODE, SYMBOLS, RELOCATIONS, ZEROS = 1, 2, 4, 8  # kinds of sections
 WRITABLE, ALLOCATED = 1, 2  # flags of sections
+FUNCTION = 0x12  # info of a symbol: a function that others may call
 STUB, ALIGNED = 16, 64
 # A jump to the address that follows it, which fills the rest of a stub.
 JUMPS = {
@@ -54,10 +55,10 @@ def place(data: bytes) -> Placed | None:
     machine = os.uname().machine
     if struct.unpack_from("<H", data, 18)[0] != MACHINES.get(machine):
         return None
-    return _Object(data, machine).place()
+    return Object(data, machine).place()
 
 
-class _Object:
+class Object:
     """One 64-bit ELF object of this machine."""
 
     def __init__(self, data: bytes, machine: str) -> None:
@@ -114,7 +115,7 @@ class _Object:
         functions = {
             name: base + offsets[where] + value
             for name, info, where, value in self.symbols
-            if info == 0x12 and where in offsets
+            if info == FUNCTION and where in offsets
         }
         return Placed(functions, mapping)
 

@@ -20,36 +20,20 @@ from ...tile import functions
 from ...tile.numeric import FUNCTIONS
 from ...tile.scope import Element, Rare
 
-SCALARS = {
-    "bool": "i1",
-    "int8": "i8",
-    "uint8": "i8",
-    "int16": "i16",
-    "uint16": "i16",
-    "int32": "i32",
-    "uint32": "i32",
-    "int64": "i64",
-    "uint64": "i64",
-    "float16": "i16",
-    "bfloat16": "i16",
-    "float32": "float",
-    "float64": "double",
-    "float8_e4m3": "i8",
-    "float8_e5m2": "i8",
-    "int4": "i4",
-}
 I16, I32, I64, F32 = dtypes.int16, dtypes.int32, dtypes.int64, dtypes.float32
 SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
 def scalar_type(dtype: DType) -> str:
-    """The LLVM type of one element in a register."""
-    return SCALARS[dtype.name]
+    """The LLVM type of one element in a register; a narrow float is the integer of its bits."""
+    if dtype.kind == "bool":
+        return "i1"
+    return {"float32": "float", "float64": "double"}.get(dtype.name, f"i{dtype.bits}")
 
 
 def memory_type(dtype: DType) -> str:
     """The LLVM type of one element in memory (a bool and an int4 have a byte each)."""
-    return "i8" if dtype.kind == "bool" or dtype.bits < 8 else SCALARS[dtype.name]
+    return "i8" if dtype.kind == "bool" or dtype.bits < 8 else scalar_type(dtype)
 
 
 def vector(element: str, lanes: int) -> str:

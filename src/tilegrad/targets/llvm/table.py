@@ -71,7 +71,7 @@ class TableBuilder:
     """Writes a step table entry by entry; each method returns the entry's number."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[int, ...]] = []
+        self._rows: list[dict[str, int]] = []
         self._index: list[int] = []
         self._lists: dict[tuple[int, ...], int] = {}
 
@@ -91,7 +91,16 @@ class TableBuilder:
         if at is None:
             at = self._lists[wanted] = len(self._index)
             self._index.extend(wanted)
-        return self._add(KERNEL, flags, function, at, len(wanted), scalars, grain, grid)
+        return self._add(
+            KERNEL,
+            flags=flags,
+            function=function,
+            args=at,
+            args_count=len(wanted),
+            scalars=scalars,
+            grain=grain,
+            grid=grid,
+        )
 
     def jump(self, to: int = -1) -> int:
         """Go to entry `to` (see `point`)."""
@@ -103,21 +112,21 @@ class TableBuilder:
 
     def set_counter(self, counter: int, value: int, flags: int = 0) -> int:
         """Set a counter (flag VALUE_SCALAR: to scalar number `value`)."""
-        return self._add(SET_COUNTER, flags, b=counter, c=value)
+        return self._add(SET_COUNTER, flags=flags, b=counter, c=value)
 
     def add_counter(self, counter: int, value: int, flags: int = 0) -> int:
         """Add to a counter."""
-        return self._add(ADD_COUNTER, flags, b=counter, c=value)
+        return self._add(ADD_COUNTER, flags=flags, b=counter, c=value)
 
     def jump_counter_less(self, counter: int, bound: int, to: int = -1, flags: int = 0) -> int:
         """Go to entry `to` while a counter is below `bound`."""
-        return self._add(JUMP_COUNTER_LESS, flags, a=to, b=counter, c=bound)
+        return self._add(JUMP_COUNTER_LESS, flags=flags, a=to, b=counter, c=bound)
 
     def set_slot(
         self, slot: int, base: int, counter: int = -1, stride: int = 0, offset: int = 0
     ) -> int:
         """Point `slot` at `base` + counter * stride + offset bytes."""
-        return self._add(SET_SLOT, args=slot, count=base, a=counter, b=stride, c=offset)
+        return self._add(SET_SLOT, args=slot, args_count=base, a=counter, b=stride, c=offset)
 
     def swap_slots(self, first: int, second: int) -> int:
         """Exchange two slots."""
@@ -134,38 +143,26 @@ class TableBuilder:
         flags: int = 0,
     ) -> int:
         """Copy bytes between slots that do not overlap."""
-        return self._add(COPY, flags, 0, to, source, 0, 0, bytes, to_offset, source_offset)
+        return self._add(
+            COPY, flags=flags, args=to, args_count=source, grid=bytes, a=to_offset, b=source_offset
+        )
 
     def point(self, entry: int, to: int) -> None:
         """Make the jump at `entry` go to entry `to`."""
-        row = self._rows[entry]
-        self._rows[entry] = (*row[:8], to, *row[9:])
+        self._rows[entry]["a"] = to
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def finish(self, n_slots: int, n_scalars: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The checked table and its argument index."""
-        entries = np.array(self._rows, dtype=ENTRY)
+        entries = np.array([tuple(row.values()) for row in self._rows], dtype=ENTRY)
         index = np.array(self._index or [0], dtype=np.int32)
         check_table(entries, index, n_slots, n_scalars)
         return entries, index
 
-    def _add(
-        self,
-        kind: int,
-        flags: int = 0,
-        function: int = 0,
-        args: int = 0,
-        count: int = 0,
-        scalars: int = 0,
-        grain: int = 0,
-        grid: int = 0,
-        a: int = 0,
-        b: int = 0,
-        c: int = 0,
-    ) -> int:
-        self._rows.append((kind, flags, function, args, count, scalars, grain, grid, a, b, c))
+    def _add(self, kind: int, **fields: int) -> int:
+        self._rows.append({**dict.fromkeys(ENTRY.names or (), 0), "kind": kind, **fields})
         return len(self._rows) - 1
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from ...core.config import config
 from ...runtime import device as runtime
 from ...runtime.fault import FaultWords
 from .cuda_api import api, available, call
@@ -33,18 +32,11 @@ ATTRIBUTES = (
     "max_registers_per_block",
     "max_registers_per_multiprocessor",
     "warp_size",
-    "max_shared_memory_per_block",
     "max_shared_memory_per_block_optin",
     "max_shared_memory_per_multiprocessor",
-    "reserved_shared_memory_per_block",
     "l2_cache_size",
     "global_memory_bus_width",
     "memory_clock_rate",
-    "clock_rate",
-    "cooperative_launch",
-    "cluster_launch",
-    "pci_bus_id",
-    "pci_device_id",
 )
 
 _thread = threading.local()
@@ -89,7 +81,7 @@ class Context(runtime.Device):
         self.stream = call("cuStreamCreate", 0)  # in order with the legacy default stream
         # Graphs are captured on one of their own, which the legacy stream does not touch.
         self.capture_stream = call("cuStreamCreate", 1)
-        self.pool = Pool(self.name, self.activate, config().memory_bytes)
+        self.pool = Pool(self.name, self.activate)
         self.staging = Staging(self.activate)
         self.retired: deque[Any] = deque()  # handles of modules that nobody uses any more
         self.faults = FaultWords(self._mapped)

@@ -14,7 +14,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...ir.node import Node
-from .element import TYPES, kind_of, literal, unsigned, wrap
+from .element import kind_of, literal, type_of, unsigned, wrap
 from .write import Writer
 
 # The first magnitude that rounds past the largest 8-bit float, and the comparison that finds it:
@@ -34,7 +34,7 @@ def convert(w: Writer, source: DType, target: DType, x: str) -> str:
         return narrow(w, target, convert(w, source, dtypes.float32, x))
     if target.kind == "bool":
         form = "setp.neu" if source.is_float else "setp.ne"
-        return w.value("pred", f"{form}.{TYPES[source.name]}", x, literal(0, source))
+        return w.value("pred", f"{form}.{type_of(source)}", x, literal(0, source))
     kind = kind_of(target)
     if source.kind == "bool":
         return w.value(kind, f"selp.{kind}", _bits(1, target), _bits(0, target), x)
@@ -45,7 +45,7 @@ def convert(w: Writer, source: DType, target: DType, x: str) -> str:
     if source.is_float:
         return _to_integer(w, source, target, x)
     if target.is_float:
-        return w.value(kind, f"cvt.rn.{TYPES[target.name]}.{TYPES[source.name]}", x)
+        return w.value(kind, f"cvt.rn.{type_of(target)}.{type_of(source)}", x)
     return _between_integers(w, source, target, x)
 
 
@@ -60,8 +60,8 @@ def _between_integers(w: Writer, source: DType, target: DType, x: str) -> str:
     """An integer widened by its own sign, or cut."""
     before, after = max(16, source.bits), max(16, target.bits)
     if after > before:
-        letter = TYPES[source.name][0]
-        return w.value(f"b{after}", f"cvt.{letter}{after}.{TYPES[source.name]}", x)
+        letter = type_of(source)[0]
+        return w.value(f"b{after}", f"cvt.{letter}{after}.{type_of(source)}", x)
     if after < before:
         x = w.value(f"b{after}", f"cvt.u{after}.u{before}", x)
     elif target.bits == after or (source.bits < target.bits and source.kind == target.kind):
@@ -73,9 +73,9 @@ def _to_integer(w: Writer, source: DType, target: DType, x: str) -> str:
     """Truncated and saturated by the instruction; a nan is 0 by itself only from f32 to s32."""
     wide = dtypes.int64 if target.bits >= 32 and target is not dtypes.int32 else dtypes.int32
     kind = kind_of(wide)
-    whole = w.value(kind, f"cvt.rzi.{TYPES[wide.name]}.{TYPES[source.name]}", x)
+    whole = w.value(kind, f"cvt.rzi.{type_of(wide)}.{type_of(source)}", x)
     if source is dtypes.float64 or wide is dtypes.int64:
-        is_nan = w.value("pred", f"setp.nan.{TYPES[source.name]}", x, x)
+        is_nan = w.value("pred", f"setp.nan.{type_of(source)}", x, x)
         whole = w.value(kind, f"selp.{kind}", "0", whole, is_nan)
     return _between_integers(w, wide, target, whole) if wide is not target else whole
 
@@ -99,7 +99,7 @@ def widen(w: Writer, source: DType, x: str) -> str:
 def narrow(w: Writer, target: DType, x: str) -> str:
     """A float32 rounded to a narrower float; past the largest: infinity, or nan without one."""
     if target.bits == 16:
-        return w.value("b16", f"cvt.rn.{TYPES[target.name]}.f32", x)
+        return w.value("b16", f"cvt.rn.{type_of(target)}.f32", x)
     zero = literal(0, dtypes.float32)
     held = w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", zero, x)
     return _past(w, target, held, x, 1)
@@ -126,7 +126,7 @@ def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -
     if source is not dtypes.float32 or not target.is_float or target.bits > 16:
         return None
     if target.bits == 16:
-        return w.value("b32", f"cvt.rn.{TYPES[target.name]}x2.f32", high, low)
+        return w.value("b32", f"cvt.rn.{type_of(target)}x2.f32", high, low)
     held = w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
     return _past(w, target, _past(w, target, held, low, 1), high, 256)
 

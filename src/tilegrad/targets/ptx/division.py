@@ -13,7 +13,6 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from .element import (
-    TYPES,
     constant,
     kind_of,
     literal,
@@ -21,6 +20,7 @@ from .element import (
     refuse,
     select,
     test,
+    type_of,
     typed,
     unsigned,
     wrap,
@@ -51,7 +51,7 @@ def _quotient(w: Writer, d: DType, a: str, b: str, name: str) -> tuple[str, str,
         raise refuse(name, d)
     kind, bits = kind_of(d), max(16, d.bits)
     special, safe = _safe(w, d, b)
-    raw = w.value(kind, f"div.{TYPES[d.name]}", a, safe)
+    raw = w.value(kind, f"div.{type_of(d)}", a, safe)
     product = "0"
     if d.kind == "int":
         product = w.value(kind, f"mul.lo.s{bits}", raw, b)  # by 0 or -1, where raw is a
@@ -80,7 +80,7 @@ def floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
     quotient, raw, safe = _quotient(w, d, a, b, "floor_divide")
     if d.kind == "uint":
         return quotient
-    kind, letter = kind_of(d), TYPES[d.name]
+    kind, letter = kind_of(d), type_of(d)
     back = w.value(kind, f"mul.lo.{letter}", raw, safe)
     rest = w.value(kind, f"sub.{letter}", a, back)
     less = w.value(kind, f"sub.{letter}", quotient, "1")
@@ -92,10 +92,10 @@ def remainder(w: Writer, d: DType, a: str, b: str) -> str:
     if not d.is_integer:
         raise refuse("remainder", d)
     _, safe = _safe(w, d, b)
-    rest = w.value(kind_of(d), f"rem.{TYPES[d.name]}", a, safe)
+    rest = w.value(kind_of(d), f"rem.{type_of(d)}", a, safe)
     if d.kind == "uint":
         return rest
-    more = w.value(kind_of(d), f"add.{TYPES[d.name]}", rest, safe)
+    more = w.value(kind_of(d), f"add.{type_of(d)}", rest, safe)
     return select(w, d, _crossed(w, d, rest, safe), more, rest)
 
 
@@ -103,7 +103,7 @@ def fmod(w: Writer, d: DType, a: str, b: str) -> str:
     """Of integers, with the sign of the dividend; 0 of a zero divisor."""
     if not d.is_integer:
         raise refuse("fmod", d)
-    return w.value(kind_of(d), f"rem.{TYPES[d.name]}", a, _safe(w, d, b)[1])
+    return w.value(kind_of(d), f"rem.{type_of(d)}", a, _safe(w, d, b)[1])
 
 
 def unsigned_division(name: str, form: str) -> Row:
@@ -189,7 +189,7 @@ def _by_product(w: Writer, bits: int, known: int, a: str, divisor: int) -> str:
 
 def _by_instruction(w: Writer, name: str, d: DType, a: str, b: str) -> str:
     """A signed division by a literal other than 0 and -1."""
-    kind, letter = kind_of(d), TYPES[d.name]
+    kind, letter = kind_of(d), type_of(d)
     result = w.value(kind, f"{'rem' if name == 'remainder' else 'div'}.{letter}", a, b)
     if name == "divide":
         return result

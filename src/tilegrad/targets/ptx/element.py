@@ -8,6 +8,7 @@ extended as its DType asks, except `logic`, which works on bits alone.
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,26 +18,16 @@ from ...core.dtype import DType
 from ...core.errors import InternalError
 from .write import Writer
 
-# The type letter and bits by which an instruction names an operand of the DType.
-TYPES = {
-    "int4": "s16",
-    "int8": "s16",
-    "uint8": "u16",
-    "int16": "s16",
-    "uint16": "u16",
-    "int32": "s32",
-    "uint32": "u32",
-    "int64": "s64",
-    "uint64": "u64",
-    "float8_e4m3": "b16",
-    "float8_e5m2": "b16",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float32": "f32",
-    "float64": "f64",
-    "bool": "pred",
-}
 FLOATS = (dtypes.float32, dtypes.float64)
+
+
+@cache
+def type_of(dtype: DType) -> str:
+    """The letter and bits by which an instruction names an operand; a float of 8 bits is bits."""
+    if dtype.kind == "bool":
+        return "pred"
+    letter = {"int": "s", "uint": "u", "float": "b" if dtype.bits == 8 else "f"}[dtype.kind]
+    return f"{'bf' if dtype is dtypes.bfloat16 else letter}{max(16, dtype.bits)}"
 
 
 def kind_of(dtype: DType) -> str:
@@ -99,18 +90,18 @@ def refuse(name: str, d: DType) -> InternalError:
 
 def typed(w: Writer, d: DType, form: str, *operands: str) -> str:
     """An instruction typed by the DType, and the integer it gives extended."""
-    return wrap(w, d, w.value(kind_of(d), f"{form}.{TYPES[d.name]}", *operands))
+    return wrap(w, d, w.value(kind_of(d), f"{form}.{type_of(d)}", *operands))
 
 
 def test(w: Writer, d: DType, form: str, a: str, b: str) -> str:
     """A comparison."""
-    return w.value("pred", f"setp.{form}.{TYPES[d.name]}", a, b)
+    return w.value("pred", f"setp.{form}.{type_of(d)}", a, b)
 
 
 def select(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     """a where the mask holds, else b."""
     kind = kind_of(d)
-    return w.value(kind, f"selp.{TYPES[d.name] if d in FLOATS else kind}", a, b, mask)
+    return w.value(kind, f"selp.{type_of(d) if d in FLOATS else kind}", a, b, mask)
 
 
 def logic(w: Writer, form: str, d: DType, *inputs: str) -> str:

@@ -9,6 +9,8 @@ same text.
 
 from __future__ import annotations
 
+import sys
+
 from ...core.dtype import int32, int64
 from ...core.errors import InternalError, UserError
 from ...core.target import Target
@@ -17,6 +19,7 @@ from ...ir.node import Node
 from ...ir.symbol import Size, high
 from ...ir.types import product
 from ...tile.build import Body, body_sites, body_symbols
+from ..spelled import emitters
 from . import (
     emit_barriers,
     emit_control,
@@ -227,22 +230,19 @@ def hole(e: Emission, node: Node) -> None:
     raise InternalError("ptx.emit", f"the hole {node.attrs['name']!r} is not filled")
 
 
-OPS: dict[str, Emit] = {
-    "program": program,
-    "symbol": symbol,
-    "require": require,
-    "hole": hole,
-    **emit_memory.OPS,
-    **emit_elements.OPS,
-    **emit_shape.OPS,
-    **emit_scan.OPS,
-    **emit_sort.OPS,
-    **emit_dot.OPS,
-    **emit_control.OPS,
-    **emit_placed.OPS,
-    **emit_barriers.OPS,
-    **emit_copies.OPS,
-    **emit_threads.OPS,
-    **emit_matrix.OPS,
-    **emit_send.OPS,
-}
+OPS: dict[str, Emit] = emitters(
+    sys.modules[__name__],
+    emit_memory,
+    emit_elements,
+    emit_shape,
+    emit_scan,
+    emit_sort,
+    emit_dot,
+    emit_control,
+    emit_placed,
+    emit_barriers,
+    emit_copies,
+    emit_threads,
+    emit_matrix,
+    emit_send,
+)

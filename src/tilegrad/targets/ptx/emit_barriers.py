@@ -178,18 +178,3 @@ def _shared_touched(role: Node, names: Sequence[str]) -> set[Node]:
     """The shared places that ops of these names touch."""
     touched = {n.inputs[0] for n in role.blocks[0].all_nodes() if n.op.name in names}
     return {m for m in touched if isinstance(m.type, Memory) and m.type.scope == "shared"}
-
-
-OPS = {
-    "barrier": barrier,
-    "arrive": arrive,
-    "arrive_remote": arrive_remote,
-    "expect": expect,
-    "wait": wait,
-    "named_sync": named_sync,
-    "named_arrive": named_arrive,
-    "fence": fence,
-    "grid_dependency_wait": grid_dependency_wait,
-    "grid_launch_dependents": grid_launch_dependents,
-    "cluster_rank": cluster_rank,
-}

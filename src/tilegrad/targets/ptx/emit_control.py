@@ -181,6 +181,3 @@ def branch(e: Emission, node: Node) -> None:
     w.place(done)
     hazards.join(*after)
     give(e, node, [one.registers for one in results])
-
-
-OPS = {"loop": loop, "get": get, "branch": branch}

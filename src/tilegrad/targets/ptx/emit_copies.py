@@ -168,13 +168,3 @@ def wait_copies(e: Emission, node: Node) -> None:
     e.w.put("cp.async.bulk.wait_group.read", pending, guard=e.threads.first())
     if not e.threads.single:
         e.threads.meet_role()
-
-
-OPS = {
-    "copy_async": copy_async,
-    "copy_multicast": copy_multicast,
-    "copy_store": copy_store,
-    "copy_pages": copy_pages,
-    "commit_copies": commit_copies,
-    "wait_copies": wait_copies,
-}

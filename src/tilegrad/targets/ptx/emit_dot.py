@@ -220,14 +220,14 @@ def by_threads(
     many = max(1, min(k, 16 // dtype.size))
     if len(held) * k <= UNROLLED:
         for step in range(0, k, many):
-            multiply(w, held, a, b, left, right, step, many, dtype)
+            multiply_steps(w, held, a, b, left, right, step, many, dtype)
         return [held[at] for at in to.registers]
     a, b = w.copy("b32", a), w.copy("b32", b)
     count, more, head = w.copy("b32", 0), w.new("pred"), w.label("products")
     w.place(head)
     with e.memo.inside():
         new = dict(held)
-        multiply(w, new, a, b, left, right, 0, many, dtype)
+        multiply_steps(w, new, a, b, left, right, 0, many, dtype)
         w.move(list(held.values()), [new[at] for at in held], kind)
     w.put("add.s32", a, a, str(many * dtype.size))
     w.put("add.s32", b, b, str(many * right.stride))
@@ -237,7 +237,7 @@ def by_threads(
     return [held[at] for at in to.registers]
 
 
-def multiply(
+def multiply_steps(
     w: Writer,
     held: Held,
     a: str,
@@ -277,6 +277,3 @@ def neighbours(coordinates: list[int], most: int) -> list[tuple[int, int]]:
     """Runs (first, count) of consecutive aligned places, powers of two long."""
     line = Spread((coordinates[-1] + 1,), (), tuple((place,) for place in coordinates))
     return runs_of(line, [1], most, 16 // most)
-
-
-OPS = {"dot": dot}

@@ -222,6 +222,3 @@ def atomic_add(e: Emission, node: Node) -> list[str]:
     put_word(w, f"[{base}]", found[0], dtype, owner)
     e.shared.written()
     return [get_word(w, f"[{base}]", dtype)]
-
-
-OPS = {"gather": gather, "scatter": scatter, "atomic_add": atomic_add}

@@ -220,13 +220,3 @@ def serpentine(high: int, wide: int) -> Iterator[tuple[int, int]]:
         return
     for i in range(high):
         yield from ((i, wide - 1 - j if i % 2 else j) for j in range(wide))
-
-
-OPS = {
-    "matrix_fence": matrix_fence,
-    "matrix_commit": matrix_commit,
-    "matrix_wait": matrix_wait,
-    "matrix_async": matrix_async,
-    "load_operand": load_operand,
-    "matrix_sync": matrix_sync,
-}

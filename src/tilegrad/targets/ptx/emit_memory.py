@@ -220,6 +220,3 @@ def prefetch(e: Emission, node: Node) -> None:
             limit = str(size) if isinstance(size, int) else e.values.size64(size)
             guard = and_guards(guard, w.test("lt.s64", wide, limit))
     w.put("prefetch.global.L2", f"[{uniform_address(e, memory, index)}]", guard=guard)
-
-
-OPS = {"load": load, "store": store, "store_add": store_add, "prefetch": prefetch}

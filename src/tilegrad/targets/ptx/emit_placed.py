@@ -104,11 +104,3 @@ def write_place(e: Emission, node: Node) -> None:
     for run in place_runs(e, place, index, spread):
         part = registers[run.first : run.first + run.count]
         write_run(w, run.where, "st.shared", place.dtype, part, owner)
-
-
-OPS = {
-    "allocate": allocate,
-    "register_tile": register_tile,
-    "read_place": read_place,
-    "write_place": write_place,
-}

@@ -101,6 +101,3 @@ def from_warp(
     other = w.mask(threads.number, 31 | warp_bits(spread) << 5)
     other = w.mad(w.xor(other, 32 * distance), size, base)
     return [get_word(w, f"[{other}+{i * step}]", dtype) for i in range(len(registers))]
-
-
-OPS = {"cumulative": cumulative}

@@ -118,6 +118,3 @@ def store_async(
     """Neighbouring elements to an address of the cluster."""
     form, given = vector(STORE, "b32", registers)
     e.w.put(form, where, given, f"[{barrier}]", guard=owner)
-
-
-OPS = {"send": send}

@@ -231,13 +231,3 @@ def pick(e: Emission, x: Node, index: int) -> str:
         )
     e.shared.written()
     return get_word(w, f"[{base}+0]", dtype)
-
-
-OPS = {
-    "broadcast": broadcast,
-    "reshape": reshape,
-    "transpose": transpose,
-    "extract": extract,
-    "part": part,
-    "stack_rows": stack_rows,
-}

@@ -116,6 +116,3 @@ def before(e: Emission, node: Node, a: Item, b: Item) -> str:
         same = w.value("pred", "or.pred", same, w.and_predicates(*nan))
     sooner = rules.apply(w, "less", node.inputs[3].dtype, a[2], b[2])
     return w.value("pred", "or.pred", less, w.and_predicates(same, sooner))
-
-
-OPS = {"sort": sort}

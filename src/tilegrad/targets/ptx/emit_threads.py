@@ -12,10 +12,10 @@ from functools import partial
 
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.symbol import Expr, Size
+from ...ir.symbol import Size
 from ...ir.types import Memory
 from ...tile.bounds import divisor_of
-from .addresses import lead_address
+from .addresses import apart, lead_address
 from .emission import Emission, memory_of
 from .emit_copies import split
 from .placed_tiles import PIECE, Exchanged, piece_offset, span_of
@@ -180,10 +180,12 @@ def summed(
     terms, constant = [], 0
     for node, stride in zip(index, strides):
         if isinstance(stride, int):
-            node, more = plus_constant(node)
+            rest, more = apart(node)
             constant += more * stride * size
-        if node.op.name != "constant" or isinstance(stride, Expr):
-            terms.append((node, stride))
+        else:
+            rest = node
+        if rest is not None:
+            terms.append((rest, stride))
     terms.sort(key=lambda term: e.memo.known((*key, term)) is None)
     for node, stride in terms:
         key = (*key, (node, stride))
@@ -249,23 +251,3 @@ def limit(e: Emission, type_: Memory, axis: int) -> str:
     if isinstance(size, int):
         return e.threads.constant(size)
     return e.w.value("b32", "cvt.u32.u64", e.values.size64(size))
-
-
-def plus_constant(node: Node) -> tuple[Node, int]:
-    """(a scalar, a constant) whose sum a scalar is: the constant is no part of it."""
-    constant = 0
-    while node.op.name == "add" and node.inputs[1].op.name == "constant":
-        constant += int(node.inputs[1].attrs["value"])
-        node = node.inputs[0]
-    if node.op.name == "constant":
-        constant += int(node.attrs["value"])
-    return node, constant
-
-
-OPS = {
-    "commit_threads": commit_threads,
-    "wait_threads": wait_threads,
-    "copy_threads": copy_threads,
-    "store_threads": store_threads,
-    "clear_rows": clear_rows,
-}

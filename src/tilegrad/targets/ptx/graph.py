@@ -9,7 +9,7 @@ what the next launch runs; kernels already under way are not touched by a patch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,28 +19,25 @@ from .context import Context, Event
 from .cuda_api import Recent, api, call
 
 
-def run_directly(device: Context, operation: Operation, follows_kernel: bool) -> None:
-    """Put one operation on the stream; `follows_kernel`: what comes before it there is ours."""
+def run_directly(
+    device: Context, operations: Iterable[Operation], after_kernel: bool = False
+) -> None:
+    """Put operations on the stream one by one; `after_kernel`: what comes before is ours."""
+    for operation in operations:
+        put(device, operation, after_kernel, captured=False)
+        after_kernel = operation.prepared is not None
+
+
+def put(device: Context, operation: Operation, after_kernel: bool, captured: bool) -> None:
+    """Put one operation on the stream, or into the graph that is being captured."""
     prepared = operation.prepared
     if prepared is None:
-        target, source = operation.pointers
-        device.copy_bytes(target, source, operation.bytes)
+        stream = device.capture_stream if captured else device.stream
+        device.copy_bytes(*operation.pointers, operation.bytes, stream)
     else:
         prepared.last = None
         prepared.point(operation.pointers)
-        prepared.start(dependent=follows_kernel)
-
-
-def capture(device: Context, operation: Operation, follows_kernel: bool) -> None:
-    """Put one operation into the graph that is being captured."""
-    prepared = operation.prepared
-    if prepared is None:
-        target, source = operation.pointers
-        device.copy_bytes(target, source, operation.bytes, device.capture_stream)
-    else:
-        prepared.last = None
-        prepared.point(operation.pointers)
-        prepared.capture(follows_kernel)
+        (prepared.capture if captured else prepared.start)(after_kernel)
 
 
 class LaunchGraph:
@@ -81,7 +78,7 @@ class LaunchGraph:
                 event.record_within(stream)
             after_kernel = False  # the first one waits for all that came before the graph
             for number, operation in enumerate(self.operations):
-                capture(device, operation, after_kernel and not self.events)
+                put(device, operation, after_kernel and not self.events, captured=True)
                 if self.patched:
                     self.nodes.append(self._last_node())
                 after_kernel = operation.prepared is not None

@@ -27,7 +27,6 @@ def launch_config(
     stream: Any,
     cluster: Sequence[int] = (),
     dependent: bool = False,
-    cooperative: bool = False,
 ) -> Any:
     """A CUlaunchConfig; `dependent` lets the launch begin before what comes before has ended."""
     here = api()
@@ -46,11 +45,6 @@ def launch_config(
         one = here.CUlaunchAttribute()
         one.id = here.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         one.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(one)
-    if cooperative:
-        one = here.CUlaunchAttribute()
-        one.id = here.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        one.value.cooperative = 1
         attributes.append(one)
     made.attrs = attributes
     made.numAttrs = len(attributes)
@@ -71,7 +65,6 @@ def launch(
     shared: int = 0,
     cluster: Sequence[int] = (),
     dependent: bool = False,
-    cooperative: bool = False,
     stream: Any = None,
 ) -> None:
     """Launch once. Arguments: Buffers (their pointers), ints (64 bits), floats (32 bits), NumPy
@@ -81,7 +74,7 @@ def launch(
     function.allow(shared, cluster)
     block = (block,) if isinstance(block, int) else block
     stream = device.stream if stream is None else stream
-    config_ = launch_config(grid, block, shared, stream, cluster, dependent, cooperative)
+    config_ = launch_config(grid, block, shared, stream, cluster, dependent)
     packed = [pack(a) for a in arguments]
     memory, table = parameter_memory([len(p) for p in packed])
     for at, data in zip(table, packed):

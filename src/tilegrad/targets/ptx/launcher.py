@@ -15,14 +15,14 @@ from typing import Any
 
 from ...core.config import config
 from ...core.errors import InternalError
-from ...runtime.buffer import Buffer
+from ...runtime.buffer import Buffer, size_class
 from ...runtime.executable import Executable
 from ...runtime.launcher import Captured, Launcher, SlotCopy, Steps
 from ...runtime.profile import Profile, in_order
 from ...runtime.recipe import Recipe, Step
 from .context import Context, Event
 from .graph import LaunchGraph, Operation, run_directly
-from .memory import size_class
+from .memory import GRANULE
 from .prepare import Prepared
 from .program import Entry
 
@@ -73,7 +73,8 @@ class CudaLauncher(Launcher):
             return None
         binding = executable.bound_to(None)
         prepared, size = binding.steps.launches[0], binding.output_bytes[0]
-        device, slots, order, class_ = self.device, self.slots, list(step.slots), size_class(size)
+        device, slots, order = self.device, self.slots, list(step.slots)
+        class_ = size_class(size, GRANULE)
         name, pool = device.name, device.pool
 
         def run() -> list[Buffer]:
@@ -94,10 +95,7 @@ class CudaLauncher(Launcher):
             steps.launches[0].launch(tuple([self.slots[s] for s in self.single.slots]))
             return
         if self.decided or config().cuda_sync:
-            after_kernel = False
-            for operation in self.walk(steps):
-                run_directly(self.device, operation, after_kernel)
-                after_kernel = operation.prepared is not None
+            run_directly(self.device, self.walk(steps))
             return
         key = tuple(self.slots)
         graph = steps.graphs.get(key)
@@ -174,13 +172,10 @@ class CudaCaptured(Captured):
         device = self.device
         with device.lock:
             device.activate()
-            if not config().cuda_sync:
+            if config().cuda_sync:
+                run_directly(device, self.operations)
+            else:
                 self.graph.launch()
-                return
-            after_kernel = False
-            for operation in self.operations:
-                run_directly(device, operation, after_kernel)
-                after_kernel = operation.prepared is not None
 
     def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Profile:
         """Times of the operations of `runs` runs (the median counts), from a graph that has an
@@ -219,10 +214,7 @@ class Directly:
 
     def launch(self) -> None:
         """Run the operations one by one."""
-        after_kernel = False
-        for operation in self.operations:
-            run_directly(self.device, operation, after_kernel)
-            after_kernel = operation.prepared is not None
+        run_directly(self.device, self.operations)
 
 
 def _is_single(recipe: Recipe) -> bool:

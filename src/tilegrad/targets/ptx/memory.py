@@ -1,168 +1,66 @@
 """Memory of a GPU: the pool that Buffers come from, and pinned host memory for copies.
 
 All work of a Device is on one stream, so a block that was given back may be handed out at once:
-what used it before comes first on the stream. Free blocks are kept by size class, last in first
-out, so that a loop that makes and drops the same results gets the same addresses. Invariant: a
-block is held by one owner or is in the pool; `in_use` counts those held.
+what used it before comes first on the stream. Free blocks are kept last in first out, so that a
+loop that makes and drops the same results gets the same addresses. Invariant: a block is held by
+one owner or is in the pool; `in_use` counts those held.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections import deque
+import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from ...core.errors import MemoryLimitError
 from ...core.lock import new_lock
-from .cuda_api import OUT_OF_MEMORY, api, call, describe, fail
+from ...runtime import buffer
+from .cuda_api import OUT_OF_MEMORY, api, call, fail
 
 GRANULE = 512
 CHUNK = 8 << 20  # of one staged copy
 SMALL = 16 << 10  # bytes of a copy that needs no staging
-BIG = 64 << 20  # above this, sizes are rounded to 2 MiB only
-PAGE = 2 << 20
 MAPPED = 3  # of cuMemHostAlloc: every context sees it, and so do kernels
 
 
-def size_class(bytes: int) -> int:
-    """The bytes set aside for a request: eight classes to a doubling, in granules of 512."""
-    if bytes <= 8 * GRANULE:
-        return max(GRANULE, -(-bytes // GRANULE) * GRANULE)
-    step = PAGE if bytes > BIG else 1 << max(9, (bytes - 1).bit_length() - 4)
-    return -(-bytes // step) * step
+class Pool(buffer.Pool):
+    """Free memory of one Device by size class; all of it is kept until something needs it."""
 
+    granule = GRANULE
 
-class Block:
-    """Memory from the pool: goes back when nothing holds it."""
+    def __init__(self, name: str, activate: Callable[[], None]) -> None:
+        super().__init__(sys.maxsize)
+        self.place, self.activate, self.reserved = f" on {name}", activate, 0
 
-    __slots__ = ("__weakref__", "_pool", "bytes", "pointer")
-
-    def __init__(self, pool: Pool, pointer: int, bytes: int) -> None:
-        self._pool, self.pointer, self.bytes = pool, pointer, bytes
-
-    def __del__(self) -> None:
-        self._pool.give(self.pointer, self.bytes)
-
-
-class Pool:
-    """Free memory of one Device by size class, and the account of what is in use.
-
-    `give` may run inside the garbage collector while this thread holds the lock, so it only
-    queues; whoever has the lock next takes the queue in.
-    """
-
-    def __init__(self, name: str, activate: Callable[[], None], limit: int = 0) -> None:
-        self.name, self.activate, self.limit = name, activate, limit
-        self.in_use = self.peak = self.kept = self.reserved = 0
-        self._free: dict[int, list[int]] = {}
-        self._live: dict[int, tuple[int, str]] = {}
-        self._returned: deque[tuple[int, int]] = deque()
-        self._lock = new_lock()
-
-    def take(self, bytes: int, label: str = "", size: int = 0) -> Block:
-        """A Block of at least `bytes` bytes; `size` is their size class where it is known."""
-        size = size or size_class(bytes)
+    def take(self, bytes: int, label: str = "", size: int = 0) -> buffer.Block:
+        """The same; what was given back just now without much ado."""
         returned = self._returned
-        with self._lock:
-            if len(returned) == 1 and not label and not self._live and returned[0][1] == size:
-                return Block(self, returned.popleft()[0], size)  # what was given back just now
-            if returned:
-                self._settle()
-            if self.limit and self.in_use + size > self.limit:
-                self._refuse(bytes, f"the limit is {_mib(self.limit)}")
-            free = self._free.get(size)
-            if free:
-                pointer = free.pop()
-                self.kept -= size
-            else:
-                pointer = self._reserve(size, bytes)
-            self.in_use += size
-            if self.in_use > self.peak:
-                self.peak = self.in_use
-            if label:
-                self._live[pointer] = (size, label)
-        return Block(self, pointer, size)
+        if len(returned) == 1 and not label and not self._live:
+            with self._lock:
+                if len(returned) == 1 and returned[0][1] == size:
+                    return buffer.Block(self, returned.popleft()[0], size)
+        return super().take(bytes, label, size)
 
     def give(self, pointer: int, bytes: int) -> None:
         """Return memory; never blocks."""
         self._returned.append((pointer, bytes))
 
-    def trim(self) -> None:
-        """Give all kept memory back to the driver (waits for the GPU)."""
-        with self._lock:
-            self._settle()
-            self._trim()
-
-    def settle(self) -> None:
-        """Bring the account up to date."""
-        with self._lock:
-            self._settle()
-
-    def holders(self, count: int = 5) -> list[tuple[str, int, int]]:
-        """The largest holders as (label, bytes, Buffers), largest first; 0 Buffers: not counted."""
-        totals: dict[str, list[int]] = {}
-        for size, label in list(self._live.values()):
-            entry = totals.setdefault(label, [0, 0])
-            entry[0] += size
-            entry[1] += 1
-        rest = self.in_use - sum(size for size, _ in totals.values())
-        if rest:
-            totals["unnamed"] = [rest, 0]
-        ranked = sorted(totals.items(), key=lambda item: -item[1][0])[:count]
-        return [(label, size, number) for label, (size, number) in ranked]
-
-    def _settle(self) -> None:
-        returned, live, free = self._returned, self._live, self._free
-        while returned:
-            pointer, size = returned.popleft()
-            if live:
-                live.pop(pointer, None)
-            self.in_use -= size
-            self.kept += size
-            if size in free:
-                free[size].append(pointer)
-            else:
-                free[size] = [pointer]
-
-    def _reserve(self, size: int, asked: int) -> int:
+    def _reserve(self, bytes: int) -> int:
         self.activate()
-        for attempt in range(2):
-            status, pointer = api().cuMemAlloc(size)
-            if not status:
-                self.reserved += size
-                return int(pointer)
+        status, pointer = api().cuMemAlloc(bytes)
+        if status:
             if int(status) != OUT_OF_MEMORY:
-                fail("cuMemAlloc", status, f"{size} bytes")
-            if not attempt:
-                self._trim()
-        self._refuse(asked, describe(status))
+                fail("cuMemAlloc", status, f"{bytes} bytes")
+            return 0
+        self.reserved += bytes
+        return int(pointer)
 
-    def _trim(self) -> None:
+    def _release(self, pointer: int, bytes: int) -> None:
         self.activate()
-        for size, pointers in self._free.items():
-            for pointer in pointers:
-                call("cuMemFree", pointer)
-                self.reserved -= size
-        self._free.clear()
-        self.kept = 0
-
-    def _refuse(self, bytes: int, why: str) -> NoReturn:
-        held = ", ".join(
-            f"{label} {_mib(size)}" + (f" in {n}" if n else "") for label, size, n in self.holders()
-        )
-        raise MemoryLimitError(
-            f"cannot allocate {_mib(bytes)} on {self.name}: {why}",
-            op="Buffer.allocate",
-            got=f"in use {_mib(self.in_use)}, peak {_mib(self.peak)}; largest: {held or 'none'}",
-            hint="free or donate Buffers, or use a smaller batch",
-        )
-
-
-def _mib(bytes: int) -> str:
-    return f"{bytes / (1 << 20):.1f} MiB"
+        call("cuMemFree", pointer)
+        self.reserved -= bytes
 
 
 class Staging:

@@ -15,7 +15,7 @@ from ...core.config import config
 from ...core.errors import InternalError
 from ...ir.symbol import evaluate
 from .cuda_api import Recent, api
-from .launch import launch_config, parameter_memory, start
+from .launch import launch_config, parameter_memory, start, three
 from .maps import MAP_BYTES, Shape, encoded, shape_of
 from .module import Function
 from .program import Entry
@@ -25,11 +25,7 @@ class Prepared:
     """One Entry with its Symbols bound: a launch but for the pointers."""
 
     def __init__(
-        self,
-        function: Function,
-        entry: Entry,
-        symbols: Mapping[str, int] | None = None,
-        cooperative: bool = False,
+        self, function: Function, entry: Entry, symbols: Mapping[str, int] | None = None
     ) -> None:
         self.function, self.entry, self.symbols = function, entry, dict(symbols or {})
         self.grid = tuple(int(evaluate(s, self.symbols)) for s in entry.grid)
@@ -45,9 +41,9 @@ class Prepared:
         self.handle = function.handle
         stream = function.device.stream
         shape = (self.grid, (entry.threads,), entry.shared_bytes, stream, entry.cluster)
-        self.config = launch_config(*shape, False, cooperative)
+        self.config = launch_config(*shape)
         self.dependent_config = (
-            launch_config(*shape, True, cooperative) if entry.dependent else self.config
+            launch_config(*shape, dependent=True) if entry.dependent else self.config
         )
         self.last: tuple[int, ...] | None = None
 
@@ -105,8 +101,7 @@ class Prepared:
         """The launch as parameters of a graph's kernel node."""
         made = api().CUDA_KERNEL_NODE_PARAMS()
         made.func = self.handle
-        grid = (*self.grid, 1, 1)[:3]
-        made.gridDimX, made.gridDimY, made.gridDimZ = grid
+        made.gridDimX, made.gridDimY, made.gridDimZ = three(self.grid)
         made.blockDimX, made.blockDimY, made.blockDimZ = self.entry.threads, 1, 1
         made.sharedMemBytes = self.entry.shared_bytes
         made.kernelParams = self.table

@@ -19,12 +19,12 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
+from ...tile.legalize import COMBINE
 from ...tile.numeric import FUNCTIONS
 from ...tile.scope import Element, Rare, where
 from . import division
 from .convert import bitcast, convert, convert_pair, narrow, widen
 from .element import (
-    TYPES,
     constant,
     kind_of,
     literal,
@@ -32,6 +32,7 @@ from .element import (
     refuse,
     select,
     test,
+    type_of,
     typed,
     unsigned,
     wrap,
@@ -76,10 +77,9 @@ def apply(w: Writer, name: str, dtype: DType, *inputs: str, near: bool = False) 
 
 def combine(w: Writer, kind: str, dtype: DType, a: str, b: str) -> str:
     """Two elements of a reduction ('sum', 'prod', 'max' or 'min') made one."""
-    names = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-    if kind not in names:
+    if kind not in COMBINE:
         raise InternalError("ptx.rules", f"no reduction {kind!r}")
-    return apply(w, names[kind], dtype, a, b)
+    return apply(w, COMBINE[kind], dtype, a, b)
 
 
 # ---- functions over one register ------------------------------------------------------------
@@ -108,7 +108,7 @@ class Machine:
         x, amount = values
         if dtype.bits == 64 and amount.startswith("%"):
             amount = w.value("b32", "cvt.u32.u64", amount)
-        form = f"shl.{kind_of(dtype)}" if name == "shift_left" else f"shr.{TYPES[dtype.name]}"
+        form = f"shl.{kind_of(dtype)}" if name == "shift_left" else f"shr.{type_of(dtype)}"
         return w.value(kind_of(dtype), form, x, amount)
 
     def bitcast(self, x: str, source: DType, target: DType) -> str:
@@ -330,7 +330,7 @@ def _rounding(direction: str) -> Row:
     """To a whole number; integers are whole already."""
 
     def row(w: Writer, d: DType, x: str) -> str:
-        return typed(w, d, f"cvt.{direction}.{TYPES[d.name]}", x) if d.is_float else x
+        return typed(w, d, f"cvt.{direction}.{type_of(d)}", x) if d.is_float else x
 
     return row
 
@@ -354,11 +354,11 @@ def _sign(w: Writer, d: DType, x: str) -> str:
     if d.kind == "bool":
         return x
     if d.kind == "uint":
-        return w.value(kind_of(d), f"min.{TYPES[d.name]}", x, "1")
+        return w.value(kind_of(d), f"min.{type_of(d)}", x, "1")
     zero, one, minus = (literal(v, d) for v in (0, 1, -1))
     if d.kind == "int":
-        low = w.value(kind_of(d), f"min.{TYPES[d.name]}", x, one)
-        return w.value(kind_of(d), f"max.{TYPES[d.name]}", low, minus)
+        low = w.value(kind_of(d), f"min.{type_of(d)}", x, one)
+        return w.value(kind_of(d), f"max.{type_of(d)}", low, minus)
     low = select(w, d, test(w, d, "lt", x, zero), minus, x)
     return select(w, d, test(w, d, "gt", x, zero), one, low)
 
@@ -370,7 +370,7 @@ def _extreme(form: str) -> Row:
         if d.kind == "bool":
             return logic(w, "or" if form == "max" else "and", d, a, b)
         if not d.is_float:
-            return w.value(kind_of(d), f"{form}.{TYPES[d.name]}", a, b)
+            return w.value(kind_of(d), f"{form}.{type_of(d)}", a, b)
         if d is not F64:
             return typed(w, d, f"{form}.NaN", a, b)
         found = typed(w, d, form, a, b)
@@ -405,7 +405,7 @@ def _shift(name: str) -> Row:
         elif d.bits < 32:
             amount = w.value("b32", "cvt.u32.u16", amount)
         if name == "shift_right":
-            return w.value(kind_of(d), f"shr.{TYPES[d.name]}", x, amount)
+            return w.value(kind_of(d), f"shr.{type_of(d)}", x, amount)
         return wrap(w, d, logic(w, "shl", d, x, amount))
 
     return row
@@ -481,7 +481,7 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
         return _function("power")(w, d, a, b)
     if not d.is_integer:
         raise refuse("power", d)
-    kind, letter = kind_of(d), TYPES[d.name]
+    kind, letter = kind_of(d), type_of(d)
     rest, base, result = w.new(kind), w.new(kind), w.new(kind)
     if d.kind == "int":
         w.put(f"max.{letter}", rest, b, "0")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...core.errors import InternalError
+from ...ir.types import row_major
 
 Field = tuple[int, int, int, int]  # shift, width, axis, stride
 MOST_REGISTERS = 1024  # of one Tile in one thread
@@ -122,11 +123,7 @@ SCALAR = Spread((), (), ((),))
 
 def steps_of(shape: Sequence[int]) -> list[int]:
     """Elements between neighbours along each axis, row by row."""
-    steps, step = [], 1
-    for size in reversed(shape):
-        steps.append(step)
-        step *= size
-    return steps[::-1]
+    return [int(step) for step in row_major(tuple(shape))]
 
 
 def _unravel(linear: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -265,40 +262,34 @@ def operand_pairs(shape: tuple[int, int], warps: int) -> Spread:
 
 def accumulator_80(shape: tuple[int, int], down: int, across: int) -> Spread:
     """C of mma.m16n8 repeated over a Tile; warps stand in a grid of `down` by `across`."""
-    rows, columns = shape
-    high, wide = rows // down, columns // across
-    if rows % (16 * down) or columns % (8 * across):
-        raise InternalError("ptx.spread", f"{shape} does not fit mma over {down}x{across} warps")
-    fields: list[Field] = [(0, 2, 1, 2), (2, 3, 0, 1)]
-    if across > 1:
-        fields.append((5, across.bit_length() - 1, 1, wide))
-    if down > 1:
-        fields.append((5 + across.bit_length() - 1, down.bit_length() - 1, 0, high))
-    registers = tuple(
-        (16 * i + 8 * (r >> 1), 8 * j + (r & 1))
-        for i in range(high // 16)
-        for j in range(wide // 8)
-        for r in range(4)
-    )
-    return Spread(shape, tuple(fields), registers)
+    high, wide = shape[0] // down, shape[1] // across
+    pieces = [(i, j) for i in range(0, high, 16) for j in range(0, wide, 8)]
+    return _of_warps(shape, down, across, (high, wide), 8, pieces)
 
 
 def accumulator_turns(shape: tuple[int, int], down: int, across: int) -> Spread:
     """C of mma.m16n8 by warps that take turns, 16 rows down and 16 columns across each, so that
     whole turns are rectangles of the Tile."""
-    rows, columns = shape
-    if rows % (16 * down) or columns % (16 * across):
+    rows, columns = (range(0, n, 16 * warps) for n, warps in zip(shape, (down, across)))
+    pieces = [(row, column + half) for row in rows for column in columns for half in (0, 8)]
+    return _of_warps(shape, down, across, (16, 16), 16, pieces)
+
+
+def _of_warps(
+    shape: tuple[int, int],
+    down: int,
+    across: int,
+    apart: tuple[int, int],
+    width: int,
+    pieces: list[tuple[int, int]],
+) -> Spread:
+    """C of mma.m16n8 at some pieces of each warp, whose neighbours stand so far apart."""
+    if shape[0] % (16 * down) or shape[1] % (width * across):
         raise InternalError("ptx.spread", f"{shape} does not fit mma over {down}x{across} warps")
     fields: list[Field] = [(0, 2, 1, 2), (2, 3, 0, 1)]
     if across > 1:
-        fields.append((5, across.bit_length() - 1, 1, 16))
+        fields.append((5, across.bit_length() - 1, 1, apart[1]))
     if down > 1:
-        fields.append((5 + across.bit_length() - 1, down.bit_length() - 1, 0, 16))
-    registers = tuple(
-        (row + 8 * (r >> 1), column + half + (r & 1))
-        for row in range(0, rows, 16 * down)
-        for column in range(0, columns, 16 * across)
-        for half in (0, 8)
-        for r in range(4)
-    )
+        fields.append((5 + across.bit_length() - 1, down.bit_length() - 1, 0, apart[0]))
+    registers = tuple((i + 8 * (r >> 1), j + (r & 1)) for i, j in pieces for r in range(4))
     return Spread(shape, tuple(fields), registers)
