@@ -333,10 +333,10 @@ def _prefetch(e: Emission, node: Node) -> None:
 
 
 def _sort(e: Emission, node: Node) -> None:
-    from .sort import sort_function
+    from .sort import MEMCPY, sort_function
 
     name, text = sort_function(node.inputs[0].dtype, node.attrs["descending"])
-    e.w.declared["llvm.smin.i64"] = "declare i64 @llvm.smin.i64(i64, i64)"
+    e.w.declared[MEMCPY] = f"declare void @{MEMCPY}(ptr, ptr, i64, i1)"
     e.w.declared[name] = text  # a helper in the same module
     pointers = ", ".join(f"ptr {e.values[i][0]}" for i in node.inputs[:4])
     e.w.line(f"call void @{name}({pointers}, i64 {e.values[node.inputs[4]][0]})")

@@ -23,13 +23,14 @@ import numpy as np
 
 from ...core.errors import InternalError
 
-WIDTHS = {"i1": 1, "i8": 8, "i32": 32, "i64": 64, "ptr": 64}
+WIDTHS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "ptr": 64}
 FIELDS = {"u8": "ptr", "i8": "i64", "u4": "i32", "i4": "i32"}
 OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "add",
     ast.Sub: "sub",
     ast.Mult: "mul",
     ast.FloorDiv: "udiv",
+    ast.Mod: "urem",
     ast.BitAnd: "and",
     ast.And: "and",
     ast.Or: "or",
@@ -110,11 +111,13 @@ class Function:
 
     # ---- lines ----------------------------------------------------------------------------
 
-    def line(self, text: str, ends: bool = False) -> None:
-        """One instruction, where something comes to it; one that ends a basic block."""
+    def line(self, text: str, ends: bool = False) -> Value:
+        """One instruction without a result, where something comes to it; one that `ends` a basic
+        block."""
         if not self.ended:
             self.lines.append(f"  {text}")
         self.ended |= ends
+        return Value("void", "")
 
     def value(self, type_: str, text: str) -> Value:
         """An instruction that has a result."""
@@ -261,8 +264,10 @@ class Function:
         """A function's result; what is no name is the address of one."""
         name = ast.unparse(function)
         if name in self.module.instructions:
-            self.line(self.module.instructions[name])
-            return Value("void", "")
+            held = [self.read(x) for x in given]
+            first, rest = [self.typed(x) for x in held[:1]], [x.text for x in held[1:]]
+            text = self.module.instructions[name].format(*first, *rest)
+            return self.line(text) if text.startswith("call void") else self.value("i1", text)
         if name in WIDTHS:
             return self.resized(self.read(given[0]), name)
         if name == "room":
@@ -275,15 +280,13 @@ class Function:
             return self.atomic(name, *given)
         if name not in self.module.functions:
             held = ", ".join(self.typed(self.read(x)) for x in given)
-            self.line(f"call void {self.read(function).text}({held})")
-            return Value("void", "")
+            return self.line(f"call void {self.read(function).text}({held})")
         result, types, more = self.module.head(self.module.functions[name])
         types += [""] * (len(given) - len(types))
         held = ", ".join(self.typed(self.read(x), t) for x, t in zip(given, types))
         kind = f"{result} ({types[0]}, ...)" if more else result
         if result == "void":
-            self.line(f"call void @{name}({held})")
-            return Value("void", "")
+            return self.line(f"call void @{name}({held})")
         return self.value(result, f"call {kind} @{name}({held})")
 
     def atomic(self, name: str, where: ast.expr, *given: ast.expr) -> Value:
@@ -297,8 +300,7 @@ class Function:
             return self.value(type_, f"load atomic {type_}, ptr {address} {align}")
         value = self.typed(self.read(values[0]), type_)
         if name == "store":
-            self.line(f"store atomic {value}, ptr {address} {align}")
-            return Value("void", "")
+            return self.line(f"store atomic {value}, ptr {address} {align}")
         return self.value(type_, f"atomicrmw {name} ptr {address}, {value} {align}")
 
     def resized(self, x: Value, type_: str) -> Value:
