@@ -41,8 +41,8 @@ from tilegrad.kernels.paged.shape import (
     PagedPlan,
     PagedShape,
     choose,
+    ranges,
     spread,
-    walkers,
     why_not,
 )
 from tilegrad.kernels.paged.work import work_list
@@ -381,7 +381,7 @@ def test_work_list(number: int) -> None:
     interpret.run(work_list(x, plan), [lengths, starts, *found])
     same_list(found, wanted)
     items, sizes, covered = found[0], [], 0
-    many = walkers(x, plan)
+    many = ranges(x, plan)
     for p in range(many):
         start, stop = int(items[p, START]), int(items[p, STOP])
         rows = [p, *[many + g - p - 1 for g in range(start + 1, stop + 1)]]
@@ -548,7 +548,7 @@ def test_pairs_that_are_all_cut(requests: int, queries: int, joined: bool) -> No
     """Another launch combines them; else, and where each has one token, who has the last part."""
     x = PagedShape(32, 8, 128, 128, 16, requests, requests, 4096, 2048, 128**-0.5)
     plan = choose(x, H200, queries)
-    assert walkers(x, plan) == 16 and plan.joined is joined
+    assert ranges(x, plan) == 16 and plan.joined is joined
 
 
 def real_shapes(target: Target) -> Iterator[tuple[PagedShape, int]]:
