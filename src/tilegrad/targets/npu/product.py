@@ -99,12 +99,12 @@ class Product(Layout):
         wide = sum(n for n, held in zip(planes, self.held) if not held)
         vector = rows * (len(self.steps) * (beats + 4) + wide + 2 * self.held.count(False))
         if p.dataflow == "os":
-            mesh = results * (self.K + 2 * p.rows + p.columns)
-            loads = 2 * results * self.K
+            mesh = results * (self.k + 2 * p.rows + p.columns)
+            loads = results * self.k * (1 + self.pairs)
         else:
             tiles = self.depths * self.columns
             mesh = tiles * (self.m + self.outers * (2 * p.rows + p.columns + 4))
-            loads = tiles * (self.m + self.outers * p.rows)
+            loads = tiles * (self.m * self.pairs + self.outers * p.rows)
         moves = 1 + (self.tiles if self.left_apart and p.dataflow != "os" else 1)  # of a step
         loads += (
             rows * wide + results * (steps * moves + len(self.vector_operands)) * p.dram_latency
