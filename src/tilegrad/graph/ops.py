@@ -310,6 +310,21 @@ reshape = Op(
 )
 
 
+def _pruned(x: Node) -> Type:
+    if not x.shape or not isinstance(x.shape[-1], int) or x.shape[-1] % 4:
+        raise _fail("pruned", f"rows of whole fours, not {x.type}")
+    return _array(x)
+
+
+pruned = Op(
+    graph,
+    "pruned",
+    _pruned,
+    group="movement",
+    meaning="x itself, of whose rows two elements of every four are known to be 0",
+)
+
+
 def _permute(x: Node, *, order: tuple[int, ...]) -> Type:
     if sorted(order) != list(range(len(x.shape))):
         raise _fail("permute", f"{order} is not an order of {len(x.shape)} axes")
