@@ -745,7 +745,8 @@ def _unpack(raw: Node, *, format: str, dtype: DType) -> Type:
     if found.dtype is not uint8 or not found.shape or not isinstance(found.shape[-1], int):
         raise _fail("unpack", f"bytes (..., bytes of a row), not {found}")
     whole = found.shape[-1] - form.row_bytes_more
-    if not form.quantised or whole < 0 or whole % form.block_bytes or not dtype.is_float:
+    fits = dtype.is_float or (form.whole and dtype.kind == "int" and dtype.bits >= 8)
+    if not form.quantised or whole < 0 or whole % form.block_bytes or not fits:
         raise _fail("unpack", f"{found} are not rows of {form} for {dtype}")
     return Array((*found.shape[:-1], form.elements(found.shape[-1])), dtype)
 

@@ -68,16 +68,16 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
 
 
 def _rates(operands: list[Operand], target: Target) -> list[str]:
-    """One weight a step, and the faster rates that an operand of the product may have; floats are
-    never left out, for infinities times 0 are none."""
-    found = [""]
+    """The rates that weights may have, the fastest first; floats are never left out, for infinities
+    times 0 are none."""
+    found = []
     for unit in target.array_rates[1:] if operands else ():
         kinds = tuple(o.dtype for o in operands)
         names = tuple(kind.name for kind in unit.inputs)
         pruned = any(o.pruned for o in operands) and not unit.accumulator.is_float
         if pruned if unit.name == SPARSE else kinds in (names, names[::-1]):
             found.append(unit.name)
-    return found
+    return [*found, ""]
 
 
 def _elements(region: Region, stored: list[Node]) -> Sizes:

@@ -160,7 +160,9 @@ class Functional:
         steps = np.arange(len(right))[:, None]
         if one["sparse"]:
             return self._through(sums, left[:, steps // 2 * 4 + index], right)
-        return self._through(sums, np.where(index == 0, left[:, :, None], left.dtype.type(0)), right)
+        return self._through(
+            sums, np.where(index == 0, left[:, :, None], left.dtype.type(0)), right
+        )
 
     def _through(self, sums: Array, left: Array, right: Array) -> Array:
         """Sums along k one after the other, of inputs (rows, K, columns or one for all); those of

@@ -75,19 +75,15 @@ class ArrayKernel:
         return self._factors()[0 if self.p.dataflow == "is" else 1]
 
     def why_not(self, rate: str) -> str:
-        """Why weights do not go through the mesh at a rate; '' where they do."""
-        one, p = self.weights, self.p
-        if rate == MIXED and not p.mixed or rate == SPARSE and not p.sparse:
-            return "the chip has no multipliers of mixed precision" if rate == MIXED else (
-                "the chip has no 2:4 unit"
-            )
-        if rate == MIXED and one.dtype != HALVES[p.weights].name:
-            return f"weights are {one.dtype}, not {p.weights}"
+        """Why weights do not go through the mesh at a rate that the chip has; '' where they do."""
+        p, half = self.p, HALVES.get(self.p.weights)
         if rate == SPARSE and p.floating:
             return "2:4 weights are left out of integers alone: infinities times 0 are none"
-        if rate == SPARSE and not one.pruned:
-            return "weights are not known to be 2:4"
-        return ""
+        fits = [o.pruned if rate == SPARSE else o.dtype == str(half) for o in self._factors()]
+        if not any(fits):
+            kinds = " and ".join(dict.fromkeys(o.dtype for o in self._factors()))
+            return "no operand is known to be 2:4" if rate == SPARSE else f"operands are {kinds}"
+        return "" if fits[self._factors().index(self.weights)] else "inputs stay, weights go by"
 
     @property
     def rate(self) -> str:
@@ -99,8 +95,10 @@ class ArrayKernel:
         if self.work.rate:
             kind = self.weights.dtype if self.work.rate == MIXED else "2:4"
             return f"two {kind} weights a step"
-        why = [self.why_not(name) for name, there in has.items() if there]
-        return "one weight a step: " + "; ".join(w or "that takes no longer" for w in why)
+        why = {
+            self.why_not(name) or "two take no less time" for name, there in has.items() if there
+        }
+        return "one weight a step: " + "; ".join(sorted(why))
 
     @property
     def steps(self) -> float:

@@ -385,9 +385,8 @@ def paired(weights: np.ndarray, kind: str) -> np.ndarray:
     bits = weights.astype(np.int8) & 15 if kind == "int4" else weights
     narrow = np.zeros((-(-len(weights) // 2) * 2, weights.shape[1]), np.uint8)
     narrow[: len(weights)] = bits.view(np.uint8)
-    wide = np.uint8 if kind == "int4" else np.uint16
-    first, second = narrow[::2].astype(wide), narrow[1::2].astype(wide)
-    return first | second << BITS[kind]
+    wide = narrow.astype(np.uint8 if kind == "int4" else np.uint16)
+    return np.bitwise_or(wide[::2], np.left_shift(wide[1::2], BITS[kind]))
 
 
 def kept_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
