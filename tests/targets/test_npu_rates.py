@@ -170,10 +170,9 @@ def test_a_quantised_model(form: str, flow: str) -> None:
     """Convolutions and linear layers: the CPU's bits at all levels, in fewer cycles than int8."""
     given, rate = FORMS[form]
     tg.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(1, 2),
-        nn.Linear(6, 7),
-    ).requires_grad_(False)  # fmt: skip
+    first, second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+    rest = (nn.ReLU(), nn.Flatten(1, 2), nn.Linear(6, 7))
+    model = nn.Sequential(first, nn.ReLU(), second, *rest).requires_grad_(False)
     x = tg.randn(1, 3, 8, 8)
     quant.quantise(model, quant.calibrate(model, [x]), form=form)
     expected = tg.jit(model)(x).numpy()
