@@ -462,7 +462,7 @@ def run_case(case: Case, rounds: int, least: float, tries: int) -> dict[str, Any
             row["calibration"] = measure.calibrate()
             row |= measure.interleave(ours, theirs, rounds, least)
             row["calibration"] = max(row["calibration"], measure.calibrate())
-            row["void"] = row["calibration"] < measure.VALID_SHARE * measure.QUIET_GFLOPS
+            row["void"] = measure.busy(row["calibration"])
             if not row["void"] or row["tries"] == tries:
                 break
             time.sleep(PAUSE)
@@ -551,11 +551,7 @@ def main() -> None:
     measure.reuse_memory()
     torch.set_num_threads(THREADS)
     tilegrad.set_threads(THREADS)
-    calibration = measure.calibrate()
-    print(
-        f"calibration: NumPy 1024 matmul {calibration:.0f} GFLOP/s, quiet machine about "
-        f"{measure.QUIET_GFLOPS:.0f}; under {measure.VALID_SHARE:.0%} of it a case is void"
-    )
+    calibration = measure.settle()
     cases = [c for family in FAMILIES for c in family(options.quick)]
     if options.only:
         cases = [c for c in cases if any(word in c.name for word in options.only)]

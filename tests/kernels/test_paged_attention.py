@@ -35,7 +35,7 @@ from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import (
     BLOCKS,
     CUT_PARTS,
-    SLOT,
+    PARTIAL,
     START,
     STOP,
     PagedPlan,
@@ -388,13 +388,13 @@ def test_work_list(number: int) -> None:
         sizes.append(int(items[rows[: stop - start + 1], BLOCKS].sum()))
         covered += stop - start + 1
         assert all(
-            items[r, SLOT] in (-1, start + i) for i, r in enumerate(rows[: stop - start + 1])
+            items[r, PARTIAL] in (-1, start + i) for i, r in enumerate(rows[: stop - start + 1])
         )
     busy = [s for s in sizes if s]
     assert max(busy) - min(busy) <= 1
     there = items[items[:, BLOCKS] > 0]
     assert covered == len(there)
-    assert int(found[1][:, CUT_PARTS].sum()) == int((there[:, SLOT] >= 0).sum())
+    assert int(found[1][:, CUT_PARTS].sum()) == int((there[:, PARTIAL] >= 0).sum())
 
 
 @pytest.mark.parametrize("joined", (True, False))

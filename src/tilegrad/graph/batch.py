@@ -391,7 +391,7 @@ BATCH: dict[Op, Rule] = {
     **{
         op: _elementwise
         for op in ops.graph.ops.values()
-        if op.group in ("unary", "binary", "compare", "ternary")
+        if op.category in ("unary", "binary", "compare", "ternary")
     },
     ops.input_: _leaf,
     ops.constant: _leaf,

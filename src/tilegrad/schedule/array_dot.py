@@ -42,7 +42,7 @@ class ArrayDot(DotLowering):
 
     def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
         """A product, then a sum, each rounded."""
-        half = float16 in [x.dtype for x in self.group.values[0].inputs]
+        half = float16 in [x.dtype for x in self.region.values[0].inputs]
         given = [self.flushed(x, HALF_TINY if half else TINY) for x in (left, line)]
         product = self.flushed(self.b.apply("multiply", *given))
         return self.flushed(self.b.apply("add", sums, product))
@@ -59,7 +59,7 @@ class ArrayDot(DotLowering):
 
     def epilogue(self, row: Size, lane: Size, acc: Node) -> None:
         """Sums as they are stored: fp16 has no subnormal numbers either."""
-        half = self.group.values[0].dtype is float16
+        half = self.region.values[0].dtype is float16
         super().epilogue(row, lane, self.flushed(acc, HALF_TINY) if half else acc)
 
 

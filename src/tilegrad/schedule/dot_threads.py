@@ -34,15 +34,15 @@ LEAST_SIDE = 16
 class TiledDot:
     """Lowers one dot Region."""
 
-    def __init__(self, group: Region, reads: Sequence[Node], name: str) -> None:
-        self.group, self.reads = group, list(reads)
-        self.dot, self.stored = group.values[0], group.stored
+    def __init__(self, region: Region, reads: Sequence[Node], name: str) -> None:
+        self.region, self.reads = region, list(reads)
+        self.dot, self.stored = region.values[0], region.stored
         self.problem = problem_of(self.dot)
         self.accumulator = wide(dtypes.accumulator(self.dot.inputs[0].dtype))
         given = [*parameters.reads(self.reads), *parameters.results(self.stored)]
         self.sheet = ThreadSheet(name, given)
         self.b, self.e = self.sheet.b, self.sheet.e
-        self.e.rounded = group.rounded
+        self.e.rounded = region.rounded
 
     def lower(self) -> Made:
         """The Body."""

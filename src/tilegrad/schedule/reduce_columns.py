@@ -38,7 +38,7 @@ class ColumnLoops(Reductions):
     def body(self) -> tuple[Size, ...]:
         """A block of neighbouring results a program."""
         space = self.space
-        rows, inner = space.group.rows, space.inner
+        rows, inner = space.region.rows, space.inner
         assert rows is not None
         outer_size = floor_divide(rows, inner)
         block = min(COLUMN_BLOCK, max(self.lanes, high(inner)))
@@ -103,7 +103,7 @@ class ColumnLoops(Reductions):
                     self.poke(memory, x, place)
 
         self.over_block(clear)
-        many = MANY if high(self.space.group.columns) >= 2 * MANY else 1
+        many = MANY if high(self.space.region.columns) >= 2 * MANY else 1
 
         def walk(count: int) -> Step:
             def at(column: Size, _: list[Node]) -> None:
@@ -127,7 +127,7 @@ class ColumnLoops(Reductions):
 
     def over_columns(self, reduces: Sequence[Node], many: int, walk: Callable[[int], Step]) -> None:
         """All reduced elements, `many` at a time; long sums of floats in blocks."""
-        b, columns = self.b, self.space.group.columns
+        b, columns = self.b, self.space.region.columns
         whole = floor_divide(columns, many) * many
         long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
         totals = {v: b.allocate(self.running[v][0].shape, float64, "l1") for v in long}
@@ -179,6 +179,6 @@ class ColumnLoops(Reductions):
 
         def body(row: Size, place: Size) -> None:
             self.known_results(stages + 1, row, place)
-            self.write_rows(self.space.group.stored, row)
+            self.write_rows(self.space.region.stored, row)
 
         self.over_block(body)

@@ -182,7 +182,7 @@ def range_at(t: Tracer, node: Node) -> Range:
             found = given[0] if given[0] != WIDE else of_dtype(one.inputs[0])
         elif name == "where":
             found = hull(*given[1:])
-        elif one.op.group in ("binary", "unary"):
+        elif one.op.category in ("binary", "unary"):
             found = range_of(name, given)
         limit = of_dtype(one)
         fits = found is not None and limit[0] <= found[0] and found[1] <= limit[1]

@@ -63,7 +63,7 @@ class Pieces:
 
     def large(self, node: Node) -> bool:
         """Whether a value is held by pieces."""
-        return large(node.type, self.limit) and node.op.group != "matrix"
+        return large(node.type, self.limit) and node.op.category != "matrix"
 
     def source(self, node: Node) -> Source:
         """A value by pieces; a small one is stored first, unless it is as cheap to make again."""

@@ -162,7 +162,7 @@ class TileOp(Op):
 
 
 def row(
-    group: str = "",
+    category: str = "",
     *,
     name: str = "",
     effect: bool = False,
@@ -180,7 +180,7 @@ def row(
             infer,
             attrs=tuple(attrs),
             effect=effect or effects is not None,
-            group=group,
+            category=category,
             meaning=" ".join((infer.__doc__ or "").split()),
             numpy=numpy,
             effects=effects,

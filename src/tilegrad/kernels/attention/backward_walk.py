@@ -177,7 +177,7 @@ class BackwardBody:
 
     # ---- the producer -----------------------------------------------------------------------
 
-    def copy(self, number: int, at: Any, token: Any, member: Any, slot: Any) -> None:
+    def copy(self, number: int, at: Any, token: Any, member: Any, full: Any) -> None:
         """Bring a box of tokens into what is kept (0, 1) or the ring (2, 3)."""
         names = ("k", "v", "q", "dout") if self.of_keys else ("q", "dout", "k", "v")
         name = names[number]
@@ -188,7 +188,7 @@ class BackwardBody:
         for piece in range(self.pieces[number % 2]):
             part = place[at, piece]
             column = piece * self.wide[number % 2]
-            tile.copy_async(part, self.tokens(name, head, token, part.shape, column), slot)
+            tile.copy_async(part, self.tokens(name, head, token, part.shape, column), full)
 
     def producer(self) -> None:
         """Bring what is kept, then fill the ring."""

@@ -33,10 +33,10 @@ from .shape import (
     FIRST,
     FROM,
     HEAD,
+    PARTIAL,
     PARTS,
     REQUEST,
     SEES,
-    SLOT,
     START,
     STOP,
     TOKEN,
@@ -52,7 +52,7 @@ from .shape import (
 from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
 
 PRODUCER_FIELDS = (REQUEST, HEAD, TOKENS, SEES, FIRST, BLOCKS)
-CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, FROM, PARTS)
+CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, FROM, PARTS)
 Item = dict[int, Any]  # fields of a record
 
 
@@ -126,7 +126,7 @@ class Items(Steps):
             SEES: (-high(x.tokens), keys),
             FIRST: (0, self.most_blocks - 1),
             BLOCKS: (0, self.most_blocks),
-            SLOT: (-1, self.rows - 1),
+            PARTIAL: (-1, self.rows - 1),
             FROM: (0, self.rows - 1),
             PARTS: (1, self.walkers),
         }[field]
@@ -213,7 +213,7 @@ class Items(Steps):
         if self.factors:
             share = share * self.factors[1]
         result = tile.read(self.total) * share
-        if tile.less(of[SLOT], 0):
+        if tile.less(of[PARTIAL], 0):
             shape = (self.widths[1], self.plan.rows)
             at = self.at_value(counted(shape, 0))
             offset, inside = self.offsets_of(of, shape, 1, self.x.value_width, at)
@@ -224,14 +224,14 @@ class Items(Steps):
     @tile.function
     def leave(self, of: Item, result: Any, best: Any, sums: Any, some: Any) -> None:
         """A part of a pair; who counts the last one combines them."""
-        x, rows, slot = self.x, self.plan.rows, tile.maximum(of[SLOT], 0)
+        x, rows, partial = self.x, self.plan.rows, tile.maximum(of[PARTIAL], 0)
         at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
-        offset = (row + (slot * self.spread + self.near) * rows) * x.value_width + at
+        offset = (row + (partial * self.spread + self.near) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
         tile.store(self.partial, offset, result, mask=inside)
         log = best + tile.log2(tile.where(some, sums, 1.0))
         log = tile.reshape(tile.where(some, log, -tile.INF), (rows,))
-        tile.store(self.sums, (slot, self.near, 0), log)
+        tile.store(self.sums, (partial, self.near, 0), log)
         if self.counters is not None:
             tile.fence("global")
             tile.named_sync(BARRIER, self.threads)

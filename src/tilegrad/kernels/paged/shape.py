@@ -34,12 +34,12 @@ FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = (
 SHARED = 227 << 10  # bytes that a program may have
 UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
 RECORD = 16  # int32 of an item
-REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP, FROM, PARTS = range(12)
-# SEES: how many keys the item's first token sees; SLOT: where a part of a pair goes, -1 for the
+REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, START, STOP, FROM, PARTS = range(12)
+# SEES: how many keys the item's first token sees; PARTIAL: where a part of a pair goes, -1 for the
 # whole of one; START, STOP: numbers of the program's first and last item, in its first record;
-# FROM, PARTS: the first slot of the item's pair, and how many parts that has
+# FROM, PARTS: the first partial of the item's pair, and how many parts that has
 CUT = 8  # int32 of a pair that programs share
-CUT_SLOT, CUT_PARTS, CUT_TOKEN, CUT_TOKENS, CUT_HEAD = range(5)
+CUT_PARTIAL, CUT_PARTS, CUT_TOKEN, CUT_TOKENS, CUT_HEAD = range(5)
 
 
 @dataclass(frozen=True)

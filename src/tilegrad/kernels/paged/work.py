@@ -5,7 +5,7 @@ first, each with the blocks of keys that its tokens see and with one at least, s
 writes its result. All blocks are cut into ranges for the `walkers` that differ by one at most;
 where a cut or the end of a pair lies an item ends. Item number g of walker p stands in row p if it
 is the walker's first, else in row walkers + g - p - 1, so a program finds its first item at once
-and the others in a row. Parts of a cut pair go to slots g, which are neighbours.
+and the others in a row. Parts of a cut pair go to partials g, which are neighbours.
 
 `work_list` is the kernel, one program that is run once a step; `kernels/paged/reference.py` has
 the same in NumPy. Costs about 20 dependent reads and three running sums, whatever the lengths.
@@ -29,11 +29,11 @@ from .shape import (
     FIRST,
     FROM,
     HEAD,
+    PARTIAL,
     PARTS,
     RECORD,
     REQUEST,
     SEES,
-    SLOT,
     START,
     STOP,
     TOKEN,
@@ -168,9 +168,9 @@ class _Work:
         stop = start + size
         first, last = self.program_of(start), self.program_of(stop - 1)
         parts = tile.where(size > 0, last - first + 1, 0)
-        slots = tile.cumsum(parts) - parts
-        self.write_cuts(first, slots, parts, found)
-        self.write_parts((first, start, stop, parts, slots), found)
+        partials = tile.cumsum(parts) - parts
+        self.write_cuts(first, partials, parts, found)
+        self.write_parts((first, start, stop, parts, partials), found)
         self.write_idle(total)
 
     @tile.function
@@ -195,11 +195,11 @@ class _Work:
         """Where a program's units begin."""
         return program * self.total // self.programs
 
-    def write_cuts(self, first: Any, slots: Any, parts: Any, found: dict[int, Any]) -> None:
+    def write_cuts(self, first: Any, partials: Any, parts: Any, found: dict[int, Any]) -> None:
         """What the combining kernel reads: a pair that was cut stands in the row of the program
         that has its second part; where there is none, no parts do."""
         size = power(self.walkers)
-        values = (slots, parts, found[TOKEN], found[TOKENS], found[HEAD])  # CUT_SLOT, ...
+        values = (partials, parts, found[TOKEN], found[TOKENS], found[HEAD])  # CUT_PARTIAL, ...
         place = tile.shared((len(values), size), int32)
         for field in range(len(values)):
             tile.store(place, (field, 0), tile.full((size,), 0, int32))
@@ -214,29 +214,29 @@ class _Work:
 
     def write_part(self, k: Any, known: Sequence[Any], found: dict[int, Any]) -> None:
         """Part k of every pair that has so many."""
-        first, start, stop, parts, slots = known
+        first, start, stop, parts, partials = known
         there = k < parts
         program = first + k
         begin, end = self.cut(program), self.cut(program + 1)
         low, high_ = tile.maximum(start, begin), tile.minimum(stop, end)
-        slot = slots + k
+        partial = partials + k
         leads, closes = start <= begin, end <= stop
-        later = slot + (self.walkers - 1) - program
+        later = partial + (self.walkers - 1) - program
         row = tile.where(leads, program, later) * RECORD
         alone = parts <= 1
         values = {
             **found,
             FIRST: found[FIRST] + (low - start),
             BLOCKS: high_ - low,
-            SLOT: tile.where(alone, -1, slot),
-            FROM: slots,
+            PARTIAL: tile.where(alone, -1, partial),
+            FROM: partials,
             PARTS: parts,
         }
         for field, value in values.items():
             self.put(row, field, value, there)
         own = program * RECORD
         for field, ours in ((START, leads), (STOP, closes)):
-            self.put(own, field, slot, there, ours)
+            self.put(own, field, partial, there, ours)
 
     def put(self, row: Any, field: int, value: Any, there: Any, ours: Any = None) -> None:
         """A field of records, where they are there and ours."""

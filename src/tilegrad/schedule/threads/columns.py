@@ -31,7 +31,7 @@ LINE = 256  # bytes of neighbouring results that a program reads at once, at lea
 
 def by_columns(space: ThreadSpace) -> Bodies:
     """One launch, or parts and a launch that adds them."""
-    results, count = space.group.rows, space.group.columns
+    results, count = space.region.rows, space.region.columns
     assert results is not None
     block = min(power_of_two(high(space.inner)), max(32, 2 * LINE * space.vector() // 16))
     deep = max(1, min(8 * WARP * EACH // block, power_of_two(high(count))))
@@ -80,7 +80,7 @@ def sum_parts(space: ThreadSpace, results: Size, parts: int, types: Sequence[Arr
         if last < parts:  # only what is left is masked: other loads do not wait on each other
             totals = list(step(last, totals, whole=False))
         columns.bind(space.reduces, lane, totals)
-        columns.write_rows(space.group.stored, lane)
+        columns.write_rows(space.region.stored, lane)
     return sheet.end((grid,), warps=space.threads_for(deep * block, EACH) // WARP)
 
 
@@ -90,12 +90,12 @@ class Columns(ThreadPart):
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, block: int, deep: int) -> None:
         super().__init__(space, sheet)
         self.block, self.deep = block, deep
-        self.sums = Accumulators(self.b, space.group.columns != 0)
+        self.sums = Accumulators(self.b, space.region.columns != 0)
 
     def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
         """One program: its block of results over its part of the reduced axis."""
         space = self.space
-        results, inner = space.group.rows, space.inner
+        results, inner = space.region.rows, space.inner
         assert results is not None
         blocks = ceil_divide(inner, self.block)
         grid = floor_divide(results, inner) * blocks * parts
@@ -110,7 +110,7 @@ class Columns(ThreadPart):
             for stage in range(1, space.stages() + 1):
                 self.walk(space.at_stage(stage), row, outer, base, start, stop)
             if partials is None:
-                self.write_rows(space.group.stored, row)
+                self.write_rows(space.region.stored, row)
             else:
                 for v, place in zip(space.reduces, partials):
                     offset = part * results + row

@@ -87,21 +87,21 @@ class OnlineSums(ThreadPart):
         super().__init__(space, sheet)
         self.lanes = lanes
 
-    def grouped(self) -> tuple[int]:
+    def per_thread(self) -> tuple[int]:
         """The shape of what each thread has one of."""
         return (self.lanes // self.space.vector(),)
 
     def run(self) -> int:
         """Neighbours that a thread holds: as many as rows are aligned to."""
         run = self.space.vector()
-        while modulo(self.space.group.columns, run) != 0:
+        while modulo(self.space.region.columns, run) != 0:
             run //= 2
         return run
 
     def start(self, online: Online) -> list[Node]:
         """The sum, and the factor and level of its terms, before a walk."""
         dtype = wide(online.total.dtype)
-        return [self.b.constant(x, dtype, self.grouped()) for x in (0.0, 1.0, -_most(dtype))]
+        return [self.b.constant(x, dtype, self.per_thread()) for x in (0.0, 1.0, -_most(dtype))]
 
     def take_largest(self, old: Node, parts: Sequence[Part]) -> Node:
         """The largest of each thread's elements with some tiles taken in."""
@@ -164,7 +164,7 @@ class OnlineSums(ThreadPart):
 
     def _by_thread(self, x: Node) -> Node:
         """A line of lanes as (rounds, threads, neighbours)."""
-        (threads,), run = self.grouped(), self.run()
+        (threads,), run = self.per_thread(), self.run()
         return self.b.add(tile_ops.reshape(x, shape=(self.lanes // threads // run, threads, run)))
 
     def _within(self, x: Node, kind: str) -> Node:

@@ -79,7 +79,7 @@ class Kept:
 def walks(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Walk]]:
     """The walks over a row in order, each with the stage whose results it ends. Linear pieces are
     walked where they are long enough to fill a tile, else the whole row."""
-    online, columns = find_online(space), space.group.columns
+    online, columns = find_online(space), space.region.columns
     done = {o.total for o in online}
     inner = space.inner if low(space.inner) * 2 >= lanes else columns
     found = []
@@ -132,7 +132,7 @@ def plan_kept(
 ) -> tuple[int, int, list[Place]]:
     """Keep what the first walk reads and a later one reads again, as much as fits: the warps of a
     program, the elements of a row that are kept, and of which reads."""
-    columns = space.group.columns
+    columns = space.region.columns
     lane = _lane(columns)
     first, *later = [reads_of_walk(space, w, lane, lane) for _, w in walks if w.reduces or w.writes]
     reread = [key for key in first if any(key in reads for reads in later)]
@@ -157,12 +157,12 @@ class Sweep(ThreadPart):
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, warps: int) -> None:
         super().__init__(space, sheet)
         self.lanes = lanes_of(space, warps)
-        self.sums = Accumulators(self.b, space.group.columns != 0)
+        self.sums = Accumulators(self.b, space.region.columns != 0)
         self.online = OnlineSums(space, sheet, self.lanes)
 
     def ask_row(self, walks: Sequence[tuple[int, Walk]]) -> None:
         """Ask for what a row has one of, so that nothing waits for it after a reduction."""
-        lane = _lane(self.space.group.columns)
+        lane = _lane(self.space.region.columns)
         for _, walk in walks:
             for node, index in plain_reads(
                 walk.expressions(self.space, lane), self.space.stored_reads
@@ -173,7 +173,7 @@ class Sweep(ThreadPart):
     def start(self, walk: Walk) -> list[Node]:
         """Accumulators before a walk; what is the same for the whole row is evaluated here."""
         lane = _lane(walk.inner)
-        outer = loop_index("outer", floor_divide(self.space.group.columns, walk.inner))
+        outer = loop_index("outer", floor_divide(self.space.region.columns, walk.inner))
         column = outer * walk.inner + lane
         for node, index in walk.expressions(self.space, column):
             self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
@@ -181,7 +181,7 @@ class Sweep(ThreadPart):
 
     def accumulators(self, walk: Walk) -> list[Node]:
         """Accumulators that have taken nothing."""
-        one, shifts = self.online.grouped(), [o.largest for o in walk.online]
+        one, shifts = self.online.per_thread(), [o.largest for o in walk.online]
         values = [
             x
             for v in walk.reduces
@@ -193,7 +193,7 @@ class Sweep(ThreadPart):
         self, walk: Walk, start: Size, stop: Size, values: list[Node], kept: Kept | None = None
     ) -> list[Node]:
         """Accumulators after columns start to stop of a row."""
-        outer_size = floor_divide(self.space.group.columns, walk.inner)
+        outer_size = floor_divide(self.space.region.columns, walk.inner)
         span = (start, stop) if outer_size == 1 else (0, walk.inner)
         fresh = self.accumulators(walk)
         blocked = [is_blocked(v) for v, own in shared_out(walk.reduces, fresh) for _ in own]
@@ -237,7 +237,7 @@ class Sweep(ThreadPart):
 
     def tile(self, walk: Walk, at: Size, stop: Size, whole: bool) -> Any:
         """Lanes of a walk's row from a place on; yields (row, lane)."""
-        rows = self.space.group.rows or 1
+        rows = self.space.region.rows or 1
         return self.e.tile(walk.row, 1, rows, at, self.lanes, stop, whole)
 
     def feed(
