@@ -320,7 +320,7 @@ pruned = Op(
     graph,
     "pruned",
     _pruned,
-    group="movement",
+    category="movement",
     meaning="x itself, of whose rows two elements of every four are known to be 0",
 )
 
