@@ -390,7 +390,7 @@ def paired(weights: np.ndarray, kind: str) -> np.ndarray:
 
 
 def kept_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two kept of every four of K of (K, N) weights, in their order, and their places."""
+    """The two kept of every four of K of (K, N) weights, in their order, and their indices."""
     groups = -(-len(weights) // 4)
     padded = np.zeros((groups * 4, weights.shape[1]), weights.dtype)
     padded[: len(weights)] = weights
@@ -399,10 +399,10 @@ def kept_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if (zero.sum(1) < 2).any():
         raise UserError("weights are not 2:4", op="npu", expected="two zeros in every four of K")
     order = np.argsort(zero, axis=1, kind="stable")[:, :2]  # those that are not 0 come first
-    places = np.sort(order, axis=1)
-    kept = np.take_along_axis(fours, places, 1)
+    indices = np.sort(order, axis=1)
+    kept = np.take_along_axis(fours, indices, 1)
     shape = (2 * groups, weights.shape[1])
-    return kept.reshape(shape), places.reshape(shape).astype(np.uint8)
+    return kept.reshape(shape), indices.reshape(shape).astype(np.uint8)
 
 
 def too_small(name: str, least: int, got: int) -> UserError:
