@@ -167,7 +167,7 @@ def joined(node: Node, index: Index) -> Iterator[tuple[Node, Index, Condition]]:
         at = at - x.shape[axis]
 
 
-# ---- walks --------------------------------------------------------------------------------------
+# ---- walks down from values -----------------------------------------------------------------
 
 
 def base_of(node: Node, values: Container[Node] = ()) -> Node:

@@ -59,7 +59,7 @@ class Leaving(Bringing):
 
     def write(self, own: int, count: Any, totals: Sequence[Any]) -> None:
         """Bring a finished tile out."""
-        where = self.corner(self.program + count * self.walkers)
+        where = self.corner(self.program + count * self.clusters)
         sums = [tile.read(total) for total in totals]
         if self.joined:
             (whole,), wide = sums, self.span[1]
