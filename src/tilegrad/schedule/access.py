@@ -139,6 +139,7 @@ MOVEMENT: dict[Op, Callable[[Node, Index], tuple[Index, list[Condition]]]] = {
     ops.slice_: _slice,
     ops.flip: _flip,
     ops.windows: _windows,
+    ops.pruned: lambda node, index: (index, []),
 }
 
 
