@@ -32,8 +32,9 @@ from ..ir.types import product as product_of
 from ..kernels.quantised.prepare import kernels_of
 from ..kernels.quantised.shape import Around, QuantisedShape
 from ..schedule.quantised import UNPACK, chosen_for, families_of
+from . import array_weights
 from .as_stored import unpacked_there
-from .code_products import of_codes
+from .code_products import codes_of_rows, of_codes
 from .code_products import why_not as why_no_codes
 from .weights_around import Fused, RowNorm, fused_forms, gates_of, norm_of
 
@@ -75,8 +76,8 @@ class Weights:
         for group in self._groups():
             self._plan(group)
         for node in self.order:
-            if self._of_stored(node) and node.inputs[0].op is ops.unpack:
-                why = why_no_codes(node, self.target)
+            if self._of_stored(node) and (node.inputs[0].op is ops.unpack or self.target.array):
+                why = self._why_no_codes(node)
                 if why:
                     self.not_codes.setdefault(node.inputs[1].inputs[0], {})[why] = None
                 else:
@@ -120,7 +121,7 @@ class Weights:
         contract = ((len(x.shape) - 1,), (1,))
         if node.attrs["batch"] != ((), ()) or node.attrs["contract"] != contract:
             return None
-        if weight.dtype is not x.dtype or not why_no_codes(node, self.target):
+        if weight.dtype is not x.dtype or not self._why_no_codes(node):
             return None
         if self.family.why_not_shape(_problem(form, raw.shape[0], x), self.target):
             return None
@@ -313,15 +314,28 @@ class Weights:
         _, callee.verdict = chosen_for(shape, self.target, rows=True)
         return ops.call(ids, *parts, callee=callee)
 
+    def _why_no_codes(self, dot: Node) -> str:
+        """Why a product with stored weights is none of codes; '' where it is."""
+        if self.target.array is not None:
+            return array_weights.why_not(dot, self.target)
+        return why_no_codes(dot, self.target)
+
     def _codes(self, dot: Node) -> Node:
         """A product of codes that matrix units multiply."""
         self._count("product_of_codes")
+        if self.target.array is not None:
+            x, raw = dot.inputs[0], dot.inputs[1].inputs[0]
+            whole = not self.target.array.accumulator.is_float
+            given = codes_of_rows(x.inputs[0], self.done[x.inputs[0]]) if whole else None
+            return array_weights.of_codes(dot, self.done[x], given, raw, self.target)
         return of_codes(dot, self.done[dot.inputs[0].inputs[0]], dot.inputs[1].inputs[0])
 
     def _scratch(self, node: Node) -> Node:
         """All values of weights that no product and no gather could take."""
         raw, form = node.inputs[0], format_of(node.attrs["format"])
         why = f"{raw!r} is computed" if raw not in self.number else ""
+        if not why and not node.dtype.is_float and len(node.shape) == 2:
+            return array_weights.whole_values(node, self.target)
         if len(node.shape) != 2:
             why = "they have other axes than rows and columns"
         shape = None if why else _problem(form, raw.shape[0], node, raw.shape[0])

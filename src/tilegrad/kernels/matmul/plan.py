@@ -222,12 +222,12 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
             continue
         if cluster > 1 and m >= 2048 and limit >= 8:
             limit = limit // 8 * 8  # a few idle cores leave power to the others
-        walkers = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
+        clusters = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
         at_once = x.gated and split == 1 and columns * x.result.size <= 256  # as two of 64 take
         plan = WidePlan(
             tile,
             0,
-            walkers * cluster * split,
+            clusters * cluster * split,
             group_of(x),
             staged,
             cluster,
@@ -254,7 +254,7 @@ def tiles_of(x: Operands, plan: WidePlan, turned: bool) -> int:
 
 
 def group_of(x: Operands) -> int:
-    """Rows of tiles walked together: what they read again should still be in the L2 cache."""
+    """Rows of tiles taken together: what they read again should still be in the L2 cache."""
     return 16 if 2048 <= high(x.m) <= 4096 and high(x.k) <= 8192 else 8
 
 
@@ -336,8 +336,8 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     tm, tn, tk = plan.tile
     columns = (transposed(x) if turned else x).span(plan.tile)[1]
     groups = tiles_of(x, plan, turned)
-    walkers = plan.programs // (plan.cluster * plan.split)
-    rounds = -(-groups // walkers)
+    clusters = plan.programs // (plan.cluster * plan.split)
+    rounds = -(-groups // clusters)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     rate = matrix_rate(x, target) * efficiency(tn) * (GATED if x.gated else 1.0)
     product = 2 * tm * tn * tk / rate

@@ -25,7 +25,7 @@ from ...ir.node import Node
 from ...ir.symbol import ceil_divide, low
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .shape import Epilogue, Operands, box, positions, side, swizzle_of, walk
+from .shape import Epilogue, Operands, box, positions, side, swizzle_of, tile_at
 
 DEPTH = 16  # of k in one product of the matrix units
 Corner = tuple[Any, Any, Any]  # batch, row, column
@@ -38,9 +38,9 @@ class ThreadPlan:
     tile: tuple[int, int, int] = (128, 256, 64)
     warps: tuple[int, int] = (2, 4)  # down and across the tile
     stages: int = 4
-    group: int = 8  # rows of tiles that are walked together
+    group: int = 8  # rows of tiles that are taken together
     staged: tuple[int, int] = (128, 64)  # of a piece of the result on its way out
-    programs: int = 0  # that walk the tiles; 0 for one each
+    programs: int = 0  # that take the tiles; 0 for one each
     buffers: int = 2  # of operands in registers; 1 leaves room for larger tiles of a warp
 
 
@@ -104,7 +104,7 @@ class ThreadMatmul:
         sizes are no Symbols."""
         tm, tn, _ = self.plan.tile
         counts, sizes = (self.x.batch, *self.counts), (1, tm, tn)
-        at = walk(number, self.x, self.counts, self.plan.group)
+        at = tile_at(number, self.x, self.counts, self.plan.group)
         found = []
         for name, place, count, each in zip(("batch", "row", "column"), at, counts, sizes):
             place = place * each

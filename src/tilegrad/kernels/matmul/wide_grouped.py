@@ -2,7 +2,7 @@
 
 Tiles are blocks of a group's rows by rows of its weights; a list of blocks, which another kernel
 made of the groups' offsets, says which group and which rows. Operands are turned: weights are the
-rows of the matrix unit, so that blocks of 8 rows are as fast as weights come. Programs walk the
+rows of the matrix unit, so that blocks of 8 rows are as fast as weights come. Programs take the
 blocks in order, so that blocks of one group, which share weights, run at about the same time.
 
 Where rows are those of another matrix by number, a lane of the producer brings each row of a block.
@@ -60,7 +60,7 @@ class Grouping:
         """How many tiles there are, and how many this program has."""
         down, most = self.counts[0], tile.most(self.blocks.shape[0])
         self.tiles = listed(self.blocks, 0, 0, most) * down
-        self.mine = tile.ceil_divide(self.tiles - self.program, self.walkers)
+        self.mine = tile.ceil_divide(self.tiles - self.program, self.clusters)
 
     def corner(self, number: Any) -> tuple[Any, Any, Any]:
         """(group, row of its weights, first row of the block)."""

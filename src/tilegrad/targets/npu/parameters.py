@@ -112,7 +112,7 @@ class Parameters:
         return BITS[self.element]
 
     @property
-    def slot_bits(self) -> int:
+    def stored_bits(self) -> int:
         """Bits of an element in the scratchpad: with a 2:4 unit each has its index."""
         return self.element_bits + (2 if self.sparse else 0)
 

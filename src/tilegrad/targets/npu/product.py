@@ -95,16 +95,17 @@ class Product(Layout):
         p = self.p
         results, steps = self.outers * self.columns, len(self.parts())
         rows, beats = self.m * self.strips, p.columns // p.lanes
+        left, right = (bytes // p.dma_bytes for bytes in (self.row, self.right_row))  # of a row
         planes = [self.planes(i) for i in range(len(self.vector_operands))]
         wide = sum(n for n, held in zip(planes, self.held) if not held)
         vector = rows * (len(self.steps) * (beats + 4) + wide + 2 * self.held.count(False))
         if p.dataflow == "os":
-            mesh = results * (self.K + 2 * p.rows + p.columns)
-            loads = 2 * results * self.K
+            mesh = results * (self.k + 2 * p.rows + p.columns)
+            loads = results * self.k * (left + right)
         else:
             tiles = self.depths * self.columns
             mesh = tiles * (self.m + self.outers * (2 * p.rows + p.columns + 4))
-            loads = tiles * (self.m + self.outers * p.rows)
+            loads = tiles * (self.m * left + self.outers * p.rows * right)
         moves = 1 + (self.tiles if self.left_apart and p.dataflow != "os" else 1)  # of a step
         loads += (
             rows * wide + results * (steps * moves + len(self.vector_operands)) * p.dram_latency
