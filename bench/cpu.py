@@ -24,6 +24,7 @@ import measure
 import numpy as np
 import torch
 import torch.nn.functional as TF
+from verdict import end, verdict, wrong
 
 import tilegrad
 import tilegrad.nn.functional as F
@@ -485,7 +486,7 @@ def line(row: dict[str, Any]) -> str:
         if row["flops"]
         else f"{row['bytes'] / seconds / 1e9:8.1f} GB/s"
     )
-    notes = " WRONG" * row["wrong"] + " void" * row["void"]
+    notes = wrong(not row["wrong"]) + " void" * row["void"]
     return (
         f"{head} {row['ratio']:6.2f}x [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}] "
         f"{1e6 * seconds:11.1f} us {1e6 * row['peer_seconds']:11.1f} us {rate} "
@@ -530,12 +531,12 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def verdict_line(v: dict[str, Any]) -> str:
     """One verdict for people."""
-    end = ("met" if v["met"] else "MISSED") + (" (void: busy machine)" if v["void"] else "")
+    word = verdict(v["met"]) + (" (void: busy machine)" if v["void"] else "")
     if "seconds" in v:
-        return f"{v['group']}: {1e6 * v['seconds']:.1f} us, at most {1e6 * v['bar']:.0f} us: {end}"
+        return f"{v['group']}: {1e6 * v['seconds']:.1f} us, at most {1e6 * v['bar']:.0f} us: {word}"
     return (
         f"{v['group']}: geometric mean {v['mean']:.3f} (bar {v['mean_bar']}), least "
-        f"{v['least']:.3f} (bar {v['least_bar']}) of {v['cases']}: {end}"
+        f"{v['least']:.3f} (bar {v['least_bar']}) of {v['cases']}: {word}"
     )
 
 
@@ -581,3 +582,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -38,6 +38,7 @@ from typing import Any
 
 import measure
 import numpy as np
+from verdict import end, verdict
 
 import tilegrad as tg
 from tilegrad import nn
@@ -509,7 +510,7 @@ def main() -> None:
         rows = verdicts(measured(source, told.only, say))
     for name, row in rows.items():
         share = f"share {row['share']:.3f}" if "share" in row else ""
-        met = {True: "met", False: "MISSED"}.get(row.get("met"), "")  # type: ignore[arg-type]
+        met = verdict(row["met"]) if "met" in row else ""
         numbers = f"{row['bits']:6.3f} {row['perplexity']:9.3f} {row['lost']:+.5f}"
         say(f"{name:28} {numbers} {share} {met}")
     if not told.quick:
@@ -521,3 +522,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

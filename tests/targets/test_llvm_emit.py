@@ -329,7 +329,7 @@ def test_cumulative(kind: str) -> None:
 
 
 def test_strided_and_transposed_loads() -> None:
-    """Tiles that walk Memory axes in another order, from strided Memories."""
+    """Tiles that take Memory axes in another order, from strided Memories."""
     for dtype in (dtypes.float32, dtypes.int8, dtypes.bfloat16, dtypes.bool_):
         memory = Memory((6, 5), dtype, strides=(1, 7))
         b = BodyBuilder(

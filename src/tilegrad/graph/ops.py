@@ -310,6 +310,21 @@ reshape = Op(
 )
 
 
+def _pruned(x: Node) -> Type:
+    if not x.shape or not isinstance(x.shape[-1], int) or x.shape[-1] % 4:
+        raise _fail("pruned", f"rows of whole fours, not {x.type}")
+    return _array(x)
+
+
+pruned = Op(
+    graph,
+    "pruned",
+    _pruned,
+    category="movement",
+    meaning="x itself, of whose rows two elements of every four are known to be 0",
+)
+
+
 def _permute(x: Node, *, order: tuple[int, ...]) -> Type:
     if sorted(order) != list(range(len(x.shape))):
         raise _fail("permute", f"{order} is not an order of {len(x.shape)} axes")
@@ -730,7 +745,8 @@ def _unpack(raw: Node, *, format: str, dtype: DType) -> Type:
     if found.dtype is not uint8 or not found.shape or not isinstance(found.shape[-1], int):
         raise _fail("unpack", f"bytes (..., bytes of a row), not {found}")
     whole = found.shape[-1] - form.row_bytes_more
-    if not form.quantised or whole < 0 or whole % form.block_bytes or not dtype.is_float:
+    fits = dtype.is_float or (form.whole and dtype.kind == "int" and dtype.bits >= 8)
+    if not form.quantised or whole < 0 or whole % form.block_bytes or not fits:
         raise _fail("unpack", f"{found} are not rows of {form} for {dtype}")
     return Array((*found.shape[:-1], form.elements(found.shape[-1])), dtype)
 

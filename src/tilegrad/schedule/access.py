@@ -139,6 +139,7 @@ MOVEMENT: dict[Op, Callable[[Node, Index], tuple[Index, list[Condition]]]] = {
     ops.slice_: _slice,
     ops.flip: _flip,
     ops.windows: _windows,
+    ops.pruned: lambda node, index: (index, []),
 }
 
 
@@ -166,7 +167,7 @@ def joined(node: Node, index: Index) -> Iterator[tuple[Node, Index, Condition]]:
         at = at - x.shape[axis]
 
 
-# ---- walks --------------------------------------------------------------------------------------
+# ---- walks down from values -----------------------------------------------------------------
 
 
 def base_of(node: Node, values: Container[Node] = ()) -> Node:

@@ -45,7 +45,7 @@ class Cut:
             size = product(node.shape)
             if size == region.total or (region.rows is not None and size == region.rows):
                 if region.order == "column" and size == region.total:
-                    return None  # columns are walked once: no element-level results
+                    return None  # columns are swept once: no element-level results
                 return region
             return None
         split = reduce_split(node)

@@ -1,7 +1,7 @@
 """Lower `dot` for a Target whose programs are blocks of threads: a plain tiled matmul.
 
-Every dot is batch x (m, k) @ (k, n). A program computes one tile of (rows, columns) results, walks
-k in steps with `dot` on tiles that masked loads bring in, and hands the finished tile to the
+Every dot is batch x (m, k) @ (k, n). A program computes one tile of (rows, columns) results, loops
+over k in steps with `dot` on tiles that masked loads bring in, and hands the finished tile to the
 epilogue. It takes any dtype, strides, batch and padding: the fallback where no library kernel
 applies. Invariant: the order of a sum over k depends on the shape alone.
 """

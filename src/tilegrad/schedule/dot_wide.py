@@ -76,7 +76,7 @@ class Matrix:
 
     @property
     def aligned(self) -> bool:
-        """Whether a tensor map can walk it: one axis dense, the others in steps of 16 bytes."""
+        """Whether a tensor map can describe it: one axis dense, the others in steps of 16 bytes."""
         size = self.node.dtype.size
         others = [s for s in (self.rows, self.columns) if s != 1]
         return 1 in (self.rows, self.columns) and all(
@@ -279,7 +279,7 @@ class WideDot:
         return self.listed(self.kernel).build()
 
     def listed(self, kernel: WideMatmul) -> WideMatmul:
-        """A kernel that knows the list of blocks, where it walks one."""
+        """A kernel that knows the list of blocks, where it reads one."""
         if isinstance(kernel, Grouping):
             found = [
                 self.b.matrix(
@@ -353,7 +353,7 @@ class WideDot:
             return b.broadcast(found, shape)
 
     def residual_reads(self) -> list[Node]:
-        """What the epilogue reads at the result's own places, whose rows a tensor map can walk."""
+        """What the epilogue reads at the result's own places, whose rows a tensor map has."""
         n = self.problem.sizes[3]
         found: dict[Node, None] = {}
         stack = list(self.stored)

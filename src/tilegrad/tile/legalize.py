@@ -3,7 +3,7 @@
 A tile is *large* when it takes more than a quarter of the Target's registers. Large values are
 held lazily, as a recipe for any piece of a row (`Source`), until something needs them stored:
 chains of elementwise ops run as one loop over pieces, a dot becomes loops around a small dot
-whose accumulators stay in registers, a reduction walks pieces. Places stand in the nearest
+whose accumulators stay in registers, a reduction loops over pieces. Places stand in the nearest
 memory of the Target. Small tiles pass through as they are, and so does a Body with the note
 `fits`: its writer chose tiles by the Target's registers. Invariant: the new Body computes the
 same values up to the order of sums, and holds no tile that needs more registers than there are.

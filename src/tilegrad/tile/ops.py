@@ -245,7 +245,7 @@ def _boxed(node: Node) -> tuple[Touch]:
 def load(
     memory: Node, *inputs: Node, shape: tuple[int, ...], axes: tuple[int, ...], masked: bool
 ) -> Type:
-    """a tile at the index (one scalar per Memory axis): tile axis i walks Memory axis axes[i];
+    """a tile at the index (one scalar per Memory axis): tile axis i lies along Memory axis axes[i];
     where a last mask input is false the value is 0 and nothing is read"""
     rank = len(_memory(memory).shape)
     if len(inputs) != rank + int(masked) or len(axes) != len(shape):

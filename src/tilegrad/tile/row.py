@@ -28,7 +28,7 @@ Scalar = Node | int
 
 @dataclass(frozen=True)
 class Touch:
-    """Elements of a Memory that are read or written: a box at an index (tile axis i walks Memory
+    """Elements of a Memory that are read or written: a box at an index (tile axis i is Memory
     axis axes[i]; all of it without an index), of it those where a mask holds, or those at linear
     `offsets`."""
 

@@ -1,6 +1,6 @@
 """Attention over a paged cache: decode, several queries a request, prefill in chunks.
 
-`Items` builds the placed kernel. A program walks its items of the work list (`work`), whose
+`Items` builds the placed kernel. A program takes its items of the work list (`work`), whose
 blocks of keys are as many for each program; two warps bring keys and values into rings, page by
 page, and the other warps multiply. Queries are few, so they are the short side of both products:
 scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
@@ -46,8 +46,8 @@ from .shape import (
     item_rows,
     padded,
     per,
+    ranges,
     spread,
-    walkers,
 )
 from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
 
@@ -65,7 +65,7 @@ class Items(Steps):
         super().__init__(x, plan, b)
         self.items, self.partial, self.sums = (self.memory[n] for n in ("items", "partial", "sums"))
         self.counters = self.memory.get("counters")
-        self.per, self.spread, self.walkers = per(x, plan), spread(x, plan), walkers(x, plan)
+        self.per, self.spread, self.ranges = per(x, plan), spread(x, plan), ranges(x, plan)
         self.rows = high(item_rows(x, plan))
 
     def build(self) -> Body:
@@ -74,7 +74,7 @@ class Items(Steps):
         with tile.into(self.b):
             self.allocate_shared()
             program = tile.grid(plan.programs)
-            self.walker, self.near = program // self.spread, program % self.spread
+            self.own_range, self.near = program // self.spread, program % self.spread
             self.roles(self.consumer, self.producer)
         return self.b.finish((plan.programs,), plan=plan, distinct=True, level="placed")
 
@@ -85,11 +85,11 @@ class Items(Steps):
         return tile.cast(tile.load(self.items, (row, field), ()), int64)
 
     @tile.function
-    def walk(self, fields: Sequence[int], body: Callable[[Item, Any], None]) -> None:
+    def for_items(self, fields: Sequence[int], body: Callable[[Item, Any], None]) -> None:
         """body(the record's fields, turns of the ring before) for every item of the program; the
         next record is asked for before an item is worked on."""
         stages, most = self.plan.stages, self.rows
-        first, last, *loaded = [self.number(self.walker, f) for f in (START, STOP, *fields)]
+        first, last, *loaded = [self.number(self.own_range, f) for f in (START, STOP, *fields)]
         start = tile.hold(within(first, 0, most), "start", (0, most))
         stop = tile.hold(within(last, -1, most), "stop", (-1, most))
         found = [within(v, *self.bounds(f)) for f, v in zip(fields, loaded)]
@@ -100,7 +100,7 @@ class Items(Steps):
         items = tile.hold(items, "items", (0, most))
         turn = tile.full((), 0, int64)
         for item in tile.range(items):
-            following = self.record(self.walkers + start - self.walker + item, fields)
+            following = self.record(self.ranges + start - self.own_range + item, fields)
             sizes = {f: tile.hold(v, f"field{f}", self.bounds(f)) for f, v in zip(fields, found)}
             sizes[HEAD] = sizes[HEAD] + self.near
             before = tile.hold(turn, "turn", (0, 2 * stages - 1))
@@ -128,7 +128,7 @@ class Items(Steps):
             BLOCKS: (0, self.most_blocks),
             PARTIAL: (-1, self.rows - 1),
             FROM: (0, self.rows - 1),
-            PARTS: (1, self.walkers),
+            PARTS: (1, self.ranges),
         }[field]
 
     # ---- what roles do ----------------------------------------------------------------------
@@ -148,12 +148,12 @@ class Items(Steps):
 
             self.bring(which, Blocks(of[BLOCKS], of[HEAD], before, number, pages))
 
-        self.walk(PRODUCER_FIELDS, item)
+        self.for_items(PRODUCER_FIELDS, item)
 
     def consumer(self) -> None:
         """Scores, weights and sums of every item."""
         self.make_tiles()
-        self.walk(CONSUMER_FIELDS, self.item)
+        self.for_items(CONSUMER_FIELDS, self.item)
 
     def begin(self, of: Item) -> tuple[Any, Any]:
         """Queries, and empty sums."""

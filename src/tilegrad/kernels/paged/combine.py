@@ -24,9 +24,9 @@ from .shape import (
     PagedPlan,
     PagedShape,
     per,
+    ranges,
     scratch_parameters,
     spread,
-    walkers,
     work_parameters,
 )
 
@@ -70,7 +70,7 @@ def _combine(
 
     first, parts = (
         field(CUT_PARTIAL, high(partial.type.shape[0]) - 1),
-        field(CUT_PARTS, walkers(x, plan)),
+        field(CUT_PARTS, ranges(x, plan)),
     )
     token, tokens = field(CUT_TOKEN, high(x.tokens) - 1), field(CUT_TOKENS, per(x, plan))
     head = field(CUT_HEAD, x.key_heads // near - 1) + cut % near

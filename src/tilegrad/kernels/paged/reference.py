@@ -36,7 +36,7 @@ from .shape import (
     item_rows,
     listed,
     per,
-    walkers,
+    ranges,
 )
 
 Array = np.ndarray[Any, Any]
@@ -46,7 +46,7 @@ def work_list(
     x: PagedShape, plan: PagedPlan, lengths: Array, query_starts: Array
 ) -> tuple[Array, Array]:
     """(items, cuts) of a step; rows that nothing says anything of are 0."""
-    many = walkers(x, plan)
+    many = ranges(x, plan)
     items = np.zeros((high(item_rows(x, plan)), RECORD), np.int32)
     cuts = np.zeros((many, CUT), np.int32)
     found = _pairs(x, plan, lengths, query_starts)

@@ -1,6 +1,6 @@
 """Reductions by columns: tiles of (some reduced elements) x (neighbouring results).
 
-A program takes a block of neighbouring results and walks the reduced axis a tile at a time with
+A program takes a block of neighbouring results and sweeps the reduced axis a tile at a time with
 the accumulators in registers; the rows of the tile are added up at the end. Where there are few
 results the reduced axis is cut into parts as well: partial results go to scratch and a second
 launch adds them, part by part in order. Invariant: a result's sum is added in an order that
@@ -108,7 +108,7 @@ class Columns(ThreadPart):
         with self.e.tile(0, 1, 1, base, self.block, inner) as (_, lane):
             row = outer * inner + lane
             for stage in range(1, space.stages() + 1):
-                self.walk(space.at_stage(stage), row, outer, base, start, stop)
+                self.reduce_part(space.at_stage(stage), row, outer, base, start, stop)
             if partials is None:
                 self.write_rows(space.region.stored, row)
             else:
@@ -117,10 +117,10 @@ class Columns(ThreadPart):
                     self.e.store(place, self.e.value(v, unravel(row, v.shape)), offset)
         return grid
 
-    def walk(
+    def reduce_part(
         self, reduces: Sequence[Node], row: Size, outer: Size, base: Size, start: Size, stop: Size
     ) -> None:
-        """Walk the reduced elements from start to stop and bind what the reductions gave."""
+        """Take the reduced elements from start to stop and bind what the reductions gave."""
         b, e, inner = self.b, self.e, self.space.inner
         full = self.tile_shape()
 

@@ -26,7 +26,7 @@ from ..problem import power_of_two
 from ..space import KINDS, identity, reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
 from .stream import StreamedRows, plan_stream
-from .sweep import WARPS, Sweep, Walk, lanes_of, swept
+from .sweep import WARPS, Sweep, Sweeper, lanes_of, swept
 
 HELD = 16384  # most elements of a row that is held
 COSTLY = 100  # instructions of an element of which a thread with half the registers holds few
@@ -160,7 +160,7 @@ class HeldRows(ThreadPart):
 
 
 def row_parts(space: ThreadSpace, rows: Size, columns: Size) -> int:
-    """Into how many parts each row is cut: 1 unless rows are few and one walk is all."""
+    """Into how many parts each row is cut: 1 unless rows are few and one sweep is all."""
     plain = all(v.op is not ops.argmax and space.levels[v] == 1 for v in space.reduces)
     per_row = all(space.is_per_row(v) for v in space.region.stored)
     if not plain or not per_row or space.inner != columns or not isinstance(columns, int):
@@ -188,8 +188,8 @@ def first_parts(
     row = floor_divide(p, parts)
     start = modulo(p, parts) * length
     stop = minimum(start + length, columns)
-    walk, sweep = Walk(row, columns, space.reduces), Sweep(space, sheet, WARPS)
-    sweep.finish(walk, sweep.sweep(walk, start, stop, sweep.start(walk)))
+    sweep, sweeper = Sweep(row, columns, space.reduces), Sweeper(space, sheet, WARPS)
+    sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
     for v, place in zip(space.reduces, sheet.others.values()):
         sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), p)
     return sheet.end((rows * parts,), warps=WARPS)

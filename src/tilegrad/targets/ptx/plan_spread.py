@@ -274,8 +274,8 @@ class SpreadPlan:
         held = next((t for t in tiles if self._holds(t)), None)
         if name in ("load", "store") and held is not None:
             strides = node.inputs[0].type.element_strides()  # type: ignore[union-attr]
-            for axis, walked in enumerate(node.attrs["axes"]):
-                if strides[walked] == 1:
+            for axis, along in enumerate(node.attrs["axes"]):
+                if strides[along] == 1:
                     votes = self._wish(held).inner
                     votes[axis] = votes.get(axis, 0) + 1
 

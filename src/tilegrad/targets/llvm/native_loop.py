@@ -1,8 +1,8 @@
-"""The native step walker: what worker threads do, without Python, in the language of `native`.
+"""The native loop over steps: what worker threads do, without Python, in the language of `native`.
 
-Exports: `start` (publish a step and walk it as worker 0), `resume` (go on after a pause),
+Exports: `start` (publish a step and run it as worker 0), `resume` (go on after a pause),
 `stop` (end a step early), `serve` (the life of another worker), `quit`, and `spin` (to time the
-pause instruction). The walker returns PAUSED to Python between entries once SLICE nanoseconds
+pause instruction). It returns PAUSED to Python between entries once SLICE nanoseconds
 have passed, so that signals are honoured; the other workers wait in their next barrier.
 
 Invariant: only worker 0 starts steps, and `start`/`resume` return DONE only when every worker
@@ -73,8 +73,8 @@ PAUSES = {
 }
 
 
-def walker_text(machine: str) -> str:
-    """The walker as LLVM IR for a CPU family ('x86_64' or 'aarch64')."""
+def native_loop_text(machine: str) -> str:
+    """The loop as LLVM IR for a CPU family ('x86_64' or 'aarch64')."""
     linux = sys.platform.startswith("linux")
     pause = PAUSES[machine]
     numbers = {**NUMBERS, "FUTEX": 202 if machine == "x86_64" else 98, "CLOCK": 6 if linux else 1}
@@ -248,7 +248,7 @@ def swap_slots(slots: ptr, row: row):
     ptr[slots, row.b] = ptr[slots, row.c]
     ptr[slots, row.c] = left
 
-def walk(pool: pool, state: state, worker: i64, workers: i64, deadline: i64) -> i64:
+def take_entries(pool: pool, state: state, worker: i64, workers: i64, deadline: i64) -> i64:
     slots = state.own_slots
     counters = state.counters
     while state.place < pool.entries:
@@ -323,7 +323,7 @@ def start(pool: pool, record: ptr, workers: i64) -> i64:
 def resume(pool: pool, workers: i64) -> i64:
     deadline = now() + SLICE
     state: state = pool.caller_state
-    code = walk(pool, state, 0, workers, deadline)
+    code = take_entries(pool, state, 0, workers, deadline)
     if code == PAUSED or workers == 1:
         return code
     return join(pool, workers, deadline)
@@ -336,7 +336,7 @@ def serve(pool: pool, state: state, worker: i64, epoch: i32):
         if load(pool.quitting, acquire):
             return
         prepare(pool, state)
-        walk(pool, state, worker, pool.workers, 0)
+        take_entries(pool, state, worker, pool.workers, 0)
         add(pool.done, 1, seq_cst)
         wake(at(pool.done))
 
