@@ -8,8 +8,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from ..tile import placed  # noqa: F401  (defines the ops of the placed level)
-from ..tile.row import tile
+from . import placed  # noqa: F401  (defines the ops of the placed level)
+from .row import tile
 
 
 def emitters(*files: ModuleType) -> dict[str, Any]:
