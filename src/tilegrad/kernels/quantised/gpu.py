@@ -19,12 +19,13 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
-from . import gpu_packed, gpu_rows
+from . import gpu_packed, gpu_rows, gpu_warps
 from .gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
 from .gpu_matrix import MatrixPlan, many_tokens
 from .gpu_packed import PackedPlan, packed_matmul
 from .gpu_rows import RowsPlan, few_tokens, shared_bytes
 from .gpu_take import take, unpack
+from .gpu_warps import WarpsPlan, warp_tokens
 from .shape import NOTHING, Around, QuantisedShape, padded
 
 Plan = RowsPlan | MatrixPlan | PackedPlan
@@ -108,8 +109,16 @@ def is_packed(shape: QuantisedShape, target: Target, around: Around = NOTHING) -
     return some and not gpu_packed.why_not(shape, target, around)
 
 
+def is_for_warps(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> bool:
+    """Whether the matrix units of warps take this."""
+    some = 1 < high(shape.tokens) and not invariant()
+    return some and not gpu_warps.why_not(shape, target, around)
+
+
 def plans_for(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> Sequence[Plan]:
     """Plans for a product with what is around it, the best first."""
+    if is_for_warps(shape, target, around):
+        return [gpu_warps.plan_of(shape)]
     if is_packed(shape, target, around):
         return gpu_packed.plans(shape, around, target)
     return [rows_plan(shape) if are_few(shape, target) else matrix_plan(shape)]
@@ -121,6 +130,8 @@ def body_of(
     """The kernel of a Plan; parameters in the order of `Around`."""
     if isinstance(plan, PackedPlan):
         return packed_matmul(shape, plan, name, around)
+    if isinstance(plan, WarpsPlan):
+        return warp_tokens(shape, plan, name, around)
     if isinstance(plan, RowsPlan):
         return few_tokens(shape, plan, name, around)
     if around != NOTHING:
