@@ -118,7 +118,7 @@ def is_for_warps(shape: QuantisedShape, target: Target, around: Around = NOTHING
 def plans_for(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> Sequence[Plan]:
     """Plans for a product with what is around it, the best first."""
     if is_for_warps(shape, target, around):
-        return [gpu_warps.plan_of(shape)]
+        return [gpu_warps.plan_of(shape, around, target)]
     if is_packed(shape, target, around):
         return gpu_packed.plans(shape, around, target)
     return [rows_plan(shape) if are_few(shape, target) else matrix_plan(shape)]

@@ -1,16 +1,16 @@
 """Some tokens times quantised rows by the matrix units of warps, weights straight from memory.
 
 As in `gpu_rows`, a thread asks for the codes of groups of its rows before it waits for the launch
-before, and programs are small, so that those of the next launch take the place of those that end.
-Of a step of 128 columns four threads hold a group each, 16 bytes: word j of all four is what two
-products (mma) over 16 columns take, in an order of columns of their own, in which x comes from
-shared memory too. So no thread unpacks what another one does, and a scale is made once for 32
-weights. Warps share the columns of a program's rows out; their sums are added up at the end.
+before. Of a step of 128 columns four threads hold a group each, 16 bytes: word j of all four is
+what two products (mma) over 16 columns take, in an order of columns of their own, in which x lies
+in shared memory too. So no thread unpacks what another one does, and a scale is made once for 32
+weights. Warps share the columns of a block of rows out; their sums are added up at its end.
 
-Cost for a weight of 4 bits, in lane instructions: 5/8 to cut digits out, 1 to make them values,
-0.3 for scales, 1/8 of products and 1/8 for x for 8 tokens and 32 rows: 2.1. Bytes: those of the
-parts, once; x from L2, once for each program. Error: as in `gpu_packed`; with a norm x times its
-weights is rounded to x's dtype as well.
+Where all of x fits into shared memory, programs walk over blocks of rows and threads meet once a
+block alone; else a program has one block, and x comes turn by turn. Cost for a weight of 4 bits, in
+lane instructions: 5/8 to cut digits out, 1 to make them values, 0.3 for scales, 1/8 of products and
+1/32 for x for 8 tokens and 32 rows: 2.1. Bytes: those of the parts, once; x from L2, once for each
+program. Error: as in `gpu_packed`; with a norm x times its weights is rounded to x's dtype as well.
 
 Invariant: the order of every sum depends on the shape and the Plan alone.
 """
@@ -27,30 +27,45 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.build import Body
 from . import gpu_packed
-from .gpu_layout import GROUP, layout_of
+from .gpu_layout import GROUP, ROWS, groups_of
 from .gpu_rows import RowsPlan, _Rows
 from .shape import NOTHING, Around, QuantisedShape, padded
 
 MOST = 16  # tokens
-STEP = 4 * GROUP  # columns that a warp takes at once
 WIDE = 40  # elements between neighbouring runs of 32 in shared memory: banks differ
+RUN = 8  # neighbours of x that a thread moves at once
 
 
 @dataclass(frozen=True)
 class WarpsPlan(RowsPlan):
-    """Choices of `warp_tokens`; `tokens` are columns of the products."""
+    """Choices of `warp_tokens`; `tokens` are columns of its products."""
+
+    programs: int = 0  # that walk over the blocks of rows; 0 for one each
 
 
 def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
     """Why this is not for a product; '' where it is."""
     if high(shape.tokens) > MOST:
         return f"more than {MOST} tokens"
+    if around.norm is not None and not plan_of(shape, around, target).programs:
+        return "no norm: x does not fit into shared memory"
     return gpu_packed.why_not(shape, target, around, norm=True)
 
 
-def plan_of(shape: QuantisedShape) -> WarpsPlan:
+def input_bytes(shape: QuantisedShape) -> int:
+    """Bytes of all of x in shared memory."""
+    return padded(high(shape.tokens), 8) * groups_of(shape) * WIDE * shape.dtype.size
+
+
+def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
     """The Plan: two blocks of 16 rows a warp."""
-    return WarpsPlan(32, 8, 32, 0, padded(high(shape.tokens), 8), 2)
+    tokens, blocks = padded(high(shape.tokens), 8), padded(shape.rows, ROWS) // 32
+    resident = target.memories["shared"].bytes // (input_bytes(shape) + (20 << 10))
+    if not resident:
+        return WarpsPlan(32, 16, 64, 0, tokens, 1, 1)
+    resident, warps = (2, 8) if resident > 1 else (1, 16)
+    programs = min(blocks, resident * target.cores)
+    return WarpsPlan(32, warps, 4 * warps, 0, tokens, 2, resident, programs)
 
 
 def warp_tokens(
@@ -63,128 +78,239 @@ def warp_tokens(
 class _Warps(_Rows):
     """Builds the Body of `warp_tokens`."""
 
-    def __init__(
-        self, shape: QuantisedShape, plan: WarpsPlan, name: str, around: Around
-    ) -> None:
+    plan: WarpsPlan
+
+    def __init__(self, shape: QuantisedShape, plan: WarpsPlan, name: str, around: Around) -> None:
         super().__init__(shape, plan, name, around)
-        self.tokens, self.chunk = plan.tokens, plan.groups * GROUP
+        self.tokens, self.chunk, self.token = plan.tokens, plan.groups * GROUP, 0
+        self.stages = min(plan.stages, self.turns)
         self.steps = plan.groups // (4 * plan.warps)  # of a warp in a turn
+        self.blocks = self.rows // self.each
+
+    def build(self) -> Body:
+        """Which rows a program has, then its work."""
+        plan, programs = self.plan, self.plan.programs or self.blocks
+        with tile.into(self.b):
+            tile.grid_launch_dependents()
+            self.work(tile.grid(programs))
+        notes = {"resident": plan.resident} if plan.resident else {}
+        return self.b.finish((programs,), warps=plan.warps, level="placed", **notes)
 
     @tile.function
-    def work(self) -> list[Any]:
-        """Ask for weights, wait, multiply turn by turn; gives the sums of each side."""
-        step, stages = self.plan.groups, min(self.plan.stages, self.turns)
-        warps, dtype = self.plan.warps, self.shape.dtype
-        loaded = [x for i in range(stages) for x in self.load(i * step)]
+    def work(self, number: Any) -> None:
+        """Ask for weights, wait, then block by block."""
+        step, warps = self.plan.groups, self.plan.warps
+        first = tile.hold(number * self.each, "first")
+        loaded = [part for i in range(self.stages) for part in self.load(i * step, first)]
         tile.grid_dependency_wait()
-        shape = (warps, self.each)
-        self.totals = [tile.register((warps * self.each, self.tokens), fill=0.0) for _ in range(self.sides)]
+        sums = (warps * self.each, self.tokens)
+        self.totals = [tile.register(sums, fill=0.0) for _ in range(self.sides)]
         self.left = tile.register((warps * self.each, 8), int32)
-        self.right = tile.register((warps * self.tokens, 16), dtype)
-        self.place = tile.shared((self.steps, warps, self.tokens, 4, WIDE), dtype)
-        each, rest = len(loaded) // stages, (self.turns - stages) * step
-        x = self.load_inputs_at(0)
-        for group in tile.range(0, rest, step):
-            following = self.load(group + stages * step)
-            self.lay_down(x)
-            x = self.load_inputs_at(group + step)
-            self.multiply_all(loaded[:each])
-            loaded = [*loaded[each:], *following]
-        for i in range(stages):
-            self.lay_down(x)
-            if i + 1 < stages:
-                x = self.load_inputs_at(rest + (i + 1) * step)
-            self.multiply_all(loaded[i * each : (i + 1) * each])
-        return [tile.reshape(tile.read(t), (*shape, self.tokens)) for t in self.totals]
+        self.right = tile.register((warps * self.tokens, 16), self.shape.dtype)
+        shape = (warps, self.each, self.tokens + 1)
+        self.parts = [tile.shared(shape) for _ in range(self.sides)]
+        if self.plan.programs:
+            self.lay_all_down()
+            for block in tile.range(number, self.blocks, self.plan.programs):
+                loaded = self.one_block(block, loaded)
+        else:
+            self.row = first
+            self.only_block(loaded)
+
+    def load(self, group: Any, row: Any, more: Any = None) -> list[Any]:
+        """The weights of a turn from a row on, side by side, where there are more."""
+        made, groups = [], self.plan.groups
+        for side in range(self.sides):
+            at, words = row + side * self.rows, (self.each, 4 * groups)
+            for size, name, index, axes in (
+                (words, "codes", (at, 0, 4 * group), (0, 2)),
+                ((self.each, groups), "scales", (at, group), (0, 1)),
+            ):
+                mask = None if more is None else tile.broadcast(more, size)
+                made.append(tile.load(self.memory[name], index, size, axes=axes, mask=mask))
+        return made
+
+    # ---- blocks ---------------------------------------------------------------------------------
+
+    def one_block(self, block: Any, loaded: Sequence[Any]) -> list[Any]:
+        """A block whose x lies there; gives the first weights of the next one. What a stage asks
+        for comes where its weights were, so that no thread has to wait to move it."""
+        each, step, stages = len(loaded) // self.stages, self.plan.groups, list(loaded)
+        self.row = tile.hold(block * self.each, "row")
+        after = block + self.plan.programs
+        more = tile.less(after, self.blocks)
+        following = tile.hold(tile.minimum(after, self.blocks - 1) * self.each, "following")
+        added = self.load_added()
+        for turn in range(self.turns):
+            slot, ahead = turn % self.stages, turn + self.stages
+            own = slice(slot * each, (slot + 1) * each)
+            self.multiply_all(stages[own], self.place, turn * self.steps)
+            if ahead < self.turns:
+                stages[own] = self.load(ahead * step, self.row)
+            else:
+                stages[own] = self.load((ahead - self.turns) * step, following, more)
+        self.write_sums(added)
+        for total in self.totals:
+            tile.write(total, tile.zeros(total.shape))
+        count = each * (self.turns % self.stages)
+        return [*stages[count:], *stages[:count]]
+
+    @tile.function
+    def only_block(self, loaded: Sequence[Any]) -> None:
+        """A block whose x comes turn by turn."""
+        step, shape = self.plan.groups, (self.steps, self.plan.warps, self.tokens, 4, WIDE)
+        self.places = [tile.shared(shape, self.shape.dtype) for _ in range(2)]
+        x, rest, added = self.load_inputs(0), self.turns - self.stages, self.load_added()
+        first = rest % self.stages
+        x, loaded = self.some_turns(range(first), 0, x, loaded)
+        for group in tile.range(first * step, rest * step, self.stages * step):
+            x, loaded = self.some_turns(range(first, first + self.stages), group, x, loaded)
+        self.some_turns(range(first, first + self.stages), rest * step, x, loaded, last=True)
+        self.write_sums(added)
+
+    def some_turns(
+        self, turns: range, group: Any, x: Any, loaded: Sequence[Any], last: bool = False
+    ) -> tuple[Any, list[Any]]:
+        """Turns from a group on; gives x and the weights of those that follow."""
+        each, step, stages = len(loaded) // self.stages, self.plan.groups, list(loaded)
+        for number, turn in enumerate(turns):
+            own, at = slice(number * each, (number + 1) * each), group + number * step
+            place = self.places[turn % 2]
+            self.lay_down(x, place, 0)
+            if not last or number + 1 < len(turns):
+                x = self.load_inputs(at + step)
+            self.multiply_all(stages[own], place, 0)
+            if not last:
+                stages[own] = self.load(at + self.stages * step, self.row)
+        count = each * len(turns) % len(stages)
+        return x, [*stages[count:], *stages[:count]]
 
     # ---- x --------------------------------------------------------------------------------------
 
-    def load_inputs_at(self, group: Any) -> Any:
+    def load_inputs(self, group: Any) -> Any:
         """x of a turn, 0 past its ends."""
         size, first = (self.tokens, self.chunk), group * GROUP
-        return tile.load(self.memory["x"], (self.token, first), size, mask=self.there(size, first))
+        mask = self.tokens_there(size)
+        if self.shape.columns % self.chunk:
+            line = tile.arange(self.chunk) + first < self.shape.columns
+            mask = and_masks(mask, tile.broadcast(line[None, :], size))
+        return tile.load(self.memory["x"], (0, first), size, mask=mask)
 
-    def there(self, size: tuple[int, int], first: Any) -> Any:
-        """Which of some tokens and columns there are; None for all."""
-        tokens, columns = self.shape.tokens, self.shape.columns
+    def tokens_there(self, size: tuple[int, int]) -> Any:
+        """Which of some tokens there are; None for all."""
+        tokens = self.shape.tokens
+        if isinstance(tokens, int) and tokens == size[0]:
+            return None
+        return tile.broadcast((tile.arange(size[0]) < tokens)[:, None], size)
+
+    def lay_all_down(self) -> None:
+        """All of x into shared memory; times the weights of a norm, and roots of mean squares."""
+        shape = (self.turns * self.steps, self.plan.warps, self.tokens, 4, WIDE)
+        self.place, step = tile.shared(shape, self.shape.dtype), self.plan.groups
+        ahead = [self.load_inputs(i * step) for i in range(min(2, self.turns))]
+        squares = tile.zeros((self.tokens, self.chunk // RUN))
+        for turn in range(self.turns):
+            x = ahead[turn]
+            if turn + 2 < self.turns:
+                ahead.append(self.load_inputs((turn + 2) * step))
+            if self.around.norm is not None:
+                wide = x.to(float32)
+                runs = tile.reshape(wide * wide, (self.tokens, self.chunk // RUN, RUN))
+                squares = squares + tile.sum(runs, 2)
+                x = (wide * self.factors(turn * self.chunk, wide.shape)).to(x.dtype)
+            self.lay_down(x, self.place, turn * self.steps)
+        if self.around.norm is not None:
+            mean = tile.sum(squares, 1) * (1 / self.shape.columns)
+            self.roots_place = tile.shared((self.tokens,))
+            tile.store(self.roots_place, 0, tile.sqrt(mean + self.around.norm))
+
+    def factors(self, first: int, size: tuple[int, int]) -> Any:
+        """Weights of the norm of some columns."""
         mask = None
-        if columns % size[1]:
-            mask = tile.broadcast((tile.arange(size[1]) + first < columns)[None, :], size)
-        if not isinstance(tokens, int) or tokens % size[0]:
-            own = tile.broadcast((tile.arange(size[0]) + self.token < tokens)[:, None], size)
-            mask = own if mask is None else mask & own
-        return mask
+        if self.shape.columns % self.chunk:
+            mask = tile.arange(self.chunk) + first < self.shape.columns
+        found = tile.load(self.memory["norm"], first, self.chunk, mask=mask).to(float32)
+        found = found + self.around.offset if self.around.offset else found
+        return tile.broadcast(found[None, :], size)
 
-    def lay_down(self, x: Any) -> None:
+    def lay_down(self, x: Any, place: Any, first: int) -> None:
         """x of a turn into shared memory: of 128 columns, the runs of 8 that meet a word."""
-        sizes = (self.tokens, self.plan.warps, self.steps, 4, 4, 8)
+        sizes = (self.tokens, self.plan.warps, self.steps, 4, 4, RUN)
         runs = tile.transpose(tile.reshape(x, sizes), (0, 1, 2, 4, 3, 5))
         runs = tile.reshape(runs, (*sizes[:3], 4, GROUP))
-        tile.store(self.place, (0, 0, 0, 0, 0), runs, axes=(2, 1, 0, 3, 4))
+        tile.store(place, (first, 0, 0, 0, 0), runs, axes=(2, 1, 0, 3, 4))
 
     # ---- a turn -------------------------------------------------------------------------------
 
-    def multiply_all(self, loaded: Sequence[Any]) -> None:
+    def multiply_all(self, loaded: Sequence[Any], place: Any, first: int) -> None:
         """Add what some groups give."""
-        each = len(loaded) // self.sides
-        found = [self.weights.named(loaded[s * each : (s + 1) * each]) for s in range(self.sides)]
-        warps, rows = self.plan.warps, self.each
+        sizes = (self.each, self.plan.warps, self.steps, 4)
+        codes = [tile.reshape(part, (*sizes, 4)) for part in loaded[::2]]
+        scales = [tile.reshape(part, sizes) for part in loaded[1::2]]
         for step in range(self.steps):
-            scales = [self.scales_at(one["scales"], step) for one in found]
+            found = [self.scales_at(own, step) for own in scales]
             for word in range(4):
-                at, size = (step, 0, 0, word, 0), (warps, self.tokens, GROUP)
-                x = tile.load(self.place, at, size, axes=(1, 2, 4))
-                x = tile.reshape(x, (warps, self.tokens, 4, 2, 2, 2))
+                x = self.inputs_at(place, first + step, word)
                 for half in range(2):
                     right = tile.transpose(x[:, :, :, half : half + 1, :, :], (0, 1, 3, 4, 2, 5))
-                    tile.write(self.right, tile.reshape(right, (warps * self.tokens, 16)))
-                    for total, one, scale in zip(self.totals, found, scales):
-                        codes = tile.reshape(one["codes"], (rows, warps, self.steps, 4, 4))
-                        own = codes[:, :, step : step + 1, :, word : word + 1]
-                        own = tile.reshape(own, (rows, warps, 4, 1))
-                        left = tile.transpose(self.values(own, half, *scale), (1, 0, 3, 2))
-                        tile.write(self.left, tile.reshape(left, (warps * rows, 8)))
-                        tile.matrix_sync(total, self.left, self.right, (warps, 1))
+                    tile.write(self.right, tile.reshape(right, self.right.shape))
+                    for total, own, scale in zip(self.totals, codes, found):
+                        words = own[:, :, step : step + 1, :, word : word + 1]
+                        words = tile.reshape(words, (*sizes[:2], 4, 1))
+                        tile.write(self.left, self.values(words, half, *scale))
+                        tile.matrix_sync(total, self.left, self.right, (self.plan.warps, 1))
+
+    def inputs_at(self, place: Any, step: int, word: int) -> Any:
+        """x that meets a word of each group: (warps, tokens, groups, halves, pairs, 2)."""
+        size = (self.plan.warps, self.tokens, GROUP)
+        x = tile.load(place, (step, 0, 0, word, 0), size, axes=(1, 2, 4))
+        return tile.reshape(x, (*size[:2], 4, 2, 2, 2))
 
     def scales_at(self, scales: Any, step: int) -> tuple[Any, Any]:
         """Scales of a step (rows, warps, groups, 1), and what codes less 8 are above."""
-        sizes = (self.each, self.plan.warps, self.steps, 4)
-        found = tile.reshape(scales, sizes)[:, :, step : step + 1, :]
-        return gpu_packed.scales_of(tile.reshape(found, (*sizes[:2], 4, 1)), self.shape)
+        found = scales[:, :, step : step + 1, :]
+        found = tile.reshape(found, (self.each, self.plan.warps, 4, 1))
+        return gpu_packed.scales_of(found, self.shape)
 
     def values(self, words: Any, half: int, scale: Any, minimum: Any) -> Any:
-        """The weights (rows, warps, groups, 2) of half a word, two neighbours in a word."""
-        sizes = (*words.shape[:3], 2)
-        words = tile.broadcast(words >> 8 if half else words, sizes)
-        return gpu_packed.numbers(words, (0, 4), scale, minimum, self.shape)
+        """The weights of half a word of each group, two neighbours in a word."""
+        words = tile.broadcast(words >> 8 if half else words, (*words.shape[:3], 2))
+        made = gpu_packed.numbers(words, (0, 4), scale, minimum, self.shape)
+        return tile.reshape(tile.transpose(made, (1, 0, 3, 2)), self.left.shape)
 
     # ---- results --------------------------------------------------------------------------------
 
-    def finish(self, sums: Sequence[Any]) -> None:
-        """Sum over the warps, do what is around and write."""
+    def load_added(self) -> Any:
+        """What is added to results, asked for before it is needed; None for nothing."""
+        if not self.around.residual:
+            return None
         size = (self.tokens, self.each)
-        places = [tile.shared((self.plan.warps, *size)) for _ in sums]
-        for place, value in zip(places, sums):
-            tile.store(place, (0, 0, 0), value, axes=(0, 2, 1))
-        whole = []
-        for place in places:
-            total = tile.load(place, (0, 0, 0), size, axes=(1, 2))
-            for warp in range(1, self.plan.warps):
-                total = total + tile.load(place, (warp, 0, 0), size, axes=(1, 2))
-            whole.append(total)
-        mask = self.mask_of(size)
-        self.write_all(self.around_all(whole, mask).to(self.shape.dtype), mask)
+        return tile.load(self.memory["residual"], (0, self.row), size, mask=self.mask_of(size))
 
     def mask_of(self, size: tuple[int, int]) -> Any:
         """Which results there are; None for all."""
-        tokens, mask = self.shape.tokens, self.rows_there()
-        mask = mask if mask is None else tile.broadcast(mask[None, :], size)
-        if not isinstance(tokens, int) or tokens % size[0]:
-            own = tile.broadcast((tile.arange(size[0]) + self.token < tokens)[:, None], size)
-            mask = own if mask is None else mask & own
-        return mask
+        rows = self.rows_there()
+        rows = rows if rows is None else tile.broadcast(rows[None, :], size)
+        return and_masks(self.tokens_there(size), rows)
 
-    def around_all(self, sides: Sequence[Any], mask: Any) -> Any:
+    def write_sums(self, added: Any) -> None:
+        """Sum over the warps, do what is around and write."""
+        warps, size = self.plan.warps, (self.tokens, self.each)
+        whole = []
+        for place, total in zip(self.parts, self.totals):
+            value = tile.reshape(tile.read(total), (warps, self.each, self.tokens))
+            tile.store(place, (0, 0, 0), value)
+        for place in self.parts:
+            parts = [tile.load(place, (w, 0, 0), size, axes=(2, 1)) for w in range(warps)]
+            while len(parts) > 1:
+                parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
+            whole.append(parts[0])
+        if self.around.norm is not None:
+            roots = tile.load(self.roots_place, 0, self.tokens)[:, None]
+            whole = [tile.quick_divide(v, tile.broadcast(roots, size)) for v in whole]
+        self.put(self.around_all(whole, added).to(self.shape.dtype), self.mask_of(size))
+
+    def around_all(self, sides: Sequence[Any], added: Any) -> Any:
         """Results with what is around them."""
         value = sides[0]
         if self.around.bias:
@@ -193,22 +319,23 @@ class _Warps(_Rows):
         if self.around.gated:
             one = tile.full((), 1.0)
             value = tile.quick_divide(value, tile.quick_exp(-value) + one) * sides[1]
-        if self.around.residual:
-            at = (self.token, self.row)
-            more = tile.load(self.memory["residual"], at, value.shape, mask=mask)
-            value = value + more.to(float32)
-        return value
+        return value if added is None else value + added.to(float32)
 
     @tile.function
-    def write_all(self, value: Any, mask: Any, number: int = 0) -> None:
+    def put(self, value: Any, mask: Any, number: int = 0) -> None:
         """Into the result that has the rows, from a result on."""
         sizes, out = self.around.results(self.shape), self.memory[f"out{number}"]
         first = sum(sizes[:number])
         row = self.row if not number else tile.maximum(self.row - first, 0)
         if number + 1 == len(sizes) or tile.less(self.row, first + sizes[number]):
-            tile.store(out, (self.token, row), value, mask=mask)
+            tile.store(out, (0, row), value, mask=mask)
         else:
-            self.write_all(value, mask, number + 1)
+            self.put(value, mask, number + 1)
+
+
+def and_masks(a: Any, b: Any) -> Any:
+    """Two masks; None is true."""
+    return a if b is None else b if a is None else a & b
 
 
 __all__ = ["WarpsPlan", "plan_of", "warp_tokens", "why_not"]
