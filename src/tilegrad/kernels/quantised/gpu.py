@@ -1,10 +1,10 @@
 """Quantised products on GPUs: which kernel a shape gets; see `shape` for the functions.
 
-One token goes to `gpu_rows`. 2 to MOST_PACKED go to `gpu_packed` where the Target's matrix units
-run beside the threads and codes have 4 bits; others up to FEW_TOKENS to `gpu_rows` too, more of
-them to `gpu_matrix`. More than `many` unpack their weights first. At the level `invariant` all go
-to `gpu_matrix` by one Plan. Invariant: what a Target can run is decided by its facts alone, and the
-Plan by the shape.
+One token goes to `gpu_rows`. Where the Target's matrix units run beside the threads and codes have
+4 bits, up to 8 go to `gpu_warps` and up to MOST_PACKED to `gpu_packed`; others up to FEW_TOKENS to
+`gpu_rows` too, more of them to `gpu_matrix`. More than `many` unpack their weights first. At the
+level `invariant` all go to `gpu_matrix` by one Plan. Invariant: what a Target can run is decided by
+its facts alone, and the Plan by the shape.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def is_packed(shape: QuantisedShape, target: Target, around: Around = NOTHING) -
 
 def is_for_warps(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> bool:
     """Whether the matrix units of warps take this."""
-    some = 1 < high(shape.tokens) and not invariant()
+    some = high(shape.tokens) > 1 and not invariant()
     return some and not gpu_warps.why_not(shape, target, around)
 
 
@@ -146,7 +146,7 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
     """Why a product is not computed with what is around it; '' where it is."""
-    if is_packed(shape, target, around):
+    if is_for_warps(shape, target, around) or is_packed(shape, target, around):
         return ""
     if is_packed(shape, target):
         return gpu_packed.why_not(shape, target, around)

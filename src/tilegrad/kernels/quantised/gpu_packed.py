@@ -49,8 +49,10 @@ FEW_CONSUMERS = 2.6  # accumulators below which threads wait for one another
 RATE = 0.8  # of the peak, of products with an operand in registers
 MEMORY_SECONDS = 1.2e-6  # until what is asked for is there
 START_SECONDS, SPLIT_SECONDS, TOKEN_SECONDS = 2.0e-6, 0.7e-6, 1e-8
-POWER = {bfloat16: 126, float16: 15}  # of 2, that makes the least subnormal number 2 ** -UNIT
-UNIT = {bfloat16: 7, float16: 9}
+# Digits are made numbers: of bfloat16 as they are, subnormal; of float16 as last bits of LEAST
+BASE, LEAST = {bfloat16: 0, float16: 0x6400}, {bfloat16: 0.0, float16: 1024.0}
+POWER = {bfloat16: 126, float16: 0}  # of 2, that makes the last bit 2 ** -UNIT
+UNIT = {bfloat16: 7, float16: 0}
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,14 @@ def step_bytes(shape: QuantisedShape, plan: PackedPlan) -> int:
 # ---- Plans --------------------------------------------------------------------------------------
 
 
-def why_not(
-    shape: QuantisedShape, target: Target, around: Around = NOTHING, norm: bool = False
-) -> str:
+def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
     """Why no Plan takes a product; '' where one does."""
     x, sizes = layout_of(shape), around.results(shape)
     wrong = [
         (not target.asynchronous_units, "no matrix units that run beside the threads"),
         (shape.dtype not in POWER, "tokens of 16 bits"),
         (x.codes != "nibbles" or x.more or x.small or x.scales == "power", "codes of 4 bits"),
-        (around.norm is not None and not norm, "no norm: each program would compute it anew"),
+        (around.norm is not None, "no norm: each program would compute it anew"),
         (around.gated not in ("", "silu"), f"the activation {around.gated}"),
         (around.gated and (around.bias or around.splits), "gates with more around them"),
         (around.bias and around.splits, "a bias of several results"),
@@ -368,7 +368,7 @@ def numbers(
     words: Any, starts: Sequence[int], scale: Any, minimum: Any, shape: QuantisedShape
 ) -> Any:
     """The weights whose digits begin at a bit of both halves of words, by their last index."""
-    dtype, sizes = shape.dtype, words.shape
+    dtype, sizes, base = shape.dtype, words.shape, BASE[shape.dtype]
 
     def each(made: Callable[[int], int]) -> Any:
         found = tile.full((), made(starts[0]), int32)
@@ -377,11 +377,13 @@ def numbers(
             found = tile.where(later, tile.full((), made(start), int32), found)
         return found
 
-    digits = words & each(lambda start: twice(15 << start))  # subnormal numbers
+    digits = words & each(lambda start: twice(15 << start))
+    digits = digits | twice(base) if base else digits
     power = each(lambda start: bits(2.0 ** (POWER[dtype] - start), dtype))
-    exact = tile.pair_multiply_add(digits, power, pair(-8.0 / 2 ** UNIT[dtype], dtype), dtype)
-    least = tile.broadcast(minimum, sizes) if minimum is not None else pair(0.0, dtype)
-    return tile.pair_multiply_add(exact, tile.broadcast(scale, sizes), least, dtype)
+    less = each(lambda start: bits(-LEAST[dtype] / 2**start - 8.0 / 2 ** UNIT[dtype], dtype))
+    exact = tile.pair_multiply_add(digits, power, less, dtype)
+    above = tile.broadcast(minimum, sizes) if minimum is not None else pair(0.0, dtype)
+    return tile.pair_multiply_add(exact, tile.broadcast(scale, sizes), above, dtype)
 
 
 def scales_of(found: Any, shape: QuantisedShape) -> tuple[Any, Any]:

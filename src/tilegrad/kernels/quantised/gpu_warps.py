@@ -18,29 +18,31 @@ Invariant: the order of every sum depends on the shape and the Plan alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import tile
 from ...core.dtype import float32, int32
+from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import high
-from ...tile.build import Body
+from ...tile.build import Body, BodyBuilder
 from . import gpu_packed
 from .gpu_layout import GROUP, ROWS, groups_of
-from .gpu_rows import RowsPlan, _Rows
+from .gpu_rows import RowsPlan, parameters, why_not_around
 from .shape import NOTHING, Around, QuantisedShape, padded
 
-MOST = 16  # tokens
+MOST = 8  # tokens
 WIDE = 40  # elements between neighbouring runs of 32 in shared memory: banks differ
 RUN = 8  # neighbours of x that a thread moves at once
+SPARE_BYTES = 20 << 10  # for sums
 
 
 @dataclass(frozen=True)
 class WarpsPlan(RowsPlan):
     """Choices of `warp_tokens`; `tokens` are columns of its products."""
 
-    programs: int = 0  # that walk over the blocks of rows; 0 for one each
+    programs: int = 0  # that walk over the blocks of rows with all of x; 0 for one each
 
 
 def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
@@ -49,23 +51,26 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
         return f"more than {MOST} tokens"
     if around.norm is not None and not plan_of(shape, around, target).programs:
         return "no norm: x does not fit into shared memory"
-    return gpu_packed.why_not(shape, target, around, norm=True)
-
-
-def input_bytes(shape: QuantisedShape) -> int:
-    """Bytes of all of x in shared memory."""
-    return padded(high(shape.tokens), 8) * groups_of(shape) * WIDE * shape.dtype.size
+    wrong = gpu_packed.why_not(shape, target, replace(around, norm=None))
+    return wrong or why_not_around(shape, around)
 
 
 def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
-    """The Plan: two blocks of 16 rows a warp."""
-    tokens, blocks = padded(high(shape.tokens), 8), padded(shape.rows, ROWS) // 32
-    resident = target.memories["shared"].bytes // (input_bytes(shape) + (20 << 10))
-    if not resident:
-        return WarpsPlan(32, 16, 64, 0, tokens, 1, 1)
-    resident, warps = (2, 8) if resident > 1 else (1, 16)
-    programs = min(blocks, resident * target.cores)
-    return WarpsPlan(32, warps, 4 * warps, 0, tokens, 2, resident, programs)
+    """The Plan: two blocks of 16 rows a warp; with a norm, which is computed once a program, as few
+    programs as cores hold."""
+    tokens, groups, sides = padded(high(shape.tokens), 8), groups_of(shape), 1 + bool(around.gated)
+    results = around.results(shape)
+    rows = 32 if all(padded(s, ROWS) * sides % 32 == 0 for s in results) else 16 * sides
+    blocks = padded(sum(results), ROWS) * sides // rows
+    even = groups % 64 == 0
+    if around.norm is None and (blocks > target.cores or not even):
+        return WarpsPlan(rows, 8, 32, 0, tokens, 2, 2)
+    if around.norm is None:
+        return WarpsPlan(rows, 16, 64, 0, tokens, 1, 1)
+    bytes_ = tokens * groups * WIDE * shape.dtype.size + SPARE_BYTES
+    resident = min(2, target.memories["shared"].bytes // bytes_)
+    stages = (64, 0, tokens, 1) if even else (32, 0, tokens, 2)
+    return WarpsPlan(rows, 8, *stages, resident, min(blocks, resident * target.cores))
 
 
 def warp_tokens(
@@ -75,17 +80,29 @@ def warp_tokens(
     return _Warps(shape, plan, name, around).build()
 
 
-class _Warps(_Rows):
+class _Warps:
     """Builds the Body of `warp_tokens`."""
 
-    plan: WarpsPlan
-
     def __init__(self, shape: QuantisedShape, plan: WarpsPlan, name: str, around: Around) -> None:
-        super().__init__(shape, plan, name, around)
-        self.tokens, self.chunk, self.token = plan.tokens, plan.groups * GROUP, 0
+        self.shape, self.plan, self.around = shape, plan, around
+        self.sides = 2 if around.gated else 1
+        self.each = plan.rows // self.sides  # rows of a side in a block
+        self.results = sum(around.results(shape))
+        self.rows = padded(self.results, ROWS)
+        self.blocks, self.tokens, self.chunk = (
+            self.rows // self.each,
+            plan.tokens,
+            plan.groups * GROUP,
+        )
+        self.turns = groups_of(shape) // plan.groups
         self.stages = min(plan.stages, self.turns)
         self.steps = plan.groups // (4 * plan.warps)  # of a warp in a turn
-        self.blocks = self.rows // self.each
+        uneven = any(s % self.each for s in around.splits) or self.rows % self.each
+        if groups_of(shape) % plan.groups or uneven or why_not_around(shape, around):
+            raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
+        given = parameters(shape, around)
+        self.b = BodyBuilder(name, given)
+        self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
 
     def build(self) -> Body:
         """Which rows a program has, then its work."""
@@ -235,16 +252,16 @@ class _Warps(_Rows):
 
     def lay_down(self, x: Any, place: Any, first: int) -> None:
         """x of a turn into shared memory: of 128 columns, the runs of 8 that meet a word."""
-        sizes = (self.tokens, self.plan.warps, self.steps, 4, 4, RUN)
-        runs = tile.transpose(tile.reshape(x, sizes), (0, 1, 2, 4, 3, 5))
-        runs = tile.reshape(runs, (*sizes[:3], 4, GROUP))
+        sizes = (self.tokens, self.plan.warps, 4, self.steps, 4, RUN)
+        runs = tile.transpose(tile.reshape(x, sizes), (0, 1, 3, 4, 2, 5))
+        runs = tile.reshape(runs, (*sizes[:2], self.steps, 4, GROUP))
         tile.store(place, (first, 0, 0, 0, 0), runs, axes=(2, 1, 0, 3, 4))
 
     # ---- a turn -------------------------------------------------------------------------------
 
     def multiply_all(self, loaded: Sequence[Any], place: Any, first: int) -> None:
         """Add what some groups give."""
-        sizes = (self.each, self.plan.warps, self.steps, 4)
+        sizes = (self.each, self.plan.warps, 4, self.steps)
         codes = [tile.reshape(part, (*sizes, 4)) for part in loaded[::2]]
         scales = [tile.reshape(part, sizes) for part in loaded[1::2]]
         for step in range(self.steps):
@@ -255,7 +272,7 @@ class _Warps(_Rows):
                     right = tile.transpose(x[:, :, :, half : half + 1, :, :], (0, 1, 3, 4, 2, 5))
                     tile.write(self.right, tile.reshape(right, self.right.shape))
                     for total, own, scale in zip(self.totals, codes, found):
-                        words = own[:, :, step : step + 1, :, word : word + 1]
+                        words = own[:, :, :, step : step + 1, word : word + 1]
                         words = tile.reshape(words, (*sizes[:2], 4, 1))
                         tile.write(self.left, self.values(words, half, *scale))
                         tile.matrix_sync(total, self.left, self.right, (self.plan.warps, 1))
@@ -268,9 +285,7 @@ class _Warps(_Rows):
 
     def scales_at(self, scales: Any, step: int) -> tuple[Any, Any]:
         """Scales of a step (rows, warps, groups, 1), and what codes less 8 are above."""
-        found = scales[:, :, step : step + 1, :]
-        found = tile.reshape(found, (self.each, self.plan.warps, 4, 1))
-        return gpu_packed.scales_of(found, self.shape)
+        return gpu_packed.scales_of(scales[:, :, :, step : step + 1], self.shape)
 
     def values(self, words: Any, half: int, scale: Any, minimum: Any) -> Any:
         """The weights of half a word of each group, two neighbours in a word."""
@@ -286,6 +301,12 @@ class _Warps(_Rows):
             return None
         size = (self.tokens, self.each)
         return tile.load(self.memory["residual"], (0, self.row), size, mask=self.mask_of(size))
+
+    def rows_there(self) -> Any:
+        """Which rows of a block there are; None for all."""
+        if self.rows == self.results:
+            return None
+        return tile.arange(self.each) + self.row < self.results
 
     def mask_of(self, size: tuple[int, int]) -> Any:
         """Which results there are; None for all."""
