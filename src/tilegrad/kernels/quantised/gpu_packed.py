@@ -49,8 +49,8 @@ FEW_CONSUMERS = 2.6  # accumulators below which threads wait for one another
 RATE = 0.8  # of the peak, of products with an operand in registers
 MEMORY_SECONDS = 1.2e-6  # until what is asked for is there
 START_SECONDS, SPLIT_SECONDS, TOKEN_SECONDS = 2.0e-6, 0.7e-6, 1e-8
-# Digits are made numbers: of bfloat16 as they are, subnormal; of float16 as last bits of LEAST
-BASE, LEAST = {bfloat16: 0, float16: 0x6400}, {bfloat16: 0.0, float16: 1024.0}
+# Digits are made numbers: of bfloat16 as they are, subnormal; of float16 as last bits of ABOVE
+BASE, ABOVE = {bfloat16: 0, float16: 0x6400}, {bfloat16: 0.0, float16: 1024.0}
 POWER = {bfloat16: 126, float16: 0}  # of 2, that makes the last bit 2 ** -UNIT
 UNIT = {bfloat16: 7, float16: 0}
 
@@ -380,7 +380,7 @@ def numbers(
     digits = words & each(lambda start: twice(15 << start))
     digits = digits | twice(base) if base else digits
     power = each(lambda start: bits(2.0 ** (POWER[dtype] - start), dtype))
-    less = each(lambda start: bits(-LEAST[dtype] / 2**start - 8.0 / 2 ** UNIT[dtype], dtype))
+    less = each(lambda start: bits(-ABOVE[dtype] / 2**start - 8.0 / 2 ** UNIT[dtype], dtype))
     exact = tile.pair_multiply_add(digits, power, less, dtype)
     above = tile.broadcast(minimum, sizes) if minimum is not None else pair(0.0, dtype)
     return tile.pair_multiply_add(exact, tile.broadcast(scale, sizes), above, dtype)

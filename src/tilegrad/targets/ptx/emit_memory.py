@@ -168,7 +168,7 @@ def load(e: Emission, node: Node) -> list[str]:
     form = ""
     if (type_.scope, type_.use) == ("global", "constant"):
         steps = [type_.element_strides()[axis] for axis in node.attrs["axes"]]
-        whole_lines = beside(spread, steps, runs[0][1]) * type_.dtype.size >= LINE
+        whole_lines = side_by_side(spread, steps, runs[0][1]) * type_.dtype.size >= LINE
         form = constant_form(e, whole_lines)
     whole = mask is not None and uncut(e.bounds, mask, spread, runs)
     found = load_runs(e, addresses, runs, form or load_form(memory), type_.dtype, given, whole)
@@ -184,7 +184,7 @@ def constant_form(e: Emission, whole_lines: bool) -> str:
     return once if stays else "ld.global.nc"
 
 
-def beside(spread: Spread, steps: Sequence[Size], count: int) -> int:
+def side_by_side(spread: Spread, steps: Sequence[Size], count: int) -> int:
     """Elements that the lanes of a warp read side by side, runs of `count` each."""
     for shift, width, axis, stride in spread.fields:
         if shift >= 5 or steps[axis] * stride != count:
