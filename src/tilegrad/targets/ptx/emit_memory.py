@@ -168,8 +168,8 @@ def load(e: Emission, node: Node) -> list[str]:
     form = ""
     if (type_.scope, type_.use) == ("global", "constant"):
         steps = [type_.element_strides()[axis] for axis in node.attrs["axes"]]
-        whole_lines = side_by_side(spread, steps, runs[0][1]) * type_.dtype.size >= LINE
-        form = constant_form(e, whole_lines)
+        bytes_ = side_by_side(spread, steps) * type_.dtype.size
+        form = constant_form(e, not 0 < high(bytes_) < LINE)
     whole = mask is not None and uncut(e.bounds, mask, spread, runs)
     found = load_runs(e, addresses, runs, form or load_form(memory), type_.dtype, given, whole)
     return e.values.loaded(node, found)
@@ -184,12 +184,14 @@ def constant_form(e: Emission, whole_lines: bool) -> str:
     return once if stays else "ld.global.nc"
 
 
-def side_by_side(spread: Spread, steps: Sequence[Size], count: int) -> int:
-    """Elements that the lanes of a warp read side by side, runs of `count` each."""
+def side_by_side(spread: Spread, steps: Sequence[Size]) -> Size:
+    """Elements from lane to lane of a warp that follow one another; 0 where all hold the same."""
+    count: Size = 0
     for shift, width, axis, stride in spread.fields:
-        if shift >= 5 or steps[axis] * stride != count:
+        step = steps[axis] * stride
+        if shift >= 5 or step != (count or step):
             break
-        count <<= min(width, 5 - shift)
+        count = step << min(width, 5 - shift) if isinstance(step, int) else LINE
     return count
 
 
