@@ -28,6 +28,7 @@ from jitted import Launches
 from measure import geometric_mean
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
+from verdict import end, failures, verdict, wrong
 
 import tilegrad as tg
 from gpu import Bench, sets
@@ -275,7 +276,7 @@ def show(row: dict[str, Any], rate: float) -> None:
     print(
         f"{row['part']:13} {row['case']:18} {row['us']:8.1f} us {row['tflops']:4.0f} TFLOP/s"
         f" ({1e12 * row['tflops'] / rate:.2f} of a product) {peers} | {row['kernels']} kernels,"
-        f" errors {errors} (cudnn {theirs}) {'' if row['right'] else 'WRONG'}",
+        f" errors {errors} (cudnn {theirs}) {wrong(row['right'])}",
         flush=True,
     )
 
@@ -303,7 +304,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             print(
                 f"{part}: geometric mean {got:.3f} (bar {mean}), least {min(mine):.3f}"
                 f" (bar {least}) of {len(mine)}:"
-                f" {'met' if found[part]['met'] else 'MISSED'}"
+                f" {verdict(found[part]['met'])}"
             )
     return found
 
@@ -361,6 +362,7 @@ def main() -> None:
                     "failed": f"{type(failure).__name__}: {failure}",
                 }
                 print(f"{part:13} {case.text} FAILED {row['failed'][:1000]}", flush=True)
+                failures.append("FAILED")
             rows.append(row)
             torch.cuda.empty_cache()
     record = {
@@ -378,3 +380,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

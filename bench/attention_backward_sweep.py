@@ -71,9 +71,9 @@ def label(p: BackwardPlan) -> str:
         if name not in KNOWN and value != getattr(BackwardPlan(), name)
     ]
     ways = [name for name in ("fast", "late", "turns", "dependent") if getattr(p, name)]
-    walked = "" if p.fast else f" k{p.keys} s{p.key_stages}"
+    of_keys = "" if p.fast else f" k{p.keys} s{p.key_stages}"
     mixed = [f"section{p.section}"] if p.section > 1 else []
-    return " ".join([f"q{p.queries} s{p.query_stages}{walked}", *ways, *mixed, *changed])
+    return " ".join([f"q{p.queries} s{p.query_stages}{of_keys}", *ways, *mixed, *changed])
 
 
 KNOWN = {

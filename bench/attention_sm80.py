@@ -26,6 +26,7 @@ import decode_attention
 import torch
 from attention import PEERS, Case, cases, error, exact, peer_backward, peer_forward
 from measure import geometric_mean
+from verdict import end, failures, verdict, wrong
 
 from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16
@@ -162,7 +163,7 @@ class Measured:
         print(
             f"{part:8} {row['case']:18} {row['ratio']:.3f}x of FlashAttention-2"
             f" ({row['tflops']:4.0f} of {row['peer_tflops']:4.0f} TFLOP/s) {row['plan']}"
-            f" errors {' '.join(f'{e:.1e}' for e in errors)} {'' if right else 'WRONG'}",
+            f" errors {' '.join(f'{e:.1e}' for e in errors)} {wrong(right)}",
             flush=True,
         )
         return row
@@ -216,14 +217,14 @@ def paged(bench: Bench, page: int = 64) -> list[dict[str, Any]]:
         rows.append({**row, "right": max(errors) < 1e-2, "errors": errors, "tb": rates, **found})
         print(
             f"paged    {row['case']:18} {found['ratio']:.3f}x of sm_90a ({rates[0]:.2f} of"
-            f" {rates[1]:.2f} TB/s) {row['plan']} {'' if rows[-1]['right'] else 'WRONG'}",
+            f" {rates[1]:.2f} TB/s) {row['plan']} {wrong(rows[-1]['right'])}",
             flush=True,
         )
         del sides
         torch.cuda.empty_cache()
     mean = geometric_mean([r["ratio"] for r in rows if r["right"]])
     met = mean >= PAGED and all(r["right"] for r in rows)
-    print(f"paged: geometric mean {mean:.3f} (bar {PAGED}): {'met' if met else 'MISSED'}")
+    print(f"paged: geometric mean {mean:.3f} (bar {PAGED}): {verdict(met)}")
     return rows
 
 
@@ -238,7 +239,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             found[part] = {"mean": got, "least": min(mine), "met": met}
             print(
                 f"{part}: geometric mean {got:.3f} (bar {mean}), least {min(mine):.3f}"
-                f" (bar {least}) of {len(mine)}: {'met' if met else 'MISSED'}"
+                f" (bar {least}) of {len(mine)}: {verdict(met)}"
             )
     return found
 
@@ -266,6 +267,7 @@ def main() -> None:
                     said = f"{type(failure).__name__}: {failure}"
                     rows.append({"part": part, "case": case.text, "failed": said})
                     print(f"{part:8} {case.text} {plan} FAILED {said[:600]}", flush=True)
+                    failures.append("FAILED")
             del made
             torch.cuda.empty_cache()
     found = {} if given.sweep else verdicts(rows)
@@ -276,3 +278,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -12,12 +12,15 @@ slower: the best of the runs counts. The exit status is 1 where the bar is misse
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+import measure
 
 BAR = 1.0  # seconds, best of the runs
 PACKAGES = ("numpy", "ml_dtypes", "safetensors", "tokenizers", "jinja2", "typer", "rich")
@@ -58,6 +61,7 @@ def main() -> None:
     parser.add_argument("--python", default="", help="A Python that has no llvmlite.")
     parser.add_argument("--prompt", default="What is the capital of France?")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", default="", help="a JSON file for the result")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         python = options.python or environment(Path(folder) / "env")
@@ -91,6 +95,10 @@ def main() -> None:
         f"(all: {', '.join(f'{s:.2f}' for s in seconds)}); bar {BAR:.0f} s: "
         f"{'met' if met else 'MISSED'}"
     )
+    if options.out:
+        record = measure.facts(kind="bundle start", model=options.model, prompt=options.prompt)
+        record |= {"seconds": seconds, "bar": BAR, "met": met, "equal": equal}
+        Path(options.out).write_text(json.dumps(record, indent=1) + "\n")
     sys.exit(0 if met and equal else 1)
 
 

@@ -197,11 +197,7 @@ def main() -> None:
         print(json.dumps(child(json.loads(size), kind == "explain")))
         return
     size = SMALL if options.quick else FULL
-    calibration = measure.calibrate()
-    print(
-        f"calibration: {calibration:.0f} GFLOP/s of about {measure.QUIET_GFLOPS:.0f}"
-        + (" VOID" * (calibration < measure.VALID_SHARE * measure.QUIET_GFLOPS))
-    )
+    calibration = measure.settle()
     imports = import_times(3 if options.quick else 10)
     with tempfile.TemporaryDirectory() as cache:
         cold = spawn("run", size, cache)

@@ -24,6 +24,7 @@ import measure
 import numpy as np
 import torch
 import torch.nn.functional as TF
+from verdict import end, verdict, wrong
 
 import tilegrad
 import tilegrad.nn.functional as F
@@ -462,7 +463,7 @@ def run_case(case: Case, rounds: int, least: float, tries: int) -> dict[str, Any
             row["calibration"] = measure.calibrate()
             row |= measure.interleave(ours, theirs, rounds, least)
             row["calibration"] = max(row["calibration"], measure.calibrate())
-            row["void"] = row["calibration"] < measure.VALID_SHARE * measure.QUIET_GFLOPS
+            row["void"] = measure.busy(row["calibration"])
             if not row["void"] or row["tries"] == tries:
                 break
             time.sleep(PAUSE)
@@ -485,7 +486,7 @@ def line(row: dict[str, Any]) -> str:
         if row["flops"]
         else f"{row['bytes'] / seconds / 1e9:8.1f} GB/s"
     )
-    notes = " WRONG" * row["wrong"] + " void" * row["void"]
+    notes = wrong(not row["wrong"]) + " void" * row["void"]
     return (
         f"{head} {row['ratio']:6.2f}x [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}] "
         f"{1e6 * seconds:11.1f} us {1e6 * row['peer_seconds']:11.1f} us {rate} "
@@ -530,12 +531,12 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def verdict_line(v: dict[str, Any]) -> str:
     """One verdict for people."""
-    end = ("met" if v["met"] else "MISSED") + (" (void: busy machine)" if v["void"] else "")
+    word = verdict(v["met"]) + (" (void: busy machine)" if v["void"] else "")
     if "seconds" in v:
-        return f"{v['group']}: {1e6 * v['seconds']:.1f} us, at most {1e6 * v['bar']:.0f} us: {end}"
+        return f"{v['group']}: {1e6 * v['seconds']:.1f} us, at most {1e6 * v['bar']:.0f} us: {word}"
     return (
         f"{v['group']}: geometric mean {v['mean']:.3f} (bar {v['mean_bar']}), least "
-        f"{v['least']:.3f} (bar {v['least_bar']}) of {v['cases']}: {end}"
+        f"{v['least']:.3f} (bar {v['least_bar']}) of {v['cases']}: {word}"
     )
 
 
@@ -551,11 +552,7 @@ def main() -> None:
     measure.reuse_memory()
     torch.set_num_threads(THREADS)
     tilegrad.set_threads(THREADS)
-    calibration = measure.calibrate()
-    print(
-        f"calibration: NumPy 1024 matmul {calibration:.0f} GFLOP/s, quiet machine about "
-        f"{measure.QUIET_GFLOPS:.0f}; under {measure.VALID_SHARE:.0%} of it a case is void"
-    )
+    calibration = measure.settle()
     cases = [c for family in FAMILIES for c in family(options.quick)]
     if options.only:
         cases = [c for c in cases if any(word in c.name for word in options.only)]
@@ -585,3 +582,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -30,6 +30,7 @@ import torch
 from measure import geometric_mean
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
+from verdict import end, verdict, wrong
 
 from gpu import Bench, sets
 from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, int8
@@ -139,7 +140,7 @@ class Case:
         there = items[:, 6] > 0
         same = (self.items.cpu().numpy()[there][:, :8] == items[there][:, :8]).all()
         if not same or not (self.cuts.cpu().numpy()[:, :5] == cuts[:, :5]).all():
-            print("  THE WORK LIST IS WRONG", flush=True)
+            print(f"  THE WORK LIST IS{wrong(False)}", flush=True)
 
     def run(self, work: Callable[[], Any]) -> None:
         """Run once, to the end."""
@@ -338,7 +339,7 @@ def measure(case: Case, label: str) -> dict[str, Any]:
         f"{label:16} page {case.page:<4} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
         f" {row['ratio_high']:.3f}] ours {row['ours_us']:7.1f} us {row['tb_per_s']:.2f} TB/s"
         f" cuDNN ({row['peer']}) {row['peer_us']:7.1f} us error {error:.1e}"
-        f"{'' if error < 1e-2 else ' WRONG'}",
+        f"{wrong(error < 1e-2)}",
         flush=True,
     )
     return row
@@ -370,7 +371,7 @@ def mixed(bench: Bench, page: int) -> dict[str, Any]:
     print(
         f"mixed lengths    page {page:<4} {rates[0]:.2f} TB/s ({times[0]:.1f} us), uniform"
         f" {rates[1]:.2f} TB/s ({times[1]:.1f} us): {row['share']:.3f} (bar 0.9) error"
-        f" {max(errors):.1e}{'' if max(errors) < 1e-2 else ' WRONG'}",
+        f" {max(errors):.1e}{wrong(max(errors) < 1e-2)}",
         flush=True,
     )
     return row
@@ -389,7 +390,7 @@ def eight_bits(bench: Bench, cases: Sequence[tuple[int, int]], page: int) -> lis
             print(
                 f"{kept!s:12} B={batch} S={length} page {page}: {1e6 * seconds:.1f} us"
                 f" {rate:.2f} TB/s, {share:.3f} of bf16's (bar 0.95) error {error:.1e}"
-                f"{'' if error < 1e-2 else ' WRONG'}",
+                f"{wrong(error < 1e-2)}",
                 flush=True,
             )
             found.append(
@@ -437,7 +438,7 @@ def beside(bench: Bench, batch: int, length: int) -> dict[str, Any]:
     appended = 1e6 * bench.alone([one] * 8)
     print(
         f"B={batch} S={length}: work list {listed:.1f} us, rotary and append {appended:.1f} us"
-        f" error {error:.1e}{'' if error < 1e-2 else ' WRONG'}",
+        f" error {error:.1e}{wrong(error < 1e-2)}",
         flush=True,
     )
     return {
@@ -529,7 +530,7 @@ def sweep(
                 rate = case.bytes / seconds / 1e12
                 print(
                     f"  {1e6 * seconds:8.1f} us {rate:.2f} TB/s  {label} error {error:.1e}"
-                    f"{'' if error < 1e-2 else ' WRONG'}",
+                    f"{wrong(error < 1e-2)}",
                     flush=True,
                 )
             del case
@@ -542,18 +543,13 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
     if not timed:
         return
     mean = geometric_mean([r["ratio"] for r in timed])
-    print(
-        f"geometric mean {mean:.3f} (bar 1.0) of {len(timed)}: {'met' if mean >= 1 else 'MISSED'}"
-    )
+    print(f"geometric mean {mean:.3f} (bar 1.0) of {len(timed)}: {verdict(mean >= 1)}")
     small = [r["ours_us"] for r in timed if r["case"] == "B=1 S=2048"]
     if small:
-        print(f"B=1 S=2048: {max(small):.1f} us (bar 8): {'met' if max(small) <= 8 else 'MISSED'}")
+        print(f"B=1 S=2048: {max(small):.1f} us (bar 8): {verdict(max(small) <= 8)}")
     large = [r["tb_per_s"] for r in timed if r["bytes"] > 400e6]
     if large:
-        print(
-            f"large cases: least {min(large):.2f} TB/s (bar 4.3):"
-            f" {'met' if min(large) >= 4.3 else 'MISSED'}"
-        )
+        print(f"large cases: least {min(large):.2f} TB/s (bar 4.3): {verdict(min(large) >= 4.3)}")
 
 
 def main() -> None:
@@ -597,3 +593,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

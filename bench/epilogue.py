@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as TF
 from jitted import Launches
+from verdict import end, failures, verdict, wrong
 
 import tilegrad as tg
 import tilegrad.nn.functional as F
@@ -128,13 +129,13 @@ def show(row: dict[str, Any]) -> None:
         f" {row['plain_kernels']}) error {row['error']:.1e}"
     )
     if not row["right"]:
-        print(f"{head} WRONG", flush=True)
+        print(f"{head}{wrong(False)}", flush=True)
         return
     print(
         f"{head} {row['ours_us']:8.1f} us, plain {row['plain_us']:8.1f} us:"
         f" {100 * (row['share'] - 1):+.1f}% [{100 * (1 / row['ratio_high'] - 1):+.1f},"
         f" {100 * (1 / row['ratio_low'] - 1):+.1f}] (at most +{100 * (MOST - 1):.0f}%):"
-        f" {'met' if row['met'] else 'MISSED'}",
+        f" {verdict(row['met'])}",
         flush=True,
     )
 
@@ -160,6 +161,7 @@ def main() -> None:
             except Exception as failure:  # one case that fails must not end the others
                 row = {"case": name, "m": m, "failed": f"{type(failure).__name__}: {failure}"}
                 print(f"{name:9} m={m:<5} FAILED {row['failed'][:1000]}", flush=True)
+                failures.append("FAILED")
             rows.append(row)
     missed = [f"{r['case']} m={r['m']}" for r in rows if not r.get("met")]
     print(f"{len(rows)} cases, missed: {', '.join(missed) or 'none'}")
@@ -170,3 +172,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from jitted import Launches
+from verdict import end, verdict, wrong
 
 from gpu import Bench, sets
 from tilegrad.core.config import configure
@@ -197,7 +198,7 @@ def sweep(
                 print(
                     f"  {base / seconds:.3f}x {1e6 * seconds:8.1f} us"
                     f" {2 * m * n * k / seconds / 1e12:6.0f} TFLOP/s  {label}"
-                    f"  error {error:.1e}{'' if error < 1e-2 else '  WRONG'}",
+                    f"  error {error:.1e}{wrong(error < 1e-2)}",
                     flush=True,
                 )
             del case
@@ -271,7 +272,7 @@ def measure(bench: Bench, name: str, m: int, n: int, k: int, dtype: DType) -> di
         f"{name:8} m={m:<5} n={n:<6} k={k:<6} {row['ratio']:.3f}x [{row['ratio_low']:.3f},"
         f" {row['ratio_high']:.3f}] ours {row['ours_us']:8.1f} us cuBLAS {row['peer_us']:8.1f} us"
         f" floor {row['floor_us']:7.1f} expected {row['expected_us']:7.1f}"
-        f" {row['tflops']:5.0f} TFLOP/s error {error:.1e}{'' if error < 1e-2 else ' WRONG'}",
+        f" {row['tflops']:5.0f} TFLOP/s error {error:.1e}{wrong(error < 1e-2)}",
         flush=True,
     )
     if known is not None:
@@ -311,7 +312,7 @@ def report(rows: list[dict[str, Any]]) -> None:
             met = mean(some) >= bar and worst >= least
             print(
                 f"{label}: geometric mean {mean(some):.3f} (bar {bar}), least {worst:.3f} (bar"
-                f" {least}) of {len(some)}: {'met' if met else 'MISSED'}"
+                f" {least}) of {len(some)}: {verdict(met)}"
             )
     for label, some in (
         ("few tokens", lambda m: m <= max(FEW)),
@@ -326,7 +327,7 @@ def report(rows: list[dict[str, Any]]) -> None:
     gains = [r["over_untuned"] for r in rows if "over_untuned" in r]
     if gains:
         middle = math.exp(sum(map(math.log, gains)) / len(gains))
-        met = "met" if max(gains) <= 1.05 else "MISSED"
+        met = verdict(max(gains) <= 1.05)
         print(
             f"tuned over untuned: geometric mean {middle:.3f}, most {max(gains):.3f}"
             f" (bar 1.05) of {len(gains)}: {met}"
@@ -372,3 +373,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gemm import LAYERS, Case
+from verdict import end, verdict, wrong
 
 from gpu import Bench
 from tilegrad.core.dtype import bfloat16
@@ -113,7 +114,7 @@ def sweep(bench: Bench, names: list[str], count: int) -> dict[str, Any]:
                 f"  {base / seconds:.3f}x {1e6 * seconds:8.1f} us"
                 f" {2 * m * n * k / seconds / 1e12:5.0f} TFLOP/s  {text:46}"
                 f" expected {1e6 * hoped:.1f} error {error:.1e}"
-                f"{'' if error < 1e-2 else '  WRONG'}",
+                f"{wrong(error < 1e-2)}",
                 flush=True,
             )
         rows[name] = [(text, base / seconds, error) for seconds, text, error, _ in sorted(found)]
@@ -159,11 +160,11 @@ def chosen(bench: Bench, names: list[str]) -> list[dict[str, Any]]:
             f"{name:8} {found['ratio']:.3f}x [{found['ratio_low']:.3f},"
             f" {found['ratio_high']:.3f}] ours {found['ours_us']:8.1f} us cuBLAS"
             f" {found['peer_us']:8.1f} us {rate:5.0f} TFLOP/s {label(plan)} error {error:.1e}"
-            f"{'' if error < 1e-2 else ' WRONG'}",
+            f"{wrong(error < 1e-2)}",
             flush=True,
         )
     worst = min(r["ratio"] for r in rows)
-    print(f"least {worst:.3f} of cuBLAS (bar {BAR}): {'met' if worst >= BAR else 'MISSED'}")
+    print(f"least {worst:.3f} of cuBLAS (bar {BAR}): {verdict(worst >= BAR)}")
     return rows
 
 
@@ -184,3 +185,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

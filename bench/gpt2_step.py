@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from verdict import end, verdict
 
 import tilegrad as tg
 import tilegrad.nn.functional as F
@@ -252,7 +253,7 @@ def show(row: dict[str, Any]) -> None:
         line += (
             f"; torch {row['torch_ms']:.1f} ms, {row['torch_tokens_per_s']:,.0f} tokens/s,"
             f" loss {row['torch_losses'][0]:.3f}: ratio {row['ratio']:.2f}"
-            f" {'met' if row['met'] else 'MISSED'}"
+            f" {verdict(row['met'])}"
         )
     print(line, flush=True)
 
@@ -335,3 +336,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as TF
+from verdict import end, wrong
 
 from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16, float32
@@ -174,7 +175,7 @@ def measure(bench: Bench, name: str, m: int) -> dict[str, Any]:
         f"{name:6} m={m:<5} joint {row['ours_us']:8.1f} us (expected {row['expected_us']:.1f});"
         f" apart {row['over_apart']:.3f}x, one {row['over_one']:.3f}x,"
         f" torch {row['over_torch']:.3f}x; error {row['error']:.1e}"
-        f"{'' if row['error'] < 1e-2 else ' WRONG'} {chosen.plan}",
+        f"{wrong(row['error'] < 1e-2)} {chosen.plan}",
         flush=True,
     )
     return row
@@ -217,3 +218,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -113,13 +113,8 @@ def timed(sides: list[Side], rounds: int, count: int, request: dict[str, Any]) -
         "same_tokens": same(made["ours"], made[peer]),
         "rounds": rounds,
         "calibration": calibration,
-        "void": void(calibration),
+        "void": measure.busy(calibration),
     }
-
-
-def void(calibration: float) -> bool:
-    """Whether the machine was busy."""
-    return calibration < measure.VALID_SHARE * measure.QUIET_GFLOPS
 
 
 def same(ours: list[int], theirs: list[int]) -> int:
@@ -154,7 +149,7 @@ def first_token(model: Path, repeats: int) -> dict[str, dict[str, Any]]:
             if not line:
                 raise RuntimeError(f"ended with {process.returncode} before a token came")
     warm = {"seconds": statistics.median(seconds[1:]), "all": seconds[1:]}
-    both = {"calibration": calibration, "void": void(calibration)}
+    both = {"calibration": calibration, "void": measure.busy(calibration)}
     return {"first cold": {"seconds": seconds[0], **both}, "first warm": {**warm, **both}}
 
 
@@ -371,11 +366,7 @@ def main() -> None:
     path = find_model(told.model)
     file = read_gguf(path)
     ids = Tokenizer.from_gguf(file.metadata).encode(TEXT.read_text()[:8000])
-    calibration = measure.calibrate()
-    print(
-        f"calibration: NumPy 1024 matmul {calibration:.0f} GFLOP/s, quiet machine about "
-        f"{measure.QUIET_GFLOPS:.0f}; under {measure.VALID_SHARE:.0%} of it a case is void"
-    )
+    calibration = measure.settle()
     if told.bf16:
         with tempfile.TemporaryDirectory() as name:
             write_folder(file, Path(name))

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as TF
 from shapes import LLAMA_3_8B
+from verdict import end, verdict
 
 import tilegrad as tg
 from gpu import Bench
@@ -485,10 +486,10 @@ def report(
             wrong.append(f"{row['launches']} launches (bar {LAUNCHES_BAR})")
         if row["host_us"] > HOST_BAR:
             wrong.append(f"{row['host_us']:.0f} us of the host (bar {HOST_BAR})")
-        print(f"batch {row['batch']}: {'MISSED ' + ', '.join(wrong) if wrong else 'met'}")
+        print(f"batch {row['batch']}: {verdict(not wrong)} {', '.join(wrong)}")
     if prefilled is not None:
         met = prefilled["tokens_per_second"] >= (FP8_PREFILL_BAR if eight else PREFILL_BAR)
-        print(f"prefill: {'met' if met else 'MISSED'}")
+        print(f"prefill: {verdict(met)}")
 
 
 def parsed() -> argparse.Namespace:
@@ -556,3 +557,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from verdict import end, verdict
 
 from tilegrad.generate.llm import LLM
 from tilegrad.generate.request import Request
@@ -137,7 +138,7 @@ def main() -> None:
             )
     best = min(found, key=sum)
     slower = best[1] / best[0] - 1
-    met = "met" if slower <= BAR else "MISSED"
+    met = verdict(slower <= BAR)
     print(f"{100 * slower:.1f}% slower with adapters (bar {100 * BAR:g}%): {met}")
     if options.out:
         record = {
@@ -160,3 +161,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as TF
 from jitted import Launches
+from verdict import end, failures, verdict, wrong
 
 import tilegrad as tg
 import tilegrad.nn.functional as F
@@ -359,7 +360,7 @@ def show(row: dict[str, Any]) -> None:
     worst = max(row["errors"])
     head = f"{row['case']:22} {row['kernels']} kernels {row['copies']} copies error {worst:.1e}"
     if not row["right"]:
-        print(f"{head} WRONG {row['errors']}", flush=True)
+        print(f"{head}{wrong(False)} {row['errors']}", flush=True)
         return
     peer = ""
     if "ratio" in row:
@@ -368,7 +369,7 @@ def show(row: dict[str, Any]) -> None:
             f" {row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
             f" compiled in {row['peer_compile_seconds']:.1f} s"
         )
-    met = "met" if row["met"] else "MISSED"
+    met = verdict(row["met"])
     print(
         f"{head} {row['ours_us']:8.1f} us {1e-12 * row['bytes_per_second']:5.2f} TB/s"
         f" ({row['share_of_copy']:.2f} of a copy, bar"
@@ -405,6 +406,7 @@ def main() -> None:
         except Exception as failure:  # one case that fails must not end the others
             row = {"case": name, "failed": f"{type(failure).__name__}: {failure}"}
             print(f"{name:22} FAILED {row['failed'][:1000]}", flush=True)
+            failures.append("FAILED")
         rows.append(row)
         torch.cuda.empty_cache()
         torch._dynamo.reset()
@@ -417,3 +419,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

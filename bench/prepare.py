@@ -86,7 +86,7 @@ class Absent(Device):
         return Nothing()
 
     def launcher(self, recipe: Recipe, code: Mapping[str, Any]) -> Launcher:
-        """What walks no steps."""
+        """What runs no steps."""
         return Idle(recipe, code, self)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from verdict import end, verdict, wrong
 
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.errors import TilegradError
@@ -259,12 +260,11 @@ def layer(
                 print(f"  {label} {tokens}: {case.text}: {str(fault)[:160]}", flush=True)
                 continue
             error, seconds = run.error(), run.seconds(3)
-            wrong = "" if error < 6e-3 else " WRONG"
             share = 100 * weights[label].bytes / seconds / LIMIT
             guess = plan_seconds(case)
             print(
                 f"{name} {label:8s} tokens {tokens:3d}: {1e6 * seconds:7.2f} us {share:5.1f}%"
-                f" guess {1e6 * guess:6.1f}  {case.text}  error {error:.1e}{wrong}",
+                f" guess {1e6 * guess:6.1f}  {case.text}  error {error:.1e}{wrong(error < 6e-3)}",
                 flush=True,
             )
             runs.append((seconds, run))
@@ -279,7 +279,7 @@ def layer(
     plain = chained_bf16(bench, tokens)
     share = 100 * sum(w.bytes for w in weights.values()) / seconds / LIMIT
     bar = BARS.get(tokens)
-    met = "" if bar is None else f" (bar {bar}%: {'met' if share >= bar else 'MISSED'})"
+    met = "" if bar is None else f" (bar {bar}%: {verdict(share >= bar)})"
     print(
         f"== {name} tokens {tokens:3d}: a layer chained {1e6 * seconds:7.1f} us, {share:.1f}% of"
         f" the limit of its bytes{met}; bfloat16 {1e6 * plain:.1f} us, {plain / seconds:.2f}x",
@@ -304,3 +304,4 @@ def plan_seconds(case: Case) -> float:
 
 if __name__ == "__main__":
     main()
+    end()

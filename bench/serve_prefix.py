@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from verdict import end, verdict
 
 from tilegrad.generate.llm import LLM
 from tilegrad.generate.request import Request
@@ -75,7 +76,7 @@ def main() -> None:
     llm = LLM(options.model, context=context, requests=2)
     rounds = measured(llm, options.prefix, options.own, options.rounds)
     cold, warm = (min(r[name] for r in rounds) for name in ("cold", "warm"))
-    met = "met" if cold / warm >= BAR else "MISSED"
+    met = verdict(cold / warm >= BAR)
     print(f"first token: {cold:.2f} s and {warm:.2f} s, {cold / warm:.1f}x (bar {BAR:g}x): {met}")
     if options.out:
         record = {
@@ -95,3 +96,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+sys.path.insert(0, str(BENCH))
 
 
 def status(bench: Any, monkeypatch: Any, *words: str) -> Any:
@@ -39,3 +40,24 @@ def test_kernels_of_serving(error: float, wanted: int, monkeypatch: Any) -> None
     monkeypatch.setattr(serve_kernels, "Kernels", lambda _: made)
     monkeypatch.setattr(serve_kernels, "PARTS", {})
     assert status(serve_kernels, monkeypatch) == wanted
+
+
+def test_verdicts(monkeypatch: Any) -> None:
+    import verdict
+
+    monkeypatch.setattr(verdict, "failures", [])
+    assert (verdict.verdict(True), verdict.wrong(True)) == ("met", "")
+    with pytest.raises(SystemExit) as ended:
+        verdict.end()
+    assert ended.value.code == 0
+    assert (verdict.verdict(False), verdict.wrong(False)) == ("MISSED", " WRONG")
+    with pytest.raises(SystemExit) as ended:
+        verdict.end()
+    assert ended.value.code == 1
+
+
+def test_benches_that_judge_end_with_a_status() -> None:
+    for path in sorted(BENCH.glob("*.py")):
+        text = path.read_text()
+        if "MISSED" in text or "WRONG" in text or "verdict(" in text:
+            assert any(w in text for w in ("sys.exit(", "SystemExit(", "    end()")), path.name

@@ -114,8 +114,36 @@ VAGUE_WORDS: dict[str, tuple[str, ...]] = {
         "tile/",
     ),
     "places": (),
+    "slot": (  # a Slot, or a running Request's row of the state; a ring has stages
+        "compiler/",
+        "generate/",
+        "graph/draw",
+        "kernels/draw.py",
+        "runtime/",
+        "schedule/",
+        "targets/llvm/launcher.py",
+        "targets/llvm/table.py",
+        "targets/llvm/workers.py",
+        "targets/npu/device.py",
+    ),
     "thin": (),
+    "walk": (  # over Nodes and other trees; data is looped over or swept
+        "graph/",
+        "ir/",
+        "runtime/bundle.py",  # os.walk
+        "schedule/",  # walk_down
+        "targets/llvm/emit.py",
+        "targets/ptx/",
+        "tensor/container.py",
+        "tile/",
+    ),
+    "walked": (),
+    "walker": ("tile/",),
+    "walkers": (),
+    "walks": (),
 }
+# Names that say too little in a folder: there a group is one of rows, and a Region is a Region.
+OF_WHAT = {"schedule/": {"group", "groups", "group_of"}}
 AMOUNTS = {"LEAST", "FEW", "MOST"}  # constants that do not say of what
 # Files of one name that are the same thing of different owners.
 SAME_FILES = {
@@ -559,6 +587,11 @@ def test_names_say_what_they_hold() -> None:
                     word
                     for word in token.string.lower().split("_")
                     if word in VAGUE_WORDS and not source.name.startswith(VAGUE_WORDS[word])
+                ]
+                words += [
+                    token.string
+                    for folder, names in OF_WHAT.items()
+                    if source.name.startswith(folder) and token.string in names
                 ]
                 if words or token.string.strip("_") in AMOUNTS:
                     broken.append(f"{source.name}:{token.start[0]} {token.string}")

@@ -94,7 +94,7 @@ class Bench:
                 self.dut.scratch_write,
                 self.dut.scratch_row,
                 self.dut.scratch_d,
-                self.p.slot_bits,
+                self.p.stored_bits,
             ),
             (
                 "accumulator",

@@ -1,4 +1,4 @@
-"""The counting routine against the walk of the loops, turn by turn."""
+"""The counting routine against a run of the loops, turn by turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tilegrad.chip.explore import (
     mappings_of,
 )
 from tilegrad.chip.explore.count import Conventions
-from tilegrad.chip.explore.interpret import Walk
+from tilegrad.chip.explore.interpret import MappingRun
 
 KINDS = ("reads", "fills", "updates", "drains")
 SOME = [c for n in (1, 2) for c in itertools.combinations(("weights", "inputs", "outputs"), n)]
@@ -74,19 +74,19 @@ def cases(draw: st.DrawFn) -> tuple[Problem, Accelerator, Mapping, Conventions]:
 def compare(
     problem: Problem, machine: Accelerator, mapping: Mapping, conventions: Conventions
 ) -> None:
-    """Every count of the routine is the walk's."""
-    walked = Walk(problem, machine, mapping, conventions).run()
+    """Every count of the routine is that of the run."""
+    counted = MappingRun(problem, machine, mapping, conventions).run()
     found = count(problem, machine, mappings_of(problem, [mapping]), conventions)
     for (level, operand), access in found.table.items():
         name = machine.levels[level].name
         for kind in KINDS:
             value = float(np.broadcast_to(getattr(access, kind), (1,))[0])
-            assert value == walked[(name, operand, kind)], (name, operand, kind, str(mapping))
+            assert value == counted[(name, operand, kind)], (name, operand, kind, str(mapping))
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(cases())
-def test_every_count_is_the_walks(
+def test_every_count_is_that_of_the_run(
     case: tuple[Problem, Accelerator, Mapping, Conventions],
 ) -> None:
     compare(*case)
@@ -114,9 +114,9 @@ def test_a_wrong_step_is_seen() -> None:
     )
     machine = accelerator([("inputs",)], ["equal"] * 2)
     mapping = Mapping.of("P4", "R3")
-    walked = Walk(problem, machine, mapping).run()
+    counted = MappingRun(problem, machine, mapping).run()
     found = count(other, machine, mappings_of(other, [mapping]))
-    assert found.at("level1", "inputs").fills[0] != walked[("level1", "inputs", "fills")]
+    assert found.at("level1", "inputs").fills[0] != counted[("level1", "inputs", "fills")]
 
 
 def test_many_mappings_at_once_are_each_alone() -> None:

@@ -1,4 +1,4 @@
-"""Layers that run together: counts against a walk of every part, and what is gained."""
+"""Layers that run together: counts against a run of every part, and what is gained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilegrad.chip.explore.fuse import (
     rows_by_part,
     search_fused,
 )
-from tilegrad.chip.explore.interpret import Walk
+from tilegrad.chip.explore.interpret import MappingRun
 from tilegrad.chip.explore.search import search
 from tilegrad.core.errors import UserError
 
@@ -54,7 +54,7 @@ def plain(piece: Piece) -> Mapping:
     return Mapping.of(outside, f"{inner} M{half} | M2 |", "")
 
 
-# ---- the judge: every part walked, with nothing of `fuse` but the order of layers ----------------
+# ---- the judge: every part run, with nothing of `fuse` but the order of layers ----------------
 
 
 def needed_rows(first: Problem, second: Problem, rows: Sequence[int]) -> set[int]:
@@ -70,7 +70,7 @@ def needed_rows(first: Problem, second: Problem, rows: Sequence[int]) -> set[int
     return {row for row in touched if 0 <= row < first.sizes["P"]}
 
 
-def walked(chain: Sequence[Problem], parts: int) -> list[list[set[int]]]:
+def words_of_parts(chain: Sequence[Problem], parts: int) -> list[list[set[int]]]:
     """Rows that each layer makes in each part, as sets."""
     total = chain[-1].sizes["P"]
     done: list[set[int]] = [set() for _ in chain]
@@ -98,7 +98,7 @@ def walked(chain: Sequence[Problem], parts: int) -> list[list[set[int]]]:
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 def test_rows_are_made_once_and_in_time(chain: list[Problem], parts: int) -> None:
     found = rows_by_part(chain, parts)
-    for layer, sets in enumerate(walked(chain, parts)):
+    for layer, sets in enumerate(words_of_parts(chain, parts)):
         assert [set(range(*rows)) for rows in found[layer]] == sets
         assert found[layer][-1][1] == chain[layer].sizes["P"]
 
@@ -107,17 +107,17 @@ def test_rows_are_made_once_and_in_time(chain: list[Problem], parts: int) -> Non
 @pytest.mark.parametrize("chain", [SAME, SHRINKS, PRODUCTS], ids=["same", "shrinks", "products"])
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("resident", [(), (0,), (0, 1)])
-def test_counts_are_those_of_a_walk(
+def test_counts_are_those_of_a_run(
     chain: list[Problem], parts: int, resident: tuple[int, ...]
 ) -> None:
     fusion = Fusion("buffer", parts, frozenset(resident))
     found = fuse(chain, ARRAY, fusion, plain)
     made = {(piece.layer, piece.problem.sizes["P"]): piece for piece in pieces(chain, fusion)}
     total: Counter[tuple[int, str, str, str]] = Counter()
-    for layer, parts_of in enumerate(walked(chain, parts)):
+    for layer, parts_of in enumerate(words_of_parts(chain, parts)):
         for rows in filter(None, parts_of):
             piece = made[layer, len(rows)]
-            for (level, operand, kind), words in walk_of(piece).items():
+            for (level, operand, kind), words in run_of(piece).items():
                 total[layer, level, operand, kind] += words
         if layer in resident:
             weights = chain[layer].words(chain[layer].operand("weights"))
@@ -130,13 +130,13 @@ def test_counts_are_those_of_a_walk(
         assert found.words(level, layer, operand) == expected, (layer, level, operand)
 
 
-def walk_of(piece: Piece) -> Counter[tuple[str, str, str]]:
-    """The walk of a Piece, on Levels of which those above the buffer lack what lies inside."""
+def run_of(piece: Piece) -> Counter[tuple[str, str, str]]:
+    """The run of a Piece, on Levels of which those above the buffer lack what lies inside."""
     above = tuple(n for n in ("weights", "inputs", "outputs") if n not in piece.inside)
     outer, *rest = ARRAY.levels
     kept = Level(outer.name, keeps=above, word_bits=8)
-    machine = Accelerator("walked", (kept, *rest), inside=piece.inside)
-    return Walk(piece.problem, machine, plain(piece)).run()
+    machine = Accelerator("run", (kept, *rest), inside=piece.inside)
+    return MappingRun(piece.problem, machine, plain(piece)).run()
 
 
 @pytest.mark.parametrize("chain", [SAME, SHRINKS, PRODUCTS], ids=["same", "shrinks", "products"])

@@ -1,4 +1,4 @@
-"""Stacked DRAM against a walk of its bursts; tiles that are loaded while others work."""
+"""Stacked DRAM against its bursts one by one; tiles that are loaded while others work."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_reading_whole_rows_is_bound_by_the_refresh() -> None:
 
 
 @pytest.mark.parametrize("bursts", [1, 2, 16])
-def test_the_closed_form_is_the_walk(bursts: int) -> None:
+def test_the_closed_form_is_that_of_the_bursts(bursts: int) -> None:
     """Rows in turn over the banks, so many bursts of each."""
     memory = Stacked(open_row=60.0, banks=8)
     rows = np.repeat(np.arange(20_000 // bursts), bursts)
-    walked = memory.burst * len(rows) / (1e-9 * bursts_in_time(memory, rows)) * memory.channels
-    assert memory.bandwidth(1 - 1 / bursts) == pytest.approx(walked, rel=0.01)
+    timed = memory.burst * len(rows) / (1e-9 * bursts_in_time(memory, rows)) * memory.channels
+    assert memory.bandwidth(1 - 1 / bursts) == pytest.approx(timed, rel=0.01)
 
 
 def test_one_bank_again_and_again_is_slowest() -> None:

@@ -74,7 +74,7 @@ def check(results, values, tolerance) -> None:
     _, stages = run_pipeline(list(values), results, host())
     fired = [rule for s in stages for rule in s.fired]
     assert {"attention (a test)", "attention_backward (a test)"} <= set(fired)
-    assert not any(n.op.group == "attention" for n in topological(stages[-1].results))
+    assert not any(n.op.category == "attention" for n in topological(stages[-1].results))
     executable = compile_for(list(values), results, host())
     found = executable.run([Buffer.wrap(x) for x in values.values()])
     for node, buffer, expected in zip(results, found, wanted):
@@ -88,6 +88,6 @@ def test_what_a_kernel_takes_stays(monkeypatch) -> None:
     monkeypatch.setattr(expand, "why_not", lambda node, target: "")
     results, values = graph_of("plain", "bhtd", dtypes.float32)
     made, stages = run_pipeline(list(values), results, host())
-    groups = [n.op for n in topological(made) if n.op.group == "attention"]
+    groups = [n.op for n in topological(made) if n.op.category == "attention"]
     assert set(groups) == {ops.attention, ops.attention_backward}
     assert not any("attention" in rule for s in stages for rule in s.fired)

@@ -1,4 +1,4 @@
-"""EAGLE heads: logits beside NumPy's, guesses over pages beside a plain walk, answers kept."""
+"""EAGLE heads: logits beside NumPy's, guesses over pages beside a plain loop, answers kept."""
 
 import json
 from pathlib import Path
@@ -165,7 +165,7 @@ def asked() -> list[Request]:
     return [Request(i, prompt(5 + 9 * i), ways[i], max_tokens=12) for i in range(4)]
 
 
-def test_guesses_are_those_of_a_plain_walk(tmp_path: Path) -> None:
+def test_guesses_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     """Over pages, chunks and steps that verify, with neighbours: the likeliest by the head, each
     from the head's own feature before it. Answers are those without guesses."""
     model, weights = target(), drawn()

@@ -222,20 +222,20 @@ def test_rows_without_limits_are_not_listed() -> None:
     assert sizes.tolist() == [-1, -1]  # a top_k that all fit in is no limit
 
 
-def test_rows_of_nobody_are_not_walked() -> None:
+def test_rows_of_nobody_are_not_read() -> None:
     """Nothing of them is looked at: what is there would win, and would be listed."""
     rows, vocabulary = 4, 600
     state = state_of(vocabulary, *[Sampling(temperature=1, seed=s) for s in range(3)])
     state.close_row(3)
     p = np.ones((rows, vocabulary), np.float32)
     assert state.top_k.tolist() == [0, 0, 0, -1]
-    for slot, walked in ((0, True), (3, False)):
+    for slot, read in ((0, True), (3, False)):
         slots = ints(*[slot] * rows)
         _, sizes, (early, winners) = cut_rows(
             tg.tensor(p), state.floats, state.top_k, state.seeds, slots
         )
-        assert (early.numpy() > 0).all() == walked == (winners.numpy() > 0).all()
-        assert (sizes.numpy() == (-1 if walked else 0)).all()
+        assert (early.numpy() > 0).all() == read == (winners.numpy() > 0).all()
+        assert (sizes.numpy() == (-1 if read else 0)).all()
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_k": 1}, {"top_p": 0.5}, {"top_k": 5000}])

@@ -154,7 +154,7 @@ def ping_pong_matmul(
         at = number * programs + program
         return at // (n // tn) * tm, at % (n // tn) * tn
 
-    def slot(number: Size, step: Size) -> tuple[Size, Size]:
+    def stage_of(number: Size, step: Size) -> tuple[Size, Size]:
         turn = number * steps + step
         return turn % stages, turn // stages
 
@@ -163,7 +163,7 @@ def ping_pong_matmul(
 
         def one(number: Size, step: Size) -> None:
             row, col = corner(number)
-            stage, lap = slot(number, step)
+            stage, lap = stage_of(number, step)
             b.wait(empty, stage, (lap + 1) % 2)
             b.expect(full, stage, (tm + tn) * tk * 2)
             b.copy_async(left, (stage,), a, (row, step * tk), (0, 1), full, stage)
@@ -186,18 +186,18 @@ def ping_pong_matmul(
             b.do(placed.matrix_fence)
 
             def step(s: Size, _: list[Node]) -> list[Node]:
-                stage, lap = slot(number, s)
+                stage, lap = stage_of(number, s)
                 b.wait(full, stage, lap % 2)
                 b.matrix_async(total, left, right, b.less(0, s), (stage, stage), transpose_b=True)
                 b.do(placed.matrix_commit)
                 b.do(placed.matrix_wait, pending=1)
-                b.branch(b.less(0, s), lambda: b.arrive(empty, slot(number, s - 1)[0]) or ())
+                b.branch(b.less(0, s), lambda: b.arrive(empty, stage_of(number, s - 1)[0]) or ())
                 return []
 
             b.loop("step", 0, steps, 1, step)
             b.do(placed.named_arrive, number=1 - own, threads=256)
             b.do(placed.matrix_wait, pending=0)
-            b.arrive(empty, slot(number, steps - 1)[0])
+            b.arrive(empty, stage_of(number, steps - 1)[0])
             finish_tile(number)
             return []
 

@@ -35,7 +35,7 @@ def test_every_dtype_through_every_elementwise_op(dtype) -> None:
     value = np.array([1, 0, 1]).astype(dtype.numpy)
     bits = {"bit_not", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"}
     for op in ops.graph.ops.values():
-        if op in (ops.cast, ops.bitcast, ops.fixed, ops.in_range) or op.group not in (
+        if op in (ops.cast, ops.bitcast, ops.fixed, ops.in_range) or op.category not in (
             "unary",
             "binary",
             "compare",
@@ -43,7 +43,7 @@ def test_every_dtype_through_every_elementwise_op(dtype) -> None:
             continue
         if (dtype.is_float and op.name in bits) or (dtype.kind == "bool" and op is ops.negative):
             continue
-        node = op(x) if op.group == "unary" else op(x, x)
+        node = op(x) if op.category == "unary" else op(x, x)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             (found,) = interpret([node], {x: value})

@@ -35,14 +35,14 @@ from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import (
     BLOCKS,
     CUT_PARTS,
-    SLOT,
+    PARTIAL,
     START,
     STOP,
     PagedPlan,
     PagedShape,
     choose,
+    ranges,
     spread,
-    walkers,
     why_not,
 )
 from tilegrad.kernels.paged.work import work_list
@@ -173,7 +173,7 @@ case("group 12, 16 rows", 12, 1, 32, replace(SMALL, rows=16))
 case("blocks of 128 keys", 4, 1, 16, replace(SMALL, block=128))
 case("heads across", 8, 2, 16, PagedPlan(8, 64, 2, 4, 6))
 case("heads across, few blocks", 8, 4, 32, PagedPlan(8, 64, 2, 4, 80))
-case("heads across, one walker", 6, 3, 16, PagedPlan(8, 64, 2, 4, 3))
+case("heads across, one range", 6, 3, 16, PagedPlan(8, 64, 2, 4, 3))
 case("heads across, several queries", 8, 2, 16, PagedPlan(16, 64, 2, 4, 6), queries=(0, 1, 5, 2, 3))
 case("8 warps", 4, 1, 16, PagedPlan(8, 128, 2, 8, 5), width=128, value_width=128)
 case("long items", 4, 1, 16, replace(SMALL, programs=1, stages=5), (900, 333), (1, 1))
@@ -381,20 +381,20 @@ def test_work_list(number: int) -> None:
     interpret.run(work_list(x, plan), [lengths, starts, *found])
     same_list(found, wanted)
     items, sizes, covered = found[0], [], 0
-    many = walkers(x, plan)
+    many = ranges(x, plan)
     for p in range(many):
         start, stop = int(items[p, START]), int(items[p, STOP])
         rows = [p, *[many + g - p - 1 for g in range(start + 1, stop + 1)]]
         sizes.append(int(items[rows[: stop - start + 1], BLOCKS].sum()))
         covered += stop - start + 1
         assert all(
-            items[r, SLOT] in (-1, start + i) for i, r in enumerate(rows[: stop - start + 1])
+            items[r, PARTIAL] in (-1, start + i) for i, r in enumerate(rows[: stop - start + 1])
         )
     busy = [s for s in sizes if s]
     assert max(busy) - min(busy) <= 1
     there = items[items[:, BLOCKS] > 0]
     assert covered == len(there)
-    assert int(found[1][:, CUT_PARTS].sum()) == int((there[:, SLOT] >= 0).sum())
+    assert int(found[1][:, CUT_PARTS].sum()) == int((there[:, PARTIAL] >= 0).sum())
 
 
 @pytest.mark.parametrize("joined", (True, False))
@@ -548,7 +548,7 @@ def test_pairs_that_are_all_cut(requests: int, queries: int, joined: bool) -> No
     """Another launch combines them; else, and where each has one token, who has the last part."""
     x = PagedShape(32, 8, 128, 128, 16, requests, requests, 4096, 2048, 128**-0.5)
     plan = choose(x, H200, queries)
-    assert walkers(x, plan) == 16 and plan.joined is joined
+    assert ranges(x, plan) == 16 and plan.joined is joined
 
 
 def real_shapes(target: Target) -> Iterator[tuple[PagedShape, int]]:

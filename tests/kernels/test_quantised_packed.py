@@ -21,6 +21,7 @@ from tilegrad.kernels.quantised.gpu_packed import PackedPlan, packed_matmul, pla
 from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
+from tilegrad.tile.budget import shared_bytes
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.interpret import run
 from tilegrad.tile.prove import check_body
@@ -121,6 +122,17 @@ def test_who_takes_it() -> None:
     assert why_not(shape, H200, Around(splits=(4000, 96)))
     with override(determinism="invariant"):
         assert not kernels.is_packed(shape, H200)
+
+
+@pytest.mark.parametrize("tokens", [2, 8, 100])
+def test_plans_count_what_they_allocate(tokens: int) -> None:
+    """Every Plan that is offered fits into shared memory, barriers and alignment included."""
+    for around in (NOTHING, Around(residual=True), Around(gated="silu"), Around(splits=(384, 192))):
+        for form in ("Q4_0", "Q4_1"):
+            shape = QuantisedShape(BY_NAME[form], 576, 576, tokens, bfloat16)
+            for plan in plans(shape, around, H200):
+                body = packed_matmul(shape, plan, around=around)
+                assert not shared_bytes(body, H200), plan
 
 
 @pytest.mark.slow

@@ -287,7 +287,7 @@ PLAIN: dict[str, tuple[Made, tuple[np.ndarray, ...]]] = {
             np.arange(64 * 48, dtype=np.int8).reshape(64, 48),
         ),
     ),
-    "a batch that no stride walks": (
+    "a batch that has no stride": (
         lambda x, y: build.dot(x, y, batch=((0, 2), (0, 1)), contract=((3,), (2,))),
         (numbers(2, 24, 3, 64), numbers(2, 3, 64, 40)),
     ),

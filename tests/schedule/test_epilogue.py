@@ -45,7 +45,7 @@ def texts(found: list[Kernel], target: Target = H200) -> list[str]:
 @pytest.mark.parametrize("op", INSTRUCTIONS, ids=lambda op: op.name)
 def test_instructions_of_an_element(op) -> None:
     """The table that epilogues are counted with is what is emitted, or more."""
-    x = [build.input_((1 << 22,), float32) for _ in range(1 + (op.group == "binary"))]
+    x = [build.input_((1 << 22,), float32) for _ in range(1 + (op.category == "binary"))]
     found = texts(kernels(x, [op(*x) if len(x) > 1 else build.unary(op, *x)]))
     plain, exact = INSTRUCTIONS[op]
     lines, branches = 0.0, 0.0  # of an element

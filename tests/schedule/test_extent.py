@@ -53,8 +53,8 @@ def depth_of(kernel: object) -> int:
 def test_no_function_alone_is_cut(target: Target) -> None:
     """What a function expands to shares much: shared Nodes count once."""
     for op in ops.graph.ops.values():
-        if op.group in ("unary", "binary") and not op.attrs:
-            x = [build.input_((4096,), float32) for _ in range(1 + (op.group == "binary"))]
+        if op.category in ("unary", "binary") and not op.attrs:
+            x = [build.input_((4096,), float32) for _ in range(1 + (op.category == "binary"))]
             assert len(schedule_for(x, [op(*x)], target, ()).kernels) <= 1, op.name
 
 

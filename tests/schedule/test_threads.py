@@ -128,7 +128,7 @@ def test_rows_that_are_swept(shape, dtype) -> None:
 
 
 def test_online_sums_of_odd_values(fresh) -> None:
-    """Infinities and nan end up where the two-walk form has them."""
+    """Infinities and nan end up where the form of two sweeps has them."""
     fresh.setattr(thread_rows, "HELD", 4)
     x = floats(9, 9000)
     x[0] = -np.inf
@@ -378,13 +378,13 @@ def test_short_rows_share_a_program() -> None:
     assert next(n for n, _ in walk(body.block) if n.op.name == "load").shape == (16, 128)
 
 
-def test_long_rows_are_walked_once_or_twice() -> None:
+def test_long_rows_are_swept_once_or_twice() -> None:
     def loss(x):
         return log_sum_exp(build.cast(x, dtypes.float32))
 
     (body,) = bodies(loss, ((512, 128256), dtypes.bfloat16))
-    walked = [n for n in body.block.nodes if n.op.name == "loop"]
-    assert len(walked) == 1  # one walk: four tiles a turn, then what is left in one turn
+    sweeps = [n for n in body.block.nodes if n.op.name == "loop"]
+    assert len(sweeps) == 1  # one sweep: four tiles a turn, then what is left in one turn
     assert count(body, "load") == 8 and count(body, "load", "loop") == 4
     assert count(body, "allocate") == 0
 
@@ -399,7 +399,7 @@ def test_long_rows_are_kept_in_shared_memory() -> None:
     assert place.type.scope == "shared" and 0.75 * 128256 < kept < 128256
     assert kept * 2 < H200.memories["shared"].bytes and body.notes["warps"] == 32
     loops = [n for n in body.block.nodes if n.op.name == "loop"]
-    again = [n for n in loops if not n.inputs[2:]]  # the walk that writes
+    again = [n for n in loops if not n.inputs[2:]]  # the sweep that writes
     sources = [
         {i.inputs[0].type.scope for i in n.blocks[0].nodes if i.op.name == "load"} for n in again
     ]
@@ -416,13 +416,13 @@ def entropy(x, weights):
     return [loss, build.cast(build.multiply(shares, each), x.dtype)]
 
 
-def test_a_loss_and_its_gradient_walk_long_rows_in_one_launch() -> None:
+def test_a_loss_and_its_gradient_sweep_long_rows_in_one_launch() -> None:
     """Small sums that the gradient waits for do not wait for the loss."""
     types = ((512, 128256), dtypes.bfloat16), ((512,), dtypes.float32)
     found = bodies(entropy, *types)
     large = [b for b in found if count(b, "allocate")]
     assert len(found) == 3 and len(large) == 1 and large[0].grid == (128,)
-    text, _ = emit(large[0], "walk", H200)
+    text, _ = emit(large[0], "swept", H200)
     # of the sums, of all rows and of the last one: each thread keeps its own part of a row
     assert text.count("bar.sync") == 4
 

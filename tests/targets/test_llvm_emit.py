@@ -202,7 +202,7 @@ def domain(name: str, dtype: DType) -> bool:
 
 def operands(name: str, dtype: DType, count: int) -> list[np.ndarray]:
     """Inputs on which the op is defined."""
-    number = {"unary": 1, "binary": 2, "compare": 2, "ternary": 3}[ops.ELEMENTWISE[name].group]
+    number = {"unary": 1, "binary": 2, "compare": 2, "ternary": 3}[ops.ELEMENTWISE[name].category]
     found = [sample(dtype, count, seed) for seed in range(number)]
     if name == "where":
         found[0] = sample(dtypes.bool_, count, 7)
@@ -231,7 +231,7 @@ def test_elementwise(name: str, dtype: DType) -> None:
     """Every elementwise op on every dtype, in one lane, odd lanes and full ones."""
     for lanes in LANES:
         arrays = operands(name, dtype, 45)
-        output = dtypes.bool_ if ops.ELEMENTWISE[name].group == "compare" else dtype
+        output = dtypes.bool_ if ops.ELEMENTWISE[name].category == "compare" else dtype
         types = [dtypes.dtype_of(a.dtype) for a in arrays]
         body = elementwise_body(apply(name), types, output, 45, lanes)
         result = np.zeros(45, output.numpy)
@@ -329,7 +329,7 @@ def test_cumulative(kind: str) -> None:
 
 
 def test_strided_and_transposed_loads() -> None:
-    """Tiles that walk Memory axes in another order, from strided Memories."""
+    """Tiles that take Memory axes in another order, from strided Memories."""
     for dtype in (dtypes.float32, dtypes.int8, dtypes.bfloat16, dtypes.bool_):
         memory = Memory((6, 5), dtype, strides=(1, 7))
         b = BodyBuilder(

@@ -15,8 +15,8 @@ from tilegrad.core.errors import InternalError, StateError
 from tilegrad.core.target import NEON, SSE2
 from tilegrad.targets.llvm import driver
 from tilegrad.targets.llvm import table as tables
+from tilegrad.targets.llvm.native_loop import native_loop_text
 from tilegrad.targets.llvm.table import ENTRY, TableBuilder, check_table
-from tilegrad.targets.llvm.walk import walker_text
 from tilegrad.targets.llvm.workers import RECORD, WorkerPool, native, worker_pool
 
 LONG = 600.0  # seconds; only against hanging
@@ -558,8 +558,8 @@ def test_unknown_kinds_are_refused():
         check_table(np.zeros(1, ENTRY), np.zeros(1, np.int32), 1, 0)
 
 
-def test_the_walker_compiles_for_arm():
-    names = driver.function_names(driver.compile_text(walker_text("aarch64"), NEON))
+def test_the_native_loop_compiles_for_arm():
+    names = driver.function_names(driver.compile_text(native_loop_text("aarch64"), NEON))
     assert {"start", "resume", "stop", "serve", "quit", "spin"} == set(names)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from npu_programs import small
@@ -86,6 +87,69 @@ def test_sums_made_int8(dataflow: str) -> None:
     found, _ = made.run(left, right)
     sums = (left.astype(np.int64) @ right).astype(np.int32)
     np.testing.assert_array_equal(found, requantise(sums, 300, 16, True, None))
+
+
+def pruned(weights: np.ndarray) -> np.ndarray:
+    """(K, N) weights with two of every four of K set to 0, in some fours more."""
+    rng = np.random.default_rng(len(weights))
+    groups = -(-len(weights) // 4)
+    keep = np.argsort(rng.random((groups, 4, weights.shape[1])), 1) < 2
+    keep[::3, 1] = False
+    return np.where(keep.reshape(groups * 4, -1)[: len(weights)], weights, 0).astype(weights.dtype)
+
+
+@pytest.mark.parametrize("rate", ["mixed", "sparse"])
+@pytest.mark.parametrize("dataflow", ["ws", "os", "is"])
+@pytest.mark.parametrize("sizes", [*SIZES, (6, 5, 3), (12, 8, 203)], ids=str)
+def test_products_at_both_rates(dataflow: str, sizes: tuple[int, int, int], rate: str) -> None:
+    """Two int4 weights in a place, and 2:4: NumPy's values in the cycles of closed forms, in fewer
+    of them where K is long; with inputs in place the other operand is the one that stays."""
+    given = {"weights": "int4"} if rate == "mixed" else {"sparse": True}
+    p = small(dataflow=dataflow, columns=6, lanes=3, program_words=1024, **given)
+    left, right = operands(*sizes)
+    if dataflow == "is":
+        left = (pruned(left.T) if rate == "sparse" else left.T % 16 - 8).T.astype(np.int8)
+    else:
+        right = (pruned(right) if rate == "sparse" else right % 16 - 8).astype(np.int8)
+    made = Product(p, *sizes, rate=rate)
+    memory = made.pack(left, right)
+    again, total = memory.copy(), Counts()
+    for words in made.program():
+        machine = Machine(p, words, memory)
+        machine.run()
+        total = total.plus(machine.counts())
+        Functional(p, again).run(words)
+        assert all(w[rate] for w in words if w.op == "matmul")
+    np.testing.assert_array_equal(memory, again)
+    np.testing.assert_array_equal(made.unpack(memory), left.astype(int) @ right)
+    assert total == made.counts
+    if sizes[2] >= 70:
+        assert made.cycles() < 0.8 * Product(p, *sizes).cycles()
+
+
+def test_weights_that_are_not_pruned_are_refused() -> None:
+    made = Product(small(sparse=True), 4, 4, 8, rate="sparse")
+    with pytest.raises(UserError, match="weights are not 2:4"):
+        made.pack(*operands(4, 4, 8))
+
+
+@pytest.mark.parametrize("dataflow", ["ws", "os"])
+@pytest.mark.parametrize("element", ["bf16", "fp16"])
+def test_fp8_weights_by_words(dataflow: str, element: str) -> None:
+    """Two fp8 weights a step: registers and words agree; small whole numbers are exact."""
+    p = small(element=element, weights="fp8", dataflow=dataflow)
+    rng = np.random.default_rng(3)
+    left, right = rng.integers(-9, 10, (9, 21)), rng.integers(-9, 10, (21, 5))
+    kind = ml_dtypes.bfloat16 if element == "bf16" else np.float16
+    made = Product(p, 9, 5, 21, rate="mixed")
+    memory = made.pack(left.astype(kind).view(np.uint16), right.astype(ml_dtypes.float8_e4m3fn))
+    again, cycles = memory.copy(), 0
+    for words in made.program():
+        cycles += Machine(p, words, memory).run()
+        Functional(p, again).run(words)
+    np.testing.assert_array_equal(memory, again)
+    np.testing.assert_array_equal(made.unpack(memory), left @ right)
+    assert cycles == made.cycles()
 
 
 def test_bf16_sums_in_order() -> None:

@@ -216,7 +216,7 @@ def while_loop(device) -> Executable:
     return make(device, steps, slots, [0], [1], arena=192)
 
 
-def test_a_loop_that_depends_on_data_is_walked_on_the_host(device, cuda) -> None:
+def test_a_loop_that_depends_on_data_is_taken_by_the_host(device, cuda) -> None:
     run = while_loop(device)
     for start, end in ((3.0, 10.0), (12.5, 12.5)):
         (out,) = run.run([given(device, start)])

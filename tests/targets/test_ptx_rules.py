@@ -364,7 +364,7 @@ def run(name: str, dtype: DType, inputs: Sequence[Array], noise: int = 0) -> Arr
 def instructions(name: str, dtype: DType) -> int:
     """How many instructions an op takes."""
     w = Writer()
-    registers = [w.new(rules.kind_of(dtype)) for _ in range(ARITY[ops.ELEMENTWISE[name].group])]
+    registers = [w.new(rules.kind_of(dtype)) for _ in range(ARITY[ops.ELEMENTWISE[name].category])]
     rules.apply(w, name, dtype, *registers)
     return len(w.lines)
 
@@ -564,7 +564,7 @@ EXACT = [
 
 @pytest.mark.parametrize("name,dtype", EXACT, ids=[f"{n}-{d}" for n, d in EXACT])
 def test_exact_op(name: str, dtype: DType) -> None:
-    inputs = arguments(name, dtype, ARITY[ops.ELEMENTWISE[name].group])
+    inputs = arguments(name, dtype, ARITY[ops.ELEMENTWISE[name].category])
     got = run(name, dtype, inputs)
     with np.errstate(all="ignore"):
         if name == "where":
@@ -582,7 +582,7 @@ ROUNDED = [(n, d) for n, d in PAIRS if n in ULPS and d in (dtypes.float32, dtype
 
 @pytest.mark.parametrize("name,dtype", ROUNDED, ids=[f"{n}-{d}" for n, d in ROUNDED])
 def test_function_within_ulps(name: str, dtype: DType) -> None:
-    inputs = arguments(name, dtype, ARITY[ops.ELEMENTWISE[name].group])
+    inputs = arguments(name, dtype, ARITY[ops.ELEMENTWISE[name].category])
     if name in ("asin", "acos", "erf_inverse"):
         more = np.random.default_rng(1).uniform(-1, 1, 2000).astype(dtype.numpy)
         inputs = [np.concatenate([inputs[0], more])]
@@ -626,7 +626,7 @@ NARROW_FUNCTIONS = [(n, d) for n, d in PAIRS if n in ULPS and d in NARROW]
     "name,dtype", NARROW_FUNCTIONS, ids=[f"{n}-{d}" for n, d in NARROW_FUNCTIONS]
 )
 def test_narrow_function_is_the_wide_one_rounded(name: str, dtype: DType) -> None:
-    arity = ARITY[ops.ELEMENTWISE[name].group]
+    arity = ARITY[ops.ELEMENTWISE[name].category]
     inputs = [x[:1500] for x in arguments(name, dtype, arity)]
     got = run(name, dtype, inputs)
     wide = run(name, dtypes.float32, [x.astype(np.float32) for x in inputs])
@@ -869,7 +869,7 @@ def kernel(name: str, write: Callable[[Writer], list[tuple[str, DType]]]) -> str
 
 def op_kernel(name: str, dtype: DType) -> str:
     def write(w: Writer) -> list[tuple[str, DType]]:
-        kinds = [dtype] * ARITY[ops.ELEMENTWISE[name].group]
+        kinds = [dtype] * ARITY[ops.ELEMENTWISE[name].category]
         if name == "where":
             kinds[0] = dtypes.bool_
         registers = [fetch_operand(w, d, 8 * n) for n, d in enumerate(kinds)]
@@ -961,7 +961,7 @@ def simulated(dtype: DType, result: DType, write: Callable[..., str], inputs: li
 def test_the_simulator_agrees(dtype: DType) -> None:
     rng = np.random.default_rng(3)
     for name in [n for n, d in PAIRS if d is dtype and not (n in QUICK and d.is_float)]:
-        inputs = arguments(name, dtype, ARITY[ops.ELEMENTWISE[name].group])
+        inputs = arguments(name, dtype, ARITY[ops.ELEMENTWISE[name].category])
         chosen = rng.choice(len(inputs[0]), 64)
         inputs = [np.ascontiguousarray(x[chosen]) for x in inputs]
         result = dtypes.bool_ if name in ops.COMPARE else dtype

@@ -1,11 +1,6 @@
-"""Random programs beside torch: a sample of `bench/fuzz.py`, what it found, and its judge."""
+"""Random programs beside torch: what `bench/fuzz.py` found, and its judge (CI runs a minute)."""
 
 from __future__ import annotations
-
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +12,6 @@ pytest.importorskip("torch")
 
 from differential import compare_with_torch, compiled_for_gpus
 from random_programs import FLOATS, Leaf, Program, make
-
-SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "fuzz.py"
 
 # What was wrong once: leaves (dtype, values) and lines.
 ZEROS = np.array([0.0, 0.5, -0.25, 0.0, 2.0])
@@ -153,12 +146,3 @@ def test_the_judge_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compare_with_torch(program, "lazy").startswith("gradient: of x0")
     monkeypatch.setattr(tg, "sin", lambda x: right(x).to(tg.float64))
     assert "float64" in compare_with_torch(program, "jit")
-
-
-@pytest.mark.parametrize("seconds, least", [(4, 1), pytest.param(60, 3, marks=pytest.mark.slow)])
-def test_a_sample(seconds: int, least: int) -> None:
-    command = [sys.executable, str(SCRIPT), "--seconds", str(seconds), "--seed", "20"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    counts = re.search(r"(\d+) programs of (\d+) lines, (\d+) of them for GPUs", done.stdout)
-    assert counts is not None and int(counts[1]) >= least

@@ -125,6 +125,6 @@ def test_a_mask_that_shows_every_query_a_key_costs_nothing():
 
     lowered = tg.jit(causal).lower(*[tg.tensor(K)] * 3)
     (node,) = recognize(list(lowered.outputs))
-    while node.op.group == "movement" or node.op.name == "cast":
+    while node.op.category == "movement" or node.op.name == "cast":
         node = node.inputs[0]
     assert node.op.name == "get"

@@ -197,7 +197,7 @@ def axes_of(x):
     tile.store(out, (i, 0, 0), tile.load(x, (0, i, 0), (c, a), axes=(2, 0)))
 
 
-def test_axes_walk_any_order():
+def test_axes_in_any_order():
     x = normal(4, 3, 8)
     check(axes_of, x, expected=x.transpose(1, 2, 0))
 

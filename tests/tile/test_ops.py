@@ -22,7 +22,9 @@ def test_every_op_has_a_row_in_the_interpreter() -> None:
     control = {"role", "loop", "branch", *interpret.SPECIAL, *interpret.VALUES}
     silent = {"prefetch", "grid_launch_dependents"}
     for name, op in ops.tile.ops.items():
-        assert isinstance(op, TileOp) and (op.meaning or op.group in ("unary", "binary", "compare"))
+        assert isinstance(op, TileOp) and (
+            op.meaning or op.category in ("unary", "binary", "compare")
+        )
         assert op.numpy or op.effects or name in control | silent, name
         assert op.effect or not op.effects, name
 

@@ -150,7 +150,7 @@ LONG: dict[str, Callable[[], Body]] = {
 
 @pytest.mark.parametrize("name", LONG)
 def test_what_is_left_out_changes_no_verdict(name: str) -> None:
-    """Loops walked whole and with their middle left out: the same Bodies are refused."""
+    """Loops run whole and with their middle left out: the same Bodies are refused."""
     body = LONG[name]()
     shorter = 0
     for number, (label, broken) in enumerate([("", body), *mutants.mutants(body)]):

@@ -61,9 +61,9 @@ def test_the_middle_is_a_whole_number_of_periods() -> None:
 
 
 def test_steps_share_what_is_left_out() -> None:
-    """Walking every index, or the even and the odd ones: the same indices are kept."""
+    """Taking every index, or the even and the odd ones: the same indices are kept."""
 
-    def walked(start: int, step: int) -> set[int]:
+    def kept_of(start: int, step: int) -> set[int]:
         def build(b: PlacedBuilder, ring: Node) -> None:
             b.loop("other", 0, 100, 2, lambda i, _: b.arrive(ring, i % 3) or [])
             b.loop("i", start, 100, step, lambda i, _: b.wait(ring, i % 3, i // 3 % 2) or [])
@@ -73,7 +73,7 @@ def test_steps_share_what_is_left_out() -> None:
         first, skipped, _ = skeleton.periods.middle(node, start, 100)
         return {i for i in range(start, 100, step) if not first <= i < first + skipped}
 
-    assert walked(0, 1) == walked(0, 2) | walked(1, 2) and len(walked(0, 1)) < 50
+    assert kept_of(0, 1) == kept_of(0, 2) | kept_of(1, 2) and len(kept_of(0, 1)) < 50
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_steps_share_what_is_left_out() -> None:
     ],
 )
 def test_what_turns_in_the_middle_is_seen(condition: Callable) -> None:
-    """A comparison that changes where trips would be left out: the loop is walked whole."""
+    """A comparison that changes where trips would be left out: the loop is run whole."""
 
     def build(b: PlacedBuilder, ring: Node) -> None:
         def trip(i: Size, _: list[Node]) -> list[Node]:

@@ -44,7 +44,7 @@ def product(a, b):
 
 
 def swizzled(x):
-    """Programs in groups of 8 rows of tiles, as products are walked for the sake of a cache."""
+    """Programs in groups of 8 rows of tiles, as products take them for the sake of a cache."""
     rows, columns = x.shape
     across, down = columns // 64, rows // 64
     p = tile.grid(across * down)

@@ -30,7 +30,7 @@ def test_defaults_follow_the_registers_of_a_target():
     assert set(gpu.notes()) == {"warps", "stages", "vector", "swizzle"}
 
 
-def test_a_space_is_walked_in_order():
+def test_a_space_is_searched_in_order():
     plans = plans_in({"BM": [16, 32], "stages": [1, 2]}, Plan().with_(warps=4))
     assert [(p.m, p.stages, p.warps) for p in plans] == [
         (16, 1, 4),

@@ -2,7 +2,7 @@
 
 `Stacked` is HBM: channels of banks, whose rows must be opened before bursts can be read, and which
 are refreshed. `double_buffered` is a scratchpad with room for the next tile beside this one.
-Invariant: the closed form of `Stacked` is what `bursts_in_time` walks, for streams that are long.
+Invariant: the closed form of `Stacked` is what `bursts_in_time` counts, for streams that are long.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Stacked:
 
 
 def bursts_in_time(memory: Stacked, rows: Sequence[int]) -> float:
-    """ns that one channel takes for bursts of these rows, in order: a walk, burst by burst.
+    """ns that one channel takes for bursts of these rows, in order, burst by burst.
 
     Row `r` lies in bank `r % banks`. A bank opens its next row as soon as its last one is sent.
     """

@@ -107,14 +107,14 @@ class Maker:
     def finish(self, **more: Any) -> Any:
         """Write the Bundle."""
         if self.on_host:
-            self.writer.code["walker"] = self._walker()
+            self.writer.code["native_loop"] = self._native_loop()
         more.setdefault("settings", {"determinism": config().determinism, "dots": config().dots})
         return self.writer.finish(more)
 
-    def _walker(self) -> bytes:
-        from ..targets.llvm.workers import walker_for
+    def _native_loop(self) -> bytes:
+        from ..targets.llvm.workers import native_loop_for
 
-        return walker_for(self.target.triple.split("-")[0])
+        return native_loop_for(self.target.triple.split("-")[0])
 
 
 __all__ = ["Maker"]

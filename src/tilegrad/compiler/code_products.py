@@ -59,15 +59,7 @@ def factored(form: Format) -> bool:
 def of_codes(dot: Node, x: Node, raw: Node) -> Node:
     """The product, of `x` (what is packed, and its scale where it is given) and stored weights."""
     (packed,), weight = dot.inputs[0].inputs, dot.inputs[1]
-    form = format_of(packed.attrs["format"])
-    if not form.grain.rows and len(packed.inputs) == 1 and invariant():
-        raise UserError(
-            "one scale for all rows makes a row depend on its neighbours",
-            op="pack",
-            expected="a scale of each row, or a given one, at the level invariant",
-            got=form.name,
-        )
-    given = _encoded(x, form)
+    given = codes_of_rows(packed, x)
     columns = weight.shape[-1]
     lead = packed.inputs[0].shape[:-1]
     codes = build.reshape(given["codes"], (*lead, columns))
@@ -78,6 +70,19 @@ def of_codes(dot: Node, x: Node, raw: Node) -> Node:
         factor = build.cast(build.reshape(scale, shape), float32)
         total = build.multiply(total, build.broadcast_to(factor, total.shape))
     return build.cast(total, dot.dtype)
+
+
+def codes_of_rows(packed: Node, x: Node) -> dict[str, Node]:
+    """The codes of what is packed, as `x` computes it, and the factor of each row."""
+    form = format_of(packed.attrs["format"])
+    if not form.grain.rows and len(packed.inputs) == 1 and invariant():
+        raise UserError(
+            "one scale for all rows makes a row depend on its neighbours",
+            op="pack",
+            expected="a scale of each row, or a given one, at the level invariant",
+            got=form.name,
+        )
+    return _encoded(x, form)
 
 
 def _encoded(packed: Node, form: Format) -> dict[str, Node]:
@@ -113,4 +118,4 @@ def _codes(x: Node, of: Node, most: float, packed: Node) -> dict[str, Node]:
     return encoded(ops.pack(codes, build.broadcast_to(one, of.shape), **packed.attrs))
 
 
-__all__ = ["factored", "of_codes", "why_not"]
+__all__ = ["codes_of_rows", "factored", "of_codes", "why_not"]

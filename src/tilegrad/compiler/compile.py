@@ -338,9 +338,13 @@ def _bind(recipe: Recipe, device: Device, held: Mapping[str, Code] | None = None
 @functools.lru_cache(maxsize=1024)
 def _layout(text: str) -> Any:
     from ..kernels.quantised.prepare import parse_preparation
+    from .array_weights import KIND as CODES
+    from .array_weights import parse_codes
     from .as_stored import KIND, parse_as_stored
 
-    return parse_as_stored(text) if text.startswith(f'["{KIND}"') else parse_preparation(text)
+    kinds = {KIND: parse_as_stored, CODES: parse_codes}
+    known = [parse for kind, parse in kinds.items() if text.startswith(f'["{kind}"')]
+    return known[0](text) if known else parse_preparation(text)
 
 
 def layout_of(text: str, sources: Sequence[Buffer]) -> Any:

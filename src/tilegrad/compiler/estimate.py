@@ -67,7 +67,7 @@ def region_text(kernel: Kernel) -> str:
     reads, stored = kernel.region
     stop = set(reads)
     inside = [n for n in topological(stored, stop=lambda n: n in stop) if n not in stop]
-    names = list(dict.fromkeys(n.op.name for n in inside if n.op.group not in ("leaf", "tuple")))
+    names = list(dict.fromkeys(n.op.name for n in inside if n.op.category not in ("leaf", "tuple")))
     types = ", ".join(repr(n.type) for n in stored[:2])
     text = f"{kernel.kind}: {' '.join(names)}"
     room = LONGEST - len(types) - 4

@@ -57,7 +57,7 @@ def _is_gathered(x: Node) -> bool:
 
 
 def _is_elementwise(x: Node) -> bool:
-    return x.op.group in ELEMENTWISE or x.op is ops.cast
+    return x.op.category in ELEMENTWISE or x.op is ops.cast
 
 
 def _rows(x: Node) -> Node | None:

@@ -71,7 +71,7 @@ class GuardedExecutable:
             if _finite(known[node]):
                 continue
             bad.add(node)
-            if not any(i in bad for i in node.inputs) and node.op.group != "leaf":
+            if not any(i in bad for i in node.inputs) and node.op.category != "leaf":
                 raise first_bad(node, known[node])
         arrays = [np.array(known[o], order="C") for o in self.outputs]
         return [

@@ -216,11 +216,11 @@ def use_bundle(bundle: Bundle) -> Opened:
                 return opened
         opened = Opened(bundle)
         _bundles.append(opened)
-    walker = bundle.walker()
-    if walker is not None:
+    native_loop = bundle.native_loop()
+    if native_loop is not None:
         from ..targets.llvm import workers
 
-        workers.use_walker(walker)
+        workers.use_native_loop(native_loop)
     return opened
 
 

@@ -72,7 +72,7 @@ def _total(factor: Node) -> Node | None:
         node = stack.pop()
         if node.op is ops.sum_:
             found.add(node)
-        elif node.op in MOVES or node.op.group in ("unary", "binary"):
+        elif node.op in MOVES or node.op.category in ("unary", "binary"):
             stack.extend(node.inputs)
         elif node.op is not ops.constant:
             return None

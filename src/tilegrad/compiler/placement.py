@@ -6,6 +6,7 @@ as they are known to run; cycles are those of the Target's closed forms.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Placed:
     flops: int
     costs: Mapping[str, float]
     why: str = ""
+    rate: str = ""  # of the array's multipliers, where it has several
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Placement:
             "busy, by closed forms",
             f"host packs {self.total('packed'):,.0f} bytes for it",
         ]
+        rates = Counter(k.rate for k in self.kernels if k.rate)
+        lines += [f"array, {count} kernels: {rate}" for rate, count in rates.items()]
         for why, share in self.reasons().items():
             count = sum(k.why == why for k in self.host)
             lines.append(f"host, {100 * share:6.2f}% of FLOPs, {count} kernels: {why}")
@@ -91,7 +95,8 @@ class Placement:
 
 def placement_of(schedule: Schedule, target: Target) -> Placement:
     """Where the Kernels of a Schedule run."""
-    costs = language_of(target).costs
+    language = language_of(target)
+    costs, rate_of = language.costs, language.rate
     rows = []
     for number, kernel in enumerate(schedule.kernels):
         launches = [s.body for s in kernel.steps if isinstance(s, Launch)]
@@ -106,7 +111,9 @@ def placement_of(schedule: Schedule, target: Target) -> Placement:
                     counted[name] = counted.get(name, 0.0) + many * value
         flops = high(kernel.flops) * kernel.times
         why = _why(kernel) if kernel.host else ""
-        rows.append(Placed(number, kernel.name, device, flops, counted, why))
+        rates = [] if rate_of is None or kernel.host else [rate_of(b, target) for b in launches]
+        rate = "; ".join(filter(None, rates))
+        rows.append(Placed(number, kernel.name, device, flops, counted, why, rate))
     return Placement(target.name, tuple(rows))
 
 

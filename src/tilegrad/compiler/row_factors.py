@@ -41,7 +41,7 @@ class Depths:
                 stack.extend(waiting)
                 continue
             below = max((self.found[i] for i in current.inputs), default=0)
-            self.found[current] = below + (current.op.group == "reduce")
+            self.found[current] = below + (current.op.category == "reduce")
             stack.pop()
         return self.found[node]
 

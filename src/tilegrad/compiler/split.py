@@ -34,7 +34,7 @@ def _split(m: Match) -> Node | None:
         return None
     kept = [i for i in range(len(x.shape)) if i not in axes]
     if kept and max(kept) > min(axes):
-        return None  # only trailing reductions: others are walked by columns
+        return None  # only trailing reductions: others are swept by columns
     parts = next((p for p in range(PARTS, 1, -1) if count % p == 0), None)
     if parts is None:
         return None

@@ -208,6 +208,13 @@ class Format:
         return self.dtype is None
 
     @property
+    def whole(self) -> bool:
+        """Whether values are whole numbers: codes without scales, as int8 holds them."""
+        names = {part.name for part in (*self.fields, *self.row)}
+        kind = self.element.name if self.element is not None else ""
+        return kind.startswith("INT") and names <= {"codes", "places"}
+
+    @property
     def bits(self) -> float:
         """Bits an element takes, its share of the scales included."""
         return 8 * self.block_bytes / self.block

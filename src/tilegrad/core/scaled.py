@@ -9,7 +9,7 @@ A name says everything: ELEMENT, what shares a scale, the scale's dtype, and wha
 | INT2 .. INT8   | whole numbers around 0; with ZERO unsigned ones above a zero point           |
 | E2M1 E4M3 E5M2 | floats of 4 and 8 bits                                                       |
 | NF4            | the 16 quantiles of a normal distribution, from -1 to 1                      |
-| BF16 F16       | plain elements, for SPARSE                                                   |
+| BF16 F16       | plain elements, for SPARSE; INT2 .. INT8 without scales are whole numbers    |
 | TENSOR ROW     | one scale for all; for a row (a channel of weights, a token)                 |
 | G32 128X128    | a scale for so many columns of a row; of so many rows and columns            |
 | F32 F16 BF16   | a scale's dtype; E4M3 too, and E8M0: a power of two                          |
@@ -173,9 +173,10 @@ def _block_of(
         least = math.lcm(least, 2 * 8 // math.gcd(made.bits, 8))
     block = (grain.columns if grain else 0) or least
     plain = made.name in ("BF16", "F16")
+    whole = made.name.startswith("INT") and grain is None and not zero
     if (
         block % least
-        or (grain is None) != plain
+        or (grain is None and not whole) != plain
         or (plain and not sparse)
         or (zero and not made.name.startswith("INT"))
         or (zero and scale in ("E4M3", "E8M0"))

@@ -116,7 +116,12 @@ class Target:
     @cached_property
     def array(self) -> MatrixUnit | None:
         """The matrix unit beside the CPU, in the same memory, that takes instructions itself."""
-        return next((unit for unit in self.matrix if unit.threads == 0), None)
+        return next(iter(self.array_rates), None)
+
+    @cached_property
+    def array_rates(self) -> tuple[MatrixUnit, ...]:
+        """The array with one weight a step, then with two where it has such rates, by name."""
+        return tuple(unit for unit in self.matrix if unit.threads == 0)
 
     @cached_property
     def feature_set(self) -> frozenset[str]:

@@ -139,7 +139,7 @@ class SamplingState:
             self.send()
 
     def close_row(self, slot: int) -> None:
-        """Draw nothing for a slot that no request will have: its rows pad, and are not walked."""
+        """Draw nothing for a slot that no request will have: its rows pad, and are not read."""
         self.clear_row(slot, send=False)
         self._rows.host["top_k"][slot] = -1
         self.send()

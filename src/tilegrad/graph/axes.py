@@ -209,7 +209,7 @@ def depends(node: Node, indices: Indices) -> frozenset[Atom]:
             found: frozenset[Atom] = frozenset()
         elif below is not None:
             found = visit(*below)
-        elif node.op.group in ELEMENTWISE:
+        elif node.op.category in ELEMENTWISE:
             found = frozenset().union(*[visit(i, indices) for i in node.inputs])
         else:
             found = frozenset(atoms_of(indices))
@@ -238,7 +238,7 @@ def on_atoms(node: Node, indices: Indices, axes: Atoms) -> Node:
             return visit(*below)
         if node.op is ops.constant:
             return build.reshape(node, (1,) * len(axes))
-        if node.op.group in ELEMENTWISE and not (
+        if node.op.category in ELEMENTWISE and not (
             full(node, indices) and depends(node, indices) == set(atoms_of(indices))
         ):
             inputs = [visit(i, indices) for i in node.inputs]

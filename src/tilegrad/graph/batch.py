@@ -391,7 +391,7 @@ BATCH: dict[Op, Rule] = {
     **{
         op: _elementwise
         for op in ops.graph.ops.values()
-        if op.group in ("unary", "binary", "compare", "ternary")
+        if op.category in ("unary", "binary", "compare", "ternary")
     },
     ops.input_: _leaf,
     ops.constant: _leaf,
@@ -400,6 +400,7 @@ BATCH: dict[Op, Rule] = {
     ops.random_bits: _random_bits,
     ops.transfer: lambda node, xs, flags, size: (ops.transfer(xs[0], **node.attrs), flags[0]),
     ops.barrier: lambda node, xs, flags, size: (ops.barrier(*xs), flags[0]),
+    ops.pruned: lambda node, xs, flags, size: (ops.pruned(xs[0]), flags[0]),
     ops.reshape: _shape_rule,
     ops.permute: _permute_rule,
     ops.expand: _shape_rule,

@@ -320,7 +320,7 @@ def _unrounded(x: Node) -> Node | None:
             done[node] = node if node in numbers else node.inputs[0]
         elif node.op is ops.constant and node.dtype is dtypes.float32:
             done[node] = constant(node.attrs["value"], dtypes.float64)
-        elif node.op.group in ("unary", "binary") and node.dtype is dtypes.float32:
+        elif node.op.category in ("unary", "binary") and node.dtype is dtypes.float32:
             done[node] = node.op.make(tuple([done[i] for i in node.inputs]), node.attrs)
         else:
             return None

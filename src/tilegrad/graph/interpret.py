@@ -526,6 +526,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.stop_gradient: lambda inputs, _: inputs[0],
     ops.barrier: lambda inputs, _: inputs[0],
     ops.transfer: lambda inputs, _: inputs[0],
+    ops.pruned: lambda inputs, _: inputs[0],
     ops.in_range: _in_range,
     ops.reshape: lambda inputs, attrs: inputs[0].reshape(attrs["shape"]),
     ops.permute: lambda inputs, attrs: inputs[0].transpose(attrs["order"]),

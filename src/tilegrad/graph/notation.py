@@ -1,4 +1,4 @@
-"""How Rules over the Graph are written: operators, numbers, constants and groups of ops.
+"""How Rules over the Graph are written: operators, numbers, constants and ops by category.
 
 Importing this file lets patterns say `x + 0` and mean the Graph's add and a constant zero.
 A number matches a constant of that value through movement that only repeats it; zero matches
@@ -17,14 +17,14 @@ from ..ir.pattern import LIFT, OPERATORS, Match, Pattern, any_
 from . import build, ops
 
 
-def group(*names: str) -> tuple[Op, ...]:
-    """The ops of some groups."""
-    return tuple(op for op in ops.graph.ops.values() if op.group in names)
+def ops_of(*names: str) -> tuple[Op, ...]:
+    """The ops of some categories."""
+    return tuple(op for op in ops.graph.ops.values() if op.category in names)
 
 
-UNARY = group("unary")
-BINARY = group("binary", "compare")
-TERNARY = group("ternary")
+UNARY = ops_of("unary")
+BINARY = ops_of("binary", "compare")
+TERNARY = ops_of("ternary")
 REDUCE = (ops.sum_, ops.prod, ops.max_, ops.min_)
 REPEATS = (ops.constant, ops.expand, ops.reshape, ops.permute)  # what a constant may look like
 

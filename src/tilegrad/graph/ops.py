@@ -49,7 +49,7 @@ input_ = Op(
     "input",
     _given,
     attrs=("key", "shape", "dtype"),
-    group="leaf",
+    category="leaf",
     meaning="a value from outside, told apart by key",
 )
 constant = Op(
@@ -57,7 +57,7 @@ constant = Op(
     "constant",
     lambda *, value, dtype: Array((), dtype),
     attrs=("value", "dtype"),
-    group="leaf",
+    category="leaf",
     meaning="a scalar known now",
 )
 size = Op(
@@ -65,7 +65,7 @@ size = Op(
     "size",
     lambda *, value: Array((), int64),
     attrs=("value",),
-    group="leaf",
+    category="leaf",
     meaning="the run-time value of a symbolic size, as a scalar int64",
 )
 iota = Op(
@@ -73,7 +73,7 @@ iota = Op(
     "iota",
     lambda *, size, dtype: Array((size,), dtype),
     attrs=("size", "dtype"),
-    group="leaf",
+    category="leaf",
     meaning="0, 1, 2, ... size-1",
 )
 
@@ -89,7 +89,7 @@ random_bits = Op(
     "random_bits",
     _random_bits,
     attrs=("shape",),
-    group="leaf",
+    category="leaf",
     meaning="32 random bits an element: Philox-2x32-10 of (key, offset, linear "
     "index), exactly as `interpret` says",
 )
@@ -110,21 +110,21 @@ def _same(name: str, *inputs: Node) -> Array:
 
 
 def _unary_op(name: str, meaning: str) -> Op:
-    return Op(graph, name, _unary, group="unary", meaning=meaning)
+    return Op(graph, name, _unary, category="unary", meaning=meaning)
 
 
 def _binary_op(name: str, meaning: str, commutative: bool = False) -> Op:
     def infer(a: Node, b: Node) -> Type:
         return _same(name, a, b)
 
-    return Op(graph, name, infer, group="binary", commutative=commutative, meaning=meaning)
+    return Op(graph, name, infer, category="binary", commutative=commutative, meaning=meaning)
 
 
 def _compare_op(name: str, meaning: str, commutative: bool = False) -> Op:
     def infer(a: Node, b: Node) -> Type:
         return Array(_same(name, a, b).shape, bool_)
 
-    return Op(graph, name, infer, group="compare", commutative=commutative, meaning=meaning)
+    return Op(graph, name, infer, category="compare", commutative=commutative, meaning=meaning)
 
 
 negative = _unary_op("negative", "-x")
@@ -191,13 +191,13 @@ def _where(condition: Node, a: Node, b: Node) -> Type:
     return result
 
 
-where = Op(graph, "where", _where, group="ternary", meaning="a where condition, else b")
+where = Op(graph, "where", _where, category="ternary", meaning="a where condition, else b")
 cast = Op(
     graph,
     "cast",
     lambda x, *, dtype: Array(_array(x).shape, dtype),
     attrs=("dtype",),
-    group="unary",
+    category="unary",
     meaning="convert values; float to int truncates, to bool is != 0",
 )
 
@@ -213,7 +213,7 @@ bitcast = Op(
     "bitcast",
     _bitcast,
     attrs=("dtype",),
-    group="unary",
+    category="unary",
     meaning="the same bits read as another dtype",
 )
 
@@ -229,7 +229,7 @@ fixed = Op(
     "fixed",
     _fixed,
     attrs=("kind",),
-    group="unary",
+    category="unary",
     meaning="exp, reciprocal or rsqrt in fixed point, as core/fixed.py has them",
 )
 
@@ -239,7 +239,7 @@ def _stop_gradient(x: Node) -> Type:
 
 
 stop_gradient = Op(
-    graph, "stop_gradient", _stop_gradient, group="unary", meaning="x, with no derivative"
+    graph, "stop_gradient", _stop_gradient, category="unary", meaning="x, with no derivative"
 )
 
 
@@ -251,7 +251,7 @@ barrier = Op(
     graph,
     "barrier",
     _barrier,
-    group="order",
+    category="order",
     meaning="x, not read before the tokens are computed: what follows from it is not "
     "the same as what follows from x, so it can be computed again later",
 )
@@ -268,7 +268,7 @@ transfer = Op(
     "transfer",
     _transfer,
     attrs=("source", "device"),
-    group="transfer",
+    category="transfer",
     meaning="x, which is on the Device `source`, on `device`; what follows from it is computed "
     "there",
 )
@@ -285,7 +285,7 @@ in_range = Op(
     "in_range",
     _in_range,
     attrs=("size", "message", "place"),
-    group="unary",
+    category="unary",
     meaning="the index itself; where one is not in 0..size-1 the run ends in an index "
     "error with this message at the line 'file:line'",
 )
@@ -305,8 +305,23 @@ reshape = Op(
     "reshape",
     _reshape,
     attrs=("shape",),
-    group="movement",
+    category="movement",
     meaning="the same elements in row-major order under another shape",
+)
+
+
+def _pruned(x: Node) -> Type:
+    if not x.shape or not isinstance(x.shape[-1], int) or x.shape[-1] % 4:
+        raise _fail("pruned", f"rows of whole fours, not {x.type}")
+    return _array(x)
+
+
+pruned = Op(
+    graph,
+    "pruned",
+    _pruned,
+    category="movement",
+    meaning="x itself, of whose rows two elements of every four are known to be 0",
 )
 
 
@@ -321,7 +336,7 @@ permute = Op(
     "permute",
     _permute,
     attrs=("order",),
-    group="movement",
+    category="movement",
     meaning="result axis i is input axis order[i]",
 )
 
@@ -337,7 +352,7 @@ expand = Op(
     "expand",
     _expand,
     attrs=("shape",),
-    group="movement",
+    category="movement",
     meaning="axes of size 1 repeated to the shape; the rank stays",
 )
 
@@ -352,7 +367,7 @@ pad = Op(
     "pad",
     _pad,
     attrs=("low", "high"),
-    group="movement",
+    category="movement",
     meaning="zeros added before and after each axis (amounts >= 0)",
 )
 
@@ -373,7 +388,7 @@ slice_ = Op(
     "slice",
     _slice,
     attrs=("start", "stop", "step"),
-    group="movement",
+    category="movement",
     meaning="x[start:stop:step] on every axis, steps positive, in range",
 )
 flip = Op(
@@ -381,7 +396,7 @@ flip = Op(
     "flip",
     lambda x, *, axes: _array(x),
     attrs=("axes",),
-    group="movement",
+    category="movement",
     meaning="the axes reversed",
 )
 
@@ -402,7 +417,7 @@ windows = Op(
     "windows",
     _windows,
     attrs=("axis", "width", "step", "dilation"),
-    group="movement",
+    category="movement",
     meaning="sliding windows: axis becomes the window number, a last axis of `width` "
     "is added; result[..i.., k] = x[..i*step + k*dilation..]",
 )
@@ -420,7 +435,7 @@ concatenate = Op(
     "concatenate",
     _concatenate,
     attrs=("axis",),
-    group="movement",
+    category="movement",
     meaning="inputs one after the other along the axis",
 )
 
@@ -432,7 +447,7 @@ def _reduce(x: Node, *, axes: tuple[int, ...]) -> Type:
 
 
 def _reduce_op(name: str, meaning: str) -> Op:
-    return Op(graph, name, _reduce, attrs=("axes",), group="reduce", meaning=meaning)
+    return Op(graph, name, _reduce, attrs=("axes",), category="reduce", meaning=meaning)
 
 
 sum_ = _reduce_op("sum", "sum over the axes, which disappear; floats accumulate in >= float32")
@@ -450,7 +465,7 @@ argmax = Op(
     "argmax",
     _arg_reduce,
     attrs=("axis",),
-    group="reduce",
+    category="reduce",
     meaning="index of the first largest along the axis; the first nan wins",
 )
 cumulative = Op(
@@ -458,7 +473,7 @@ cumulative = Op(
     "cumulative",
     lambda x, *, axis, kind: _array(x),
     attrs=("axis", "kind"),
-    group="scan",
+    category="scan",
     meaning="running sum, prod, max or min along the axis (kind)",
 )
 
@@ -472,7 +487,7 @@ sort = Op(
     "sort",
     _sort,
     attrs=("axis", "descending"),
-    group="scan",
+    category="scan",
     meaning="stable sort along the axis: (values, indices); nan is largest",
 )
 
@@ -499,7 +514,7 @@ dot = Op(
     "dot",
     _dot,
     attrs=("batch", "contract", "dtype"),
-    group="dot",
+    category="dot",
     meaning="sum over contracted axes of the product; result axes: batch, a's, b's; "
     "accumulates in >= float32, gives dtype",
 )
@@ -520,7 +535,7 @@ picked_dot = Op(
     "picked_dot",
     _picked_dot,
     attrs=("axis",),
-    group="dot",
+    category="dot",
     meaning="(x, weights, ids): row t is x[t] times weights[ids[t]], summed over `axis` of the "
     "weights (1 or 2); zeros where ids[t] is negative. ids are below the number of weights",
 )
@@ -547,7 +562,7 @@ group_rows = Op(
     "group_rows",
     _group_rows,
     attrs=("groups",),
-    group="index",
+    category="index",
     meaning="ids in 0..groups-1 -> (order, places, offsets): the rows of each group one after the "
     "other, as they came, are order[offsets[g]] .. order[offsets[g + 1] - 1]; row i comes to "
     "places[i]",
@@ -568,7 +583,7 @@ route = Op(
     "route",
     _route,
     attrs=("count", "powers", "whole"),
-    group="index",
+    category="index",
     meaning="scores (N, E) -> (shares (N, count), order, places, offsets): the largest scores of "
     "each row, of equals the first one first, and their N count places in `group_rows` of the "
     "columns they are in. With `powers` scores are softmax of what is given, with `whole` shares "
@@ -596,7 +611,7 @@ grouped_dot = Op(
     "grouped_dot",
     _grouped_dot,
     attrs=("axis", "block"),
-    group="dot",
+    category="dot",
     meaning="(x, weights, offsets): rows offsets[g] .. offsets[g + 1] - 1 of x times weights[g], "
     "summed over `axis` of the weights (1 or 2). offsets rise from 0 to the number of rows. A pass "
     "adds a list of blocks of `block` rows (else 0), which says the same as the offsets, and after "
@@ -616,7 +631,7 @@ grouped_outer = Op(
     graph,
     "grouped_outer",
     _grouped_outer,
-    group="dot",
+    category="dot",
     meaning="(x, y, offsets): of each group the sum over its rows r, offsets[g] .. "
     "offsets[g + 1] - 1, of x[r] times y[r], every element with every one",
 )
@@ -628,7 +643,7 @@ attention = Op(
     "attention",
     attention_types.attention_type,
     attrs=attention_types.ATTRS,
-    group="attention",
+    category="attention",
     meaning="(q, k, v, extras) -> (out, lse): out = softmax(scores) v over keys, lse "
     "the log of the sum of exp(scores). A score is scale <q, k>, capped by softcap "
     "tanh(s / softcap), + bias, + slopes (j - i), seen where j - i lies in the band "
@@ -639,7 +654,7 @@ attention_backward = Op(
     "attention_backward",
     attention_types.attention_backward_type,
     attrs=(*attention_types.ATTRS, "wanted"),
-    group="attention",
+    category="attention",
     meaning="(q, k, v, dout, lse, delta, extras) -> (dq, dk, dv, gradients "
     "of wanted extras); delta = sum of dout out over the width - "
     "dlse",
@@ -652,7 +667,7 @@ paged_append = Op(
     "paged_append",
     paged_types.append_type,
     attrs=paged_types.APPEND_ATTRS,
-    group="paged",
+    category="paged",
     meaning="(q, k, v, frequencies, scales of a cache of 8 bits, table, lengths, query_starts, "
     "keys, values) -> (q rotated, keys, values): the new tokens' k, rotated, and v in their pages. "
     "Pairs of the first `width` elements of a head turn by place * frequency, cosines and sines "
@@ -663,7 +678,7 @@ paged_attention = Op(
     "paged_attention",
     paged_types.attention_type,
     attrs=paged_types.ATTEND_ATTRS,
-    group="paged",
+    category="paged",
     meaning="(q, keys, values, scales of a cache of 8 bits, table, lengths, query_starts) -> out: "
     "each token over the keys of its request up to its own, the last `window` of them if that is "
     "not 0. `single`: no request has more than one new token; `most_keys`: nor more keys, if not "
@@ -677,7 +692,7 @@ draw = Op(
     "draw",
     draw_types.draw_type,
     attrs=("top_p", "min_p"),
-    group="draw",
+    category="draw",
     meaning="(p, floats, limits, seeds, slots, positions) -> a token of each row of p, whose "
     "largest is 1: among those that the row's slot keeps by limits (top-k; 0: all, -1: none), then "
     "by its column `top_p` of floats, and by `min_p` before both; as `draw_reference` says",
@@ -687,7 +702,7 @@ top_k = Op(
     "top_k",
     draw_types.top_k_type,
     attrs=("count",),
-    group="draw",
+    category="draw",
     meaning="places of the largest of each row, in order, the first of equals first; NaN is never "
     "among them: the last place stands in",
 )
@@ -696,7 +711,7 @@ add_listed = Op(
     "add_listed",
     draw_types.add_listed_type,
     attrs=(),
-    group="draw",
+    category="draw",
     meaning="(x, counts, ids, values, slots): x with values[s, i] added in column ids[s, i] of "
     "each row of slot s, for i < counts[s]",
 )
@@ -717,7 +732,7 @@ gather = Op(
     "gather",
     _gather,
     attrs=("axes",),
-    group="index",
+    category="index",
     meaning="x at indices (one integer array per indexed axis, all of one shape, in "
     "range 0..size-1); result axes: the indices' shape, then x's other axes",
 )
@@ -730,7 +745,8 @@ def _unpack(raw: Node, *, format: str, dtype: DType) -> Type:
     if found.dtype is not uint8 or not found.shape or not isinstance(found.shape[-1], int):
         raise _fail("unpack", f"bytes (..., bytes of a row), not {found}")
     whole = found.shape[-1] - form.row_bytes_more
-    if not form.quantised or whole < 0 or whole % form.block_bytes or not dtype.is_float:
+    fits = dtype.is_float or (form.whole and dtype.kind == "int" and dtype.bits >= 8)
+    if not form.quantised or whole < 0 or whole % form.block_bytes or not fits:
         raise _fail("unpack", f"{found} are not rows of {form} for {dtype}")
     return Array((*found.shape[:-1], form.elements(found.shape[-1])), dtype)
 
@@ -740,7 +756,7 @@ unpack = Op(
     "unpack",
     _unpack,
     attrs=("format", "dtype"),
-    group="index",
+    category="index",
     meaning="the values (..., columns) of weights whose rows are stored as bytes of a Format "
     "(see core/format.py), rounded to the dtype",
 )
@@ -764,7 +780,7 @@ pack = Op(
     "pack",
     _pack,
     attrs=("format",),
-    group="index",
+    category="index",
     meaning="the bytes (..., bytes of a row) of values (..., columns) in a Format whose scales lie "
     "apart from its codes (see core/scaled.py); scales (..., groups) are found, or given: they are "
     "repeated to the rows, and zero points are then the middle",
@@ -783,7 +799,7 @@ update = Op(
     "update",
     _update,
     attrs=("axes", "mode"),
-    group="index",
+    category="index",
     meaning="state with value written at indices (as gather reads them): mode 'set' "
     "(last in order wins), 'add', 'multiply', 'max', 'min'; out-of-range indices are "
     "dropped; aliases the state where it is donated",
@@ -798,7 +814,7 @@ def _get(x: Node, *, index: int) -> Type:
     return x.type.items[index]
 
 
-get = Op(graph, "get", _get, attrs=("index",), group="tuple", meaning="one item of a tuple")
+get = Op(graph, "get", _get, attrs=("index",), category="tuple", meaning="one item of a tuple")
 
 
 def _scan(
@@ -822,7 +838,7 @@ scan = Op(
     "scan",
     _scan,
     attrs=("carries", "length", "reverse"),
-    group="control",
+    category="control",
     meaning="inputs: carries, then per-step arrays (leading axis = length), then shared "
     "values; Block(carries, slices, shared) -> (carries, outputs); gives the last "
     "carries and the outputs stacked",
@@ -832,7 +848,7 @@ cond = Op(
     "cond",
     _cond,
     attrs=(),
-    group="control",
+    category="control",
     meaning="inputs: a bool scalar, then shared values; two Blocks(shared) -> results",
 )
 while_loop = Op(
@@ -840,7 +856,7 @@ while_loop = Op(
     "while_loop",
     _while_loop,
     attrs=("carries",),
-    group="control",
+    category="control",
     meaning="inputs: carries, then shared values; Blocks condition(carries, shared) "
     "-> bool scalar and body(carries, shared) -> carries",
 )
@@ -852,7 +868,7 @@ def _call(*inputs: Node, callee: Any) -> Type:
 
 
 call = Op(
-    graph, "call", _call, attrs=("callee",), group="call", meaning="a kernel known by its Callee"
+    graph, "call", _call, attrs=("callee",), category="call", meaning="a kernel known by its Callee"
 )
 
 
@@ -865,7 +881,7 @@ custom = Op(
     "custom",
     _custom,
     attrs=("rules",),
-    group="control",
+    category="control",
     meaning="one closed Block(inputs) -> results, inlined by the compiler; derivatives "
     "come from rules.vjp(inputs, outputs, cotangents) and rules.jvp(inputs, outputs, "
     "tangents), not from the Block",

@@ -186,7 +186,7 @@ CONSTANT: tuple[Op, ...] = (
     ops.round_, ops.trunc, ops.bit_not, ops.floor_divide_, ops.bit_and, ops.bit_or, ops.bit_xor,
     ops.shift_left, ops.shift_right, ops.equal, ops.not_equal, ops.less, ops.less_equal,
     ops.bitcast, ops.fixed, ops.stop_gradient, ops.argmax, ops.in_range, ops.unpack, ops.pack,
-    ops.draw, ops.top_k, ops.group_rows,
+    ops.pruned, ops.draw, ops.top_k, ops.group_rows,
 )  # fmt: skip
 
 # ---- shared pieces --------------------------------------------------------------------------

@@ -173,6 +173,7 @@ RANGES: dict[Op, Callable[[Node, int], Range | None]] = {
             ops.stop_gradient,
             ops.barrier,
             ops.transfer,
+            ops.pruned,
         )
     },
 }

@@ -27,7 +27,7 @@ from .recognize_terms import NoMatch
 
 NAME, BAND = "attention", "band of attention"
 KNOWN = (ops.attention, ops.attention_backward)
-READ = {op for op in ops.graph.ops.values() if op is not ops.dot and op.group != "control"}
+READ = {op for op in ops.graph.ops.values() if op is not ops.dot and op.category != "control"}
 FAR = 128  # Nodes looked at below a dot before it is called something else
 
 
@@ -136,14 +136,14 @@ def _near_sum(values: Sequence[Node]) -> bool:
         if node.op is ops.sum_:
             if _sums_exp(node):
                 return True
-        elif node.op.group in ELEMENTWISE or node.op.group == "movement":
+        elif node.op.category in ELEMENTWISE or node.op.category == "movement":
             waiting.extend(node.inputs)
     return False
 
 
 def _sums_exp(node: Node) -> bool:
     node = node.inputs[0]
-    while node.op is ops.cast or (node.op.group == "movement" and len(node.inputs) == 1):
+    while node.op is ops.cast or (node.op.category == "movement" and len(node.inputs) == 1):
         node = node.inputs[0]
     return node.op is ops.exp
 

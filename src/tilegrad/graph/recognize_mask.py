@@ -60,7 +60,7 @@ def _known_now(
         while node.op is not ops.constant:
             node = node.inputs[0]
         return node
-    if node.op.group in ELEMENTWISE:
+    if node.op.category in ELEMENTWISE:
         if node.op is ops.where:
             return _known_choice(node, indices, given, seen)
         values = []
@@ -184,7 +184,7 @@ def _leaves(
     below = down(node, indices)
     if below is not None:
         return _leaves(*below, leaves, seen)
-    if node.op.group in ELEMENTWISE:
+    if node.op.category in ELEMENTWISE:
         return all(_leaves(i, indices, leaves, seen) for i in node.inputs)
     if node.dtype is bool_:
         leaves[node, indices] = None

@@ -90,6 +90,6 @@ def holds_dot(node: Node) -> bool:
         seen.add(node)
         if node.op is ops.dot:
             return True
-        if node.op.group in ELEMENTWISE or node.op.group == "movement":
+        if node.op.category in ELEMENTWISE or node.op.category == "movement":
             stack.extend(i for i in node.inputs if i.dtype is not bool_)
     return False

@@ -327,7 +327,7 @@ def _largest_remainder(size: Size, stride: Size, boundary: Size) -> Size:
 def _compose_leaf(
     flat: tuple[Leaf, ...], size: Size, stride: Size, outer: Layout, inner: Layout
 ) -> list[Leaf]:
-    """Leaves that walk `outer` (flat) in `size` steps of `stride`."""
+    """Leaves that go through `outer` (flat) in `size` steps of `stride`."""
     if stride == 0 or size == 1:
         return [(size, 0)]
     found: list[Leaf] = []

@@ -85,7 +85,16 @@ class Node:
 class Op:
     """The kind of a Node: name, attr names, inference and what may be assumed of it."""
 
-    __slots__ = ("attrs", "commutative", "dialect", "effect", "group", "infer", "meaning", "name")
+    __slots__ = (
+        "attrs",
+        "category",
+        "commutative",
+        "dialect",
+        "effect",
+        "infer",
+        "meaning",
+        "name",
+    )
 
     def __init__(
         self,
@@ -96,11 +105,11 @@ class Op:
         attrs: tuple[str, ...] = (),
         effect: bool = False,
         commutative: bool = False,
-        group: str = "",
+        category: str = "",
         meaning: str = "",
     ) -> None:
         self.dialect, self.name, self.infer, self.attrs = dialect, name, infer, attrs
-        self.effect, self.commutative, self.group = effect, commutative, group
+        self.effect, self.commutative, self.category = effect, commutative, category
         self.meaning = meaning
         dialect.add(self)
 

@@ -6,15 +6,15 @@ most 1 and not negative, so their bits, taken as integers (*keys*), are in the s
 
 `pick` counts and adds up what is at or above a few keys, takes the highest of them that the cut
 cannot be below, and lists the tokens from there on: mostly some hundreds. `draw` finds the cut
-among these: a search narrows a range of keys, each walk over the list measuring what is at or above
-three keys, until one value is left in the range.
+among these: a search narrows a range of keys, each round over the list measuring what is at or
+above three keys, until one value is left in the range.
 
 The race: token i with probability p(i) arrives after an exponential time of that rate; the first
 to arrive is the draw. Its uniform number is a hash of the row's seed, its position and i, so no
 cumulative sum is needed and no draw depends on another. How early a token is (p over its time, to
 a few units of the last place) is its own alone, so a race may be run in parts. Rows without limits
 have no list: `pick` runs their race, several programs a row, and so it does for rows that keep one
-token, where the likeliest is first. A row that nobody asks for (k below 0) is not walked at all.
+token, where the likeliest is first. A row that nobody asks for (k below 0) is not read at all.
 
 Invariant: a row's token depends on its probabilities, limits, seed and position alone, not on other
 rows nor on how many programs run; the block size changes only how sums are rounded.
@@ -33,7 +33,7 @@ ONE = 0x3F800000  # the key of probability 1
 LAST = 0x7FFFFFFF
 GOLDEN, SILVER = 0x9E3779B9, 0xB5297A4D
 FIRST_KEYS = (0x37000000, 0x39800000, 0x3C000000)  # 2**-17, 2**-12, 2**-7
-WALKS = 18  # a range of 2**30 keys is narrowed to one by 15, from the second on
+ROUNDS = 18  # a range of 2**30 keys is narrowed to one by 15, from the second on
 MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)  # of murmur3's last step: every bit reaches every other
 # -log2(1 - t) / t by powers of t, up to 1/2: within 1e-6 (fitted at Chebyshev points)
 LOGARITHM = (1.4426965, 0.7210807, 0.48900133, 0.27007574, 0.7559917, -0.92356813, 1.4312626)
@@ -58,7 +58,7 @@ def mixed(x: Any) -> Any:
 
 
 @tile.function
-def walked(p: Any, tokens: Any, row: Any, start: Any, size: Any, block: int) -> Any:
+def listed_at(p: Any, tokens: Any, row: Any, start: Any, size: Any, block: int) -> Any:
     """(probabilities, ids) of a block of a row's listed tokens; 0 beyond their end."""
     columns = p.shape[1]
     inside = tile.cast(tile.arange(block), int32) + tile.cast(start, int32) < size
@@ -189,23 +189,23 @@ def search(
     size: Any,
     floor: Any,
     wanted: Any,
-    walks: Any,
+    rounds: Any,
     counted: bool,
     block: int,
 ) -> Any:
     """The highest key, not below `floor`, at or above which there is `wanted`.
 
-    If counting, also a lower key with the same tokens at or above it. Without walks, the floor.
+    If counting, also a lower key with the same tokens at or above it. Without rounds, the floor.
     """
     low, high, busy = floor, whole(ONE + 1), whole(1)
     first, second, third = low, low, low
-    for _ in tile.range(0, walks):
+    for _ in tile.range(0, rounds):
         if busy > 0:
             dtype = int32 if counted else float32
             one, two, three = (tile.zeros((block,), dtype) for _ in range(3))
             fewest, most = tile.full((block,), ONE + 1, int32), tile.full((block,), -1, int32)
             for start in tile.range(0, size, block):
-                x, _ = walked(p, tokens, row, start, size, block)
+                x, _ = listed_at(p, tokens, row, start, size, block)
                 key = tile.bitcast(x, int32)
                 one = one + at_least(x, first, counted)
                 two = two + at_least(x, second, counted)
@@ -241,7 +241,7 @@ def measure(p: Any, tokens: Any, row: Any, size: Any, key: Any, block: int) -> A
     above, at = tile.zeros((block,), int32), tile.zeros((block,), int32)
     total = tile.zeros((block,), float32)
     for start in tile.range(0, size, block):
-        x, _ = walked(p, tokens, row, start, size, block)
+        x, _ = listed_at(p, tokens, row, start, size, block)
         found = tile.bitcast(x, int32)
         above = above + tile.cast(found > key, int32)
         total = total + tile.where(found > key, x, 0.0)
@@ -254,7 +254,7 @@ def place_of(p: Any, tokens: Any, row: Any, size: Any, key: Any, number: Any, bl
     """The id of the token that is the `number`th of those at a key."""
     seen, place = whole(0), whole(p.shape[1])
     for start in tile.range(0, size, block):
-        x, token = walked(p, tokens, row, start, size, block)
+        x, token = listed_at(p, tokens, row, start, size, block)
         at = tile.cast(tile.bitcast(x, int32) == key, int32)
         more = tile.sum(at)
         if (seen < number) & (seen + more >= number):
@@ -270,14 +270,14 @@ def cut(
 ) -> Any:
     """(key, place): tokens above the key are kept, and those at it up to the place."""
     columns, none = p.shape[1], whole(0)
-    walks = tile.where(k > 0, whole(WALKS), none)
-    lowest = search(p, tokens, row, size, floor, k, walks, True, block)
+    rounds = tile.where(k > 0, whole(ROUNDS), none)
+    lowest = search(p, tokens, row, size, floor, k, rounds, True, block)
     above, more, at = measure(p, tokens, row, size, lowest, block)
     most = tile.where(k > 0, k - above, whole(columns))
     more = more + tile.cast(most, float32) * tile.bitcast(lowest, float32)
     wanted = share * tile.where(k > 0, more, total)
-    walks = tile.where(share < 1.0, whole(WALKS), none)
-    key = search(p, tokens, row, size, lowest, wanted, walks, False, block)
+    rounds = tile.where(share < 1.0, whole(ROUNDS), none)
+    key = search(p, tokens, row, size, lowest, wanted, rounds, False, block)
     above, more, at = measure(p, tokens, row, size, key, block)
     need = tile.ceil((wanted - more) / tile.bitcast(key, float32))
     need = tile.cast(tile.minimum(tile.maximum(need, 1.0), 1.0 * columns), int32)
@@ -377,7 +377,7 @@ def draw(
 ) -> None:
     """A token for each row of probabilities p (rows, columns), each row's largest being 1.
 
-    Tokens to winners are what `pick` gave; the seed is that of the row's slot. A list is walked by
+    Tokens to winners are what `pick` gave; the seed is that of the row's slot. A list is read by
     `block` tokens.
     """
     rows, columns = p.shape
@@ -394,7 +394,7 @@ def draw(
         key, place = cut(p, tokens, row, size, k, share, total, floor, block)
         best, winner = nobody(block)
         for start in tile.range(0, size, block):
-            x, here = walked(p, tokens, row, start, size, block)
+            x, here = listed_at(p, tokens, row, start, size, block)
             found = tile.bitcast(x, int32)
             keep = (found > key) | ((found == key) & (here <= place))
             sooner = tile.quick_divide(x, times(here, *words))

@@ -2,7 +2,7 @@
 
 `group_rows` is a counting sort with a program for each group: it counts the rows of the groups
 before its own, then gives its own rows their places, in order. `block_list` cuts the rows of every
-group into blocks, for kernels that walk them. `grouped_outer` adds up the products of a group's
+group into blocks, for kernels that take them. `grouped_outer` adds up the products of a group's
 rows, the derivative of a grouped product by its weights.
 
 Costs: `group_rows` reads the ids twice for each group (they stay in the nearest cache);

@@ -17,7 +17,7 @@ from ..nn.linear import Linear
 from ..nn.module import Module
 from ..tensor.movement import stack
 from ..tensor.tensor import Tensor, lift, no_grad
-from .layers import Int8Conv, Int8Linear
+from .layers import INT8, Int8Conv, Int8Linear
 from .numbers import scale_of
 
 KINDS = (Linear, Conv1d, Conv2d, Conv3d)
@@ -89,19 +89,25 @@ def _read(seen: Mapping[str, Observer], most: dict[str, float]) -> None:
         one.seen.clear()
 
 
-def quantise_rows(model: Module, skip: Callable[[str], bool] | None = None) -> Module:
+def quantise_rows(
+    model: Module, skip: Callable[[str], bool] | None = None, form: str = INT8
+) -> Module:
     """The model with its linear layers in int8, every row of inputs scaled by its own absmax as it
-    comes: no calibration; changed in place."""
+    comes: no calibration; changed in place. `form` is how weights are stored."""
     for name, layer in layers_of(model).items():
         if isinstance(layer, Linear) and not (skip is not None and skip(name)):
-            put(model, name, Int8Linear.of(layer, None))
+            put(model, name, Int8Linear.of(layer, None, form=form))
     return model
 
 
 def quantise(
-    model: Module, absmax: Mapping[str, float], skip: Callable[[str], bool] | None = None
+    model: Module,
+    absmax: Mapping[str, float],
+    skip: Callable[[str], bool] | None = None,
+    form: str = INT8,
 ) -> Module:
-    """The model with its layers in int8, inputs scaled by their absmax; changed in place."""
+    """The model with its layers in int8, inputs scaled by their absmax; changed in place. `form` is
+    how weights are stored: INT8, INT4, INT8_SPARSE or INT4_SPARSE (two of every four kept)."""
     layers = layers_of(model)
     unknown = set(absmax) - set(layers)
     if unknown:
@@ -111,10 +117,10 @@ def quantise(
             continue
         scale = float(scale_of(absmax[name]))
         if isinstance(layer, Linear):
-            put(model, name, Int8Linear.of(layer, scale))
+            put(model, name, Int8Linear.of(layer, scale, form=form))
         else:
             assert isinstance(layer, (Conv1d, Conv2d, Conv3d))
-            put(model, name, Int8Conv.of(layer, scale))
+            put(model, name, Int8Conv.of(layer, scale, form=form))
     return model
 
 

@@ -24,12 +24,13 @@ MOST_SHIFT = 46
 Array = np.ndarray
 
 
-def scale_of(most: Any) -> Array:
-    """The scale of values up to `most` (an absmax, or one for each channel); 1 where all are 0."""
+def scale_of(most: Any, largest: int = INT8_MAX) -> Array:
+    """The scale of values up to `most` (an absmax, or one for each channel), which becomes the
+    `largest` integer; 1 where all are 0."""
     wide = np.asarray(most, np.float64)
     if not np.isfinite(wide).all() or (wide < 0).any():
         raise UserError("bad absmax", op="quant", expected="numbers, at least 0", got=most)
-    return np.where(wide > 0, wide / INT8_MAX, 1.0).astype(np.float32)
+    return np.where(wide > 0, wide / largest, 1.0).astype(np.float32)
 
 
 def to_int8(x: Tensor, scale: float) -> Tensor:
@@ -55,12 +56,14 @@ def _inverse(scale: float) -> float:
     return float(np.float32(1.0) / np.float32(scale))
 
 
-def channels(weight: Array) -> tuple[Array, Array]:
-    """Weights in int8 and the scale of each channel, which the first axis counts."""
+def channels(weight: Array, bits: int = 8) -> tuple[Array, Array]:
+    """Weights in int8, of so many bits, and the scale of each channel, which the first axis
+    counts."""
+    largest = (1 << (bits - 1)) - 1
     flat = np.abs(weight.reshape(len(weight), -1)).max(1) if weight.size else np.ones(len(weight))
-    scales = scale_of(flat)
+    scales = scale_of(flat, largest)
     wide = weight.astype(np.float64) / scales.reshape(-1, *(1,) * (weight.ndim - 1))
-    return np.clip(np.round(wide), -INT8_MAX, INT8_MAX).astype(np.int8), scales
+    return np.clip(np.round(wide), -largest, largest).astype(np.int8), scales
 
 
 @dataclass(frozen=True)

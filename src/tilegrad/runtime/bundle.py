@@ -92,9 +92,9 @@ class Bundle:
         start, size = self._code[key]
         return self._objects[start : start + size]
 
-    def walker(self) -> bytes | None:
-        """The object code that walks the steps of a CPU."""
-        return self.code("walker") if "walker" in self._code else None
+    def native_loop(self) -> bytes | None:
+        """The object code that runs the steps of a CPU."""
+        return self.code("native_loop") if "native_loop" in self._code else None
 
     # ---- weights ----------------------------------------------------------------------------
 

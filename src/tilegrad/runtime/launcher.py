@@ -2,10 +2,10 @@
 
 A Launcher is made once for a Recipe; `bind` gives what depends on the Symbols alone, `launch` runs
 the steps over the addresses in `slots`, and `capture` makes them ready to be run again and again on
-addresses that stay. The one here walks the steps on the host and launches each Program through its
-Device; one that can do better (a native walk, a graph of launches) overrides `launch` and
-`capture`. Invariant: `walk` gives every launch and copy that does something, in the order in which
-the Recipe says it happens.
+addresses that stay. The one here takes the steps on the host and launches each Program through its
+Device; one that can do better (a native loop, a graph of launches) overrides `launch` and
+`capture`. Invariant: `operations` gives every launch and copy that does something, in the order in
+which the Recipe says it happens.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Launcher:
 
     def launch(self, steps: Any) -> None:
         """Run once over the addresses in `slots`; the lock is held."""
-        for operation in self.walk(steps):
+        for operation in self.operations(steps):
             self.start(operation)
 
     def start(self, operation: Operation) -> None:
@@ -128,7 +128,7 @@ class Launcher:
 
     # ---- the course of the steps ----------------------------------------------------------
 
-    def walk(self, bound: Steps, slots: Sequence[int] | None = None) -> Iterator[Operation]:
+    def operations(self, bound: Steps, slots: Sequence[int] | None = None) -> Iterator[Operation]:
         """Every launch and copy that does something, in order; control is followed on the host."""
         addresses = list(self.slots if slots is None else slots)
         counters = [0] * COUNTERS
@@ -231,7 +231,7 @@ class Captured:
         return len(self.operations)
 
     def _operations(self, slots: Sequence[int]) -> list[Operation]:
-        found = list(self.launcher.walk(self.steps, slots))
+        found = list(self.launcher.operations(self.steps, slots))
         for copy in self.copies:
             pointers = (slots[copy.target], slots[copy.source])
             found.append(Operation(None, pointers, copy.bytes))

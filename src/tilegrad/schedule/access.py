@@ -20,7 +20,7 @@ from ..ir.types import product, row_major
 
 Index = tuple[Size, ...]
 Place = tuple[Node, Index]  # a value at an index
-ELEMENTWISE = ("unary", "binary", "compare", "ternary")  # groups of ops read at their own index
+ELEMENTWISE = ("unary", "binary", "compare", "ternary")  # ops that read at their own index
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ MOVEMENT: dict[Op, Callable[[Node, Index], tuple[Index, list[Condition]]]] = {
     ops.slice_: _slice,
     ops.flip: _flip,
     ops.windows: _windows,
+    ops.pruned: lambda node, index: (index, []),
 }
 
 
@@ -166,7 +167,7 @@ def joined(node: Node, index: Index) -> Iterator[tuple[Node, Index, Condition]]:
         at = at - x.shape[axis]
 
 
-# ---- walks --------------------------------------------------------------------------------------
+# ---- walks down from values -----------------------------------------------------------------
 
 
 def base_of(node: Node, values: Container[Node] = ()) -> Node:
@@ -194,7 +195,7 @@ def below(node: Node, index: Index, guarded: bool = True) -> list[Place]:
     if node.op in MOVEMENT:
         inner, conditions = MOVEMENT[node.op](node, index)
         return [] if conditions and not guarded else [(node.inputs[0], inner)]
-    return [(i, index) for i in node.inputs] if node.op.group in ELEMENTWISE else []
+    return [(i, index) for i in node.inputs] if node.op.category in ELEMENTWISE else []
 
 
 def walk_down(

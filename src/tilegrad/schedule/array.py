@@ -81,8 +81,9 @@ class ArrayProducts(ArrayFamily, VectorProducts):
         name, unit = f"array_{name}", target.array
         if unit is None or not unit.accumulator.is_float:
             return marked(super().lower(region, offer, target, name), offer.plan)
-        made = ArrayDot(region, region.inputs, region.known, target, name).lower()
-        return marked([made], offer.plan)
+        lowering = ArrayDot(region, region.inputs, region.known, target, name)
+        lowering.rate = offer.plan.rate
+        return marked([lowering.lower()], offer.plan)
 
 
 class ArrayLoops(ArrayFamily, VectorLoops):

@@ -48,9 +48,9 @@ def takes_product(node: Node, target: Target) -> str:
     if unit is None:
         return "no array"
     kinds = tuple(i.dtype for i in node.inputs)
-    if kinds != unit.inputs:
-        names = " by ".join(k.name for k in kinds)
-        return f"multiplies {' by '.join(k.name for k in unit.inputs)}, not {names}"
+    if not any(kinds in (one.inputs, one.inputs[::-1]) for one in target.array_rates):
+        known = dict.fromkeys(" by ".join(k.name for k in u.inputs) for u in target.array_rates)
+        return f"multiplies {' or '.join(known)}, not {' by '.join(k.name for k in kinds)}"
     stored = (unit.accumulator, *unit.inputs[: unit.accumulator.is_float])
     if node.dtype not in stored:
         return f"sums are {unit.accumulator.name}, not {node.dtype.name}"

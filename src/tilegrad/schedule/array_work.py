@@ -19,7 +19,7 @@ from ..ir.rewrite import replace
 from ..ir.symbol import Expr, Size, coefficient, evaluate, high, loop_index, low
 from ..ir.text import parse_block, print_block
 from ..ir.types import Array, product
-from ..tile.array import FULL, HELD, LEFT, RIGHT, ArrayWork, Operand, Output, VectorStep
+from ..tile.array import FULL, HELD, LEFT, RIGHT, SPARSE, ArrayWork, Operand, Output, VectorStep
 from .access import offset_of, through
 from .array_steps import Reader, Refused, takes_product
 from .problem import Problem
@@ -63,8 +63,21 @@ def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
     for turned in (False, True)[: 1 if region.rows is not None else 2]:
         held = [replaced(o, role=HELD) if (c if turned else r) else o for o, r, c in further]
         given = (batch, m, n, k, (*operands, *held), steps, outputs, turned)
-        made.append(saturating(ArrayWork(*given)))
+        made += [saturating(ArrayWork(*given, rate)) for rate in _rates(operands, target)]
     return made
+
+
+def _rates(operands: list[Operand], target: Target) -> list[str]:
+    """The rates that weights may have, the fastest first; floats are never left out, for infinities
+    times 0 are none."""
+    found = []
+    for unit in target.array_rates[1:] if operands else ():
+        kinds = tuple(o.dtype for o in operands)
+        names = tuple(kind.name for kind in unit.inputs)
+        pruned = any(o.pruned for o in operands) and not unit.accumulator.is_float
+        if pruned if unit.name == SPARSE else kinds in (names, names[::-1]):
+            found.append(unit.name)
+    return [*found, ""]
 
 
 def _elements(region: Region, stored: list[Node]) -> Sizes:
@@ -102,16 +115,21 @@ def _step(numbers: dict[Any, int], kind: str, a: Any, b: Any, shift: int) -> Vec
 
 
 def _operand(role: str, node: Node, reads: list[Node], shape: tuple[Size, ...]) -> Operand:
-    base = node
+    base, pruned = node, False
     while base not in reads:
-        base = base.inputs[0]
+        pruned, base = base.op is ops.pruned, base.inputs[0]
     kind = base.type
     assert isinstance(kind, Array)
     given = argument("x", kind)
     moved = replace([build.reshape(node, shape)], {base: given})[0]
     view = print_block(pure_block("view", (given,), (moved,)), "graph")
     strides = _strides(moved, given)
-    return Operand(reads.index(base), role, kind.dtype.name, kind.shape, view, strides)
+    if pruned:  # of an operand that is read with its fours whole
+        along = {LEFT: 2, RIGHT: 1}.get(role, 0)
+        apart = [s for i, s in enumerate(strides) if i != along]
+        fours = all(isinstance(s, int) and s % 4 == 0 for s in apart)
+        pruned = bool(strides) and strides[along] == 1 and fours
+    return Operand(reads.index(base), role, kind.dtype.name, kind.shape, view, strides, pruned)
 
 
 def _strides(moved: Node, base: Node) -> tuple[Size, ...]:

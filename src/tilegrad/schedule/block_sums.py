@@ -38,7 +38,7 @@ def is_whole(node: Node) -> bool:
     """Whether a sum adds up the sums of all blocks of a row, or one row of one token."""
     if node.op is not ops.sum_:
         return False
-    if product(node.shape) == 1 and node.inputs[0].op.group in ELEMENTWISE:
+    if product(node.shape) == 1 and node.inputs[0].op.category in ELEMENTWISE:
         return node.attrs["axes"] == (len(node.inputs[0].shape) - 1,)
     if not is_part(node.inputs[0]):
         return False
@@ -86,7 +86,7 @@ def _until_products(
             if reader.op is ops.multiply and any(map(_product, reader.inputs)):
                 scaled.add(reader)
                 continue
-            if reader.op not in MOVEMENT and reader.op.group not in ELEMENTWISE:
+            if reader.op not in MOVEMENT and reader.op.category not in ELEMENTWISE:
                 return None
             if reader not in found:
                 found.add(reader)
@@ -138,7 +138,7 @@ def keep_sums(lowering: Lowering) -> None:
     for node in order:
         if node in values or not isinstance(node.type, Array):
             continue
-        sums = node.op.group == "binary" and any(_is_made(i, values) for i in node.inputs)
+        sums = node.op.category == "binary" and any(_is_made(i, values) for i in node.inputs)
         kept = _rounded(node, readers)
         if (sums or node.op is ops.gather) and _many(kept, readers):
             if sums and _bytes(leaves_of(kept, values)) <= _bytes([kept]):
@@ -159,7 +159,7 @@ def _bytes(nodes: Sequence[Node]) -> int:
 
 def _inlines(reader: Node) -> bool:
     """Whether a reader takes values that are computed where they are read."""
-    return reader.op in MOVEMENT or reader.op.group in (*ELEMENTWISE, "reduce")
+    return reader.op in MOVEMENT or reader.op.category in (*ELEMENTWISE, "reduce")
 
 
 def _is_made(node: Node, values: set[Node]) -> bool:

@@ -40,10 +40,10 @@ class CallFamily(Family):
         return region.values[0].attrs["callee"].verdict or verdict
 
 
-def lower_call(group: Region, reads: Sequence[Node], target: Target) -> Bodies:
+def lower_call(region: Region, reads: Sequence[Node], target: Target) -> Bodies:
     """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', (type, i))
     for result i that nobody wants, or ('state', i) for the call's argument i, written in place."""
-    node = group.values[0]
+    node = region.values[0]
     callee = node.attrs["callee"]
     if node.op is not ops.call or not isinstance(callee, KernelCallee):
         raise InternalError("schedule.call", f"{callee!r} has no Bodies")
@@ -56,7 +56,7 @@ def lower_call(group: Region, reads: Sequence[Node], target: Target) -> Bodies:
             hint="run it with the interpreter, or write a portable kernel for this machine",
             location=node.location,
         )
-    stored = [v for v in group.stored if not isinstance(v.type, Tuple)]
+    stored = [v for v in region.stored if not isinstance(v.type, Tuple)]
     results = _results(node, stored)
     found: Bodies = []
     for body, roles in callee.launches_for(target):

@@ -26,7 +26,7 @@ from .family import Family, Offer, Verdict, judged
 
 @dataclass(frozen=True)
 class Listed:
-    """Rows in groups as kernels walk them: a list of blocks of so many rows; and, where they were
+    """Rows in groups as kernels take them: a list of blocks of so many rows; and, where they were
     sorted with their ids, the order of rows by group and what row of `each` it was made of."""
 
     blocks: Node

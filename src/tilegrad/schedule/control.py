@@ -27,10 +27,10 @@ from .state import is_updated
 GUESS = 16  # steps of a loop whose length is not known
 
 
-def lower_control(outer: Lowering, group: Region) -> None:
+def lower_control(outer: Lowering, region: Region) -> None:
     """Add the Kernels of a control Region."""
-    node = group.values[0]
-    wanted = {v.attrs["index"]: v for v in group.stored if v.op is ops.get}
+    node = region.values[0]
+    wanted = {v.attrs["index"]: v for v in region.stored if v.op is ops.get}
     lowering = ControlLowering(outer, node, wanted)
     if node.op is ops.cond:
         lowering.lower_cond()

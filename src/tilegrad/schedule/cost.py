@@ -14,7 +14,7 @@ from ..ir.node import Node, topological
 from ..ir.symbol import Size
 from ..ir.types import Array, product
 
-FREE = ("leaf", "movement", "tuple", "order", "index", "control", "call")  # groups without FLOPs
+FREE = ("leaf", "movement", "tuple", "order", "index", "control", "call")  # without FLOPs
 
 
 def work_of(reads: Sequence[Node], stored: Sequence[Node]) -> tuple[Size, DType]:
@@ -23,12 +23,12 @@ def work_of(reads: Sequence[Node], stored: Sequence[Node]) -> tuple[Size, DType]
     flops: Size = 0
     dtype: DType = float32
     for node in topological(stored, stop=stop.__contains__):
-        if node not in stop and node.op.group == "attention":
+        if node not in stop and node.op.category == "attention":
             flops, dtype = flops + attention_flops(node), node.inputs[0].dtype
         if node in stop or not isinstance(node.type, Array):
             continue
         flops = flops + _flops(node)
-        if node.op.group == "dot":
+        if node.op.category == "dot":
             dtype = node.inputs[0].dtype
         elif dtype is float32 and node.dtype.is_float and node.dtype.bits == 64:
             dtype = node.dtype
@@ -43,9 +43,9 @@ def _flops(node: Node) -> Size:
         return product(node.shape) * depth * 2
     if node.op is ops.grouped_dot:
         return product(node.shape) * node.inputs[0].shape[1] * 2
-    if node.op.group in FREE:
+    if node.op.category in FREE:
         return 0
-    source = node.inputs[0] if node.op.group == "reduce" else node
+    source = node.inputs[0] if node.op.category == "reduce" else node
     return product(source.shape)
 
 

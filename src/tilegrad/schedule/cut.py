@@ -23,53 +23,53 @@ class Cut:
 
     def __init__(self, values: set[Node], target: Target) -> None:
         self.values, self.target = values, target
-        self.group_of: dict[Node, Region] = {}
-        self.groups: list[Region] = []
+        self.region_of: dict[Node, Region] = {}
+        self.regions: list[Region] = []
 
-    def fits_loops(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
+    def fits_loops(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
         """Whether a value may join a Region of generated loops."""
-        if group.kind != "loops" or len(group.values) >= MOST_VALUES:
+        if region.kind != "loops" or len(region.values) >= MOST_VALUES:
             return False
-        shape = self.adapted(node, group)
+        shape = self.adapted(node, region)
         return shape is not None and self.aligned(node, shape, leaves)
 
-    def follows(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
+    def follows(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
         """Whether a value, no sum, can be computed of a product on its way out."""
-        if group.kind != "dot" or node.op in REDUCE:
+        if region.kind != "dot" or node.op in REDUCE:
             return False
-        return product(node.shape) == group.total and self.aligned(node, group, leaves)
+        return product(node.shape) == region.total and self.aligned(node, region, leaves)
 
-    def adapted(self, node: Node, group: Region) -> Region | None:
+    def adapted(self, node: Node, region: Region) -> Region | None:
         """The Region with rows set so that the value has a place in it, or None."""
         if node.op not in REDUCE:
             size = product(node.shape)
-            if size == group.total or (group.rows is not None and size == group.rows):
-                if group.order == "column" and size == group.total:
-                    return None  # columns are walked once: no element-level results
-                return group
+            if size == region.total or (region.rows is not None and size == region.rows):
+                if region.order == "column" and size == region.total:
+                    return None  # columns are swept once: no element-level results
+                return region
             return None
         split = reduce_split(node)
-        if split is None or product(node.inputs[0].shape) != group.total:
+        if split is None or product(node.inputs[0].shape) != region.total:
             return None
         rows, order = split
-        if group.rows is None:
+        if region.rows is None:
             if order == "column":
                 return None
-            return Region("loops", group.values, group.total, rows, order, group.number)
-        return group if (rows, order) == (group.rows, group.order) else None
+            return Region("loops", region.values, region.total, rows, order, region.number)
+        return region if (rows, order) == (region.rows, region.order) else None
 
     def aligned(
-        self, node: Node, group: Region, leaves: Sequence[Node], own: set[Node] | None = None
+        self, node: Node, region: Region, leaves: Sequence[Node], own: set[Node] | None = None
     ) -> bool:
         """Whether the value reads the Region's own values only at its own element."""
-        mine = self.groups[group.number] if own is None else None
-        inside = {x for x in leaves if (self.group_of.get(x) is mine if own is None else x in own)}
+        mine = self.regions[region.number] if own is None else None
+        inside = {x for x in leaves if (self.region_of.get(x) is mine if own is None else x in own)}
         if not inside:
             return True
-        row = loop_index("row", group.rows if group.rows is not None else 1)
-        column = loop_index("column", group.columns)
+        row = loop_index("row", region.rows if region.rows is not None else 1)
+        column = loop_index("column", region.columns)
         source = node.inputs[0] if node.op in REDUCE else node
-        start = own_index(source, row, column, group)
+        start = own_index(source, row, column, region)
         if start is None:
             return False
         unknown: list[Node] = []  # what may read one of the Region's own elsewhere
@@ -89,6 +89,6 @@ class Cut:
         for current, index in walk_down([(source, start)], step):
             if unknown:
                 break
-            if current in inside and own_index(current, row, column, group) != index:
+            if current in inside and own_index(current, row, column, region) != index:
                 return False
         return not unknown

@@ -85,13 +85,13 @@ class DotLowering:
     live: Size  # panels of columns that it has
 
     def __init__(
-        self, group: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
+        self, region: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
     ) -> None:
-        self.group, self.reads, self.values = group, list(reads), values
+        self.region, self.reads, self.values = region, list(reads), values
         self.target, self.name = target, name
-        self.problem = problem_of(group.values[0])
-        self.stored = group.stored
-        self.accumulator = wide(dtypes.accumulator(group.values[0].inputs[0].dtype))
+        self.problem = problem_of(region.values[0])
+        self.stored = region.stored
+        self.accumulator = wide(dtypes.accumulator(region.values[0].inputs[0].dtype))
 
     def choose(self) -> Plan:
         """The cheapest Plan for these sizes."""
@@ -116,17 +116,17 @@ class DotLowering:
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
         self.partial = self.sheet.others.get("partial")
         if self.partial is None and self.parts != 1 and self.keeps_sums:
-            self.partial = self.outputs[self.group.values[0]]
+            self.partial = self.outputs[self.region.values[0]]
         return self.sheet.end(self.body(), plan=self.plan)
 
     def sums_in_result(self) -> bool:
         """Whether sums over a part of k can be kept where the result goes."""
-        dot = self.group.values[0]
+        dot = self.region.values[0]
         return dot in self.stored and dot.dtype is self.accumulator
 
     def partial_sums(self) -> list[Parameter]:
         """Where sums over a part of k are kept apart from the result."""
-        dot = self.group.values[0]
+        dot = self.region.values[0]
         if self.parts == 1 or not self.keeps_sums or self.sums_in_result():
             return []
         memory = Memory((product(dot.shape),), self.accumulator, "global", "state")
@@ -344,7 +344,7 @@ class DotLowering:
 
     def put(self, acc: Node, at: Size, i: Size, start: Size) -> None:
         """Store a register tile: straight from registers where nothing is left to compute."""
-        b, dot, mr = self.b, self.group.values[0], self.plan.mr
+        b, dot, mr = self.b, self.region.values[0], self.plan.mr
 
         def by_rows() -> None:
             b.store(self.strip, acc, (0, 0), (0, 1))
@@ -397,7 +397,7 @@ class DotLowering:
 
     def epilogue(self, row: Size, lane: Size, acc: Node) -> None:
         """Evaluate and store what the Region wants of one row."""
-        e, dot = self.e, self.group.values[0]
+        e, dot = self.e, self.region.values[0]
         e.own[dot] = e.settled(self.b.cast(acc, wide(dot.dtype)), dot)
         for v in self.stored:
             self.sheet.write(v, self.problem.index_like(v.shape, v, self.batch, row, lane))

@@ -72,20 +72,20 @@ class _Joiner:
     def run(self) -> None:
         """Gated pairs first; then what is left of every input's dots."""
         inputs: dict[Node, list[Region]] = {}
-        for group in self.fuser.groups:
-            if group.kind == "dot":
-                inputs.setdefault(self.input_of(group.values[0]), []).append(group)
+        for region in self.fuser.regions:
+            if region.kind == "dot":
+                inputs.setdefault(self.input_of(region.values[0]), []).append(region)
         joined = False
-        for groups in inputs.values():
+        for regions in inputs.values():
             takes = [
-                g
-                for g in groups
-                if len(groups) > 1
-                and self.wide(g).operands is not None
-                and not self.wide(g).block_sums
+                r
+                for r in regions
+                if len(regions) > 1
+                and self.wide(r).operands is not None
+                and not self.wide(r).block_sums
             ]
             pairs = self.pairs(takes)
-            rest = [g for g in takes if not any(g in pair for pair in pairs)]
+            rest = [r for r in takes if not any(r in pair for pair in pairs)]
             for kind, parts in [
                 *(("gated", p) for p in pairs),
                 *(("dots", s) for s in self.sets(rest)),
@@ -100,21 +100,21 @@ class _Joiner:
         """The stored value that a dot's left operand lies in."""
         return base_of(dot.inputs[0], self.fuser.values)
 
-    def wide(self, group: Region) -> WideDot:
+    def wide(self, region: Region) -> WideDot:
         """The Region as the library's kernel sees it."""
-        if group.number not in self.lowered:
-            reads = group.reads_among(self.fuser.values)
-            self.lowered[group.number] = WideDot(group, reads, self.target, set(), choose=False)
-        return self.lowered[group.number]
+        if region.number not in self.lowered:
+            reads = region.reads_among(self.fuser.values)
+            self.lowered[region.number] = WideDot(region, reads, self.target, set(), choose=False)
+        return self.lowered[region.number]
 
     # ---- what may join --------------------------------------------------------------------
 
-    def pairs(self, groups: Sequence[Region]) -> list[list[Region]]:
+    def pairs(self, regions: Sequence[Region]) -> list[list[Region]]:
         """Pairs of which the second reads products of the first."""
         found: list[list[Region]] = []
-        for second in groups:
-            for first in groups:
-                taken = any(g in pair for pair in found for g in (first, second))
+        for second in regions:
+            for first in regions:
+                taken = any(r in pair for pair in found for r in (first, second))
                 if taken or not second.reads & set(first.values):
                     continue
                 if self.may_gate(first, second) and self.pays([first, second], True):
@@ -135,44 +135,44 @@ class _Joiner:
             if v.op is not ops.dot
         )
 
-    def sets(self, groups: Sequence[Region]) -> list[list[Region]]:
+    def sets(self, regions: Sequence[Region]) -> list[list[Region]]:
         """Sets of which none needs another."""
-        found, left = [], list(groups)
+        found, left = [], list(regions)
         while left:
             some = [left.pop(0)]
-            for group in list(left):
+            for region in list(left):
                 free = not any(
-                    group.needs >> a.number & 1 or a.needs >> group.number & 1 for a in some
+                    region.needs >> a.number & 1 or a.needs >> region.number & 1 for a in some
                 )
                 if (
                     free
                     and len(some) < MOST_WEIGHTS
-                    and self.in_time([*some, group])
-                    and joint_operands([self.wide(g) for g in [*some, group]], False)
+                    and self.in_time([*some, region])
+                    and joint_operands([self.wide(r) for r in [*some, region]], False)
                 ):
-                    some.append(group)
-                    left.remove(group)
+                    some.append(region)
+                    left.remove(region)
             if len(some) > 1 and self.pays(some, False):
                 found.append(some)
         return found
 
-    def closed(self, groups: Sequence[Region]) -> bool:
+    def closed(self, regions: Sequence[Region]) -> bool:
         """Whether no other Region stands between some of these: joined, they would be a cycle."""
-        own, every = _together(groups)
-        return not any(every >> g.number & 1 and g.needs & own for g in self.fuser.groups)
+        own, every = _together(regions)
+        return not any(every >> r.number & 1 and r.needs & own for r in self.fuser.regions)
 
-    def in_time(self, groups: Sequence[Region]) -> bool:
+    def in_time(self, regions: Sequence[Region]) -> bool:
         """Whether Regions are ready at about the same time, and no state is written between."""
-        own, every = _together(groups)
-        late = every & ~reduce(operator.and_, (g.needs | own for g in groups))
+        own, every = _together(regions)
+        late = every & ~reduce(operator.and_, (r.needs | own for r in regions))
         if late.bit_count() > APART:
             return False
-        kinds = [g.kind for g in self.fuser.groups if late >> g.number & 1]
+        kinds = [r.kind for r in self.fuser.regions if late >> r.number & 1]
         return not any(kind in ORDERED for kind in kinds)
 
-    def pays(self, groups: Sequence[Region], gated: bool) -> bool:
+    def pays(self, regions: Sequence[Region], gated: bool) -> bool:
         """Whether the model expects one launch to be faster than one for each."""
-        parts = [self.wide(g) for g in groups]
+        parts = [self.wide(r) for r in regions]
         joint = joint_operands(parts, gated)
         if joint is None:
             return False
@@ -202,23 +202,23 @@ class _Joiner:
         own, joint.needs = _together(parts)
         joint.after = set.union(*(p.after for p in parts)) - numbers
         joint.reads = set.union(*(p.reads for p in parts)) - set(values)
-        at = fuser.groups.index(parts[0])
-        fuser.groups[at] = joint
+        at = fuser.regions.index(parts[0])
+        fuser.regions[at] = joint
         for p in parts[1:]:
-            fuser.groups.remove(p)
-        for g in fuser.groups:
-            if g.needs & own:
-                g.needs = g.needs & ~own | bit(joint.number) | joint.needs
-            if not numbers.isdisjoint(g.after):
-                g.after = g.after - numbers | {joint.number}
+            fuser.regions.remove(p)
+        for r in fuser.regions:
+            if r.needs & own:
+                r.needs = r.needs & ~own | bit(joint.number) | joint.needs
+            if not numbers.isdisjoint(r.after):
+                r.after = r.after - numbers | {joint.number}
         for v in values:
-            fuser.group_of[v] = joint
+            fuser.region_of[v] = joint
 
 
-def _together(groups: Sequence[Region]) -> tuple[int, int]:
+def _together(regions: Sequence[Region]) -> tuple[int, int]:
     """Some Regions, and all that one of them needs but for themselves."""
-    own = reduce(operator.or_, (bit(g.number) for g in groups))
-    return own, reduce(operator.or_, (g.needs for g in groups)) & ~own
+    own = reduce(operator.or_, (bit(r.number) for r in regions))
+    return own, reduce(operator.or_, (r.needs for r in regions)) & ~own
 
 
 def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
@@ -227,8 +227,8 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
     batched = first is not None and first.batch != 1 and not (first.block and gated)
     if first is None or batched or (first.block and not gated):
         return None
-    groups = parts[0].dot.inputs[2:]  # where they begin, and their list
-    if any(p.left != parts[0].left or p.dot.inputs[2:] != groups for p in parts):
+    row_groups = parts[0].dot.inputs[2:]  # where they begin, and their list
+    if any(p.left != parts[0].left or p.dot.inputs[2:] != row_groups for p in parts):
         return None
     same = [o is not None and replace(o, n=first.n, result=first.result) == first for o in every]
     weights = tuple(o.n for o in every if o is not None and isinstance(o.n, int))
@@ -248,11 +248,11 @@ class JointDot(WideDot):
     """Lowers one joint Region."""
 
     def __init__(
-        self, group: Joint, reads: Sequence[Node], target: Target, constants: set[Node]
+        self, region: Joint, reads: Sequence[Node], target: Target, constants: set[Node]
     ) -> None:
-        self.parts = [WideDot(p, reads, target, constants, choose=False) for p in group.parts]
-        self.gated = group.gated
-        super().__init__(group, reads, target, constants)
+        self.parts = [WideDot(p, reads, target, constants, choose=False) for p in region.parts]
+        self.gated = region.gated
+        super().__init__(region, reads, target, constants)
 
     def _operands(self) -> Operands | None:
         joint = joint_operands(self.parts, self.gated)
@@ -308,17 +308,17 @@ class JointDot(WideDot):
         return part
 
 
-def takes_parts(part: Node, group: Region, cut: Cut, target: Target) -> bool:
+def takes_parts(part: Node, region: Region, cut: Cut, target: Target) -> bool:
     """Whether the library's kernel of a product can leave the sums of its blocks behind."""
     if not is_part(part):
         return False
     source, values = part.inputs[0].inputs[0], cut.values
-    if source.shape != group.values[0].shape:
+    if source.shape != region.values[0].shape:
         return False
-    if not cut.aligned(source, group, leaves_of(source, values)):
+    if not cut.aligned(source, region, leaves_of(source, values)):
         return False
-    stored = [v for v in group.values if not is_part(v)]
-    like = Region("dot", group.values, group.total, stored=stored)
+    stored = [v for v in region.values if not is_part(v)]
+    like = Region("dot", region.values, region.total, stored=stored)
     reads = like.reads_among(values)
     like.stored = [*stored, part]
     found = WideDot(like, reads, target, set())

@@ -1,7 +1,7 @@
 """Lower `dot` for a Target whose programs are blocks of threads: a plain tiled matmul.
 
-Every dot is batch x (m, k) @ (k, n). A program computes one tile of (rows, columns) results, walks
-k in steps with `dot` on tiles that masked loads bring in, and hands the finished tile to the
+Every dot is batch x (m, k) @ (k, n). A program computes one tile of (rows, columns) results, loops
+over k in steps with `dot` on tiles that masked loads bring in, and hands the finished tile to the
 epilogue. It takes any dtype, strides, batch and padding: the fallback where no library kernel
 applies. Invariant: the order of a sum over k depends on the shape alone.
 """
@@ -34,15 +34,15 @@ LEAST_SIDE = 16
 class TiledDot:
     """Lowers one dot Region."""
 
-    def __init__(self, group: Region, reads: Sequence[Node], name: str) -> None:
-        self.group, self.reads = group, list(reads)
-        self.dot, self.stored = group.values[0], group.stored
+    def __init__(self, region: Region, reads: Sequence[Node], name: str) -> None:
+        self.region, self.reads = region, list(reads)
+        self.dot, self.stored = region.values[0], region.stored
         self.problem = problem_of(self.dot)
         self.accumulator = wide(dtypes.accumulator(self.dot.inputs[0].dtype))
         given = [*parameters.reads(self.reads), *parameters.results(self.stored)]
         self.sheet = ThreadSheet(name, given)
         self.b, self.e = self.sheet.b, self.sheet.e
-        self.e.rounded = group.rounded
+        self.e.rounded = region.rounded
 
     def lower(self) -> Made:
         """The Body."""

@@ -2,7 +2,7 @@
 
 Operands must lie as matrices whose rows are a multiple of 16 bytes and start at the Buffer's own
 start, in a dtype that the Target's matrix units take: those that run beside the threads, else
-those of a warp; what the group computes of the products is evaluated on pieces of the accumulator.
+those of a warp; what the Region computes of the products is evaluated on pieces of the accumulator.
 Everything else takes the plain tiled matmul of `dot_threads`. Invariant: the result is that of
 `dot_threads`, up to the order of sums. The file is long because it is one
 lowering: from operands to the hole of the kernel's epilogue, each step used by the next.
@@ -76,7 +76,7 @@ class Matrix:
 
     @property
     def aligned(self) -> bool:
-        """Whether a tensor map can walk it: one axis dense, the others in steps of 16 bytes."""
+        """Whether a tensor map can describe it: one axis dense, the others in steps of 16 bytes."""
         size = self.node.dtype.size
         others = [s for s in (self.rows, self.columns) if s != 1]
         return 1 in (self.rows, self.columns) and all(
@@ -109,23 +109,23 @@ def matrix_of(
 
 
 class WideDot:
-    """Lowers one dot group to the wide matmul; `choice` is None where it does not apply."""
+    """Lowers one Region of a dot to the wide matmul; `choice` is None where it does not apply."""
 
     parts: list[WideDot] = []  # products that its epilogue gets pieces of: itself, or several
 
     def __init__(
         self,
-        group: Region,
+        region: Region,
         reads: Sequence[Node],
         target: Target,
         constants: set[Node],
         choose: bool = True,
     ) -> None:
-        self.group, self.reads, self.target = group, list(reads), target
-        self.dot = group.values[0]
-        self.stored = [v for v in group.stored if not is_part(v)]
-        self.block_sums = [v for v in group.stored if is_part(v)]  # sums of blocks of columns
-        below = topological(group.stored, set(self.reads).__contains__)
+        self.region, self.reads, self.target = region, list(reads), target
+        self.dot = region.values[0]
+        self.stored = [v for v in region.stored if not is_part(v)]
+        self.block_sums = [v for v in region.stored if is_part(v)]  # sums of blocks of columns
+        below = topological(region.stored, set(self.reads).__contains__)
         self.wholes = [v for v in below if v not in self.reads and is_whole(v)]
         self.totals: dict[tuple[Node, int], Node] = {}  # whole sums of a consumer's tokens
         self.kernel: WideMatmul | Matvec | None = None
@@ -184,7 +184,7 @@ class WideDot:
         """Whether each program of a Plan has the same tokens in all of its tiles, and whole blocks
         of columns in its pieces, where what is handed on asks for them."""
         m, x, plan = high(x.m), transposed(x) if choice.turned else x, choice.plan
-        if len(self.group.stored) > 1 and m == 1 and plan.split > 1:
+        if len(self.region.stored) > 1 and m == 1 and plan.split > 1:
             return False  # all columns would be the one token's
         if not self.block_sums and not self.wholes:
             return True
@@ -249,13 +249,13 @@ class WideDot:
         """The Body."""
         assert self.choice is not None and self.operands is not None
         given = parameters.reads(self.reads, self.constants)
-        sheet = PlacedSheet(name, [*given, *parameters.results(self.group.stored)])
+        sheet = PlacedSheet(name, [*given, *parameters.results(self.region.stored)])
         self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
-        self.e.rounded = self.group.rounded
+        self.e.rounded = self.region.rounded
         return sheet.made(self.build(transposed(self.operands) if self.turned else self.operands))
 
     def build(self, x: Operands) -> Body:
-        """The kernel over this group's parameters."""
+        """The kernel over this Region's parameters."""
         assert self.choice is not None
         plan = self.choice.plan
         if isinstance(plan, MatvecPlan):
@@ -263,8 +263,8 @@ class WideDot:
         given = (self.b, self.memories(), self.epilogue)
         if isinstance(plan, ThreadPlan):
             return ThreadMatmul(x, plan, *given).build()
-        known = {*self.reads, *self.group.values[:1]}
-        costly = instructions(self.stored, known, self.group.rounded) > COSTLY
+        known = {*self.reads, *self.region.values[:1]}
+        costly = instructions(self.stored, known, self.region.rounded) > COSTLY
         self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
         residuals = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
         self.kernel = (GroupedMatmul if x.block else WideMatmul)(
@@ -279,7 +279,7 @@ class WideDot:
         return self.listed(self.kernel).build()
 
     def listed(self, kernel: WideMatmul) -> WideMatmul:
-        """A kernel that knows the list of blocks, where it walks one."""
+        """A kernel that knows the list of blocks, where it reads one."""
         if isinstance(kernel, Grouping):
             found = [
                 self.b.matrix(
@@ -353,7 +353,7 @@ class WideDot:
             return b.broadcast(found, shape)
 
     def residual_reads(self) -> list[Node]:
-        """What the epilogue reads at the result's own places, whose rows a tensor map can walk."""
+        """What the epilogue reads at the result's own places, whose rows a tensor map has."""
         n = self.problem.sizes[3]
         found: dict[Node, None] = {}
         stack = list(self.stored)
@@ -362,7 +362,7 @@ class WideDot:
             if node in self.reads:
                 if node.shape == self.dot.shape and n * node.dtype.size % ALIGNMENT == 0:
                     found[node] = None
-            elif node is not self.dot and node.op.group in ("unary", "binary", "ternary"):
+            elif node is not self.dot and node.op.category in ("unary", "binary", "ternary"):
                 stack.extend(node.inputs)
         return list(found)
 
@@ -459,7 +459,7 @@ class WideDot:
                 e.only = None
 
     def epilogue(self, *given: Any) -> Node:
-        """What the group stores, computed on a piece of each accumulator and of each matrix that
+        """What the Region stores, computed on a piece of each accumulator and of each matrix that
         the ring brought; last: where."""
         *pieces, (batch, row, column) = given
         piece: Node = pieces[0]

@@ -33,56 +33,56 @@ def leave_long_epilogues(lowering: Lowering) -> None:
     """The pass: what a product's kernel would be too long with follows it in a Kernel."""
     fuser, target, rounded = lowering.fuser, lowering.target, lowering.rounded
     changed = False
-    for group in list(fuser.groups):
-        more = group.kind == "dot" and len(group.values) > 1
-        if more and too_long(group, fuser, target, rounded):
-            cut(group, fuser)
+    for region in list(fuser.regions):
+        more = region.kind == "dot" and len(region.values) > 1
+        if more and too_long(region, fuser, target, rounded):
+            cut(region, fuser)
             changed = True
     if changed:
         fuser.mark_stored()
 
 
-def too_long(group: Region, fuser: Fuser, target: Target, rounded: set[Node]) -> bool:
+def too_long(region: Region, fuser: Fuser, target: Target, rounded: set[Node]) -> bool:
     """Whether the epilogue of a Region is more than its kernel should have."""
-    if any(is_part(v) for v in group.values):
+    if any(is_part(v) for v in region.values):
         return False  # sums of blocks need the product's kernel, and are chosen for few tokens
-    reads = group.reads_among(fuser.values)
-    matrices = [n for n in (*reads, *group.stored[1:]) if product(n.shape) == group.total]
-    count = instructions(group.stored, {*reads, group.values[0]}, rounded)
+    reads = region.reads_among(fuser.values)
+    matrices = [n for n in (*reads, *region.stored[1:]) if product(n.shape) == region.total]
+    count = instructions(region.stored, {*reads, region.values[0]}, rounded)
     count += MATRIX_INSTRUCTIONS * len(matrices)
     if count <= LONG:
         return False
-    return count * copies(group, reads, target) > MOST_INSTRUCTIONS
+    return count * copies(region, reads, target) > MOST_INSTRUCTIONS
 
 
-def copies(group: Region, reads: list[Node], target: Target) -> int:
+def copies(region: Region, reads: list[Node], target: Target) -> int:
     """How many times an epilogue's instructions are emitted: sums of a thread, in every role."""
-    made = WideDot(group, reads, target, set())
+    made = WideDot(region, reads, target, set())
     plan = None if made.choice is None else made.choice.plan
     if isinstance(plan, WidePlan):
         return plan.tile[0] * plan.tile[1] // 128
     if isinstance(plan, ThreadPlan):
         return plan.tile[0] * plan.tile[1] // (32 * plan.warps[0] * plan.warps[1])
-    return tiled_copies(group.values[0]) if plan is None else 1
+    return tiled_copies(region.values[0]) if plan is None else 1
 
 
-def cut(group: Region, fuser: Fuser) -> None:
+def cut(region: Region, fuser: Fuser) -> None:
     """Leave the product alone in its Region; a Region of loops computes the rest after it."""
-    dot, rest = group.values[0], group.values[1:]
-    after = Region("loops", rest, group.total, number=len(fuser.groups))
-    group.values = [dot]
+    dot, rest = region.values[0], region.values[1:]
+    after = Region("loops", rest, region.total, number=len(fuser.regions))
+    region.values = [dot]
     for value in rest:
-        fuser.group_of[value] = after
-    for one in (group, after):
+        fuser.region_of[value] = after
+    for one in (region, after):
         leaves = {leaf for v in one.values for leaf in leaves_of(v, fuser.values)}
         one.reads, one.needs, one.after = leaves - set(one.values), 0, set()
-        for other in (fuser.group_of.get(leaf) for leaf in one.reads):
+        for other in (fuser.region_of.get(leaf) for leaf in one.reads):
             if other is not None:
                 one.needs |= bit(other.number) | other.needs
                 one.after.add(other.number)
-    for other in fuser.groups:
-        if other.needs >> group.number & 1:
+    for other in fuser.regions:
+        if other.needs >> region.number & 1:
             other.needs |= bit(after.number) | after.needs
-        if group.number in other.after:
+        if region.number in other.after:
             other.after.add(after.number)
-    fuser.groups.append(after)
+    fuser.regions.append(after)

@@ -53,9 +53,9 @@ from .access import (
 DIRECT = {
     op
     for op in ops.graph.ops.values()
-    if op.group in ("unary", "binary", "compare") and op.name in tile_ops.ELEMENTWISE
+    if op.category in ("unary", "binary", "compare") and op.name in tile_ops.ELEMENTWISE
 }
-COMPARE = {op for op in DIRECT if op.group == "compare"}
+COMPARE = {op for op in DIRECT if op.category == "compare"}
 
 
 def wide(dtype: DType) -> DType:

@@ -138,54 +138,54 @@ class Fuser(Cut):
             if node in self.values and node not in given and node.op is not ops.get:
                 self.place(node)
             elif node.op is ops.get and node not in given:
-                self.group_of[node] = self.group_of[node.inputs[0]]
-                if node not in self.group_of[node].values:
-                    self.group_of[node].values.append(node)
+                self.region_of[node] = self.region_of[node.inputs[0]]
+                if node not in self.region_of[node].values:
+                    self.region_of[node].values.append(node)
         self.mark_stored()
 
     def place(self, node: Node) -> None:
         """Join a Region, or start one."""
         leaves = leaves_of(node, self.values)
-        for group in self.candidates(node, leaves):
-            if self.fits(node, group, leaves):
-                self.join(node, group, leaves)
+        for region in self.candidates(node, leaves):
+            if self.fits(node, region, leaves):
+                self.join(node, region, leaves)
                 return
-        group = self.start(node)
-        self.groups.append(group)
-        self.join(node, group, leaves)
+        region = self.start(node)
+        self.regions.append(region)
+        self.join(node, region, leaves)
 
     def start(self, node: Node) -> Region:
         """A new Region for a value."""
         kind = ALONE.get(node.op, "dot" if node.op in PRODUCTS else "loops")
         kind = "join" if joins(node) else kind
-        group = Region(kind, number=len(self.groups))
+        region = Region(kind, number=len(self.regions))
         if node.op in REDUCE:
-            group.total = product(node.inputs[0].shape)
+            region.total = product(node.inputs[0].shape)
             split = reduce_split(node)
             if split is None:
-                group.kind, group.rows, group.order = "mixed", product(node.shape), "row"
+                region.kind, region.rows, region.order = "mixed", product(node.shape), "row"
             else:
-                group.rows, group.order = split
+                region.rows, region.order = split
         elif node.op in ALONE:
-            group.total = 0
+            region.total = 0
         else:
-            group.total = product(node.shape)
-        return group
+            region.total = product(node.shape)
+        return region
 
     def candidates(self, node: Node, leaves: Sequence[Node]) -> list[Region]:
         """Regions worth joining: producers first (newest first), then those that share reads."""
         if node.op in ALONE or node.op in PRODUCTS or joins(node):
             return []
-        found = {g.number: g for g in (self.group_of.get(leaf) for leaf in leaves) if g}
-        near = sorted(found.values(), key=lambda g: -g.number)
+        found = {r.number: r for r in (self.region_of.get(leaf) for leaf in leaves) if r}
+        near = sorted(found.values(), key=lambda r: -r.number)
         sharing: dict[int, Region] = {}
         for leaf in leaves:
             if isinstance(product(leaf.shape), int) and product(leaf.shape) < 1024:
                 continue
-            for g in self.readers_of.get(leaf, ())[-8:]:
-                if g.number not in found and g.kind == "loops":
-                    sharing[g.number] = g
-        return near + sorted(sharing.values(), key=lambda g: -g.number)
+            for r in self.readers_of.get(leaf, ())[-8:]:
+                if r.number not in found and r.kind == "loops":
+                    sharing[r.number] = r
+        return near + sorted(sharing.values(), key=lambda r: -r.number)
 
     def look_ahead(self) -> None:
         """Know what waits for each value, so that small Regions do not make large ones wait."""
@@ -196,83 +196,83 @@ class Fuser(Cut):
             for i in needs(node):
                 self.largest[i] = max(self.largest.get(i, 0), self.largest[node], own)
 
-    def delays(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
+    def delays(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
         """Whether what large values read would come later if a value joined a small Region.
 
         A launch more is better than a large array read once more.
         """
-        limit = 16 * high(group.total)
-        if not self.largest or group.kind != "loops" or limit > FEW_ELEMENTS:
+        limit = 16 * high(region.total)
+        if not self.largest or region.kind != "loops" or limit > FEW_ELEMENTS:
             return False
         own = 0
-        for other in (self.group_of.get(leaf) for leaf in leaves):
+        for other in (self.region_of.get(leaf) for leaf in leaves):
             own |= bit(other.number) | other.needs if other is not None else 0
-        if own & ~group.needs & ~bit(group.number):
-            return any(self.largest[v] > limit for v in group.values)
-        return bool(group.needs & ~own) and self.largest[node] > limit
+        if own & ~region.needs & ~bit(region.number):
+            return any(self.largest[v] > limit for v in region.values)
+        return bool(region.needs & ~own) and self.largest[node] > limit
 
-    def fits(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
+    def fits(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
         """Whether a value may join a Region."""
-        if self.delays(node, group, leaves):
+        if self.delays(node, region, leaves):
             return False
         for leaf in leaves:
-            other = self.group_of.get(leaf)
-            if other is not None and other is not group and other.needs >> group.number & 1:
+            other = self.region_of.get(leaf)
+            if other is not None and other is not region and other.needs >> region.number & 1:
                 return False
-        if not self.has_room(node, group, leaves):
+        if not self.has_room(node, region, leaves):
             return False
-        families = families_of(group, self.target)
-        return any(family.grow(group, node, leaves, self) for family in families)
+        families = families_of(region, self.target)
+        return any(family.grow(region, node, leaves, self) for family in families)
 
-    def has_room(self, node: Node, group: Region, leaves: Sequence[Node]) -> bool:
+    def has_room(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
         """Whether a Region stays within what one Kernel computes."""
-        count = group.nodes + self.extents.of(node).nodes
-        if count > HELD and (group.rows is not None or node.op in REDUCE):
-            if self.extents.holds_much({*group.values, node}, high(group.total)):
+        count = region.nodes + self.extents.of(node).nodes
+        if count > HELD and (region.rows is not None or node.op in REDUCE):
+            if self.extents.holds_much({*region.values, node}, high(region.total)):
                 return False
         return (
             count <= NODES
-            and len(group.reads) + len(leaves) <= READS
-            and self.depth_in(node, group, leaves) <= DEPTH
+            and len(region.reads) + len(leaves) <= READS
+            and self.depth_in(node, region, leaves) <= DEPTH
         )
 
-    def depth_in(self, node: Node, group: Region, leaves: Sequence[Node]) -> int:
+    def depth_in(self, node: Node, region: Region, leaves: Sequence[Node]) -> int:
         """How deep a value would be in a Region."""
-        below = [self.depths.get(leaf, 0) for leaf in leaves if self.group_of.get(leaf) is group]
+        below = [self.depths.get(leaf, 0) for leaf in leaves if self.region_of.get(leaf) is region]
         return self.extents.of(node).depth + max(below, default=0)
 
-    def join(self, node: Node, group: Region, leaves: Sequence[Node]) -> None:
+    def join(self, node: Node, region: Region, leaves: Sequence[Node]) -> None:
         """Put a value into a Region and bring the records up to date."""
-        if group.kind == "loops" and node.op in REDUCE and group.rows is None:
+        if region.kind == "loops" and node.op in REDUCE and region.rows is None:
             split = reduce_split(node)
             assert split is not None
-            group.rows, group.order = split
-        self.depths[node] = self.depth_in(node, group, leaves)
-        group.nodes += self.extents.of(node).nodes
-        group.values.append(node)
-        self.group_of[node] = group
+            region.rows, region.order = split
+        self.depths[node] = self.depth_in(node, region, leaves)
+        region.nodes += self.extents.of(node).nodes
+        region.values.append(node)
+        self.region_of[node] = region
         others: dict[int, Region] = {}
         for leaf in leaves:
-            other = self.group_of.get(leaf)
-            if other is not None and other is not group:
+            other = self.region_of.get(leaf)
+            if other is not None and other is not region:
                 others[other.number] = other
-            if other is not group:
-                group.reads.add(leaf)
-                self.readers_of.setdefault(leaf, []).append(group)
+            if other is not region:
+                region.reads.add(leaf)
+                self.readers_of.setdefault(leaf, []).append(region)
         for number, other in others.items():
-            if number not in group.after:
-                group.after.add(number)
-                self.dependents.setdefault(number, []).append(group)
-                need(group, bit(number) | other.needs, self.dependents)
+            if number not in region.after:
+                region.after.add(number)
+                self.dependents.setdefault(number, []).append(region)
+                need(region, bit(number) | other.needs, self.dependents)
 
     def mark_stored(self) -> None:
         """Values that outputs or other Regions read get storage."""
         wanted = set(self.results)
-        for group in self.groups:
-            wanted |= group.reads
-        for group in self.groups:
-            group.stored = [v for v in group.values if v in wanted]
+        for region in self.regions:
+            wanted |= region.reads
+        for region in self.regions:
+            region.stored = [v for v in region.values if v in wanted]
 
     def in_order(self) -> list[Region]:
         """Regions sorted so that each comes after what it needs, else by number."""
-        return in_order(self.groups)
+        return in_order(self.regions)

@@ -62,7 +62,7 @@ class Groups(Chosen):
         each = 1 << (most - 1).bit_length() if most <= ALONE_TOKENS else each
         plan = Plan().with_(warps=min(32, max(1, each * lanes // (32 * THREAD))))
         how = {"count": count, "powers": powers, "shared": shared, "tokens": each}
-        listed = bool(target.asynchronous_units)  # kernels walk a list of blocks
+        listed = bool(target.asynchronous_units)  # kernels read a list of blocks
         sizes = kernels.list_sizes(tokens * count, high(experts))
         sizes = sizes if listed else {"block": 0, "most": 0}
         if most <= ALONE_TOKENS:

@@ -32,8 +32,8 @@ def take_over(lowering: Lowering, schedule: Schedule) -> None:
 
 
 def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) -> int:
-    group = kernel.notes.get("group")
-    if not isinstance(group, Region) or group.kind != "loops" or group.rows is not None:
+    region = kernel.notes.get("region")
+    if not isinstance(region, Region) or region.kind != "loops" or region.rows is not None:
         return 0
     if len(kernel.steps) != 1 or not isinstance(kernel.steps[0], Launch):
         return 0
@@ -44,7 +44,7 @@ def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) 
         return 0
     for read, at in zip(reads, slots):
         owner = schedule.slots[schedule.storage(at)]
-        if _may_take(result, owner, number) and at_own_element(group, read, values):
+        if _may_take(result, owner, number) and at_own_element(region, read, values):
             result.alias = owner.number
             owner.last = max(owner.last, result.last)
             if len(stored) == 1 and only_moves(stored[0], read):
@@ -63,10 +63,10 @@ def _may_take(result: Slot, owner: Slot, number: int) -> bool:
     return owner.kind == "scratch" and owner.first < number == owner.last and same
 
 
-def at_own_element(group: Region, read: Node, values: set[Node]) -> bool:
+def at_own_element(region: Region, read: Node, values: set[Node]) -> bool:
     """Whether a Region reads a value only at the element it is writing."""
-    column = loop_index("column", group.total)
-    inside = set(group.values)
+    column = loop_index("column", region.total)
+    inside = set(region.values)
 
     def step(node: Node, index: Index) -> Sequence[Place]:
         if node is read or (node in values and node not in inside):
@@ -75,7 +75,7 @@ def at_own_element(group: Region, read: Node, values: set[Node]) -> bool:
             return below(node, index)
         return () if node.op in (ops.gather, ops.concatenate) else [(i, index) for i in node.inputs]
 
-    for node, index in walk_down([(v, unravel(column, v.shape)) for v in group.stored], step):
+    for node, index in walk_down([(v, unravel(column, v.shape)) for v in region.stored], step):
         if node is read and ravel(index, node.shape) != column:
             return False
         computed = node is not read and (node not in values or node in inside)

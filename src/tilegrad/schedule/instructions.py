@@ -48,7 +48,7 @@ INSTRUCTIONS: dict[Op, tuple[int, int]] = {
 def instructions(stored: Iterable[Node], known: set[Node], rounded: set[Node]) -> int:
     """About how many instructions compute one element of values, from those that are known."""
     found = list(stored)
-    each = [i for n in found for i in (n.inputs if n.op.group == "reduce" else (n,))]
+    each = [i for n in found for i in (n.inputs if n.op.category == "reduce" else (n,))]
     size = max((product(n.shape) for n in each), key=high, default=0)
     total = 0  # what is one for a row counts little
     for node in evaluated([n for n in found if n not in known], known):

@@ -45,11 +45,11 @@ BLOCK = 8192  # elements of a flat elementwise program
 
 
 def lower_loops(
-    group: Region, reads: list[Node], values: set[Node], target: Target, name: str
+    region: Region, reads: list[Node], values: set[Node], target: Target, name: str
 ) -> Bodies:
     """The Body of a Region; its parameters are `reads`, then what is stored."""
-    space = Space(group, reads, values, target, name)
-    sheet = Sheet(name, [*parameters.reads(reads), *parameters.results(group.stored)])
+    space = Space(region, reads, values, target, name)
+    sheet = Sheet(name, [*parameters.reads(reads), *parameters.results(region.stored)])
     inner = space.pick_inner()
     space.settle(inner)
     lanes = space.pick_lanes(inner)
@@ -86,7 +86,7 @@ class FlatLoops(Part):
 
         lane = named("loop", "lane", 0, max(1, high(inner) - 1))
         with self.e.scope():
-            for v in self.space.group.stored:
+            for v in self.space.region.stored:
                 self.e.hoist(v, self.space.index_at(v, row, lane), [lane])
             if blocks == 1:
                 self.lines.lane_loop(0, inner, body)
@@ -109,7 +109,7 @@ class FlatLoops(Part):
         block, turn = loop_index("block", rows // side), named("loop", "turn", 0, side - 1)
         row = block * side + turn
         found: dict[tuple[Node, Index], None] = {}
-        for v in self.space.group.stored:
+        for v in self.space.region.stored:
             start = (v, self.space.index_at(v, row, lane))
             for node, index in reads_below([start], self.sheet.inputs):
                 offset = offset_of(node, index)
@@ -163,7 +163,7 @@ class FlatLoops(Part):
 
     def write_all(self, row: Size, lane: Size) -> None:
         """Evaluate and store every wanted value at (row, lane)."""
-        for v in self.space.group.stored:
+        for v in self.space.region.stored:
             self.sheet.write(v, self.space.index_at(v, row, lane))
 
 

@@ -141,7 +141,7 @@ def add_kernel(lowering: Lowering, region: Region, bodies: Bodies, verdict: Verd
     kernel = Kernel(name, region.kind, (tuple(reads), tuple(stored)), depth=lowering.depth)
     kernel.key = "" if region.kind == "update" else name
     held = count_work(lowering, kernel, region, bodies)
-    kernel.notes["group"], kernel.notes["verdict"] = region, verdict
+    kernel.notes["region"], kernel.notes["verdict"] = region, verdict
     if lowering.target.array is not None and not any("array" in b.notes for b, _ in bodies):
         kernel.host = HOST
     scratch: dict[Any, int] = {}
@@ -191,9 +191,9 @@ def count_work(
     return held
 
 
-def lower_join(lowering: Lowering, group: Region, reads: list[Node]) -> None:
+def lower_join(lowering: Lowering, region: Region, reads: list[Node]) -> None:
     """Add the Kernel of a concatenation: a copy for each part."""
-    node = group.values[0]
+    node = region.values[0]
     whole = lowering.slot_of[node]
     steps: list[Any] = []
     place = 0
@@ -208,12 +208,12 @@ def lower_join(lowering: Lowering, group: Region, reads: list[Node]) -> None:
         place += size
     kernel = Kernel("join", "join", (tuple(reads), (node,)), steps, depth=lowering.depth)
     kernel.bytes = 2 * place
-    kernel.notes["group"] = group
+    kernel.notes["region"] = region
     lowering.kernels.append(kernel)
 
 
-def _title(group: Region) -> str:
-    names = [v.op.name for v in group.values]
+def _title(region: Region) -> str:
+    names = [v.op.name for v in region.values]
     return "_".join(dict.fromkeys(names[:4]))
 
 
@@ -237,5 +237,5 @@ def lower_graph(
 
 def lower_regions(lowering: Lowering) -> None:
     """The pass: add the Kernels of every Region, in order."""
-    for group in lowering.ordered:
-        lower_region(lowering, group)
+    for region in lowering.ordered:
+        lower_region(lowering, region)

@@ -100,7 +100,7 @@ class Lowering:
         fuser: Fuser | None = getattr(self, "fuser", None)
         return {
             "values": len(fuser.values) if fuser else 0,
-            "Regions": len(self.ordered or fuser.groups) if fuser else 0,
+            "Regions": len(self.ordered or fuser.regions) if fuser else 0,
             "values of which 16 bits are seen": len(self.rounded),
             "states in place": len(self.in_place),
             "Kernels": len(self.kernels),

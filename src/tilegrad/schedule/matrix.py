@@ -1,6 +1,6 @@
 """Lower `dot` to a matrix unit with tiles of its own (AMX): 2 x 2 tiles of 16 x 16 results.
 
-b is packed so that groups of k values (pairs of bf16, quads of int8) stand side by side, a is
+b is packed so that neighbours along k (pairs of bf16, quads of int8) stand side by side, a is
 copied tile by tile. Four accumulators go over the whole of k while enough columns of b fit into the
 cache; a longer k is cut into blocks so short that a row panel of a stays in the nearest cache, and
 sums wait in scratch for the next block. After the last they go to a strip from which the epilogue
@@ -31,9 +31,9 @@ CHUNK = 4  # panels packed side by side
 TILE = 16
 
 
-def unit_for(group: Region, target: Target) -> MatrixUnit | None:
+def unit_for(region: Region, target: Target) -> MatrixUnit | None:
     """The matrix unit that can run a dot, if the work is large enough for it."""
-    a, b = group.values[0].inputs[:2]
+    a, b = region.values[0].inputs[:2]
     units = [u for u in target.matrix_units(a.dtype, b.dtype) if u.m == TILE and u.n == TILE]
     return units[0] if units else None
 
@@ -117,7 +117,7 @@ class MatrixLowering(DotLowering):
         return self.b.broadcast(self.b.cast(value, self.input), (lanes,))
 
     def pack_b(self, at: Size, count: Size) -> None:
-        """packed[panel, step, half, group, :] = groups of k for 16 columns."""
+        """packed[panel, step, half, k, :] = neighbours along k of 16 columns."""
         b, p, (_, _, k, n) = self.b, self.problem, self.problem.sizes
         along_k, along_n = self.strides(p.b, p.index_b, k, n)
         if (
@@ -136,10 +136,10 @@ class MatrixLowering(DotLowering):
                 for g in b.each("group", 0, TILE):
                     with self.e.scope():
                         for j in b.each("panel", c, top, bounds=bounds):
-                            self.plain_group(j, s, g)
+                            self.interleave(j, s, g)
 
-    def plain_group(self, j: Size, s: Size, g: Size) -> None:
-        """A group of k where b is read along n: rows are interleaved."""
+    def interleave(self, j: Size, s: Size, g: Size) -> None:
+        """Neighbours along k where b is read along n: rows are interleaved."""
         b, p, together, nr = self.b, self.problem, self.together, self.plan.nr
         base = (self.first + s) * self.unit.k + g * together
         rows = []

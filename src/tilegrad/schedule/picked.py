@@ -66,7 +66,7 @@ class OwnWeights(Chosen):
 
 class OneProduct(Chosen):
     """Rows are multiplied with all weights, or, sorted by them, as a product of groups: with a
-    list of blocks where its kernel walks one."""
+    list of blocks where its kernel reads one."""
 
     def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
         """Where rows do not read their own."""

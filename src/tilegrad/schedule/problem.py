@@ -154,21 +154,21 @@ class Grouped(Problem):
     def blocks(self, e: Evaluator, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
         """A program for each block of rows that there may be, group g's from number
         offset // rows + g on: none has more than there are up to the next group's."""
-        b, (groups, m, _, n) = e.body, self.sizes
-        across, count = ceil_divide(n, columns), high(groups)
+        b, (row_groups, m, _, n) = e.body, self.sizes
+        across, count = ceil_divide(n, columns), high(row_groups)
         grid = (ceil_divide(m, rows) + count) * across
         p = b.program(0, grid)
-        number, group = floor_divide(p, across), b.index(0)
+        number, row_group = floor_divide(p, across), b.index(0)
 
         def begins(at: Size) -> Size:
             value = b.cast(e.value(self.offsets, (at,)), int64)
             return b.bounded("offset", value, 0, max(1, high(m)))
 
         for half in reversed(range((count - 1).bit_length())):  # the last that begins by then
-            at = b.bounded("at", b.apply("add", group, b.index(1 << half)), 0, count - 1)
+            at = b.bounded("at", b.apply("add", row_group, b.index(1 << half)), 0, count - 1)
             here = b.less_equal(floor_divide(begins(at), rows) + at, number)
-            group = b.apply("where", here, b.index(at), group)
-        at = b.atom("group", group, 0, count - 1)
+            row_group = b.apply("where", here, b.index(at), row_group)
+        at = b.atom("group", row_group, 0, count - 1)
         first, self.stop = begins(at), begins(at + 1)
         far = number - floor_divide(first, rows) - at
         row = b.atom("first", b.index(first + far * rows), 0, high(m) + rows * (count + 1))
@@ -181,11 +181,11 @@ def breaks_of_groups(node: Node, *rows: int) -> list[tuple[Size, int]]:
     if node.op is not ops.grouped_dot:
         return []
     found: list[tuple[Size, int]] = []
-    size, groups = node.shape[0], high(node.inputs[1].shape[0])
+    size, row_groups = node.shape[0], high(node.inputs[1].shape[0])
     for symbol in atoms(size, {}):
         each = coefficient(size, symbol)
         if isinstance(each, int) and each > 0:
-            found += [(symbol, count * groups // each + 1) for count in rows]
+            found += [(symbol, count * row_groups // each + 1) for count in rows]
     return found
 
 

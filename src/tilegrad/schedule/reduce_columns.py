@@ -1,6 +1,6 @@
 """Reductions by columns: a block of neighbouring results a program.
 
-The reduced axis is walked a few elements at a time with accumulators in scratch memory, so
+The reduced axis is taken a few elements at a time with accumulators in scratch memory, so
 memory is read in order; long sums go in blocks, whose totals are added in float64. Invariant: a
 result's sum is added in one fixed order, few additions to one float32.
 """
@@ -38,7 +38,7 @@ class ColumnLoops(Reductions):
     def body(self) -> tuple[Size, ...]:
         """A block of neighbouring results a program."""
         space = self.space
-        rows, inner = space.group.rows, space.inner
+        rows, inner = space.region.rows, space.inner
         assert rows is not None
         outer_size = floor_divide(rows, inner)
         block = min(COLUMN_BLOCK, max(self.lanes, high(inner)))
@@ -95,7 +95,7 @@ class ColumnLoops(Reductions):
                 self.e.bind(v, index, self.e.settled(found, v))
 
     def column_stage(self, reduces: Sequence[Node], stage: int) -> None:
-        """Walk the reduced elements, a few at a time, over the block."""
+        """Take the reduced elements, a few at a time, over the block."""
 
         def clear(row: Size, place: Size) -> None:
             for v in reduces:
@@ -103,9 +103,9 @@ class ColumnLoops(Reductions):
                     self.poke(memory, x, place)
 
         self.over_block(clear)
-        many = MANY if high(self.space.group.columns) >= 2 * MANY else 1
+        many = MANY if high(self.space.region.columns) >= 2 * MANY else 1
 
-        def walk(count: int) -> Step:
+        def taking(count: int) -> Step:
             def at(column: Size, _: list[Node]) -> None:
                 def body(row: Size, place: Size) -> None:
                     self.known_results(stage, row, place)
@@ -123,26 +123,28 @@ class ColumnLoops(Reductions):
 
             return at
 
-        self.over_columns(reduces, many, walk)
+        self.over_columns(reduces, many, taking)
 
-    def over_columns(self, reduces: Sequence[Node], many: int, walk: Callable[[int], Step]) -> None:
+    def over_columns(
+        self, reduces: Sequence[Node], many: int, taking: Callable[[int], Step]
+    ) -> None:
         """All reduced elements, `many` at a time; long sums of floats in blocks."""
-        b, columns = self.b, self.space.group.columns
+        b, columns = self.b, self.space.region.columns
         whole = floor_divide(columns, many) * many
         long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
         totals = {v: b.allocate(self.running[v][0].shape, float64, "l1") for v in long}
 
         def block(at: Size, _: list[Node]) -> None:
-            b.loop("column", at, minimum(at + CHAIN, whole), many, walk(many))
+            b.loop("column", at, minimum(at + CHAIN, whole), many, taking(many))
             self.over_block(lambda _, place: self.to_totals(totals, place))
 
         if long:
             self.over_block(lambda _, place: self.to_totals(totals, place, first=True))
             b.loop("block", 0, whole, CHAIN, block)
         else:
-            b.loop("column", 0, whole, many, walk(many))
+            b.loop("column", 0, whole, many, taking(many))
         if modulo(columns, many) != 0:
-            b.loop("rest", whole, columns, 1, walk(1))
+            b.loop("rest", whole, columns, 1, taking(1))
         if long:
             self.over_block(lambda _, place: self.to_totals(totals, place, last=True))
 
@@ -179,6 +181,6 @@ class ColumnLoops(Reductions):
 
         def body(row: Size, place: Size) -> None:
             self.known_results(stages + 1, row, place)
-            self.write_rows(self.space.group.stored, row)
+            self.write_rows(self.space.region.stored, row)
 
         self.over_block(body)

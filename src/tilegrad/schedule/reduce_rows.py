@@ -34,7 +34,7 @@ class Reductions(Part):
     def __init__(self, space: Space, sheet: Sheet, lanes: int) -> None:
         super().__init__(space, sheet)
         self.lanes, self.lines = lanes, Lines(sheet, lanes)
-        self.sums = Accumulators(self.b, space.group.columns != 0)
+        self.sums = Accumulators(self.b, space.region.columns != 0)
 
     def feed(
         self, reduces: Sequence[Node], row: Size, column: Size, carried: list[Node]
@@ -54,7 +54,7 @@ class RowLoops(Reductions):
     def body(self) -> tuple[Size, ...]:
         """One row a program."""
         space = self.space
-        rows = space.group.rows
+        rows = space.region.rows
         assert rows is not None
         row = self.b.program(0, rows)
         stages, element = space.stages(), space.elements()
@@ -73,7 +73,7 @@ class RowLoops(Reductions):
         """Costly values that several loops need are kept in scratch, if a row is not too long."""
         self.stash: dict[Any, Node] = {}
         self.filled: set[Any] = set()
-        columns = self.space.group.columns
+        columns = self.space.region.columns
         if not isinstance(columns, int) or columns * 4 > STASH_BYTES:
             return
         lane = named("loop", "lane", 0, max(1, high(self.space.inner) - 1))
@@ -113,7 +113,7 @@ class RowLoops(Reductions):
     ) -> None:
         """One loop over the columns of a row."""
         e = self.e
-        columns = self.space.group.columns
+        columns = self.space.region.columns
         outer_size = floor_divide(columns, self.space.inner)
         lane = named("loop", "lane", 0, max(1, high(self.space.inner) - 1))
         outer_atom = loop_index("outer", outer_size)

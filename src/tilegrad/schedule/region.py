@@ -150,26 +150,26 @@ def leaves_of(node: Node, values: set[Node]) -> list[Node]:
     return list(found)
 
 
-def own_index(node: Node, row: Size, column: Size, group: Region) -> Index | None:
+def own_index(node: Node, row: Size, column: Size, region: Region) -> Index | None:
     """The index of a value's element at (row, column) of its Region, or None if none fits."""
     size = product(node.shape)
-    if size == group.total:
-        if group.order == "row" or group.rows is None:
-            linear = row * group.columns + column if group.rows is not None else column
+    if size == region.total:
+        if region.order == "row" or region.rows is None:
+            linear = row * region.columns + column if region.rows is not None else column
         else:
-            linear = column * group.rows + row  # rows run fastest: reductions lead
-        return _split_index(node, linear, row, column, group)
-    if group.rows is not None and size == group.rows:
+            linear = column * region.rows + row  # rows run fastest: reductions lead
+        return _split_index(node, linear, row, column, region)
+    if region.rows is not None and size == region.rows:
         return unravel(row, node.shape)
     return None
 
 
-def _split_index(node: Node, linear: Size, row: Size, column: Size, group: Region) -> Index:
+def _split_index(node: Node, linear: Size, row: Size, column: Size, region: Region) -> Index:
     """Unravel row and column apart where the shape has a boundary between them."""
-    if group.rows is None:
+    if region.rows is None:
         return unravel(linear, node.shape)
-    first, second = (row, column) if group.order == "row" else (column, row)
-    lead = group.rows if group.order == "row" else group.columns
+    first, second = (row, column) if region.order == "row" else (column, row)
+    lead = region.rows if region.order == "row" else region.columns
     size: Size = 1
     for axis in range(len(node.shape) + 1):
         if size == lead and product(node.shape[:axis]) == lead:
@@ -208,9 +208,9 @@ def bit(number: int) -> int:
     return 1 << number
 
 
-def need(group: Region, more: int, dependents: Mapping[int, Sequence[Region]]) -> None:
+def need(region: Region, more: int, dependents: Mapping[int, Sequence[Region]]) -> None:
     """Let a Region need more Regions, and with it all that need it."""
-    waiting = [group]
+    waiting = [region]
     while waiting:
         current = waiting.pop()
         if more & ~current.needs:  # else those behind it need all that too
@@ -218,29 +218,29 @@ def need(group: Region, more: int, dependents: Mapping[int, Sequence[Region]]) -
             waiting += dependents.get(current.number, ())
 
 
-def in_order(groups: Sequence[Region]) -> list[Region]:
+def in_order(regions: Sequence[Region]) -> list[Region]:
     """Regions, each after what it needs: in rounds of those that can run, by number."""
-    known = {g.number for g in groups}
+    known = {r.number for r in regions}
     behind: dict[int, list[Region]] = {}
     missing: dict[int, int] = {}
-    for g in groups:
-        before = g.after & known
-        missing[g.number] = len(before)
+    for r in regions:
+        before = r.after & known
+        missing[r.number] = len(before)
         for number in before:
-            behind.setdefault(number, []).append(g)
-    place = {g.number: i for i, g in enumerate(groups)}
-    ready = [g for g in groups if not missing[g.number]]
+            behind.setdefault(number, []).append(r)
+    place = {r.number: i for i, r in enumerate(regions)}
+    ready = [r for r in regions if not missing[r.number]]
     found: list[Region] = []
     while ready:
         found += ready
         freed: list[Region] = []
-        for g in ready:
-            for other in behind.get(g.number, ()):
+        for r in ready:
+            for other in behind.get(r.number, ()):
                 missing[other.number] -= 1
                 if not missing[other.number]:
                     freed.append(other)
-        ready = sorted(freed, key=lambda g: place[g.number])
-    if len(found) < len(groups):
+        ready = sorted(freed, key=lambda r: place[r.number])
+    if len(found) < len(regions):
         raise InternalError("schedule.region", "Regions need one another in a circle")
     return found
 

@@ -1,8 +1,8 @@
-"""Lower ops that walk an axis in order: running sums and sorts.
+"""Lower ops that go along an axis in order: running sums and sorts.
 
 The shape is seen as (outer, axis, inner). A program takes one outer index and either a vector
 of neighbouring inner elements or, where the axis is last, one row. Invariant: the axis is
-walked from its start, so results do not depend on the number of workers.
+taken from its start, so results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLOCK = 64  # elements that a running sum adds one by one before what came befor
 
 
 class Axis:
-    """An op that walks an axis: its input as (outer, axis, inner), and the index of an element."""
+    """An op along an axis: its input as (outer, axis, inner), and the index of an element."""
 
     def __init__(self, node: Node) -> None:
         self.node, self.x, self.axis = node, node.inputs[0], node.attrs["axis"]
@@ -51,25 +51,25 @@ class Axis:
 
 def lower_cumulative(node: Node, reads: list[Node], target: Target, name: str) -> Made:
     """A running sum, product, maximum or minimum."""
-    walk = Axis(node)
+    axis = Axis(node)
     sheet = Sheet(name, [*parameters.reads(reads), *parameters.results([node])])
-    lanes = target.lanes(wide(node.dtype)) if high(walk.inner) >= 4 else 1
-    while lanes > 1 and lanes >= 2 * high(walk.inner):
+    lanes = target.lanes(wide(node.dtype)) if high(axis.inner) >= 4 else 1
+    while lanes > 1 and lanes >= 2 * high(axis.inner):
         lanes //= 2
-    blocks = ceil_divide(walk.inner, lanes)
-    p = sheet.b.program(0, walk.outer * blocks)
+    blocks = ceil_divide(axis.inner, lanes)
+    p = sheet.b.program(0, axis.outer * blocks)
     outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
     if lanes == 1:
-        _run_along(sheet, walk, outer, base, ())
+        _run_along(sheet, axis, outer, base, ())
     else:
-        whole = modulo(walk.inner, lanes) == 0
-        with sheet.e.vector(base, lanes, walk.inner, whole) as lane:
-            _run_along(sheet, walk, outer, lane, (lanes,))
-    return sheet.end((walk.outer * blocks,))
+        whole = modulo(axis.inner, lanes) == 0
+        with sheet.e.vector(base, lanes, axis.inner, whole) as lane:
+            _run_along(sheet, axis, outer, lane, (lanes,))
+    return sheet.end((axis.outer * blocks,))
 
 
 def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[int, ...]) -> None:
-    """Walk the axis: one element in float64, vectors in blocks whose totals are float64."""
+    """Along the axis: one element in float64, vectors in blocks whose totals are float64."""
     b, e, kind = sheet.b, sheet.e, low.node.attrs["kind"]
     dtype, kept = wide(low.node.dtype), running(low.node.dtype, kind)
 

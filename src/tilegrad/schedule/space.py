@@ -73,15 +73,15 @@ class Space:
     least_line = 32  # elements of a line that is worth being one
 
     def __init__(
-        self, group: Region, reads: list[Node], values: set[Node], target: Target, name: str
+        self, region: Region, reads: list[Node], values: set[Node], target: Target, name: str
     ) -> None:
-        self.group, self.all_values, self.target, self.name = group, values, target, name
-        self.members = set(group.values)
+        self.region, self.all_values, self.target, self.name = region, values, target, name
+        self.members = set(region.values)
         self.reads, self.stored_reads = reads, set(reads)
-        self.reduces = [v for v in group.values if v.op in REDUCE]
-        self.order = group.order
-        if group.kind == "mixed":
-            node = group.values[0]
+        self.reduces = [v for v in region.values if v.op in REDUCE]
+        self.order = region.order
+        if region.kind == "mixed":
+            node = region.values[0]
             last = len(node.inputs[0].shape) - 1
             self.order = "row" if last in axes_of(node) else "column"
         self.levels = self._levels()
@@ -91,7 +91,7 @@ class Space:
     def _levels(self) -> dict[Node, int]:
         """For each value, how many reductions of the Region must come before it is known."""
         found: dict[Node, int] = {}
-        for v in self.group.values:
+        for v in self.region.values:
             inside = [u for u in leaves_of(v, self.all_values) if u in self.members]
             before = max((found[u] for u in inside), default=0)
             found[v] = before + 1 if v in self.reduces else before
@@ -99,16 +99,16 @@ class Space:
 
     def is_per_row(self, node: Node) -> bool:
         """Whether a value has one element per row of a Region with reductions."""
-        rows = self.group.rows
+        rows = self.region.rows
         return bool(self.reduces) and (
-            node in self.reduces or (product(node.shape) == rows and rows != self.group.total)
+            node in self.reduces or (product(node.shape) == rows and rows != self.region.total)
         )
 
     def index_at(self, node: Node, row: Size, column: Size) -> Index:
         """The element of a value at (row, column)."""
         found = own_index(node, row, column, self.shape)
         if found is None:
-            raise InternalError("schedule.loops", f"{node!r} has no place in {self.group}")
+            raise InternalError("schedule.loops", f"{node!r} has no place in {self.region}")
         return found
 
     def stages(self) -> int:
@@ -121,7 +121,7 @@ class Space:
 
     def elements(self) -> list[Node]:
         """What is stored of every element, not of rows."""
-        return [v for v in self.group.stored if not self.is_per_row(v)]
+        return [v for v in self.region.stored if not self.is_per_row(v)]
 
     def expressions_at(
         self, reduces: Sequence[Node], writes: Sequence[Node], row: Size, column: Size
@@ -148,15 +148,15 @@ class Space:
 
     def cuts(self) -> tuple[Size, list[Size]]:
         """The elements along which vectors may run, and where that may be cut, longest first."""
-        group = self.group
+        region = self.region
         if not self.reduces:
-            extent, shapes = group.total, [v.shape for v in group.values]
+            extent, shapes = region.total, [v.shape for v in region.values]
         elif self.order == "row":
-            extent = group.columns
+            extent = region.columns
             shapes = [self._reduced(v) for v in self.reduces]
         else:
-            assert group.rows is not None
-            extent = group.rows
+            assert region.rows is not None
+            extent = region.rows
             shapes = [v.shape for v in self.reduces]
         candidates: dict[Size, None] = {extent: None}
         for shape in shapes:
@@ -184,22 +184,22 @@ class Space:
         row: Size = outer
         column: Size = lane
         if self.reduces and self.order == "row":
-            assert self.group.rows is not None
-            row, column = loop_index("row", self.group.rows), along
+            assert self.region.rows is not None
+            row, column = loop_index("row", self.region.rows), along
         elif self.reduces:
-            row, column = along, loop_index("column", self.group.columns)
+            row, column = along, loop_index("column", self.region.columns)
         by_row = self.reduces and self.order == "row"
-        stored = [v for v in self.group.stored if v not in self.reduces]
+        stored = [v for v in self.region.stored if v not in self.reduces]
         writes = [v for v in stored if not (by_row and self.is_per_row(v))]
         starts = self.expressions_at(self.reduces, writes, row, column)
         return all(self._reads_linear(start, lane) for start in starts)
 
     def _shape(self, inner: Size) -> Region:
         """The Region with rows filled in for elementwise work cut at `inner`."""
-        g = self.group
+        r = self.region
         if self.reduces:
-            return g
-        return Region(g.kind, g.values, g.total, floor_divide(g.total, inner), "row", g.number)
+            return r
+        return Region(r.kind, r.values, r.total, floor_divide(r.total, inner), "row", r.number)
 
     def _reads_linear(self, start: Place, lane: Expr) -> bool:
         """Whether all that is stored and read below a value is read linearly along the lane."""
@@ -264,7 +264,7 @@ class Space:
 
     def _inlined(self) -> list[Node]:
         found: dict[Node, None] = {}
-        stack = list(self.group.values)
+        stack = list(self.region.values)
         while stack:
             node = stack.pop()
             if node in found:
@@ -292,5 +292,5 @@ class Part:
     def row_results(self, row: Size, stage: int) -> None:
         """Write what is known of a row after a stage."""
         space = self.space
-        known = [v for v in space.group.stored if space.is_per_row(v)]
+        known = [v for v in space.region.stored if space.is_per_row(v)]
         self.write_rows([v for v in known if space.levels[v] == stage], row)

@@ -21,31 +21,31 @@ from .schedule import Copy, Slot
 
 def order_updates(lowering: Lowering) -> None:
     """The pass: readers of a state run before it is overwritten, where that is possible."""
-    groups = lowering.fuser.in_order()
+    regions = lowering.fuser.in_order()
     readers: dict[Node, list[Region]] = {}
     dependents: dict[int, list[Region]] = {}
-    for group in groups:
-        for node in group.reads:
-            readers.setdefault(node, []).append(group)
-        for number in group.after:
-            dependents.setdefault(number, []).append(group)
-    for group in groups:
-        for number, state, promised in overwritten(group):
+    for region in regions:
+        for node in region.reads:
+            readers.setdefault(node, []).append(region)
+        for number in region.after:
+            dependents.setdefault(number, []).append(region)
+    for region in regions:
+        for number, state, promised in overwritten(region):
             if not may_overwrite(lowering, state):
                 continue
-            others = [g for g in readers.get(state, ()) if g is not group]
-            late = [g for g in others if g.needs >> group.number & 1]
-            if needs(group.values[0]).count(state) > 1:
-                late = [group]  # it reads what it would overwrite
+            others = [r for r in readers.get(state, ()) if r is not region]
+            late = [r for r in others if r.needs >> region.number & 1]
+            if needs(region.values[0]).count(state) > 1:
+                late = [region]  # it reads what it would overwrite
             if late or state in lowering.wanted:
                 if state in lowering.strict and promised:
                     raise refuse(late[0].values[0] if late else state)
                 continue
-            lowering.in_place.add((group.values[0], number))
-            for g in others:
-                group.after.add(g.number)
-                dependents.setdefault(g.number, []).append(group)
-                need(group, bit(g.number) | g.needs, dependents)
+            lowering.in_place.add((region.values[0], number))
+            for r in others:
+                region.after.add(r.number)
+                dependents.setdefault(r.number, []).append(region)
+                need(region, bit(r.number) | r.needs, dependents)
 
 
 def refuse(reader: Node) -> StateError:
@@ -63,7 +63,7 @@ def may_overwrite(lowering: Lowering, state: Node) -> bool:
     """Whether the storage of a state may be taken over."""
     if state in lowering.arguments:
         return state in lowering.donated
-    return state in lowering.fuser.values and state in lowering.fuser.group_of
+    return state in lowering.fuser.values and state in lowering.fuser.region_of
 
 
 def shares_slot(lowering: Lowering, node: Node) -> bool:
@@ -133,14 +133,14 @@ def state_behind(node: Node) -> tuple[Node, int, Node] | None:
     return next(((writer, place, state) for place, state in found if place == number), None)
 
 
-def overwritten(group: Region) -> list[tuple[int, Node, bool]]:
+def overwritten(region: Region) -> list[tuple[int, Node, bool]]:
     """(number, state, promised) of what a Region may overwrite; promised: a copy is an error."""
-    node = group.values[0] if group.values else None
-    if group.kind == "update" and node is not None:
+    node = region.values[0] if region.values else None
+    if region.kind == "update" and node is not None:
         return [(0, node.inputs[0], True)]
-    if group.kind == "call" and node is not None:
+    if region.kind == "call" and node is not None:
         return [(number, state, True) for number, state in states_of(node)]
-    if group.kind == "control" and node is not None and node.op is not ops.cond:
+    if region.kind == "control" and node is not None and node.op is not ops.cond:
         body = node.blocks[-1]
         carries = node.attrs["carries"]
         return [(i, node.inputs[i], is_updated(body, i)) for i in range(carries)]

@@ -388,7 +388,7 @@ def scaled_dot_product_attention(
 
 def is_data(node: Node) -> bool:
     """Whether a value comes from outside; others are read when attention is recognized."""
-    while node.op.group == "movement" or node.op is ops.cast:
+    while node.op.category == "movement" or node.op is ops.cast:
         node = node.inputs[0]
     return node.op in (ops.input_, argument_op)
 

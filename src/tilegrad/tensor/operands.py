@@ -37,9 +37,9 @@ def checked(op: str, *values: Any) -> None:
 
 def binary(op: Op, a: Any, b: Any, name: str = "") -> Tensor:
     """An op of two operands as a Tensor."""
-    left, right, dtype = paired(name or op.name, a, b, op.group == "binary")
+    left, right, dtype = paired(name or op.name, a, b, op.category == "binary")
     result = op(left, right)
-    return wrap(build.cast(result, dtype) if op.group == "binary" else result, a, b)
+    return wrap(build.cast(result, dtype) if op.category == "binary" else result, a, b)
 
 
 def paired(op: str, a: Any, b: Any, exact: bool = True) -> tuple[Node, Node, DType]:

@@ -24,7 +24,7 @@ class _Probe:
 
 
 def alone() -> int:
-    """The reference count of an object that one slot holds, read through the slot."""
+    """The reference count of an object that one attribute holds, read through it."""
     probe = _Probe()
     probe.item = _Probe()
     return sys.getrefcount(probe.item)

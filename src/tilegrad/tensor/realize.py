@@ -119,7 +119,7 @@ def _extremes_to_recompute(order: Sequence[Node], known: Callable[[Node], bool])
     for node in order:
         if node.op is ops.equal and not known(node):
             for side in node.inputs:
-                while not known(side) and (side.op.group == "movement" or side.op is ops.gather):
+                while not known(side) and (side.op.category == "movement" or side.op is ops.gather):
                     side = side.inputs[0]
                 if known(side) and _is_extreme(side) and not all(map(known, side.inputs)):
                     found.add(side)

@@ -18,6 +18,7 @@ from ..ir.literal import read_size, size_text
 from ..ir.symbol import Size, evaluate, high
 
 LEFT, RIGHT = "left", "right"  # of the product
+MIXED, SPARSE = "mixed", "sparse"  # rates: two weights in the place of one; two kept of each four
 HELD, FULL = "held", "full"  # a row for all rows as it is computed; an element for each
 ROWS = {"row_sum": "sum", "row_max": "max"}  # steps from a row to one number in all its columns
 
@@ -34,6 +35,7 @@ class Operand:
     # Elements of the parameter from one batch, row and column to the next, and before the first;
     # none where they are not one number each.
     strides: tuple[Size, ...] = ()
+    pruned: bool = False  # two of every four along k are 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class ArrayWork:
     steps: tuple[VectorStep, ...]
     outputs: tuple[Output, ...]
     turned: bool = False  # computed as the (N, M) result of the operands exchanged
+    rate: str = ""  # of the weights: one a step, MIXED or SPARSE
 
     @property
     def macs(self) -> int:

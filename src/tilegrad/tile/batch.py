@@ -1,4 +1,4 @@
-"""Batch a kernel: one more grid axis, along which the arguments that have a batch are walked.
+"""Batch a kernel: one more grid axis, along which the arguments that have a batch are taken.
 
 Every program of the new first axis sees its own part of the batched Memories; arguments without
 a batch are shared. Invariant: program (i, ...) of the new Body does to example i what program

@@ -282,7 +282,7 @@ class _Liveness:
         for node in self.order:
             if node.op.name == "read_place" and self.held(node.inputs[0]):
                 room[node] = -(-place_bytes(node.inputs[0]) // (4 * self.threads))
-            elif node in self.made and node.op.group in ("unary", "binary", "ternary", "hole"):
+            elif node in self.made and node.op.category in ("unary", "binary", "ternary", "hole"):
                 start = self.made[node][0]
                 for source in map(root, node.inputs):
                     if self.last.get(source) == start and room.get(source, 0) >= self.cost(node):

@@ -1,7 +1,7 @@
 """Is an index of a kernel inside of its array: proved, refused while it is traced, or guarded.
 
 A part of an array that reaches beyond its ends has no elements there (see `value`); what is judged
-here is an index along an axis that is not walked, and every offset of a tile of offsets. Bounds of
+here is an index along an axis that a part has not, and every offset of a tile of offsets. Bounds of
 program numbers, loop indices and Symbols prove most of them. One that some program surely gets
 wrong is an error at the kernel's line. What only the data decides is guarded where the Tracer has
 `guards` (on a CPU, and on a GPU under `checked=True`): a `require` with the kernel's line, and the
@@ -114,7 +114,7 @@ def message(op: str, name: str, size: Size, axis: int | None = None) -> str:
 
 
 def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple[Size, ...], Any]:
-    """The index of a box and its mask, so that it stays inside along axes that are not walked;
+    """The index of a box and its mask, so that it stays inside along axes that the box has not;
     `masked` says that the kernel gave a mask of its own."""
     t = tracer(op)
     if t.trusts:
@@ -182,7 +182,7 @@ def range_at(t: Tracer, node: Node) -> Range:
             found = given[0] if given[0] != WIDE else of_dtype(one.inputs[0])
         elif name == "where":
             found = hull(*given[1:])
-        elif one.op.group in ("binary", "unary"):
+        elif one.op.category in ("binary", "unary"):
             found = range_of(name, given)
         limit = of_dtype(one)
         fits = found is not None and limit[0] <= found[0] and found[1] <= limit[1]

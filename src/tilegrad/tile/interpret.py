@@ -113,8 +113,8 @@ class Storage:
         inside = np.ones(shape, np.bool_)
         for axis, (start, size, stride) in enumerate(zip(index, self.shape, self.strides)):
             position = np.full(shape, start, np.int64)
-            for tile_axis, walked in enumerate(axes):
-                if walked == axis:
+            for tile_axis, along in enumerate(axes):
+                if along == axis:
                     steps = np.arange(shape[tile_axis], dtype=np.int64)
                     tail = (1,) * (len(shape) - tile_axis - 1)
                     position = position + steps.reshape((-1, *tail))

@@ -779,12 +779,12 @@ def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None, op: 
             expected=source.node.type,
             got=sizes,
         )
-    walked = tuple(range(source.ndim - len(sizes), source.ndim)) if axes is None else tuple(axes)
-    if len(walked) != len(sizes) or any(not 0 <= a < source.ndim for a in walked):
+    along = tuple(range(source.ndim - len(sizes), source.ndim)) if axes is None else tuple(axes)
+    if len(along) != len(sizes) or any(not 0 <= a < source.ndim for a in along):
         raise AxisError(
-            "axes do not fit the tile", op=f"tile.{op}", expected=f"{len(sizes)} axes", got=walked
+            "axes do not fit the tile", op=f"tile.{op}", expected=f"{len(sizes)} axes", got=along
         )
-    shifted = tuple(a + len(source.lead) for a in walked)
+    shifted = tuple(a + len(source.lead) for a in along)
     return Window(source, [*source.lead, *(size_of(i, "index") for i in start)], sizes, shifted)
 
 

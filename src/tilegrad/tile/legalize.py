@@ -3,7 +3,7 @@
 A tile is *large* when it takes more than a quarter of the Target's registers. Large values are
 held lazily, as a recipe for any piece of a row (`Source`), until something needs them stored:
 chains of elementwise ops run as one loop over pieces, a dot becomes loops around a small dot
-whose accumulators stay in registers, a reduction walks pieces. Places stand in the nearest
+whose accumulators stay in registers, a reduction loops over pieces. Places stand in the nearest
 memory of the Target. Small tiles pass through as they are, and so does a Body with the note
 `fits`: its writer chose tiles by the Target's registers. Invariant: the new Body computes the
 same values up to the order of sums, and holds no tile that needs more registers than there are.
@@ -37,7 +37,7 @@ def legalize(body: Body, target: Target) -> Body:
     nodes = list(body.block.all_nodes())
     if not any(large(n.type, limit) or n.op is ops.allocate for n in nodes):
         return body
-    if any(n.op.group == "matrix" for n in nodes):
+    if any(n.op.category == "matrix" for n in nodes):
         return body  # written for a matrix unit of this Target: its tiles are what they must be
     return _Legalizer(body, target, limit).run()
 
@@ -332,7 +332,7 @@ class _Legalizer:
             self.values[node] = self.b.add(node.with_inputs(inputs))
         elif name in HANDLERS:
             HANDLERS[name](self.into, node)
-        elif node.op.group in ("unary", "binary", "compare", "ternary"):
+        elif node.op.category in ("unary", "binary", "compare", "ternary"):
             _elementwise(self.into, node)
         else:
             raise InternalError("tile.legalize", f"{node.op} of a large tile: {node.type}")

@@ -24,7 +24,7 @@ class Lines(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Where offsets begin along each axis of the array, and which tile axis walks which."""
+    """Where offsets begin along each axis of the array, and which tile axis lies along which."""
 
     start: tuple[Size, ...]
     axes: tuple[int, ...]
@@ -110,11 +110,11 @@ def box_of(
         return None
     tests, others = _tests(t, mask)
     index: list[Size] = []
-    walked: list[int | None] = []
+    along: list[int | None] = []
     rest, used = whole.base, 0
     for size, stride in zip(shape, _strides(shape)):
         axis = next(
-            (a for a, f in enumerate(whole.factors) if f == stride and a not in walked), None
+            (a for a, f in enumerate(whole.factors) if f == stride and a not in along), None
         )
         test = next((v for v, limit in tests if limit == size and _counts(v, axis)), None)
         start = test.base if test is not None else floor_divide(rest, stride)
@@ -122,12 +122,12 @@ def box_of(
         if not inside(start, size)[0] or (test is None and not inside(end, size)[1]):
             return None
         index.append(start)
-        walked.append(axis)
+        along.append(axis)
         used += test is not None
         rest = combine(rest, multiply(start, stride), -1)
-    if rest != 0 or any(a not in walked for a in range(len(whole.factors))):
+    if rest != 0 or any(a not in along for a in range(len(whole.factors))):
         return None
-    axes = tuple(walked.index(a) for a in range(len(whole.factors)))
+    axes = tuple(along.index(a) for a in range(len(whole.factors)))
     return Box(tuple(index), axes, others > 0 or used < len(tests))
 
 

@@ -320,7 +320,7 @@ TERNARY: dict[str, Callable[..., Array]] = {
     "pair_multiply_add_bfloat16": _pair_multiply_add(dtypes.bfloat16),
     "pair_multiply_add_float16": _pair_multiply_add(dtypes.float16),
 }
-GROUPS = {"unary": UNARY, "binary": BINARY, "compare": COMPARE, "ternary": TERNARY}
+CATEGORIES = {"unary": UNARY, "binary": BINARY, "compare": COMPARE, "ternary": TERNARY}
 TABLE = {**UNARY, **BINARY, **COMPARE, **TERNARY}
 
 # ---- shape, reduce, dot, cast ---------------------------------------------------------------

@@ -91,19 +91,19 @@ def _same(op: str, *inputs: Node) -> Tile:
     return first
 
 
-def _elementwise(name: str, group: str, function: Callable[..., Any]) -> TileOp:
+def _elementwise(name: str, category: str, function: Callable[..., Any]) -> TileOp:
     """The row of an op on elements of equal tiles."""
 
     def infer(*inputs: Node) -> Type:
         found = _same(name, *inputs)
         if name.startswith("byte_") and found.dtype is not int32:
             raise _fail(name, f"bytes of {found}, not of int32")
-        return Tile(found.shape, bool_) if group == "compare" else found
+        return Tile(found.shape, bool_) if category == "compare" else found
 
     return TileOp(
         name,
         infer,
-        group=group,
+        category=category,
         commutative=name in COMMUTATIVE,
         meaning=" ".join((function.__doc__ or "").split()),
         numpy=lambda node, *values: numeric.elementwise(name, node.inputs[0].dtype, list(values)),
@@ -111,8 +111,8 @@ def _elementwise(name: str, group: str, function: Callable[..., Any]) -> TileOp:
 
 
 ELEMENTWISE: dict[str, TileOp] = {
-    name: _elementwise(name, group, function)
-    for group, table in numeric.GROUPS.items()
+    name: _elementwise(name, category, function)
+    for category, table in numeric.CATEGORIES.items()
     for name, function in table.items()
 }
 multiply_add = ELEMENTWISE["multiply_add"]
@@ -245,7 +245,7 @@ def _boxed(node: Node) -> tuple[Touch]:
 def load(
     memory: Node, *inputs: Node, shape: tuple[int, ...], axes: tuple[int, ...], masked: bool
 ) -> Type:
-    """a tile at the index (one scalar per Memory axis): tile axis i walks Memory axis axes[i];
+    """a tile at the index (one scalar per Memory axis): tile axis i lies along Memory axis axes[i];
     where a last mask input is false the value is 0 and nothing is read"""
     rank = len(_memory(memory).shape)
     if len(inputs) != rank + int(masked) or len(axes) != len(shape):

@@ -12,7 +12,7 @@ The smaller or larger of two that shift apart is, in the middle, the one that sh
 way; `expected` has the sign that the trace must then see.
 
 Loops of one depth share a period in indices and a rule for what is left out, which looks only at
-the bounds: so a producer that walks 0, 1, 2, ... and consumers that walk every other index leave
+the bounds: so a producer that takes 0, 1, 2, ... and consumers that take every other index leave
 out the same range. Invariant: the middle is a whole number of periods; before it one period (in
 which every ring that the loop turns comes round) and two indices are kept, in an innermost loop at
 least `2 * stages + 2`, and after it two.

@@ -63,7 +63,7 @@ class Pieces:
 
     def large(self, node: Node) -> bool:
         """Whether a value is held by pieces."""
-        return large(node.type, self.limit) and node.op.group != "matrix"
+        return large(node.type, self.limit) and node.op.category != "matrix"
 
     def source(self, node: Node) -> Source:
         """A value by pieces; a small one is stored first, unless it is as cheap to make again."""
@@ -161,16 +161,16 @@ class Pieces:
         its elements."""
         lanes = self.width(shape)
 
-        def walk(*index: Size) -> Iterator[tuple[Indices, int]]:
+        def loops(*index: Size) -> Iterator[tuple[Indices, int]]:
             axis = len(index)
             if axis == len(shape):
                 yield index, lanes
                 return
             step = lanes if axis == len(shape) - 1 else 1
             for i in self.along(f"axis{axis}", shape[axis], step):
-                yield from walk(*index, i)
+                yield from loops(*index, i)
 
-        return walk()
+        return loops()
 
     def along(self, name: str, size: int, step: int) -> Iterator[Size]:
         """A loop over whole steps."""

@@ -202,7 +202,7 @@ def copy_async(
     axes: tuple[int, ...],
     row: int,
 ) -> Type:
-    """index: the Memory's, then the place's leading one. Copies a box, tile axis i walking Memory
+    """index: the Memory's, then the place's leading one. Copies a box, tile axis i along Memory
     axis axes[i], into the last axes of the place from `row` on; its bytes land on the barrier"""
     _barrier_of("copy_async", barrier_)
     into, source = _place("copy_async", place), _place("copy_async", memory)

@@ -3,7 +3,7 @@
 `check_body` gathers the Findings of `protocol` (races, deadlock, fences, uninitialised places),
 `dependent`, `handover`, `initialised`, `budget` and `banks`; `require` turns errors into one
 exception that lists all of them. A Finding of a trace that left out the middle of a loop counts
-only if the whole loop shows it too, where that is short enough to be walked. Invariant: a Body is
+only if the whole loop shows it too, where that is short enough to be run. Invariant: a Body is
 read and never changed, and no data is computed, so a kernel of real size is judged in milliseconds.
 """
 

@@ -252,18 +252,18 @@ def _bytes(part: Part, shape: Sequence[int]) -> int:
     return part.node.dtype.storage_bytes(math.prod(shape))
 
 
-def _copy(op: Op, place: Any, source: Any, *slot: Node | Size) -> Part:
+def _copy(op: Op, place: Any, source: Any, *stage: Node | Size) -> Part:
     """A part of an array into a place, or into some rows of it."""
     part = _part(place, op.name)
     box, rows = _box(source, part, op.name), _static(part.rows, op.name)
     at, attrs = _indices(box.index, part.at), {"shape": part.shape, "axes": box.axes}
-    _do(op, part.node, box.memory.node, *slot, *at, row=rows[0] if rows else 0, **attrs)
+    _do(op, part.node, box.memory.node, *stage, *at, row=rows[0] if rows else 0, **attrs)
     return part
 
 
-def copy_async(place: Any, source: Any, slot: BarrierStage) -> int:
+def copy_async(place: Any, source: Any, stage: BarrierStage) -> int:
     """Copy a part of an array into a place; its bytes land on the barrier. Gives the bytes."""
-    part = _copy(placed.copy_async, place, source, *slot)
+    part = _copy(placed.copy_async, place, source, *stage)
     return _bytes(part, part.shape)
 
 
@@ -330,23 +330,23 @@ def cluster(size: int) -> Any:
     return index_of(t.builder.atom("rank", _do(placed.cluster_rank), 0, size - 1))
 
 
-def copy_multicast(place: Any, source: Any, slot: BarrierStage, mask: int, first: Any = 0) -> None:
+def copy_multicast(place: Any, source: Any, stage: BarrierStage, mask: int, first: Any = 0) -> None:
     """Copy a part of an array into (rows of) a place of every program of the cluster in a mask,
     whose bit 0 stands for the rank `first`."""
     part = _part(place, "copy_multicast")
     box, row = _box(source, part, "copy_multicast"), part.rows[0] if part.rows else 0
     at = _indices(box.index, part.at, (row, size_of(first, "rank")))
     attrs = {"shape": part.shape, "axes": box.axes, "mask": mask}
-    _do(placed.copy_multicast, part.node, box.memory.node, *slot, *at, **attrs)
+    _do(placed.copy_multicast, part.node, box.memory.node, *stage, *at, **attrs)
 
 
-def copy_pages(place: Any, source: Any, pages: Any, slot: BarrierStage, hint: str = "") -> int:
+def copy_pages(place: Any, source: Any, pages: Any, stage: BarrierStage, hint: str = "") -> int:
     """Copy a part of each of several pages of an array into the rows of a place, one below the
     other; a tile of numbers says which pages, `source` what of page 0. Gives the bytes."""
     numbers = cast(tile_of(pages, op="copy_pages"), dtypes.int64).node
     part, box = _part(place, "copy_pages"), _box(source, None, "copy_pages")
     at, attrs = _indices(box.index, part.at), {"shape": box.shape, "axes": box.axes, "hint": hint}
-    _do(placed.copy_pages, part.node, box.memory.node, *slot, numbers, *at, **attrs)
+    _do(placed.copy_pages, part.node, box.memory.node, *stage, numbers, *at, **attrs)
     return _bytes(part, (*numbers.shape, *box.shape))
 
 
@@ -358,7 +358,7 @@ def store_add(target: Any, value: Any) -> None:
     tracer("store_add").touch("add", box.memory, box.index, tile.shape, box.axes)
 
 
-def send(place: Any, value: Any, slot: BarrierStage, to: Any = "all") -> None:
+def send(place: Any, value: Any, stage: BarrierStage, to: Any = "all") -> None:
     """Send a tile to the place of programs of the cluster, its bytes landing on the barrier there:
     to 'all', as 'shares' of its rows, or to the one whose rank is given."""
     if isinstance(to, str) and to not in ("all", "shares"):
@@ -369,7 +369,7 @@ def send(place: Any, value: Any, slot: BarrierStage, to: Any = "all") -> None:
     tile = cast(tile_of(value, part.node.dtype, "send"), part.node.dtype)
     one = () if isinstance(to, str) else (size_of(to, "rank"),)
     kind = "one" if one else to
-    _do(placed.send, part.node, tile.node, *slot, *one, *part.at, to=kind)
+    _do(placed.send, part.node, tile.node, *stage, *one, *part.at, to=kind)
 
 
 def clear_rows(place: Any, start: Any, stop: Any) -> None:

@@ -28,7 +28,7 @@ Scalar = Node | int
 
 @dataclass(frozen=True)
 class Touch:
-    """Elements of a Memory that are read or written: a box at an index (tile axis i walks Memory
+    """Elements of a Memory that are read or written: a box at an index (tile axis i is Memory
     axis axes[i]; all of it without an index), of it those where a mask holds, or those at linear
     `offsets`."""
 
@@ -162,7 +162,7 @@ class TileOp(Op):
 
 
 def row(
-    group: str = "",
+    category: str = "",
     *,
     name: str = "",
     effect: bool = False,
@@ -180,7 +180,7 @@ def row(
             infer,
             attrs=tuple(attrs),
             effect=effect or effects is not None,
-            group=group,
+            category=category,
             meaning=" ".join((infer.__doc__ or "").split()),
             numpy=numpy,
             effects=effects,

@@ -5,10 +5,10 @@ Control and protocol of a Body hang on scalars: loop bounds, stages, parities, l
 events as a list. A scalar that comes from memory is *data*: a Scenario says what to take for it
 (the same in every role), as it says which value within its bounds a Symbol has.
 
-Long loops are not walked whole. Where `periodic` proves that a trip does the same to the protocol
+Long loops are not run whole. Where `periodic` proves that a trip does the same to the protocol
 as the trip `period` later, the middle of the loop is left out, a whole number of periods, and the
 same index range in every role; `trace` checks that comparisons which may turn in the middle say
-the same at both of its ends, and walks the loop whole if one does not.
+the same at both of its ends, and runs the loop whole if one does not.
 
 Invariant: an event carries the Node and the values of the scalars `uses` lists for it, and the
 trace of a role does not depend on any other role.
@@ -54,7 +54,7 @@ class Skeleton(Scalars):
     def __init__(self, body: Body) -> None:
         super().__init__(body)
         self.events = 0  # of all traces so far
-        self.slots: dict[Node, int] = {}
+        self.numbers: dict[Node, int] = {}
         self.start: list[Any] = []
         self.programs: list[tuple[int, int]] = []
         self.ranks: list[int] = []
@@ -63,12 +63,12 @@ class Skeleton(Scalars):
         self.periods = Periods(self, None)
         self.code = self._block(body.block)
 
-    def slot(self, node: Node) -> int:
+    def number(self, node: Node) -> int:
         """Where the value of a scalar stands."""
-        if node not in self.slots:
-            self.slots[node] = len(self.start)
+        if node not in self.numbers:
+            self.numbers[node] = len(self.start)
             self.start.append(None)
-        return self.slots[node]
+        return self.numbers[node]
 
     def _block(self, block: Block) -> Code:
         code: Code = []
@@ -86,13 +86,13 @@ class Skeleton(Scalars):
                 found = uses(node, self.tracked)
                 if found is not None:
                     scalars = list(dict.fromkeys([*found[0], *found[1]]))
-                    code.append((EVENT, node, [(n, self.slot(n)) for n in scalars]))
+                    code.append((EVENT, node, [(n, self.number(n)) for n in scalars]))
                 if node in self.needed and name != "get":
                     self._scalar(code, node)
         return code
 
     def _scalar(self, code: Code, node: Node) -> None:
-        name, out = node.op.name, self.slot(node)
+        name, out = node.op.name, self.number(node)
         if name == "constant":
             self.start[out] = node.attrs["value"]
         elif name == "program":
@@ -103,32 +103,31 @@ class Skeleton(Scalars):
             self.symbols.append((out, node.attrs["value"]))
         elif not computable(node):
             self.has_data = True
-            index = [self.slot(i) for i in self.parts(node) if i.dtype.kind != "bool"]
+            index = [self.number(i) for i in self.parts(node) if i.dtype.kind != "bool"]
             code.append((DATA, out, tuple(index), _convert(node)))
         elif name == "cast":
-            code.append((ONE, out, _convert(node), self.slot(node.inputs[0])))
+            code.append((ONE, out, _convert(node), self.number(node.inputs[0])))
         elif name in UNARY:
-            code.append((ONE, out, UNARY[name], self.slot(node.inputs[0])))
+            code.append((ONE, out, UNARY[name], self.number(node.inputs[0])))
         elif name in TERNARY:
-            code.append((THREE, out, TERNARY[name], *[self.slot(i) for i in node.inputs]))
+            code.append((THREE, out, TERNARY[name], *[self.number(i) for i in node.inputs]))
         else:
             kind = WATCH if name in COMPARES else EXTREME if name in EXTREMES else TWO
-            code.append((kind, out, BINARY[name], *[self.slot(i) for i in node.inputs], node))
+            code.append((kind, out, BINARY[name], *[self.number(i) for i in node.inputs], node))
 
     def _loop(self, code: Code, node: Node) -> None:
         block = node.blocks[0]
         carried, results = [], []
         for k, given in enumerate(block.arguments[1:]):
             if given in self.needed:
-                carried.append(
-                    (self.slot(given), self.slot(node.inputs[2 + k]), self.slot(block.results[k]))
-                )
-                results.append((k, self.slot(given)))
+                ends = (given, node.inputs[2 + k], block.results[k])
+                carried.append(tuple([self.number(x) for x in ends]))
+                results.append((k, self.number(given)))
         inner = self._block(block)
         if not inner and not carried:
             return
-        index = self.slot(block.arguments[0])
-        bounds = (self.slot(node.inputs[0]), self.slot(node.inputs[1]))
+        index = self.number(block.arguments[0])
+        bounds = (self.number(node.inputs[0]), self.number(node.inputs[1]))
         code.append(
             (
                 LOOP,
@@ -146,7 +145,7 @@ class Skeleton(Scalars):
         found = []
         for get in self.needed:
             if get.op.name == "get" and get.inputs[0] is node:
-                found.append((self.slot(get), results[get.attrs["index"]]))
+                found.append((self.number(get), results[get.attrs["index"]]))
         return found
 
     def _branch(self, code: Code, node: Node) -> None:
@@ -154,10 +153,10 @@ class Skeleton(Scalars):
         results = []
         for get in self.needed:
             if get.op.name == "get" and get.inputs[0] is node:
-                given = [self.slot(b.results[get.attrs["index"]]) for b in node.blocks]
-                results.append((self.slot(get), *given))
+                given = [self.number(b.results[get.attrs["index"]]) for b in node.blocks]
+                results.append((self.number(get), *given))
         if any(arms) or results:
-            code.append((BRANCH, self.slot(node.inputs[0]), *arms, results))
+            code.append((BRANCH, self.number(node.inputs[0]), *arms, results))
 
     # ---- scenarios --------------------------------------------------------------------------
 
@@ -239,12 +238,12 @@ class _Run:
     def start(self) -> list[Any]:
         """Run the Body."""
         values = list(self.skeleton.start)
-        for slot, axis in self.skeleton.programs:
-            values[slot] = self.scenario.program[axis]
-        for slot in self.skeleton.ranks:
-            values[slot] = self.scenario.rank
-        for slot, value in self.skeleton.symbols:
-            values[slot] = evaluate(value, self.scenario.symbols)
+        for number, axis in self.skeleton.programs:
+            values[number] = self.scenario.program[axis]
+        for number in self.skeleton.ranks:
+            values[number] = self.scenario.rank
+        for number, value in self.skeleton.symbols:
+            values[number] = evaluate(value, self.scenario.symbols)
         events: list[Any] = []
         self.run(self.skeleton.code, values, events)
         self.skeleton.events += len(events) + sum(

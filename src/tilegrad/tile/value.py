@@ -393,7 +393,7 @@ class Window(Operators):
 
     @property
     def lead(self) -> tuple[Size, ...]:
-        """The index of the axes before those that are walked."""
+        """The index of the axes before those of the box."""
         return self.index[: len(self.index) - len(self.shape)]
 
     def edges(self) -> Edges:

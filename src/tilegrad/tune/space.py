@@ -92,5 +92,5 @@ def populated(x: Operands, plan: WidePlan, turned: bool, target: Target) -> Wide
     together = plan.cluster * plan.split
     tiles = tiles_of(x, plan, turned)
     limit = max(1, target.cores // together)
-    walkers = tiles if plan.split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
-    return replace(plan, programs=walkers * together)
+    clusters = tiles if plan.split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
+    return replace(plan, programs=clusters * together)

@@ -5,7 +5,7 @@ again, and the box moves by a known distance along each axis: what the old and t
 stays (a halo; all of it where the loop does not concern the Operand: stationary), the rest is
 brought. So the words brought are a sum over loops of how often each turns times what is new then.
 Partial sums go up when their box moves on and come back when it returns; the first addition to a
-word needs no read. Invariant: equal to `interpret.py`, which walks the loops, to the integer.
+word needs no read. Invariant: equal to `interpret.py`, which runs the loops, to the integer.
 """
 
 from __future__ import annotations

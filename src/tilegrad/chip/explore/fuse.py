@@ -5,7 +5,7 @@ every layer, from the first to the last, makes the rows that the next one needs 
 yet, so nothing is computed twice; rows that slide on are kept. What lies between two layers is in
 one Level (`at`) and never above it. Weights are brought for every part, or once where the layer's
 number is in `resident`. Invariant: accesses are the sums of `count` over the pieces, equal to a
-walk of all parts; a chain that cannot run so, or does not fit, is an error that says why.
+run of all parts; a chain that cannot run so, or does not fit, is an error that says why.
 """
 
 from __future__ import annotations

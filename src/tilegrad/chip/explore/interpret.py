@@ -1,4 +1,4 @@
-"""What a Mapping does, walked turn by turn: the judge of `count.py`, for small Problems.
+"""What a Mapping does, turn by turn: the judge of `count.py`, for small Problems.
 
 Every instance of every Level keeps the set of words of its box; boxes are found by running the
 loops inside and taking what they touch, from the least to the most along each axis. Nothing here
@@ -21,7 +21,7 @@ Words = frozenset[tuple[int, ...]]
 Tally = Counter[tuple[str, str, str]]  # (Level, Operand, kind of access)
 
 
-class Walk:
+class MappingRun:
     """One run of a Mapping."""
 
     def __init__(
@@ -210,4 +210,4 @@ def _box(touched: list[tuple[int, ...]]) -> Words:
     return frozenset(itertools.product(*ranges))
 
 
-__all__ = ["Tally", "Walk"]
+__all__ = ["MappingRun", "Tally"]

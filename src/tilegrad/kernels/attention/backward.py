@@ -22,8 +22,8 @@ from ...ir.symbol import Size, ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
+from .backward_body import BackwardBody
 from .backward_plan import BackwardPlan, candidates, choose, columns_of, why_not
-from .backward_walk import BackwardBody
 from .shape import AttentionShape, backward_parameters, tokens_of
 from .softmax import and_masks
 

@@ -1,6 +1,6 @@
-"""Plans of the backward kernels of attention: which shapes they take, which blocks they walk over.
+"""Plans of the backward kernels of attention: which shapes they take, which blocks they loop over.
 
-A program keeps ROWS tokens and walks over blocks of the other side; accumulators, scores and
+A program keeps ROWS tokens and loops over blocks of the other side; accumulators, scores and
 operands of two consumers of 64 tokens each share 240 registers a thread, which bounds the blocks.
 Invariant: `why_not` is '' exactly where `attention_backward` gives Bodies that are right.
 """
@@ -19,18 +19,18 @@ from .shape import AttentionShape
 ROWS = 128  # tokens a program keeps
 OWN = 64  # of which a consumer has
 SHARED_BYTES = 226 << 10
-NEAR_BYTES = 24 << 20  # that caches keep while programs walk
+NEAR_BYTES = 24 << 20  # that caches keep while programs loop
 
 COSTLY = {"bias", "mask", "slopes", "key"}  # they need registers of their own
 
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """Choices: blocks that are walked over, rings, registers of the producer and consumers."""
+    """Choices: blocks that are looped over, rings, registers of the producer and consumers."""
 
-    queries: int = 64  # a block that programs of keys walk over
+    queries: int = 64  # a block that programs of keys loop over
     query_stages: int = 2
-    keys: int = 128  # a block that programs of queries walk over
+    keys: int = 128  # a block that programs of queries loop over
     key_stages: int = 2
     late: bool = False  # products with p wait for ds: fewer registers, less at the same time
     turns: bool = False  # consumers take turns at issuing the products of scores
@@ -145,8 +145,8 @@ def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[Ba
 
 
 def section(x: AttentionShape) -> int:
-    """How many heads' programs are mixed: where some walk further than others, as many as what
-    they walk over stays near."""
+    """How many heads' programs are mixed: where some go further than others, as many as what
+    they loop over stays near."""
     if x.band == (None, None):
         return 1
     most = max(high(x.queries) * x.group, high(x.keys))

@@ -13,7 +13,7 @@ from ... import tile
 from ...core.dtype import float32, int32
 from . import softmax
 from .holes import ADDED
-from .walk import Work
+from .tile_order import Work
 
 
 class ConsumerRows:
@@ -56,7 +56,7 @@ class ConsumerRows:
         """Give back what this consumer's queries do not see; gives the first step that they do."""
         if not self.plan.narrow or self.plan.chained:
             return 0
-        count = self.k.walk.skipped(work, self.own)
+        count = self.k.order.skipped(work, self.own)
         for skip in tile.range(count):
             for blocks in (self.keys, self.values):
                 blocks.wait(turn + skip)  # else it would count for the lap before
@@ -69,15 +69,15 @@ class ConsumerRows:
 
     def softmax(self, work: Work, step: Any, cut: bool, first: bool) -> tuple[Any, Any]:
         """Weights of a block, and the factor for what was summed before; max and sums move on."""
-        holes, factor, walk = work.holes, work.holes.factor, self.k.walk
-        row, key = self.row(work), walk.key_of(work, step)
+        holes, factor, order = work.holes, work.holes.factor, self.k.order
+        row, key = self.row(work), order.key_of(work, step)
         s = tile.read(self.first_scores if first else self.scores)
         if ADDED & set(self.x.extras):
             key = tile.hold(key, "key")
         s = holes.score(s, row, key)
         if cut:
             key = tile.hold(key, "key")
-            seen = holes.seen(s.shape, row, key, work.limit, walk.ends)
+            seen = holes.seen(s.shape, row, key, work.limit, order.ends)
             s = tile.where(seen, s, -tile.INF)
         now = tile.max(softmax.folded(tile.maximum, s), 1, keep=True)
         before = now if first else tile.read(self.largest)
@@ -128,7 +128,7 @@ class ConsumerRows:
         top = largest * holes.factor  # -inf where nothing was seen
         over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
         result = tile.cast(tile.read(self.total) * over, self.x.dtype)
-        if self.k.walk.packed:  # what lies after the last row is another sequence's
+        if self.k.order.packed:  # what lies after the last row is another sequence's
             if tile.less(0, self.row(work) + 64 - work.queries):
                 self.write_rows(work, result)
             else:
@@ -140,7 +140,7 @@ class ConsumerRows:
     def write_sums(self, work: Work, natural: Any) -> None:
         """The log-sum-exps of the tile's queries."""
         x, mask = self.x, None
-        if self.k.walk.packed or not (isinstance(x.queries, int) and x.queries % self.k.rows == 0):
+        if self.k.order.packed or not (isinstance(x.queries, int) and x.queries % self.k.rows == 0):
             mask = self.rows_inside(work)
         at = (work.holes.batch, work.holes.head, work.holes.query_start + self.row(work))
         tile.store(self.k.memory["lse"], at, tile.reshape(natural, (64,)), mask=mask)

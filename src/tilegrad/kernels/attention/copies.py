@@ -14,7 +14,7 @@ from ..matmul.shape import swizzle_of
 from .holes import Holes
 from .plan import AttentionPlan
 from .shape import AttentionShape, tokens_of
-from .walk import Work
+from .tile_order import Work
 
 
 class AttentionPlaces:
@@ -31,7 +31,7 @@ class AttentionPlaces:
         x, plan, halves = self.x, self.plan, self.halves
         self.queries = self.shared(plan.query_stages, halves, 64, self.width)
         # of a tile's last block a consumer may multiply fewer keys
-        columns = [self.walk.first_columns(own) for own in range(halves)]
+        columns = [self.order.first_columns(own) for own in range(halves)]
         self.columns = columns if plan.narrow else [self.keys] * halves
         self.pieces = self.keys // 64 if min(self.columns) < self.keys else 1  # of values
         self.ring = [
@@ -75,7 +75,7 @@ class AttentionPlaces:
 
     def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
         """A block of keys (0) or values (1)."""
-        ring, blocks, key = self.ring[which], self.blocks[which], self.walk.key_of(work, step)
+        ring, blocks, key = self.ring[which], self.blocks[which], self.order.key_of(work, step)
         stage = blocks.acquire(turn + step)
         blocks.full.expect(stage, ring[0].bytes)
         for piece in range(ring.shape[1]):

@@ -5,9 +5,9 @@ persistent programs, one producer that copies a tile of queries and then blocks 
 values into two rings (`copies`), and consumers of 64 queries each. Scores are multiplied from
 shared memory; softmax runs in registers, beside the product of the block before with its values,
 whose weights are the product's left operand in registers; consumers take turns at the matrix units.
-Blocks of keys go from the last to the first, those that a mask cuts in loops of their own (`walk`);
-results leave through a staged tile while the next begins (`consumer`). `plan` has the Plan, `holes`
-what is done to scores and weights.
+Blocks of keys go from the last to the first, those that a mask cuts in loops of their own
+(`tile_order`); results leave through a staged tile while the next begins (`consumer`).
+`plan` has the Plan, `holes` what is done to scores and weights.
 
 Costs of a tile of m queries over n keys: reads (m + 2 n) width elements, 4 m n width operations on
 the matrix units and m n exponentials. Invariant: the order of a sum over keys depends on the
@@ -32,7 +32,7 @@ from .copies import AttentionPlaces
 from .holes import Holes
 from .plan import REGISTERS, AttentionPlan, padded, why_not
 from .shape import AttentionShape, parameters
-from .walk import Walk, Work
+from .tile_order import TileOrder, Work
 
 
 def reference(q: Any, k: Any, v: Any, scale: float) -> Any:
@@ -70,9 +70,9 @@ class WideAttention(AttentionPlaces):
         plan = self.plan
         few, registers = self.registers[self.halves]
         with tile.into(self.b):
-            self.walk = self.make_walk()
+            self.order = self.make_order()
             self.place()
-            self.walk.program = tile.grid(plan.programs)
+            self.order.program = tile.grid(plan.programs)
             with tile.role("producer", 4, few):
                 self.producer()
             for own in range(self.halves):
@@ -80,9 +80,9 @@ class WideAttention(AttentionPlaces):
                     self.consumer(own)
         return self.b.finish((plan.programs,), plan=plan, **self.notes)
 
-    def make_walk(self) -> Walk:
+    def make_order(self) -> TileOrder:
         """The tiles; their program is known later."""
-        return Walk(self.x, self.plan, self.memory, 0)
+        return TileOrder(self.x, self.plan, self.memory, 0)
 
     # ---- the producer -----------------------------------------------------------------------
 
@@ -99,10 +99,10 @@ class WideAttention(AttentionPlaces):
                 self.load(0, work, turn, j)
                 self.load(1, work, turn, j - 1)
 
-            self.walk.steps(work, step)
+            self.order.steps(work, step)
             self.load(1, work, turn, work.count - 1)
 
-        count, turn = self.walk.for_tiles(one)
+        count, turn = self.order.for_tiles(one)
         if self.plan.chained:  # consumers begin one tile more
             nothing = Work(Holes(self.x, {}, 0, 0), 0, self.x.queries, self.x.keys, 0, 1, 1, 1)
             self.load_queries(count, nothing)
@@ -132,7 +132,7 @@ class Consumer(ConsumerRows):
             tile.named_arrive(0, 256)
         if self.plan.chained:
             self.begin(0, 0)
-        _, turn = self.k.walk.for_tiles(self.overlapped if self.plan.overlap else self.in_order)
+        _, turn = self.k.order.for_tiles(self.overlapped if self.plan.overlap else self.in_order)
         if self.plan.chained:
             tile.matrix_wait(0)
             self.keys.release(turn)
@@ -145,7 +145,7 @@ class Consumer(ConsumerRows):
             self.begin(count, turn, first)
         tile.matrix_wait(0)
         self.keys.release(turn + first)
-        p, _ = self.softmax(work, first, self.k.walk.cut_first, True)
+        p, _ = self.softmax(work, first, self.k.order.cut_first, True)
         if self.shrink is not None:
             tile.write(self.shrink, tile.full((64, 1), 1.0))
         self.write_weights(p)
@@ -193,7 +193,7 @@ class Consumer(ConsumerRows):
             work = replace(work, right=tile.hold(tile.minimum(2, work.count), "second"))
             for second in tile.range(1, work.right):
                 step(second, False, self.columns)
-        self.k.walk.steps(work, step, first)
+        self.k.order.steps(work, step, first)
 
     def in_order(self, count: Any, work: Work, turn: Any) -> None:
         """One tile: scores, softmax, values, one after another; only consumers overlap."""
@@ -217,8 +217,8 @@ class Consumer(ConsumerRows):
             tile.matrix_wait(0)
             self.values.release(turn + j)
 
-        step(0, self.k.walk.cut_first)
-        self.k.walk.steps(work, step)
+        step(0, self.k.order.cut_first)
+        self.k.order.steps(work, step)
         if self.plan.staged:
             self.k.tiles.empty.arrive(stage)
         self.finish(work, stage)

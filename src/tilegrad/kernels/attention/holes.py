@@ -174,10 +174,10 @@ class Holes:
         starts = (self.batch, self.head, row + self.query_start, key + self.key_start)
         index = [0 if one else at for one, at in zip(whole, starts)]
         turns = self.turned and not self.exact
-        walked = (3, 2) if turns else (2, 3)
-        axes = tuple(a for a in walked if not whole[a])
+        last_axes = (3, 2) if turns else (2, 3)
+        axes = tuple(a for a in last_axes if not whole[a])
         given = shape[::-1] if turns is not self.turned else shape
-        sizes = tuple(n for n, a in zip(given, walked) if not whole[a])
+        sizes = tuple(n for n, a in zip(given, last_axes) if not whole[a])
         if any(isinstance(i, int) and high(n) <= i for i, n in zip(index, memory.type.shape)):
             return tile.full(shape, 0, memory.dtype)  # all of it lies beyond
         mask = None
@@ -192,7 +192,7 @@ class Holes:
         found = tile.load(memory, tuple(index), sizes, axes=axes, mask=mask)
         for _ in sizes:
             found = tile.fill(found, 0)
-        if axes == walked[:1]:
+        if axes == last_axes[:1]:
             found = found[:, None]
         if given is shape:
             return tile.broadcast(found, shape)

@@ -1,7 +1,7 @@
 """Backward of attention on the matrix units of a warp: gradients of q, k and v, in two launches.
 
 With p = exp(s - lse) recomputed and ds = p (dout v^T - delta): dv = p^T dout, dk = scale ds^T q,
-dq = scale ds k. `thread_backward` keeps a block of tokens of one side and walks over blocks of the
+dq = scale ds k. `thread_backward` keeps a block of tokens of one side and loops over blocks of the
 other: of keys, it gives dk and dv, over all query heads that share them; of queries, dq. What is
 kept are the rows of every product, so p and ds are left operands in the registers they were made
 in. Blocks of the other side come as in `threads_forward`. Both launches recompute the scores: 7
@@ -36,7 +36,7 @@ SIDES = ("keys", "queries")  # whose tokens a program keeps
 
 @dataclass(frozen=True)
 class ThreadBackwardPlan:
-    """Choices of `thread_backward`: tokens kept and walked a step, warps, blocks at hand."""
+    """Choices of `thread_backward`: tokens kept and taken a step, warps, blocks at hand."""
 
     tile: tuple[int, int] = (64, 32)
     warps: int = 4
@@ -59,7 +59,7 @@ def why_not(x: AttentionShape, wanted: Sequence[str] = ()) -> str:
 
 
 def tiles(x: AttentionShape, side: str) -> tuple[int, int]:
-    """(tokens kept, walked a step): as much as registers hold beside what edges and extras take."""
+    """(tokens kept, taken a step): as much as registers hold beside what edges and extras take."""
     wide = max(padded(x.width), padded(x.value_width)) > 64
     if x.softcap or x.extras:
         return (64, 32)
@@ -120,7 +120,7 @@ def thread_backward(
     with tile.role("threads", plan.warps):
         kept.begin(batch, head, tile.hold(block) * plan.tile[0])
         for member in tile.range(0, group):
-            seen = kept.walk(head * group + member)
+            seen = kept.begin_head(head * group + member)
             for j in tile.range(0, seen.right):
                 kept.step(j, True)
             for j in tile.range(seen.right, seen.left):
@@ -175,7 +175,7 @@ class _Kept:
             tile.copy_threads(place, self.part(*source, head, first, place.shape))
         tile.commit_threads()
 
-    def walk(self, query_head: Any) -> Seen:
+    def begin_head(self, query_head: Any) -> Seen:
         """The blocks of the other side that are seen, for one query head; one is under way."""
         self.head = query_head
         self.holes = Holes(self.x, self.extras, self.batch, query_head, self.of_keys, lanes=DEPTH)

@@ -59,7 +59,7 @@ class Leaving(Bringing):
 
     def write(self, own: int, count: Any, totals: Sequence[Any]) -> None:
         """Bring a finished tile out."""
-        where = self.corner(self.program + count * self.walkers)
+        where = self.corner(self.program + count * self.clusters)
         sums = [tile.read(total) for total in totals]
         if self.joined:
             (whole,), wide = sums, self.span[1]
@@ -98,14 +98,14 @@ class Leaving(Bringing):
             for some in range(0, len(ready), plan.together):
                 self.write_pieces(own, ready[some : some + plan.together])
 
-    def write_pieces(self, own: int, group: Sequence[tuple[Any, Any, Any]]) -> None:
+    def write_pieces(self, own: int, pieces: Sequence[tuple[Any, Any, Any]]) -> None:
         """Pieces of a result on their way out: (value, where it begins, the staged place)."""
         tile.wait_copies(max(0, self.rooms // self.plan.together - 1))
-        for value, _, place in group:
+        for value, _, place in pieces:
             tile.write(place, value.T if self.x.turned else value)
         tile.fence("async")
         tile.named_sync(own, 128)
-        for _, (batch, row, column), place in group:
+        for _, (batch, row, column), place in pieces:
             at = side(row, column, not self.x.turned)
             tile.copy_store(box(self.of_batch(self.c, batch), at, place.shape), place)
         tile.commit_copies()
@@ -131,16 +131,16 @@ class Leaving(Bringing):
         split, first = self.plan.split, own * self.products
         others = [tile.hold((self.share + away) % split, "other") for away in range(1, split)]
         self.gathered.expect(own, self.products * (split - 1) * 64 * wide * float32.size)
-        for number, (slot, share) in itertools.product(range(self.products), enumerate(others)):
+        for number, (at, share) in itertools.product(range(self.products), enumerate(others)):
             columns = self.columns_of(sums[number], share, wide)
             rank = self.near + share * self.plan.cluster
-            tile.send(self.partial[first + number, slot], columns, self.gathered[own], to=rank)
+            tile.send(self.partial[first + number, at], columns, self.gathered[own], to=rank)
         self.gathered.wait(own, 0)
         found = []
         for number in range(self.products):
             total = self.columns_of(sums[number], self.share, wide)
-            for slot in range(split - 1):
-                total = total + tile.read(self.partial[first + number, slot])
+            for at in range(split - 1):
+                total = total + tile.read(self.partial[first + number, at])
             found.append(total)
         return found
 

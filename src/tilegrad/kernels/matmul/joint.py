@@ -1,6 +1,6 @@
 """Products of one input with several weights as one launch: q/k/v, and gate/up.
 
-`joint_matmul` is the wide matmul over several weights that lie apart. Plain, tiles are walked one
+`joint_matmul` is the wide matmul over several weights that lie apart. Plain, tiles are taken one
 weight after another and each result goes to a place of its own; which weight a tile belongs to
 is found from where it begins, by branches that all threads of a role take alike. Gated, a stage
 of the ring holds the input's tile and one tile of each weight, a consumer keeps an accumulator

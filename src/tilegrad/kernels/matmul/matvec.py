@@ -6,7 +6,7 @@ since weights are constants; only then it waits, reads the token, multiplies, an
 the epilogue. There are many more programs than fit on the cores at once: while some wait for
 memory others multiply, and the first programs of the next launch ask for their weights while the
 last ones of this are at work, so memory does not idle between launches. Several weights of one
-token are walked one after another (q, k and v), or taken side by side for an epilogue that sees
+token are taken one after another (q, k and v), or taken side by side for an epilogue that sees
 all products (gate and up).
 
 Costs: bytes of the weights once, the token (and what it is computed from) once a program from the

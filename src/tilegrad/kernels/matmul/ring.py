@@ -117,11 +117,11 @@ class Bringing:
 
     def copy(self, place: Any, source: Any, stage: Any, shared: bool) -> None:
         """A copy into a stage, of this program or of all that share what is read."""
-        slot = self.ring.full[stage]
+        full = self.ring.full[stage]
         if shared:
-            tile.copy_multicast(place, source, slot, (1 << self.plan.cluster) - 1, self.first)
+            tile.copy_multicast(place, source, full, (1 << self.plan.cluster) - 1, self.first)
         else:
-            tile.copy_async(place, source, slot)
+            tile.copy_async(place, source, full)
 
     # ---- residuals --------------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class Bringing:
         ):
             chunks, source = self.chunks_of(fill), self.of_batch(memory, batch)
             stage = self.ring.acquire(self.residual_turn(turn, fill, number))
-            slot = self.ring.full[stage]
+            full = self.ring.full[stage]
             bytes_ = len(chunks) * self.span[0] * self.wide * memory.dtype.size
             self.ring.full.expect(stage, bytes_)
             for chunk, own, near in itertools.product(chunks, range(self.halves), range(cluster)):
@@ -174,12 +174,12 @@ class Bringing:
                 place, begin = self.residual_place(stage, chunk, own)
                 if cluster == 1:
                     rows = place[begin : begin + 64, :]
-                    tile.copy_async(rows, box(source, at, (64, self.wide)), slot)
+                    tile.copy_async(rows, box(source, at, (64, self.wide)), full)
                     continue
                 at, begin = self.of_neighbour(near, at[0] + first, at[1]), begin + first
                 rows = place[begin : begin + count, :]
                 part = box(source, at, (count, self.wide))
-                tile.copy_multicast(rows, part, slot, 1 << near, self.first)
+                tile.copy_multicast(rows, part, full, 1 << near, self.first)
 
     def of_neighbour(self, near: int, row: Any, column: Any) -> tuple[Any, Any]:
         """A row and column of this program's tile, in that of another of the cluster."""

@@ -30,7 +30,7 @@ class WidePlan:
     tile: tuple[int, int, int] = (128, 256, 64)
     stages: int = 4
     programs: int = 132
-    group: int = 8  # rows of tiles that are walked together
+    group: int = 8  # rows of tiles that are taken together
     staged: int = 64  # columns of a piece of the result on its way out
     cluster: int = 1  # programs with neighbouring tiles that share what they read
     across: bool = False  # neighbours along n, who share a; else along m, who share b
@@ -90,13 +90,13 @@ def positions(size: int, start: Any) -> Any:
     return tile.arange(size) + start
 
 
-def walk(number: Any, x: Operands, counts: tuple[Size, Size], group: int) -> tuple[Any, Any, Any]:
-    """(batch, row, column) of a tile by its number, counted in tiles: groups of rows are walked
+def tile_at(at: Any, x: Operands, counts: tuple[Size, Size], group: int) -> tuple[Any, Any, Any]:
+    """(batch, row, column) of a tile by its number, counted in tiles: groups of rows are taken
     down, then across, so that what is read stays in the cache."""
     down, across = counts
-    batch, rest = 0, number
+    batch, rest = 0, at
     if x.batch != 1:
-        batch, rest = number // (down * across), number % (down * across)
+        batch, rest = at // (down * across), at % (down * across)
     wide = across * group
     first = rest // wide * group
     rows = tile.maximum(tile.minimum(down - first, group), 1)
@@ -126,10 +126,10 @@ def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
 
 
 def rows_stay(x: Operands, plan: WidePlan) -> bool:
-    """Whether all tiles that a program has are of the same rows, as `walk` shares them out."""
+    """Whether all tiles that a program has are of the same rows, as `tile_at` shares them out."""
     down = high(tile_counts(x, plan)[0])
-    walkers = plan.programs // (plan.cluster * plan.split)
-    return waves(x, plan) == 1 or (x.batch == 1 and down <= plan.group and walkers % down == 0)
+    clusters = plan.programs // (plan.cluster * plan.split)
+    return waves(x, plan) == 1 or (x.batch == 1 and down <= plan.group and clusters % down == 0)
 
 
 def in_ring(x: Operands, plan: WidePlan, dtype: DType) -> bool:

@@ -29,7 +29,7 @@ SHARED_SHARE = 0.9  # of the bytes a clock of shared memory
 STEP_SECONDS = 4e-8  # of a step in which warps meet, per program on a multiprocessor
 TILE_SECONDS = 2.5e-6  # from a program's start to its first product, and after its last one
 START_SECONDS = 3e-6
-GROUP_ROWS = 2048  # walked together: what they read again should still be in the L2 cache
+GROUP_ROWS = 2048  # taken together: what they read again should still be in the L2 cache
 TILES = (  # tile of m and n, warps down and across
     (128, 256, 2, 4),
     (256, 128, 4, 2),

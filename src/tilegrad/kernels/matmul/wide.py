@@ -36,8 +36,8 @@ from .shape import (
     side,
     staged_rooms,
     swizzle_of,
+    tile_at,
     tile_counts,
-    walk,
     why_not,
 )
 
@@ -125,9 +125,9 @@ class WideMatmul(Leaving):
             rank = tile.cluster(together) if together > 1 else 0
             self.near, self.share = rank % plan.cluster, rank // plan.cluster  # tile, part of k
             self.first = self.share * plan.cluster  # the rank of the first who shares what is read
-            self.program, self.walkers = program // together, plan.programs // together
+            self.program, self.clusters = program // together, plan.programs // together
             tiles = self.x.batch * self.counts[0] * self.counts[1]
-            self.tiles, self.mine = tiles, tile.ceil_divide(tiles - self.program, self.walkers)
+            self.tiles, self.mine = tiles, tile.ceil_divide(tiles - self.program, self.clusters)
             few, registers = self.registers
             with tile.role("producer", 4, few):
                 self.producer()
@@ -161,7 +161,7 @@ class WideMatmul(Leaving):
     def corner(self, number: Any) -> tuple[Any, Any, Any]:
         """(batch, row, column) where a tile begins."""
         (tm, tn), plan = self.span, self.plan
-        batch, row, column = walk(number, self.x, self.counts, plan.group)
+        batch, row, column = tile_at(number, self.x, self.counts, plan.group)
         if plan.across:
             column = column * plan.cluster + self.near
         else:
@@ -183,7 +183,7 @@ class WideMatmul(Leaving):
         early = self.begin_early() if self.plan.dependent else 0
         self.count()
         for count in tile.range(self.mine):
-            where = self.corner(self.program + count * self.walkers)
+            where = self.corner(self.program + count * self.clusters)
             self.begin_tile(where)
             turn = tile.hold(count * self.turns, "turn")
             for step in tile.range(tile.maximum(early - count * early, 0), self.steps):

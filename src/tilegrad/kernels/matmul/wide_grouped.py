@@ -2,7 +2,7 @@
 
 Tiles are blocks of a group's rows by rows of its weights; a list of blocks, which another kernel
 made of the groups' offsets, says which group and which rows. Operands are turned: weights are the
-rows of the matrix unit, so that blocks of 8 rows are as fast as weights come. Programs walk the
+rows of the matrix unit, so that blocks of 8 rows are as fast as weights come. Programs take the
 blocks in order, so that blocks of one group, which share weights, run at about the same time.
 
 Where rows are those of another matrix by number, a lane of the producer brings each row of a block.
@@ -28,9 +28,10 @@ from .plan import START_SECONDS, Choice, most_stages
 from .shape import Operands, WidePlan, box, positions
 from .wide import WideMatmul
 
-MOST_STAGES = 12
+MOST_STAGES = 24
 MOST_GATHERED = 16  # rows of all groups: brought one by one, more take longer than a launch
 WIDE_BLOCK = 64  # rows of a block from which on tiles have more rows of the weights
+TILE = 128  # rows of a tile, of all weights; rings are more than half of a core's shared memory
 
 
 def listed(blocks: Any, what: int, number: Any, most: int) -> Any:
@@ -59,7 +60,7 @@ class Grouping:
         """How many tiles there are, and how many this program has."""
         down, most = self.counts[0], tile.most(self.blocks.shape[0])
         self.tiles = listed(self.blocks, 0, 0, most) * down
-        self.mine = tile.ceil_divide(self.tiles - self.program, self.walkers)
+        self.mine = tile.ceil_divide(self.tiles - self.program, self.clusters)
 
     def corner(self, number: Any) -> tuple[Any, Any, Any]:
         """(group, row of its weights, first row of the block)."""
@@ -126,9 +127,12 @@ class GroupedJoint(Grouping, JointMatmul):
 
 def choose_grouped(x: Operands, target: Target) -> Choice:
     """The Plan for operands that are turned already, and about how long it takes: as weights of
-    the groups that have rows come."""
+    the groups that have rows come.
+
+    A core has one program: of two in a core, which come where programs of the launch before have
+    nothing to do, each would read half as fast as those of other cores."""
     parts = len(x.weights) if x.gated else 1
-    rows = (64 if x.block < WIDE_BLOCK else 128) * parts
+    rows = max(TILE, 64 * parts) if x.block < WIDE_BLOCK else TILE * parts
     staged = min(64, x.block)
     plan = WidePlan((rows, x.block, 64), 2, target.cores, staged=staged, dependent=True)
     plan = replace(plan, stages=most_stages(x, plan, target, MOST_STAGES))

@@ -187,20 +187,20 @@ class _Append:
             scales = [
                 tile.load(memory["scales"], (i, self.head), (self.each,))[:, None] for i in range(2)
             ]
-        heads, slot = (self.token, self.head * x.group), (page, self.head, at % x.page)
+        heads, entry = (self.token, self.head * x.group), (page, self.head, at % x.page)
         self.rotate("q", memory["turned"], heads, angle, None)
-        self.rotate("k", memory["keys"], slot, angle, scales[0])
+        self.rotate("k", memory["keys"], entry, angle, scales[0])
         value = kept(tile.cast(self.brought["v"][0], float32), x.cache, scales[1])
-        tile.store(memory["values"], (*slot, 0), value, axes=self.axes(memory["values"]))
+        tile.store(memory["values"], (*entry, 0), value, axes=self.axes(memory["values"]))
         count = end - self.number("query_starts", request)
         last = after == 1
         if (length - count <= at - at % x.page) & last:  # the page began in this step
-            self.clear(slot)
+            self.clear(entry)
 
     @tile.function
-    def clear(self, slot: tuple[Any, Any, Any]) -> None:
+    def clear(self, entry: tuple[Any, Any, Any]) -> None:
         """Zeros in the rest of a page."""
-        x, (page, head, at), step = self.x, slot, min(self.x.page, CLEARED)
+        x, (page, head, at), step = self.x, entry, min(self.x.page, CLEARED)
         for number in tile.range(self.each):
             for row in tile.range(0, x.page, step):
                 after = (at < tile.arange(step) + row)[:, None]

@@ -1,6 +1,6 @@
 """Attention over a paged cache: decode, several queries a request, prefill in chunks.
 
-`Items` builds the placed kernel. A program walks its items of the work list (`work`), whose
+`Items` builds the placed kernel. A program takes its items of the work list (`work`), whose
 blocks of keys are as many for each program; two warps bring keys and values into rings, page by
 page, and the other warps multiply. Queries are few, so they are the short side of both products:
 scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
@@ -33,10 +33,10 @@ from .shape import (
     FIRST,
     FROM,
     HEAD,
+    PARTIAL,
     PARTS,
     REQUEST,
     SEES,
-    SLOT,
     START,
     STOP,
     TOKEN,
@@ -46,13 +46,13 @@ from .shape import (
     item_rows,
     padded,
     per,
+    ranges,
     spread,
-    walkers,
 )
 from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
 
 PRODUCER_FIELDS = (REQUEST, HEAD, TOKENS, SEES, FIRST, BLOCKS)
-CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, FROM, PARTS)
+CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, FROM, PARTS)
 Item = dict[int, Any]  # fields of a record
 
 
@@ -65,7 +65,7 @@ class Items(Steps):
         super().__init__(x, plan, b)
         self.items, self.partial, self.sums = (self.memory[n] for n in ("items", "partial", "sums"))
         self.counters = self.memory.get("counters")
-        self.per, self.spread, self.walkers = per(x, plan), spread(x, plan), walkers(x, plan)
+        self.per, self.spread, self.ranges = per(x, plan), spread(x, plan), ranges(x, plan)
         self.rows = high(item_rows(x, plan))
 
     def build(self) -> Body:
@@ -74,7 +74,7 @@ class Items(Steps):
         with tile.into(self.b):
             self.allocate_shared()
             program = tile.grid(plan.programs)
-            self.walker, self.near = program // self.spread, program % self.spread
+            self.own_range, self.near = program // self.spread, program % self.spread
             self.roles(self.consumer, self.producer)
         return self.b.finish((plan.programs,), plan=plan, distinct=True, level="placed")
 
@@ -85,11 +85,11 @@ class Items(Steps):
         return tile.cast(tile.load(self.items, (row, field), ()), int64)
 
     @tile.function
-    def walk(self, fields: Sequence[int], body: Callable[[Item, Any], None]) -> None:
+    def for_items(self, fields: Sequence[int], body: Callable[[Item, Any], None]) -> None:
         """body(the record's fields, turns of the ring before) for every item of the program; the
         next record is asked for before an item is worked on."""
         stages, most = self.plan.stages, self.rows
-        first, last, *loaded = [self.number(self.walker, f) for f in (START, STOP, *fields)]
+        first, last, *loaded = [self.number(self.own_range, f) for f in (START, STOP, *fields)]
         start = tile.hold(within(first, 0, most), "start", (0, most))
         stop = tile.hold(within(last, -1, most), "stop", (-1, most))
         found = [within(v, *self.bounds(f)) for f, v in zip(fields, loaded)]
@@ -100,7 +100,7 @@ class Items(Steps):
         items = tile.hold(items, "items", (0, most))
         turn = tile.full((), 0, int64)
         for item in tile.range(items):
-            following = self.record(self.walkers + start - self.walker + item, fields)
+            following = self.record(self.ranges + start - self.own_range + item, fields)
             sizes = {f: tile.hold(v, f"field{f}", self.bounds(f)) for f, v in zip(fields, found)}
             sizes[HEAD] = sizes[HEAD] + self.near
             before = tile.hold(turn, "turn", (0, 2 * stages - 1))
@@ -126,9 +126,9 @@ class Items(Steps):
             SEES: (-high(x.tokens), keys),
             FIRST: (0, self.most_blocks - 1),
             BLOCKS: (0, self.most_blocks),
-            SLOT: (-1, self.rows - 1),
+            PARTIAL: (-1, self.rows - 1),
             FROM: (0, self.rows - 1),
-            PARTS: (1, self.walkers),
+            PARTS: (1, self.ranges),
         }[field]
 
     # ---- what roles do ----------------------------------------------------------------------
@@ -148,12 +148,12 @@ class Items(Steps):
 
             self.bring(which, Blocks(of[BLOCKS], of[HEAD], before, number, pages))
 
-        self.walk(PRODUCER_FIELDS, item)
+        self.for_items(PRODUCER_FIELDS, item)
 
     def consumer(self) -> None:
         """Scores, weights and sums of every item."""
         self.make_tiles()
-        self.walk(CONSUMER_FIELDS, self.item)
+        self.for_items(CONSUMER_FIELDS, self.item)
 
     def begin(self, of: Item) -> tuple[Any, Any]:
         """Queries, and empty sums."""
@@ -213,7 +213,7 @@ class Items(Steps):
         if self.factors:
             share = share * self.factors[1]
         result = tile.read(self.total) * share
-        if tile.less(of[SLOT], 0):
+        if tile.less(of[PARTIAL], 0):
             shape = (self.widths[1], self.plan.rows)
             at = self.at_value(counted(shape, 0))
             offset, inside = self.offsets_of(of, shape, 1, self.x.value_width, at)
@@ -224,14 +224,14 @@ class Items(Steps):
     @tile.function
     def leave(self, of: Item, result: Any, best: Any, sums: Any, some: Any) -> None:
         """A part of a pair; who counts the last one combines them."""
-        x, rows, slot = self.x, self.plan.rows, tile.maximum(of[SLOT], 0)
+        x, rows, partial = self.x, self.plan.rows, tile.maximum(of[PARTIAL], 0)
         at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
-        offset = (row + (slot * self.spread + self.near) * rows) * x.value_width + at
+        offset = (row + (partial * self.spread + self.near) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
         tile.store(self.partial, offset, result, mask=inside)
         log = best + tile.log2(tile.where(some, sums, 1.0))
         log = tile.reshape(tile.where(some, log, -tile.INF), (rows,))
-        tile.store(self.sums, (slot, self.near, 0), log)
+        tile.store(self.sums, (partial, self.near, 0), log)
         if self.counters is not None:
             tile.fence("global")
             tile.named_sync(BARRIER, self.threads)

@@ -17,16 +17,16 @@ from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .shape import (
     CUT_HEAD,
+    CUT_PARTIAL,
     CUT_PARTS,
-    CUT_SLOT,
     CUT_TOKEN,
     CUT_TOKENS,
     PagedPlan,
     PagedShape,
     per,
+    ranges,
     scratch_parameters,
     spread,
-    walkers,
     work_parameters,
 )
 
@@ -68,14 +68,14 @@ def _combine(
         found = tile.cast(tile.load(records, (cut // near, number), ()), int64)
         return tile.hold(found, f"field{number}", (0, most))
 
-    slot, parts = (
-        field(CUT_SLOT, high(partial.type.shape[0]) - 1),
-        field(CUT_PARTS, walkers(x, plan)),
+    first, parts = (
+        field(CUT_PARTIAL, high(partial.type.shape[0]) - 1),
+        field(CUT_PARTS, ranges(x, plan)),
     )
     token, tokens = field(CUT_TOKEN, high(x.tokens) - 1), field(CUT_TOKENS, per(x, plan))
     head = field(CUT_HEAD, x.key_heads // near - 1) + cut % near
     if tile.less(1, parts) & tile.less(row // x.group, tokens):
-        shape, where = (TOGETHER, 1, x.value_width), (slot, cut % near, row)
+        shape, where = (TOGETHER, 1, x.value_width), (first, cut % near, row)
         place = (token + row // x.group, head * x.group + row % x.group, 0)
         tile.store(out, place, mixed((partial, sums), where, parts, shape, 1))
 
@@ -88,9 +88,9 @@ def mixed(
     shape: tuple[int, int, int],
     real: int,
 ) -> Any:
-    """Results (rows, width) of the parts from a slot on: `memories` are partial and sums, `where`
-    is (slot, near, row), `shape` (parts at a time, rows, width), of which `real` rows count."""
-    (partial, sums), (slot, *which), (together, rows, wide) = memories, where, shape
+    """Results (rows, width) of the parts from the first on: `memories` are partial and sums,
+    `where` is (first, near, row), `shape` (parts at a time, rows, width); `real` rows count."""
+    (partial, sums), (first, *which), (together, rows, wide) = memories, where, shape
     nothing, zero = tile.full((), -tile.INF), tile.zeros(())
     best, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))
     result = tile.zeros((rows, wide))
@@ -99,8 +99,8 @@ def mixed(
         if real < rows:
             there = there & (tile.arange(rows) < real)[None, :]
         there = tile.broadcast(there, (together, rows))
-        logs = tile.load(sums, (slot + part, *which), (together, rows), axes=(0, 2), mask=there)
-        at = (slot + part, *which, 0)
+        logs = tile.load(sums, (first + part, *which), (together, rows), axes=(0, 2), mask=there)
+        at = (first + part, *which, 0)
         found = tile.load(partial, at, shape, axes=(0, 2, 3), mask=there[:, :, None])
         logs = tile.where(there, logs, nothing)
         now = tile.maximum(best, tile.max(logs, 0))

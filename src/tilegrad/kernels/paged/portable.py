@@ -1,6 +1,6 @@
 """Attention over a paged cache for every Target: one program for a token and a key head.
 
-The program finds its request among the query starts, then walks the pages of the keys that its
+The program finds its request among the query starts, then loops over the pages of the keys that its
 token sees with a running softmax; rows are the query heads that share the key head. Costs: the
 keys and values of a request once for each of its new tokens; the placed kernels read them once for
 many. So it serves machines that these do not run on. Invariant: the meaning is that of

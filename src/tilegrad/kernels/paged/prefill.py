@@ -30,7 +30,7 @@ from ..attention.forward import WideAttention
 from ..attention.holes import Holes
 from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import AttentionShape
-from ..attention.walk import Walk, Work, bounded
+from ..attention.tile_order import TileOrder, Work, bounded
 from .shape import PagedShape, cache_parameters
 from .steps import page_numbers
 from .work import CHUNK, HELD, for_row_blocks, power
@@ -113,7 +113,7 @@ def prefill(x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill") -> 
     return _Prefill(x, plan, BodyBuilder(name, parameters(x, plan))).build()
 
 
-class _Listed(Walk):
+class _Listed(TileOrder):
     """The tiles of a list."""
 
     gaps = False
@@ -125,7 +125,7 @@ class _Listed(Walk):
         return None if first is None or last is None else last - first
 
     def own_tiles(self) -> Any:
-        """See `Walk`."""
+        """See `TileOrder`."""
         tiles, programs = self.memory["tiles"], self.plan.programs
         most = tiles.type.shape[0] - 1
         count = tile.load(tiles, (most, 0), ())
@@ -135,7 +135,7 @@ class _Listed(Walk):
         return rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
 
     def locate(self, number: Any) -> Work:
-        """See `Walk`."""
+        """See `TileOrder`."""
         x, hold, tiles = self.x, tile.hold, self.memory["tiles"]
         most = tiles.type.shape[0] - 2
         place = hold(tile.minimum(number // self.lanes, most), "place")
@@ -165,14 +165,14 @@ class _Prefill(WideAttention):
         self.paged = x
         super().__init__(shape_of(x), plan, b)
 
-    def make_walk(self) -> Walk:
+    def make_order(self) -> TileOrder:
         """The tiles of requests."""
         return _Listed(self.x, self.plan, self.memory, 0)
 
     def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
         """A block of keys (0) or values (1), page by page."""
         x, blocks, width = self.paged, self.blocks[which], (self.width, self.value_width)[which]
-        key = tile.hold(self.walk.key_of(work, step), "key")
+        key = tile.hold(self.order.key_of(work, step), "key")
         count = max(1, self.keys // x.page)
         table, at = self.memory["table"], key // x.page
         pages = page_numbers(x, table, work.sequence, at, count, work.limit)

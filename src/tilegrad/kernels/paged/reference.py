@@ -15,18 +15,18 @@ from .shape import (
     BLOCKS,
     CUT,
     CUT_HEAD,
+    CUT_PARTIAL,
     CUT_PARTS,
-    CUT_SLOT,
     CUT_TOKEN,
     CUT_TOKENS,
     FIRST,
     FROM,
     HEAD,
+    PARTIAL,
     PARTS,
     RECORD,
     REQUEST,
     SEES,
-    SLOT,
     START,
     STOP,
     TOKEN,
@@ -36,7 +36,7 @@ from .shape import (
     item_rows,
     listed,
     per,
-    walkers,
+    ranges,
 )
 
 Array = np.ndarray[Any, Any]
@@ -46,7 +46,7 @@ def work_list(
     x: PagedShape, plan: PagedPlan, lengths: Array, query_starts: Array
 ) -> tuple[Array, Array]:
     """(items, cuts) of a step; rows that nothing says anything of are 0."""
-    many = walkers(x, plan)
+    many = ranges(x, plan)
     items = np.zeros((high(item_rows(x, plan)), RECORD), np.int32)
     cuts = np.zeros((many, CUT), np.int32)
     found = _pairs(x, plan, lengths, query_starts)
@@ -72,7 +72,7 @@ def work_list(
                 **one,
                 FIRST: one[FIRST] + at - unit,
                 BLOCKS: end - at,
-                SLOT: -1 if len(pieces) == 1 else number + part,
+                PARTIAL: -1 if len(pieces) == 1 else number + part,
                 FROM: number,
                 PARTS: len(pieces),
             }
@@ -80,7 +80,7 @@ def work_list(
                 items[place, column] = value
         if len(pieces) > 1:
             values = {
-                CUT_SLOT: number,
+                CUT_PARTIAL: number,
                 CUT_PARTS: len(pieces),
                 CUT_TOKEN: one[TOKEN],
                 CUT_TOKENS: one[TOKENS],

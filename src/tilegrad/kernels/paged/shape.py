@@ -7,7 +7,7 @@ Tokens of all requests lie one after the other, `query_starts` says where each r
 `lengths` counts the keys each request has, those of its new tokens included.
 
 The tokens of a request are taken in *row blocks* of `x.per(plan)` tokens: their query heads that
-share a key head are the rows of one product. A *pair* is a row block and a key head; it walks its
+share a key head are the rows of one product. A *pair* is a row block and a key head; it takes its
 keys in blocks of `plan.block`, and an *item* is a range of these blocks that one program takes.
 With `plan.across`, key heads are spread over programs: neighbouring programs take the same items,
 each for a head of its own, and read the same pages at about the same time; the list then has one
@@ -34,12 +34,12 @@ FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = (
 SHARED = 227 << 10  # bytes that a program may have
 UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
 RECORD = 16  # int32 of an item
-REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, SLOT, START, STOP, FROM, PARTS = range(12)
-# SEES: how many keys the item's first token sees; SLOT: where a part of a pair goes, -1 for the
+REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, START, STOP, FROM, PARTS = range(12)
+# SEES: how many keys the item's first token sees; PARTIAL: where a part of a pair goes, -1 for the
 # whole of one; START, STOP: numbers of the program's first and last item, in its first record;
-# FROM, PARTS: the first slot of the item's pair, and how many parts that has
+# FROM, PARTS: the first partial of the item's pair, and how many parts that has
 CUT = 8  # int32 of a pair that programs share
-CUT_SLOT, CUT_PARTS, CUT_TOKEN, CUT_TOKENS, CUT_HEAD = range(5)
+CUT_PARTIAL, CUT_PARTS, CUT_TOKEN, CUT_TOKENS, CUT_HEAD = range(5)
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def listed(x: PagedShape, plan: PagedPlan) -> int:
     return 1 if plan.across else x.key_heads
 
 
-def walkers(x: PagedShape, plan: PagedPlan) -> int:
-    """Programs of the list."""
+def ranges(x: PagedShape, plan: PagedPlan) -> int:
+    """Ranges of blocks that the list has, one for the programs of an entry."""
     return plan.programs // spread(x, plan)
 
 
@@ -139,7 +139,7 @@ def pairs(x: PagedShape, plan: PagedPlan) -> Size:
 
 def item_rows(x: PagedShape, plan: PagedPlan) -> Size:
     """Rows of the list of items; no part of a pair has a higher number."""
-    return pairs(x, plan) + walkers(x, plan)
+    return pairs(x, plan) + ranges(x, plan)
 
 
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
@@ -193,12 +193,12 @@ def choose(x: PagedShape, target: Target, queries: int = 1, below: int = 0) -> P
     """A Plan for requests with so many new tokens each; for those with fewer than `below` alone."""
     wide = padded(x.width) + padded(x.value_width)
     plan = replace(_filled(x, target, queries, 128 if wide <= 256 else 64), below=below)
-    if high(row_blocks(x, plan)) >= walkers(x, plan):
+    if high(row_blocks(x, plan)) >= ranges(x, plan):
         return plan
     keys = high(x.most_pages) * x.page * high(row_blocks(x, plan))
-    if keys <= SHORT * walkers(x, plan):
+    if keys <= SHORT * ranges(x, plan):
         plan = replace(_filled(x, target, queries, 64), below=below)
-        most = -(-keys // (walkers(x, plan) * plan.block)) + 1  # blocks of a program, about
+        most = -(-keys // (ranges(x, plan) * plan.block)) + 1  # blocks of a program, about
         plan = replace(plan, stages=min(plan.stages, max(2, most)))  # the next launch has room
     # Where every pair is cut, all combine at the end: many small programs do that sooner. With
     # one token a request that is no sooner than a launch more takes.
@@ -288,7 +288,7 @@ def work_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Param
     the row of the program that has its second part."""
     return [
         ("items", Memory((item_rows(x, plan), RECORD), int32, use=use)),
-        ("cuts", Memory((walkers(x, plan), CUT), int32, use=use)),
+        ("cuts", Memory((ranges(x, plan), CUT), int32, use=use)),
     ]
 
 

@@ -36,7 +36,7 @@ AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of keys that a program walks: how many, whose, where the rings stood before."""
+    """Blocks of keys that a program takes: how many, whose, where the rings stood before."""
 
     count: Any
     head: Any

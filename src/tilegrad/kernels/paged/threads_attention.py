@@ -43,7 +43,7 @@ class ThreadItems(Items):
         """One, that copies and multiplies."""
         with tile.role("multiply", self.plan.warps):
             self.make_tiles()
-            self.walk((REQUEST, *CONSUMER_FIELDS), self.item)
+            self.for_items((REQUEST, *CONSUMER_FIELDS), self.item)
 
     def meet(self) -> None:
         """What the threads stored is there for all of them."""

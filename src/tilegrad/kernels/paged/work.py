@@ -2,10 +2,10 @@
 
 Pairs (row block, key head) of the requests that the Plan takes stand one after the other, requests
 first, each with the blocks of keys that its tokens see and with one at least, so that someone
-writes its result. All blocks are cut into ranges for the `walkers` that differ by one at most;
-where a cut or the end of a pair lies an item ends. Item number g of walker p stands in row p if it
-is the walker's first, else in row walkers + g - p - 1, so a program finds its first item at once
-and the others in a row. Parts of a cut pair go to slots g, which are neighbours.
+writes its result. All blocks are cut into `ranges` that differ by one at most; where a cut or
+the end of a pair lies an item ends. Item number g of range p stands in row p if it is the range's
+first, else in row ranges + g - p - 1, so a program finds its first item at once and the others in
+a row. Parts of a cut pair go to partials g, which are neighbours.
 
 `work_list` is the kernel, one program that is run once a step; `kernels/paged/reference.py` has
 the same in NumPy. Costs about 20 dependent reads and three running sums, whatever the lengths.
@@ -22,18 +22,18 @@ from ...core.dtype import int32, int64
 from ...ir.symbol import Size, floor_divide, high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ..attention.walk import bounded
+from ..attention.tile_order import bounded
 from .shape import (
     BLOCKS,
     CUT,
     FIRST,
     FROM,
     HEAD,
+    PARTIAL,
     PARTS,
     RECORD,
     REQUEST,
     SEES,
-    SLOT,
     START,
     STOP,
     TOKEN,
@@ -42,8 +42,8 @@ from .shape import (
     PagedShape,
     listed,
     per,
+    ranges,
     row_blocks,
-    walkers,
     work_parameters,
 )
 
@@ -109,7 +109,7 @@ class _Work:
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
         self.lengths, self.starts, self.items, self.cuts = map(tile.memory, b.parameters)
-        self.walkers = walkers(x, plan)
+        self.ranges = ranges(x, plan)
         self.count = max(CHUNK, power(row_blocks(x, plan)))
 
     def build(self) -> Body:
@@ -122,7 +122,7 @@ class _Work:
             for_row_blocks(self.x, self.starts, each, taken, self.one_chunk, self.count)
             self.make_items()
         pairs = self.count * power(listed(self.x, self.plan))
-        held = max(pairs // 256, power(self.walkers) // 64)
+        held = max(pairs // 256, power(self.ranges) // 64)
         return self.b.finish((1,), warps=max(8, min(32, held)), distinct=True)
 
     def one_chunk(self, start: Any, request: Any, number: Any) -> None:
@@ -155,7 +155,7 @@ class _Work:
         ends, total = tile.cumsum(units), tile.sum(units, 0)
         tile.store(self.known, (UNITS, 0), ends - units)
         self.total = tile.maximum(total, 1)
-        self.programs = tile.maximum(tile.minimum(total, self.walkers), 1)
+        self.programs = tile.maximum(tile.minimum(total, self.ranges), 1)
         number = tile.arange(count * heads)
         block, head = tile.unsigned_divide(number, heads), tile.unsigned_remainder(number, heads)
         *values, begin = (
@@ -168,22 +168,22 @@ class _Work:
         stop = start + size
         first, last = self.program_of(start), self.program_of(stop - 1)
         parts = tile.where(size > 0, last - first + 1, 0)
-        slots = tile.cumsum(parts) - parts
-        self.write_cuts(first, slots, parts, found)
-        self.write_parts((first, start, stop, parts, slots), found)
+        partials = tile.cumsum(parts) - parts
+        self.write_cuts(first, partials, parts, found)
+        self.write_parts((first, start, stop, parts, partials), found)
         self.write_idle(total)
 
     @tile.function
     def write_parts(self, known: Sequence[Any], found: dict[int, Any]) -> None:
         """Parts of all pairs: at once where they are few enough, else one of each after another."""
-        size, pairs = power(self.walkers), known[0].shape[0]
-        many = high(row_blocks(self.x, self.plan)) * 4 <= self.walkers  # parts of each pair
+        size, pairs = power(self.ranges), known[0].shape[0]
+        many = high(row_blocks(self.x, self.plan)) * 4 <= self.ranges  # parts of each pair
         if many and pairs * size <= HELD // 2:
             given = [v[None, :] for v in known]
             numbers = tile.arange(size)[:, None]
             self.write_part(numbers, given, {f: v[None, :] for f, v in found.items()})
         else:
-            most = tile.hold(tile.max(known[3], 0), "most", (0, self.walkers))
+            most = tile.hold(tile.max(known[3], 0), "most", (0, self.ranges))
             for part in tile.range(most):
                 self.write_part(tile.cast(part, int64), known, found)
 
@@ -195,11 +195,11 @@ class _Work:
         """Where a program's units begin."""
         return program * self.total // self.programs
 
-    def write_cuts(self, first: Any, slots: Any, parts: Any, found: dict[int, Any]) -> None:
+    def write_cuts(self, first: Any, partials: Any, parts: Any, found: dict[int, Any]) -> None:
         """What the combining kernel reads: a pair that was cut stands in the row of the program
         that has its second part; where there is none, no parts do."""
-        size = power(self.walkers)
-        values = (slots, parts, found[TOKEN], found[TOKENS], found[HEAD])  # CUT_SLOT, ...
+        size = power(self.ranges)
+        values = (partials, parts, found[TOKEN], found[TOKENS], found[HEAD])  # CUT_PARTIAL, ...
         place = tile.shared((len(values), size), int32)
         for field in range(len(values)):
             tile.store(place, (field, 0), tile.full((size,), 0, int32))
@@ -207,36 +207,36 @@ class _Work:
         for field, value in enumerate(values):
             tile.store(place, first + (1 + field * size), tile.cast(value, int32), mask=cut)
         number = tile.arange(size)
-        inside = number < self.walkers
+        inside = number < self.ranges
         for field in range(len(values)):
             at = number * CUT + field
             tile.store(self.cuts, at, tile.load(place, (field, 0), (size,)), mask=inside)
 
     def write_part(self, k: Any, known: Sequence[Any], found: dict[int, Any]) -> None:
         """Part k of every pair that has so many."""
-        first, start, stop, parts, slots = known
+        first, start, stop, parts, partials = known
         there = k < parts
         program = first + k
         begin, end = self.cut(program), self.cut(program + 1)
         low, high_ = tile.maximum(start, begin), tile.minimum(stop, end)
-        slot = slots + k
+        partial = partials + k
         leads, closes = start <= begin, end <= stop
-        later = slot + (self.walkers - 1) - program
+        later = partial + (self.ranges - 1) - program
         row = tile.where(leads, program, later) * RECORD
         alone = parts <= 1
         values = {
             **found,
             FIRST: found[FIRST] + (low - start),
             BLOCKS: high_ - low,
-            SLOT: tile.where(alone, -1, slot),
-            FROM: slots,
+            PARTIAL: tile.where(alone, -1, partial),
+            FROM: partials,
             PARTS: parts,
         }
         for field, value in values.items():
             self.put(row, field, value, there)
         own = program * RECORD
         for field, ours in ((START, leads), (STOP, closes)):
-            self.put(own, field, slot, there, ours)
+            self.put(own, field, partial, there, ours)
 
     def put(self, row: Any, field: int, value: Any, there: Any, ours: Any = None) -> None:
         """A field of records, where they are there and ours."""
@@ -246,9 +246,9 @@ class _Work:
 
     def write_idle(self, total: Any) -> None:
         """Programs without units, where there are fewer of these."""
-        size = power(self.walkers)
+        size = power(self.ranges)
         number = tile.arange(size)
-        none = (total <= number) & (number < self.walkers)
+        none = (total <= number) & (number < self.ranges)
         for field, value in ((START, 0), (STOP, -1)):
             at = number * RECORD + field
             tile.store(self.items, at, tile.full((size,), value, int32), mask=none)

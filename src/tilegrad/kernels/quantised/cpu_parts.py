@@ -1,6 +1,6 @@
 """How CPU kernels keep quantised weights: codes in planes of bits, 16 rows side by side.
 
-Sixteen rows are a *block*: lane r of every vector belongs to row r. A row is walked in *steps* of
+Sixteen rows are a *block*: lane r of every vector belongs to row r. A row is taken in *steps* of
 32 columns, eight *quads* of four columns each. A quad of a block is 16 words of 32 bits, a byte
 for each column: what an instruction that multiplies bytes reads at once. Codes are kept without
 sign, `centre` above their value, as planes of 8, 4, 2 or 1 bits: in a plane of 4 bits quad j

@@ -41,7 +41,8 @@ from .shape import NOTHING, Around, QuantisedShape, padded
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
 MOST_WIDE = {1: 256, 2: 256, 3: 64, 4: 64}  # columns of accumulators, by consumers
 MOST_TOKENS = 128  # of a tile
-MOST_STAGES, SPARE_BYTES = 16, 2048
+MOST_STAGES, SPARE_BYTES = 16, 2048  # spare: where places begin, the ring's barriers
+SWIZZLED_BYTES = 1024  # a swizzled place begins at a multiple
 READ_SHARE, IDLE, NORM = 0.98, 0.15, 3.7
 CACHE_RATE = 5.5e12  # bytes/s from L2 to all cores
 UNPACK_SECONDS = 2.4e-11  # of a weight on one core: 3 instructions and what they wait for
@@ -148,6 +149,8 @@ def _plan(
     )
     out = staged_rooms(operands_of(shape, around), plan) * 64 * halves * staged * shape.dtype.size
     shares = 64 * halves * products * wide * (ways - 1) * 4
+    if ways > 1:  # two barriers of each half follow, and then a swizzled place
+        shares = padded(shares + 2 * 8 * halves, SWIZZLED_BYTES)
     room = target.memories["shared"].bytes - out - shares - exchanged(plan) - SPARE_BYTES
     stages = min(MOST_STAGES, room // step_bytes(shape, plan))
     if stages >= 2:
@@ -249,11 +252,11 @@ class PackedMatmul(WideMatmul):
         for number in range(self.products * self.halves):
             side, own = divmod(number, self.halves)
             row = where[1] + 64 * own + side * self.x.m
-            slot = self.ring.full[stage]
+            full = self.ring.full[stage]
             columns = slice(group * words, (group + groups) * words)
-            tile.copy_async(self.left[stage, number], self.a[row : row + 64, 0, columns], slot)
+            tile.copy_async(self.left[stage, number], self.a[row : row + 64, 0, columns], full)
             source = box(self.scales, (row, group), (64, BLOCK))
-            tile.copy_async(self.scaled[stage, number], source, slot)
+            tile.copy_async(self.scaled[stage, number], source, full)
 
     def fill_right(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Tokens, a part at a time; programs of a cluster bring some for all."""

@@ -1,4 +1,4 @@
-"""Ops that walk an axis in order, for blocks of threads: running sums.
+"""Ops that go along an axis in order, for blocks of threads: running sums.
 
 The shape is seen as (outer, axis, inner). Where inner is long a tile is (axis, inner), else
 (lines, axis); the tile is scanned and what came before it is carried along. Invariant: results
@@ -28,61 +28,61 @@ LONG = 16  # inner sizes from which tiles lie along them
 
 def lower_cumulative(node: Node, reads: list[Node], name: str) -> Made:
     """A running sum, product, maximum or minimum."""
-    walk = Axis(node)
+    axis = Axis(node)
     sheet = ThreadSheet(name, [*parameters.reads(reads), *parameters.results([node])])
-    along = _along_inner if high(walk.inner) >= LONG else _along_axis
-    grid, elements = along(sheet, walk)
+    along = _along_inner if high(axis.inner) >= LONG else _along_axis
+    grid, elements = along(sheet, axis)
     return sheet.end((grid,), warps=max(1, min(8, elements // (8 * WARP))))
 
 
-def _along_axis(sheet: ThreadSheet, walk: Axis) -> tuple[Size, int]:
+def _along_axis(sheet: ThreadSheet, axis: Axis) -> tuple[Size, int]:
     """Tiles of (lines, axis)."""
     b, e = sheet.b, sheet.e
-    lines = walk.lines
-    lanes = max(2, min(ELEMENTS, power_of_two(high(walk.size))))
+    lines = axis.lines
+    lanes = max(2, min(ELEMENTS, power_of_two(high(axis.size))))
     rows = 1 if lanes > 256 else max(1, min(ELEMENTS // lanes, power_of_two(high(lines))))
     p = b.program(0, ceil_divide(lines, rows))
-    kind = walk.node.attrs["kind"]
-    kept = running(walk.node.dtype, kind)
+    kind = axis.node.attrs["kind"]
+    kept = running(axis.node.dtype, kind)
     before = [b.constant(identity(kind, kept), kept, (rows, 1) if rows > 1 else ())]
-    for at in b.each("k", 0, walk.size, lanes, before):
-        with e.tile(p * rows, rows, lines, at, lanes, walk.size) as (line, lane):
-            index = walk.line_index(line, lane)
-            total = _scan(sheet, walk, index, before[0], len(e.full) - 1)
+    for at in b.each("k", 0, axis.size, lanes, before):
+        with e.tile(p * rows, rows, lines, at, lanes, axis.size) as (line, lane):
+            index = axis.line_index(line, lane)
+            total = _scan(sheet, axis, index, before[0], len(e.full) - 1)
             total = e.column(total) if total.shape else total
         before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
     return ceil_divide(lines, rows), rows * lanes
 
 
-def _along_inner(sheet: ThreadSheet, walk: Axis) -> tuple[Size, int]:
+def _along_inner(sheet: ThreadSheet, axis: Axis) -> tuple[Size, int]:
     """Tiles of (axis, inner)."""
     b, e = sheet.b, sheet.e
-    lanes = min(32, power_of_two(high(walk.inner)))
-    rows = max(2, min(ELEMENTS // lanes, power_of_two(high(walk.size))))
-    blocks = ceil_divide(walk.inner, lanes)
-    p = b.program(0, walk.outer * blocks)
+    lanes = min(32, power_of_two(high(axis.inner)))
+    rows = max(2, min(ELEMENTS // lanes, power_of_two(high(axis.size))))
+    blocks = ceil_divide(axis.inner, lanes)
+    p = b.program(0, axis.outer * blocks)
     outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
-    kind = walk.node.attrs["kind"]
-    kept = running(walk.node.dtype, kind)
+    kind = axis.node.attrs["kind"]
+    kept = running(axis.node.dtype, kind)
     before = [b.constant(identity(kind, kept), kept, (lanes,))]
-    for at in b.each("k", 0, walk.size, rows, before):
-        with e.tile(at, rows, walk.size, base, lanes, walk.inner) as (k, lane):
-            total = _scan(sheet, walk, walk.index(outer, k, lane), before[0], 0)
+    for at in b.each("k", 0, axis.size, rows, before):
+        with e.tile(at, rows, axis.size, base, lanes, axis.inner) as (k, lane):
+            total = _scan(sheet, axis, axis.index(outer, k, lane), before[0], 0)
         before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
-    return walk.outer * blocks, rows * lanes
+    return axis.outer * blocks, rows * lanes
 
 
-def _scan(sheet: ThreadSheet, walk: Axis, index: Index, carried: Node, axis: int) -> Node:
+def _scan(sheet: ThreadSheet, axis: Axis, index: Index, carried: Node, along: int) -> Node:
     """Scan a tile along an axis and store it with what came before; gives what it adds up to."""
-    b, e, kind, dtype = sheet.b, sheet.e, walk.node.attrs["kind"], wide(walk.node.dtype)
-    x = b.broadcast(b.cast(e.value(walk.x, index), dtype), e.full)
+    b, e, kind, dtype = sheet.b, sheet.e, axis.node.attrs["kind"], wide(axis.node.dtype)
+    x = b.broadcast(b.cast(e.value(axis.x, index), dtype), e.full)
     inside = e.inside()
     if inside is not None:  # what is outside changes nothing
         x = b.apply("where", inside, x, b.constant(identity(kind, x.dtype), x.dtype))
-    run = b.add(tile_ops.cumulative(x, axis=axis, kind=kind))
+    run = b.add(tile_ops.cumulative(x, axis=along, kind=kind))
     before = b.cast(carried, dtype)
-    e.store(sheet.outputs[walk.node], b.apply(COMBINE[kind], before, run), walk.offset(index))
-    return b.add(tile_ops.reduce(x, axis=axis, kind=kind))
+    e.store(sheet.outputs[axis.node], b.apply(COMBINE[kind], before, run), axis.offset(index))
+    return b.add(tile_ops.reduce(x, axis=along, kind=kind))
 
 
 class ThreadScan(Family):

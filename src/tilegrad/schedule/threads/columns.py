@@ -1,6 +1,6 @@
 """Reductions by columns: tiles of (some reduced elements) x (neighbouring results).
 
-A program takes a block of neighbouring results and walks the reduced axis a tile at a time with
+A program takes a block of neighbouring results and sweeps the reduced axis a tile at a time with
 the accumulators in registers; the rows of the tile are added up at the end. Where there are few
 results the reduced axis is cut into parts as well: partial results go to scratch and a second
 launch adds them, part by part in order. Invariant: a result's sum is added in an order that
@@ -31,7 +31,7 @@ LINE = 256  # bytes of neighbouring results that a program reads at once, at lea
 
 def by_columns(space: ThreadSpace) -> Bodies:
     """One launch, or parts and a launch that adds them."""
-    results, count = space.group.rows, space.group.columns
+    results, count = space.region.rows, space.region.columns
     assert results is not None
     block = min(power_of_two(high(space.inner)), max(32, 2 * LINE * space.vector() // 16))
     deep = max(1, min(8 * WARP * EACH // block, power_of_two(high(count))))
@@ -80,7 +80,7 @@ def sum_parts(space: ThreadSpace, results: Size, parts: int, types: Sequence[Arr
         if last < parts:  # only what is left is masked: other loads do not wait on each other
             totals = list(step(last, totals, whole=False))
         columns.bind(space.reduces, lane, totals)
-        columns.write_rows(space.group.stored, lane)
+        columns.write_rows(space.region.stored, lane)
     return sheet.end((grid,), warps=space.threads_for(deep * block, EACH) // WARP)
 
 
@@ -90,12 +90,12 @@ class Columns(ThreadPart):
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, block: int, deep: int) -> None:
         super().__init__(space, sheet)
         self.block, self.deep = block, deep
-        self.sums = Accumulators(self.b, space.group.columns != 0)
+        self.sums = Accumulators(self.b, space.region.columns != 0)
 
     def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
         """One program: its block of results over its part of the reduced axis."""
         space = self.space
-        results, inner = space.group.rows, space.inner
+        results, inner = space.region.rows, space.inner
         assert results is not None
         blocks = ceil_divide(inner, self.block)
         grid = floor_divide(results, inner) * blocks * parts
@@ -108,19 +108,19 @@ class Columns(ThreadPart):
         with self.e.tile(0, 1, 1, base, self.block, inner) as (_, lane):
             row = outer * inner + lane
             for stage in range(1, space.stages() + 1):
-                self.walk(space.at_stage(stage), row, outer, base, start, stop)
+                self.reduce_part(space.at_stage(stage), row, outer, base, start, stop)
             if partials is None:
-                self.write_rows(space.group.stored, row)
+                self.write_rows(space.region.stored, row)
             else:
                 for v, place in zip(space.reduces, partials):
                     offset = part * results + row
                     self.e.store(place, self.e.value(v, unravel(row, v.shape)), offset)
         return grid
 
-    def walk(
+    def reduce_part(
         self, reduces: Sequence[Node], row: Size, outer: Size, base: Size, start: Size, stop: Size
     ) -> None:
-        """Walk the reduced elements from start to stop and bind what the reductions gave."""
+        """Take the reduced elements from start to stop and bind what the reductions gave."""
         b, e, inner = self.b, self.e, self.space.inner
         full = self.tile_shape()
 

@@ -130,4 +130,4 @@ class ExponentEvaluator(Evaluator):
                     self.exponent(shift)
             found = [i for i in current.inputs if i not in seen]
             seen.update(found)
-            stack += found if current.op.group in ELEMENTWISE else []
+            stack += found if current.op.category in ELEMENTWISE else []

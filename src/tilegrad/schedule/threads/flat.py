@@ -108,7 +108,7 @@ class FlatTiles(ThreadPart):
             lane = named("loop", "lane", 0, max(1, size - 1))
             starts = [
                 (v, self.space.index_at(v, row, lane + k * size))
-                for v in self.space.group.stored
+                for v in self.space.region.stored
                 for k in range(count)
             ]
             return open_conditions(starts, self.space.stored_reads)

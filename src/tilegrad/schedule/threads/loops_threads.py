@@ -24,15 +24,15 @@ UNEVEN = 512  # rows below this are better cut without regard to rows than read 
 
 
 def lower_loops(
-    group: Region, reads: list[Node], values: set[Node], target: Target, name: str
+    region: Region, reads: list[Node], values: set[Node], target: Target, name: str
 ) -> Bodies:
     """The Bodies of a Region."""
-    space = ThreadSpace(group, reads, values, target, name)
+    space = ThreadSpace(region, reads, values, target, name)
     space.settle(space.pick_inner())
     if space.reduces:
         return by_columns(space) if space.order == "column" else by_rows(space)
     if crooked(space.inner) and not space.turned() and not space.has_loaded_gather():
-        space.settle(group.total)
+        space.settle(region.total)
     return FlatTiles(space, space.sheet(name)).lower()
 
 

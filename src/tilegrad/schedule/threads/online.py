@@ -1,4 +1,4 @@
-"""Sums of exp(x - max): found in the walk that finds the max.
+"""Sums of exp(x - max): found in the sweep that finds the max.
 
 A thread keeps one largest value of all its elements so far, and the sum of what it took with
 respect to that; a larger one shrinks the sum. The tiles of a turn are first combined element by
@@ -32,7 +32,7 @@ Part = tuple[Node, Node, "Node | None"]  # of a tile: values, their places, a ma
 
 @dataclass
 class Online:
-    """A sum of exp(x - shift), found in the same walk as `largest`, on which the shift rests."""
+    """A sum of exp(x - shift), found in the same sweep as `largest`, on which the shift rests."""
 
     total: Node
     largest: Node
@@ -41,7 +41,7 @@ class Online:
 
 
 def find_online(space: ThreadSpace) -> list[Online]:
-    """Sums of exp(x - max of the row): they need no walk of their own."""
+    """Sums of exp(x - max of the row): they need no sweep of their own."""
     found = []
     for v in space.reduces:
         if v.op is not ops.sum_ or space.levels[v] != 2:
@@ -87,21 +87,21 @@ class OnlineSums(ThreadPart):
         super().__init__(space, sheet)
         self.lanes = lanes
 
-    def grouped(self) -> tuple[int]:
+    def per_thread(self) -> tuple[int]:
         """The shape of what each thread has one of."""
         return (self.lanes // self.space.vector(),)
 
     def run(self) -> int:
         """Neighbours that a thread holds: as many as rows are aligned to."""
         run = self.space.vector()
-        while modulo(self.space.group.columns, run) != 0:
+        while modulo(self.space.region.columns, run) != 0:
             run //= 2
         return run
 
     def start(self, online: Online) -> list[Node]:
-        """The sum, and the factor and level of its terms, before a walk."""
+        """The sum, and the factor and level of its terms, before a sweep."""
         dtype = wide(online.total.dtype)
-        return [self.b.constant(x, dtype, self.grouped()) for x in (0.0, 1.0, -_most(dtype))]
+        return [self.b.constant(x, dtype, self.per_thread()) for x in (0.0, 1.0, -_most(dtype))]
 
     def take_largest(self, old: Node, parts: Sequence[Part]) -> Node:
         """The largest of each thread's elements with some tiles taken in."""
@@ -164,7 +164,7 @@ class OnlineSums(ThreadPart):
 
     def _by_thread(self, x: Node) -> Node:
         """A line of lanes as (rounds, threads, neighbours)."""
-        (threads,), run = self.grouped(), self.run()
+        (threads,), run = self.per_thread(), self.run()
         return self.b.add(tile_ops.reshape(x, shape=(self.lanes // threads // run, threads, run)))
 
     def _within(self, x: Node, kind: str) -> Node:

@@ -50,17 +50,17 @@ class Pair(Region):
 
 def pair_up(lowering: Lowering) -> None:
     """The pass: neighbours that share their elements are joined."""
-    groups, values, results = lowering.ordered, lowering.fuser.values, lowering.results
+    regions, values, results = lowering.ordered, lowering.fuser.values, lowering.results
     extents = lowering.fuser.extents
-    found: list[Region] = list(groups)
-    for second in groups:
+    found: list[Region] = list(regions)
+    for second in regions:
         if second.order != "column" or second not in found:
             continue
-        for at, group in enumerate(found):
-            first = group.first if isinstance(group, Pair) else group
+        for at, region in enumerate(found):
+            first = region.first if isinstance(region, Pair) else region
             if not second.needs >> first.number & 1 and not _shares(first, second):
                 continue
-            joined = _with(group.second, second) if isinstance(group, Pair) else second
+            joined = _with(region.second, second) if isinstance(region, Pair) else second
             if not _fits(first, joined, values):
                 continue
             if extents.holds_much({*first.values, *joined.values}, high(first.total), HELD):
@@ -88,13 +88,15 @@ def _with(one: Region, other: Region) -> Region:
     return found if (one.total, one.rows) == (other.total, other.rows) else Region("apart")
 
 
-def _join(first: Region, second: Region, groups: Sequence[Region], results: Sequence[Node]) -> Pair:
+def _join(
+    first: Region, second: Region, regions: Sequence[Region], results: Sequence[Node]
+) -> Pair:
     """One Kernel; what only the columns read of the rows is not stored."""
     wanted = set(results)
     own = {*first.values, *second.values}
-    for g in groups:
-        if not own & set(g.values):
-            wanted |= g.reads
+    for r in regions:
+        if not own & set(r.values):
+            wanted |= r.reads
     values, reads = [*first.values, *second.values], first.reads | second.reads
     joined = Pair(
         "pair",
@@ -138,9 +140,9 @@ def _fits(first: Region, second: Region, values: set[Node]) -> bool:
     return all(_aligned(v, first, second, values) for v in reduces)
 
 
-def reductions(group: Region) -> list[Node]:
+def reductions(region: Region) -> list[Node]:
     """The reductions of a Region."""
-    return [v for v in group.values if v.op in REDUCE]
+    return [v for v in region.values if v.op in REDUCE]
 
 
 def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> bool:
@@ -167,7 +169,7 @@ def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> 
         elif node.op in MOVEMENT:
             if MOVEMENT[node.op](node, index)[1]:
                 return False  # padding
-        elif node.op.group not in ELEMENTWISE and set(leaves_of(node, values)) & inside:
+        elif node.op.category not in ELEMENTWISE and set(leaves_of(node, values)) & inside:
             return False
     return True
 
@@ -236,12 +238,12 @@ class PairRows(HeldRows):
     def first_reads(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
         """Full rows that are read at a row, in a fixed order: they are asked for ahead."""
         found = self.reads_at(row, lane)
-        return [(n, i) for n, i in found if product(n.shape) == self.space.group.total][:3]
+        return [(n, i) for n, i in found if product(n.shape) == self.space.region.total][:3]
 
     def reads_at(self, row: Size, lane: Size) -> list[tuple[Node, Index]]:
         """What is read at a row without a guard."""
         space = self.space
-        starts = space.expressions_at(space.reduces, space.group.stored, row, lane)
+        starts = space.expressions_at(space.reduces, space.region.stored, row, lane)
         starts += [(v.inputs[0], reduce_index(v, lane, row)) for v in self.sums]
         return plain_reads(starts, space.stored_reads)
 
@@ -257,11 +259,11 @@ class PairRows(HeldRows):
         return found
 
 
-def _reads_after(group: Region, values: set[Node], inside: set[Node]) -> list[Node]:
+def _reads_after(region: Region, values: set[Node], inside: set[Node]) -> list[Node]:
     """What the results of the columns read beside their sums."""
-    own = set(group.values)
+    own = set(region.values)
     found: dict[Node, None] = {}
-    for v in group.stored:
+    for v in region.stored:
         if v.op not in REDUCE:
             found.update(dict.fromkeys(n for n in leaves_of(v, values) if n not in own))
     return [n for n in found if n not in inside]

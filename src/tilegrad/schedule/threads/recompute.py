@@ -87,4 +87,4 @@ def _reads_stored(reader: Node) -> bool:
     """Whether a Node only reads what is stored, or takes each element many times."""
     if reader.op in (ops.expand, ops.windows, ops.gather) or joins(reader):
         return True
-    return reader.op not in INLINE and reader.op.group != "reduce"
+    return reader.op not in INLINE and reader.op.category != "reduce"

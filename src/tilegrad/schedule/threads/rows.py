@@ -26,7 +26,7 @@ from ..problem import power_of_two
 from ..space import KINDS, identity, reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
 from .stream import StreamedRows, plan_stream
-from .sweep import WARPS, Sweep, Walk, lanes_of, swept
+from .sweep import WARPS, Sweep, Sweeper, lanes_of, swept
 
 HELD = 16384  # most elements of a row that is held
 COSTLY = 100  # instructions of an element of which a thread with half the registers holds few
@@ -35,7 +35,7 @@ EACH = 16  # elements of a tile that a thread holds
 
 def by_rows(space: ThreadSpace) -> Bodies:
     """Held, split, streamed or swept."""
-    rows, columns = space.group.rows, space.group.columns
+    rows, columns = space.region.rows, space.region.columns
     assert rows is not None
     if high(columns) <= (HELD if space.instructions() < COSTLY else HELD // 2):
         return held(space, rows, columns)
@@ -55,7 +55,7 @@ def by_rows(space: ThreadSpace) -> Bodies:
 
 def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     """Rows as one tile, all stages on it."""
-    sheet = space.sheet(space.name, constants=space.group.constants)
+    sheet = space.sheet(space.name, constants=space.region.constants)
     lanes = power_of_two(high(columns))
     few = high(rows) <= space.target.cores  # threads wait for one another more than for work
     each = EACH << few if space.many_reads() <= 3 and not invariant() else EACH // 2
@@ -91,11 +91,11 @@ def rows_held(space: ThreadSpace, rows: int, lanes: int, each: int) -> int:
 
 def _across(space: ThreadSpace) -> bool:
     """Whether something is contiguous along the rows and not along the columns."""
-    group = space.group
-    if group.rows is None or high(group.rows) < 4 or high(group.columns) < 4:
+    region = space.region
+    if region.rows is None or high(region.rows) < 4 or high(region.columns) < 4:
         return False
-    row = named("loop", "row", 0, high(group.rows) - 1)
-    lane = named("loop", "lane", 0, high(group.columns) - 1)
+    row = named("loop", "row", 0, high(region.rows) - 1)
+    lane = named("loop", "lane", 0, high(region.columns) - 1)
     starts = space.expressions_at(space.reduces, (), row, lane)
     return bool(turned_reads(starts, space.stored_reads, row, lane))
 
@@ -109,11 +109,11 @@ class HeldRows(ThreadPart):
         the reductions: it is near, and would take registers from other rows."""
         if self.space.many_reads() > 3:
             return
-        space, group = self.space, self.space.group
-        starts = space.expressions_at(space.reduces, group.stored, row, lane)
+        space, region = self.space, self.space.region
+        starts = space.expressions_at(space.reduces, region.stored, row, lane)
         found = plain_reads(starts, space.stored_reads)
-        for node, index in sorted(found, key=lambda place: place[0] not in group.constants):
-            if node in group.constants or product(node.shape) in (group.total, group.rows):
+        for node, index in sorted(found, key=lambda place: place[0] not in region.constants):
+            if node in region.constants or product(node.shape) in (region.total, region.rows):
                 self.e.value(node, index)
 
     def reduce_stages(self, row: Size, lane: Size) -> None:
@@ -128,7 +128,7 @@ class HeldRows(ThreadPart):
         self.bind_totals(row, [(v, x) for v, x in values if v.op is not ops.argmax])
         for v, x in values:
             if v.op is ops.argmax:
-                sums = Accumulators(self.b, self.space.group.columns != 0)
+                sums = Accumulators(self.b, self.space.region.columns != 0)
                 x, place = (self.b.broadcast(i, self.e.full) for i in (x, self.b.index(lane)))
                 best = sums.first_largest(x, place, self.e.inside(), len(self.e.full) - 1)
                 self.e.bind(v, unravel(row, v.shape), best)
@@ -160,9 +160,9 @@ class HeldRows(ThreadPart):
 
 
 def row_parts(space: ThreadSpace, rows: Size, columns: Size) -> int:
-    """Into how many parts each row is cut: 1 unless rows are few and one walk is all."""
+    """Into how many parts each row is cut: 1 unless rows are few and one sweep is all."""
     plain = all(v.op is not ops.argmax and space.levels[v] == 1 for v in space.reduces)
-    per_row = all(space.is_per_row(v) for v in space.group.stored)
+    per_row = all(space.is_per_row(v) for v in space.region.stored)
     if not plain or not per_row or space.inner != columns or not isinstance(columns, int):
         return 1
     most = columns // HELD
@@ -188,8 +188,8 @@ def first_parts(
     row = floor_divide(p, parts)
     start = modulo(p, parts) * length
     stop = minimum(start + length, columns)
-    walk, sweep = Walk(row, columns, space.reduces), Sweep(space, sheet, WARPS)
-    sweep.finish(walk, sweep.sweep(walk, start, stop, sweep.start(walk)))
+    sweep, sweeper = Sweep(row, columns, space.reduces), Sweeper(space, sheet, WARPS)
+    sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
     for v, place in zip(space.reduces, sheet.others.values()):
         sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), p)
     return sheet.end((rows * parts,), warps=WARPS)

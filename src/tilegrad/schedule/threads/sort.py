@@ -140,12 +140,12 @@ class SortLowering:
     """Lowers one sort."""
 
     def __init__(self, region: Region, name: str) -> None:
-        self.walk, self.reads, self.name = Axis(region.anchor), region.inputs, name
+        self.axis, self.reads, self.name = Axis(region.anchor), region.inputs, name
         self.stored = [v for v in region.stored if v.op is ops.get]
-        self.dtype = key_dtype(self.walk.x.dtype)
+        self.dtype = key_dtype(self.axis.x.dtype)
         self.descending = region.anchor.attrs["descending"]
-        self.padded = max(2, power_of_two(high(self.walk.size)))
-        size = self.walk.lines * self.padded
+        self.padded = max(2, power_of_two(high(self.axis.size)))
+        size = self.axis.lines * self.padded
         self.scratch = [("keys", Array((size,), self.dtype)), ("places", Array((size,), int32))]
 
     def lower(self) -> Bodies:
@@ -164,7 +164,7 @@ class SortLowering:
         """Every line by one program."""
         stored = parameters.results(self.stored)
         sheet = ThreadSheet(self.name, [*parameters.reads(self.reads), *stored])
-        net, lines = self.network(sheet.b, self.padded), self.walk.lines
+        net, lines = self.network(sheet.b, self.padded), self.axis.lines
         line = sheet.b.program(0, lines)
         pair, numbers = self.take(sheet, net, line, 0)
         self.give(sheet, line, 0, net.sorted(pair, numbers))
@@ -180,9 +180,9 @@ class SortLowering:
 
     def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
         """A tile of a line as pairs, padded; and the elements' places in the line."""
-        b, e, walk = sheet.b, sheet.e, self.walk
-        with e.tile(line, 1, 1, start, net.size, walk.size) as (_, lane):
-            x = b.broadcast(e.value(walk.x, walk.line_index(line, lane)), (net.size,))
+        b, e, axis = sheet.b, sheet.e, self.axis
+        with e.tile(line, 1, 1, start, net.size, axis.size) as (_, lane):
+            x = b.broadcast(e.value(axis.x, axis.line_index(line, lane)), (net.size,))
             x = b.cast(x, self.dtype)
             if e.lane_mask is not None:
                 x = b.apply("where", e.lane_mask, x, b.constant(net.last(), self.dtype))
@@ -191,18 +191,18 @@ class SortLowering:
 
     def give(self, sheet: ThreadSheet, line: Size, start: Size, pair: Pair) -> None:
         """Write sorted pairs as the op's results."""
-        e, walk = sheet.e, self.walk
-        with e.tile(line, 1, 1, start, pair[0].shape[0], walk.size) as (_, lane):
+        e, axis = sheet.e, self.axis
+        with e.tile(line, 1, 1, start, pair[0].shape[0], axis.size) as (_, lane):
             for v, memory in sheet.outputs.items():
                 x = pair[0] if v.attrs["index"] == 0 else pair[1]
-                e.store(memory, x, walk.offset(walk.line_index(line, lane)))
+                e.store(memory, x, axis.offset(axis.line_index(line, lane)))
 
     # ---- long lines -----------------------------------------------------------------------
 
     def chunk(self, sheet: ThreadSheet) -> tuple[Size, Size, Size, Size]:
         """A program for each chunk of each line: (grid, its number, its line, where it starts)."""
         count = self.padded // LOCAL
-        grid = self.walk.lines * count
+        grid = self.axis.lines * count
         p = sheet.b.program(0, grid)
         return grid, p, floor_divide(p, count), modulo(p, count) * LOCAL
 
@@ -224,7 +224,7 @@ class SortLowering:
         """Partners 2 ** far apart, farther than a chunk: both are in memory."""
         pairs = parameters.scratch(self.scratch, "state")
         sheet = Sheet(f"{self.name}_far_{log_run}_{far}", pairs)
-        net, lines = self.network(sheet.b, FAR_TILE), self.walk.lines
+        net, lines = self.network(sheet.b, FAR_TILE), self.axis.lines
         grid = net.far_programs(sheet.b.parameters, self.padded, lines, log_run, far)
         return sheet.end((grid,), warps=4)
 

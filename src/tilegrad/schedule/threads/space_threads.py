@@ -52,10 +52,10 @@ class ThreadSpace(Space):
         constants: Container[Node] = (),
     ) -> ThreadSheet:
         """A Body: reads (`constants` marked), `extra`, the Region's results, `after`."""
-        stored = parameters.results(self.group.stored if results else [])
+        stored = parameters.results(self.region.stored if results else [])
         read = parameters.reads(self.reads, constants)
         found = ThreadSheet(name, [*read, *extra, *stored, *after])
-        found.e.rounded, found.e.values = self.group.rounded, self.all_values
+        found.e.rounded, found.e.values = self.region.rounded, self.all_values
         return found
 
     # ---- where vectors run ----------------------------------------------------------------
@@ -64,14 +64,14 @@ class ThreadSpace(Space):
         """How many neighbouring rows stay linear too: tiles of several rows lie within them."""
         lane = named("loop", "lane", 0, max(1, high(self.inner) - 1))
         sizes: dict[Size, None] = {rows: None}
-        for v in [*self.group.values, *self.reads]:
+        for v in [*self.region.values, *self.reads]:
             size: Size = 1
             for s in reversed(v.shape):
                 size = size * s
                 if isinstance(size, int) and isinstance(self.inner, int) and size % self.inner == 0:
                     sizes[size // self.inner] = None
         self.strict = True
-        stored = [v for v in self.group.stored if v not in self.reduces]
+        stored = [v for v in self.region.stored if v not in self.reduces]
         exact = sorted((s for s in sizes if isinstance(s, int) and s > 1), reverse=True)
         for middle in dict.fromkeys([rows, *exact]):
             if modulo(rows, middle) != 0:
@@ -94,14 +94,14 @@ class ThreadSpace(Space):
             return max(1, self.target.vector_bytes // 4)  # whatever else is read
         sizes = [
             n.dtype.size
-            for n in [*self.reads, *self.group.stored]
-            if high(product(n.shape)) * 4 >= high(self.group.total)
+            for n in [*self.reads, *self.region.stored]
+            if high(product(n.shape)) * 4 >= high(self.region.total)
         ]
         return max(1, self.target.vector_bytes // min(sizes, default=4))
 
     def many_reads(self) -> int:
         """Arrays of about full size that are read."""
-        return sum(1 for n in self.reads if high(product(n.shape)) * 4 >= high(self.group.total))
+        return sum(1 for n in self.reads if high(product(n.shape)) * 4 >= high(self.region.total))
 
     def threads_for(self, elements: int, each: int) -> int:
         """Threads that hold a tile with about `each` elements apiece."""
@@ -122,7 +122,7 @@ class ThreadSpace(Space):
 
     def instructions(self) -> int:
         """About how many instructions an element takes."""
-        return instructions(self.group.stored, set(self.reads), self.group.rounded)
+        return instructions(self.region.stored, set(self.reads), self.region.rounded)
 
     def has_loaded_gather(self) -> bool:
         """Whether something is gathered at indices that only memory knows."""
@@ -141,7 +141,7 @@ class ThreadSpace(Space):
             return []
         lane = named("loop", "lane", 0, max(1, high(self.inner) - 1))
         row = named("loop", "row", 0, max(1, high(rows) - 1))
-        starts = self.expressions_at((), self.group.stored, row, lane)
+        starts = self.expressions_at((), self.region.stored, row, lane)
         return turned_reads(starts, self.stored_reads, row, lane)
 
 
@@ -156,7 +156,7 @@ class ThreadPart(Part):
     def write_all(self, row: Size, *columns: Size) -> None:
         """Evaluate every wanted value at a row and some columns, then store them."""
         found = []
-        for v, lane in ((v, lane) for v in self.space.group.stored for lane in columns):
+        for v, lane in ((v, lane) for v in self.space.region.stored for lane in columns):
             index = self.space.index_at(v, row, lane)
             found.append((v, index, self.e.value(v, index)))
         for v, index, x in found:

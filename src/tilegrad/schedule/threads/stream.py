@@ -27,7 +27,7 @@ from ..evaluate import wide
 from ..family import Bodies
 from .online import Part
 from .space_threads import ThreadPart, ThreadSpace
-from .sweep import Sweep, Walk, lanes_of, reads_of_walk, walks
+from .sweep import Sweep, Sweeper, lanes_of, reads_of_sweep, sweeps
 from .tiles import ThreadSheet, lane_numbers
 
 TILES = 4  # of a turn
@@ -40,7 +40,7 @@ Raw = list[list[Node]]  # for each tile the reads that are kept, as they lie in 
 
 @dataclass
 class Stream:
-    """What of a row is kept: which reads of the first walk, which of the second they are."""
+    """What of a row is kept: which reads of the first sweep, which of the second they are."""
 
     rows: int
     columns: int
@@ -62,10 +62,10 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Stream | None:
         named("loop", name, 0, size - 1) for name, size in (("row", rows), ("lane", columns))
     )
     lanes = lanes_of(space, WARPS)
-    found = [w for _, w in walks(space, row, lanes) if w.reduces or w.writes]
+    found = [w for _, w in sweeps(space, row, lanes) if w.reduces or w.writes]
     if len(found) != 2 or found[0].writes or found[1].reduces:
         return None
-    first, second = (reads_of_walk(space, w, lane, lane) for w in found)
+    first, second = (reads_of_sweep(space, w, lane, lane) for w in found)
     kept = [key for key in first if key in second]
     step, each = TILES * lanes, sum(n.dtype.size for n, _ in kept)
     if not kept or 2 * columns * each <= shared.bytes:
@@ -78,31 +78,31 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Stream | None:
 
 
 class StreamedRows(ThreadPart):
-    """Lowers Regions of long rows that one walk reduces and another writes."""
+    """Lowers Regions of long rows that one sweep reduces and another writes."""
 
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, stream: Stream) -> None:
         super().__init__(space, sheet)
-        self.stream, self.sweep = stream, Sweep(space, sheet, WARPS)
-        self.lanes = self.sweep.lanes
+        self.stream, self.sweeper = stream, Sweeper(space, sheet, WARPS)
+        self.lanes = self.sweeper.lanes
 
     def lower(self) -> Bodies:
         """Every so-many-th row a program."""
         stream, b, rows = self.stream, self.b, self.stream.rows
         programs = -(-rows // -(-rows // self.space.target.cores))  # as many rows for each
         p = b.program(0, programs)
-        first = self.walks_of(p)[0]
+        first = self.sweeps_of(p)[0]
         stream.held = [b.allocate((stream.size,), dtype, "shared") for dtype in stream.dtypes]
         with self.e.scope():
-            values = self.sweep.start(first)
+            values = self.sweeper.start(first)
             values, rest = self.fill(first, values)
         width, found = len(values), [*values, *_flat(rest)]
         bounds = (0, rows - 1 - programs)
         for row in b.each("row", p, rows - programs, programs, found, bounds=bounds):
             with self.e.scope():
-                after = self.walks_of(row + programs)[0]
+                after = self.sweeps_of(row + programs)[0]
                 ahead = self.asked(after, 0, TILES)
                 second = self.finish(row, found[:width], self.tiles_of(found[width:]))
-                values, rest = self.exchange(second, after, self.sweep.start(after), ahead)
+                values, rest = self.exchange(second, after, self.sweeper.start(after), ahead)
                 found[:] = [*values, *_flat(rest)]
         whole = floor_divide(rows - 1 - p, programs)
         last = whole * programs + p
@@ -110,21 +110,21 @@ class StreamedRows(ThreadPart):
         self.empty(second)
         return [self.sheet.end((programs,), warps=WARPS, resident=1)]
 
-    def walks_of(self, row: Size) -> tuple[Walk, Walk]:
-        """The two walks over a row."""
-        first, second = (w for _, w in self.walks(row) if w.reduces or w.writes)
+    def sweeps_of(self, row: Size) -> tuple[Sweep, Sweep]:
+        """The two sweeps over a row."""
+        first, second = (w for _, w in self.sweeps(row) if w.reduces or w.writes)
         return first, second
 
-    def walks(self, row: Size) -> list[tuple[int, Walk]]:
-        """All walks over a row, with their stages."""
-        return walks(self.space, row, self.lanes)
+    def sweeps(self, row: Size) -> list[tuple[int, Sweep]]:
+        """All sweeps over a row, with their stages."""
+        return sweeps(self.space, row, self.lanes)
 
     # ---- tiles ----------------------------------------------------------------------------
 
-    def kept_reads(self, walk: Walk, lane: Size) -> list[tuple[Node, Index]]:
-        """The reads of a walk that are kept, at a lane."""
-        chosen = self.stream.second if walk.writes else self.stream.first
-        found = reads_of_walk(self.space, walk, lane, lane)  # type: ignore[arg-type]
+    def kept_reads(self, sweep: Sweep, lane: Size) -> list[tuple[Node, Index]]:
+        """The reads of a sweep that are kept, at a lane."""
+        chosen = self.stream.second if sweep.writes else self.stream.first
+        found = reads_of_sweep(self.space, sweep, lane, lane)  # type: ignore[arg-type]
         return [found[i] for i in chosen]
 
     def left(self) -> tuple[int, int]:
@@ -136,29 +136,29 @@ class StreamedRows(ThreadPart):
         """Whether what shared memory does not hold is held in registers."""
         return 0 < self.left()[0] <= TILES
 
-    def asked(self, walk: Walk, base: Size, count: int, whole: int = TILES) -> Raw:
+    def asked(self, sweep: Sweep, base: Size, count: int, whole: int = TILES) -> Raw:
         """Tiles of a row from memory."""
         b, e, found = self.b, self.e, []
         for k in range(count):
-            with self.tile(walk, base + k * self.lanes, k < whole) as (_, lane):
-                reads = self.kept_reads(walk, lane)
+            with self.tile(sweep, base + k * self.lanes, k < whole) as (_, lane):
+                reads = self.kept_reads(sweep, lane)
                 found.append([b.cast(e.value(n, i), n.dtype) for n, i in reads])
         return found
 
-    def tile(self, walk: Walk, at: Size, whole: bool) -> Any:
-        """Lanes of a walk's row from a place on; yields (row, lane)."""
-        return self.sweep.tile(walk, at, self.stream.columns, whole)
+    def tile(self, sweep: Sweep, at: Size, whole: bool) -> Any:
+        """Lanes of a sweep's row from a place on; yields (row, lane)."""
+        return self.sweeper.tile(sweep, at, self.stream.columns, whole)
 
-    def asked_rest(self, walk: Walk) -> Raw:
+    def asked_rest(self, sweep: Sweep) -> Raw:
         """What shared memory does not hold of a row, where registers do."""
-        return self.asked(walk, self.stream.size, *self.left()) if self.rest_fits() else []
+        return self.asked(sweep, self.stream.size, *self.left()) if self.rest_fits() else []
 
-    def take_tile(self, walk: Walk, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
-        """What a walk does with one tile that is there."""
-        with self.tile(walk, at, whole) as (_, lane):
-            for (node, index), x in zip(self.kept_reads(walk, lane), values):
+    def take_tile(self, sweep: Sweep, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
+        """What a sweep does with one tile that is there."""
+        with self.tile(sweep, at, whole) as (_, lane):
+            for (node, index), x in zip(self.kept_reads(sweep, lane), values):
                 self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
-            return self.sweep.taken(walk, lane)
+            return self.sweeper.taken(sweep, lane)
 
     def kept_tiles(self, base: Size) -> Raw:
         """Tiles of a turn from shared memory."""
@@ -167,30 +167,30 @@ class StreamedRows(ThreadPart):
             [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.held] for at in starts
         ]
 
-    def write_tiles(self, walk: Walk, base: Size, tiles: Raw, whole: int = TILES) -> None:
-        """What a walk writes of tiles that are there. Where it asks which lane is at a place, it
+    def write_tiles(self, sweep: Sweep, base: Size, tiles: Raw, whole: int = TILES) -> None:
+        """What a sweep writes of tiles that are there. Where it asks which lane is at a place, it
         is asked in the turn that has the place: in all others no lane is."""
 
         def write(outside: bool) -> list[Node]:
             self.e.outside = outside
             for k, tile in enumerate(tiles):
-                self.take_tile(walk, base + k * self.lanes, k < whole, tile)
+                self.take_tile(sweep, base + k * self.lanes, k < whole, tile)
             self.e.outside = False
             return []
 
-        near = self.has_place(walk, base, len(tiles))
+        near = self.has_place(sweep, base, len(tiles))
         if near is None:
             write(False)
         else:
             self.b.branch(near, lambda: write(False), lambda: write(True))
 
-    def has_place(self, walk: Walk, base: Size, count: int) -> Node | None:
-        """Whether some tiles have a place that a walk compares with; None where it does not."""
+    def has_place(self, sweep: Sweep, base: Size, count: int) -> Node | None:
+        """Whether some tiles have a place that a sweep compares with; None where it does not."""
         b, e, found = self.b, self.e, None
-        with self.tile(walk, base, True) as (_, lane):
+        with self.tile(sweep, base, True) as (_, lane):
             numbers = [
                 number
-                for node, index in walk.expressions(self.space, lane)
+                for node, index in sweep.expressions(self.space, lane)
                 for number in lane_numbers(e, node, index)
             ]
         for number in numbers:
@@ -208,53 +208,55 @@ class StreamedRows(ThreadPart):
 
     # ---- rows -----------------------------------------------------------------------------
 
-    def fill(self, walk: Walk, values: list[Node]) -> tuple[list[Node], Raw]:
+    def fill(self, sweep: Sweep, values: list[Node]) -> tuple[list[Node], Raw]:
         """The first row: into shared memory, reduced; its rest asked for."""
         for base in self.b.each("i", 0, self.stream.size, TILES * self.lanes, values):
             with self.e.scope():
                 parts = []
-                for k, tile in enumerate(self.asked(walk, base, TILES)):
+                for k, tile in enumerate(self.asked(sweep, base, TILES)):
                     at = base + k * self.lanes
                     for place, x in zip(self.stream.held, tile):
                         self.b.store(place, x, (at,), (0,))
-                    parts.append(self.take_tile(walk, at, True, tile))
-                values[:] = self.sweep.combine_parts(walk, parts, values)
-        return values, self.asked_rest(walk)
+                    parts.append(self.take_tile(sweep, at, True, tile))
+                values[:] = self.sweeper.combine_parts(sweep, parts, values)
+        return values, self.asked_rest(sweep)
 
-    def finish(self, row: Size, values: list[Node], rest: Raw) -> Walk:
+    def finish(self, row: Size, values: list[Node], rest: Raw) -> Sweep:
         """Reduce and write what shared memory does not hold of a row, with what the row has one
-        of; gives the walk that writes the others."""
-        stream, walks = self.stream, self.walks(row)
-        self.sweep.ask_row(walks)
-        for stage, walk in walks:
-            if walk.reduces or walk.writes:
-                start = self.sweep.start(walk)  # what is the same for the whole row
-                values = values if walk.reduces else start
-                if rest and walk.writes:
-                    self.write_tiles(walk, stream.size, rest, self.left()[1])
+        of; gives the sweep that writes the others."""
+        stream, sweeps = self.stream, self.sweeps(row)
+        self.sweeper.ask_row(sweeps)
+        for stage, sweep in sweeps:
+            if sweep.reduces or sweep.writes:
+                start = self.sweeper.start(sweep)  # what is the same for the whole row
+                values = values if sweep.reduces else start
+                if rest and sweep.writes:
+                    self.write_tiles(sweep, stream.size, rest, self.left()[1])
                 elif rest:
                     parts = [
-                        self.take_tile(walk, stream.size + k * self.lanes, k < self.left()[1], tile)
+                        self.take_tile(
+                            sweep, stream.size + k * self.lanes, k < self.left()[1], tile
+                        )
                         for k, tile in enumerate(rest)
                     ]
-                    values = self.sweep.combine_parts(walk, parts, values)
+                    values = self.sweeper.combine_parts(sweep, parts, values)
                 else:
-                    walk.tiles = TILES
-                    values = self.sweep.sweep(walk, stream.size, stream.columns, values)
-                self.sweep.finish(walk, values)
+                    sweep.tiles = TILES
+                    values = self.sweeper.sweep(sweep, stream.size, stream.columns, values)
+                self.sweeper.finish(sweep, values)
             self.row_results(row, stage)
-        return next(w for _, w in walks if w.writes)
+        return next(w for _, w in sweeps if w.writes)
 
     def exchange(
-        self, writes: Walk, walk: Walk, values: list[Node], ahead: Raw
+        self, writes: Sweep, sweep: Sweep, values: list[Node], ahead: Raw
     ) -> tuple[list[Node], Raw]:
-        """Write a row from shared memory and put the next one there, which a walk reduces."""
+        """Write a row from shared memory and put the next one there, which a sweep reduces."""
         b, count, step = self.b, len(values), TILES * self.lanes
 
         def trip(base: Size, carried: list[Node], last: bool = False) -> list[Node]:
             with self.e.scope():
                 tiles = self.tiles_of(carried[count:])
-                new = self.asked_rest(walk) if last else self.asked(walk, base + step, TILES)
+                new = self.asked_rest(sweep) if last else self.asked(sweep, base + step, TILES)
                 old = self.kept_tiles(base)
                 for k, tile in enumerate(tiles):
                     at = base + k * self.lanes
@@ -262,17 +264,17 @@ class StreamedRows(ThreadPart):
                         b.store(place, x, (at,), (0,))
                 self.write_tiles(writes, base, old)
                 parts = [
-                    self.take_tile(walk, base + k * self.lanes, True, tile)
+                    self.take_tile(sweep, base + k * self.lanes, True, tile)
                     for k, tile in enumerate(tiles)
                 ]
-                return [*self.sweep.combine_parts(walk, parts, carried[:count]), *_flat(new)]
+                return [*self.sweeper.combine_parts(sweep, parts, carried[:count]), *_flat(new)]
 
         end = self.stream.size - step
         found = b.loop("i", 0, end, step, trip, [*values, *_flat(ahead)])
         found = trip(end, found, last=True)
         return found[:count], self.tiles_of(found[count:])
 
-    def empty(self, writes: Walk) -> None:
+    def empty(self, writes: Sweep) -> None:
         """Write the last row from shared memory."""
         for base in self.b.each("i", 0, self.stream.size, TILES * self.lanes):
             with self.e.scope():

@@ -1,7 +1,7 @@
-"""Long rows: a program walks its row once for each stage that needs all of the one before.
+"""Long rows: a program sweeps its row once for each stage that needs all of the one before.
 
-A sum of exp(x - max) joins the walk that finds the max (see `online`): softmax needs two walks, a
-logsumexp one. What a later walk reads again is kept in shared memory on the first, as much of the
+A sum of exp(x - max) joins the sweep that finds the max (see `online`): softmax needs two sweeps, a
+logsumexp one. What a later sweep reads again is kept in shared memory on the first, as much of the
 row as fits there (`Kept`), so that only the rest comes from memory a second time.
 
 Invariant: a row's sums are added in an order that depends on shapes and the Target alone.
@@ -42,8 +42,8 @@ SPARE = 16 << 10  # bytes of shared memory that are left to reductions
 
 
 @dataclass
-class Walk:
-    """One walk over a row: what it reduces and writes, and the linear pieces it is made of."""
+class Sweep:
+    """One sweep over a row: what it reduces and writes, and the linear pieces it is made of."""
 
     row: Size
     inner: Size
@@ -76,10 +76,10 @@ class Kept:
         ]
 
 
-def walks(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Walk]]:
-    """The walks over a row in order, each with the stage whose results it ends. Linear pieces are
-    walked where they are long enough to fill a tile, else the whole row."""
-    online, columns = find_online(space), space.group.columns
+def sweeps(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Sweep]]:
+    """The sweeps over a row in order, each with the stage whose results it ends. Linear pieces are
+    swept where they are long enough to fill a tile, else the whole row."""
+    online, columns = find_online(space), space.region.columns
     done = {o.total for o in online}
     inner = space.inner if low(space.inner) * 2 >= lanes else columns
     found = []
@@ -87,18 +87,18 @@ def walks(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Walk]]:
         reduces = [v for v in space.at_stage(stage) if v not in done]
         writes = [v for v in space.elements() if space.levels[v] == stage - 1]
         own = [o for o in online if o.largest in reduces]
-        found.append((stage, Walk(row, inner, reduces, writes, own, 1 if writes else 4)))
+        found.append((stage, Sweep(row, inner, reduces, writes, own, 1 if writes else 4)))
     return found
 
 
-def reads_of_walk(space: ThreadSpace, walk: Walk, lane: Expr, column: Size) -> list[Place]:
-    """The contiguous reads of a walk that nothing guards."""
-    found = plain_reads(walk.expressions(space, column), space.stored_reads)
+def reads_of_sweep(space: ThreadSpace, sweep: Sweep, lane: Expr, column: Size) -> list[Place]:
+    """The contiguous reads of a sweep that nothing guards."""
+    found = plain_reads(sweep.expressions(space, column), space.stored_reads)
     return [place for place in found if coefficient(offset_of(*place), lane) == 1]
 
 
 def lanes_of(space: ThreadSpace, warps: int) -> int:
-    """Lanes of the tiles of a program that walks a long row."""
+    """Lanes of the tiles of a program that sweeps a long row."""
     return warps * WARP * space.vector()
 
 
@@ -106,35 +106,37 @@ def swept(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     """One row a program, one loop over it a stage."""
     sheet = space.sheet(space.name)
     row = sheet.b.program(0, rows)
-    found = walks(space, row, lanes_of(space, WARPS))
+    found = sweeps(space, row, lanes_of(space, WARPS))
     warps, size, reread = plan_kept(space, found)
-    sweep = Sweep(space, sheet, warps)
+    sweeper = Sweeper(space, sheet, warps)
     lane = _lane(columns)
     memories = {(n, i): sheet.b.allocate((size,), n.dtype, "shared") for n, i in reread}
     kept = Kept(size, lane, memories)
-    sweep.ask_row(found)
-    sweep.row_results(row, 0)  # what needs no reduction
-    for stage, walk in found:
-        if walk.reduces or walk.writes:
-            values = sweep.start(walk)
+    sweeper.ask_row(found)
+    sweeper.row_results(row, 0)  # what needs no reduction
+    for stage, sweep in found:
+        if sweep.reduces or sweep.writes:
+            values = sweeper.start(sweep)
             if kept.size:
-                values = sweep.sweep(walk, 0, kept.size, values, kept)
+                values = sweeper.sweep(sweep, 0, kept.size, values, kept)
                 kept.filled = True
-                walk.tiles = 4  # of the rest, all that registers hold is asked for at once
-            values = sweep.sweep(walk, kept.size, columns, values)
-            sweep.finish(walk, values)
-        sweep.row_results(row, stage)
+                sweep.tiles = 4  # of the rest, all that registers hold is asked for at once
+            values = sweeper.sweep(sweep, kept.size, columns, values)
+            sweeper.finish(sweep, values)
+        sweeper.row_results(row, stage)
     return [sheet.end((rows,), warps=warps)]
 
 
 def plan_kept(
-    space: ThreadSpace, walks: Sequence[tuple[int, Walk]]
+    space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]
 ) -> tuple[int, int, list[Place]]:
-    """Keep what the first walk reads and a later one reads again, as much as fits: the warps of a
+    """Keep what the first sweep reads and a later one reads again, as much as fits: the warps of a
     program, the elements of a row that are kept, and of which reads."""
-    columns = space.group.columns
+    columns = space.region.columns
     lane = _lane(columns)
-    first, *later = [reads_of_walk(space, w, lane, lane) for _, w in walks if w.reduces or w.writes]
+    first, *later = [
+        reads_of_sweep(space, w, lane, lane) for _, w in sweeps if w.reduces or w.writes
+    ]
     reread = [key for key in first if any(key in reads for reads in later)]
     shared = space.target.memories.get("shared")
     if not reread or shared is None or not isinstance(columns, int) or space.inner != columns:
@@ -151,63 +153,63 @@ def _lane(columns: Size) -> Expr:
     return named("loop", "lane", 0, max(1, high(columns) - 1))
 
 
-class Sweep(ThreadPart):
-    """Walks over long rows in one Body."""
+class Sweeper(ThreadPart):
+    """Sweeps over long rows in one Body."""
 
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, warps: int) -> None:
         super().__init__(space, sheet)
         self.lanes = lanes_of(space, warps)
-        self.sums = Accumulators(self.b, space.group.columns != 0)
+        self.sums = Accumulators(self.b, space.region.columns != 0)
         self.online = OnlineSums(space, sheet, self.lanes)
 
-    def ask_row(self, walks: Sequence[tuple[int, Walk]]) -> None:
+    def ask_row(self, sweeps: Sequence[tuple[int, Sweep]]) -> None:
         """Ask for what a row has one of, so that nothing waits for it after a reduction."""
-        lane = _lane(self.space.group.columns)
-        for _, walk in walks:
+        lane = _lane(self.space.region.columns)
+        for _, sweep in sweeps:
             for node, index in plain_reads(
-                walk.expressions(self.space, lane), self.space.stored_reads
+                sweep.expressions(self.space, lane), self.space.stored_reads
             ):
                 if not any(depends(i, [lane]) for i in index):
                     self.e.value(node, index)
 
-    def start(self, walk: Walk) -> list[Node]:
-        """Accumulators before a walk; what is the same for the whole row is evaluated here."""
-        lane = _lane(walk.inner)
-        outer = loop_index("outer", floor_divide(self.space.group.columns, walk.inner))
-        column = outer * walk.inner + lane
-        for node, index in walk.expressions(self.space, column):
+    def start(self, sweep: Sweep) -> list[Node]:
+        """Accumulators before a sweep; what is the same for the whole row is evaluated here."""
+        lane = _lane(sweep.inner)
+        outer = loop_index("outer", floor_divide(self.space.region.columns, sweep.inner))
+        column = outer * sweep.inner + lane
+        for node, index in sweep.expressions(self.space, column):
             self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
-        return self.accumulators(walk)
+        return self.accumulators(sweep)
 
-    def accumulators(self, walk: Walk) -> list[Node]:
+    def accumulators(self, sweep: Sweep) -> list[Node]:
         """Accumulators that have taken nothing."""
-        one, shifts = self.online.grouped(), [o.largest for o in walk.online]
+        one, shifts = self.online.per_thread(), [o.largest for o in sweep.online]
         values = [
             x
-            for v in walk.reduces
+            for v in sweep.reduces
             for x in self.sums.starts(v, one if v in shifts else (self.lanes,))
         ]
-        return values + [x for o in walk.online for x in self.online.start(o)]
+        return values + [x for o in sweep.online for x in self.online.start(o)]
 
     def sweep(
-        self, walk: Walk, start: Size, stop: Size, values: list[Node], kept: Kept | None = None
+        self, sweep: Sweep, start: Size, stop: Size, values: list[Node], kept: Kept | None = None
     ) -> list[Node]:
         """Accumulators after columns start to stop of a row."""
-        outer_size = floor_divide(self.space.group.columns, walk.inner)
-        span = (start, stop) if outer_size == 1 else (0, walk.inner)
-        fresh = self.accumulators(walk)
-        blocked = [is_blocked(v) for v, own in shared_out(walk.reduces, fresh) for _ in own]
+        outer_size = floor_divide(self.space.region.columns, sweep.inner)
+        span = (start, stop) if outer_size == 1 else (0, sweep.inner)
+        fresh = self.accumulators(sweep)
+        blocked = [is_blocked(v) for v, own in shared_out(sweep.reduces, fresh) for _ in own]
         blocked += [False] * (len(fresh) - len(blocked))
 
         def piece(outer: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
-            return self.piece(walk, outer, first, last, carried, kept)
+            return self.piece(sweep, outer, first, last, carried, kept)
 
         lines = Lines(self.sheet, self.lanes)
         return lines.over_lines(blocked, fresh, outer_size, span, piece, values)
 
     def piece(
         self,
-        walk: Walk,
+        sweep: Sweep,
         outer: Size,
         start: Size,
         stop: Size,
@@ -218,16 +220,16 @@ class Sweep(ThreadPart):
 
         What is left is one turn too where its size is known: all of it is asked for at once.
         """
-        b, lanes, step = self.b, self.lanes, walk.tiles * self.lanes
+        b, lanes, step = self.b, self.lanes, sweep.tiles * self.lanes
         span = stop - start
         middle = start + floor_divide(span, step) * step
 
         def one(count: int, whole: int) -> Any:
             return lambda base, carried: self.feed(
-                walk, outer, base, stop, count, whole, carried, kept
+                sweep, outer, base, stop, count, whole, carried, kept
             )
 
-        values = b.loop("i", start, middle, step, one(walk.tiles, walk.tiles), values)
+        values = b.loop("i", start, middle, step, one(sweep.tiles, sweep.tiles), values)
         left = modulo(span, step)
         if left == 0:
             return values
@@ -235,14 +237,14 @@ class Sweep(ThreadPart):
             return one(-(-left // lanes), left // lanes)(middle, values)
         return b.loop("rest", middle, stop, lanes, one(1, 0), values)
 
-    def tile(self, walk: Walk, at: Size, stop: Size, whole: bool) -> Any:
-        """Lanes of a walk's row from a place on; yields (row, lane)."""
-        rows = self.space.group.rows or 1
-        return self.e.tile(walk.row, 1, rows, at, self.lanes, stop, whole)
+    def tile(self, sweep: Sweep, at: Size, stop: Size, whole: bool) -> Any:
+        """Lanes of a sweep's row from a place on; yields (row, lane)."""
+        rows = self.space.region.rows or 1
+        return self.e.tile(sweep.row, 1, rows, at, self.lanes, stop, whole)
 
     def feed(
         self,
-        walk: Walk,
+        sweep: Sweep,
         outer: Size,
         base: Size,
         stop: Size,
@@ -257,37 +259,37 @@ class Sweep(ThreadPart):
         parts: list[list[Part]] = []
 
         def tile(k: int) -> Any:
-            return self.tile(walk, base + k * self.lanes, stop, k < whole)
+            return self.tile(sweep, base + k * self.lanes, stop, k < whole)
 
         asked: list[list[tuple[Node, Index, Node]]] = [[] for _ in range(count)]
-        for k in range(count if walk.writes and count > 1 else 0):  # before anything is written
+        for k in range(count if sweep.writes and count > 1 else 0):  # before anything is written
             with tile(k) as (_, lane):
-                column = outer * walk.inner + lane
+                column = outer * sweep.inner + lane
                 asked[k] = [
                     (n, i, b.cast(e.value(n, i), n.dtype))
-                    for n, i in reads_of_walk(self.space, walk, lane, column)
+                    for n, i in reads_of_sweep(self.space, sweep, lane, column)
                 ]
         for k in range(count):
             at = base + k * self.lanes
             with tile(k) as (_, lane):
-                column = outer * walk.inner + lane
+                column = outer * sweep.inner + lane
                 for node, index, x in asked[k]:
                     e.bind(node, index, b.cast(x, wide(node.dtype)))
                 if kept is not None:
                     self.keep(kept, lane, at)
-                parts.append(self.taken(walk, column))
-        return self.combine_parts(walk, parts, values)
+                parts.append(self.taken(sweep, column))
+        return self.combine_parts(sweep, parts, values)
 
-    def taken(self, walk: Walk, column: Size) -> list[Part]:
-        """What a walk reduces of a tile; what it writes there is written."""
+    def taken(self, sweep: Sweep, column: Size) -> list[Part]:
+        """What a sweep reduces of a tile; what it writes there is written."""
         b, e, found = self.b, self.e, []
-        rests = [(o.total, o.x) for o in walk.online]
-        for v, source in [*((v, v.inputs[0]) for v in walk.reduces), *rests]:
-            x = e.value(source, reduce_index(v, walk.row, column))
+        rests = [(o.total, o.x) for o in sweep.online]
+        for v, source in [*((v, v.inputs[0]) for v in sweep.reduces), *rests]:
+            x = e.value(source, reduce_index(v, sweep.row, column))
             place = b.broadcast(b.index(column), (self.lanes,))
             found.append((b.broadcast(x, (self.lanes,)), place, e.lane_mask))
-        for v in walk.writes:
-            self.sheet.write(v, self.space.index_at(v, walk.row, column))
+        for v in sweep.writes:
+            self.sheet.write(v, self.space.index_at(v, sweep.row, column))
         return found
 
     def keep(self, kept: Kept, lane: Size, at: Size) -> None:
@@ -300,12 +302,14 @@ class Sweep(ThreadPart):
             else:
                 b.store(place, b.cast(e.value(node, index), node.dtype), (at,), (0,))
 
-    def combine_parts(self, walk: Walk, parts: list[list[Part]], values: list[Node]) -> list[Node]:
+    def combine_parts(
+        self, sweep: Sweep, parts: list[list[Part]], values: list[Node]
+    ) -> list[Node]:
         """Accumulators with the values of some tiles taken in."""
         result: list[Node] = []
-        online = {o.largest for o in walk.online}
+        online = {o.largest for o in sweep.online}
         shifts: dict[Node, Node] = {}  # the largest with these tiles
-        for n, (v, new) in enumerate(shared_out(walk.reduces, values)):
+        for n, (v, new) in enumerate(shared_out(sweep.reduces, values)):
             if v in online:
                 new = [self.online.take_largest(new[0], [p[n] for p in parts])]
                 shifts[v] = new[0]
@@ -314,24 +318,24 @@ class Sweep(ThreadPart):
                     new = self.sums.take(v, *part[n], new)
             result += new
         first = len(result)
-        for n, o in enumerate(walk.online):
-            own = [part[len(walk.reduces) + n] for part in parts]
+        for n, o in enumerate(sweep.online):
+            own = [part[len(sweep.reduces) + n] for part in parts]
             old = values[first + 3 * n : first + 3 * n + 3]
             result += self.online.take_exponentials(shifts[o.largest], own, *old)
         return result
 
-    def finish(self, walk: Walk, values: list[Node]) -> None:
+    def finish(self, sweep: Sweep, values: list[Node]) -> None:
         """Combine the lanes and say what each reduction gave."""
         tops: dict[Node, Node] = {}
-        for v, own in shared_out(walk.reduces, values):
+        for v, own in shared_out(sweep.reduces, values):
             if v.op is ops.argmax:
                 found = self.sums.first_largest(own[0], own[1], None, 0)
-                self.e.bind(v, unravel(walk.row, v.shape), found)
+                self.e.bind(v, unravel(sweep.row, v.shape), found)
             else:
                 tops[v] = own[0]
         totals = [(v, self.sums.total(v, x)) for v, x in tops.items()]  # side by side
         for v, total in totals:
-            self.e.bind(v, unravel(walk.row, v.shape), self.e.settled(total, v))
-        rest = values[len(values) - 3 * len(walk.online) :]
-        for n, o in enumerate(walk.online):
-            self.online.finish(o, walk.row, tops[o.largest], *rest[3 * n : 3 * n + 3])
+            self.e.bind(v, unravel(sweep.row, v.shape), self.e.settled(total, v))
+        rest = values[len(values) - 3 * len(sweep.online) :]
+        for n, o in enumerate(sweep.online):
+            self.online.finish(o, sweep.row, tops[o.largest], *rest[3 * n : 3 * n + 3])

@@ -327,7 +327,7 @@ def lane_numbers(e: TileEvaluator, node: Node, index: Index) -> list[Node]:
                 number = lane_number(e, x, other, index)
                 if number is not None:
                     found[number] = None
-        elif current.op.group in ELEMENTWISE:
+        elif current.op.category in ELEMENTWISE:
             below = [i for i in current.inputs if i not in seen]
             seen.update(below)
             stack += below

@@ -2,7 +2,7 @@
 
 A router cannot look into a replica's cache; it remembers what it sent there. Chunks are hashed in a
 chain, so a set of hashes is a tree of prefixes, and the longest known start of a prompt is found by
-walking its chain. Invariant: at most `most` chunks are remembered; the least recent go first.
+following its chain. Invariant: at most `most` chunks are remembered; the least recent go first.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class CpuDevice(Device):
         return found
 
     def launcher(self, recipe: Recipe, code: Mapping[str, Any]) -> NativeLauncher:
-        """A native walk over the steps of a Recipe."""
+        """A native loop over the steps of a Recipe."""
         return NativeLauncher(recipe, code, self)
 
 

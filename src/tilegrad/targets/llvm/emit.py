@@ -49,15 +49,15 @@ def run(e: Emission, name: str) -> tuple[str, int]:
     w = e.w
     w.start("entry")
     for i, parameter in enumerate(e.body.parameters):
-        slot = w.value(f"getelementptr ptr, ptr %args, i64 {i}")
-        e.values[parameter] = [w.value(f"load ptr, ptr {slot}")]
+        at = w.value(f"getelementptr ptr, ptr %args, i64 {i}")
+        e.values[parameter] = [w.value(f"load ptr, ptr {at}")]
     for i, symbol in enumerate(body_symbols(e.body)):
-        slot = w.value(f"getelementptr i64, ptr %scalars, i64 {i}")
-        e.symbols[symbol] = w.value(f"load i64, ptr {slot}")
+        at = w.value(f"getelementptr i64, ptr %scalars, i64 {i}")
+        e.symbols[symbol] = w.value(f"load i64, ptr {at}")
     e.sites = {node: i + 1 for i, node in enumerate(body_sites(e.body))}
     if e.sites:
-        slot = w.value(f"getelementptr ptr, ptr %args, i64 {len(e.body.parameters)}")
-        e.fault = w.value(f"load ptr, ptr {slot}")
+        at = w.value(f"getelementptr ptr, ptr %args, i64 {len(e.body.parameters)}")
+        e.fault = w.value(f"load ptr, ptr {at}")
     program_loop(e)
     w.line("ret void")
     head = (
@@ -107,7 +107,7 @@ def walk(e: Emission, block: Block) -> None:
 def emit_node(e: Emission, node: Node) -> None:
     """Emit one Node."""
     emit = OPS.get(node.op.name)
-    if emit is None and node.op.group in ("unary", "binary", "compare", "ternary"):
+    if emit is None and node.op.category in ("unary", "binary", "compare", "ternary"):
         emit = elementwise
     if emit is None:
         raise InternalError("llvm.emit", f"no way to emit {node.op}")
@@ -248,17 +248,17 @@ def counted(
     w.start(head)
     index, following = w.name(), w.name()
     phis = [w.name() for _ in carried]
-    slot = len(w.lines)
+    line = len(w.lines)
     w.lines.extend([""] * (1 + len(phis)))  # written when the last label is known
     going = w.value(f"icmp slt i64 {index}, {upper}")
     w.line(f"br i1 {going}, label %{inside}, label %{done}")
     w.start(inside)
     current = trip(index, list(phis))
     w.line(f"{following} = add nsw i64 {index}, {step}")
-    w.lines[slot] = f"  {index} = phi i64 [ {lower}, %{before} ], [ {following}, %{w.label} ]"
+    w.lines[line] = f"  {index} = phi i64 [ {lower}, %{before} ], [ {following}, %{w.label} ]"
     for i, (phi, first, last, type_) in enumerate(zip(phis, carried, current, types)):
         pair = f"[ {first}, %{before} ], [ {last}, %{w.label} ]"
-        w.lines[slot + 1 + i] = f"  {phi} = phi {type_} {pair}"
+        w.lines[line + 1 + i] = f"  {phi} = phi {type_} {pair}"
     w.line(f"br label %{head}")
     w.start(done)
     return phis

@@ -1,6 +1,6 @@
 """Emit memory ops: loads and stores of tiles, gathers, scatters, and tiles of a matrix unit.
 
-A tile is loaded vector by vector: contiguous where its lanes walk a unit stride, else by a
+A tile is loaded vector by vector: contiguous where its lanes have a unit stride, else by a
 gather; masks become masked loads, or branches around scalars. Invariant: nothing is touched
 where a mask is false.
 """

@@ -52,7 +52,7 @@ def in_matrix_unit(node: Node) -> bool:
     """Whether a value lives in a register of a matrix unit."""
     while node.op.name == "get":
         node = node.inputs[0].blocks[0].results[node.attrs["index"]]
-    return node.op.group == "matrix"
+    return node.op.category == "matrix"
 
 
 def unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:

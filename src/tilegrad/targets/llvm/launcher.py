@@ -1,4 +1,4 @@
-"""The steps of a Recipe as one table that workers walk natively.
+"""The steps of a Recipe as one table that workers run natively.
 
 A launch is one native call over a table of entries and an array of Slots; loops and branches are
 entries too. Invariant: a table with Symbols has a record of scalars for each choice of them, so
@@ -32,7 +32,7 @@ SMALL_COPY = 60_000  # bytes, below which one worker copies alone
 
 
 class Record:
-    """A table with Slots and scalars, packed as the walker takes it."""
+    """A table with Slots and scalars, packed as the native loop takes it."""
 
     def __init__(
         self, table: np.ndarray[Any, Any], index: np.ndarray[Any, Any], slots: Any, scalars: Any
@@ -61,12 +61,12 @@ class NativeSteps:
 
 
 class NativeLauncher(Launcher):
-    """Runs a Recipe by a native walk."""
+    """Runs a Recipe by the native loop."""
 
     def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: Device) -> None:
         self.recipe, self.device, self.modules = recipe, device, code
         self.lock = new_lock()  # of this one's Slots: the workers have a lock of their own
-        self.decided = False  # the walker reads what decides
+        self.decided = False  # the native loop reads what decides
         self.inline = recipe.inline
         self.scalars: list[Any] = []  # ints, names of Symbols or Exprs
         builder = TableBuilder()
@@ -148,7 +148,7 @@ class NativeLauncher(Launcher):
         return self.faults is not None and not self.faults.open_end
 
     def launch(self, steps: NativeSteps) -> None:
-        """Walk the table once."""
+        """Run the table once."""
         worker_pool().run_step(steps.at, self.n_slots, self.inline, self.faults)
 
     def capture(
@@ -208,7 +208,7 @@ class NativeCaptured:
     # ---- profiles -------------------------------------------------------------------------
 
     def profile(self, name: str, runs: int, restore: Callable[[], None]) -> Profile:
-        """Times of the entries of `runs` runs, each entry walked by itself (the median counts);
+        """Times of the entries of `runs` runs, each entry run by itself (the median counts);
         `restore` puts back what a run changed. A table with control is one Record."""
         from ...runtime.profile import Profile, in_order
 
@@ -231,17 +231,17 @@ class NativeCaptured:
             restore()
             for taken, (first, count) in zip(times, spans):
                 start = perf_counter()
-                self._walk(first, count)
+                self._run_entries(first, count)
                 taken.append(1e6 * (perf_counter() - start))
         restore()
         empty = median([self._empty() for _ in range(20)])
         us = [max(0.0, median(taken) - empty) for taken in times]
         records = in_order((n, r, t, b, f) for (n, r, b, f), t in zip(parts, us))
-        how = "each entry walked by itself, the cost of an empty walk taken off"
+        how = "each entry run by itself, the cost of an empty run taken off"
         return Profile(name, launcher.device.name, how, records, median(whole))
 
-    def _walk(self, first: int, count: int) -> None:
-        """Walk some entries of the table, on as many workers as a run has."""
+    def _run_entries(self, first: int, count: int) -> None:
+        """Run some entries of the table, on as many workers as a run has."""
         worker_pool().run(
             self.table.ctypes.data + first * self.table.itemsize,
             count,
@@ -254,5 +254,5 @@ class NativeCaptured:
 
     def _empty(self) -> float:
         start = perf_counter()
-        self._walk(0, 0)
+        self._run_entries(0, 0)
         return 1e6 * (perf_counter() - start)

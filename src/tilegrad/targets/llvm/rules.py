@@ -238,13 +238,13 @@ class Vectors:
         w.line(f"br label %{head}")
         w.start(head)
         current = Element(self, w.name(), x.dtype)
-        slot = len(w.lines)
+        line = len(w.lines)
         w.line("")  # the phi, written when the last label is known
         w.line(f"br i1 {going(current).held}, label %{inside}, label %{out}")
         w.start(inside)
         following = step(current)
         pair = f"[ {x.held}, %{before} ], [ {following.held}, %{w.label} ]"
-        w.lines[slot] = f"  {current.held} = phi {type_} {pair}"
+        w.lines[line] = f"  {current.held} = phi {type_} {pair}"
         w.line(f"br label %{head}")
         w.start(out)
         return current

@@ -1,6 +1,6 @@
-"""Step tables: what the native walker runs, as plain data.
+"""Step tables: what the native loop runs, as plain data.
 
-A step is an array of 64-byte entries that every worker walks from entry 0 to the end. Workers
+A step is an array of 64-byte entries that every worker takes from entry 0 to the end. Workers
 hold their own slots (buffer pointers) and counters, so control entries need no agreement.
 `a`, `b`, `c` and the others mean, by kind:
 
@@ -19,7 +19,7 @@ hold their own slots (buffer pointers) and counters, so control entries need no 
 KERNEL arguments are the slots named by `index[args : args + args_count]` (COUNTERS names the
 worker's counters), its scalars start at `scalars[scalars]`.
 
-Invariant: `check_table` passes on every table that is run; the walker itself checks nothing.
+Invariant: `check_table` passes on every table that is run; the native loop itself checks nothing.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class TableBuilder:
 
 
 def check_table(entries: np.ndarray, index: np.ndarray, n_slots: int, n_scalars: int) -> None:
-    """Raise InternalError where the walker would leave its arrays."""
+    """Raise InternalError where the native loop would leave its arrays."""
     if entries.dtype != ENTRY or index.dtype != np.int32 or ENTRY.itemsize != 64:
         raise InternalError("step table", "wrong dtypes of table or index")
     for number, entry in enumerate(entries):

@@ -1,8 +1,8 @@
-"""The worker pool: persistent threads that walk step tables natively.
+"""The worker pool: persistent threads that run step tables natively.
 
 A step is a record of raw addresses, so running it costs one native call. The calling thread is
 worker 0; the others are daemon threads that live in native code and never hold the GIL.
-The native walker comes back every 50 ms between entries, so Ctrl-C ends a long step early.
+The native loop comes back every 50 ms between entries, so Ctrl-C ends a long step early.
 
 Invariant: one step runs at a time; when `run` returns or raises, no worker touches the step's
 memory any more. Threads start at the first parallel step and never before.
@@ -30,8 +30,8 @@ from ...core.target import NEON, SSE2
 from ...runtime.buffer import HUGE_PAGE, Buffer
 from ...runtime.fault import Faults
 from .driver import LoadedModule, compile_text, load
+from .native_loop import DONE, POOL, POOL_BYTES, STATE, STATE_BYTES, native_loop_text
 from .table import ARGUMENT_LIMIT, COUNTER_LIMIT
-from .walk import DONE, POOL, POOL_BYTES, STATE, STATE_BYTES, walker_text
 
 LOG = logging.getLogger("tilegrad.workers")
 IDLE_SECONDS = 2e-3  # how long a worker spins for the next step before it sleeps
@@ -43,7 +43,7 @@ RECORD = struct.Struct("<6Q")  # table, entries, argument index, slots, number o
 
 
 class Native(NamedTuple):
-    """The walker's entry points."""
+    """The native loop's entry points."""
 
     module: LoadedModule
     start: Callable[..., int]
@@ -54,26 +54,26 @@ class Native(NamedTuple):
     spins_per_second: float
 
 
-_given: list[bytes] = []  # a walker that was compiled before
+_given: list[bytes] = []  # a native loop that was compiled before
 
 
-def use_walker(code: bytes) -> None:
-    """Take this object code for the walker, so that nothing needs compiling."""
+def use_native_loop(code: bytes) -> None:
+    """Take this object code for the native loop, so that nothing needs compiling."""
     _given.append(code)
 
 
-def walker_for(machine: str) -> bytes:
-    """The walker's object code for a machine."""
+def native_loop_for(machine: str) -> bytes:
+    """The native loop's object code for a machine."""
     targets = {"x86_64": SSE2, "aarch64": NEON}
     if machine not in targets:
-        raise InternalError("worker pool", f"no walker for {machine}")
-    return compile_text(walker_text(machine), targets[machine])
+        raise InternalError("worker pool", f"no native loop for {machine}")
+    return compile_text(native_loop_text(machine), targets[machine])
 
 
 @functools.cache
 def native() -> Native:
-    """The walker, compiled (or found in the Store) and loaded once."""
-    module = load(_given[-1] if _given else walker_for(os.uname().machine))
+    """The native loop, compiled (or found in the Store) and loaded once."""
+    module = load(_given[-1] if _given else native_loop_for(os.uname().machine))
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
 
     def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
@@ -210,7 +210,7 @@ class WorkerPool:
         scalars: int,
         inline: bool = False,
     ) -> None:
-        """Walk a table (all arguments are addresses and counts); inline: on this thread only."""
+        """Run a table (all arguments are addresses and counts); inline: on this thread only."""
         with self._lock:
             team = self._team or self._form()
             if self._busy:
@@ -221,7 +221,7 @@ class WorkerPool:
     def run_step(
         self, record: int, n_slots: int, inline: bool = False, faults: Faults | None = None
     ) -> None:
-        """Walk the table of a packed RECORD at an address that stays valid: the fast way. A
+        """Run the table of a packed RECORD at an address that stays valid: the fast way. A
         condition that did not hold is raised at the end; where values decide how long a run takes,
         at the next pause."""
         with self._lock:

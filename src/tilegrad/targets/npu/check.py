@@ -1,6 +1,6 @@
 """Programs checked before they run: what an NPU of these parameters can do with each word.
 
-Loops are walked, so addresses are those of every turn. Invariant: a program that passes uses no
+Loops are run, so addresses are those of every turn. Invariant: a program that passes uses no
 row that is not there, no port twice in a cycle, and no unit the chip lacks; an error names the
 word, the field and its bound. That queues end and do not race is `order.prove`'s to say.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...core.errors import UserError
 from .arithmetic import FLOAT_KINDS
-from .front import LEVELS, Walk
+from .front import LEVELS, Sequencer
 from .instructions import Instruction, text
 from .parameters import Parameters
 
@@ -37,7 +37,7 @@ def _rows(one: Instruction, name: str, count: int, most: int) -> None:
 def _check_move(p: Parameters, one: Instruction) -> None:
     out = one.op == "move_out"
     _within(one, "rows", 1, 65535)
-    _within(one, "columns", 1, p.columns if out else p.slots)
+    _within(one, "columns", 1, p.columns if out else p.row_elements)
     _rows(one, "local", one["rows"], p.accumulator_rows if out else p.scratchpad_rows)
     for name in ("dram", "stride"):
         if one[name] % p.dma_bytes:
@@ -115,7 +115,7 @@ def check_word(p: Parameters, one: Instruction) -> None:
 
 
 def check(p: Parameters, program: Sequence[Instruction]) -> None:
-    """A whole program, its loops walked."""
+    """A whole program, its loops run."""
     if len(program) > p.program_words:
         hint = f"program_words = {1 << (len(program) - 1).bit_length()}, or loops"
         raise UserError(
@@ -134,14 +134,14 @@ def check(p: Parameters, program: Sequence[Instruction]) -> None:
             _within(one, "turns", 1, 65535)
     if depth or not program or program[-1].op != "halt":
         raise UserError("a program ends with halt, its loops before it", op="npu")
-    walk, count = Walk(program), 0
-    while program[walk.pc].op != "halt":
-        one = program[walk.pc]
+    sequencer, count = Sequencer(program), 0
+    while program[sequencer.pc].op != "halt":
+        one = program[sequencer.pc]
         count += 1
         if count > MOST_WORDS:
             raise UserError("the program runs too many words", op="npu", expected=MOST_WORDS)
         if one.queue is None:
-            walk.control()
+            sequencer.control()
         else:
-            check_word(p, walk.send())
-            walk.pc += 1
+            check_word(p, sequencer.send())
+            sequencer.pc += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from .front import Walk
+from .front import Sequencer
 from .instructions import Instruction
 from .parameters import Parameters
 from .timing import row_beats, row_bytes
@@ -91,13 +91,13 @@ class _Tally:
 
 def counts_of(p: Parameters, program: Sequence[Instruction], cycles: int) -> Counts:
     """The counts of a program that takes some cycles."""
-    tally, walk = _Tally(p), Walk(program)
-    while program[walk.pc].op != "halt":
-        if program[walk.pc].queue is None:
-            walk.control()
+    tally, sequencer = _Tally(p), Sequencer(program)
+    while program[sequencer.pc].op != "halt":
+        if program[sequencer.pc].queue is None:
+            sequencer.control()
         else:
-            tally.word(walk.send())
-            walk.pc += 1
+            tally.word(sequencer.send())
+            sequencer.pc += 1
     return Counts(cycles, **tally.found)
 
 
@@ -106,7 +106,7 @@ def counters_of(
 ) -> Counters:
     """Bytes and energy of counts."""
     e = p.energy
-    row, sums = p.slots * p.slot_bits // 8, p.columns * 4
+    row, sums = p.row_elements * p.stored_bits // 8, p.columns * 4
     made = {
         "dram_read": counts.read_bytes,
         "dram_written": counts.written_bytes,

@@ -37,6 +37,7 @@ class Account:
 
     counters: Counters
     macs: int  # of the work itself, without padding
+    steps: float  # those that multipliers were busy for: two weights a step are one
     launches: int
     packed_bytes: int  # that the host packed for the DMA
     simulated: int  # cycles that the register level took
@@ -54,8 +55,8 @@ class Account:
 
     @property
     def utilisation(self) -> float:
-        """Multiplications of the work over those that fit into the cycles."""
-        return self.macs / max(1, self.counters.peak_macs * self.counters.cycles)
+        """Steps of multipliers over those that fit into the cycles."""
+        return self.steps / max(1, self.counters.peak_macs * self.counters.cycles)
 
 
 class NpuDevice(Device):
@@ -121,7 +122,7 @@ class NpuDevice(Device):
         return self.host.keep(key, code)
 
     def launcher(self, recipe: Recipe, code: Mapping[str, Any]) -> NpuLauncher:
-        """The host's walk, or one step by step where the array is simulated."""
+        """The host's loop, or one step by step where the array is simulated."""
         return NpuLauncher(recipe, code, self)
 
     # ---- the account ----
@@ -133,14 +134,15 @@ class NpuDevice(Device):
 
     def account(self) -> Account:
         """What the array did since it was cleared."""
-        total, macs, packed = Counts(), 0, 0
+        total, macs, steps, packed = Counts(), 0, 0.0, 0
         for kernel, times in self.launched.items():
             total = total.plus(kernel.counts, times)
             macs += kernel.work.macs * times
+            steps += kernel.steps * times
             packed += kernel.packed_bytes * times
         found = counters_of(self.parameters, total)
         count = sum(self.launched.values())
-        return Account(found, macs, count, packed, self.simulated, self.parameters.clock)
+        return Account(found, macs, steps, count, packed, self.simulated, self.parameters.clock)
 
 
 @dataclass
@@ -164,7 +166,7 @@ class NpuLauncher(Launcher):
         self.decided, self.symbolic = self.native.decided, self.native.symbolic
         straight = all(s.kind in ("kernel", "copy") for s in recipe.steps)
         self.counted = straight or not any(recipe.entries)  # it is known how often each step runs
-        self.walked = Walked(recipe, code, device)
+        self.stepwise = Stepwise(recipe, code, device)
 
     def bind(self, symbols: Mapping[str, int]) -> Bound:
         """What depends on the Symbols alone."""
@@ -187,7 +189,7 @@ class NpuLauncher(Launcher):
     def run(self, native: Callable[[], None], steps: Bound, slots: Sequence[int]) -> None:
         """Run once at the Device's level: natively, or step by step over these addresses."""
         if self.device.level != "compiled" or not self.counted:
-            self.walked.run(steps, list(slots))
+            self.stepwise.run(steps, list(slots))
             return
         native()
         for kernel in steps.kernels:
@@ -235,7 +237,7 @@ class NpuCaptured:
         return self.native.profile(name, runs, restore)
 
 
-class Walked(Launcher):
+class Stepwise(Launcher):
     """Steps one by one: those of the array simulated or counted, the host's natively."""
 
     def __init__(self, recipe: Recipe, code: Mapping[str, Any], device: NpuDevice) -> None:
@@ -265,7 +267,7 @@ class Walked(Launcher):
         for number, slot in enumerate(self.recipe.slots):
             if slot.kind == "fault":
                 addresses[number] = self.slots[number]
-        for operation in self.walk(self.bound[key], addresses):
+        for operation in self.operations(self.bound[key], addresses):
             self.start(operation)
         self.npu.faults.check()
 

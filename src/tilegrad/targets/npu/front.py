@@ -118,7 +118,7 @@ def moved(one: Instruction, offsets: Sequence[tuple[int, int]]) -> Instruction:
     return Instruction(one.op, tuple(values.items()))
 
 
-class Walk:
+class Sequencer:
     """Loops and offsets: the words of a program in the order they run."""
 
     def __init__(self, program: Sequence[Instruction]) -> None:
@@ -166,28 +166,28 @@ class Front:
     """Fetch and decode."""
 
     def __init__(self, p: Parameters, program: Sequence[Instruction], queues: list[Queue]) -> None:
-        self.walk = Walk(program)
+        self.sequencer = Sequencer(program)
         self.queues = queues
         self.state = FETCH
         self.stalled = False
 
     def step(self) -> None:
         """One edge."""
-        self.walk.seed = None
+        self.sequencer.seed = None
         self.stalled = False
         if self.state == FETCH:
             self.state = DECODE
         elif self.state == DECODE:
-            one = self.walk.program[self.walk.pc]
+            one = self.sequencer.program[self.sequencer.pc]
             if one.op == "halt":
                 self.state = HALT
                 return
             if one.queue is None:
-                self.walk.control()
+                self.sequencer.control()
             elif self.queues[one.queue].full:
                 self.stalled = True
                 return
             else:
-                self.queues[one.queue].pushed = self.walk.send()
-                self.walk.pc += 1
+                self.queues[one.queue].pushed = self.sequencer.send()
+                self.sequencer.pc += 1
             self.state = FETCH

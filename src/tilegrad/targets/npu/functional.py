@@ -2,7 +2,7 @@
 
 `order` gives the words in an order in which they may run; which one does not matter to a program
 without races, and others are refused. Invariant: DRAM at the end is what the register-level
-simulator leaves, to the bit; a word that needs a 2:4 unit is refused.
+simulator leaves, to the bit.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Functional:
     """The memories of a chip, and what each word does to them."""
 
     def __init__(self, p: Parameters, memory: Array) -> None:
-        if p.sparse:
-            raise UserError("2:4 programs run at the register level alone", op="npu")
         self.p, self.memory = p, memory
         kind: Any = np.float32 if p.floating else np.int32
-        self.scratchpad = np.zeros((p.scratchpad_rows, p.slots), np.uint16)
+        self.scratchpad = np.zeros((p.scratchpad_rows, p.row_elements), np.uint16)
+        self.indices = np.zeros((p.scratchpad_rows, p.row_elements), np.uint8)  # 2:4
         self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
         self.still = np.zeros((p.rows, p.columns), np.uint16)
+        self.still_index = np.zeros((p.rows, p.columns), np.uint8)
         self.mesh = np.zeros((p.rows, p.columns), kind)  # sums in place
         self.random = arithmetic.seeded(1, p.lanes)
 
@@ -67,8 +67,13 @@ class Functional:
         data = np.ascontiguousarray(self.memory[self._rows(one)])
         at = slice(one["local"], one["local"] + one["rows"])
         self.scratchpad[at] = 0
+        self.indices[at] = 0
         width = BITS[p.weights] if one["narrow"] else p.element_bits
-        if width == p.element_bits == 8:
+        if one["indexed"]:
+            for i, row in enumerate(data):
+                bits, index = unpack(p, one, row.tobytes())
+                self.scratchpad[one["local"] + i], self.indices[one["local"] + i] = bits, index
+        elif width == p.element_bits == 8:
             self.scratchpad[at, :columns] = data
         elif width == 16:
             self.scratchpad[at, :columns] = data.view("<u2")
@@ -107,14 +112,16 @@ class Functional:
     # ---- the mesh ----
 
     def values(self, bits: Array) -> Array:
-        """Numbers of slots, as the multipliers take them."""
+        """Numbers of elements, as the multipliers take them."""
         return arithmetic.values_of(self.p.element)[bits]
 
     def preload(self, one: Instruction) -> None:
         """What stays in the mesh."""
-        rows = one["rows"]
-        self.still[:] = 0
-        self.still[:rows] = self.scratchpad[one["local"] : one["local"] + rows, : self.p.columns]
+        rows, columns = one["rows"], self.p.columns
+        at = slice(one["local"], one["local"] + rows)
+        self.still[:], self.still_index[:] = 0, 0
+        self.still[:rows] = self.scratchpad[at, :columns]
+        self.still_index[:rows] = self.indices[at, :columns]
 
     def weights(self, bits: Array, mixed: int) -> Array:
         """Numbers of rows of weights, of two where each place has two."""
@@ -125,30 +132,48 @@ class Functional:
 
     def matmul(self, one: Instruction) -> None:
         """A product, in the order of the mesh."""
-        p, count, mixed = self.p, one["count"], one["mixed"]
-        lanes = p.rows * (1 + mixed)
+        p, count = self.p, one["count"]
+        lanes = p.rows * (1 + (one["mixed"] | one["sparse"]))
         first = self.values(self.scratchpad[one["local"] : one["local"] + count, :lanes])
         if p.dataflow != "os":
             zeros = np.zeros((count, p.columns), self.sums.dtype)
-            found = self._through(zeros, first, self.weights(self.still, mixed))
+            found = self._product(one, zeros, first, self.still, self.still_index)
             self._sum(one, slice(one["result"], one["result"] + count), found)
             return
-        second = self.scratchpad[one["second"] : one["second"] + count, : p.columns]
+        at = slice(one["second"], one["second"] + count)
+        second, index = (x[at, : p.columns] for x in (self.scratchpad, self.indices))
         start = self.mesh if one["keep"] else np.zeros_like(self.mesh)
         left = first.reshape(-1, p.rows).T  # of two places, the second half of a row is the second
-        self.mesh = self._through(start, left, self.weights(second, mixed))
+        self.mesh = self._product(one, start, left, second, index)
         if one["drain"]:
             rows = one["rows"]
             self._sum(one, slice(one["result"], one["result"] + rows), self.mesh[:rows])
             self.mesh = np.zeros_like(self.mesh)
 
+    def _product(
+        self, one: Instruction, sums: Array, left: Array, bits: Array, index: Array
+    ) -> Array:
+        """Sums with inputs (rows, K) times weights; an index picks one of the inputs of a step."""
+        right = self.weights(bits, one["mixed"])
+        if not self.p.sparse or one["mixed"]:
+            return self._through(sums, left[:, :, None], right)
+        steps = np.arange(len(right))[:, None]
+        if one["sparse"]:
+            return self._through(sums, left[:, steps // 2 * 4 + index], right)
+        return self._through(
+            sums, np.where(index == 0, left[:, :, None], left.dtype.type(0)), right
+        )
+
     def _through(self, sums: Array, left: Array, right: Array) -> Array:
-        """Sums along k one after the other; those of integers have no order."""
+        """Sums along k one after the other, of inputs (rows, K, columns or one for all); those of
+        integers have no order."""
         if not self.p.floating:
-            found = left.astype(np.float64) @ right.astype(np.float64)  # exact below 2**53
-            return sums + arithmetic.wrapped(found)
+            wide, weights = left.astype(np.float64), right.astype(np.float64)  # exact below 2**53
+            if left.shape[2] == 1:
+                return sums + arithmetic.wrapped(wide[:, :, 0] @ weights)
+            return sums + arithmetic.wrapped(np.einsum("mkn,kn->mn", wide, weights))
         for k in range(left.shape[1]):
-            products = arithmetic.flush(left[:, k : k + 1] * right[k])
+            products = arithmetic.flush(left[:, k] * right[k])
             sums = arithmetic.flush(sums + products)
         return sums
 

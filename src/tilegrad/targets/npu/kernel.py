@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from ...core.dtype import dtype_of
+from ...core.errors import UserError
 from ...graph.interpret import interpret
 from ...ir.text import parse_block
-from ...tile.array import HELD, ArrayWork, Operand
+from ...tile.array import HELD, LEFT, MIXED, RIGHT, SPARSE, ArrayWork, Operand
 from .count import Counters, Counts, counters_of
 from .functional import Functional
 from .instructions import Instruction, disassemble
@@ -26,7 +27,7 @@ from .layout import Narrow, Stored, Strides, VectorOperand
 from .machine import Machine
 from .parameters import Parameters
 from .product import Product
-from .target import parameters_of
+from .target import ELEMENTS, HALVES, parameters_of
 
 LEVELS = ("compiled", "words", "registers")
 SHOWN = 120  # words of a listing
@@ -53,6 +54,9 @@ class ArrayKernel:
         )
         sides = (work.N, work.M) if work.turned else (work.M, work.N)
         factors = self._factors()
+        why = self.why_not(work.rate) if work.rate else ""
+        if why:
+            raise UserError(why, op="npu")
         self.product = Product(
             p,
             *sides,
@@ -62,7 +66,44 @@ class ArrayKernel:
             stored=self.stored,
             left_strides=self._strides(factors[0]) if factors else None,
             right_strides=self._strides(factors[1]) if factors else None,
+            rate=work.rate,
         )
+
+    @property
+    def weights(self) -> Operand:
+        """The Operand of the product that stays in the mesh, or goes down it with sums in place."""
+        return self._factors()[0 if self.p.dataflow == "is" else 1]
+
+    def why_not(self, rate: str) -> str:
+        """Why weights do not go through the mesh at a rate that the chip has; '' where they do."""
+        p, half = self.p, HALVES.get(self.p.weights)
+        if rate == SPARSE and p.floating:
+            return "2:4 weights are left out of integers alone: infinities times 0 are none"
+        fits = [o.pruned if rate == SPARSE else o.dtype == str(half) for o in self._factors()]
+        if not any(fits):
+            kinds = " and ".join(dict.fromkeys(o.dtype for o in self._factors()))
+            return "no operand is known to be 2:4" if rate == SPARSE else f"operands are {kinds}"
+        return "" if fits[self._factors().index(self.weights)] else "inputs stay, weights go by"
+
+    @property
+    def rate(self) -> str:
+        """How many weights a step takes, and why not two where the chip could; '' where there is no
+        product, or one rate alone."""
+        has = {MIXED: self.p.mixed, SPARSE: self.p.sparse}
+        if not self.work.K or not any(has.values()):
+            return ""
+        if self.work.rate:
+            kind = self.weights.dtype if self.work.rate == MIXED else "2:4"
+            return f"two {kind} weights a step"
+        why = {
+            self.why_not(name) or "two take no less time" for name, there in has.items() if there
+        }
+        return "one weight a step: " + "; ".join(sorted(why))
+
+    @property
+    def steps(self) -> float:
+        """Multiplications over the weights of a step: what multipliers are busy for."""
+        return self.work.macs / self.product.pairs
 
     def _factors(self) -> tuple[Operand, ...]:
         """The Operands of the product, as it is computed."""
@@ -71,7 +112,7 @@ class ArrayKernel:
 
     def _strides(self, o: Operand) -> Strides | None:
         """Bytes between rows and between columns, if all parts of a batch begin on beats."""
-        if not o.strides:
+        if not o.strides or o.dtype not in (*WIDE, ELEMENTS[self.p.element][0].name):
             return None
         size = dtype_of(o.dtype).numpy.itemsize
         part, row, column, first = (s * size for s in o.strides)
@@ -143,13 +184,15 @@ class ArrayKernel:
             found = found.transpose(0, 2, 1)
         if o.role == HELD:
             found = found[:, :1]
+        if o.role in (LEFT, RIGHT) and not (o is self.weights and self.work.rate == MIXED):
+            found = found.astype(ELEMENTS[self.p.element][0].numpy)  # int4 and fp8 are exact
         if found.dtype.itemsize == 2:
             found = np.ascontiguousarray(found).view(np.uint16)
         return found
 
     def listing(self) -> str:
         """The words of the first program, and how many there are."""
-        programs = list(self.product.groups())
+        programs = list(self.product.shares())
         words = self.product.words(programs[0])
         w = self.work
         lines = disassemble(words).splitlines()
@@ -161,8 +204,9 @@ class ArrayKernel:
         )
         lying = zip((*self._factors(), *w.vector_operands), self.product.lying)
         there = ", ".join(o.role for o, lies in lying if lies) or "nothing"
+        rate = [f"; {self.rate}"] if self.rate else []
         moved = f"; read where it lies: {there}; packed by the host: {self.packed_bytes} bytes"
-        return "\n".join([head, moved, *lines[:SHOWN], *rest]) + "\n"
+        return "\n".join([head, *rate, moved, *lines[:SHOWN], *rest]) + "\n"
 
 
 @functools.lru_cache(maxsize=512)

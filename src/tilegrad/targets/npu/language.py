@@ -52,8 +52,16 @@ def costs(body: Body, target: Target) -> Mapping[str, float]:
         "packed": kernel.packed_bytes,
         "seconds": found.cycles / (kernel.p.clock * 1e6),
         "energy": sum(found.energy.values()) * 1e-12,
-        "utilisation": kernel.work.macs / (found.peak_macs * max(found.cycles, 1)),
+        "utilisation": kernel.steps / (found.peak_macs * max(found.cycles, 1)),
     }
+
+
+def rate(body: Body, target: Target) -> str:
+    """How many weights a step of a launch takes, and why not two; '' where a chip has one rate."""
+    work = body.notes.get("array", "")
+    if not work:
+        return ""
+    return kernel_of(target.chip, ArrayWork.of_text(work).at_most().to_text()).rate
 
 
 def seconds(work: str, target: Target) -> float | str:
@@ -61,7 +69,7 @@ def seconds(work: str, target: Target) -> float | str:
     read and written once more in the chip's DRAM."""
     try:
         kernel = kernel_of(target.chip, work)
-        next(iter(kernel.product.groups()))
+        next(iter(kernel.product.shares()))
     except UserError as error:
         return str(error).splitlines()[0]
     packing = 2 * kernel.packed_bytes / (kernel.p.dram_bandwidth * 1e9)
@@ -74,5 +82,6 @@ LANGUAGE = Language(
     LLVM.compile,
     {"npu": words, **LLVM.listings},
     costs=costs,
+    rate=rate,
     seconds=seconds,
 )

@@ -5,6 +5,8 @@ parts of two operands; two places for each operand and two for results let load,
 work at once. With weights in place a step is some tiles of `rows` of K by `columns` of N for many
 rows of M; with inputs in place the same with the operands exchanged; with sums in place a part of K
 for one tile of results. Where rows are summed, a result is whole rows: all strips of `columns`.
+With a `rate` the right operand has two weights in the place of one (`mixed`) or the kept two of
+every four with their indices (`sparse`), and a step takes twice as many inputs of K.
 An operand whose rows lie whole in memory, begin on beats of the port and are one stride apart is
 read where it lies; the host packs the others. Invariant: two steps and two results fit the chip's
 memories.
@@ -18,7 +20,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...tile.array import ROWS, VectorStep
-from .parameters import Parameters
+from .parameters import BITS, Parameters
 from .rows import BLOCK, HELD, LINE, Rows, place_rows
 
 MOST_TILES = 16  # of K that a step loads at once: more hide no more latency
@@ -74,6 +76,7 @@ class Layout:
     stored: tuple[Stored, ...] = ()
     left_strides: Strides | None = None
     right_strides: Strides | None = None
+    rate: str = ""  # of the weights: one a step, `mixed` or `sparse`
     tall: int = field(init=False)  # rows of a result
 
     def __post_init__(self) -> None:
@@ -95,8 +98,13 @@ class Layout:
             bool(self.K), self.held, self.steps, [one.value for one in self.stored]
         )
         self.size = p.element_bits // 8
-        self.row = _up(p.rows * self.size, p.dma_bytes)  # bytes of a row of the left operand
-        self.column = _up(p.columns * self.size, p.dma_bytes)  # of the right, and of those beside
+        self.pairs = 2 if self.rate else 1  # inputs of a row of the mesh in a step
+        self.k = kept_rows(self.K, self.rate)  # rows of the right operand
+        self.wide = p.rows * self.pairs  # elements of a row of the left operand
+        self.row = _up(self.wide * self.size, p.dma_bytes)  # its bytes
+        self.column = _up(p.columns * self.size, p.dma_bytes)  # of those beside the product
+        indices = (2 * p.columns + 7) // 8 if self.rate == "sparse" else 0
+        self.right_row = _up(p.columns * self.size + indices, p.dma_bytes)
         self.strips = -(-self.n // p.columns)  # of columns
         self.across = self.strips if any(s.kind in ROWS for s in self.steps) else 1  # of a result
         self.columns = self.strips // self.across  # results
@@ -123,7 +131,9 @@ class Layout:
             self.tall = p.rows
             extra = once + each * p.rows
             room = p.bank_rows if p.banks > 2 else p.bank_rows - 2 * extra
-            self.deep = min(self.K, room // 2)
+            self.deep = min(self.k, room // 2)
+            if self.rate == "sparse":
+                self.deep -= self.deep % 2  # two steps a group
             self.extras = 2 * p.bank_rows if p.banks > 2 else p.bank_rows + 2 * self.deep
             if most < p.rows:
                 least = 2 * (p.rows * blocks + helds)
@@ -138,7 +148,7 @@ class Layout:
             spare = p.scratchpad_rows - 2 * once - 2 * each * self.tall
             fits = spare // (2 * (self.tall + p.rows))
             self.deep = p.rows  # of K, a tile
-            deep = -(-self.K // p.rows)
+            deep = -(-self.k // p.rows)
             steps = -(-deep // max(1, min(fits, MOST_TILES)))
             self.tiles = -(-deep // steps)  # steps of one length hide each other best
             self.extras = 2 * self.tiles * (self.tall + p.rows)
@@ -151,7 +161,7 @@ class Layout:
             raise too_small("accumulator_rows", least, p.accumulator_rows)
         self.extra_rows = once + each * self.tall
         self.outers = -(-self.m // self.tall)
-        self.depths = -(-self.K // self.deep) if self.K else 0
+        self.depths = -(-self.k // self.deep) if self.K else 0
 
     # ---- memory ----
 
@@ -160,13 +170,14 @@ class Layout:
         p, left, right = self.p, self.left_strides, self.right_strides
         if self.exchanged:
             left, right = (s and s[::-1] for s in (right, left))
-        if p.dataflow == "os":
-            self.left_apart = self._apart(left and left[::-1], self.K, self.m, p.rows)
+        if p.dataflow == "os":  # two rows of K in one are packed
+            turned = left[::-1] if left and not self.rate else None
+            self.left_apart = self._apart(turned, self.K, self.m, p.rows)
         else:
-            self.left_apart = self._apart(left, self.m, self.K, p.rows)
+            self.left_apart = self._apart(left, self.m, self.K, self.wide)
             if self.tiles > 1 and not self._hides_moves():
                 self.left_apart = 0
-        self.right_apart = self._apart(right, self.K, self.n, p.columns)
+        self.right_apart = self._apart(None if self.rate else right, self.K, self.n, p.columns)
         self.vector_apart = []
         for i, (one, held) in enumerate(zip(self.vector_operands, self.held)):
             strides = one.strides and (one.strides[::-1] if self.exchanged else one.strides)
@@ -174,35 +185,35 @@ class Layout:
             given = strides if self.planes(i) == 1 else None
             self.vector_apart.append(self._apart(given, rows, self.n, p.columns))
 
-    def _apart(self, strides: Strides | None, rows: int, slots: int, side: int) -> int:
-        """Bytes between rows that the DMA can read a tile of `side` slots at a time, else 0."""
-        if strides is None or not rows or (slots > 1 and strides[1] != self.size):
+    def _apart(self, strides: Strides | None, rows: int, elements: int, side: int) -> int:
+        """Bytes between rows that the DMA can read a tile of `side` elements at a time, else 0."""
+        if strides is None or not rows or (elements > 1 and strides[1] != self.size):
             return 0
         beat = self.p.dma_bytes
-        if slots > side and side * self.size % beat:  # a tile begins within a beat
+        if elements > side and side * self.size % beat:  # a tile begins within a beat
             return 0
-        apart = strides[0] if rows > 1 else _up(slots * self.size, beat)
+        apart = strides[0] if rows > 1 else _up(elements * self.size, beat)
         return apart if apart > 0 and apart % beat == 0 and apart < 1 << 32 else 0
 
     def _hides_moves(self) -> bool:
         """Whether loads of a step, one for each tile of the left operand, take no longer than its
         products, and their words leave half of the program's memory."""
         p, tiles = self.p, self.tiles
-        beats = self.tall * self.row // p.dma_bytes + p.rows * self.column // p.dma_bytes
+        beats = self.tall * self.row // p.dma_bytes + p.rows * self.right_row // p.dma_bytes
         loads = (tiles + 1) * (p.dram_latency + 4) + tiles * beats * p.gap
         work = tiles * (self.tall + 2 * p.rows + p.columns + 5)
         return loads <= work and 8 * (3 * tiles + 2) <= p.program_words // 2
 
-    def _extent(self, apart: int, rows: int, slots: int) -> int:
+    def _extent(self, apart: int, rows: int, elements: int) -> int:
         """Bytes of memory that an operand lies in."""
-        return (rows - 1) * apart + _up(slots * self.size, self.p.dma_bytes)
+        return (rows - 1) * apart + _up(elements * self.size, self.p.dma_bytes)
 
     def _place(self) -> None:
         """Addresses of operands and results in DRAM."""
         p, os = self.p, self.p.dataflow == "os"
-        self.padded = self.K if os else self.depths * p.rows  # of K
-        left = (self.outers * self.K if os else self.m * self.depths) * self.row
-        right = self.strips * self.padded * self.column
+        self.padded = self.k if os else self.depths * p.rows  # rows of the right operand
+        left = (self.outers * self.k if os else self.m * self.depths) * self.row
+        right = self.strips * self.padded * self.right_row
         self.packed_bytes = (0 if self.left_apart else left) + (0 if self.right_apart else right)
         if self.left_apart:
             left = self._extent(self.left_apart, *((self.K, self.m) if os else (self.m, self.K)))
@@ -265,20 +276,42 @@ class Layout:
     def _pack_left(self, memory: np.ndarray, left: np.ndarray) -> None:
         p = self.p
         if p.dataflow == "os":
-            self._panels(memory, left, p.rows, self.row)
+            whole = np.zeros((self.outers * p.rows, self.k * self.pairs), left.dtype)
+            whole[: len(left), : self.K] = left
+            parts = whole.reshape(self.outers, p.rows, self.k, self.pairs).transpose(0, 3, 1, 2)
+            self._panels(memory, parts.reshape(-1, self.k), self.wide, self.row)
             return
         at = 0
         for start in range(0, self.m, self.tall):
             part = left[start : start + self.tall]
             end = at + len(part) * self.depths * self.row
-            self._panels(memory[at:end], part.T, p.rows, self.row)
+            self._panels(memory[at:end], part.T, self.wide, self.row)
             at = end
 
     def _pack_right(self, memory: np.ndarray, right: np.ndarray) -> None:
+        p, indices = self.p, None
+        if self.rate == "sparse":
+            right, indices = kept_of(right)
+        elif self.rate:
+            right = paired(right, p.weights)
         depth = np.zeros((self.padded, right.shape[1]), right.dtype)
         depth[: len(right)] = right
-        end = self.strips * self.padded * self.column
-        self._panels(memory[:end], depth.T, self.p.columns, self.column)
+        memory = memory[: self.strips * self.padded * self.right_row]
+        self._panels(memory, depth.T, p.columns, self.right_row)
+        if indices is not None:
+            self._add_indices(memory.reshape(self.strips, self.padded, -1), indices)
+
+    def _add_indices(self, rows: np.ndarray, indices: np.ndarray) -> None:
+        """The 2-bit indices of a row behind its elements, four in a byte."""
+        columns = self.p.columns
+        bytes = (2 * columns + 7) // 8
+        whole = np.zeros((self.padded, self.strips * columns), np.uint8)
+        whole[: len(indices), : indices.shape[1]] = indices
+        wide = np.zeros((self.strips, self.padded, 4 * bytes), np.uint8)
+        wide[..., :columns] = whole.reshape(self.padded, self.strips, columns).swapaxes(0, 1)
+        fours = wide.reshape(self.strips, self.padded, bytes, 4) << np.array([0, 2, 4, 6], np.uint8)
+        start = columns * self.size
+        rows[..., start : start + bytes] = np.bitwise_or.reduce(fours, -1)
 
     def _panels(self, memory: np.ndarray, array: np.ndarray, side: int, stride: int) -> None:
         """Tiles of `side` of the first axis; in each, a row for every place of the second."""
@@ -318,9 +351,10 @@ class Layout:
     # ---- what a result is made of ----
 
     def parts(self) -> list[tuple[int, int]]:
-        """The steps of a result: the first tile (row with sums in place) of K, and how many."""
+        """The steps of a result: the first tile (row with sums in place) of weights, and how
+        many."""
         if self.p.dataflow == "os":
-            step, whole = self.deep, self.K
+            step, whole = self.deep, self.k
         else:
             step, whole = self.tiles, self.depths
         return [(at, min(step, whole - at)) for at in range(0, whole, max(step, 1))]
@@ -339,6 +373,36 @@ class Layout:
         if kind == LINE:
             return row + number * self.tall
         return row + counts[LINE] * self.tall + number * self.across + strip
+
+
+def kept_rows(K: int, rate: str) -> int:
+    """Rows that the weights of K inputs take: two in a place, or two of every four."""
+    return -(-K // 4) * 2 if rate == "sparse" else -(-K // 2) if rate else K
+
+
+def paired(weights: np.ndarray, kind: str) -> np.ndarray:
+    """(K, N) weights of half an element's bits as places of two, the first in the low bits."""
+    bits = weights.astype(np.int8) & 15 if kind == "int4" else weights
+    narrow = np.zeros((-(-len(weights) // 2) * 2, weights.shape[1]), np.uint8)
+    narrow[: len(weights)] = bits.view(np.uint8)
+    wide = narrow.astype(np.uint8 if kind == "int4" else np.uint16)
+    return np.bitwise_or(wide[::2], np.left_shift(wide[1::2], BITS[kind]))
+
+
+def kept_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The two kept of every four of K of (K, N) weights, in their order, and their indices."""
+    groups = -(-len(weights) // 4)
+    padded = np.zeros((groups * 4, weights.shape[1]), weights.dtype)
+    padded[: len(weights)] = weights
+    fours = padded.reshape(groups, 4, -1)
+    zero = fours == 0
+    if (zero.sum(1) < 2).any():
+        raise UserError("weights are not 2:4", op="npu", expected="two zeros in every four of K")
+    order = np.argsort(zero, axis=1, kind="stable")[:, :2]  # those that are not 0 come first
+    indices = np.sort(order, axis=1)
+    kept = np.take_along_axis(fours, indices, 1)
+    shape = (2 * groups, weights.shape[1])
+    return kept.reshape(shape), indices.reshape(shape).astype(np.uint8)
 
 
 def too_small(name: str, least: int, got: int) -> UserError:

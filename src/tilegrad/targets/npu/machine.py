@@ -72,8 +72,8 @@ class Machine:
         self.execute.step()
         self.load.step()
         self.front.step()
-        if self.front.walk.seed is not None:
-            self.store.random = seeded(self.front.walk.seed, self.p.lanes)
+        if self.front.sequencer.seed is not None:
+            self.store.random = seeded(self.front.sequencer.seed, self.p.lanes)
         self.dram.step(read, ready, write, beat, True)
         for queue in self.queues:
             queue.commit()
@@ -109,7 +109,7 @@ class Machine:
         """Registers that the RTL has too, before the edge."""
         x, s, ld = self.execute, self.store, self.load
         found: dict[str, Any] = {
-            "pc": self.front.walk.pc,
+            "pc": self.front.sequencer.pc,
             "front": self.front.state,
             "tokens": list(self.tokens.counts),
             "waiting": [len(q.items) for q in self.queues],

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...tile.access import Clock, join
-from .front import CHANNELS, Walk, posts, waits
+from .front import CHANNELS, Sequencer, posts, waits
 from .instructions import EXECUTE, LOAD, QUEUES, STORE, Instruction, text
 from .parameters import Parameters
 from .timing import row_beats
@@ -57,7 +57,7 @@ class Order:
     """Three queues that wait for tokens, and what each knows of the others."""
 
     def __init__(self, p: Parameters, program: Sequence[Instruction]) -> None:
-        self.p, self.walk = p, Walk(program)
+        self.p, self.sequencer = p, Sequencer(program)
         self.seed: int | None = None  # of stochastic rounding; none comes after a word that draws
         self.queues: list[deque[Instruction]] = [deque() for _ in QUEUES]
         self.posting: list[list[int]] = [[] for _ in QUEUES]  # channels that wait for room
@@ -90,17 +90,17 @@ class Order:
 
     def _fetch(self) -> bool:
         """Sends words until a queue is full or the program halts."""
-        walk, sent = self.walk, False
-        while (one := walk.program[walk.pc]).op != "halt":
+        sequencer, sent = self.sequencer, False
+        while (one := sequencer.program[sequencer.pc]).op != "halt":
             if one.queue is None:
-                walk.control()
-                if walk.seed is not None:
-                    self.seed, walk.seed = walk.seed, None
+                sequencer.control()
+                if sequencer.seed is not None:
+                    self.seed, sequencer.seed = sequencer.seed, None
             elif len(self.queues[one.queue]) == self.p.queue:
                 break
             else:
-                self.queues[one.queue].append(walk.send())
-                walk.pc += 1
+                self.queues[one.queue].append(sequencer.send())
+                sequencer.pc += 1
             sent = True
         return sent
 

@@ -59,14 +59,14 @@ class Result:
     def _config(self) -> list[Instruction]:
         """What two steps of a loop add to addresses of DRAM."""
         of, rows = self.of, self.of.p.rows
-        deep = 2 * of.deep if self._output else 2 * of.tiles * rows  # of K
+        deep = 2 * of.deep if self._output else 2 * of.tiles * rows  # rows of the right operand
         if self._output:
             left = deep * (of.left_apart or of.row)
         elif of.left_apart:
-            left = deep * of.size
+            left = deep * of.pairs * of.size
         else:
             left = 2 * of.tiles * self.count * of.row
-        right = deep * (of.right_apart or of.column)
+        right = deep * (of.right_apart or of.right_row)
         return [instruction("config", set=1, dram=left), instruction("config", set=2, dram=right)]
 
     def loads(self, i: int, sets: bool = False) -> list[Instruction]:
@@ -96,52 +96,59 @@ class Result:
         return made
 
     @property
+    def _rate(self) -> dict[str, int]:
+        return {self.of.rate: 1} if self.of.rate else {}
+
+    @property
     def _output(self) -> bool:
         return self.of.p.dataflow == "os"
 
     # ---- weights or inputs in place ----
 
-    def _slots(self, i: int) -> tuple[int, int]:
+    def _halves(self, i: int) -> tuple[int, int]:
         """Where inputs and weights of a step lie in the scratchpad."""
-        of, slot = self.of, (self.number + i) % 2
-        weights = 2 * of.tiles * of.tall + slot * of.tiles * of.p.rows
-        return slot * of.tiles * of.tall, weights
+        of, half = self.of, (self.number + i) % 2
+        weights = 2 * of.tiles * of.tall + half * of.tiles * of.p.rows
+        return half * of.tiles * of.tall, weights
 
     def _load(self, i: int, free: str, sets: bool) -> list[Instruction]:
         of, p, (depth, tiles) = self.of, self.of.p, self.parts[i]
-        inputs, weights = self._slots(i)
+        inputs, weights = self._halves(i)
         one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
         made = []
         if of.left_apart:
             first = self.outer * of.tall * of.left_apart
             for tile in range(tiles):
-                at, columns = first + (depth + tile) * p.rows * of.size, self._deep(depth + tile)
+                start = (depth + tile) * of.wide
+                at, columns = first + start * of.size, min(of.wide, of.K - start)
                 local = inputs + tile * self.count
                 made.append(_move(free, local, self.count, columns, of.left_apart, at, **one))
                 free = ""
         else:
             at = (self.outer * of.tall * of.depths + depth * self.count) * of.row
-            made.append(_move(free, inputs, tiles * self.count, p.rows, of.row, at, **one))
+            made.append(_move(free, inputs, tiles * self.count, of.wide, of.row, at, **one))
         rows = min(tiles * p.rows, of.K - depth * p.rows) if of.right_apart else tiles * p.rows
         return [*made, self._load_right(weights, depth * p.rows, rows, **two)]
 
     def _deep(self, tile: int) -> int:
-        """Rows of K of a tile: fewer of the last."""
-        return min(self.of.p.rows, self.of.K - tile * self.of.p.rows)
+        """Rows of the right operand of a tile: fewer of the last."""
+        return min(self.of.p.rows, self.of.k - tile * self.of.p.rows)
 
     def _load_right(self, local: int, start: int, rows: int, **sets: int) -> Instruction:
-        """Rows of K of the right operand, from `start` on."""
+        """Rows of the right operand, from `start` on."""
         of, columns = self.of, self.of.p.columns
         if not of.right_apart:
-            at = (self.column * of.padded + start) * of.column + of.right
-            return _move("", local, rows, columns, of.column, at, **sets)
+            at = (self.column * of.padded + start) * of.right_row + of.right
+            if of.rate == "sparse":
+                sets = {**sets, "indexed": 1}
+            return _move("", local, rows, columns, of.right_row, at, **sets)
         at = of.right + start * of.right_apart + self.column * columns * of.size
         used = min(columns, of.n - self.column * columns)
         return _move("", local, rows, used, of.right_apart, at, **sets)
 
     def _matmuls(self, i: int) -> list[Instruction]:
         made, rows = [], self.of.p.rows
-        inputs, weights = self._slots(i)
+        inputs, weights = self._halves(i)
         depth, tiles = self.parts[i]
         for tile in range(tiles):
             deep = self._deep(depth + tile) if self.of.right_apart else rows
@@ -153,6 +160,7 @@ class Result:
                     result=self._row(0),
                     count=self.count,
                     accumulate=int(i > 0 or tile > 0),
+                    **self._rate,
                 ),
             ]
         return made
@@ -161,29 +169,30 @@ class Result:
 
     def _load_output(self, i: int, free: str, sets: bool) -> list[Instruction]:
         of, p, (start, count) = self.of, self.of.p, self.parts[i]
-        slot = (self.number + i) % 2 * of.deep
+        half = (self.number + i) % 2 * of.deep
         one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
         if of.left_apart:
             at = start * of.left_apart + self.outer * p.rows * of.size
-            left = _move(free, slot, count, self.count, of.left_apart, at, **one)
+            left = _move(free, half, count, self.count, of.left_apart, at, **one)
         else:
-            at = (self.outer * of.K + start) * of.row
-            left = _move(free, slot, count, p.rows, of.row, at, **one)
-        return [left, self._load_right(p.bank_rows + slot, start, count, **two)]
+            at = (self.outer * of.k + start) * of.row
+            left = _move(free, half, count, of.wide, of.row, at, **one)
+        return [left, self._load_right(p.bank_rows + half, start, count, **two)]
 
     def _matmul_output(self, i: int) -> list[Instruction]:
-        of, slot = self.of, (self.number + i) % 2 * self.of.deep
+        of, half = self.of, (self.number + i) % 2 * self.of.deep
         last = i == len(self.parts) - 1
         return [
             instruction(
                 "matmul",
-                local=slot,
-                second=of.p.bank_rows + slot,
+                local=half,
+                second=of.p.bank_rows + half,
                 result=self._row(0),
                 count=self.parts[i][1],
                 rows=self.count if last else 0,
                 keep=int(i > 0),
                 drain=int(last),
+                **self._rate,
             )
         ]
 

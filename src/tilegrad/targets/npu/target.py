@@ -11,12 +11,14 @@ import functools
 import json
 from dataclasses import replace
 
-from ...core.dtype import bfloat16, float16, float32, int8, int32
+from ...core.dtype import bfloat16, float8_e4m3, float16, float32, int4, int8, int32
 from ...core.target import MatrixUnit, MemorySpace, Target
+from ...tile.array import MIXED, SPARSE
 from .parameters import Parameters
 
 ARRAY = "array"  # the name of the unit, and of its rate
 ANY_DEPTH = 1 << 30  # sums that stay in the mesh
+HALVES = {"int4": int4, "fp8": float8_e4m3}  # weights, of which two are a step
 ELEMENTS = {"int8": (int8, int32), "bf16": (bfloat16, float32), "fp16": (float16, float32)}
 
 
@@ -26,10 +28,17 @@ def npu_target(p: Parameters, host: Target) -> Target:
     deep = ANY_DEPTH if p.dataflow == "os" else p.rows
     scopes = ("accumulator", ("scratchpad", "scratchpad"))
     unit = MatrixUnit(ARRAY, p.rows, p.columns, deep, (element, element), wide, *scopes, 0)
+    units, double = [unit], ANY_DEPTH if p.dataflow == "os" else 2 * p.rows
+    if p.mixed:
+        units.append(replace(unit, name=MIXED, k=double, inputs=(element, HALVES[p.weights])))
+    if p.sparse:
+        units.append(replace(unit, name=SPARSE, k=double))
     moved = p.dma_bytes * p.clock * 1e6 / p.gap
     memories = {
         **host.memories,
-        "scratchpad": MemorySpace(p.scratchpad_bytes, p.slots, ("move_in",), moved, shared=True),
+        "scratchpad": MemorySpace(
+            p.scratchpad_bytes, p.row_elements, ("move_in",), moved, shared=True
+        ),
         "accumulator": MemorySpace(p.accumulator_bytes, 4 * p.columns, ("load", "take"), 0.0, True),
     }
     return replace(
@@ -37,7 +46,7 @@ def npu_target(p: Parameters, host: Target) -> Target:
         name=f"npu-{p.name}",
         language="npu",
         memories=memories,
-        matrix=(unit,),
+        matrix=tuple(units),
         flops={**host.flops, ARRAY: 2 * p.peak_macs * p.clock * 1e6},
         chip=json.dumps(p.to_table(), sort_keys=True),
     )

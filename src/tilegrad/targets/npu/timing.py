@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...core.errors import UserError
-from .front import CHANNELS, Walk, posts, waits
+from .front import CHANNELS, Sequencer, posts, waits
 from .instructions import QUEUES, Instruction, text
 from .parameters import BITS, Parameters
 
@@ -104,7 +104,7 @@ class _Solver:
     """Advances whatever can be: each queue by the next of its rules."""
 
     def __init__(self, p: Parameters, program: Sequence[Instruction]) -> None:
-        self.p, self.walk = p, Walk(program)
+        self.p, self.sequencer = p, Sequencer(program)
         self.made = Timeline()
         self.queues: list[list[Event]] = [[], [], []]
         self.at = [0, 0, 0]  # the next of each queue to take
@@ -121,13 +121,13 @@ class _Solver:
         """Sends one word, if its queue has room at a time that is known."""
         if self.halted:
             return False
-        one = self.walk.program[self.walk.pc]
+        one = self.sequencer.program[self.sequencer.pc]
         decode = self.cycle + 1
         if one.op == "halt":
             self.halted, self.cycle = True, decode
             return True
         if one.queue is None:
-            self.walk.control()
+            self.sequencer.control()
             self.cycle = decode + 1
             return True
         queue = self.queues[one.queue]
@@ -136,10 +136,10 @@ class _Solver:
             if queue[before].taken < 0:
                 return False
             decode = max(decode, queue[before].taken + 1)
-        event = Event(self.walk.send(), one.queue, decode)
+        event = Event(self.sequencer.send(), one.queue, decode)
         queue.append(event)
         self.made.events.append(event)
-        self.walk.pc += 1
+        self.sequencer.pc += 1
         self.cycle = decode + 1
         return True
 

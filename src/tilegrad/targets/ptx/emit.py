@@ -166,7 +166,7 @@ def walk(e: Emission, block: Block) -> None:
 
 def emit_node(e: Emission, node: Node) -> None:
     """Emit one Node; a value that is free is made where it is wanted."""
-    name, elementwise = node.op.name, node.op.group in ELEMENTWISE
+    name, elementwise = node.op.name, node.op.category in ELEMENTWISE
     scalar = node.type is not None and getattr(node.type, "shape", None) == ()
     if scalar and name == "constant":
         value = rules.constant(e.w, node.attrs["value"], e.values.dtype(node))

@@ -50,7 +50,7 @@ def boxes_of(e: Emission, node: Node) -> Boxes:
     for axis, size in zip(axes, box):
         full[axis] = size
     if list(axes) != sorted(axes) or strides[-1] != 1:
-        raise InternalError("ptx.emit", f"no tensor map walks {type_} along {axes}")
+        raise InternalError("ptx.emit", f"no tensor map describes {type_} along {axes}")
     number = e.body.parameters.index(memory)
     map_ = TensorMap(number, type_.dtype, type_.shape, strides, tuple(full), swizzle)
     e.placed.maps.setdefault(map_, len(e.placed.maps))

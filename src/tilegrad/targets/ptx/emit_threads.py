@@ -24,8 +24,8 @@ from .write import braced
 
 
 @dataclass(frozen=True)
-class Walk:
-    """How threads walk a box of a place: pieces in a row, rows of a round, rounds."""
+class Cover:
+    """How threads cover a box of a place: pieces in a row, rows of a round, rounds."""
 
     pieces: int
     rows: int  # that all threads take at once
@@ -52,29 +52,29 @@ def copy_threads(e: Emission, node: Node) -> None:
     """A box into a place."""
     w, (place, memory) = e.w, node.inputs[:2]
     index, lead = split(node, 2, memory)
-    walk = walk_over(e, node.attrs["shape"], place)
-    into = pieces_at(e, place, lead, walk, node.attrs["row"])
-    source = pieces_of(e, memory, index, node.attrs["axes"], walk)
-    inside = pieces_inside(e, memory, index, node, walk)
+    cover = cover_of(e, node.attrs["shape"], place)
+    into = pieces_at(e, place, lead, cover, node.attrs["row"])
+    source = pieces_of(e, memory, index, node.attrs["axes"], cover)
+    inside = pieces_inside(e, memory, index, node, cover)
     for where, address, held in zip(into, source, inside):
         size = [w.value("b32", "selp.b32", str(PIECE), "0", held)] if held else []
         form = "cp.async.cg.shared.global.L2::128B"
-        w.put(form, where, address, str(PIECE), *size, guard=walk.guard)
+        w.put(form, where, address, str(PIECE), *size, guard=cover.guard)
 
 
 def store_threads(e: Emission, node: Node) -> None:
     """A place to a box."""
     w, (memory, place) = e.w, node.inputs[:2]
     index, lead = split(node, 2, memory)
-    walk = walk_over(e, node.attrs["shape"], place)
-    inside = pieces_inside(e, memory, index, node, walk)
+    cover = cover_of(e, node.attrs["shape"], place)
+    inside = pieces_inside(e, memory, index, node, cover)
     words = []
-    for where in pieces_at(e, place, lead, walk, 0):
+    for where in pieces_at(e, place, lead, cover, 0):
         words.append(braced([w.new("b32") for _ in range(4)]))
-        w.put("ld.shared.v4.b32", words[-1], where, guard=walk.guard)
-    into = pieces_of(e, memory, index, node.attrs["axes"], walk)
+        w.put("ld.shared.v4.b32", words[-1], where, guard=cover.guard)
+    into = pieces_of(e, memory, index, node.attrs["axes"], cover)
     for address, held, word in zip(into, inside, words):
-        guard = w.and_predicates(held, walk.guard) if held and walk.guard else held or walk.guard
+        guard = w.and_predicates(held, cover.guard) if held and cover.guard else held or cover.guard
         w.put("st.global.v4.b32", address, word, guard=guard)
 
 
@@ -82,17 +82,22 @@ def clear_rows(e: Emission, node: Node) -> None:
     """Zeros to some rows of a place."""
     place, start, stop = node.inputs[:3]
     w, and_guards, zero = e.w, e.threads.and_guards, e.threads.constant(0)
-    walk = walk_over(e, place.shape[-2:], place)
-    row, _ = walker(e, walk)
+    cover = cover_of(e, place.shape[-2:], place)
+    row, _ = own_piece(e, cover)
     first, last = e.values.index32(start), e.values.index32(stop)
-    pieces = pieces_at(e, place, node.inputs[3:], walk, 0)
-    for step, where in zip(walk.starts, pieces):
+    pieces = pieces_at(e, place, node.inputs[3:], cover, 0)
+    for step, where in zip(cover.starts, pieces):
         at = w.add(row, step) if step else row
         inside = and_guards(w.test("ge.s32", at, first), w.test("lt.s32", at, last))
-        w.put("st.shared.v4.b32", where, braced([zero] * 4), guard=and_guards(inside, walk.guard))
+        w.put(
+            "st.shared.v4.b32",
+            where,
+            braced([zero] * 4),
+            guard=and_guards(inside, cover.guard),
+        )
 
 
-def walk_over(e: Emission, shape: Sequence[int], place: Node) -> Walk:
+def cover_of(e: Emission, shape: Sequence[int], place: Node) -> Cover:
     """How the role's threads share rows and columns of a place."""
     (rows, columns), threads = shape, e.threads.count
     pieces, odd = divmod(columns * place.dtype.size, PIECE)
@@ -101,61 +106,63 @@ def walk_over(e: Emission, shape: Sequence[int], place: Node) -> Walk:
     at_once = threads // pieces
     if rows < at_once:
         guard = e.w.test("lt.s32", e.threads.number, rows * pieces)
-        return Walk(pieces, at_once, 1, guard)
+        return Cover(pieces, at_once, 1, guard)
     if rows % at_once or threads & (threads - 1):
         raise InternalError("ptx.emit", f"{threads} threads do not share {rows} rows")
-    return Walk(pieces, at_once, rows // at_once, "")
+    return Cover(pieces, at_once, rows // at_once, "")
 
 
-def walker(e: Emission, walk: Walk) -> tuple[str, str]:
+def own_piece(e: Emission, cover: Cover) -> tuple[str, str]:
     """(row, piece) of this thread in the first round."""
     number = e.threads.number
     return e.memo.once(
-        ("walker", number, walk.pieces),
+        ("own piece", number, cover.pieces),
         lambda: (
-            e.w.shr(number, walk.pieces.bit_length() - 1),
-            e.w.mask(number, walk.pieces - 1),
+            e.w.shr(number, cover.pieces.bit_length() - 1),
+            e.w.mask(number, cover.pieces - 1),
         ),
     )
 
 
-def pieces_at(e: Emission, place: Node, lead: Sequence[Node], walk: Walk, first: int) -> list[str]:
+def pieces_at(
+    e: Emission, place: Node, lead: Sequence[Node], cover: Cover, first: int
+) -> list[str]:
     """Where this thread's pieces lie in a place, from row `first` on."""
     type_ = memory_of(place)
     rows, span, turns = int(type_.shape[-2]), span_of(type_), SWIZZLES[type_.layout] // PIECE
     if turns and first % 8:
         raise InternalError("ptx.emit", f"row {first} of a swizzled place")
     own = e.memo.once(
-        ("piece", e.threads.number, walk.pieces, span, rows, turns),
-        lambda: piece_offset(e, *walker(e, walk), span, rows, turns),
+        ("piece", e.threads.number, cover.pieces, span, rows, turns),
+        lambda: piece_offset(e, *own_piece(e, cover), span, rows, turns),
     )
     near = Exchanged(e, e.w.add(lead_address(e, place, lead), own))
     return [
         near.at((at * span >> 7) & (turns - 1) if turns else 0, (first + at) * span)
-        for at in walk.starts
+        for at in cover.starts
     ]
 
 
 def pieces_of(
-    e: Emission, memory: Node, index: Sequence[Node], axes: Sequence[int], walk: Walk
+    e: Emission, memory: Node, index: Sequence[Node], axes: Sequence[int], cover: Cover
 ) -> list[str]:
     """Where this thread's pieces lie in a Memory."""
     type_, w = memory_of(memory), e.w
     strides, size = type_.element_strides(), type_.dtype.size
     if strides[axes[1]] != 1 or any(divisor_of(s) * size % PIECE for s in strides if s != 1):
-        raise InternalError("ptx.emit", f"no pieces of 16 bytes walk {type_} along {axes}")
+        raise InternalError("ptx.emit", f"no pieces of 16 bytes lie in {type_} along {axes}")
     step = strides[axes[0]]
-    key = ("own", e.threads.number, memory, walk)
+    key = ("own", e.threads.number, memory, cover)
 
     def make() -> str:
-        row, piece = walker(e, walk)
+        row, piece = own_piece(e, cover)
         part = w.value("b64", "mul.wide.s32", piece, str(PIECE))
         own = w.value("b64", "add.s64", scaled(e, row, step, size), part)
         return w.value("b64", "add.s64", own, e.pointers[memory])
 
     base, further = summed(e, key, e.memo.once(key, make), index, strides, size)
     found = []
-    for at in walk.starts:
+    for at in cover.starts:
         if isinstance(step, int):
             found.append(f"[{base}+{at * step * size + further}]")
             continue
@@ -207,7 +214,7 @@ def scaled(e: Emission, index: str, stride: Size, size: int) -> str:
 
 
 def pieces_inside(
-    e: Emission, memory: Node, index: Sequence[Node], node: Node, walk: Walk
+    e: Emission, memory: Node, index: Sequence[Node], node: Node, cover: Cover
 ) -> list[str]:
     """For each piece a predicate that it lies inside of the Memory; '' where it must."""
     type_, w = memory_of(memory), e.w
@@ -215,13 +222,13 @@ def pieces_inside(
     each = PIECE // type_.dtype.size
     if divisor_of(type_.shape[across]) % each or e.bounds.divisor(index[across]) % each:
         raise InternalError("ptx.emit", f"rows of {type_} do not end with a piece")
-    row, piece = walker(e, walk)
+    row, piece = own_piece(e, cover)
     held = ""
     if not fits(e, type_, index, across, columns):
         at = w.mad(piece, each, e.values.index32(index[across]))
         held = w.test("lt.u32", at, limit(e, type_, across))
     if fits(e, type_, index, down, rows):
-        return [held] * walk.rounds
+        return [held] * cover.rounds
     first, end, test = e.values.index32(index[down]), limit(e, type_, down), "lt.u32"
     if node.op.name == "store_threads":  # in other words than of copies of the same rows: an
         end = w.value("b32", "sub.s32", end, first)  # assembler keeps no answer until then
@@ -229,7 +236,7 @@ def pieces_inside(
     else:
         first = w.add(first, row)
     found = []
-    for step in walk.starts:  # below 0 is far above, unsigned
+    for step in cover.starts:  # below 0 is far above, unsigned
         at = w.add(first, step) if step else first
         mine = w.test(test, at, end)
         found.append(w.and_predicates(mine, held) if held else mine)

@@ -2,7 +2,7 @@
 
 One kernel is launched as it is. A sequence whose course is known (counters included) becomes a
 graph for each choice of Symbols, kept for a few sets of addresses and patched for others; where
-a value on the GPU decides the course, the host walks the steps and reads it. Invariant: all of
+a value on the GPU decides the course, the host takes the steps and reads it. Invariant: all of
 a run is on the Device's stream; every pointer that a kernel gets is a multiple of 16.
 """
 
@@ -95,7 +95,7 @@ class CudaLauncher(Launcher):
             return
         if self.decided or config().cuda_sync:
             after_kernel = False
-            for operation in self.walk(steps):
+            for operation in self.operations(steps):
                 run_directly(self.device, operation, after_kernel)
                 after_kernel = operation.prepared is not None
             return
@@ -109,7 +109,7 @@ class CudaLauncher(Launcher):
 
     def _graph(self, steps: CudaSteps, key: tuple[int, ...]) -> LaunchGraph:
         """A graph for these addresses: the oldest one patched, or a new one."""
-        operations = list(self.walk(steps))
+        operations = list(self.operations(steps))
         if len(operations) > CAPTURE_LIMIT:
             return Directly(self.device, operations)  # type: ignore[return-value]
         if len(steps.graphs) >= GRAPHS:
@@ -142,7 +142,7 @@ def operations(
             executable.slots[number] = buffer.pointer
         outputs, extra = executable.place(binding, held)
         extra += [arena.buffer for arena in executable.arenas if arena.buffer is not None]
-        return list(launcher.walk(binding.steps)), outputs, [*held, *outputs, *extra]
+        return list(launcher.operations(binding.steps)), outputs, [*held, *outputs, *extra]
 
 
 class CudaCaptured(Captured):

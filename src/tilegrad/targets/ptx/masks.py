@@ -68,7 +68,7 @@ def constant_along(node: Node, axis: int) -> bool:
     if node.op.name == "broadcast":
         inner = axis - len(node.shape) + len(node.inputs[0].shape)
         return inner < 0 or constant_along(node.inputs[0], inner)
-    return node.op.group in ("unary", "binary") and all(
+    return node.op.category in ("unary", "binary") and all(
         constant_along(i, axis) for i in node.inputs
     )
 

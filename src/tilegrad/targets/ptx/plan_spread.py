@@ -185,12 +185,12 @@ class SpreadPlan:
 
     def _visit(self, node: Node, warps: int) -> None:
         self.threads[node] = 32 * warps
-        name, group = node.op.name, node.op.group
+        name, category = node.op.name, node.op.category
         tile = isinstance(node.type, Tile)
         if tile and (
             name in ("constant", "iota", "stack")
             or (
-                (group in ELEMENTWISE or name in DERIVED)
+                (category in ELEMENTWISE or name in DERIVED)
                 and all(i.shape == () or self.free(i) for i in node.inputs)
             )
         ):
@@ -200,7 +200,7 @@ class SpreadPlan:
             self.parent.setdefault(node, node)
         if name == "stack_rows" or (name in DERIVED and node.inputs[0] in self.late):
             self.late.add(node)
-        if group in ELEMENTWISE:
+        if category in ELEMENTWISE:
             self._join(node, *(i for i in node.inputs if i.shape == node.shape))
         elif name in DERIVED or name in ("reduce", "cumulative", "extract", "part", "stack_rows"):
             self._shape(node)
@@ -277,8 +277,8 @@ class SpreadPlan:
         held = next((t for t in tiles if self._holds(t)), None)
         if name in ("load", "store") and held is not None:
             strides = node.inputs[0].type.element_strides()  # type: ignore[union-attr]
-            for axis, walked in enumerate(node.attrs["axes"]):
-                if strides[walked] == 1:
+            for axis, along in enumerate(node.attrs["axes"]):
+                if strides[along] == 1:
                     votes = self._wish(held).inner
                     votes[axis] = votes.get(axis, 0) + 1
 

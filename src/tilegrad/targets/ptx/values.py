@@ -134,7 +134,7 @@ class Values:
             return self.get(node.inputs[0], spread.reshape(node.inputs[0].shape))
         if name == "transpose":
             return self.transpose(node, spread)
-        if node.op.group in ELEMENTWISE:
+        if node.op.category in ELEMENTWISE:
             return self.elementwise(node, spread)
         raise InternalError("ptx.emit", f"{name} is not free")
 

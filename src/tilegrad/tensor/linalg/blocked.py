@@ -1,6 +1,6 @@
 """Blocked factorisations of batches of matrices (batch, rows, columns): panels and products.
 
-A `scan` walks over blocks of columns (or rows). Each step runs one panel kernel and changes the
+A `scan` loops over blocks of columns (or rows). Each step runs one panel kernel and changes the
 rest by matrix products of the Graph, so nearly all work is products, and the number of Programs
 does not grow with the size. Sizes are padded to whole blocks; padding never reaches a result.
 

@@ -3,7 +3,7 @@
 A tile is a block of queries of one head; programs take tiles in turns, forth and back, longest
 first where later queries see more. Sequences that lie one after another have places for tiles
 that follow from their starts alone, so that a search finds the sequence of a place. Invariant:
-every role walks the same tiles with the same steps, in the same order.
+every role takes the same tiles with the same steps, in the same order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Work:
     sequence: Any = 0  # of those that lie one after another
 
 
-class Walk:
+class TileOrder:
     """The tiles of one kernel, and their steps."""
 
     def __init__(
@@ -256,7 +256,7 @@ class Walk:
 
 def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, Any]:
     """(number of the batch and head, block of tokens) of a tile: blocks of some heads are mixed, so
-    that what they walk over is near and all end together."""
+    that what they loop over is near and all end together."""
     at = size_of(number, "number")
     if section == 1:
         lane, block = floor_divide(at, blocks), modulo(at, blocks)

@@ -1,4 +1,4 @@
-"""The Body of attention's backward whose programs keep tokens of one side and walk over the other.
+"""The Body of attention's backward whose programs keep tokens of one side and loop over the other.
 
 A producer brings what is kept and fills a ring with blocks of the other side; two consumers
 (`backward_consumer`) keep 64 tokens each. Programs of keys see scores transposed (keys as rows), so
@@ -24,7 +24,7 @@ from .backward_plan import OWN, ROWS, BackwardPlan, columns_of
 from .holes import Holes
 from .shape import AttentionShape, Parameters, tokens_of
 from .softmax import LOG2_E, and_masks, line
-from .walk import block_count, corner, key_limit, sequence_at, span_of
+from .tile_order import block_count, corner, key_limit, sequence_at, span_of
 
 
 class BackwardBody:
@@ -65,7 +65,7 @@ class BackwardBody:
                 tile.grid_launch_dependents()
             self.place()
             self.locate(tile.grid(programs))
-            self.begin, self.end = self.walked()
+            self.begin, self.end = self.seen_blocks()
             with tile.role("producer", 4, few):
                 self.producer()
             for own in range(2):
@@ -120,7 +120,7 @@ class BackwardBody:
         start = self.key_start if self.of_keys else self.query_start
         self.first = hold(tile.maximum(block - (start // ROWS + sequence), 0) * ROWS, "first")
 
-    def walked(self) -> tuple[Any, Any]:
+    def seen_blocks(self) -> tuple[Any, Any]:
         """The blocks of the other side that tokens of this program see, or are seen by."""
         before, after = self.x.band  # of key - query
         if self.of_keys:
@@ -131,7 +131,7 @@ class BackwardBody:
         end = self.queries if self.of_keys else self.limit
         if after is not None:
             end = tile.maximum(tile.minimum(end, self.first + after + ROWS), 0)
-        if self.data_says:  # nothing is walked over for tokens past the last
+        if self.data_says:  # nothing is looped over for tokens past the last
             count = self.limit if self.of_keys else self.queries
             end = end * tile.minimum(tile.maximum(count - self.first, 0), 1)
         first = tile.hold(begin // self.columns, "begin")
@@ -145,7 +145,7 @@ class BackwardBody:
         return member * (self.end - self.begin) + block - self.begin
 
     def place_of(self, step: Any) -> Any:
-        """The block that a step walks over. Where programs of a head add to one another's sums,
+        """The block that a step takes. Where programs of a head add to one another's sums,
         each begins elsewhere, so that they do not meet."""
         if not self.fast or self.x.band != (None, None) or self.data_says:
             return step
@@ -177,7 +177,7 @@ class BackwardBody:
 
     # ---- the producer -----------------------------------------------------------------------
 
-    def copy(self, number: int, at: Any, token: Any, member: Any, slot: Any) -> None:
+    def copy(self, number: int, at: Any, token: Any, member: Any, full: Any) -> None:
         """Bring a box of tokens into what is kept (0, 1) or the ring (2, 3)."""
         names = ("k", "v", "q", "dout") if self.of_keys else ("q", "dout", "k", "v")
         name = names[number]
@@ -188,7 +188,7 @@ class BackwardBody:
         for piece in range(self.pieces[number % 2]):
             part = place[at, piece]
             column = piece * self.wide[number % 2]
-            tile.copy_async(part, self.tokens(name, head, token, part.shape, column), slot)
+            tile.copy_async(part, self.tokens(name, head, token, part.shape, column), full)
 
     def producer(self) -> None:
         """Bring what is kept, then fill the ring."""

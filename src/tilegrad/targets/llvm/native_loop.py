@@ -1,8 +1,8 @@
-"""The native step walker as LLVM IR text: what worker threads do, without Python.
+"""The native loop over steps as LLVM IR text: what worker threads do, without Python.
 
-Exports: `start` (publish a step and walk it as worker 0), `resume` (go on after a pause),
+Exports: `start` (publish a step and run it as worker 0), `resume` (go on after a pause),
 `stop` (end a step early), `serve` (the life of another worker), `quit`, and `spin` (to time the
-pause instruction). The walker returns PAUSED to Python between entries once SLICE_NANOSECONDS
+pause instruction). It returns PAUSED to Python between entries once SLICE_NANOSECONDS
 have passed, so that signals are honoured; the other workers wait in their next barrier.
 
 The file is long because it is one program in one language.
@@ -79,8 +79,8 @@ SHORT = {
 }
 
 
-def walker_text(machine: str) -> str:
-    """The walker as LLVM IR for a CPU family ('x86_64' or 'aarch64')."""
+def native_loop_text(machine: str) -> str:
+    """The loop as LLVM IR for a CPU family ('x86_64' or 'aarch64')."""
     linux = sys.platform.startswith("linux")
     pause = {
         "x86_64": "call void @llvm.x86.sse2.pause()",
@@ -91,7 +91,7 @@ def walker_text(machine: str) -> str:
         "aarch64": "declare void @llvm.aarch64.hint(i32)",
     }.get(machine, "")
     text = "\n".join(
-        [declare, DECLARE, FUTEX if linux else NAP, WAIT, BARRIER, KERNEL, COPY, WALK, STEP, SERVE]
+        [declare, DECLARE, FUTEX if linux else NAP, WAIT, BARRIER, KERNEL, COPY, LOOP, STEP, SERVE]
     )
     words = {f"pool.{name}": at for name, at in POOL.items()}
     words |= {f"state.{name}": at for name, at in STATE.items()}
@@ -419,13 +419,13 @@ end:
 """
 
 # JUMP_UNLESS ends in a barrier: nobody may go on to rewrite the byte before all have read it.
-WALK = """
+LOOP = """
 define internal i64 @value_of(i64 %c, ptr %scalars, i32 %flags) {
   %result = call i64 @number_of(i64 %c, ptr %scalars, i32 %flags, i32 $VALUE_SCALAR)
   ret i64 %result
 }
 
-define internal i64 @walk(ptr %pool, ptr %state, i64 %worker, i64 %workers, i64 %deadline) {
+define internal i64 @take_entries(ptr %pool, ptr %state, i64 %worker, i64 %workers, i64 %deadline) {
 entry:
   %table = field ptr, ptr %pool, i64 $pool.table
   %entries = field i64, ptr %pool, i64 $pool.entries
@@ -609,7 +609,7 @@ entry:
   %state = field ptr, ptr %pool, i64 $pool.caller_state
   %now = call i64 @now()
   %deadline = add i64 %now, $SLICE
-  %code = call i64 @walk(ptr %pool, ptr %state, i64 0, i64 %workers, i64 %deadline)
+  %code = call i64 @take_entries(ptr %pool, ptr %state, i64 0, i64 %workers, i64 %deadline)
   %paused = icmp eq i64 %code, $PAUSED
   %alone = icmp eq i64 %workers, 1
   %return = or i1 %paused, %alone
@@ -670,7 +670,7 @@ idle:
 work:
   call void @prepare(ptr %pool, ptr %state)
   %workers = field i64, ptr %pool, i64 $pool.workers
-  %code = call i64 @walk(ptr %pool, ptr %state, i64 %worker, i64 %workers, i64 0)
+  %code = call i64 @take_entries(ptr %pool, ptr %state, i64 %worker, i64 %workers, i64 0)
   %before = atomicrmw add ptr %done.at, i32 1 seq_cst
   call void @wake(ptr %done.at, ptr %done.sleepers)
   br label %idle

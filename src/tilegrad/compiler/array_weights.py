@@ -1,0 +1,157 @@
+"""Stored weights as an array multiplies them: their codes, prepared once, and scales behind them.
+
+`Codes` gives the codes of a Format's rows as an array of elements, of int4 or fp8 where the array
+has a rate for those; where two of every four are kept and the array has a 2:4 unit, the Graph says
+so by `pruned`. A product of codes is the array's, and scales of rows are factors behind it.
+Invariant: sums of whole numbers are exact; values of others are those of the unpacked operands, up
+to the order and rounding of sums.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from ..core.dtype import DType, dtype_of, float8_e4m3, float32, int4, int8
+from ..core.format import NUMPY, Format, format_of
+from ..core.target import Target
+from ..graph import build, ops
+from ..ir.node import Node
+from ..ir.text import ATTRIBUTE_PARSERS
+from ..tile.array import MIXED, SPARSE
+from .as_stored import AsStored
+
+KIND = "codes"
+
+
+class Codes(AsStored):
+    """The codes of some rows of a Format, and what each row has once."""
+
+    text_name = KIND
+
+    def __init__(self, form: str, rows: int, columns: int, dtype: DType) -> None:
+        super().__init__(form, rows, columns)
+        self.dtype = dtype
+
+    @property
+    def name(self) -> str:
+        """The name, for people."""
+        return f"codes_{self.form}"
+
+    def parts(self) -> list[tuple[str, tuple[int, ...], DType]]:
+        """Codes, then the Fields of a row."""
+        (rows,) = self.rows
+        own = [(part.name, (rows, part.count), part.dtype) for part in self.format.row]
+        return [("codes", (rows, self.columns), self.dtype), *own]
+
+    def pack(self, raw: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+        """The parts of some rows of bytes."""
+        fields = self.format.split(raw)
+        assert self.format.codes is not None
+        codes = np.asarray(self.format.codes(NUMPY, fields)).reshape(len(raw), -1)
+        found = {p.name: np.ascontiguousarray(fields[p.name][:, 0]) for p in self.format.row}
+        return {"codes": codes.astype(np.float32).astype(self.dtype.numpy), **found}
+
+    def to_text(self) -> str:
+        """The facts as JSON."""
+        return json.dumps([KIND, self.form, self.rows[0], self.columns, self.dtype.name])
+
+
+def parse_codes(text: str) -> Codes:
+    """The Codes that `to_text` wrote."""
+    _, form, rows, columns, dtype = json.loads(text)
+    return Codes(form, rows, columns, dtype_of(dtype))
+
+
+ATTRIBUTE_PARSERS[KIND] = parse_codes
+
+
+def is_factored(form: Format) -> bool:
+    """Whether a value is its code, whole or fp8 or plain, times at most one factor of its row."""
+    names = {part.name for part in (*form.fields, *form.row)}
+    known = form.element is not None and form.element.name not in ("E2M1", "NF4", "E5M2")
+    scales = [part.dtype for part in form.row if part.name == "scale"]
+    floats = all(dtype.is_float for dtype in scales)
+    return (
+        form.apart
+        and known
+        and floats
+        and names <= {"codes", "places", "scale"}
+        and (not form.grain.columns)
+    )
+
+
+def code_dtype(form: Format, target: Target) -> DType:
+    """What codes are stored as for a Target: elements, or of half the bits at that rate."""
+    assert form.element is not None
+    element = int8 if target.array is None else target.array.inputs[0]
+    half = next((u.inputs[1] for u in target.array_rates if u.name == MIXED), element)
+    if form.element.name == "E4M3":
+        return half if half is float8_e4m3 else element
+    return half if half is int4 and form.element.bits <= 4 else element
+
+
+def codes_of(raw: Node, form: Format, columns: int, target: Target) -> dict[str, Node]:
+    """The parts of rows of bytes, as they are prepared."""
+    callee = Codes(form.name, raw.shape[0], columns, code_dtype(form, target))
+    call = ops.call(raw, callee=callee)
+    items = build.items(call) if len(callee.parts()) > 1 else [call]
+    found = {name: item for (name, _, _), item in zip(callee.parts(), items)}
+    if form.sparse and any(unit.name == SPARSE for unit in target.array_rates):
+        found["codes"] = ops.pruned(found["codes"])
+    return found
+
+
+def whole_values(node: Node, target: Target) -> Node:
+    """An `unpack` to whole numbers: the codes themselves."""
+    form = format_of(node.attrs["format"])
+    found = codes_of(node.inputs[0], form, node.shape[-1], target)
+    return build.cast(found["codes"], node.dtype)
+
+
+def why_not(dot: Node, target: Target) -> str:
+    """Why a product of something and stored weights is none of the array's; '' where it is."""
+    x, weight = dot.inputs
+    form, unit = format_of(weight.attrs["format"]), target.array
+    assert unit is not None
+    if dot.attrs["batch"] != ((), ()) or dot.attrs["contract"] != ((len(x.shape) - 1,), (1,)):
+        return "it sums over another axis than the last"
+    if not is_factored(form):
+        return "codes of a row have more than one factor"
+    assert form.element is not None
+    whole = form.element.name.startswith("INT")
+    if unit.accumulator.is_float:
+        plain = form.element.dtype in (unit.inputs[0], float8_e4m3)
+        same = x.dtype is unit.inputs[0] and plain
+        return "" if same else f"the array multiplies {unit.inputs[0].name}, not {x.dtype.name}"
+    if not whole or x.op is not ops.unpack or x.inputs[0].op is not ops.pack:
+        return "the array multiplies whole numbers, and its other operand is rounded to none"
+    given = format_of(x.attrs["format"])
+    known = given.element is not None and given.element.name == "INT8" and not given.sparse
+    return "" if known and is_factored(given) else f"the array multiplies INT8, not {given.name}"
+
+
+def of_codes(
+    dot: Node, x: Node, encoded: dict[str, Node] | None, raw: Node, target: Target
+) -> Node:
+    """The product, of `x` or of its codes and scales, and of stored weights."""
+    weight = dot.inputs[1]
+    form, unit = format_of(weight.attrs["format"]), target.array
+    assert unit is not None
+    fields = codes_of(raw, form, weight.shape[-1], target)
+    lead, element = dot.shape[:-1], unit.inputs[0]
+    left = x if encoded is None else build.reshape(encoded["codes"], (*lead, weight.shape[-1]))
+    right = build.cast(fields["codes"], element)
+    total = build.dot(left, right, dot.attrs["batch"], dot.attrs["contract"], unit.accumulator)
+    total = build.cast(total, float32)
+    scales = [(encoded or {}).get("scale"), fields.get("scale")]
+    for scale, shape in zip(scales, ((*lead, 1), (raw.shape[0],))):
+        if scale is not None:
+            factor = build.cast(build.reshape(scale, shape), float32)
+            total = build.multiply(total, build.broadcast_to(factor, total.shape))
+    return build.cast(total, dot.dtype)
+
+
+__all__ = ["KIND", "Codes", "of_codes", "parse_codes", "whole_values", "why_not"]
