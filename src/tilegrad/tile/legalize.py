@@ -24,9 +24,8 @@ from ..ir.symbol import Size
 from . import ops
 from .build import Body, BodyBuilder
 from .legalize_matrix import matrix_dot, unit_for
+from .numeric import COMBINE
 from .pieces import Indices, Pieces, Source, large, same_axes
-
-COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def legalize(body: Body, target: Target) -> Body:

@@ -331,6 +331,8 @@ def part(x: Array, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     return x[tuple(slice(a, a + size) for a, size in zip(start, shape))]
 
 
+# The op that combines two values of a reduction, and how NumPy folds many.
+COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 FOLDS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 BOOL_FOLDS: dict[str, Any] = {
     "sum": np.logical_or,

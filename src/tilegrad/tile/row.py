@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -285,3 +286,14 @@ def lead(
     rest = (first, *[0] * (len(shape) - 1)) if shape else ()
     axes = tuple(range(len(index), len(index) + len(shape)))
     return Touch(memory, writes, (*index, *rest), shape, axes)
+
+
+def emitters(*files: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Functions of a target's files by name, without a '_' before it: one that has an op's name
+    emits that op."""
+    return {
+        name.lstrip("_"): function
+        for file in files
+        for name, function in vars(file).items()
+        if inspect.isfunction(function) and function.__module__ == file.__name__
+    }

@@ -22,7 +22,7 @@ from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Tile
 from ...tile.build import Body, body_sites, body_symbols
-from ...tile.spelled import emitters
+from ...tile.row import emitters
 from . import emit_memory, emit_shape
 from .emit_shape import Emission, Emit, Values, count_of, in_matrix_unit, lanes_of, size_text
 from .rules import convert, literal, row_for, scalar_type, splat_constant, type_of, vector

@@ -16,7 +16,7 @@ from ...ir.node import Node
 from ...ir.symbol import Expr, Size
 from ...ir.types import Tile
 from ...tile.build import Body
-from ...tile.legalize import COMBINE
+from ...tile.numeric import COMBINE
 from .rules import Writer, convert, literal, mangle, row_for, scalar_type, type_of, vector
 
 Values = list[str]

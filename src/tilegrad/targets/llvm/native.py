@@ -264,8 +264,8 @@ class Function:
         """A function's result; what is no name is the address of one."""
         name = ast.unparse(function)
         if name in self.module.instructions:
-            held = [self.read(x) for x in given]
-            first, rest = [self.typed(x) for x in held[:1]], [x.text for x in held[1:]]
+            values = [self.read(x) for x in given]
+            first, rest = [self.typed(x) for x in values[:1]], [x.text for x in values[1:]]
             text = self.module.instructions[name].format(*first, *rest)
             return self.line(text) if text.startswith("call void") else self.value("i1", text)
         if name in WIDTHS:

@@ -17,7 +17,6 @@ import sys
 import numpy as np
 
 from . import table
-from .native import Module, Value
 
 DONE, PAUSED, STOPPED = 0, 1, 2
 
@@ -75,6 +74,8 @@ PAUSES = {
 
 def native_loop_text(machine: str) -> str:
     """The loop as LLVM IR for a CPU family ('x86_64' or 'aarch64')."""
+    from .native import Module, Value  # not needed where the loop is in the Store
+
     linux = sys.platform.startswith("linux")
     pause = PAUSES[machine]
     numbers = {**NUMBERS, "FUTEX": 202 if machine == "x86_64" else 98, "CLOCK": 6 if linux else 1}

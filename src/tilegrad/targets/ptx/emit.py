@@ -19,7 +19,7 @@ from ...ir.node import Node
 from ...ir.symbol import Size, high
 from ...ir.types import product
 from ...tile.build import Body, body_sites, body_symbols
-from ...tile.spelled import emitters
+from ...tile.row import emitters
 from . import (
     emit_barriers,
     emit_control,

@@ -33,7 +33,8 @@ def put(device: Context, operation: Operation, after_kernel: bool, captured: boo
     prepared = operation.prepared
     if prepared is None:
         stream = device.capture_stream if captured else device.stream
-        device.copy_bytes(*operation.pointers, operation.bytes, stream)
+        target, source = operation.pointers
+        device.copy_bytes(target, source, operation.bytes, stream)
     else:
         prepared.last = None
         prepared.point(operation.pointers)

@@ -19,8 +19,7 @@ from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
-from ...tile.legalize import COMBINE
-from ...tile.numeric import FUNCTIONS
+from ...tile.numeric import COMBINE, FUNCTIONS
 from ...tile.scope import Element, Rare, where
 from . import division
 from .convert import bitcast, convert, convert_pair, narrow, widen
