@@ -124,7 +124,7 @@ VAGUE_WORDS: dict[str, tuple[str, ...]] = {
         "targets/llvm/launcher.py",
         "targets/llvm/table.py",
         "targets/llvm/workers.py",
-        "targets/npu/",
+        "targets/npu/device.py",
     ),
     "thin": (),
     "walk": (  # over Nodes and other trees; data is looped over or swept

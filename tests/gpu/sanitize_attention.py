@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilegrad.core.dtype import bfloat16, dtype_of, float8_e4m3, float16, int8
+from tilegrad.core.dtype import bfloat16, dtype_of, float8_e4m3, float16, float32, int8
 from tilegrad.core.target import H200
 from tilegrad.graph import paged_reference
 from tilegrad.ir.types import Memory
@@ -24,7 +24,7 @@ from tilegrad.kernels.attention.forward import AttentionPlan, wide_attention
 from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
 from tilegrad.kernels.paged import reference as work_reference
-from tilegrad.kernels.paged.append import Rotary, append, append_parameters
+from tilegrad.kernels.paged.append import HeadNorms, Rotary, append, append_parameters
 from tilegrad.kernels.paged.call import attend
 from tilegrad.kernels.paged.combine import combine_parameters, combine_parts
 from tilegrad.kernels.paged.shape import (
@@ -508,8 +508,20 @@ def prefills(
     )
 
 
+def normed(heads: Any, weight: Any, epsilon: float) -> Any:
+    """Heads by their norm, as stored."""
+    wide = heads.astype(np.float64)
+    root = np.sqrt((wide * wide).mean(-1, keepdims=True) + epsilon)
+    return (wide / root * weight).astype(heads.dtype)
+
+
 def stepped(
-    x: PagedShape, plan: ShortPlan, rotary: Rotary, queries: Sequence[int], lengths: Sequence[int]
+    x: PagedShape,
+    plan: ShortPlan,
+    rotary: Rotary,
+    queries: Sequence[int],
+    lengths: Sequence[int],
+    norms: HeadNorms | None = None,
 ) -> Steps:
     """Append and attention in one launch; a token at most for each request."""
     given = cache(x, lengths, queries)
@@ -521,16 +533,21 @@ def stepped(
     }
     wide = [given[n].astype(np.float64) for n in ("keys", "values")]
     places = [given[n] for n in ("table", "lengths", "query_starts")]
+    heads = [given["q"], given["k"]]
+    if norms is not None:
+        weights = [np.abs(drawn(10 + i, x.width)) + np.float32(0.5) for i in range(2)]
+        given |= dict(zip(("q_norm", "k_norm"), weights))
+        heads = [normed(*each) for each in zip(heads, weights, norms.epsilons)]
     turned = paged_reference.append(
-        rotary, given["q"], given["k"], given["v"], frequencies, *places, *wide, scales_of(x)
+        rotary, *heads, given["v"], frequencies, *places, *wide, scales_of(x)
     )
     kept = [m.astype(x.cache.numpy) for m in wide]
     out = paged_reference.attention(x, turned.astype(x.dtype.numpy), *kept, *places, scales_of(x))
-    names = [n for n, _ in short_parameters(x, rotary)]
+    names = [n for n, _ in short_parameters(x, rotary, norms)]
     given["out"] = np.zeros(out.shape, x.dtype.numpy)
     within = 2.0**-4 if x.scaled else STEP[x.dtype]
     return Steps(
-        [(step_attend(x, plan, rotary), names)],
+        [(step_attend(x, plan, rotary, norms), names)],
         given,
         {"out": (out, 2 * STEP[x.dtype]), "keys": (wide[0], within), "values": (wide[1], within)},
     )
@@ -582,6 +599,14 @@ PAGED: dict[str, Callable[[], Steps]] = {
     ),
     "one launch, 8 bits": lambda: stepped(
         paged(4, 1, 16, ONES, FEW, cache=float8_e4m3), ShortPlan(cluster=4), Rotary(64), ONES, FEW
+    ),
+    "one launch, norms": lambda: stepped(
+        paged(8, 2, 16, ONES, FEW, 128),
+        ShortPlan(cluster=2),
+        Rotary(128),
+        ONES,
+        FEW,
+        HeadNorms((1e-6, 0.5), float32),
     ),
     "append": lambda: appended(paged(8, 2, 16, SEVERAL), Rotary(64), SEVERAL),
     "append, 8 bits": lambda: appended(

@@ -28,7 +28,7 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.target import H200
 from tilegrad.graph import paged_reference as reference
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.paged.append import Rotary
+from tilegrad.kernels.paged.append import HeadNorms, Rotary
 from tilegrad.kernels.paged.call import short_callee
 from tilegrad.kernels.paged.shape import (
     PagedShape,
@@ -74,8 +74,20 @@ class Step:
             agree_stored(self.x, found, right, rounding)
 
 
+def normed(heads: Any, weight: Any, epsilon: float, dtype: Any) -> Any:
+    """Heads by their norm, as a kernel of its own would store them."""
+    wide = heads.astype(np.float64)
+    root = np.sqrt((wide * wide).mean(-1, keepdims=True) + epsilon)
+    return (wide / root * weight.astype(np.float64)).astype(dtype)
+
+
 def make_step(
-    x: PagedShape, rotary: Rotary, lengths: Sequence[int], queries: Sequence[int], seed: int = 0
+    x: PagedShape,
+    rotary: Rotary,
+    lengths: Sequence[int],
+    queries: Sequence[int],
+    norms: HeadNorms | None = None,
+    seed: int = 0,
 ) -> Step:
     """Random numbers; nan where no earlier key lies, far pages past each request's end."""
     draw = np.random.default_rng(seed)
@@ -106,6 +118,11 @@ def make_step(
     scales = scales_of(x)
     wide = [part.astype(np.float64) for part in (keys, values)]
     sizes = np.array(lengths, np.int32)
+    weights = [draw.uniform(0.5, 1.5, x.width).astype(np.float32) for _ in range(2)]
+    weights = [w.astype(norms.dtype.numpy) for w in weights] if norms else []
+    plain = [q, k]
+    if norms:
+        q, k = (normed(*g, x.dtype.numpy) for g in zip(plain, weights, norms.epsilons))
     turned = reference.append(rotary, q, k, v, frequencies, table, sizes, starts, *wide, scales)
     out = reference.attention(
         x,
@@ -116,9 +133,9 @@ def make_step(
         starts,
         scales,
     )
-    more = [scales] if x.scaled else []
+    more = [*weights, scales] if x.scaled else weights
     result = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
-    given = [q, k, v, frequencies, *more, table, sizes, starts, keys, values, result]
+    given = [*plain, v, frequencies, *more, table, sizes, starts, keys, values, result]
     return Step(x, rotary, given, out, *wide, int(starts[-1]))
 
 
@@ -240,16 +257,21 @@ case(
 )
 
 
+case("norms", 8, 2, 16, lengths=ALL)
+case("norms, 8 bits", 8, 2, 16, cache=float8_e4m3)
+NORMS = {"norms": HeadNorms((1e-6, 0.5), float32), "norms, 8 bits": HeadNorms((0.1, 1e-5), float16)}
+
+
 def body_of(label: str) -> Body:
     """The kernel of a case."""
     x, plan, rotary, _, _ = CASES[label]
-    return step_attend(x, plan, rotary)
+    return step_attend(x, plan, rotary, NORMS.get(label))
 
 
 def step_of(label: str) -> Step:
     """The inputs of a case."""
     x, _, rotary, lengths, queries = CASES[label]
-    return make_step(x, rotary, lengths, queries)
+    return make_step(x, rotary, lengths, queries, NORMS.get(label))
 
 
 @pytest.mark.sampled(4)
@@ -276,6 +298,7 @@ SIMULATED = (
     "8 bits",
     "int8, two heads",
     "window",
+    "norms",
 )
 
 

@@ -45,7 +45,7 @@ class Case:
         self.shape = QuantisedShape(BY_NAME[form], rows, columns, size or tokens, dtype)
         self.around, self.symbols = around, {"tokens": tokens} if size is not None else {}
         raw, rng = random_rows(BY_NAME[form], rows, columns), np.random.default_rng(1)
-        made = kernels.pack(self.shape, raw)
+        self.raw, made = raw, kernels.pack(self.shape, raw)
         results = around.results(self.shape)
         x, bias, residual = (
             rng.standard_normal(s).astype(dtype.numpy)

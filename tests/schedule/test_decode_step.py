@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -199,7 +200,7 @@ def step_schedule(
     scale: float | None = None,
     head: bool = False,
     kept: dtypes.DType = tg.bfloat16,
-    **sizes: int,
+    **sizes: Any,
 ) -> Schedule:
     """The Schedule of the engine's decode step, for an H200."""
     config = DecoderConfig.from_huggingface({**LLAMA, "num_hidden_layers": layers, **sizes})
@@ -236,6 +237,13 @@ def test_launches_of_a_layer(batch: int) -> None:
     assert len(set(more)) == len(set(some)), "equal layers share their Programs"
     each = (len(more) - len(some)) // 2
     assert len(some) + 29 * each <= (166 if batch <= 8 else 199)  # of 32 layers
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_norms_of_heads_are_no_launch(batch: int) -> None:
+    """Whoever appends does them."""
+    counts = [len(launches(step_schedule(batch, 2, model_type=m))) for m in ("llama", "qwen3")]
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("kept", [tg.float8_e4m3, tg.int8], ids=str)

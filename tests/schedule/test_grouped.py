@@ -240,6 +240,15 @@ def test_blocks_follow_the_rows() -> None:
     assert listed is None and isinstance(plan, WidePlan) and plan.tile == (128, 32, 64)
 
 
+@pytest.mark.parametrize("rows", [8, 64, 256, 2000])
+def test_a_core_has_one_program(rows: int) -> None:
+    """Rings take more than half of its shared memory."""
+    for function, values in ((product(2), given), (gated, lambda *s: two_weights(*s[:-1]))):
+        _, plan = plans_of(function, values(rows, 4, 64, 768, BF16))
+        tm, tn, tk = plan.tile
+        assert tm >= 128 and 4 * plan.stages * (tm + tn) * tk > H200.memories["shared"].bytes
+
+
 @pytest.mark.parametrize(
     "sizes, axis",
     [((9, 6, 128, 72), 2), ((150, 2, 64, 64), 1), ((20, 40, 64, 64), 2)],

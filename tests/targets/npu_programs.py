@@ -67,10 +67,10 @@ class Writer:
         made = []
         for bank in (0, 1):
             self.filled.append(bank * p.bank_rows)
-            stride = -(-p.slots * 4 // p.dma_bytes) * p.dma_bytes
-            at = {"rows": min(p.rows, 8), "columns": p.slots, "stride": stride}
+            stride = -(-p.row_elements * 4 // p.dma_bytes) * p.dma_bytes
+            at = {"rows": min(p.rows, 8), "columns": p.row_elements, "stride": stride}
             indexed = int(p.sparse)
-            dram = self.address(at["rows"], stride, 4 * p.slots)
+            dram = self.address(at["rows"], stride, 4 * p.row_elements)
             made.append(
                 instruction("move_in", local=bank * p.bank_rows, dram=dram, indexed=indexed, **at)
             )
@@ -83,7 +83,7 @@ class Writer:
 
     def move_in(self, tokens: str = "", **given: int) -> Instruction:
         p, r = self.p, self.r
-        rows, columns = r.randint(1, 6), r.randint(1, p.slots)
+        rows, columns = r.randint(1, 6), r.randint(1, p.row_elements)
         stride = r.randrange(1, 40) * p.dma_bytes
         flags = {"narrow": r.randrange(2), "indexed": r.randrange(2) if p.sparse else 0}
         local = self.place(rows, p.scratchpad_rows - 4)
@@ -95,7 +95,7 @@ class Writer:
             columns=columns,
             stride=stride,
             local=local,
-            dram=self.address(rows + 4, stride, 4 * p.slots),
+            dram=self.address(rows + 4, stride, 4 * p.row_elements),
             **flags,
             **given,
         )

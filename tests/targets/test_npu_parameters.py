@@ -31,7 +31,7 @@ def test_a_file_is_a_preset_with_changes(tmp_path: Path) -> None:
     path.write_text('preset = "edge"\ndataflow = "os"\nsparse = true\n[energy]\nmac = 0.5\n')
     p = Parameters.load(path)
     assert (p.name, p.rows, p.dataflow, p.sparse, p.energy.mac) == ("mine", 8, "os", True, 0.5)
-    assert p.slots == 16 and p.stored_bits == 10
+    assert p.row_elements == 16 and p.stored_bits == 10
     same = tmp_path / "same.json"
     same.write_text(json.dumps(p.to_table()))
     assert Parameters.load(same) == p

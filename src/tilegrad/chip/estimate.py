@@ -48,7 +48,7 @@ class Tally:
         """An instruction, so many times."""
         assert word.queue is not None
         self.cycles[word.queue] += times * (run_cycles(p, word) + 2)  # taking and posting it
-        row, sums = p.slots * p.stored_bits // 8, p.columns * 4
+        row, sums = p.row_elements * p.stored_bits // 8, p.columns * 4
         if word.op == "move_in":
             read = times * word["rows"] * row_beats(p, word) * p.dma_bytes
             self.dram += read
@@ -124,7 +124,7 @@ def areas(p: Parameters) -> dict[str, float]:
     """mm2 of each block at 45 nm, estimated."""
     found = {
         "multipliers": p.peak_macs * MULTIPLIER[p.element] * (MIXED[p.element] if p.mixed else 1.0),
-        "scratchpad": SRAM * p.scratchpad_rows * p.slots * p.stored_bits / 8,
+        "scratchpad": SRAM * p.scratchpad_rows * p.row_elements * p.stored_bits / 8,
         "accumulators": 2 * SRAM * p.accumulator_bytes,  # two copies, for two readers
         "vector unit": p.lanes * LANE,
     }

@@ -73,8 +73,8 @@ class Weights:
 
     def run(self) -> list[Node]:
         """The results with calls of kernels."""
-        for group in self._groups():
-            self._plan(group)
+        for members in self._joined():
+            self._plan(members)
         for node in self.order:
             if self._of_stored(node) and (node.inputs[0].op is ops.unpack or self.target.array):
                 why = self._why_no_codes(node)
@@ -99,7 +99,7 @@ class Weights:
         found = self.readers.get(node, [])
         return found[0] if len(found) == 1 and node not in self.kept else None
 
-    def _groups(self) -> list[list[Product]]:
+    def _joined(self) -> list[list[Product]]:
         """Products of the same tokens with weights of one Format, in the order of the weights."""
         found: dict[Any, dict[Node, Product]] = {}
         for node in self.order:
@@ -107,11 +107,11 @@ class Weights:
             if product is not None:
                 key = (product.x, product.form.name)
                 found.setdefault(key, {}).setdefault(product.raw, product)
-        groups = []
+        joined = []
         for members in found.values():
             ordered = sorted(members.values(), key=lambda p: self.number[p.raw])
-            groups += self._apart(ordered)
-        return groups
+            joined += self._apart(ordered)
+        return joined
 
     def _product(self, node: Node) -> Product | None:
         if not self._of_stored(node):
@@ -139,15 +139,15 @@ class Weights:
     def _apart(self, members: list[Product]) -> list[list[Product]]:
         """Gates and what they gate by themselves, the others together."""
         by_dot = {p.dot: p for p in members}
-        groups, rest = [], list(members)
+        joined, rest = [], list(members)
         for product in members:
             if product not in rest:
                 continue
             pair = self._gated(product, by_dot)
             if pair is not None and all(p in rest for p in pair):
-                groups.append(list(pair))
+                joined.append(list(pair))
                 rest = [p for p in rest if p not in pair]
-        return [*groups, *([rest] if rest else [])]
+        return [*joined, *([rest] if rest else [])]
 
     def _gated(self, up: Product, by_dot: dict[Node, Product]) -> tuple[Product, Product] | None:
         """(gate, up) where a product is only read to be gated by another one."""
@@ -160,23 +160,23 @@ class Weights:
 
     # ---- choosing ---------------------------------------------------------------------------
 
-    def _plan(self, group: list[Product]) -> None:
+    def _plan(self, members: list[Product]) -> None:
         """Note what is built in the place of which Node."""
-        first = group[0]
-        if len(group) == 1:
+        first = members[0]
+        if len(members) == 1:
             self._plan_alone(first)
             return
         norm = self._norm(first.x)
-        node = self._only_reader(group[1].dot)
-        if len(group) == 2 and self._gated(group[1], {p.dot: p for p in group}) is not None:
+        node = self._only_reader(members[1].dot)
+        if len(members) == 2 and self._gated(members[1], {p.dot: p for p in members}) is not None:
             for found in (norm, None) if norm is not None else (None,):
                 around = _around(found, gated="silu")
-                if self._takes(group, around):
+                if self._takes(members, around):
                     assert node is not None
-                    self.builds[node] = functools.partial(self._gates, group, found, around)
+                    self.builds[node] = functools.partial(self._gates, members, found, around)
                     return
-        joint = functools.cache(lambda: self._joint(group, norm))
-        for number, product in enumerate(group):
+        joint = functools.cache(lambda: self._joint(members, norm))
+        for number, product in enumerate(members):
             self.builds[product.dot] = functools.partial(lambda n: joint()[n], number)
 
     def _plan_alone(self, product: Product) -> None:
@@ -199,12 +199,12 @@ class Weights:
         fits = found is not None and found.weight.dtype is x.dtype and found.x.shape == x.shape
         return found if fits else None
 
-    def _takes(self, group: list[Product], around: Around) -> bool:
-        shape = self._shape(group)
+    def _takes(self, members: list[Product], around: Around) -> bool:
+        shape = self._shape(members)
         return not self.family.why_not_around(shape, self.target, around)
 
-    def _shape(self, group: list[Product]) -> QuantisedShape:
-        return _problem(group[0].form, sum(p.rows for p in group), group[0].x)
+    def _shape(self, members: list[Product]) -> QuantisedShape:
+        return _problem(members[0].form, sum(p.rows for p in members), members[0].x)
 
     # ---- building ---------------------------------------------------------------------------
 
@@ -215,15 +215,15 @@ class Weights:
         return build.items(ops.call(*raws, callee=callee))
 
     def _launch(
-        self, group: list[Product], around: Around, norm: RowNorm | None, last: Sequence[Node]
+        self, members: list[Product], around: Around, norm: RowNorm | None, last: Sequence[Node]
     ) -> list[Node]:
         """The results (tokens, rows) of one product with what is around it."""
-        shape = self._shape(group)
-        x = self.done[group[0].x if norm is None else norm.x]
+        shape = self._shape(members)
+        x = self.done[members[0].x if norm is None else norm.x]
         first = [build.reshape(x, (shape.tokens, shape.columns))]
         if norm is not None:
             first.append(self.done[norm.weight])
-        parts = self._parts([p.raw for p in group], shape.format, shape.columns)
+        parts = self._parts([p.raw for p in members], shape.format, shape.columns)
         callee = _around_callee(shape, self.target, around)
         _, callee.verdict = chosen_for(shape, self.target, around)
         made = ops.call(*first, *parts, *last, callee=callee)
@@ -242,29 +242,29 @@ class Weights:
         (made,) = self._launch([product], around, norm, last)
         return build.reshape(made, fused.top.shape)
 
-    def _gates(self, group: list[Product], norm: RowNorm | None, around: Around) -> Node:
-        (made,) = self._launch(group, around, norm, [])
-        return build.reshape(made, group[0].dot.shape)
+    def _gates(self, members: list[Product], norm: RowNorm | None, around: Around) -> Node:
+        (made,) = self._launch(members, around, norm, [])
+        return build.reshape(made, members[0].dot.shape)
 
-    def _joint(self, group: list[Product], norm: RowNorm | None) -> list[Node]:
-        """What each product of a group is, of one launch that reads all their weights."""
-        splits = tuple(p.rows for p in group)
-        if len(group) > 1:
+    def _joint(self, members: list[Product], norm: RowNorm | None) -> list[Node]:
+        """What each of some products is, of one launch that reads all their weights."""
+        splits = tuple(p.rows for p in members)
+        if len(members) > 1:
             for found in (norm, None) if norm is not None else (None,):
                 around = _around(found, splits=splits)
-                if self._takes(group, around):
-                    made = self._launch(group, around, found, [])
-                    return [self._fitted(p, n) for p, n in zip(group, made)]
-        if norm is not None and self._takes(group, _around(norm)):
-            (whole,) = self._launch(group, _around(norm), norm, [])
+                if self._takes(members, around):
+                    made = self._launch(members, around, found, [])
+                    return [self._fitted(p, n) for p, n in zip(members, made)]
+        if norm is not None and self._takes(members, _around(norm)):
+            (whole,) = self._launch(members, _around(norm), norm, [])
         else:
-            whole = self._plain(group)
-        if len(group) == 1:
-            return [self._fitted(group[0], whole)]
-        lead = group[0].x.shape[:-1]
+            whole = self._plain(members)
+        if len(members) == 1:
+            return [self._fitted(members[0], whole)]
+        lead = members[0].x.shape[:-1]
         whole = build.reshape(whole, (*lead, sum(splits)))
         found_, first = [], 0
-        for product in group:
+        for product in members:
             part = build.slice_axis(whole, len(lead), first, first + product.rows)
             found_.append(build.cast(part, product.dot.dtype))
             first += product.rows
@@ -273,10 +273,10 @@ class Weights:
     def _fitted(self, product: Product, made: Node) -> Node:
         return build.cast(build.reshape(made, product.dot.shape), product.dot.dtype)
 
-    def _plain(self, group: list[Product]) -> Node:
+    def _plain(self, members: list[Product]) -> Node:
         """A product with nothing around it; many tokens unpack the weights first."""
-        shape, x = self._shape(group), self.done[group[0].x]
-        parts = self._parts([p.raw for p in group], shape.format, shape.columns)
+        shape, x = self._shape(members), self.done[members[0].x]
+        parts = self._parts([p.raw for p in members], shape.format, shape.columns)
         self._count("quantised_product")
         offer, verdict = chosen_for(shape, self.target)
         if offer.plan == UNPACK:
@@ -284,8 +284,8 @@ class Weights:
             callee = _unpack_callee(one, self.target)
             callee.verdict = verdict
             weights = ops.call(*parts, callee=callee)
-            attrs = dict(group[0].dot.attrs)
-            if len(group) > 1:
+            attrs = dict(members[0].dot.attrs)
+            if len(members) > 1:
                 attrs["dtype"] = x.dtype
             return ops.dot(x, weights, **attrs)
         rows = build.reshape(x, (shape.tokens, shape.columns))

@@ -39,7 +39,7 @@ from .recognize_terms import NoMatch, Term, constant_factor, summed
 from .simplify import holds
 
 FLOATS = (float16, bfloat16, float32, float64)
-Groups = dict[str, Atoms]
+ByLetter = dict[str, Atoms]
 
 
 class Surroundings(NamedTuple):
@@ -246,7 +246,7 @@ def _built(
 ) -> Node:
     dtype = _dtype(root, around.dtype, sides)
     q, k, v = sides
-    of_q, of_k, of_v = _groups(axes)
+    of_q, of_k, of_v = _by_letter(axes)
     wide_q, order_q = placed(q, of_q, dtype)
     wide_k, order_k = placed(k, of_k, dtype)
     wide_v, order_v = placed(v, of_v, dtype)
@@ -286,7 +286,7 @@ def _built(
     return build.cast(_moved_to(out, lies, atoms_of(result[0]), root.shape), root.dtype)
 
 
-def _groups(axes: Axes) -> tuple[Groups, Groups, Groups]:
+def _by_letter(axes: Axes) -> tuple[ByLetter, ByLetter, ByLetter]:
     """What b, h, t and d are for q, k and v."""
     return (
         {"b": axes.batch, "h": axes.heads, "t": axes.queries, "d": axes.width},
@@ -310,18 +310,18 @@ def _dtype(root: Node, last: DType, sides: Sequence[Operand]) -> DType:
     return found
 
 
-def order_of(lies: Atoms, groups: Groups) -> str | None:
-    """The order in which a value lies, if each group lies together and d comes last."""
+def order_of(lies: Atoms, by_letter: ByLetter) -> str | None:
+    """The order in which a value lies, if each letter's Atoms lie together and d comes last."""
     found, place = "", 0
     while place < len(lies):
-        for letter, group in groups.items():
-            if group and lies[place : place + len(group)] == group and letter not in found:
+        for letter, atoms in by_letter.items():
+            if atoms and lies[place : place + len(atoms)] == atoms and letter not in found:
                 found += letter
-                place += len(group)
+                place += len(atoms)
                 break
         else:
             return None
-    if any(group and letter not in found for letter, group in groups.items()):
+    if any(atoms and letter not in found for letter, atoms in by_letter.items()):
         return None
     for letter, place in (("d", len(found)), ("b", 0), ("h", 1), ("t", -1)):
         if letter not in found:
@@ -330,17 +330,17 @@ def order_of(lies: Atoms, groups: Groups) -> str | None:
     return found if found[-1] == "d" else None
 
 
-def placed(x: Operand, groups: Groups, dtype: DType) -> tuple[Node, str]:
+def placed(x: Operand, by_letter: ByLetter, dtype: DType) -> tuple[Node, str]:
     """A side as four axes, and their order."""
     lies = atoms_of(x.indices)
-    order = order_of(lies, groups) if full(x.node, x.indices) else None
+    order = order_of(lies, by_letter) if full(x.node, x.indices) else None
     if order is not None:
-        node = build.reshape(x.node, tuple([size_of(groups[letter]) for letter in order]))
+        node = build.reshape(x.node, tuple([size_of(by_letter[letter]) for letter in order]))
         return build.cast(node, dtype), order
-    every = tuple([a for letter in "bhtd" for a in groups[letter]])
+    every = tuple([a for letter in "bhtd" for a in by_letter[letter]])
     node = on_leaf(x.node, x.indices, every)
     node = build.expand(node, tuple([a.size for a in every]))
-    shape = tuple([size_of(groups[letter]) for letter in "bhtd"])
+    shape = tuple([size_of(by_letter[letter]) for letter in "bhtd"])
     return build.cast(build.reshape(node, shape), dtype), "bhtd"
 
 

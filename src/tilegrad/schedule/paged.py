@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import invariant
 from ..core.dtype import int32
@@ -39,6 +39,9 @@ from ..tile.callee import KernelCallee
 from .chosen import Chosen, Surroundings, roofline_of
 from .families import threads_units
 from .family import Offer
+
+if TYPE_CHECKING:
+    from ..kernels.paged.append import HeadNorms, Rotary
 
 OTHER_SUMS = "at the level invariant: its sums are not those of single tokens"
 CUT_KEYS = "at the level invariant: keys are cut by who else is there"
@@ -287,10 +290,11 @@ class AppendAttend(Chosen):
         from ..kernels.paged.append import Rotary
         from ..kernels.paged.call import short_callee
 
-        attention = attention_of(node, near)
+        attention, rotary = attention_of(node, near), Rotary(**node.attrs)
         assert attention is not None
-        callee = short_callee(shape_of(attention), offer.plan, Rotary(**node.attrs))
-        out, keys, values = near.call(*inputs, callee=callee)
+        given, norms = with_norms(node, inputs, rotary, near, target)
+        callee = short_callee(shape_of(attention), offer.plan, rotary, norms)
+        out, keys, values = near.call(*given, callee=callee)
         near.joined[attention] = out
         return [out, keys, values]
 
@@ -303,17 +307,28 @@ class Append(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
-        from ..kernels.paged.append import HeadNorms, Rotary, heads_each, takes_norms
+        from ..kernels.paged.append import Rotary, heads_each
         from ..kernels.paged.call import append_callee
 
         x, rotary, each = shape_of(node), Rotary(**node.attrs), heads_each(shape_of(node), target)
-        norms_found = head_norms(node, inputs, near)
-        if norms_found and target.has_threads and not invariant() and takes_norms(x, rotary):
-            (q, k), (_, _, v, speeds, *rest) = norms_found, inputs
-            norms = HeadNorms((q.epsilon, k.epsilon), q.weight.dtype)
-            given = (q.source, k.source, v, speeds, q.weight, k.weight, *rest)
-            return near.call(*given, callee=append_callee(x, rotary, each, norms))
-        return near.call(*inputs, callee=append_callee(x, rotary, each))
+        given, norms = with_norms(node, inputs, rotary, near, target)
+        return near.call(*given, callee=append_callee(x, rotary, each, norms))
+
+
+def with_norms(
+    node: Node, inputs: Sequence[Node], rotary: Rotary, near: Surroundings, target: Target
+) -> tuple[Sequence[Node], HeadNorms | None]:
+    """What an append that does the norms of heads takes, and those norms, where it may."""
+    from ..kernels.paged.append import HeadNorms, takes_norms
+
+    found = head_norms(node, inputs, near)
+    if not found or not target.has_threads or invariant():
+        return inputs, None
+    if not takes_norms(shape_of(node), rotary):
+        return inputs, None
+    (q, k), (_, _, v, speeds, *rest) = found, inputs
+    norms = HeadNorms((q.epsilon, k.epsilon), q.weight.dtype)
+    return (q.source, k.source, v, speeds, q.weight, k.weight, *rest), norms
 
 
 def head_norms(node: Node, inputs: Sequence[Node], near: Surroundings) -> list[LastNorm]:

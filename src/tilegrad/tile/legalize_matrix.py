@@ -1,6 +1,6 @@
 """Large dots on a matrix unit of the Target (AMX on a CPU), for `legalize`.
 
-The right operand is packed so that groups of values along k lie side by side, as the unit reads
+The right operand is packed so that neighbours along k lie side by side, as the unit reads
 them; up to 2 x 2 accumulators of the unit are carried over k. Invariant: only dots whose sizes
 are whole tiles of the unit, and whose sums the unit keeps in the asked dtype, come here.
 """
@@ -30,8 +30,8 @@ def unit_for(target: Target, node: Node) -> MatrixUnit | None:
 def matrix_dot(into: Pieces, node: Node, unit: MatrixUnit) -> Source:
     """a @ b + c."""
     b, shape, depth = into.b, node.shape, node.inputs[0].shape[1]
-    a, group = into.kept(into.source(node.inputs[0])), 4 // node.inputs[0].dtype.size
-    packed = _packed(into, into.source(node.inputs[1]), group)
+    a, together = into.kept(into.source(node.inputs[0])), 4 // node.inputs[0].dtype.size
+    packed = _packed(into, into.source(node.inputs[1]), together)
     start = node.inputs[2]
     zero = start.op is ops.constant and start.attrs["value"] == 0
     begin = None if zero else into.kept(into.source(start))
@@ -54,8 +54,8 @@ def matrix_dot(into: Pieces, node: Node, unit: MatrixUnit) -> Source:
         sums = [first(corner) for corner in corners]
         for p in b.each("k", 0, depth, unit.k, sums, bounds=(0, depth - unit.k)):
             left = [taken(a, i + r, p, (unit.m, unit.k)) for r in rows]
-            packs = (unit.k // group, unit.n * group)
-            right = [taken(packed, p // group, (j + q) * group, packs) for q in columns]
+            packs = (unit.k // together, unit.n * together)
+            right = [taken(packed, p // together, (j + q) * together, packs) for q in columns]
             pairs = [(x, y) for x in left for y in right]
             sums[:] = [b.do(ops.matrix_dot, s, *xy, unit=unit.name) for s, xy in zip(sums, pairs)]
         for total, corner in zip(sums, corners):
@@ -63,22 +63,22 @@ def matrix_dot(into: Pieces, node: Node, unit: MatrixUnit) -> Source:
     return into.stored(place, shape)
 
 
-def _packed(into: Pieces, source: Source, group: int) -> Node:
-    """The right operand (k, n) as (k / group, n * group), groups of k side by side."""
+def _packed(into: Pieces, source: Source, together: int) -> Node:
+    """The right operand (k, n) as (k / together, n * together), neighbours along k side by side."""
     b, (depth, n) = into.b, source.shape
-    place = into.room((depth // group, n * group), source.dtype)
-    if source.turned is not None:  # from (n, k), where groups lie together already
+    place = into.room((depth // together, n * together), source.dtype)
+    if source.turned is not None:  # from (n, k), where they lie side by side already
         inner = into.kept(source.turned)
-        for p, j in into.blocks((depth // group, n), (SIDE, SIDE)):
-            tile = b.load(inner, (j, p * group), (SIDE, SIDE * group), (0, 1))
-            tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE, group))
+        for p, j in into.blocks((depth // together, n), (SIDE, SIDE)):
+            tile = b.load(inner, (j, p * together), (SIDE, SIDE * together), (0, 1))
+            tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE, together))
             tile = b.do(ops.transpose, tile, order=(1, 0, 2))
-            tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE * group))
-            b.store(place, tile, (p, j * group), (0, 1))
+            tile = b.do(ops.reshape, tile, shape=(SIDE, SIDE * together))
+            b.store(place, tile, (p, j * together), (0, 1))
         return place
-    for p, j in into.blocks((depth // group, n), (1, SIDE)):
-        rows = [source.piece((p * group + r, j), SIDE) for r in range(group)]
+    for p, j in into.blocks((depth // together, n), (1, SIDE)):
+        rows = [source.piece((p * together + r, j), SIDE) for r in range(together)]
         lines = b.do(ops.transpose, b.do(ops.stack_rows, *rows), order=(1, 0))
-        line = b.do(ops.reshape, lines, shape=(SIDE * group,))
-        b.store(place, line, (p, j * group), (1,))
+        line = b.do(ops.reshape, lines, shape=(SIDE * together,))
+        b.store(place, line, (p, j * together), (1,))
     return place

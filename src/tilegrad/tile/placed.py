@@ -456,25 +456,42 @@ def load_operand(operand: Node, place: Node, *index: Node, start: int, transpose
     return NOTHING
 
 
+def _synchronous(node: Node, a: Any, b: Any, old: Any) -> Any:
+    """What matrix_sync leaves."""
+    (total, left, right), warps = node.inputs, node.attrs["warps"]
+    if left.dtype is int32:
+        a = np.ascontiguousarray(a).view(right.dtype.numpy)
+    parts = [np.split(x, warps[0] if apart(total, right, warps) else 1) for x in (a, b, old)]
+    return np.concatenate([numeric.dot(x, y.T, z, total.dtype) for x, y, z in zip(*parts)])
+
+
 @row(
     "matrix_sync",
     effects=lambda n: (
         *[lead(x, False) for x in n.inputs[1:]],
         *read_and_write(lead(n.inputs[0], True)),
     ),
-    numpy=lambda n, a, b, old: numeric.dot(a, b.T, old, n.inputs[0].dtype),
+    numpy=_synchronous,
     placed=True,
 )
 def matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int]) -> Type:
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, all in registers, by warps that stand
-    in a grid (down, across)"""
+    in a grid (down, across). Where b has rows for every warp down (down n, k), each warp multiplies
+    its own rows of all three; then an a of int32 has two elements of b's dtype in a word"""
     operands = [_place("matrix_sync", x) for x in (accumulator, a, b)]
     shapes = [p.shape for p in operands]
     if any(p.scope != "register" or len(p.shape) != 2 for p in operands):
         raise _fail("matrix_sync", f"{operands} are not all matrices in registers")
-    if shapes[0] != (shapes[1][0], shapes[2][0]) or shapes[1][1] != shapes[2][1]:
+    rows = shapes[2][0] // (warps[0] if apart(accumulator, b, warps) else 1)
+    depth = shapes[1][1] * (2 if operands[1].dtype is int32 else 1)
+    if shapes[0] != (shapes[1][0], rows) or depth != shapes[2][1]:
         raise _fail("matrix_sync", f"{shapes[1]} and {shapes[2]} do not add to {shapes[0]}")
     return NOTHING
+
+
+def apart(accumulator: Node, b: Node, warps: tuple[int, int]) -> bool:
+    """Whether each warp of a matrix_sync has operands of its own."""
+    return warps[1] == 1 < warps[0] and b.shape[0] == warps[0] * accumulator.shape[1]
 
 
 # ---- places ---------------------------------------------------------------------------------

@@ -98,14 +98,14 @@ class Leaving(Bringing):
             for some in range(0, len(ready), plan.together):
                 self.write_pieces(own, ready[some : some + plan.together])
 
-    def write_pieces(self, own: int, group: Sequence[tuple[Any, Any, Any]]) -> None:
+    def write_pieces(self, own: int, pieces: Sequence[tuple[Any, Any, Any]]) -> None:
         """Pieces of a result on their way out: (value, where it begins, the staged place)."""
         tile.wait_copies(max(0, self.rooms // self.plan.together - 1))
-        for value, _, place in group:
+        for value, _, place in pieces:
             tile.write(place, value.T if self.x.turned else value)
         tile.fence("async")
         tile.named_sync(own, 128)
-        for _, (batch, row, column), place in group:
+        for _, (batch, row, column), place in pieces:
             at = side(row, column, not self.x.turned)
             tile.copy_store(box(self.of_batch(self.c, batch), at, place.shape), place)
         tile.commit_copies()

@@ -305,15 +305,15 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
     size, (tm, tn, tk) = x.dtype.size, plan.tile
     own = transposed(x) if turned else x
-    groups, together = tiles_of(x, plan, turned), plan.cluster * plan.split
+    tiles, together = tiles_of(x, plan, turned), plan.cluster * plan.split
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     weights, tokens = (tm, min(tn, m)) if turned else (tn, min(tm, m))
     into = waves(own, plan) * steps * (weights + tokens) * tk * size  # one multiprocessor
-    busy = min(groups / waves(own, plan) * together, target.cores)
+    busy = min(tiles / waves(own, plan) * together, target.cores)
     read = m * k + n * max(1, len(x.weights) if x.gated else 1) * k
     once = batch * (read * size + m * n * x.result.size)
     memory = once / (FEW_SHARE * target.peak_bytes()) * (target.cores / busy) ** FEW_IDLE
-    through = groups * together * steps * (weights + tokens) * tk * size
+    through = tiles * together * steps * (weights + tokens) * tk * size
     ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
     rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
     product = waves(own, plan) * steps * 2 * tm * tn * tk / rate
@@ -335,9 +335,9 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     size = x.dtype.size
     tm, tn, tk = plan.tile
     columns = (transposed(x) if turned else x).span(plan.tile)[1]
-    groups = tiles_of(x, plan, turned)
+    tiles = tiles_of(x, plan, turned)
     clusters = plan.programs // (plan.cluster * plan.split)
-    rounds = -(-groups // clusters)
+    rounds = -(-tiles // clusters)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     rate = matrix_rate(x, target) * efficiency(tn) * (GATED if x.gated else 1.0)
     product = 2 * tm * tn * tk / rate
@@ -345,7 +345,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     alone = NOT_SHARED if plan.cluster == 1 and m >= 2048 else 1.0
     tile = steps * (max(product, ingress) * alone + STEP_SECONDS)
     read = (tm / (plan.cluster if plan.across else 1)) + (tn / (1 if plan.across else plan.cluster))
-    through = groups * plan.cluster * plan.split * steps * read * tk * size / CACHE_RATE
+    through = tiles * plan.cluster * plan.split * steps * read * tk * size / CACHE_RATE
     read_once = n * len(x.weights) if x.gated else n
     once = batch * ((m * k + read_once * k) * size + m * n * x.result.size)
     ahead = plan.programs * plan.stages * (tm if turned else tn) * tk * size / MEMORY_SECONDS

@@ -73,7 +73,7 @@ class ThreadMatmul:
         tm, tn, tk = plan.tile
         self.threads = 32 * plan.warps[0] * plan.warps[1]
         self.steps = ceil_divide(x.k, tk)
-        self.groups = tk // DEPTH  # of products in a stage
+        self.k_slices = tk // DEPTH  # of a stage, one product each
         if plan.programs and low(self.steps) < plan.stages - 1:
             raise InternalError(
                 "kernels.thread_matmul",
@@ -121,7 +121,7 @@ class ThreadMatmul:
         plan, x, (tm, tn, tk) = self.plan, self.x, self.plan.tile
         where = self.corner(program)
         for step in range(plan.stages - 1):
-            self.copy(where, step * tk, step, range(self.groups))
+            self.copy(where, step * tk, step, range(self.k_slices))
             tile.commit_threads()
         total = tile.register((tm, tn))
         self.operands = [
@@ -152,19 +152,19 @@ class ThreadMatmul:
         for step in tile.range(self.steps):
             turn = before + step
             source = self.source(step + plan.stages - 1, where, following)
-            for group in range(self.groups):
-                last_one = group == self.groups - 1
+            for k_slice in range(self.k_slices):
+                last_one = k_slice == self.k_slices - 1
                 if last_one:
                     self.meet(plan.stages - 2)
                 if plan.buffers == 1:
-                    self.multiply(total, group)
-                self.load((turn + int(last_one)) % plan.stages, group + 1)
+                    self.multiply(total, k_slice)
+                self.load((turn + int(last_one)) % plan.stages, k_slice + 1)
                 if not last_one:
-                    self.copy(*source, (turn + plan.stages - 1) % plan.stages, [group])
-                if group == self.groups - 2:
+                    self.copy(*source, (turn + plan.stages - 1) % plan.stages, [k_slice])
+                if k_slice == self.k_slices - 2:
                     tile.commit_threads()
                 if plan.buffers > 1:
-                    self.multiply(total, group)
+                    self.multiply(total, k_slice)
         self.write(total, where)
 
     def source(self, ahead: Any, own: Corner, following: Any) -> tuple[Corner, Any]:
@@ -194,28 +194,28 @@ class ThreadMatmul:
         tile.wait_threads(pending)
         tile.named_sync(0, self.threads)
 
-    def load(self, stage: Any, group: int) -> None:
-        """Registers for a group of products of a stage."""
-        left, right = self.operands[group % self.plan.buffers]
-        start, (a, b) = group % self.groups * DEPTH, (self.left[stage], self.right[stage])
+    def load(self, stage: Any, k_slice: int) -> None:
+        """Registers for a slice of k of a stage."""
+        left, right = self.operands[k_slice % self.plan.buffers]
+        start, (a, b) = k_slice % self.k_slices * DEPTH, (self.left[stage], self.right[stage])
         tile.load_operand(left, a if self.x.a_along_k else a.T, start)
         tile.load_operand(right, b if self.x.b_along_k else b.T, start)
 
-    def multiply(self, total: Any, group: int) -> None:
-        """A group of products."""
-        tile.matrix_sync(total, *self.operands[group % self.plan.buffers], self.plan.warps)
+    def multiply(self, total: Any, k_slice: int) -> None:
+        """The product of a slice of k."""
+        tile.matrix_sync(total, *self.operands[k_slice % self.plan.buffers], self.plan.warps)
 
-    def copy(self, where: Corner, k: Any, stage: Any, groups: Sequence[int]) -> None:
-        """What is copied beside some groups of products; past the end of k that is zeros."""
+    def copy(self, where: Corner, k: Any, stage: Any, k_slices: Sequence[int]) -> None:
+        """What is copied beside the products of some slices; past the end of k that is zeros."""
         batch, row, column = where
         sides = (
             (self.left, self.a, side(row, k, self.x.a_along_k)),
             (self.right, self.weight, side(column, k, self.x.b_along_k)),
         )
         parts = [(*one, rows) for one in sides for rows in self.shares(one[0])]
-        sharing = max(1, self.groups - 1)
+        sharing = max(1, self.k_slices - 1)
         for number, (place, memory, at, (first, rows)) in enumerate(parts):
-            if number * sharing // len(parts) in groups:
+            if number * sharing // len(parts) in k_slices:
                 begin = (at[0] + first, at[1])
                 source = box(self.of_batch(memory, batch), begin, (rows, place.shape[2]))
                 tile.copy_threads(place[stage][first : first + rows, :], source)

@@ -28,9 +28,10 @@ from .plan import START_SECONDS, Choice, most_stages
 from .shape import Operands, WidePlan, box, positions
 from .wide import WideMatmul
 
-MOST_STAGES = 12
+MOST_STAGES = 24
 MOST_GATHERED = 16  # rows of all groups: brought one by one, more take longer than a launch
 WIDE_BLOCK = 64  # rows of a block from which on tiles have more rows of the weights
+TILE = 128  # rows of a tile, of all weights; rings are more than half of a core's shared memory
 
 
 def listed(blocks: Any, what: int, number: Any, most: int) -> Any:
@@ -126,9 +127,12 @@ class GroupedJoint(Grouping, JointMatmul):
 
 def choose_grouped(x: Operands, target: Target) -> Choice:
     """The Plan for operands that are turned already, and about how long it takes: as weights of
-    the groups that have rows come."""
+    the groups that have rows come.
+
+    A core has one program: of two in a core, which come where programs of the launch before have
+    nothing to do, each would read half as fast as those of other cores."""
     parts = len(x.weights) if x.gated else 1
-    rows = (64 if x.block < WIDE_BLOCK else 128) * parts
+    rows = max(TILE, 64 * parts) if x.block < WIDE_BLOCK else TILE * parts
     staged = min(64, x.block)
     plan = WidePlan((rows, x.block, 64), 2, target.cores, staged=staged, dependent=True)
     plan = replace(plan, stages=most_stages(x, plan, target, MOST_STAGES))

@@ -79,10 +79,13 @@ def append_callee(
 
 
 @functools.lru_cache(maxsize=64)
-def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee:
-    """(q, k, v, frequencies, scales if of 8 bits, table, lengths, query_starts, keys, values) ->
-    (out, keys, values): append and attention of a step with one token a request at most."""
-    bodies = (step_attend(x, plan, rotary),)
+def short_callee(
+    x: PagedShape, plan: ShortPlan, rotary: Rotary, norms: HeadNorms | None = None
+) -> KernelCallee:
+    """(q, k, v, frequencies, weights of norms if they have some, scales if of 8 bits, table,
+    lengths, query_starts, keys, values) -> (out, keys, values): append and attention of a step with
+    one token a request at most."""
+    bodies = (step_attend(x, plan, rotary, norms),)
     return _callee("paged_attention_short", bodies, ("out",), ("keys", "values"))
 
 

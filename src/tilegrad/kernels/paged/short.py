@@ -30,29 +30,36 @@ from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .append import Rotary, append_parameters, kept
+from .append import HeadNorms, Rotary, append_parameters, kept
 from .shape import PagedShape, ShortPlan, short_why_not
 from .steps import BARRIER, Blocks, Steps, counted, finite, page_numbers, within
 
 CLEARED = 16  # rows that are written at once
 
 
-def short_parameters(x: PagedShape, rotary: Rotary) -> list[tuple[str, Memory]]:
-    """q, k, v, frequencies, scales (of 8 bits), table, lengths, query_starts, keys, values, and
-    the result."""
-    made = append_parameters(x, rotary)[:-1]
+def short_parameters(
+    x: PagedShape, rotary: Rotary, norms: HeadNorms | None
+) -> list[tuple[str, Memory]]:
+    """q, k, v, frequencies, weights of norms, scales (of 8 bits), table, lengths, query_starts,
+    keys, values, and the result."""
+    made = append_parameters(x, rotary, norms)[:-1]
     out = Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")
     return [*made, ("out", out)]
 
 
 def step_attend(
-    x: PagedShape, plan: ShortPlan, rotary: Rotary, name: str = "paged_attention_short"
+    x: PagedShape,
+    plan: ShortPlan,
+    rotary: Rotary,
+    norms: HeadNorms | None = None,
+    name: str = "paged_attention_short",
 ) -> Body:
     """The kernel."""
     why = short_why_not(x, plan)
     if why:
         raise InternalError("kernels.paged.short", f"{why}: {plan} for {x}")
-    return _Short(x, plan, rotary, BodyBuilder(name, short_parameters(x, rotary))).build()
+    b = BodyBuilder(name, short_parameters(x, rotary, norms))
+    return _Short(x, plan, rotary, norms, b).build()
 
 
 class _Short(Steps):
@@ -60,9 +67,16 @@ class _Short(Steps):
 
     plan: ShortPlan
 
-    def __init__(self, x: PagedShape, plan: ShortPlan, rotary: Rotary, b: BodyBuilder) -> None:
+    def __init__(
+        self,
+        x: PagedShape,
+        plan: ShortPlan,
+        rotary: Rotary,
+        norms: HeadNorms | None,
+        b: BodyBuilder,
+    ) -> None:
         super().__init__(x, plan, b)
-        self.rotary = rotary
+        self.rotary, self.norms = rotary, norms
         self.reach = x.window - 1  # the new token sees itself
         self.most = max(1, high(x.most_pages) * x.page)  # keys of a request
 
@@ -155,16 +169,16 @@ class _Short(Steps):
         real = row < x.group
         line = row * x.width
         first = (self.token * x.heads + self.head * x.group) * x.width
-        heads = self.read(self.q, line + first, real, column, shape)
+        heads = self.read("q", line + first, real, column, shape)
         first = (self.token * x.key_heads + self.head) * x.width
-        new = self.read(self.memory["k"], tile.cast(first, int64), None, column, (1, shape[1]))
+        new = self.read("k", tile.cast(first, int64), None, column, (1, shape[1]))
         down, across = (self.widths[1], 1), (1, self.widths[1])
         value = self.load_value(self.at_value(counted(down, 0)))
         self.value = self.load_value(counted(across, 1))
         angle = self.angles(column)
-        queries = tile.cast(tile.cast(self.rotated(heads, angle), x.dtype), self.operand)
+        queries = tile.cast(tile.cast(self.rotated(heads, "q", angle), x.dtype), self.operand)
         tile.write(self.queries, queries)
-        self.key = self.kept(self.rotated(new, angle), 0)
+        self.key = self.kept(self.rotated(new, "k", angle), 0)
         product = tile.cast(queries, float32) * tile.cast(self.key, float32)
         score = tile.reshape(self.scaled(tile.sum(product, 1)), (1, rows))
         self.meet()
@@ -215,19 +229,30 @@ class _Short(Steps):
         return tile.where(inside, cosine, one), tile.where(inside, sine, zero)
 
     def read(
-        self, memory: Any, first: Any, real: Any, column: Any, shape: tuple[int, int]
-    ) -> list[Any]:
-        """Heads of which each begins at `first`, and what their elements turn with."""
+        self, name: str, first: Any, real: Any, column: Any, shape: tuple[int, int]
+    ) -> list[tuple[Any, ...]]:
+        """Heads of which each begins at `first`, and what their elements turn with, each with the
+        weights of its norm."""
         inside = (column < self.x.width) & self.there
         if real is not None:
             inside = inside & real
         columns = [column, self.partner(column)] if self.rotary.width else [column]
         offsets = [tile.broadcast(first + at, shape) for at in columns]
-        return [tile.load(memory, offset, mask=inside) for offset in offsets]
+        parts = [[tile.load(self.memory[name], offset, mask=inside) for offset in offsets]]
+        if self.norms is not None:
+            weight = self.memory[f"{name}_norm"]
+            parts.append([tile.load(weight, at, mask=at < self.x.width) for at in columns])
+        return list(zip(*parts))
 
-    def rotated(self, heads: list[Any], angle: tuple[Any, Any] | None) -> Any:
-        """Heads (float32), their first elements turned."""
-        wide = [tile.cast(part, float32) for part in heads]
+    def rotated(self, heads: list[tuple[Any, ...]], name: str, angle: Any) -> Any:
+        """Heads (float32) by their norm, if they have one, their first elements turned."""
+        wide = [tile.cast(part, float32) for part, *_ in heads]
+        if self.norms is not None:
+            total = tile.sum(wide[0] * wide[0], 1)[:, None] / self.x.width
+            factor = tile.rsqrt(total + self.norms.epsilons["qk".index(name)])
+            for i, (_, weight) in enumerate(heads):
+                made = wide[i] * factor * tile.cast(weight, float32)
+                wide[i] = tile.cast(tile.cast(made, self.x.dtype), float32)  # as if stored
         if angle is None:
             return wide[0]
         return wide[0] * angle[0] + wide[1] * angle[1]

@@ -1,10 +1,10 @@
 """Quantised products on GPUs: which kernel a shape gets; see `shape` for the functions.
 
-One token goes to `gpu_rows`. 2 to MOST_PACKED go to `gpu_packed` where the Target's matrix units
-run beside the threads and codes have 4 bits; others up to FEW_TOKENS to `gpu_rows` too, more of
-them to `gpu_matrix`. More than `many` unpack their weights first. At the level `invariant` all go
-to `gpu_matrix` by one Plan. Invariant: what a Target can run is decided by its facts alone, and the
-Plan by the shape.
+One token goes to `gpu_rows`. Where the Target's matrix units run beside the threads and codes have
+4 bits, up to 8 go to `gpu_warps` and up to MOST_PACKED to `gpu_packed`; others up to FEW_TOKENS to
+`gpu_rows` too, more of them to `gpu_matrix`. More than `many` unpack their weights first. At the
+level `invariant` all go to `gpu_matrix` by one Plan. Invariant: what a Target can run is decided by
+its facts alone, and the Plan by the shape.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
-from . import gpu_packed, gpu_rows
+from . import gpu_packed, gpu_rows, gpu_warps
 from .gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
 from .gpu_matrix import MatrixPlan, many_tokens
 from .gpu_packed import PackedPlan, packed_matmul
 from .gpu_rows import RowsPlan, few_tokens, shared_bytes
 from .gpu_take import take, unpack
+from .gpu_warps import WarpsPlan, warp_tokens
 from .shape import NOTHING, Around, QuantisedShape, padded
 
 Plan = RowsPlan | MatrixPlan | PackedPlan
@@ -108,8 +109,16 @@ def is_packed(shape: QuantisedShape, target: Target, around: Around = NOTHING) -
     return some and not gpu_packed.why_not(shape, target, around)
 
 
+def is_for_warps(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> bool:
+    """Whether the matrix units of warps take this."""
+    some = high(shape.tokens) > 1 and not invariant()
+    return some and not gpu_warps.why_not(shape, target, around)
+
+
 def plans_for(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> Sequence[Plan]:
     """Plans for a product with what is around it, the best first."""
+    if is_for_warps(shape, target, around):
+        return [gpu_warps.plan_of(shape, around, target)]
     if is_packed(shape, target, around):
         return gpu_packed.plans(shape, around, target)
     return [rows_plan(shape) if are_few(shape, target) else matrix_plan(shape)]
@@ -121,6 +130,8 @@ def body_of(
     """The kernel of a Plan; parameters in the order of `Around`."""
     if isinstance(plan, PackedPlan):
         return packed_matmul(shape, plan, name, around)
+    if isinstance(plan, WarpsPlan):
+        return warp_tokens(shape, plan, name, around)
     if isinstance(plan, RowsPlan):
         return few_tokens(shape, plan, name, around)
     if around != NOTHING:
@@ -135,7 +146,7 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
     """Why a product is not computed with what is around it; '' where it is."""
-    if is_packed(shape, target, around):
+    if is_for_warps(shape, target, around) or is_packed(shape, target, around):
         return ""
     if is_packed(shape, target):
         return gpu_packed.why_not(shape, target, around)

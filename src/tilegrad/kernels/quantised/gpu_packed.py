@@ -21,7 +21,7 @@ weights and of x reads as 0 and is not written.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,8 +50,10 @@ FEW_CONSUMERS = 2.6  # accumulators below which threads wait for one another
 RATE = 0.8  # of the peak, of products with an operand in registers
 MEMORY_SECONDS = 1.2e-6  # until what is asked for is there
 START_SECONDS, SPLIT_SECONDS, TOKEN_SECONDS = 2.0e-6, 0.7e-6, 1e-8
-POWER = {bfloat16: 126, float16: 15}  # of 2, that makes the least subnormal number 2 ** -UNIT
-UNIT = {bfloat16: 7, float16: 9}
+# Digits are made numbers: of bfloat16 as they are, subnormal; of float16 as last bits of ABOVE
+BASE, ABOVE = {bfloat16: 0, float16: 0x6400}, {bfloat16: 0.0, float16: 1024.0}
+POWER = {bfloat16: 126, float16: 0}  # of 2, that makes the last bit 2 ** -UNIT
+UNIT = {bfloat16: 7, float16: 0}
 
 
 @dataclass(frozen=True)
@@ -355,24 +357,40 @@ class PackedMatmul(WideMatmul):
 
 def values(codes: Any, scales: Any, part: int, shape: QuantisedShape) -> Any:
     """The weights (64, PART) of a part of a step, two neighbours in a word."""
-    dtype, groups = shape.dtype, PART // GROUP
+    groups = PART // GROUP
     sizes = (64, groups, 4, 4)  # a word of 8 columns, and two of them
     words = part_of(tile.read(codes), part, groups * 4)
     words = tile.broadcast(tile.reshape(words, (*sizes[:3], 1)), sizes)
-    digits = words >> tile.broadcast(tile.arange(4, dtype=int32) * 4, sizes)
-    digits = digits & 0x000F000F  # subnormal numbers
-    power, less = pair(2.0 ** POWER[dtype], dtype), pair(-8.0 / 2 ** UNIT[dtype], dtype)
-    exact = tile.pair_multiply_add(digits, power, less, dtype)
-    scale, minimum = scales_of(scales, part, shape)
-    least = tile.broadcast(minimum, sizes) if minimum is not None else pair(0.0, dtype)
-    made = tile.pair_multiply_add(exact, tile.broadcast(scale, sizes), least, dtype)
+    words = words >> tile.broadcast(tile.arange(4, dtype=int32) * 4, sizes)
+    found = tile.reshape(part_of(tile.read(scales), part, groups), (64, groups, 1, 1))
+    made = numbers(words, (0,), *scales_of(found, shape), shape)
     return tile.reshape(made, (64, PART // 2))
 
 
-def scales_of(place: Any, part: int, shape: QuantisedShape) -> tuple[Any, Any]:
-    """Scales of a part, and what its codes less 8 are above (None for nothing), as pairs."""
-    found = part_of(tile.read(place), part, PART // GROUP)
-    found = tile.reshape(found, (64, PART // GROUP, 1, 1))
+def numbers(
+    words: Any, starts: Sequence[int], scale: Any, minimum: Any, shape: QuantisedShape
+) -> Any:
+    """The weights whose digits begin at a bit of both halves of words, by their last index."""
+    dtype, sizes, base = shape.dtype, words.shape, BASE[shape.dtype]
+
+    def each(made: Callable[[int], int]) -> Any:
+        found = tile.full((), made(starts[0]), int32)
+        for number, start in enumerate(starts[1:], 1):
+            later = tile.broadcast(tile.arange(sizes[-1], dtype=int32) >= number, sizes)
+            found = tile.where(later, tile.full((), made(start), int32), found)
+        return found
+
+    digits = words & each(lambda start: twice(15 << start))
+    digits = digits | twice(base) if base else digits
+    power = each(lambda start: bits(2.0 ** (POWER[dtype] - start), dtype))
+    less = each(lambda start: bits(-ABOVE[dtype] / 2**start - 8.0 / 2 ** UNIT[dtype], dtype))
+    exact = tile.pair_multiply_add(digits, power, less, dtype)
+    above = tile.broadcast(minimum, sizes) if minimum is not None else pair(0.0, dtype)
+    return tile.pair_multiply_add(exact, tile.broadcast(scale, sizes), above, dtype)
+
+
+def scales_of(found: Any, shape: QuantisedShape) -> tuple[Any, Any]:
+    """Scales as pairs, and what codes less 8 are above (None for nothing)."""
     unit = float(2 ** UNIT[shape.dtype])
     if layout_of(shape).scales == "one":
         return pairs(found.to(float32) * unit, shape.dtype), None
@@ -395,8 +413,12 @@ def twice(bits: int) -> int:
 
 def pair(value: float, dtype: Any) -> Any:
     """A number in both halves of a word."""
-    bits = int(dtype.numpy.type(value).view("uint16"))
-    return tile.full((), twice(bits), int32)
+    return tile.full((), bits(value, dtype), int32)
+
+
+def bits(value: float, dtype: Any) -> int:
+    """The bits of a number, in both halves of a word."""
+    return twice(int(dtype.numpy.type(value).view("uint16")))
 
 
 def pairs(values: Any, dtype: Any) -> Any:

@@ -37,7 +37,7 @@ def _rows(one: Instruction, name: str, count: int, most: int) -> None:
 def _check_move(p: Parameters, one: Instruction) -> None:
     out = one.op == "move_out"
     _within(one, "rows", 1, 65535)
-    _within(one, "columns", 1, p.columns if out else p.slots)
+    _within(one, "columns", 1, p.columns if out else p.row_elements)
     _rows(one, "local", one["rows"], p.accumulator_rows if out else p.scratchpad_rows)
     for name in ("dram", "stride"):
         if one[name] % p.dma_bytes:

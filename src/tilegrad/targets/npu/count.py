@@ -106,7 +106,7 @@ def counters_of(
 ) -> Counters:
     """Bytes and energy of counts."""
     e = p.energy
-    row, sums = p.slots * p.stored_bits // 8, p.columns * 4
+    row, sums = p.row_elements * p.stored_bits // 8, p.columns * 4
     made = {
         "dram_read": counts.read_bytes,
         "dram_written": counts.written_bytes,

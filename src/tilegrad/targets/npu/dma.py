@@ -23,9 +23,9 @@ READ, LATCH, NARROW, ADDRESS, BEATS, ANSWERS = range(6)  # states of the store w
 
 
 def unpack(p: Parameters, word: Instruction, row: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Bits and 2:4 indices of the slots of a row; those behind its columns are 0."""
+    """Bits and 2:4 indices of the elements of a row; those behind its columns are 0."""
     columns = word["columns"]
-    bits, index = np.zeros(p.slots, np.uint16), np.zeros(p.slots, np.uint8)
+    bits, index = np.zeros(p.row_elements, np.uint16), np.zeros(p.row_elements, np.uint8)
     data = np.frombuffer(row, np.uint8)
     width = BITS[p.weights] if word["narrow"] else p.element_bits
     used = (columns * width + 7) // 8
@@ -50,8 +50,8 @@ class Load(Unit):
     def __init__(self, p: Parameters, queue: Queue, tokens: Tokens, dram: Dram) -> None:
         super().__init__(p, queue, tokens)
         self.dram = dram
-        self.scratchpad = np.zeros((p.scratchpad_rows, p.slots), np.uint16)
-        self.indices = np.zeros((p.scratchpad_rows, p.slots), np.uint8)
+        self.scratchpad = np.zeros((p.scratchpad_rows, p.row_elements), np.uint16)
+        self.indices = np.zeros((p.scratchpad_rows, p.row_elements), np.uint8)
         self.asking = False  # arvalid
         self.address = self.row_address = self.left = self.ask_rows = 0
         self.row = self.beat = self.beats = 0

@@ -36,12 +36,12 @@ class Execute(Unit):
         self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
         self.time = self.last = 0
         self.quiet = 0  # edges since anything came to the mesh
-        no_slots = np.zeros(p.slots, np.uint16)
-        self.q_first, self.q_second = no_slots, no_slots  # of the scratchpad's two readers
-        self.q_index = np.zeros(p.slots, np.uint8)
-        self.q_second_index = np.zeros(p.slots, np.uint8)
+        no_elements = np.zeros(p.row_elements, np.uint16)
+        self.q_first, self.q_second = no_elements, no_elements  # of the scratchpad's two readers
+        self.q_index = np.zeros(p.row_elements, np.uint8)
+        self.q_second_index = np.zeros(p.row_elements, np.uint8)
         self.q_sums = np.zeros(p.columns, kind)
-        self.held = no_slots  # 2:4 with sums in place: the row before
+        self.held = no_elements  # 2:4 with sums in place: the row before
         self.group = np.zeros((p.rows, 4), kind)
         self.first = np.zeros(p.columns, kind)
         self.second = np.zeros(p.columns, kind)
@@ -97,7 +97,7 @@ class Execute(Unit):
     # ---- memories ----
 
     def values(self, bits: Array) -> Array:
-        """Numbers of slots, as the multipliers take them."""
+        """Numbers of elements, as the multipliers take them."""
         found: Array = self.table[bits]
         if self.sums.dtype == np.float32:
             self.mesh.see(found)

@@ -30,8 +30,8 @@ class Functional:
     def __init__(self, p: Parameters, memory: Array) -> None:
         self.p, self.memory = p, memory
         kind: Any = np.float32 if p.floating else np.int32
-        self.scratchpad = np.zeros((p.scratchpad_rows, p.slots), np.uint16)
-        self.indices = np.zeros((p.scratchpad_rows, p.slots), np.uint8)  # 2:4
+        self.scratchpad = np.zeros((p.scratchpad_rows, p.row_elements), np.uint16)
+        self.indices = np.zeros((p.scratchpad_rows, p.row_elements), np.uint8)  # 2:4
         self.sums = np.zeros((p.accumulator_rows, p.columns), kind)
         self.still = np.zeros((p.rows, p.columns), np.uint16)
         self.still_index = np.zeros((p.rows, p.columns), np.uint8)
@@ -112,7 +112,7 @@ class Functional:
     # ---- the mesh ----
 
     def values(self, bits: Array) -> Array:
-        """Numbers of slots, as the multipliers take them."""
+        """Numbers of elements, as the multipliers take them."""
         return arithmetic.values_of(self.p.element)[bits]
 
     def preload(self, one: Instruction) -> None:

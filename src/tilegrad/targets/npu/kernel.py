@@ -192,7 +192,7 @@ class ArrayKernel:
 
     def listing(self) -> str:
         """The words of the first program, and how many there are."""
-        programs = list(self.product.groups())
+        programs = list(self.product.shares())
         words = self.product.words(programs[0])
         w = self.work
         lines = disassemble(words).splitlines()

@@ -69,7 +69,7 @@ def seconds(work: str, target: Target) -> float | str:
     read and written once more in the chip's DRAM."""
     try:
         kernel = kernel_of(target.chip, work)
-        next(iter(kernel.product.groups()))
+        next(iter(kernel.product.shares()))
     except UserError as error:
         return str(error).splitlines()[0]
     packing = 2 * kernel.packed_bytes / (kernel.p.dram_bandwidth * 1e9)

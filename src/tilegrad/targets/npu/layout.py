@@ -100,7 +100,7 @@ class Layout:
         self.size = p.element_bits // 8
         self.pairs = 2 if self.rate else 1  # inputs of a row of the mesh in a step
         self.k = kept_rows(self.K, self.rate)  # rows of the right operand
-        self.wide = p.rows * self.pairs  # slots of a row of the left operand
+        self.wide = p.rows * self.pairs  # elements of a row of the left operand
         self.row = _up(self.wide * self.size, p.dma_bytes)  # its bytes
         self.column = _up(p.columns * self.size, p.dma_bytes)  # of those beside the product
         indices = (2 * p.columns + 7) // 8 if self.rate == "sparse" else 0
@@ -185,14 +185,14 @@ class Layout:
             given = strides if self.planes(i) == 1 else None
             self.vector_apart.append(self._apart(given, rows, self.n, p.columns))
 
-    def _apart(self, strides: Strides | None, rows: int, slots: int, side: int) -> int:
-        """Bytes between rows that the DMA can read a tile of `side` slots at a time, else 0."""
-        if strides is None or not rows or (slots > 1 and strides[1] != self.size):
+    def _apart(self, strides: Strides | None, rows: int, elements: int, side: int) -> int:
+        """Bytes between rows that the DMA can read a tile of `side` elements at a time, else 0."""
+        if strides is None or not rows or (elements > 1 and strides[1] != self.size):
             return 0
         beat = self.p.dma_bytes
-        if slots > side and side * self.size % beat:  # a tile begins within a beat
+        if elements > side and side * self.size % beat:  # a tile begins within a beat
             return 0
-        apart = strides[0] if rows > 1 else _up(slots * self.size, beat)
+        apart = strides[0] if rows > 1 else _up(elements * self.size, beat)
         return apart if apart > 0 and apart % beat == 0 and apart < 1 << 32 else 0
 
     def _hides_moves(self) -> bool:
@@ -204,9 +204,9 @@ class Layout:
         work = tiles * (self.tall + 2 * p.rows + p.columns + 5)
         return loads <= work and 8 * (3 * tiles + 2) <= p.program_words // 2
 
-    def _extent(self, apart: int, rows: int, slots: int) -> int:
+    def _extent(self, apart: int, rows: int, elements: int) -> int:
         """Bytes of memory that an operand lies in."""
-        return (rows - 1) * apart + _up(slots * self.size, self.p.dma_bytes)
+        return (rows - 1) * apart + _up(elements * self.size, self.p.dma_bytes)
 
     def _place(self) -> None:
         """Addresses of operands and results in DRAM."""

@@ -91,7 +91,7 @@ class Parameters:
         return max(self.rows, self.columns)
 
     @property
-    def slots(self) -> int:
+    def row_elements(self) -> int:
         """Elements of a row of the scratchpad: twice a side where a step may take pairs."""
         return self.side * (2 if self.sparse or self.mixed else 1)
 
@@ -134,7 +134,7 @@ class Parameters:
     @property
     def scratchpad_bytes(self) -> int:
         """Bytes of elements that the scratchpad holds."""
-        return self.scratchpad_rows * self.slots * self.element_bits // 8
+        return self.scratchpad_rows * self.row_elements * self.element_bits // 8
 
     @property
     def accumulator_bytes(self) -> int:

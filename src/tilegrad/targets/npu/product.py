@@ -24,20 +24,20 @@ from .timing import timeline
 
 HALT = instruction("halt")
 
-Group = tuple[int, int]  # a result: which rows, which tile of columns
+ResultAt = tuple[int, int]  # a result: which rows, which tile of columns
 
 
 class Product(Layout):
     """A product as programs."""
 
-    def groups(self) -> Iterator[list[Group]]:
+    def shares(self) -> Iterator[list[ResultAt]]:
         """The results of each program, one after the other."""
         one = Result(self, 0, 0, 2, 2)
         each = len(one.words(one.loads(0)))
         room = (self.p.program_words - 1) // each
         if room < 1:
             raise too_small("program_words", 1 << each.bit_length(), self.p.program_words)
-        found: list[Group] = []
+        found: list[ResultAt] = []
         for outer in range(self.outers):
             for column in range(self.columns):
                 found.append((outer, column))
@@ -47,12 +47,12 @@ class Product(Layout):
         if found:
             yield found
 
-    def words(self, groups: Sequence[Group]) -> list[Instruction]:
+    def words(self, share: Sequence[ResultAt]) -> list[Instruction]:
         """The program of some results: the loads of a step stand before the work of the one before
         it, so that a queue that is full does not hold them back."""
         per = max(1, len(self.parts()))
         results = [
-            Result(self, outer, column, i * per, i) for i, (outer, column) in enumerate(groups)
+            Result(self, outer, column, i * per, i) for i, (outer, column) in enumerate(share)
         ]
         made = results[0].loads(0)
         for i, one in enumerate(results):
@@ -61,8 +61,8 @@ class Product(Layout):
 
     def program(self) -> Iterator[list[Instruction]]:
         """Programs that the chip runs one after the other."""
-        for groups in self.groups():
-            yield self.words(groups)
+        for share in self.shares():
+            yield self.words(share)
 
     # ---- running ----
 
@@ -78,7 +78,7 @@ class Product(Layout):
         """How often there is a program with these results: whether of the last rows, columns."""
         last = (self.outers - 1, self.columns - 1)
         return Counter(
-            tuple((o == last[0], c == last[1]) for o, c in groups) for groups in self.groups()
+            tuple((o == last[0], c == last[1]) for o, c in share) for share in self.shares()
         )
 
     def over_programs(self, measure: Callable[[list[Instruction]], Counts]) -> Counts:
@@ -86,8 +86,8 @@ class Product(Layout):
         total = Counts()
         last = (self.outers - 1, self.columns - 1)
         for kinds, times in self._times.items():
-            groups = [(last[0] if o else 0, last[1] if c else 0) for o, c in kinds]
-            total = total.plus(measure(self.words(groups)), times)
+            share = [(last[0] if o else 0, last[1] if c else 0) for o, c in kinds]
+            total = total.plus(measure(self.words(share)), times)
         return total
 
     def about(self) -> float:

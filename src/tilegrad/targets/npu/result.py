@@ -105,15 +105,15 @@ class Result:
 
     # ---- weights or inputs in place ----
 
-    def _slots(self, i: int) -> tuple[int, int]:
+    def _halves(self, i: int) -> tuple[int, int]:
         """Where inputs and weights of a step lie in the scratchpad."""
-        of, slot = self.of, (self.number + i) % 2
-        weights = 2 * of.tiles * of.tall + slot * of.tiles * of.p.rows
-        return slot * of.tiles * of.tall, weights
+        of, half = self.of, (self.number + i) % 2
+        weights = 2 * of.tiles * of.tall + half * of.tiles * of.p.rows
+        return half * of.tiles * of.tall, weights
 
     def _load(self, i: int, free: str, sets: bool) -> list[Instruction]:
         of, p, (depth, tiles) = self.of, self.of.p, self.parts[i]
-        inputs, weights = self._slots(i)
+        inputs, weights = self._halves(i)
         one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
         made = []
         if of.left_apart:
@@ -148,7 +148,7 @@ class Result:
 
     def _matmuls(self, i: int) -> list[Instruction]:
         made, rows = [], self.of.p.rows
-        inputs, weights = self._slots(i)
+        inputs, weights = self._halves(i)
         depth, tiles = self.parts[i]
         for tile in range(tiles):
             deep = self._deep(depth + tile) if self.of.right_apart else rows
@@ -169,24 +169,24 @@ class Result:
 
     def _load_output(self, i: int, free: str, sets: bool) -> list[Instruction]:
         of, p, (start, count) = self.of, self.of.p, self.parts[i]
-        slot = (self.number + i) % 2 * of.deep
+        half = (self.number + i) % 2 * of.deep
         one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
         if of.left_apart:
             at = start * of.left_apart + self.outer * p.rows * of.size
-            left = _move(free, slot, count, self.count, of.left_apart, at, **one)
+            left = _move(free, half, count, self.count, of.left_apart, at, **one)
         else:
             at = (self.outer * of.k + start) * of.row
-            left = _move(free, slot, count, of.wide, of.row, at, **one)
-        return [left, self._load_right(p.bank_rows + slot, start, count, **two)]
+            left = _move(free, half, count, of.wide, of.row, at, **one)
+        return [left, self._load_right(p.bank_rows + half, start, count, **two)]
 
     def _matmul_output(self, i: int) -> list[Instruction]:
-        of, slot = self.of, (self.number + i) % 2 * self.of.deep
+        of, half = self.of, (self.number + i) % 2 * self.of.deep
         last = i == len(self.parts) - 1
         return [
             instruction(
                 "matmul",
-                local=slot,
-                second=of.p.bank_rows + slot,
+                local=half,
+                second=of.p.bank_rows + half,
                 result=self._row(0),
                 count=self.parts[i][1],
                 rows=self.count if last else 0,

@@ -36,7 +36,9 @@ def npu_target(p: Parameters, host: Target) -> Target:
     moved = p.dma_bytes * p.clock * 1e6 / p.gap
     memories = {
         **host.memories,
-        "scratchpad": MemorySpace(p.scratchpad_bytes, p.slots, ("move_in",), moved, shared=True),
+        "scratchpad": MemorySpace(
+            p.scratchpad_bytes, p.row_elements, ("move_in",), moved, shared=True
+        ),
         "accumulator": MemorySpace(p.accumulator_bytes, 4 * p.columns, ("load", "take"), 0.0, True),
     }
     return replace(

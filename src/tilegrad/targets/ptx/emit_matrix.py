@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
+from ...tile.placed import apart
 from .addresses import lead_address
 from .convert import widen_word
 from .descriptor import Operand
@@ -90,13 +91,14 @@ def own_words(e: Emission, a: Node, first: int, count: int) -> str:
 
 
 def operands_of(e: Emission) -> dict[Node, Side]:
-    """Register places that are operands of matrix_sync."""
+    """Register places that are operands of matrix_sync, but those that each warp has apart."""
     return e.memo.ever(
         "operands",
         lambda: {
             operand: (bool(right), node.attrs["warps"])
             for node in e.nodes
             if node.op.name == "matrix_sync"
+            and not apart(node.inputs[0], node.inputs[2], node.attrs["warps"])
             for right, operand in enumerate(node.inputs[1:])
         },
     )
@@ -202,7 +204,7 @@ def matrix_sync(e: Emission, node: Node) -> None:
     sums, left, right = (e.placed.registers[x] for x in (total, a, b))
     if e.threads.count != 32 * down * across:
         raise InternalError("ptx.emit", f"{e.threads.count} threads are not {down} x {across}")
-    name = MATRIX_TYPES[a.dtype]
+    name = MATRIX_TYPES[b.dtype]
     form = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32"
     wide = len(right) // 2
     for i, j in serpentine(len(left) // 4, wide):

@@ -7,22 +7,24 @@ is never touched, and of several threads that hold a copy of an element one writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ...core.dtype import DType, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.symbol import high
+from ...ir.symbol import Size, high
 from . import rules
 from .addresses import addresses_of, load_form, store_form, uniform_address
 from .emission import Emission, memory_of
 from .masks import uncut
 from .moves import Run, read_run, write_run
+from .spread import Spread
 from .write import vector
 
 READS, WRITES = ("load", "gather", "atomic_add"), ("store", "scatter", "atomic_add")
 PLAIN = ("load", "store")
+LINE = 128  # bytes that caches keep together
 
 
 # ---- order ----------------------------------------------------------------------------------
@@ -163,18 +165,34 @@ def load(e: Emission, node: Node) -> list[str]:
     given = None if mask is None else e.values.get(mask, spread)
     access(e, memory, writes=False)
     addresses, runs = addresses_of(e, memory, index, spread, node.attrs["axes"])
-    form = constant_form(e) if (type_.scope, type_.use) == ("global", "constant") else ""
+    form = ""
+    if (type_.scope, type_.use) == ("global", "constant"):
+        steps = [type_.element_strides()[axis] for axis in node.attrs["axes"]]
+        bytes_ = side_by_side(spread, steps) * type_.dtype.size
+        form = constant_form(e, not 0 < high(bytes_) < LINE)
     whole = mask is not None and uncut(e.bounds, mask, spread, runs)
     found = load_runs(e, addresses, runs, form or load_form(memory), type_.dtype, given, whole)
     return e.values.loaded(node, found)
 
 
-def constant_form(e: Emission) -> str:
+def constant_form(e: Emission, whole_lines: bool) -> str:
     """How constants are read. Where a Body without roles waits for the launch before, constants
     are read where it says so, once: ptxas would move a load that is known to be of constants behind
-    the wait, and apart."""
+    the wait, and apart. What a warp leaves of a line stays near for the next load."""
     stays = e.waits_before is not None or (e.has("grid_dependency_wait") and not e.has("role"))
-    return "ld.global.L1::no_allocate" if stays else "ld.global.nc"
+    once = "ld.global.L1::no_allocate" if whole_lines else "ld.global"
+    return once if stays else "ld.global.nc"
+
+
+def side_by_side(spread: Spread, steps: Sequence[Size]) -> Size:
+    """Elements from lane to lane of a warp that follow one another; 0 where all hold the same."""
+    count: Size = 0
+    for shift, width, axis, stride in spread.fields:
+        step = steps[axis] * stride
+        if shift >= 5 or step != (count or step):
+            break
+        count = step << min(width, 5 - shift) if isinstance(step, int) else LINE
+    return count
 
 
 def store(e: Emission, node: Node) -> None:

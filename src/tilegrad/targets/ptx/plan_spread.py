@@ -23,6 +23,7 @@ from ...ir.symbol import high
 from ...ir.types import Memory, Tile, product
 from ...tile.bounds import Bounds, divisor_of
 from ...tile.build import Body
+from ...tile.placed import apart
 from .spread import (
     SCALAR,
     Spread,
@@ -34,6 +35,8 @@ from .spread import (
     lanes,
     lines,
     operand_pairs,
+    operand_rows,
+    operand_words,
 )
 
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")
@@ -299,6 +302,12 @@ class SpreadPlan:
             self.dots.append(node)
             return
         total, a = node.inputs[0], node.inputs[1]
+        if node.op.name == "matrix_sync" and apart(total, node.inputs[2], node.attrs["warps"]):
+            down = node.attrs["warps"][0]
+            self._anchor(total, accumulator_80(total.shape, down, 1))
+            self._anchor(a, operand_words(a.shape, down))
+            self._anchor(node.inputs[2], operand_rows(node.inputs[2].shape, down))
+            return
         if node.op.name == "matrix_sync":
             self._anchor(total, accumulator_turns(total.shape, *node.attrs["warps"]))
             if node.attrs["warps"][1] == 1:  # a left operand may be written as a result is held

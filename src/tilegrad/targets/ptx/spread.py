@@ -302,3 +302,18 @@ def accumulator_turns(shape: tuple[int, int], down: int, across: int) -> Spread:
         for r in range(4)
     )
     return Spread(shape, tuple(fields), registers)
+
+
+def operand_words(shape: tuple[int, int], down: int) -> Spread:
+    """A of mma.m16n8k16 as words of two neighbours along k; each warp has rows of its own."""
+    whole = accumulator_80((shape[0], 2 * shape[1]), down, 1)
+    fields = tuple((s, w, a, d // 2 if a else d) for s, w, a, d in whole.fields)
+    return Spread(shape, fields, tuple((r, c // 2) for r, c in whole.registers[::2]))
+
+
+def operand_rows(shape: tuple[int, int], down: int) -> Spread:
+    """B of mma.m16n8k16, stored (n, k); each warp has rows of its own."""
+    each = shape[0] // down
+    fields = ((0, 2, 1, 2), (2, 3, 0, 1), (5, down.bit_length() - 1, 0, each))
+    columns = (0, 1, 8, 9)
+    return Spread(shape, fields, tuple((row, c) for row in range(0, each, 8) for c in columns))

@@ -1,0 +1,261 @@
+"""A few tokens times quantised rows by the matrix units of warps, weights straight from memory.
+
+As in `gpu_rows`, a thread asks for the codes of groups of its rows before it waits for the launch
+before. Of a step of 128 columns four threads hold a group each, 16 bytes: word j of all four is
+what two products (mma) over 16 columns take, in an order of columns of their own, in which x comes
+from shared memory too. So no thread unpacks what another one does, and a scale is made once for 32
+weights. Warps share the columns of a program's rows out; their sums are added up at the end.
+
+Cost for a weight of 4 bits, in lane instructions: 5/8 to cut digits out, 1 to make them values,
+0.3 for scales, 1/8 of products, 1/8 for x of 8 tokens and 32 rows; 2.3 as assembled. Bytes: those
+of the parts, once; x from L2, once for each program. Error: as in `gpu_packed`.
+
+Invariant: the order of every sum depends on the shape and the Plan alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ... import tile
+from ...core.dtype import float32, int32
+from ...core.errors import InternalError
+from ...core.target import Target
+from ...ir.symbol import high
+from ...tile.build import Body, BodyBuilder
+from . import gpu_packed
+from .gpu_layout import GROUP, ROWS, groups_of
+from .gpu_matrix import and_masks
+from .gpu_rows import RowsPlan, parameters, why_not_around
+from .shape import NOTHING, Around, QuantisedShape, padded
+
+MOST_TOKENS = 8
+WIDE = 40  # elements between neighbouring runs of 32 in shared memory: banks differ
+
+
+@dataclass(frozen=True)
+class WarpsPlan(RowsPlan):
+    """Choices of `warp_tokens`; `tokens` are columns of its products."""
+
+
+def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
+    """Why this is not for a product; '' where it is."""
+    if high(shape.tokens) > MOST_TOKENS:
+        return f"more than {MOST_TOKENS} tokens"
+    return gpu_packed.why_not(shape, target, around) or why_not_around(shape, around)
+
+
+def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
+    """The Plan: two blocks of 16 rows a warp; more warps where a core has one program."""
+    tokens, sides = padded(high(shape.tokens), 8), 1 + bool(around.gated)
+    sizes = [padded(size, ROWS) * sides for size in around.results(shape)]
+    rows = 32 if all(size % 32 == 0 for size in sizes) else 16 * sides
+    if sum(sizes) > rows * target.cores or groups_of(shape) % 64:
+        return WarpsPlan(rows, 8, 32, 0, tokens, 2, 2)
+    return WarpsPlan(rows, 16, 64, 0, tokens, 1, 1)
+
+
+def warp_tokens(
+    shape: QuantisedShape, plan: WarpsPlan, name: str = "quantised_warps", around: Around = NOTHING
+) -> Body:
+    """The kernel: as `few_tokens`."""
+    return _Warps(shape, plan, name, around).build()
+
+
+class _Warps:
+    """Builds the Body of `warp_tokens`."""
+
+    def __init__(self, shape: QuantisedShape, plan: WarpsPlan, name: str, around: Around) -> None:
+        self.shape, self.plan, self.around = shape, plan, around
+        self.sides = 2 if around.gated else 1
+        self.each = plan.rows // self.sides  # rows of a side in a program
+        self.results = sum(around.results(shape))
+        self.rows = padded(self.results, ROWS)
+        self.tokens, self.chunk = plan.tokens, plan.groups * GROUP
+        self.turns = groups_of(shape) // plan.groups
+        self.stages = min(plan.stages, self.turns)
+        self.steps = plan.groups // (4 * plan.warps)  # of a warp in a turn
+        uneven = any(s % self.each for s in around.splits) or self.rows % self.each
+        if groups_of(shape) % plan.groups or uneven or why_not_around(shape, around):
+            raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
+        given = parameters(shape, around)
+        self.b = BodyBuilder(name, given)
+        self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
+
+    def build(self) -> Body:
+        """Which rows a program has, then its work."""
+        plan, programs = self.plan, self.rows // self.each
+        with tile.into(self.b):
+            tile.grid_launch_dependents()
+            self.row = tile.grid(programs) * self.each
+            self.work()
+        notes = {"resident": plan.resident} if plan.resident else {}
+        return self.b.finish((programs,), warps=plan.warps, level="placed", **notes)
+
+    @tile.function
+    def work(self) -> None:
+        """Ask for weights, wait, multiply turn by turn, write."""
+        step, warps = self.plan.groups, self.plan.warps
+        loaded = [part for i in range(self.stages) for part in self.load(i * step)]
+        tile.grid_dependency_wait()
+        sums = (warps * self.each, self.tokens)
+        self.totals = [tile.register(sums, fill=0.0) for _ in range(self.sides)]
+        self.left = tile.register((warps * self.each, 8), int32)
+        self.right = tile.register((warps * self.tokens, 16), self.shape.dtype)
+        shape = (self.steps, warps, self.tokens, 4, WIDE)
+        self.rooms = [tile.shared(shape, self.shape.dtype) for _ in range(2)]
+        x, rest, added = self.load_inputs(0), self.turns - self.stages, self.load_added()
+        first = rest % self.stages
+        x, loaded = self.some_turns(range(first), 0, x, loaded)
+        for group in tile.range(first * step, rest * step, self.stages * step):
+            x, loaded = self.some_turns(range(first, first + self.stages), group, x, loaded)
+        self.some_turns(range(first, first + self.stages), rest * step, x, loaded, last=True)
+        self.write_sums(added)
+
+    def load(self, group: Any) -> list[Any]:
+        """The weights of a turn, side by side."""
+        made, groups = [], self.plan.groups
+        for side in range(self.sides):
+            row, size = self.row + side * self.rows, (self.each, 4 * groups)
+            made += [
+                tile.load(self.memory["codes"], (row, 0, 4 * group), size, axes=(0, 2)),
+                tile.load(self.memory["scales"], (row, group), (self.each, groups)),
+            ]
+        return made
+
+    def some_turns(
+        self, turns: range, group: Any, x: Any, loaded: Sequence[Any], last: bool = False
+    ) -> tuple[Any, list[Any]]:
+        """Turns from a group on; gives x and the weights of those that follow. What a stage asks
+        for comes where its weights were, so that no thread has to wait to move it."""
+        each, step, stages = len(loaded) // self.stages, self.plan.groups, list(loaded)
+        for number, turn in enumerate(turns):
+            own, at = slice(number * each, (number + 1) * each), group + number * step
+            room = self.rooms[turn % 2]
+            self.lay_down(x, room)
+            if not last or number + 1 < len(turns):
+                x = self.load_inputs(at + step)
+            self.multiply(stages[own], room)
+            if not last:
+                stages[own] = self.load(at + self.stages * step)
+        count = each * len(turns) % len(stages)
+        return x, [*stages[count:], *stages[:count]]
+
+    # ---- x --------------------------------------------------------------------------------------
+
+    def load_inputs(self, group: Any) -> Any:
+        """x of a turn, 0 past its ends."""
+        size, first = (self.tokens, self.chunk), group * GROUP
+        mask = self.tokens_there(size)
+        if self.shape.columns % self.chunk:
+            line = tile.arange(self.chunk) + first < self.shape.columns
+            mask = and_masks(mask, tile.broadcast(line[None, :], size))
+        return tile.load(self.memory["x"], (0, first), size, mask=mask)
+
+    def tokens_there(self, size: tuple[int, int]) -> Any:
+        """Which of some tokens there are; None for all."""
+        tokens = self.shape.tokens
+        if isinstance(tokens, int) and tokens == size[0]:
+            return None
+        return tile.broadcast((tile.arange(size[0]) < tokens)[:, None], size)
+
+    def lay_down(self, x: Any, room: Any) -> None:
+        """x of a turn into shared memory: of 128 columns, the runs of 8 that meet a word."""
+        sizes = (self.tokens, self.plan.warps, 4, self.steps, 4, 8)
+        runs = tile.transpose(tile.reshape(x, sizes), (0, 1, 3, 4, 2, 5))
+        runs = tile.reshape(runs, (*sizes[:2], self.steps, 4, GROUP))
+        tile.store(room, (0, 0, 0, 0, 0), runs, axes=(2, 1, 0, 3, 4))
+
+    # ---- a turn -------------------------------------------------------------------------------
+
+    def multiply(self, loaded: Sequence[Any], room: Any) -> None:
+        """Add what the groups of a turn give."""
+        sizes = (self.each, self.plan.warps, 4, self.steps)
+        codes = [tile.reshape(part, (*sizes, 4)) for part in loaded[::2]]
+        scales = [tile.reshape(part, sizes) for part in loaded[1::2]]
+        for step in range(self.steps):
+            found = [gpu_packed.scales_of(s[..., step : step + 1], self.shape) for s in scales]
+            for word in range(4):
+                x = self.inputs_at(room, step, word)
+                for half in range(2):
+                    right = tile.transpose(x[:, :, :, half : half + 1, :, :], (0, 1, 3, 4, 2, 5))
+                    tile.write(self.right, tile.reshape(right, self.right.shape))
+                    for total, own, scale in zip(self.totals, codes, found):
+                        words = own[:, :, :, step : step + 1, word : word + 1]
+                        words = tile.reshape(words, (*sizes[:3], 1))
+                        tile.write(self.left, self.values(words, half, *scale))
+                        tile.matrix_sync(total, self.left, self.right, (self.plan.warps, 1))
+
+    def inputs_at(self, room: Any, step: int, word: int) -> Any:
+        """x that meets a word of each group: (warps, tokens, groups, halves, pairs, 2)."""
+        size = (self.plan.warps, self.tokens, GROUP)
+        x = tile.load(room, (step, 0, 0, word, 0), size, axes=(1, 2, 4))
+        return tile.reshape(x, (*size[:2], 4, 2, 2, 2))
+
+    def values(self, words: Any, half: int, scale: Any, minimum: Any) -> Any:
+        """The weights of half a word of each group, two neighbours in a word."""
+        words = tile.broadcast(words >> 8 if half else words, (*words.shape[:3], 2))
+        made = gpu_packed.numbers(words, (0, 4), scale, minimum, self.shape)
+        return tile.reshape(tile.transpose(made, (1, 0, 3, 2)), self.left.shape)
+
+    # ---- results --------------------------------------------------------------------------------
+
+    def load_added(self) -> Any:
+        """What is added to results, asked for before it is needed; None for nothing."""
+        if not self.around.residual:
+            return None
+        size = (self.tokens, self.each)
+        return tile.load(self.memory["residual"], (0, self.row), size, mask=self.mask_of(size))
+
+    def mask_of(self, size: tuple[int, int]) -> Any:
+        """Which results there are; None for all."""
+        rows = self.rows_there()
+        rows = rows if rows is None else tile.broadcast(rows[None, :], size)
+        return and_masks(self.tokens_there(size), rows)
+
+    def rows_there(self) -> Any:
+        """Which rows of a program there are; None for all."""
+        if self.rows == self.results:
+            return None
+        return tile.arange(self.each) + self.row < self.results
+
+    def write_sums(self, added: Any) -> None:
+        """Sum over the warps, do what is around and write."""
+        warps, size, whole = self.plan.warps, (self.tokens, self.each), []
+        shape = (warps, self.each, self.tokens)
+        shared = [tile.shared((*shape[:2], self.tokens + 1)) for _ in self.totals]
+        for room, total in zip(shared, self.totals):
+            tile.store(room, (0, 0, 0), tile.reshape(tile.read(total), shape))
+        for room in shared:
+            parts = [tile.load(room, (w, 0, 0), size, axes=(2, 1)) for w in range(warps)]
+            while len(parts) > 1:
+                parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
+            whole.append(parts[0])
+        self.put(self.surrounded(whole, added).to(self.shape.dtype), self.mask_of(size))
+
+    def surrounded(self, sides: Sequence[Any], added: Any) -> Any:
+        """Results with what is around them."""
+        value = sides[0]
+        if self.around.bias:
+            bias = tile.load(self.memory["bias"], self.row, self.each, mask=self.rows_there())
+            value = value + tile.broadcast(bias.to(float32)[None, :], value.shape)
+        if self.around.gated:
+            one = tile.full((), 1.0)
+            value = tile.quick_divide(value, tile.quick_exp(-value) + one) * sides[1]
+        return value if added is None else value + added.to(float32)
+
+    @tile.function
+    def put(self, value: Any, mask: Any, number: int = 0) -> None:
+        """Into the result that has the rows, from a result on."""
+        sizes, out = self.around.results(self.shape), self.memory[f"out{number}"]
+        first = sum(sizes[:number])
+        row = self.row if not number else tile.maximum(self.row - first, 0)
+        if number + 1 == len(sizes) or tile.less(self.row, first + sizes[number]):
+            tile.store(out, (0, row), value, mask=mask)
+        else:
+            self.put(value, mask, number + 1)
+
+
+__all__ = ["WarpsPlan", "plan_of", "warp_tokens", "why_not"]
