@@ -56,7 +56,7 @@ class Load(Unit):
         self.address = self.row_address = self.left = self.ask_rows = 0
         self.row = self.beat = self.beats = 0
         self.plain: str | None = None  # elements of a row that lie as they are
-        self.no_index = np.zeros(p.slots, np.uint8)
+        self.no_index = np.zeros(p.row_elements, np.uint8)
         self.buffer = bytearray(-(-4096 // p.dma_bytes) * p.dma_bytes)
         self.writing = False
         self.write_row = 0
