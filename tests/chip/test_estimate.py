@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tilegrad.targets.npu.machine import Machine
 from tilegrad.targets.npu.parameters import DATAFLOWS, PRESETS, Parameters, preset
 from tilegrad.targets.npu.product import Product
 
+RATES: dict[str, dict[str, Any]] = {"mixed": {"weights": "int4"}, "sparse": {"sparse": True}}
 SIZES = [(512, 64, 64), (64, 64, 512), (64, 512, 64), (1, 256, 256), (100, 50, 200), (16, 16, 16)]
 
 
@@ -26,12 +28,27 @@ def test_cycles_are_those_of_the_programs(name: str, dataflow: str) -> None:
         assert product(p, *sizes).cycles == pytest.approx(made, rel=0.04), sizes
 
 
+@pytest.mark.parametrize("dataflow", ["ws", "os"])
+@pytest.mark.parametrize("rate", RATES)
+def test_cycles_of_two_weights_a_step(rate: str, dataflow: str) -> None:
+    for name in ("edge", "16x16"):
+        p = replace(preset(name), dataflow=dataflow, **RATES[rate])
+        for sizes in SIZES:
+            made = Product(p, *sizes, Narrow(), rate=rate).cycles()
+            assert product(p, *sizes).cycles == pytest.approx(made, rel=0.05), (name, sizes)
+
+
+@pytest.mark.parametrize("rate", ["", *RATES])
 @pytest.mark.parametrize("dataflow", DATAFLOWS)
-def test_energy_is_that_of_the_simulator(dataflow: str) -> None:
-    p = Parameters(rows=4, columns=6, lanes=2, dataflow=dataflow, dma_bytes=8, bank_rows=32)
-    made = Product(p, 21, 13, 37, Narrow())
+def test_energy_is_that_of_the_simulator(dataflow: str, rate: str) -> None:
+    given = RATES.get(rate, {}) if dataflow != "is" else {}  # there weights do not stay
+    p = Parameters(
+        rows=4, columns=6, lanes=2, dataflow=dataflow, dma_bytes=8, bank_rows=32, **given
+    )
+    made = Product(p, 21, 13, 37, Narrow(), rate=rate if given else "")
     rng = np.random.default_rng(0)
     left, right = (rng.integers(-128, 128, s).astype(np.int8) for s in ((21, 37), (37, 13)))
+    right[2::4], right[3::4] = 0, 0
     memory = made.pack(left, right)
     total: dict[str, float] = {}
     for words in made.program():

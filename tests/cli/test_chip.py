@@ -108,7 +108,7 @@ def test_explore_designs(tmp_path: Path) -> None:
     assert "of 2 designs are beaten by none" in result.output
     assert "left out: rows 8, lanes 3: npu: bad lanes" in result.output
     assert plot.read_text().startswith("<svg")
-    said = "which compiled functions do not use yet"
+    said = "weights of half the bits, two a step"
     narrow = RUNNER.invoke(main.app, [*words[:3], "--vary", "weights=int8,int4"])
     assert said in narrow.output and said not in result.output
     record = json.loads(RUNNER.invoke(main.app, [*words, "--json"]).output)
@@ -116,3 +116,37 @@ def test_explore_designs(tmp_path: Path) -> None:
     assert "yes" in RUNNER.invoke(main.app, [*words, "--all"]).output
     for bad in (["--vary", "rows"], ["--vary", "rows=0"], ["--vary", "speed=3"], ["--chip", "x"]):
         assert RUNNER.invoke(main.app, [*words[:3], *bad]).exit_code == 1
+
+
+def test_systemverilog_by_one_command(tmp_path: Path) -> None:
+    words = ["chip", "rtl", "edge", "--out", str(tmp_path / "made"), "--tiny"]
+    result = RUNNER.invoke(main.app, words)
+    assert result.exit_code == 0, result.output
+    paths = [Path(line) for line in result.output.splitlines()]
+    assert paths[0].name == "npu_words.sv" and all(path.is_file() for path in paths)
+    assert "edge: generated" in (tmp_path / "made" / "npu_top.sv").read_text()
+    assert (tmp_path / "made" / "tiny" / "info.yaml").is_file()
+    taken = tmp_path / "file"
+    taken.write_text("")
+    result = RUNNER.invoke(main.app, ["chip", "rtl", "edge", "--out", str(taken)])
+    assert result.exit_code == 1 and "cannot be written" in result.output
+
+
+def test_a_preset_is_a_chip_and_rows_are_whole_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rich.console import Console
+
+    from tilegrad.cli import chip
+
+    monkeypatch.setattr(chip, "table_console", lambda: Console(highlight=False, width=40))
+    code, text = compare("smollm2-135m", "--chips", "h200,tpu-like")
+    assert code == 0 and "tpu-like" in text and "training" in text
+    assert "\u2026" not in text and "$/M tokens" in text
+
+
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    result = RUNNER.invoke(
+        main.app, ["chip", "compare", "resnet-50", "--plot", str(tmp_path / "no" / "x.svg")]
+    )
+    assert result.exit_code == 1 and "no such folder" in result.output

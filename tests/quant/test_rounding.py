@@ -10,7 +10,7 @@ import pytest
 import tilegrad as tg
 from tilegrad import nn, quant
 from tilegrad.core.dtype import bfloat16, float32
-from tilegrad.core.errors import InternalError
+from tilegrad.core.errors import InternalError, UserError
 from tilegrad.core.format import format_of
 from tilegrad.exchange.mapped import Stored
 from tilegrad.graph import build
@@ -88,3 +88,10 @@ def test_weights_of_a_file(name: str, dtype: Any) -> None:
     np.testing.assert_array_equal(layer.weight.numpy(), plain)
     size = bytes_to_prepare([layer.weight], "cpu")
     assert weights.bytes - 48 * 16 <= size <= weights.bytes + 256
+
+
+def test_what_cannot_be_packed_is_said() -> None:
+    with pytest.raises(UserError, match=r"scales lie within the blocks(.|\n)*Q4_1"):
+        quant.pack(values(64, 64), "Q4_1")
+    with pytest.raises(UserError, match="multiple of 32"):
+        quant.pack(values(64, 40), "INT3_G32_F16_ZERO")

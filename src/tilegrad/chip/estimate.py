@@ -7,7 +7,7 @@ busiest one needs, and the first load and the last store around it. Invariant: e
 the counters of the simulator for the programs of `targets/npu/product.py`, cycles within some
 percent of theirs; between products (activations, norms) nothing is counted. Areas are estimates.
 Weights of half the bits (`doubles`) and pruned ones (`prunes`) are counted two a step, as the mesh
-can take them; compiled functions do neither yet, so the Invariant holds for the others.
+takes them; functions whose weights are not stored so are slower.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..targets.npu.layout import Narrow
 from ..targets.npu.parameters import Parameters
 from ..targets.npu.product import Product
 from ..targets.npu.timing import row_beats, row_bytes, run_cycles
+from ..tile import array
 from .explore.problem import Problem
 from .mapped import named
 from .workload import Workload
@@ -58,7 +59,7 @@ class Tally:
             self.scratchpad += times * word["rows"] * row
         else:
             count, output = word["count"], p.dataflow == "os"
-            self.macs += times * count * p.peak_macs
+            self.macs += times * count * p.peak_macs * (1 + word["mixed"])
             self.scratchpad += times * count * row * (2 if output else 1)
             written = (word["rows"] if word["drain"] else 0) if output else count
             self.accumulators += times * written * sums * (2 if word["accumulate"] else 1)
@@ -137,7 +138,7 @@ def prunes(p: Parameters) -> bool:
 
 def doubles(p: Parameters) -> bool:
     """Whether weights of half the bits can go through the mesh two at once (not those that are
-    pruned as well, and not where inputs are in place). No compiled function does so yet."""
+    pruned as well, and not where inputs are in place)."""
     return p.mixed and not p.sparse and p.dataflow != "is"
 
 
@@ -202,18 +203,14 @@ def product(
 
 def _steps(p: Parameters, M: int, N: int, K: int) -> Iterator[Step]:
     """The instructions of each kind of step and of each kind of store, and how many there are."""
-    made = Product(p, M, N, K, None if p.floating else Narrow())
-    pairs = prunes(p) or doubles(p)
-    wide = p.rows * (2 if pairs else 1)
-    if p.dataflow == "os":
-        yield from _sums_in_place(p, made, wide, K // 2 + K % 2 if pairs else K)
-    else:
-        yield from _weights_in_place(p, made, wide)
+    rate = array.SPARSE if prunes(p) else array.MIXED if doubles(p) else ""
+    made = Product(p, M, N, K, None if p.floating else Narrow(), rate=rate)
+    yield from (_sums_in_place if p.dataflow == "os" else _weights_in_place)(p, made)
 
 
-def _weights_in_place(p: Parameters, made: Product, wide: int) -> Iterator[Step]:
+def _weights_in_place(p: Parameters, made: Product) -> Iterator[Step]:
     """Steps of `tall` rows or of what is left, of some tiles of `wide` inputs of K each."""
-    depths = -(-made.K // wide)
+    depths, wide = made.depths, made.wide
     preload = instruction("preload", rows=p.rows)
     for times, count in _parts(made.m, made.tall):
         begin = instruction("matmul", count=count, mixed=int(doubles(p)))
@@ -233,14 +230,14 @@ def _weights_in_place(p: Parameters, made: Product, wide: int) -> Iterator[Step]
             yield times * tiles, [_store(p, count, columns)]
 
 
-def _sums_in_place(p: Parameters, made: Product, wide: int, deep: int) -> Iterator[Step]:
-    """Steps of some rows of K or of what is left; the last of a result drains it."""
-    parts = list(_parts(deep, min(deep, p.bank_rows // 2)))
+def _sums_in_place(p: Parameters, made: Product) -> Iterator[Step]:
+    """Steps of some rows of weights or of what is left; the last of a result drains it."""
+    parts = list(_parts(made.k, made.deep))
     for tall, rows in _parts(made.m, p.rows):
         for tiles, columns in _parts(made.n, p.columns):
             for number, (times, count) in enumerate(parts):
                 moves = [
-                    _move(p, count, wide, weights=False),
+                    _move(p, count, made.wide, weights=False),
                     _move(p, count, p.columns, weights=True),
                 ]
                 final = number == len(parts) - 1

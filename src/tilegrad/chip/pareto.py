@@ -33,7 +33,7 @@ class Point:
     energy: float  # J
     seconds: float
     area: float  # mm2
-    doubled: bool = False  # two weights a step, which no compiled function does yet
+    doubled: bool = False  # two weights a step
 
     @property
     def name(self) -> str:

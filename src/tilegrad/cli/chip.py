@@ -1,5 +1,6 @@
 """The command `tilegrad chip`: compare chips by what they make of a model, open the page; map a
-model and try designs (`chip_explore.py`), synthesise one (`synth.py`).
+model and try designs (`chip_explore.py`), write a design's SystemVerilog, synthesise it
+(`synth.py`).
 
 Invariant: every number shown is predicted and says so; a chip without a figure that a column needs
 shows a dash there, and the JSON has null.
@@ -8,6 +9,7 @@ shows a dash there, and the JSON has null.
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +18,7 @@ import typer
 
 from ..core.errors import UserError
 from . import options
-from .chip_explore import explore, map_model, save, table_console
+from .chip_explore import check_place, explore, map_model, put_table, save, table_console
 from .flags import App
 from .progress import Bars
 from .synth import synth
@@ -65,6 +67,8 @@ def compare(
     from ..chip.catalogue.picture import page as paged
     from ..chip.catalogue.picture import plotted
 
+    for path in (plot, page):
+        check_place(path)
     sizes = Sizes(batch, tokens, context, dtype)
     names = [name.strip() for name in chips.split(",") if name.strip()]
     given = _prices(price or [], names)
@@ -119,7 +123,7 @@ def _show(model: str, sizes: Sizes, found: list[Any], ops: bool) -> None:
         table.add_column(column, justify="left" if number < 4 else "right", no_wrap=True)
     for row in cells(found):
         table.add_row(*row)
-    console.print(table)
+    put_table(table)
     for note in notes(found):
         console.print(note)
     if ops:
@@ -163,7 +167,38 @@ def _show_ops(console: Any, found: list[Any]) -> None:
                 intensity = number(row.flops / row.moved)
                 cells = (row.name, str(row.count), intensity, row.bound)
                 table.add_row(*cells, number(each), f"{share:.1f}")
-            console.print(table)
+            put_table(table)
+
+
+# ---- its SystemVerilog -----------------------------------------------------------------------
+
+
+@app.command("rtl")
+def rtl(
+    parameters: Annotated[
+        str, typer.Argument(help="A parameter file (.toml, .json), or a preset: edge, 16x16 ...")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the files; else NAME-rtl.", show_default=False)
+    ] = None,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Also two multipliers as a Tiny Tapeout project.")
+    ] = False,
+) -> None:
+    """Write the SystemVerilog of a chip, in the order tools read its files."""
+    from ..chip.rtl.emit import write
+    from ..chip.rtl.tiny import write_tiny
+    from ..targets.npu.parameters import chip_of
+
+    chip = chip_of(parameters)
+    folder = out or Path(f"{Path(parameters).stem}-rtl")
+    try:
+        made = write(chip, folder)
+        if tiny:
+            made += [folder / "tiny" / "info.yaml", *write_tiny(folder / "tiny")]
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}", op="chip") from None
+    put("\n".join(map(str, made)))
 
 
 # ---- the page -------------------------------------------------------------------------------
@@ -180,6 +215,7 @@ def serve_page(
     from ..chip.page import serve
     from ..targets.npu.parameters import chip_of
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     server = serve(port, chip_of(chip))
     put(f"http://127.0.0.1:{server.server_address[1]}/  (Ctrl-C ends it)")
     try:

@@ -33,6 +33,19 @@ def table_console() -> Any:
     return Console(highlight=False, width=None if is_terminal(sys.stdout) else WIDE)
 
 
+def put_table(table: Any) -> None:
+    """Print a table with its rows whole: a narrower terminal wraps them, and no number is cut."""
+    from rich.console import Console
+
+    Console(highlight=False, width=WIDE).print(table)
+
+
+def check_place(path: Path | None) -> None:
+    """An error before anything is computed where a file could not be written."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UserError(f"{path}: cannot be written: no such folder", op="chip")
+
+
 def save(path: Path, text: str) -> None:
     """Write a file."""
     try:
@@ -143,7 +156,7 @@ def _show_together(found: Together, at: str, as_json: bool) -> None:
         numbers = (number(row["energy_pj"] / 1e6), number(row["cycles"]))
         cells = (" -> ".join(row["layers"]), str(row["count"]), *numbers, str(row["parts"] or ""))
         table.add_row(*cells, stay)
-    console.print(table)
+    put_table(table)
     saved = 100 * (1 - found.energy / found.alone)
     console.print(
         f"energy: {number(found.energy / 1e6)} uJ, {saved:.0f}% less than each layer alone; "
@@ -204,7 +217,7 @@ def _show_mapped(found: Mapped) -> None:
             str(f.mapping),
         )
         table.add_row(*cells)
-    console.print(table)
+    put_table(table)
     parts = ", ".join(f"{k} {number(v / 1e6)}" for k, v in found.parts().items() if v)
     console.print(f"energy: {number(found.energy / 1e6)} uJ ({parts})")
     console.print(
@@ -244,6 +257,7 @@ def explore(
     from ..core.parameter_file import read_parameters
     from ..targets.npu.parameters import chip_of
 
+    check_place(plot)
     default = ["dataflow=ws,os,is"] if array else list(VARY)
     fields = dict(_varied(text) for text in vary or default)
     work = network(model, batch=batch)
@@ -261,7 +275,7 @@ def explore(
             found = explore_npu(chip_of(chip), work, fields, report)
     title = f"{model} on designs from {name}: predicted"
     if any(p.doubled for p in found.points):
-        title += "; weights of half the bits two a step, which compiled functions do not use yet"
+        title += "; weights of half the bits, two a step"
     if plot is not None:
         save(plot, plotted(found, title))
     if as_json:
@@ -302,7 +316,7 @@ def _show_front(found: Explored, title: str, every: bool) -> None:
         values = [number(v) for v in (1e3 * p.seconds, 1e3 * p.energy, p.area)]
         last = ["yes" if p in best else ""] if every else []
         table.add_row(*(str(p.choice[n]) for n in names), *values, *last)
-    console.print(table)
+    put_table(table)
     console.print(f"{len(best)} of {len(found.points)} designs are beaten by none in all three")
     for choice, why in found.refused[:3]:
         console.print(f"left out: {', '.join(f'{k} {v}' for k, v in choice.items())}: {why}")
@@ -310,4 +324,4 @@ def _show_front(found: Explored, title: str, every: bool) -> None:
         console.print(f"... {len(found.refused)} left out in all")
 
 
-__all__ = ["explore", "map_model", "save", "table_console"]
+__all__ = ["check_place", "explore", "map_model", "put_table", "save", "table_console"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.dtype import DType, float32
+from ..core.errors import UserError
 from ..core.format import Format, format_of
 from ..graph import build
 from ..tensor.tensor import Tensor, lift, node_of, wrap
@@ -17,8 +18,16 @@ from ..tensor.tensor import Tensor, lift, node_of, wrap
 def pack(x: Any, format: Format | str, scale: Any = None) -> Tensor:
     """The bytes (..., bytes of a row) of values (..., columns); `scale` (..., groups of a row) is
     found where it is not given."""
+    form, values = format_of(format), lift(x)
+    if not form.apart:
+        hint = f"format_of({form.name!r}).pack(array) packs NumPy arrays"
+        raise UserError("scales lie within the blocks", op="quant.pack", got=form.name, hint=hint)
+    columns = values.shape[-1] if values.ndim else 0
+    if not isinstance(columns, int) or not columns or columns % form.block:
+        expected = f"(..., columns), columns a multiple of {form.block}"
+        raise UserError("bad columns", op="quant.pack", expected=expected, got=values.shape)
     given = None if scale is None else node_of(lift(scale))
-    return wrap(build.pack(node_of(lift(x)), format_of(format).name, given))
+    return wrap(build.pack(node_of(values), form.name, given))
 
 
 def unpack(raw: Any, format: Format | str, dtype: DType = float32) -> Tensor:

@@ -8,7 +8,8 @@ what was not found is not in the table.
 from __future__ import annotations
 
 from ...core.errors import UserError
-from .figure import Chip, Figure, load_chip
+from ...targets.npu.parameters import PRESETS, preset
+from .figure import Chip, Figure, load_chip, npu_chip
 
 GPU = ("rooflinenotes.dev, spillfill.com", "2026-11")
 TPU = ("jax-ml/scaling-book", "2026-11")
@@ -95,14 +96,16 @@ CHIPS = {name: _chip(name) for name in ROWS}
 
 
 def chip(name: str) -> Chip:
-    """A chip of the table, or of a file (`.toml`, `.json`)."""
+    """A chip of the table, of a file (`.toml`, `.json`), or a preset of an NPU."""
+    if name in PRESETS:
+        return npu_chip(preset(name), f"the preset {name}")
     if name.endswith((".toml", ".json")):
         return load_chip(name)
     if name.lower() not in CHIPS:
         raise UserError(
             f"unknown chip {name!r}",
             op="chip",
-            expected=f"{', '.join(CHIPS)}, or a file .toml or .json",
+            expected=f"{', '.join([*CHIPS, *PRESETS])}, or a file .toml or .json",
         )
     return CHIPS[name.lower()]
 

@@ -55,7 +55,7 @@ function totals(found) {
   const joules = sum(found.energy) * 1e-12, area = sum(found.areas);
   const rows = [
     [short(found.seconds) + "s",
-      found.doubled ? "one run, at a rate compiled functions do not use yet" : "one run"],
+      found.doubled ? "one run, two weights a step" : "one run"],
     [short(found.units / found.seconds), found.unit + "s a second"],
     [short(found.cycles), "cycles"],
     [percent(found.utilisation), "of the peak MACs"],

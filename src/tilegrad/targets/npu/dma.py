@@ -54,7 +54,9 @@ class Load(Unit):
         self.indices = np.zeros((p.scratchpad_rows, p.row_elements), np.uint8)
         self.asking = False  # arvalid
         self.address = self.row_address = self.left = self.ask_rows = 0
-        self.row = self.beat = 0
+        self.row = self.beat = self.beats = 0
+        self.plain: str | None = None  # elements of a row that lie as they are
+        self.no_index = np.zeros(p.row_elements, np.uint8)
         self.buffer = bytearray(-(-4096 // p.dma_bytes) * p.dma_bytes)
         self.writing = False
         self.write_row = 0
@@ -64,7 +66,10 @@ class Load(Unit):
         """Sets the registers."""
         self.asking = True
         self.address = self.row_address = word["dram"]
-        self.left, self.ask_rows = row_beats(self.p, word), word["rows"]
+        self.beats = row_beats(self.p, word)
+        whole = "<u2" if self.p.element_bits == 16 else "<u1"
+        self.plain = None if word["narrow"] or word["indexed"] else whole
+        self.left, self.ask_rows = self.beats, word["rows"]
         self.row = self.beat = 0
         self.writing = False
 
@@ -79,7 +84,11 @@ class Load(Unit):
         done = False
         self.written = None
         if self.writing:
-            bits, index = unpack(self.p, word, bytes(self.buffer))
+            bits, index = np.zeros_like(self.scratchpad[0]), self.no_index
+            if self.plain is None:
+                bits, index = unpack(self.p, word, bytes(self.buffer))
+            else:
+                bits[: word["columns"]] = np.frombuffer(self.buffer, self.plain, word["columns"])
             self.scratchpad[self.write_row], self.indices[self.write_row] = bits, index
             self.written = (self.write_row, bits, index)
             done = self.row == word["rows"]
@@ -96,7 +105,7 @@ class Load(Unit):
         width = self.p.dma_bytes
         self.buffer[self.beat * width : (self.beat + 1) * width] = self.dram.rdata
         self.beat += 1
-        if self.beat == row_beats(self.p, self.word):
+        if self.beat == self.beats:
             self.beat = 0
             self.writing = True
             self.write_row = (self.word["local"] + self.row) % self.p.scratchpad_rows
@@ -110,7 +119,7 @@ class Load(Unit):
             self.ask_rows -= 1
             self.asking = self.ask_rows > 0
             self.row_address = (self.row_address + word["stride"]) % 2**32
-            self.address, self.left = self.row_address, row_beats(self.p, word)
+            self.address, self.left = self.row_address, self.beats
 
 
 class Store(Unit):

@@ -32,18 +32,18 @@ class Dram:
         self.bursts: deque[list[int]] = deque()  # address and beats of writes under way
         self.answers: deque[int] = deque()
         self.read_bytes = self.written_bytes = 0
+        self.nothing = (0, bytes(width), False)
+        self.arready = self.awready = True
         self.outputs()
 
     def outputs(self) -> None:
         """What the port shows in this cycle."""
-        lucky = self.chance is None or self.chance.random() < 0.7
-        also = self.chance is None or self.chance.random() < 0.7
-        self.arready = lucky
-        self.awready = also
-        self.wready = also and self.now >= self.next_write
+        if self.chance is not None:
+            self.arready = self.chance.random() < 0.7
+            self.awready = self.chance.random() < 0.7
+        self.wready = self.awready and self.now >= self.next_write
         self.rvalid = bool(self.reads) and self.reads[0][0] <= self.now
-        self.rdata = self.reads[0][1] if self.rvalid else bytes(self.width)
-        self.rlast = self.rvalid and self.reads[0][2]
+        _, self.rdata, self.rlast = self.reads[0] if self.rvalid else self.nothing
         self.bvalid = bool(self.answers) and self.answers[0] <= self.now
 
     def _span(self, address: int, beats: int) -> slice:
@@ -93,10 +93,9 @@ class Dram:
 
     def _take_beat(self, data: bytes, strobes: int, last: bool) -> None:
         burst = self.bursts[0]
-        for i in range(self.width):
-            if strobes >> i & 1:
-                self.data[burst[0] + i] = data[i]
-                self.written_bytes += 1
+        written = [i for i in range(self.width) if strobes >> i & 1]
+        self.data[burst[0] + np.array(written, int)] = np.frombuffer(data, np.uint8)[written]
+        self.written_bytes += len(written)
         burst[0] += self.width
         burst[1] -= 1
         if last != (burst[1] == 0):

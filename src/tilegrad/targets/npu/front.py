@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 
 from ...core.errors import UserError
 from .instructions import (
@@ -48,29 +49,32 @@ class Queue:
         """The edge."""
         if self.popped:
             self.items.popleft()
+            self.popped = False
         if self.pushed is not None:
             self.items.append(self.pushed)
-        self.pushed, self.popped = None, False
+            self.pushed = None
 
 
-def waits(queue: int, tokens: int) -> list[int]:
+@cache
+def waits(queue: int, tokens: int) -> tuple[int, ...]:
     """Channels that an instruction of a queue takes a token from."""
     found = []
     if tokens & WAIT_PREV and queue > 0:
         found.append(CHANNELS.index((queue - 1, queue)))
     if tokens & WAIT_NEXT and queue < 2:
         found.append(CHANNELS.index((queue + 1, queue)))
-    return found
+    return tuple(found)
 
 
-def posts(queue: int, tokens: int) -> list[int]:
+@cache
+def posts(queue: int, tokens: int) -> tuple[int, ...]:
     """Channels that it puts a token into."""
     found = []
     if tokens & POST_PREV and queue > 0:
         found.append(CHANNELS.index((queue, queue - 1)))
     if tokens & POST_NEXT and queue < 2:
         found.append(CHANNELS.index((queue, queue + 1)))
-    return found
+    return tuple(found)
 
 
 class Tokens:
@@ -83,25 +87,27 @@ class Tokens:
 
     def take(self, channels: Sequence[int]) -> bool:
         """One of each, if all are there."""
-        if any(self.counts[c] == 0 for c in channels):
-            return False
+        for c in channels:
+            if not self.counts[c]:
+                return False
         for c in channels:
             self.change[c] -= 1
         return True
 
     def put(self, channels: Sequence[int]) -> bool:
         """One into each, if all have room."""
-        if any(self.counts[c] == self.most for c in channels):
-            return False
+        for c in channels:
+            if self.counts[c] == self.most:
+                return False
         for c in channels:
             self.change[c] += 1
         return True
 
     def commit(self) -> None:
         """The edge."""
-        for c in range(4):
-            self.counts[c] += self.change[c]
-            self.change[c] = 0
+        if any(self.change):
+            self.counts = [a + b for a, b in zip(self.counts, self.change)]
+            self.change = [0, 0, 0, 0]
 
 
 def moved(one: Instruction, offsets: Sequence[tuple[int, int]]) -> Instruction:

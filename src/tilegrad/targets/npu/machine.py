@@ -23,7 +23,11 @@ from .execute import Execute
 from .front import HALT, Front, Queue, Tokens
 from .instructions import QUEUES, Instruction
 from .parameters import Parameters
-from .unit import IDLE
+from .unit import IDLE, RUN
+
+WAITING = frozenset(
+    ("token", "empty", "token_room")
+)  # causes of a cycle in which a unit does nothing
 
 
 class Machine:
@@ -64,28 +68,35 @@ class Machine:
             self._step()
 
     def _step(self) -> None:
-        states = [u.state for u in self.units]
-        read, write, beat = self.load.read, self.store.write, self.store.shown
-        ready = self.load.state == 1
-        self.load.written = None
-        self.store.step()
-        self.execute.step()
-        self.load.step()
-        self.front.step()
-        if self.front.sequencer.seed is not None:
-            self.store.random = seeded(self.front.sequencer.seed, self.p.lanes)
-        self.dram.step(read, ready, write, beat, True)
+        load, execute, store = self.units
+        before = load.state, execute.state, store.state
+        read, write, beat = load.read, store.write, store.shown
+        load.written = None
+        store.step()
+        execute.step()
+        load.step()
+        if self.front.state != HALT:
+            self.front.step()
+            if self.front.sequencer.seed is not None:
+                store.random = seeded(self.front.sequencer.seed, self.p.lanes)
+        self.dram.step(read, before[0] == RUN, write, beat, True)
         for queue in self.queues:
-            queue.commit()
+            if queue.popped or queue.pushed is not None:
+                queue.commit()
         self.tokens.commit()
-        for number, unit in enumerate(self.units):
-            self.causes[number][unit.cause] += 1
-            if (states[number] == IDLE) != (unit.state == IDLE):
-                if unit.state != IDLE:
-                    self._began[number] = self.cycle
-                else:
-                    self.spans[number].append((unit.word.op, self._began[number], self.cycle))
+        for causes, unit in zip(self.causes, self.units):
+            causes[unit.cause] += 1
+        if before != (load.state, execute.state, store.state):
+            self._note(before)
         self.cycle += 1
+
+    def _note(self, before: tuple[int, ...]) -> None:
+        """Units that began or ended in this cycle."""
+        for number, unit in enumerate(self.units):
+            if before[number] == IDLE != unit.state:
+                self._began[number] = self.cycle
+            elif before[number] != IDLE == unit.state:
+                self.spans[number].append((unit.word.op, self._began[number], self.cycle))
 
     def run(self, most: int = 10_000_000) -> int:
         """Steps until all is done; the number of cycles."""
@@ -96,8 +107,11 @@ class Machine:
         moved, quiet = self.cycle, 0
         while not self.done:
             self._step()
-            waiting = all(u.cause in ("token", "empty", "token_room") for u in self.units)
-            quiet = quiet + 1 if waiting and (self.front.state == HALT or self.front.stalled) else 0
+            held = self.front.state == HALT or self.front.stalled
+            if held and all(u.cause in WAITING for u in self.units):
+                quiet += 1
+            else:
+                quiet = 0
             if quiet > 2:
                 waits = ", ".join(f"{QUEUES[n]} {u.cause}" for n, u in enumerate(self.units))
                 raise UserError("the queues wait for each other", op="npu", got=waits)

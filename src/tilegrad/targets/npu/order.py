@@ -60,7 +60,7 @@ class Order:
         self.p, self.sequencer = p, Sequencer(program)
         self.seed: int | None = None  # of stochastic rounding; none comes after a word that draws
         self.queues: list[deque[Instruction]] = [deque() for _ in QUEUES]
-        self.posting: list[list[int]] = [[] for _ in QUEUES]  # channels that wait for room
+        self.posting: list[Sequence[int]] = [[] for _ in QUEUES]  # channels that wait for room
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.tokens: list[deque[Clock]] = [deque() for _ in CHANNELS]
         self.done: list[list[Instruction]] = [[] for _ in QUEUES]
