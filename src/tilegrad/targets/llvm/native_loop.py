@@ -18,7 +18,9 @@ import numpy as np
 
 from . import table
 
+VERSION = "1"  # part of its key in the Store: raise it when `native` writes other text
 DONE, PAUSED, STOPPED = 0, 1, 2
+LINUX = sys.platform.startswith("linux")
 
 # The pool's shared memory: one line of 64 bytes for each word that is written often, and behind a
 # word that workers wait for the number of those that sleep.
@@ -74,17 +76,16 @@ PAUSES = {
 
 def native_loop_text(machine: str) -> str:
     """The loop as LLVM IR for a CPU family ('x86_64' or 'aarch64')."""
-    from .native import Module, Value  # not needed where the loop is in the Store
+    from .native import Module, Value  # not needed where the Store has the loop
 
-    linux = sys.platform.startswith("linux")
     pause = PAUSES[machine]
-    numbers = {**NUMBERS, "FUTEX": 202 if machine == "x86_64" else 98, "CLOCK": 6 if linux else 1}
+    numbers = {**NUMBERS, "FUTEX": 202 if machine == "x86_64" else 98, "CLOCK": 6 if LINUX else 1}
     names = {name: Value("", str(number)) for name, number in numbers.items()}
     names["null"] = Value("ptr", "null")
     records = {"pool": POOL, "state": STATE, "row": table.ENTRY}
     made = Module(records, names, {"pause": pause})
     declared = pause.replace("call", "declare").replace("i32 1", "i32")
-    return f"{declared}\n{made.text(LIBC + (FUTEX if linux else NAP) + WAIT + STEP + WORKERS)}\n"
+    return f"{declared}\n{made.text(SOURCE)}\n"
 
 
 LIBC = """
@@ -361,3 +362,6 @@ def quit(pool: pool):
     add(pool.epoch, 1, seq_cst)
     wake(at(pool.epoch))
 """
+
+SOURCE = LIBC + (FUTEX if LINUX else NAP) + WAIT + STEP + WORKERS
+IDENTITY = f"{VERSION} {NUMBERS} {POOL} {STATE} {SOURCE}"  # all that the text depends on
