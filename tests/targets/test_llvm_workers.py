@@ -16,7 +16,7 @@ from tilegrad.core.target import NEON, SSE2
 from tilegrad.targets.llvm import driver
 from tilegrad.targets.llvm import table as tables
 from tilegrad.targets.llvm.native_loop import native_loop_text
-from tilegrad.targets.llvm.table import ENTRY, TableBuilder, check_table
+from tilegrad.targets.llvm.table import ENTRY, check_table
 from tilegrad.targets.llvm.workers import RECORD, WorkerPool, native, worker_pool
 
 LONG = 600.0  # seconds; only against hanging
@@ -118,6 +118,33 @@ end:
 """,
     ]
 )
+
+
+class TableBuilder(tables.TableBuilder):
+    """The same with the values of control entries by name."""
+
+    def jump(self, to=-1):
+        return self.control("jump", to)
+
+    def jump_unless(self, slot, to=-1, offset=0):
+        number = self.control("jump_unless", slot, to)
+        self._rows[number]["c"] = offset
+        return number
+
+    def set_counter(self, counter, value, flags=0):
+        return self.control("set_counter", counter, value, flags=flags)
+
+    def add_counter(self, counter, value, flags=0):
+        return self.control("add_counter", counter, value, flags=flags)
+
+    def jump_counter_less(self, counter, bound, to=-1, flags=0):
+        return self.control("jump_counter_less", counter, bound, to, flags=flags)
+
+    def set_slot(self, slot, base, counter=-1, stride=0, offset=0):
+        return self.control("set_slot", slot, base, counter, stride, offset)
+
+    def swap_slots(self, first, second):
+        return self.control("swap_slots", first, second)
 
 
 @pytest.fixture(scope="module")
@@ -418,8 +445,7 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 import numpy as np
 sys.path.insert(0, {folder!r})
-from test_llvm_workers import KERNELS, SSE2, NEON, NEON_HERE, driver, run
-from tilegrad.targets.llvm.table import TableBuilder
+from test_llvm_workers import KERNELS, SSE2, NEON, NEON_HERE, TableBuilder, driver, run
 from tilegrad.targets.llvm.workers import WorkerPool
 kernels = driver.load(driver.compile_text(KERNELS, NEON if NEON_HERE else SSE2))
 pool, builder, x = WorkerPool({threads}), TableBuilder(), np.zeros(100, np.int64)

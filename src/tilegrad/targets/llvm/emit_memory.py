@@ -8,7 +8,7 @@ where a mask is false.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...core import dtype as dtypes
@@ -115,15 +115,22 @@ def masks_of(
 
 
 def _load(e: Emission, node: Node) -> Values:
-    memory, dtype = node.inputs[0], node.dtype
-    rank = len(memory.shape)
-    index = [e.values[i][0] for i in node.inputs[1 : 1 + rank]]
-    mask = node.inputs[1 + rank] if node.attrs["masked"] else None
-    shape: tuple[int, ...] = node.attrs["shape"]
-    lanes = lanes_of(node.type)
-    offsets, stride = offsets_of(e, memory, shape, node.attrs["axes"], offset_of(e, memory, index))
-    masks = masks_of(e, node, mask, len(offsets), lanes)
-    return [load_vector(e, memory, o, stride, lanes, m, dtype) for o, m in zip(offsets, masks)]
+    memory, lanes = node.inputs[0], lanes_of(node.type)
+    found, stride = places_of(e, node, node, node.inputs[1:])
+    return [load_vector(e, memory, o, stride, lanes, m, node.dtype) for o, m in found]
+
+
+def places_of(
+    e: Emission, node: Node, value: Node, given: Sequence[Node]
+) -> tuple[Iterator[tuple[str, str | None]], str]:
+    """The offset and the mask of each vector of a tile at an index, which the mask follows where
+    there is one, and the stride along its lanes."""
+    memory, rank = node.inputs[0], len(node.inputs[0].shape)
+    start = offset_of(e, memory, [e.values[i][0] for i in given[:rank]])
+    offsets, stride = offsets_of(e, memory, value.shape, node.attrs["axes"], start)
+    mask = given[rank] if node.attrs["masked"] else None
+    masks = masks_of(e, node, mask, len(offsets), lanes_of(value.type))
+    return zip(offsets, masks), stride
 
 
 def load_vector(
@@ -200,14 +207,10 @@ def _gather(e: Emission, node: Node) -> Values:
 
 
 def _store(e: Emission, node: Node) -> None:
-    memory, value = node.inputs[0], node.inputs[1]
-    rank = len(memory.shape)
-    index = [e.values[i][0] for i in node.inputs[2 : 2 + rank]]
-    mask = node.inputs[2 + rank] if node.attrs["masked"] else None
-    shape, lanes = value.shape, lanes_of(value.type)
-    offsets, stride = offsets_of(e, memory, shape, node.attrs["axes"], offset_of(e, memory, index))
-    masks = masks_of(e, node, mask, len(offsets), lanes)
-    for x, o, m in zip(e.values[value], offsets, masks):
+    memory, value = node.inputs[:2]
+    lanes = lanes_of(value.type)
+    found, stride = places_of(e, node, value, node.inputs[2:])
+    for x, (o, m) in zip(e.values[value], found):
         store_vector(e, memory, to_memory(e, x, value.dtype, lanes), o, stride, lanes, m)
 
 

@@ -22,7 +22,7 @@ from ...runtime.device import Device
 from ...runtime.fault import Faults, fault_slots
 from ...runtime.launcher import Launcher, SlotCopy
 from ...runtime.recipe import Recipe, Step
-from .table import DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
+from .table import CONTROL, COUNTED, DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
 from .workers import RECORD, worker_pool
 
 if TYPE_CHECKING:
@@ -113,29 +113,12 @@ class NativeLauncher(Launcher):
             self._control_entry(builder, step)
 
     def _control_entry(self, builder: TableBuilder, step: Step) -> None:
-        n = step.numbers
-        if step.kind == "jump":
-            builder.jump(n[0])
-        elif step.kind == "jump_unless":
-            builder.jump_unless(step.slots[0], n[0])
-        elif step.kind == "set_counter":
-            self._counter(builder.set_counter, n)
-        elif step.kind == "add_counter":
-            self._counter(builder.add_counter, n)
-        elif step.kind == "jump_counter_less":
-            known = isinstance(n[1], int)
-            bound = n[1] if known else self._scalar(n[1])
-            builder.jump_counter_less(n[0], bound, n[2], flags=0 if known else VALUE_SCALAR)
-        elif step.kind == "set_slot":
-            builder.set_slot(step.slots[0], step.slots[1], n[0], n[1], n[2])
-        elif step.kind == "swap_slots":
-            builder.swap_slots(*step.slots)
-        else:
+        if step.kind not in CONTROL:
             raise InternalError("llvm launcher", f"unknown step {step.kind}")
-
-    def _counter(self, method: Any, n: list[Any]) -> None:
-        known = isinstance(n[1], int)
-        method(n[0], n[1] if known else self._scalar(n[1]), flags=0 if known else VALUE_SCALAR)
+        values, flags = [*step.slots, *step.numbers], 0
+        if step.kind in COUNTED and not isinstance(values[1], int):
+            values[1], flags = self._scalar(values[1]), VALUE_SCALAR
+        builder.control(step.kind, *values, flags=flags)
 
     # ---- running --------------------------------------------------------------------------
 

@@ -67,6 +67,20 @@ COUNTER_LIMIT = 64
 ARGUMENT_LIMIT = 1024
 
 
+# Entries that steer, by the names of steps: their kind, and the fields that a step's Slots and then
+# its numbers fill.
+CONTROL = {
+    "jump": (JUMP, ("a",)),
+    "jump_unless": (JUMP_UNLESS, ("b", "a")),
+    "set_counter": (SET_COUNTER, ("b", "c")),
+    "add_counter": (ADD_COUNTER, ("b", "c")),
+    "jump_counter_less": (JUMP_COUNTER_LESS, ("b", "c", "a")),
+    "set_slot": (SET_SLOT, ("args", "args_count", "a", "b", "c")),
+    "swap_slots": (SWAP_SLOTS, ("b", "c")),
+}
+COUNTED = ("set_counter", "add_counter", "jump_counter_less")  # whose second value may be a scalar
+
+
 class TableBuilder:
     """Writes a step table entry by entry; each method returns the entry's number."""
 
@@ -102,35 +116,10 @@ class TableBuilder:
             grid=grid,
         )
 
-    def jump(self, to: int = -1) -> int:
-        """Go to entry `to` (see `point`)."""
-        return self._add(JUMP, a=to)
-
-    def jump_unless(self, slot: int, to: int = -1, offset: int = 0) -> int:
-        """Go to entry `to` if the bool byte in a slot is false."""
-        return self._add(JUMP_UNLESS, a=to, b=slot, c=offset)
-
-    def set_counter(self, counter: int, value: int, flags: int = 0) -> int:
-        """Set a counter (flag VALUE_SCALAR: to scalar number `value`)."""
-        return self._add(SET_COUNTER, flags=flags, b=counter, c=value)
-
-    def add_counter(self, counter: int, value: int, flags: int = 0) -> int:
-        """Add to a counter."""
-        return self._add(ADD_COUNTER, flags=flags, b=counter, c=value)
-
-    def jump_counter_less(self, counter: int, bound: int, to: int = -1, flags: int = 0) -> int:
-        """Go to entry `to` while a counter is below `bound`."""
-        return self._add(JUMP_COUNTER_LESS, flags=flags, a=to, b=counter, c=bound)
-
-    def set_slot(
-        self, slot: int, base: int, counter: int = -1, stride: int = 0, offset: int = 0
-    ) -> int:
-        """Point `slot` at `base` + counter * stride + offset bytes."""
-        return self._add(SET_SLOT, args=slot, args_count=base, a=counter, b=stride, c=offset)
-
-    def swap_slots(self, first: int, second: int) -> int:
-        """Exchange two slots."""
-        return self._add(SWAP_SLOTS, b=first, c=second)
+    def control(self, name: str, *values: int, flags: int = 0) -> int:
+        """An entry of CONTROL, by its name and what its fields hold."""
+        kind, fields = CONTROL[name]
+        return self._add(kind, flags=flags, **dict(zip(fields, values)))
 
     def copy(
         self,

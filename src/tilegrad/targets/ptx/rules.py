@@ -253,25 +253,22 @@ def _quick_exp(w: Writer, d: DType, x: str) -> str:
     return w.value("b32", "ex2.approx.ftz.f32", t)
 
 
-def _quick_reciprocal(w: Writer, d: DType, x: str) -> str:
-    if d is not F32:
-        return ROWS["reciprocal"](w, d, x)
-    return w.value("b32", "rcp.approx.ftz.f32", x)
+def _floats_only(name: str, form: str) -> Row:
+    def row(w: Writer, d: DType, x: str) -> str:
+        if not d.is_float:
+            raise refuse(name, d)
+        return typed(w, d, form, x)
+
+    return row
 
 
-def _quick_divide(w: Writer, d: DType, a: str, b: str) -> str:
-    """Within 2 units of the last place over the whole range."""
-    if d is not F32:
-        return division.divide(w, d, a, b)
-    return w.value("b32", "div.full.ftz.f32", a, b)
+def _single(form: str, otherwise: Row) -> Row:
+    """A row that is one instruction on float32."""
+    return lambda w, d, *x: w.value("b32", form, *x) if d is F32 else otherwise(w, d, *x)
 
 
-def _exp2(w: Writer, d: DType, x: str) -> str:
-    return w.value("b32", "ex2.approx.f32", x) if d is F32 else _function("exp2")(w, d, x)
-
-
-def _quick_exp2(w: Writer, d: DType, x: str) -> str:
-    return w.value("b32", "ex2.approx.ftz.f32", x) if d is F32 else _exp2(w, d, x)
+_exp2 = _single("ex2.approx.f32", _function("exp2"))
+_reciprocal = _floats_only("reciprocal", "rcp.rn")
 
 
 TANH_SPLIT = 0.55
@@ -301,7 +298,7 @@ def _tanh(w: Writer, d: DType, x: str) -> str:
 # ---- arithmetic -----------------------------------------------------------------------------
 
 
-def _arithmetic(name: str, form: str, boolean: str = "", integer: str = "") -> Row:
+def _arithmetic(form: str, boolean: str, integer: str = "") -> Row:
     """A row that is one instruction: `form.rn` of floats, `integer` of integers."""
 
     def row(w: Writer, d: DType, *inputs: str) -> str:
@@ -309,18 +306,7 @@ def _arithmetic(name: str, form: str, boolean: str = "", integer: str = "") -> R
             return typed(w, d, f"{form}.rn", *inputs)
         if d.kind != "bool":
             return typed(w, d, integer or form, *inputs)
-        if not boolean:
-            raise refuse(name, d)
         return logic(w, boolean, d, *inputs)
-
-    return row
-
-
-def _floats_only(name: str, form: str) -> Row:
-    def row(w: Writer, d: DType, x: str) -> str:
-        if not d.is_float:
-            raise refuse(name, d)
-        return typed(w, d, form, x)
 
     return row
 
@@ -516,16 +502,16 @@ ROWS: dict[str, Row] = {
     "negative": _negative,
     "absolute": _absolute,
     "square_root": _floats_only("square_root", "sqrt.rn"),
-    "reciprocal": _floats_only("reciprocal", "rcp.rn"),
+    "reciprocal": _reciprocal,
     "sign": _sign,
     "floor": _rounding("rmi"),
     "ceil": _rounding("rpi"),
     "round": _rounding("rni"),
     "trunc": _rounding("rzi"),
     "bit_not": _bit_not,
-    "add": _arithmetic("add", "add", boolean="or"),
-    "subtract": _arithmetic("subtract", "sub", boolean="xor"),
-    "multiply": _arithmetic("multiply", "mul", boolean="and", integer="mul.lo"),
+    "add": _arithmetic("add", boolean="or"),
+    "subtract": _arithmetic("sub", boolean="xor"),
+    "multiply": _arithmetic("mul", boolean="and", integer="mul.lo"),
     "divide": division.divide,
     "floor_divide": _division("floor_divide", division.floor_divide),
     "remainder": _division("remainder", division.remainder),
@@ -554,9 +540,10 @@ ROWS: dict[str, Row] = {
     "exp": _exp,
     "exp2": _exp2,
     "quick_exp": _quick_exp,
-    "quick_exp2": _quick_exp2,
-    "quick_reciprocal": _quick_reciprocal,
-    "quick_divide": _quick_divide,
+    "quick_exp2": _single("ex2.approx.ftz.f32", _exp2),
+    "quick_reciprocal": _single("rcp.approx.ftz.f32", _reciprocal),
+    # within 2 units of the last place over the whole range
+    "quick_divide": _single("div.full.ftz.f32", division.divide),
     "tanh": _tanh,
 }
 ROWS = {**{name: _function(name) for name in FUNCTIONS}, **ROWS}
