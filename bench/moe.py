@@ -150,7 +150,7 @@ def layer(bench: Bench, model: Layers, shared: Any, config: DecoderConfig, optio
             row["kernels"] = by_kernel(bound)
             for one in row["kernels"]:
                 print(f"    {one['us']:8.1f} us x {one['launches']:3}  {one['kernel']}")
-        record(options, row)
+        options.rows.append(row)
 
 
 def whole(bench: Bench, options: Any) -> None:
@@ -181,12 +181,12 @@ def whole(bench: Bench, options: Any) -> None:
             row["kernels"] = by_kernel(ours.bound)
             for one in row["kernels"]:
                 print(f"    {one['us']:8.1f} us x {one['launches']:3}  {one['kernel']}")
-        record(options, row)
+        options.rows.append(row)
     for prompts in (1, 8):
         seconds = prefill(model, prompts)
         rate = prompts * CONTEXT / seconds
         print(f"model, {prompts} x 1,024 tokens: {1e3 * seconds:.1f} ms, {rate:,.0f} tok/s")
-        record(options, {"prompts": prompts, "ms": 1e3 * seconds})
+        options.rows.append({"prompts": prompts, "ms": 1e3 * seconds})
 
 
 def prefill(model: Decoder, prompts: int) -> float:
@@ -203,13 +203,6 @@ def prefill(model: Decoder, prompts: int) -> float:
     return statistics.median(times[2:])  # the first time it is bound
 
 
-def record(options: Any, row: dict[str, Any]) -> None:
-    """Add a row to the file of results, where one is named."""
-    if options.out:
-        with Path(options.out).open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-
 def parsed() -> argparse.Namespace:
     """The options."""
 
@@ -224,8 +217,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--model", action="store_true", help="the whole model, not a layer")
     parser.add_argument("--no-peer", dest="peer", action="store_false")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--out", default="", help="a file for the rows, one JSON a line")
+    parser.add_argument("--out", default="", help="where the JSON goes")
     found = parser.parse_args()
+    found.rows = []
     found.layers = found.layers or (48 if found.model else 4)
     return found
 
@@ -235,10 +229,13 @@ def main() -> None:
     options, bench = parsed(), Bench()
     if options.model:
         whole(bench, options)
-        return
-    config = configured(options.layers)
-    model = Layers(config).eval()
-    layer(bench, model, weights(model), config, options)  # type: ignore[arg-type]
+    else:
+        config = configured(options.layers)
+        model = Layers(config).eval()
+        layer(bench, model, weights(model), config, options)  # type: ignore[arg-type]
+    if options.out:
+        about = {"kind": "moe", **bench.about(), "layers": options.layers, "model": options.model}
+        Path(options.out).write_text(json.dumps({**about, "rows": options.rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

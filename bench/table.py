@@ -16,6 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # ms a step, on the same kind of GPU
+VLLM_FP8 = {1: 3.5, 8: 3.87, 32: 5.47, 128: 9.24}
 PAGE = ROOT / "docs" / "results.md"
 HEAD = """# Results
 
@@ -177,15 +178,18 @@ def llm_table(record: dict[str, Any]) -> list[str]:
         "| weights | batch | ours | limit of bytes | torch.compile | vLLM 0.24 | launches |",
         "|---|---|---|---|---|---|---|",
     ]
-    for kind in ("llm", "llm-q4_1", "llm-q8_0"):
+    peers = {"llm": VLLM, "llm-fp8": VLLM_FP8}
+    for kind in ("llm", "llm-fp8", "llm-fp8-cache", "llm-q4_1", "llm-q8_0"):
         found = newest(kind)
         other = bool(found) and found["commit"] != record["commit"]  # type: ignore[index]
         note = f" (commit {found['commit']})" if other else ""  # type: ignore[index]
+        cache = ", fp8 cache" if kind == "llm-fp8-cache" else ""
         for r in found["batches"] if found else ():
             torch_ms = f"{r['torch_ms']:.2f} ms" if "torch_ms" in r else ""
-            vllm = f"{VLLM[r['batch']]} ms" if kind == "llm" and r["batch"] in VLLM else ""
+            peer = peers.get(kind, {}).get(r["batch"])
+            vllm = f"{peer} ms" if peer else ""
             lines.append(
-                f"| {found['format']}{note} | {r['batch']} | {r['ms']:.2f} ms | "
+                f"| {found['format']}{cache}{note} | {r['batch']} | {r['ms']:.2f} ms | "
                 f"{r['limit_ms']:.2f} ms ({100 * r['limit_ms'] / r['ms']:.0f}%) | "
                 f"{torch_ms} | {vllm} | {r['launches']} |"
             )  # type: ignore[index]
@@ -196,6 +200,16 @@ def llm_table(record: dict[str, Any]) -> list[str]:
             f"- prefill of 8 x 1024 tokens: {prefill['tokens_per_second']:.0f} tokens/s "
             "(vLLM 0.24: 43,100)",
         ]
+    if experts := newest("moe"):
+        steps = ", ".join(
+            f"{r['requests']} {r['ms']:.2f} ms (limit {r['limit_ms']:.2f})"
+            for r in experts["rows"]
+            if "requests" in r
+        )
+        lines.append(
+            f"- a decode step of Qwen3-30B-A3B's shape in bf16 by requests, picks about uniform "
+            f"(commit {experts['commit']}): {steps}"
+        )
     if start:
         cold, warm = (start[name]["total"] for name in ("cold", "warm"))
         lines.append(
