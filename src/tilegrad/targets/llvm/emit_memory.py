@@ -116,11 +116,11 @@ def masks_of(
 
 def _load(e: Emission, node: Node) -> Values:
     memory, lanes = node.inputs[0], lanes_of(node.type)
-    found, stride = places_of(e, node, node, node.inputs[1:])
+    found, stride = vectors_at(e, node, node, node.inputs[1:])
     return [load_vector(e, memory, o, stride, lanes, m, node.dtype) for o, m in found]
 
 
-def places_of(
+def vectors_at(
     e: Emission, node: Node, value: Node, given: Sequence[Node]
 ) -> tuple[Iterator[tuple[str, str | None]], str]:
     """The offset and the mask of each vector of a tile at an index, which the mask follows where
@@ -209,7 +209,7 @@ def _gather(e: Emission, node: Node) -> Values:
 def _store(e: Emission, node: Node) -> None:
     memory, value = node.inputs[:2]
     lanes = lanes_of(value.type)
-    found, stride = places_of(e, node, value, node.inputs[2:])
+    found, stride = vectors_at(e, node, value, node.inputs[2:])
     for x, (o, m) in zip(e.values[value], found):
         store_vector(e, memory, to_memory(e, x, value.dtype, lanes), o, stride, lanes, m)
 
