@@ -327,7 +327,7 @@ def clusters(device: Any) -> str:
 def tensor_map(device: Any) -> str:
     from tilegrad.core.dtype import float32
     from tilegrad.targets.ptx.launch import launch
-    from tilegrad.targets.ptx.maps import encode
+    from tilegrad.targets.ptx.maps import encoded, shape_of
     from tilegrad.targets.ptx.prepare import Prepared
     from tilegrad.targets.ptx.program import Entry, TensorMap
 
@@ -337,7 +337,7 @@ def tensor_map(device: Any) -> str:
     for swizzle in (0, 128):
         map_ = TensorMap(0, float32, (100, 96), (96, 1), (32, 32), swizzle)
         for row, column in ((0, 0), (16, 64), (80, 80)):  # the last hangs over both edges
-            launch(function, (1,), 128, [encode(map_, x.pointer), out, row, column])
+            launch(function, (1,), 128, [encoded(shape_of(map_), x.pointer), out, row, column])
             found = device.download(out, (32, 32), np.float32)
             wanted = np.zeros((32, 32), np.float32)
             part = data[row : row + 32, column : column + 32]
@@ -580,7 +580,7 @@ def run_kernel(name: str) -> float:
 
 
 def trials(device: Any) -> str:
-    from tilegrad.targets.ptx.trial import Worker
+    from tilegrad.tune.worker import Worker
 
     said = []
     with Worker() as worker:

@@ -31,10 +31,10 @@ def test_an_entry_survives_its_text() -> None:
 
 
 def test_numbers_are_innermost_first() -> None:
-    assert maps.shape_of(PLAIN) == (9, 2, (512, 128), (1024,), (64, 64), 3, 2)
+    assert maps.shape_of(PLAIN) == (9, 2, (512, 128), (1024,), (64, 64), 3)
     assert maps.shape_of(SYMBOLIC, {"rows": 7})[2:4] == ((64, 7), (256,))
     line = TensorMap(0, dtypes.uint8, (4096,), (1,), (256,))
-    assert maps.shape_of(line, promotion=0) == (0, 1, (4096,), (), (256,), 0, 0)
+    assert maps.shape_of(line) == (0, 1, (4096,), (), (256,), 0)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,7 @@ def test_what_the_hardware_refuses(change, match) -> None:
 
 def test_an_address_must_be_aligned() -> None:
     with pytest.raises(UserError, match="multiple of 16"):
-        maps.encode(PLAIN, 1032)
-    with pytest.raises(UserError, match="promotion"):
-        maps.encode(PLAIN, 1024, promotion=100)
+        maps.encoded(maps.shape_of(PLAIN), 1032)
 
 
 def test_encoding_calls_the_driver_with_aligned_memory() -> None:
@@ -89,8 +87,8 @@ def test_encoding_calls_the_driver_with_aligned_memory() -> None:
     fake.addresses = {b"cuTensorMapEncodeTiled": ctypes.cast(function, ctypes.c_void_p).value}
     maps.encoded.cache_clear()
     with cuda_api.substitute(fake):
-        assert maps.encode(PLAIN, 4096) == b"\xab" * 128
-        assert maps.encode(PLAIN, 4096) == b"\xab" * 128
+        assert maps.encoded(maps.shape_of(PLAIN), 4096) == b"\xab" * 128
+        assert maps.encoded(maps.shape_of(PLAIN), 4096) == b"\xab" * 128
     assert seen == [(0, 9, 2, 4096, [512, 128], 1024, [64, 64], [1, 1], (0, 3, 2, 0))]
     maps.encoded.cache_clear()
     maps._functions.clear()

@@ -30,13 +30,13 @@ from tilegrad.kernels.plan_table import PlanTable, read_table
 from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.program import Entry
-from tilegrad.targets.ptx.trial import Outcome, Worker
 from tilegrad.tile.build import fill
 from tilegrad.tune import matmul_search, measure
 from tilegrad.tune.matmul_search import Machine, Search, Settings, product_of
 from tilegrad.tune.measure import Code, Product
 from tilegrad.tune.space import first_candidates, neighbours
 from tilegrad.tune.trials import TrialLog
+from tilegrad.tune.worker import Outcome, Worker
 
 MACHINE = Machine(H200, "NVIDIA H200", "sm_90a")
 ORIGIN = {"device": "NVIDIA H200", "date": "2026-11-15", "commit": "abc"}

@@ -34,11 +34,11 @@ from ..targets.ptx.context import devices
 from ..targets.ptx.device import number_of
 from ..targets.ptx.emit import emit
 from ..targets.ptx.target import target_of
-from ..targets.ptx.trial import Worker
 from ..tile.build import fill
 from .measure import Code, Product, Timing, measure, open_gpu
 from .space import Candidate, first_candidates, neighbours
 from .trials import TrialLog
+from .worker import Worker
 
 DTYPES = (bfloat16, float16, float32)
 FINALISTS, FINAL_ROUNDS = 3, 11

@@ -39,30 +39,17 @@ DATA_TYPES = {
     "bfloat16": 9,
 }
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
-PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
-PROMOTION = 128  # bytes that L2 fetches for a miss: with 256 an H200 streams 8% slower
+PROMOTION = 2  # L2 fetches 128 bytes for a miss: with 256 an H200 streams 8% slower
 RANK_LIMIT, BOX_LIMIT = 5, 256
 SIZE_LIMIT, STRIDE_LIMIT = 1 << 32, 1 << 40
 
 Sizes = tuple[int, ...]
-Shape = tuple[int, int, Sizes, Sizes, Sizes, int, int]  # see `shape_of`
+Shape = tuple[int, int, Sizes, Sizes, Sizes, int]  # see `shape_of`
 
 
-def encode(
-    map_: TensorMap,
-    pointer: int,
-    symbols: Mapping[str, int] | None = None,
-    promotion: int = PROMOTION,
-) -> bytes:
-    """The 128 bytes of a tensor map for one pointer."""
-    return encoded(shape_of(map_, symbols, promotion), pointer)
-
-
-def shape_of(
-    map_: TensorMap, symbols: Mapping[str, int] | None = None, promotion: int = PROMOTION
-) -> Shape:
+def shape_of(map_: TensorMap, symbols: Mapping[str, int] | None = None) -> Shape:
     """Checked numbers of a map but for its address: (data type, item bytes, sizes, byte strides of
-    all axes but the innermost, box, swizzle, promotion), innermost first."""
+    all axes but the innermost, box, swizzle), innermost first."""
     known = symbols or {}
     sizes = tuple(int(evaluate(s, known)) for s in reversed(map_.sizes))
     strides = tuple(int(evaluate(s, known)) for s in reversed(map_.strides))
@@ -71,8 +58,6 @@ def shape_of(
     _check_shape(map_, sizes, strides, box, item)
     bytes = tuple(s * item for s in strides[1:])
     _check_strides(map_, sizes, bytes)
-    if promotion not in PROMOTIONS:
-        raise _refusal(map_, f"an L2 promotion of {tuple(PROMOTIONS)} bytes", promotion)
     return (
         DATA_TYPES[map_.dtype.name],
         item,
@@ -80,7 +65,6 @@ def shape_of(
         bytes,
         box,
         SWIZZLES[map_.swizzle],
-        PROMOTIONS[promotion],
     )
 
 
@@ -177,7 +161,7 @@ def aligned(bytes: int, alignment: int = ALIGNMENT) -> tuple[Any, int]:
 @lru_cache(maxsize=16384)
 def encoded(shape: Shape, pointer: int) -> bytes:
     """The 128 bytes of a map at an address."""
-    data_type, _, sizes, strides, box, swizzle, promotion = shape
+    data_type, _, sizes, strides, box, swizzle = shape
     if pointer % 16:
         raise UserError(
             "a tensor map cannot begin at this address",
@@ -199,7 +183,7 @@ def encoded(shape: Shape, pointer: int) -> bytes:
         (ctypes.c_uint32 * rank)(*[1] * rank),
         0,
         swizzle,
-        promotion,
+        PROMOTION,
         0,
     )
     if status:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import InternalError
+from ..core.errors import InternalError
 
 START_SECONDS = 120.0  # a child imports the package and what it is to run
 END_SECONDS = 5.0
@@ -86,7 +86,7 @@ class Worker:
         self._process.start()
         far.close()
         if not self._pipe.poll(START_SECONDS):
-            raise InternalError("ptx trial", f"no sign of life in {START_SECONDS:g} s")
+            raise InternalError("tune worker", f"no sign of life in {START_SECONDS:g} s")
         self._pipe.recv()
 
     def _died(self) -> Outcome:
@@ -142,7 +142,7 @@ def _outcome(function: Callable[..., Any], arguments: Any, options: Any) -> Outc
 
 def _spoilt() -> bool:
     """Whether the GPU refuses this process after a kernel's fault."""
-    from . import driver
+    from ..targets.ptx import driver
 
     try:
         for device in driver._devices.values():

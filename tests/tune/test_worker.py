@@ -7,7 +7,7 @@ import os
 import pytest
 import trial_functions
 
-from tilegrad.targets.ptx.trial import Worker
+from tilegrad.tune.worker import Worker
 
 
 @pytest.fixture
