@@ -132,14 +132,14 @@ def areas(p: Parameters) -> dict[str, float]:
 
 
 def prunes(p: Parameters) -> bool:
-    """Whether the chip gains by weights pruned to two of four: inputs in place cannot be."""
-    return p.sparse and p.dataflow != "is"
+    """Whether the chip gains by weights pruned to two of four."""
+    return p.sparse
 
 
 def doubles(p: Parameters) -> bool:
     """Whether weights of half the bits can go through the mesh two at once (not those that are
-    pruned as well, and not where inputs are in place)."""
-    return p.mixed and not p.sparse and p.dataflow != "is"
+    pruned as well)."""
+    return p.mixed and not p.sparse
 
 
 def dense_peak(p: Parameters) -> float:
@@ -204,21 +204,23 @@ def product(
 def _steps(p: Parameters, M: int, N: int, K: int) -> Iterator[Step]:
     """The instructions of each kind of step and of each kind of store, and how many there are."""
     rate = array.SPARSE if prunes(p) else array.MIXED if doubles(p) else ""
-    made = Product(p, M, N, K, None if p.floating else Narrow(), rate=rate)
+    sides = (N, M) if rate and p.dataflow == "is" else (M, N)  # what stays goes two a step
+    made = Product(p, *sides, K, None if p.floating else Narrow(), rate=rate)
     yield from (_sums_in_place if p.dataflow == "os" else _weights_in_place)(p, made)
 
 
 def _weights_in_place(p: Parameters, made: Product) -> Iterator[Step]:
     """Steps of `tall` rows or of what is left, of some tiles of `wide` inputs of K each."""
     depths, wide = made.depths, made.wide
+    stays = bool(made.rate) or not made.exchanged  # weights, not inputs
     preload = instruction("preload", rows=p.rows)
     for times, count in _parts(made.m, made.tall):
         begin = instruction("matmul", count=count, mixed=int(doubles(p)))
         more = instruction("matmul", count=count, accumulate=1, mixed=int(doubles(p)))
         for number, (steps, tiles) in enumerate(_parts(depths, min(made.tiles, depths))):
             moves = [
-                _move(p, tiles * count, wide, weights=made.exchanged),
-                _move(p, tiles * p.rows, p.columns, weights=not made.exchanged),
+                _move(p, tiles * count, wide, weights=not stays),
+                _move(p, tiles * p.rows, p.columns, weights=stays),
             ]
             rest = [preload, more] * (tiles - 1)
             first = number == 0
