@@ -127,6 +127,30 @@ def test_products_at_both_rates(dataflow: str, sizes: tuple[int, int, int], rate
         assert made.cycles() < 0.8 * Product(p, *sizes).cycles()
 
 
+@pytest.mark.parametrize("dataflow", ["ws", "os"])
+def test_dense_products_beside_a_unit_for_two_of_four_are_plain(
+    dataflow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No input is spread over the columns where no weight has an index."""
+    p = small(sparse=True, dataflow=dataflow)
+    made = Product(p, 5, 6, 9)
+    left, right = operands(5, 6, 9)
+    through, widths = Functional._through, []
+
+    def watched(
+        self: Functional, sums: np.ndarray, left: np.ndarray, *more: np.ndarray
+    ) -> np.ndarray:
+        widths.append(left.shape[2])
+        return through(self, sums, left, *more)
+
+    monkeypatch.setattr(Functional, "_through", watched)
+    memory = made.pack(left, right)
+    for words in made.program():
+        Functional(p, memory).run(words)
+    np.testing.assert_array_equal(made.unpack(memory), left.astype(int) @ right)
+    assert set(widths) == {1}
+
+
 def test_weights_that_are_not_pruned_are_refused() -> None:
     made = Product(small(sparse=True), 4, 4, 8, rate="sparse")
     with pytest.raises(UserError, match="weights are not 2:4"):

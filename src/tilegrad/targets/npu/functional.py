@@ -155,7 +155,7 @@ class Functional:
     ) -> Array:
         """Sums with inputs (rows, K) times weights; an index picks one of the inputs of a step."""
         right = self.weights(bits, one["mixed"])
-        if not self.p.sparse or one["mixed"]:
+        if one["mixed"] or not (one["sparse"] or index.any()):
             return self._through(sums, left[:, :, None], right)
         steps = np.arange(len(right))[:, None]
         if one["sparse"]:
