@@ -65,6 +65,13 @@ def test_what_pack_refuses() -> None:
     for name, shape in (("INT4_G128_F16", (2, 64)), ("Q8_0", (2, 64)), ("F16", (2, 64))):
         with pytest.raises((InternalError, tg.UserError), match="pack"):
             quant.pack(values(*shape), name)
+    weight = nn.Linear(64, 8).weight
+    for name, better in (("INT4", "INT4_ROW_F32"), ("INT8_SPARSE", "INT8_ROW_F32_SPARSE")):
+        for pack in (quant.pack, quant.rounded, lambda x, form: format_of(form).pack(x.numpy())):
+            with pytest.raises(tg.UserError, match=f"hint: {better} has a scale"):
+                pack(weight.detach(), name)
+    whole = np.arange(-8, 8, dtype=np.int8).reshape(1, 16)
+    np.testing.assert_array_equal(quant.rounded(whole, "INT4").numpy(), whole)
 
 
 @pytest.mark.parametrize("dtype", [float32, bfloat16])

@@ -299,10 +299,24 @@ def pack_array(form: Format, values: Array, scale: Array | None = None) -> Array
     wide = np.ascontiguousarray(values, np.float32)
     if not np.isfinite(wide).all():
         raise UserError("values to pack must be finite", op=form.name)
+    if form.whole and (wide != np.round(wide)).any():
+        raise not_whole(form, "fractions", form.name)
     form.row_bytes(wide.shape[-1] if wide.ndim else 1)
     with np.errstate(all="ignore"):
         found: Array = packed(form, NUMPY, wide, scale)
     return found
+
+
+def not_whole(form: Format, got: str, op: str) -> UserError:
+    """The error of values that a Format without scales would round to whole numbers."""
+    element, *rest = form.name.split("_")
+    return UserError(
+        f"values of {form.name} are whole numbers: it has no scale",
+        op=op,
+        expected="integers",
+        got=got,
+        hint=f"{'_'.join((element, 'ROW_F32', *rest))} has a scale of each row",
+    )
 
 
 def packed(form: Format, operations: ArrayOperations, x: Any, scale: Any = None) -> Any:
@@ -579,4 +593,14 @@ def _kept(operations: ArrayOperations, cut: Any) -> tuple[Any, Any]:
     )
 
 
-__all__ = ["ELEMENTS", "NORMAL", "digits", "encoded", "pack_array", "packed", "parsed", "scaled"]
+__all__ = [
+    "ELEMENTS",
+    "NORMAL",
+    "digits",
+    "encoded",
+    "not_whole",
+    "pack_array",
+    "packed",
+    "parsed",
+    "scaled",
+]

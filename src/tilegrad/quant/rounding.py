@@ -11,6 +11,7 @@ from typing import Any
 from ..core.dtype import DType, float32
 from ..core.errors import UserError
 from ..core.format import Format, format_of
+from ..core.scaled import not_whole
 from ..graph import build
 from ..tensor.tensor import Tensor, lift, node_of, wrap
 
@@ -22,12 +23,15 @@ def pack(x: Any, format: Format | str, scale: Any = None) -> Tensor:
     if not form.apart:
         hint = f"format_of({form.name!r}).pack(array) packs NumPy arrays"
         raise UserError("scales lie within the blocks", op="quant.pack", got=form.name, hint=hint)
+    if form.whole and values.dtype.is_float:
+        raise not_whole(form, values.dtype.name, "quant.pack")
     columns = values.shape[-1] if values.ndim else 0
     if not isinstance(columns, int) or not columns or columns % form.block:
         expected = f"(..., columns), columns a multiple of {form.block}"
         raise UserError("bad columns", op="quant.pack", expected=expected, got=values.shape)
     given = None if scale is None else node_of(lift(scale))
-    return wrap(build.pack(node_of(values), form.name, given))
+    floats = values if values.dtype.is_float else values.to(float32)
+    return wrap(build.pack(node_of(floats), form.name, given))
 
 
 def unpack(raw: Any, format: Format | str, dtype: DType = float32) -> Tensor:
