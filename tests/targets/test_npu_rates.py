@@ -193,24 +193,26 @@ def test_a_quantised_model(form: str, flow: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["INT4_ROW_F32", "INT8_ROW_F32", "INT8_ROW_F32_SPARSE"])
-def test_products_of_codes_with_scales(form: str) -> None:
-    """Inputs rounded to INT8 and weights with a scale a row: whole numbers on the array, scales
-    behind them."""
+@pytest.mark.parametrize("inputs", ["INT8_ROW_F32", "INT8"])
+def test_products_of_codes_with_scales(form: str, inputs: str) -> None:
+    """Inputs in INT8 and weights with a scale a row: whole numbers on the array, scales behind
+    them."""
     given = {"sparse": True} if "SPARSE" in form else {"weights": "int4"}
     rate = "" if form == "INT8_ROW_F32" else "sparse" if "SPARSE" in form else "mixed"
     weight = RNG.standard_normal((12, 48)).astype(np.float32)
     raw = format_of(form).pack(weight)
     x = RNG.standard_normal((24, 48)).astype(np.float32)
+    x = np.round(9 * x).astype(np.int8) if inputs == "INT8" else x
 
     def f(x: tg.Tensor, raw: tg.Tensor) -> tg.Tensor:
-        rounded = quant.rounded(x, "INT8_ROW_F32")
+        rounded = quant.unpack(quant.pack(x, inputs), inputs)
         return rounded @ quant.unpack(raw, form).mT
 
     def run(name: str) -> tg.Tensor:
         return tg.jit(f)(*(tg.tensor(a, device=name) for a in (x, raw)))
 
     found, rates = at_all_levels(chip(**given), run)
-    given_form = format_of("INT8_ROW_F32")
+    given_form = format_of(inputs)
     values = given_form.to_float32(given_form.pack(x)), format_of(form).to_float32(raw)
     np.testing.assert_allclose(found, values[0] @ values[1].T, rtol=1e-4, atol=1e-4)
     assert rates == [rate]

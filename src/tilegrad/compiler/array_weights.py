@@ -4,7 +4,8 @@
 has a rate for those; where two of every four are kept and the array has a 2:4 unit, the Graph says
 so by `pruned`. A product of codes is the array's, and scales of rows are factors behind it.
 Invariant: sums of whole numbers are exact; values of others are those of the unpacked operands, up
-to the order and rounding of sums.
+to the order and rounding of sums, and but for one rounding less: codes of fp8 times their scale are
+rounded by an unpack to bfloat16, and here sums are multiplied by the scale in float32.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtype import DType, dtype_of, float8_e4m3, float32, int4, int8
+from ..core.dtype import DType, dtype_of, float8_e4m3, int4, int8
 from ..core.format import NUMPY, Format, format_of
 from ..core.target import Target
 from ..graph import build, ops
@@ -22,6 +23,7 @@ from ..ir.node import Node
 from ..ir.text import ATTRIBUTE_PARSERS
 from ..tile.array import MIXED, SPARSE
 from .as_stored import AsStored
+from .code_products import factored, with_scales
 
 KIND = "codes"
 
@@ -68,21 +70,6 @@ def parse_codes(text: str) -> Codes:
 ATTRIBUTE_PARSERS[KIND] = parse_codes
 
 
-def is_factored(form: Format) -> bool:
-    """Whether a value is its code, whole or fp8 or plain, times at most one factor of its row."""
-    names = {part.name for part in (*form.fields, *form.row)}
-    known = form.element is not None and form.element.name not in ("E2M1", "NF4", "E5M2")
-    scales = [part.dtype for part in form.row if part.name == "scale"]
-    floats = all(dtype.is_float for dtype in scales)
-    return (
-        form.apart
-        and known
-        and floats
-        and names <= {"codes", "places", "scale"}
-        and (not form.grain.columns)
-    )
-
-
 def code_dtype(form: Format, target: Target) -> DType:
     """What codes are stored as for a Target: elements, or of half the bits at that rate."""
     assert form.element is not None
@@ -118,19 +105,21 @@ def why_not(dot: Node, target: Target) -> str:
     assert unit is not None
     if dot.attrs["batch"] != ((), ()) or dot.attrs["contract"] != ((len(x.shape) - 1,), (1,)):
         return "it sums over another axis than the last"
-    if not is_factored(form):
+    if not factored(form):
         return "codes of a row have more than one factor"
     assert form.element is not None
     whole = form.element.name.startswith("INT")
     if unit.accumulator.is_float:
         plain = form.element.dtype in (unit.inputs[0], float8_e4m3)
-        same = x.dtype is unit.inputs[0] and plain
-        return "" if same else f"the array multiplies {unit.inputs[0].name}, not {x.dtype.name}"
+        if x.dtype is unit.inputs[0] and plain:
+            return ""
+        other = x.dtype if plain else form.element
+        return f"the array multiplies {unit.inputs[0].name}, not {other.name}"
     if not whole or x.op is not ops.unpack or x.inputs[0].op is not ops.pack:
         return "the array multiplies whole numbers, and its other operand is rounded to none"
     given = format_of(x.attrs["format"])
     known = given.element is not None and given.element.name == "INT8" and not given.sparse
-    return "" if known and is_factored(given) else f"the array multiplies INT8, not {given.name}"
+    return "" if known and factored(given) else f"the array multiplies INT8, not {given.name}"
 
 
 def of_codes(
@@ -145,13 +134,7 @@ def of_codes(
     left = x if encoded is None else build.reshape(encoded["codes"], (*lead, weight.shape[-1]))
     right = build.cast(fields["codes"], element)
     total = build.dot(left, right, dot.attrs["batch"], dot.attrs["contract"], unit.accumulator)
-    total = build.cast(total, float32)
-    scales = [(encoded or {}).get("scale"), fields.get("scale")]
-    for scale, shape in zip(scales, ((*lead, 1), (raw.shape[0],))):
-        if scale is not None:
-            factor = build.cast(build.reshape(scale, shape), float32)
-            total = build.multiply(total, build.broadcast_to(factor, total.shape))
-    return build.cast(total, dot.dtype)
+    return with_scales(dot, total, encoded or {}, fields)
 
 
 __all__ = ["KIND", "Codes", "of_codes", "parse_codes", "whole_values", "why_not"]

@@ -10,6 +10,8 @@ operands, up to the order and rounding of sums: nothing is rounded that was not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..core.config import invariant
 from ..core.dtype import float8_e4m3, float32
 from ..core.errors import UserError
@@ -43,17 +45,19 @@ def why_not(dot: Node, target: Target) -> str:
         return f"no matrix unit of {target.name} multiplies {given.element.name}"
     if any(element.dtype is not float8_e4m3 for element in pair):
         return f"products of fp8 are of E4M3, not of {given.element.name} and {form.element.name}"
+    if form.sparse or given.sparse:
+        return "two of every four are kept of its operands"
     if any(not isinstance(s, int) or s % STEP for s in weight.shape):
         return f"rows and columns of its weights are no multiples of {STEP}"
     return ""
 
 
 def factored(form: Format) -> bool:
-    """Whether a value is its code times one factor of its row, the scale."""
-    parts = {part.name: part.dtype for part in (*form.fields, *form.row)}
-    whole = form.apart and not form.grain.columns and set(parts) == {"codes", "scale"}
-    element = form.element is not None and form.element.dtype is not None
-    return whole and element and parts["scale"].is_float  # not a power's byte
+    """Whether a value is its code times at most one factor of its row, the scale."""
+    names = {part.name for part in (*form.fields, *form.row)}
+    plain = form.apart and form.element is not None and not form.grain.columns
+    floats = all(part.dtype.is_float for part in form.row)  # no power's byte
+    return plain and floats and names <= {"codes", "places", "scale"}
 
 
 def of_codes(dot: Node, x: Node, raw: Node) -> Node:
@@ -66,14 +70,23 @@ def of_codes(dot: Node, x: Node, raw: Node) -> Node:
     fields = stored_fields(format_of(weight.attrs["format"]), raw, columns)
     rows = build.reshape(fields["codes"], weight.shape)
     total = build.dot(codes, rows, dot.attrs["batch"], dot.attrs["contract"], float32)
-    for scale, shape in ((given["scale"], (*lead, 1)), (fields["scale"], (raw.shape[0],))):
-        factor = build.cast(build.reshape(scale, shape), float32)
-        total = build.multiply(total, build.broadcast_to(factor, total.shape))
+    return with_scales(dot, total, given, fields)
+
+
+def with_scales(
+    dot: Node, total: Node, given: Mapping[str, Node], fields: Mapping[str, Node]
+) -> Node:
+    """The product of a product of codes: times the scales that rows of its operands have."""
+    total = build.cast(total, float32)
+    for found, shape in ((given, (*dot.shape[:-1], 1)), (fields, dot.shape[-1:])):
+        if "scale" in found:
+            factor = build.cast(build.reshape(found["scale"], shape), float32)
+            total = build.multiply(total, build.broadcast_to(factor, total.shape))
     return build.cast(total, dot.dtype)
 
 
 def codes_of_rows(packed: Node, x: Node) -> dict[str, Node]:
-    """The codes of what is packed, as `x` computes it, and the factor of each row."""
+    """The codes of what is packed, as `x` computes it, and the factor of each row, if any."""
     form = format_of(packed.attrs["format"])
     if not form.grain.rows and len(packed.inputs) == 1 and invariant():
         raise UserError(
@@ -95,7 +108,7 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     that their inverses are finite: rows of less have smaller codes."""
     kinds = {part.name: part.dtype for part in (*form.fields, *form.row)}
     x, *given = packed.inputs
-    if kinds["scale"] is not float32 or not (given or form.grain.rows == 1):
+    if kinds.get("scale") is not float32 or not (given or form.grain.rows == 1):
         return encoded(packed)
     if given:
         scale = build.broadcast_to(build.cast(given[0], float32), (*x.shape[:-1], 1))
@@ -118,4 +131,4 @@ def _codes(x: Node, of: Node, most: float, packed: Node) -> dict[str, Node]:
     return encoded(ops.pack(codes, build.broadcast_to(one, of.shape), **packed.attrs))
 
 
-__all__ = ["codes_of_rows", "factored", "of_codes", "why_not"]
+__all__ = ["codes_of_rows", "factored", "of_codes", "why_not", "with_scales"]
