@@ -24,7 +24,7 @@ import measure
 import numpy as np
 import torch
 import torch.nn.functional as TF
-from verdict import end, verdict, wrong
+from verdict import end, failures, verdict, wrong
 
 import tilegrad
 import tilegrad.nn.functional as F
@@ -479,6 +479,7 @@ def line(row: dict[str, Any]) -> str:
     """One row of the table."""
     head = f"{row['name']:28} {row['peer']:14}"
     if "failed" in row:
+        failures.append("FAILED")
         return f"{head} FAILED {row['failed']}"
     seconds = row["ours_seconds"]
     rate = (
@@ -531,7 +532,7 @@ def verdicts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def verdict_line(v: dict[str, Any]) -> str:
     """One verdict for people."""
-    word = verdict(v["met"]) + (" (void: busy machine)" if v["void"] else "")
+    word = "void: busy machine" if v["void"] else verdict(v["met"])
     if "seconds" in v:
         return f"{v['group']}: {1e6 * v['seconds']:.1f} us, at most {1e6 * v['bar']:.0f} us: {word}"
     return (

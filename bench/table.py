@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = {1: 5.09, 8: 5.40, 32: 6.51, 128: 10.78}  # ms a step, on the same kind of GPU
-VLLM_FP8 = {1: 3.5, 8: 3.87, 32: 5.47, 128: 9.24}
+VLLM_FP8 = {1: 3.5, 8: 3.87, 32: 5.47, 128: 9.24}  # the same, weights in fp8
 PAGE = ROOT / "docs" / "results.md"
 HEAD = """# Results
 
@@ -200,7 +200,8 @@ def llm_table(record: dict[str, Any]) -> list[str]:
             f"- prefill of 8 x 1024 tokens: {prefill['tokens_per_second']:.0f} tokens/s "
             "(vLLM 0.24: 43,100)",
         ]
-    if experts := newest("moe"):
+    experts = newest("moe")
+    if experts and experts["model"] and experts["layers"] == 48:
         steps = ", ".join(
             f"{r['requests']} {r['ms']:.2f} ms (limit {r['limit_ms']:.2f})"
             for r in experts["rows"]

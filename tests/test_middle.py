@@ -1,8 +1,8 @@
 """The middle of the house (kernels, tile, schedule, targets): how much there is to read.
 
 A reader takes this path from Tensor to machine code, so its size, its widest classes and its import
-cycles are counted, and none may grow. Lower a limit here when something went. Code lines are
-neither blank nor comment nor docstring; commas are no tokens.
+cycles are counted. The sizes are as counted, so that a change says what it adds and takes away.
+Code lines are neither blank nor comment nor docstring; commas are no tokens.
 
 `python tests/test_middle.py` prints the figures by folder.
 """

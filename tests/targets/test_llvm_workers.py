@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -612,3 +613,19 @@ def test_a_step_is_cheap(kernels):
     assert best(lambda: pool.run(*arguments, False)) < 50 * unit
     pool.close()
     assert native().spins_per_second > 0
+
+
+def test_the_key_of_the_native_loop_follows_its_language_and_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A loop in the Store is not found again once a file that its text depends on is another."""
+    from tilegrad.targets.llvm import native_loop
+
+    here = Path(native_loop.__file__)
+    before = native_loop.sources()
+    for changed in (here.name, "native.py", "table.py"):
+        for name in (here.name, "native.py", "table.py"):
+            more = "# changed\n" if name == changed else ""
+            (tmp_path / name).write_text(here.with_name(name).read_text() + more)
+        monkeypatch.setattr(native_loop, "__file__", str(tmp_path / here.name))
+        assert native_loop.sources() != before

@@ -22,7 +22,8 @@ def pack(x: Any, format: Format | str, scale: Any = None) -> Tensor:
     form, values = format_of(format), lift(x)
     if not form.apart:
         hint = f"format_of({form.name!r}).pack(array) packs NumPy arrays"
-        raise UserError("scales lie within the blocks", op="quant.pack", got=form.name, hint=hint)
+        why = "scales lie within the blocks" if form.quantised else "nothing to quantise"
+        raise UserError(why, op="quant.pack", got=form.name, hint=hint)
     if form.whole and values.dtype.is_float:
         raise not_whole(form, values.dtype.name, "quant.pack")
     columns = values.shape[-1] if values.ndim else 0

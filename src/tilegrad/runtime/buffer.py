@@ -211,7 +211,7 @@ class Pool:
     queues; whoever has the lock next takes the queue in.
     """
 
-    granule, place = ALIGNMENT, ""
+    granule, place, why = ALIGNMENT, "", "the system has no more memory"
 
     def __init__(self, keep_bytes: int | None = None) -> None:
         self.keep_bytes = _physical_bytes() // 8 if keep_bytes is None else keep_bytes
@@ -239,7 +239,7 @@ class Pool:
                     self._trim()
                     pointer = self._reserve(size)
                 if not pointer:
-                    self._refuse(bytes, "the system has no more memory")
+                    self._refuse(bytes, self.why)
             self.in_use += size
             self.peak = max(self.peak, self.in_use)
             if label:

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..core.errors import InternalError
-from ..ir.node import Dialect, Infer, Node, Op
+from ..ir.node import DIALECTS, Dialect, Infer, Node, Op
 from ..ir.types import Memory
 
 tile = Dialect("tile")
@@ -289,11 +289,15 @@ def lead(
 
 
 def emitters(*files: ModuleType) -> dict[str, Callable[..., Any]]:
-    """Functions of a target's files by name, without a '_' before it: one that has an op's name
-    emits that op."""
-    return {
-        name.lstrip("_"): function
-        for file in files
-        for name, function in vars(file).items()
-        if inspect.isfunction(function) and function.__module__ == file.__name__
-    }
+    """What emits each op: the function of a target's files that has the op's name, with a '_'
+    before it where Python has that word."""
+    found: dict[str, Callable[..., Any]] = {}
+    named = {name for dialect in DIALECTS.values() for name in dialect.ops}
+    for file in files:
+        for name, function in vars(file).items():
+            own = inspect.isfunction(function) and function.__module__ == file.__name__
+            if own and (op := name.lstrip("_")) in named:
+                if op in found:
+                    raise InternalError("tile", f"{op} is emitted twice: again in {file.__name__}")
+                found[op] = function
+    return found

@@ -128,7 +128,8 @@ def listed(x: PagedShape, plan: PagedPlan) -> int:
 
 
 def ranges(x: PagedShape, plan: PagedPlan) -> int:
-    """Ranges of blocks that the list has, one for the programs of an entry."""
+    """How many ranges the list's blocks are cut into: one for a program, or for all the programs
+    that follow one entry."""
     return plan.programs // spread(x, plan)
 
 

@@ -5,8 +5,9 @@ columns; what comes through the ring are codes and scales as they are stored, an
 them apart into the registers that its product reads. A thread holds two rows of a step of 16
 columns, and of each group of 32 columns two neighbours in every 8: it reads the 16 bytes of a
 group (as the three beside it do), shifts each word by its place and keeps the digits 0 and 4. As
-floats of 16 bits these are subnormal: a power of two makes them whole numbers again, and half the
-range is taken off exactly; scale and minimum follow in one rounding to x's dtype. Sums are float32.
+bfloat16 these are subnormal: a power of two makes them whole numbers again, and half the range is
+taken off exactly (as float16 they are the last bits of 1,024, which is taken off with it); scale
+and minimum follow in one rounding to x's dtype. Sums are float32.
 
 Cost for a weight of 4 bits, in lane instructions: 1 to cut digits out, 1 to make them values, 0.6
 for scales (which four threads make alike), 0.2 to read: 2.8. At 4.3 TB/s an H200 brings 28 weights

@@ -13,12 +13,12 @@ workers run. Waiting is always: spin for a bounded time, then sleep in the kerne
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 
 from . import table
 
-VERSION = "1"  # part of its key in the Store: raise it when `native` writes other text
 DONE, PAUSED, STOPPED = 0, 1, 2
 LINUX = sys.platform.startswith("linux")
 
@@ -364,4 +364,10 @@ def quit(pool: pool):
 """
 
 SOURCE = LIBC + (FUTEX if LINUX else NAP) + WAIT + STEP + WORKERS
-IDENTITY = f"{VERSION} {NUMBERS} {POOL} {STATE} {SOURCE}"  # all that the text depends on
+
+
+def sources() -> str:
+    """All that the text depends on: this file, the language it is written in, and the table."""
+    here = Path(__file__)
+    texts = [here.with_name(name).read_text() for name in (here.name, "native.py", "table.py")]
+    return "\n".join([sys.platform, *texts])

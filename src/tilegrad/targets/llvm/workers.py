@@ -31,7 +31,7 @@ from ...runtime.buffer import HUGE_PAGE, Buffer
 from ...runtime.fault import Faults
 from ...runtime.store import content_key, default_store
 from .driver import LoadedModule, compile_text, llvm_version, load
-from .native_loop import DONE, IDENTITY, POOL, STATE, native_loop_text
+from .native_loop import DONE, POOL, STATE, native_loop_text, sources
 from .table import ARGUMENT_LIMIT, COUNTER_LIMIT
 
 LOG = logging.getLogger("tilegrad.workers")
@@ -68,7 +68,7 @@ def native_loop_for(machine: str) -> bytes:
     targets = {"x86_64": SSE2, "aarch64": NEON}
     if machine not in targets:
         raise InternalError("worker pool", f"no native loop for {machine}")
-    store, key = default_store(), content_key("native loop", llvm_version(), machine, IDENTITY)
+    store, key = default_store(), content_key("native loop", llvm_version(), machine, sources())
     found = store.get(key)
     if found is None:
         found = compile_text(native_loop_text(machine), targets[machine])

@@ -28,7 +28,7 @@ MAPPED = 3  # of cuMemHostAlloc: every context sees it, and so do kernels
 class Pool(buffer.Pool):
     """Free memory of one Device by size class; all of it is kept until something needs it."""
 
-    granule = GRANULE
+    granule, why = GRANULE, "the GPU has no more memory"
 
     def __init__(self, name: str, activate: Callable[[], None]) -> None:
         super().__init__(sys.maxsize)
