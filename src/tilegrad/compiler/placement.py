@@ -27,7 +27,7 @@ class Placed:
     flops: int
     costs: Mapping[str, float]
     why: str = ""
-    rate: str = ""  # of the array's multipliers, where it has several
+    rate_note: str = ""  # of the array's multipliers, where it has several
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Placement:
             "busy, by closed forms",
             f"host packs {self.total('packed'):,.0f} bytes for it",
         ]
-        rates = Counter(k.rate for k in self.kernels if k.rate)
-        lines += [f"array, {count} kernels: {rate}" for rate, count in rates.items()]
+        notes = Counter(k.rate_note for k in self.kernels if k.rate_note)
+        lines += [f"array, {count} kernels: {note}" for note, count in notes.items()]
         for why, share in self.reasons().items():
             count = sum(k.why == why for k in self.host)
             lines.append(f"host, {100 * share:6.2f}% of FLOPs, {count} kernels: {why}")
@@ -96,7 +96,7 @@ class Placement:
 def placement_of(schedule: Schedule, target: Target) -> Placement:
     """Where the Kernels of a Schedule run."""
     language = language_of(target)
-    costs, rate_of = language.costs, language.rate
+    costs, note_of = language.costs, language.rate_note
     rows = []
     for number, kernel in enumerate(schedule.kernels):
         launches = [s.body for s in kernel.steps if isinstance(s, Launch)]
@@ -111,9 +111,9 @@ def placement_of(schedule: Schedule, target: Target) -> Placement:
                     counted[name] = counted.get(name, 0.0) + many * value
         flops = high(kernel.flops) * kernel.times
         why = _why(kernel) if kernel.host else ""
-        rates = [] if rate_of is None or kernel.host else [rate_of(b, target) for b in launches]
-        rate = "; ".join(filter(None, rates))
-        rows.append(Placed(number, kernel.name, device, flops, counted, why, rate))
+        notes = [] if note_of is None or kernel.host else [note_of(b, target) for b in launches]
+        note = "; ".join(filter(None, notes))
+        rows.append(Placed(number, kernel.name, device, flops, counted, why, note))
     return Placement(target.name, tuple(rows))
 
 

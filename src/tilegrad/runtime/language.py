@@ -48,7 +48,7 @@ class Language:
     # What a launch costs by the Language's own count, by name; {} where it counts none.
     costs: Callable[[Body, Target], Mapping[str, float]] | None = None
     # At what rate an array multiplies in a launch, and why not faster; '' where it has one.
-    rate: Callable[[Body, Target], str] | None = None
+    rate_note: Callable[[Body, Target], str] | None = None
     # About how long an array takes for a work (`tile/array.py`) as text, or why it cannot do it.
     seconds: Callable[[str, Target], float | str] | None = None
 

@@ -37,7 +37,7 @@ class Account:
 
     counters: Counters
     macs: int  # of the work itself, without padding
-    steps: float  # those that multipliers were busy for: two weights a step are one
+    busy_steps: float  # those that multipliers were busy for: two weights a step are one
     launches: int
     packed_bytes: int  # that the host packed for the DMA
     simulated: int  # cycles that the register level took
@@ -56,7 +56,7 @@ class Account:
     @property
     def utilisation(self) -> float:
         """Steps of multipliers over those that fit into the cycles."""
-        return self.steps / max(1, self.counters.peak_macs * self.counters.cycles)
+        return self.busy_steps / max(1, self.counters.peak_macs * self.counters.cycles)
 
 
 class NpuDevice(Device):
@@ -134,15 +134,15 @@ class NpuDevice(Device):
 
     def account(self) -> Account:
         """What the array did since it was cleared."""
-        total, macs, steps, packed = Counts(), 0, 0.0, 0
+        total, macs, busy, packed = Counts(), 0, 0.0, 0
         for kernel, times in self.launched.items():
             total = total.plus(kernel.counts, times)
             macs += kernel.work.macs * times
-            steps += kernel.steps * times
+            busy += kernel.busy_steps * times
             packed += kernel.packed_bytes * times
         found = counters_of(self.parameters, total)
         count = sum(self.launched.values())
-        return Account(found, macs, steps, count, packed, self.simulated, self.parameters.clock)
+        return Account(found, macs, busy, count, packed, self.simulated, self.parameters.clock)
 
 
 @dataclass

@@ -86,7 +86,7 @@ class ArrayKernel:
         return "" if fits[self._factors().index(self.weights)] else "inputs stay, weights go by"
 
     @property
-    def rate(self) -> str:
+    def rate_note(self) -> str:
         """How many weights a step takes, and why not two where the chip could; '' where there is no
         product, or one rate alone."""
         has = {MIXED: self.p.mixed, SPARSE: self.p.sparse}
@@ -101,7 +101,7 @@ class ArrayKernel:
         return "one weight a step: " + "; ".join(sorted(why))
 
     @property
-    def steps(self) -> float:
+    def busy_steps(self) -> float:
         """Multiplications over the weights of a step: what multipliers are busy for."""
         return self.work.macs / self.product.pairs
 
@@ -204,7 +204,7 @@ class ArrayKernel:
         )
         lying = zip((*self._factors(), *w.vector_operands), self.product.lying)
         there = ", ".join(o.role for o, lies in lying if lies) or "nothing"
-        rate = [f"; {self.rate}"] if self.rate else []
+        rate = [f"; {self.rate_note}"] if self.rate_note else []
         moved = f"; read where it lies: {there}; packed by the host: {self.packed_bytes} bytes"
         return "\n".join([head, *rate, moved, *lines[:SHOWN], *rest]) + "\n"
 

@@ -52,16 +52,16 @@ def costs(body: Body, target: Target) -> Mapping[str, float]:
         "packed": kernel.packed_bytes,
         "seconds": found.cycles / (kernel.p.clock * 1e6),
         "energy": sum(found.energy.values()) * 1e-12,
-        "utilisation": kernel.steps / (found.peak_macs * max(found.cycles, 1)),
+        "utilisation": kernel.busy_steps / (found.peak_macs * max(found.cycles, 1)),
     }
 
 
-def rate(body: Body, target: Target) -> str:
+def rate_note(body: Body, target: Target) -> str:
     """How many weights a step of a launch takes, and why not two; '' where a chip has one rate."""
     work = body.notes.get("array", "")
     if not work:
         return ""
-    return kernel_of(target.chip, ArrayWork.of_text(work).at_most().to_text()).rate
+    return kernel_of(target.chip, ArrayWork.of_text(work).at_most().to_text()).rate_note
 
 
 def seconds(work: str, target: Target) -> float | str:
@@ -82,6 +82,6 @@ LANGUAGE = Language(
     LLVM.compile,
     {"npu": words, **LLVM.listings},
     costs=costs,
-    rate=rate,
+    rate_note=rate_note,
     seconds=seconds,
 )
