@@ -256,6 +256,18 @@ def test_the_report_says_which_rate_and_why() -> None:
     assert "a step" not in str(tg.placement(f, x, wide, device=tg.device("npu", chip=chip())))
 
 
+def test_weights_that_the_array_does_not_multiply_are_named() -> None:
+    name = tg.device("npu", chip=chip(element="bf16"))
+    raw = format_of("INT8_ROW_F32").pack(RNG.standard_normal((12, 48)).astype(np.float32))
+
+    def f(x: tg.Tensor, raw: tg.Tensor) -> tg.Tensor:
+        return x @ quant.unpack(raw, "INT8_ROW_F32", x.dtype).mT
+
+    for dtype, other in ((bfloat16, "INT8"), (float32, "float32")):
+        given = tg.zeros((24, 48), dtype=dtype, device=name), tg.tensor(raw, device=name)
+        assert f"the array multiplies bfloat16, not {other}" in str(tg.explain(f, *given))
+
+
 def test_floats_are_never_left_out() -> None:
     """An infinity times a pruned weight is no number, so 2:4 weights of floats go one a step."""
     weight = quant.prune.magnitude(RNG.standard_normal((12, 48)).astype(np.float32))

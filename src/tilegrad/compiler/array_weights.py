@@ -5,7 +5,7 @@ has a rate for those; where two of every four are kept and the array has a 2:4 u
 so by `pruned`. A product of codes is the array's, and scales of rows are factors behind it.
 Invariant: sums of whole numbers are exact; values of others are those of the unpacked operands, up
 to the order and rounding of sums, and but for one rounding less: codes of fp8 times their scale are
-rounded by an unpack to bfloat16, and here sums are multiplied by the scale in float32.
+rounded by an unpack to 16-bit floats; here sums are multiplied by the scale in float32.
 """
 
 from __future__ import annotations
@@ -111,10 +111,9 @@ def why_not(dot: Node, target: Target) -> str:
     whole = form.element.name.startswith("INT")
     if unit.accumulator.is_float:
         plain = form.element.dtype in (unit.inputs[0], float8_e4m3)
-        if x.dtype is unit.inputs[0] and plain:
-            return ""
-        other = x.dtype if plain else form.element
-        return f"the array multiplies {unit.inputs[0].name}, not {other.name}"
+        other = form.element if x.dtype is unit.inputs[0] else x.dtype
+        same = plain and other is form.element
+        return "" if same else f"the array multiplies {unit.inputs[0].name}, not {other.name}"
     if not whole or x.op is not ops.unpack or x.inputs[0].op is not ops.pack:
         return "the array multiplies whole numbers, and its other operand is rounded to none"
     given = format_of(x.attrs["format"])
