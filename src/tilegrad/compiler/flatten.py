@@ -1,7 +1,8 @@
 """Flatten a Schedule to a Recipe: one list of steps, Labels turned into entry numbers.
 
-Each Body is emitted once, however many launches share it. Invariant: the same Schedule gives
-the same Recipe and the same target text.
+Each Body is emitted once, however many launches share it. What a launch moves and what it is for
+are noted for profiles. Invariant: the same Schedule gives the same Recipe and the same target text;
+counts come from shapes alone, and of an array that is only gathered from, what is gathered counts.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any
 
 from ..core.errors import Site
 from ..core.target import Target
+from ..graph import ops
 from ..ir.fingerprint import digest
+from ..ir.node import Node, topological
 from ..ir.requirement import Requirement
 from ..ir.symbol import Size, high, multiply
-from ..ir.types import product
+from ..ir.types import Array, product
 from ..runtime.device import target_for
 from ..runtime.fault import WORD_BYTES
 from ..runtime.language import language_of
@@ -23,9 +26,9 @@ from ..runtime.recipe import Recipe, Step, Storage
 from ..schedule.lower import tiny
 from ..schedule.schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot, Transfer
 from ..tile.build import Body, body_sites
-from .estimate import copy_text, region_text, shares
 
 SMALL_WORK = 60_000  # FLOPs + bytes below which one worker runs a kernel alone
+LONGEST = 72  # characters of a Region's text
 
 
 def recipe_of(
@@ -120,7 +123,7 @@ class Flattener:
                     [step.target, step.source],
                     step.bytes,
                     small=high(step.bytes) < SMALL_WORK,
-                    region=copy_text(step),
+                    region=f"copy of {step.bytes} bytes",
                     bytes=multiply(step.bytes, 2),
                     device=kernel.device,
                 )
@@ -183,3 +186,66 @@ def program_text(body: Body, target: Target) -> tuple[str, str, str, int, str]:
         found = (name, digest(text, target.key), text, program.scratch, program.entry)
         body.notes["program"] = (target.key, found)
     return found
+
+
+# ---- notes for profiles -----------------------------------------------------------------------
+
+
+def moved(kernel: Kernel) -> Size:
+    """Bytes that a Kernel reads and writes."""
+    reads, stored = kernel.region
+    gathered = _gathered(reads, stored)
+    if not gathered:
+        return kernel.bytes
+    total = kernel.bytes
+    for read, size in gathered.items():
+        whole = _bytes(read)
+        if high(size) < high(whole):
+            total = total - whole + size
+    return total
+
+
+def _gathered(reads: tuple[Node, ...], stored: tuple[Node, ...]) -> dict[Node, Size]:
+    """Bytes taken from reads that nothing but gathers use."""
+    stop = set(reads)
+    found: dict[Node, Size] = {}
+    others: set[Node] = set()
+    for node in topological(stored, stop=lambda n: n in stop):
+        if node in stop:
+            continue
+        for place, value in enumerate(node.inputs):
+            if node.op is ops.gather and place == 0 and value in stop:
+                found[value] = found.get(value, 0) + _bytes(node)
+            else:
+                others.add(value)
+    return {read: size for read, size in found.items() if read not in others}
+
+
+def _bytes(node: Node) -> Size:
+    if not isinstance(node.type, Array):
+        return 0
+    return multiply(product(node.shape), node.dtype.size)
+
+
+def shares(kernel: Kernel) -> list[tuple[Size, Size]]:
+    """(bytes, FLOPs) of each launch of a Kernel; several share them evenly."""
+    count = sum(isinstance(step, Launch) for step in kernel.steps)
+    if not count:
+        return []
+    size, flops = moved(kernel), kernel.flops
+    if count == 1:
+        return [(size, flops)]
+    return [(high(size) // count, high(flops) // count)] * count
+
+
+def region_text(kernel: Kernel) -> str:
+    """The ops of a Kernel and its results, in short."""
+    reads, stored = kernel.region
+    stop = set(reads)
+    inside = [n for n in topological(stored, stop=lambda n: n in stop) if n not in stop]
+    names = list(dict.fromkeys(n.op.name for n in inside if n.op.category not in ("leaf", "tuple")))
+    types = ", ".join(repr(n.type) for n in stored[:2])
+    text = f"{kernel.kind}: {' '.join(names)}"
+    room = LONGEST - len(types) - 4
+    text = text if len(text) <= room else text[: room - 3] + "..."
+    return f"{text} -> {types}"
