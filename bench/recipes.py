@@ -10,9 +10,9 @@ and trained by our own loop on the first half of the Shakespeare that training s
 have moved by half a step of Q4_1 (root mean square); then the rate falls to nothing. That half has
 60,000 tokens: trained to foretell them, the model knows them by heart when its weights have moved
 so far (loss 0.06 there, 7.0 on the last quarter; rounding then makes it better). So it is trained
-to keep the chances that it gave before, on windows in which every eighth token is a random one:
-its weights move and what it knows stays. Recipes look at rows of the third quarter and are judged
-on rows of the last. What was trained and measured is
+to give the chances that it gave before, to windows in which it sees another eighth of the tokens
+spoiled than it saw then: its weights move and what it knows stays. Recipes look at rows of the
+third quarter and are judged on rows of the last. What was trained and measured is
 kept in a folder (--work), in a part of its own for each model and its sizes, so that a run that was
 stopped goes on. Short windows make gradients that are mostly noise: at 64 tokens and a rate of
 2.5e-3 the loss rises from 3.8 to 7, so a step takes as many tokens as there is time for.
@@ -108,17 +108,19 @@ def kept_chances(model: Any, tokens: Any, before: Any) -> Any:
 
 
 def spoiled(tokens: Array, length: int, before: Decoder) -> Iterator[tuple[Any, Any]]:
-    """Windows of a text, every eighth token a random one, with the logits that a model gives."""
+    """Windows of a text with an eighth of their tokens random, each with the logits that a model
+    gives where another eighth is random."""
     random = np.random.default_rng(2)
     logits = tg.jit(lambda model, tokens: model(tokens))
-    for part, _ in windows(tokens, length, 0):
-        values = part.numpy().copy()
+
+    def with_noise(values: Array) -> Any:
         drawn = random.random(values.shape) < 1 / 8
-        values[drawn] = random.choice(tokens, int(drawn.sum()))
-        given = tg.tensor(values)
+        return tg.tensor(np.where(drawn, random.choice(tokens, values.shape), values))
+
+    for part, _ in windows(tokens, length, 0):
         with tg.no_grad():
-            found = logits(before, given)
-        yield given, found
+            found = logits(before, with_noise(part.numpy()))
+        yield with_noise(part.numpy()), found
 
 
 def windows(tokens: Array, length: int, seed: int) -> Iterator[tuple[Any, Any]]:
