@@ -41,6 +41,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+FLAT = {**YARN, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -80,6 +81,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 40,
                                "decoder_sparse_step": 2}),
     "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True}),
+    "gpt_oss": ("GptOss", {"num_local_experts": 6, "num_experts_per_tok": 3, "head_dim": 16,
+                           "sliding_window": 7, "swiglu_limit": 0.7, "rope_parameters": FLAT}),
     "gpt_neox": ("GPTNeoX", {"num_key_value_heads": 4, "rope_parameters": PART}),
     "gpt_neox_serial": ("GPTNeoX", {"num_key_value_heads": 4, "use_parallel_residual": False,
                                     "rope_parameters": PART}),

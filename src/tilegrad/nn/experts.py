@@ -20,18 +20,19 @@ def routed(
     picked: Tensor,
     shares: Tensor,
     experts: int,
-    compute: Callable[[Tensor, Tensor], Tensor],
+    compute: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
     """(N, C), (N, K), (N, K) -> (N, D): what the K experts picked for a row make of it, each
     times its share.
 
-    `compute(rows, offsets)` gets rows (N * K, C) sorted by expert, those of expert e from
-    offsets[e] to offsets[e + 1], and gives (N * K, D).
+    `compute(rows, offsets, owners)` gets rows (N * K, C) sorted by expert, those of expert e from
+    offsets[e] to offsets[e + 1], and the expert of each; it gives (N * K, D).
     """
     count, each = picked.shape
     order, ranks, offsets = group_rows(picked.reshape(-1), experts)
     every = x.unsqueeze(1).expand(count, each, x.shape[1]).reshape(count * each, x.shape[1])
-    found = compute(every.index_select(0, order), offsets)
+    owners = picked.reshape(-1).index_select(0, order)
+    found = compute(every.index_select(0, order), offsets, owners)
     own = found.index_select(0, ranks).reshape(count, each, found.shape[1])
     return (own * cast(shares, own.dtype).unsqueeze(-1)).sum(1)
 

@@ -58,6 +58,7 @@ class DecoderConfig:
 
     scale: float = 0.0  # of scores; 0: 1 / sqrt(head_width)
     softcap: float = 0.0  # of scores
+    sinks: bool = False  # each head has one more score, of a key without a value
     logit_softcap: float = 0.0
     windows: tuple[int, ...] = ()  # how many tokens back each layer sees; 0: all. (): all see all
     rotary: Rotary | None = None  # None: positions are learned
@@ -69,6 +70,9 @@ class DecoderConfig:
     expert_hidden: int = 0
     shared_hidden: int = 0  # features within the expert all tokens go to
     normalize_experts: bool = True  # shares of the picked experts add up to 1
+    expert_bias: bool = False  # of experts and of their router
+    gate_limit: float = 0.0  # gates of experts are clamped (gpt-oss); 0: they are not
+    gate_slope: float = 1.702  # of the sigmoid of such gates
     routed: tuple[bool, ...] = ()  # which layers have experts; (): all, if there are any
 
     def __post_init__(self) -> None:
@@ -170,6 +174,7 @@ def check(config: DecoderConfig) -> None:
             config.experts_used,
         )
         need(config.expert_hidden > 0, "bad expert_hidden", "above 0", config.expert_hidden)
+        need(config.gate_limit >= 0.0, "bad gate_limit", "0 or above", config.gate_limit)
     need(
         config.experts or not any(config.routed),
         "layers are routed without experts",

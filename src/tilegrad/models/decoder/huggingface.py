@@ -54,6 +54,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"experts": "num_experts", "qkv_bias": True, "shared": True,
                   "asks_window": True},
     "qwen3_moe": {"experts": "num_experts", "head_norms": True, "asks_window": True},
+    "gpt_oss": {"experts": "num_local_experts", "epsilon": 1e-5, "base": 150000.0, "biased": True,
+                "window": 128, "pattern": 2, "head_width": 64, "clamped": True, "sinks": True},
     "gpt_neox": {"norm": "layer", "epsilon": 1e-5, "biased": True, "feed_bias": True,
                  "gated": False, "activation": "gelu", "share": 0.25, "asks_parallel": True,
                  "names": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}},
@@ -70,6 +72,7 @@ TRAITS = (
     "gated",
     "parallel",
     "shared_norm",
+    "sinks",
 )
 
 
@@ -271,11 +274,17 @@ def _windows(fields: Fields, family: dict[str, Any], rotated: tuple[bool, ...]) 
 def _experts(fields: Fields, family: dict[str, Any], layers: int) -> dict[str, Any]:
     """Routed experts; Qwen may keep some layers dense."""
     name = family["experts"] if fields.get(family["experts"]) is not None else "num_local_experts"
-    if family["experts"] == "num_local_experts":  # Mixtral
+    if family["experts"] == "num_local_experts":  # Mixtral and gpt-oss
+        clamped = {
+            "expert_bias": True,
+            "gate_limit": fields.number("swiglu_limit", 7.0),
+            "gate_slope": fields.number("swiglu_alpha", 1.702),
+        }
         return {
             "experts": fields.whole(name),
             "expert_hidden": fields.whole("intermediate_size"),
             "experts_used": fields.whole("num_experts_per_tok"),
+            **(clamped if "clamped" in family else {}),
         }
     every = fields.whole("decoder_sparse_step", 1)
     dense = fields.get("mlp_only_layers", ())

@@ -1,8 +1,9 @@
 """The decoder: one definition of the language models people run, configured by data.
 
-Llama, SmolLM, Qwen, Mistral, Gemma, Granite, OLMo-2, Phi, Mixtral, Qwen-MoE, GPT-NeoX and GPT-2
-differ in what `DecoderConfig` says, not in code. Shapes: B batch, T tokens, C features, H heads,
-K key heads, D features of a head, F features within the feed-forward part, E experts, V vocabulary.
+Llama, SmolLM, Qwen, Mistral, Gemma, Granite, OLMo-2, Phi, Mixtral, Qwen-MoE, gpt-oss, GPT-NeoX and
+GPT-2 differ in what `DecoderConfig` says, not in code. Shapes: B batch, T tokens, C features,
+H heads, K key heads, D features of a head, F features within the feed-forward part, E experts, V
+vocabulary.
 
 Attention is a function passed in, `attend(layer, q, k, v)`: without one it is plain causal
 attention over the tokens given, and with a cache the same model decodes. Invariant: logits at a
@@ -32,7 +33,7 @@ from .config import DecoderConfig
 from .names import load
 from .rotary import rotate
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[..., Tensor]  # attend(layer, q, k, v), with `sinks` where heads have them
 Angles = tuple[Tensor, Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -81,6 +82,8 @@ class Attention(nn.Module):
             each = config.whole_norms
             self.query_norm = norm_of(config, inner if each else config.head_width, dtype)
             self.key_norm = norm_of(config, outer if each else config.head_width, dtype)
+        if config.sinks:
+            self.sinks = nn.init.zeros_(new_parameter(config.heads, dtype=dtype))
         self.layer, self.config = layer, config
 
     def forward(self, x: Tensor, attend: Attend, angles: Angles | None) -> Tensor:
@@ -98,7 +101,8 @@ class Attention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        return attend(self.layer, q, k, v).flatten(-2)
+        more = {"sinks": self.sinks} if config.sinks else {}
+        return attend(self.layer, q, k, v, **more).flatten(-2)
 
     def _heads(self, x: Tensor) -> Tensor:
         width = self.config.head_width
@@ -130,15 +134,20 @@ class Experts(nn.Module):
     def __init__(self, config: DecoderConfig, dtype: Any) -> None:
         super().__init__()
         count, inner, width = config.experts, config.expert_hidden, config.width
-        self.router = nn.Linear(width, count, False, dtype)
+        self.router = nn.Linear(width, count, config.expert_bias, dtype)
         self.gate = _drawn(count, inner, width, dtype)
         self.up = _drawn(count, inner, width, dtype)
         self.down = _drawn(count, width, inner, dtype)
+        if config.expert_bias:
+            for name, rows in (("gate", inner), ("up", inner), ("down", width)):
+                setattr(
+                    self, f"{name}_bias", nn.init.zeros_(new_parameter(count, rows, dtype=dtype))
+                )
         if config.shared_hidden:
             self.shared = FeedForward(config, config.shared_hidden, dtype)
             self.shared_gate = nn.Linear(width, 1, False, dtype)
         self.used, self.normalize = config.experts_used, config.normalize_experts
-        self.activation, self.has_shared = config.activation, bool(config.shared_hidden)
+        self.has_shared, self.config = bool(config.shared_hidden), config
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
@@ -149,10 +158,23 @@ class Experts(nn.Module):
             result = result + sigmoid(self.shared_gate(y)) * self.shared(y)
         return result.reshape(x.shape)
 
-    def _compute(self, rows: Tensor, offsets: Tensor) -> Tensor:
+    def _compute(self, rows: Tensor, offsets: Tensor, owners: Tensor) -> Tensor:
         """(R, C) -> (R, C): rows that are sorted by expert."""
-        gate, up = (grouped_dot(rows, w, offsets) for w in (self.gate, self.up))  # (R, F)
-        return grouped_dot(ACTIVATIONS[self.activation](gate) * up, self.down, offsets)
+
+        def product(x: Tensor, name: str) -> Tensor:
+            found = grouped_dot(x, getattr(self, name), offsets)
+            if not self.config.expert_bias:
+                return found
+            return found + getattr(self, f"{name}_bias").index_select(0, owners)
+
+        gate, up = product(rows, "gate"), product(rows, "up")  # (R, F)
+        limit = self.config.gate_limit
+        if not limit:
+            inner = ACTIVATIONS[self.config.activation](gate) * up
+        else:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            inner = gate * sigmoid(self.config.gate_slope * gate) * (up + 1.0)
+        return product(inner, "down")
 
     def _picked(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """How much the picked experts count, and which they are: (N, K) each."""
@@ -255,8 +277,9 @@ class Decoder(nn.Module):
         """(N,), (N,) -> (N, V), or the logits of some rows alone.
 
         `attend(layer, q, k, v)` gets (N, H, D), (N, K, D) and (N, K, D), keeps keys and values
-        where it likes and gives (N, H, D); how to attend is in `config.attention(layer)`. With
-        `rotated=False` it also turns q and k, by `config.rotary_of(layer)`: see `paged`.
+        where it likes and gives (N, H, D); where heads have sinks it gets those too, (H,). How to
+        attend is in `config.attention(layer)`. With `rotated=False` it also turns q and k, by
+        `config.rotary_of(layer)`: see `paged`.
         """
         x, y = self.attended(lift(tokens), lift(positions), attend, rotated)  # (N, C), (N, H D)
         if rows is not None:
@@ -304,9 +327,10 @@ class Decoder(nn.Module):
         cap = self.config.logit_softcap
         return cap * tanh(found / cap) if cap else found
 
-    def _causal(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _causal(self, layer: int, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
         """Plain causal attention: (B, T, H, D) -> (B, T, H, D)."""
-        found = attention(q, k, v, causal=True, layout="bthd", **self.config.attention(layer))
+        how = {**self.config.attention(layer), **more}
+        found = attention(q, k, v, causal=True, layout="bthd", **how)
         return found
 
     def load(

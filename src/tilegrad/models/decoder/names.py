@@ -43,6 +43,7 @@ class Source:
     part: str = ""  # rows of a fused weight: query, key, value, gate or up
     transposed: bool = False  # stored (in, out)
     interleaved: bool = False  # rows of heads lie as llama.cpp turns them: pairs side by side
+    alternating: bool = False  # rows of gate and up of a fused weight take turns
     by_head: bool = False  # a fused weight has query, key and value of one head after the other's
 
 
@@ -72,7 +73,7 @@ HUGGINGFACE: dict[str, tuple[Source, ...]] = {
         for p, s in fused("mlp.gate_up_proj", *GATED).items()
     },
     "feed.down": (Source("mlp.down_proj"),),
-    "feed.router": (Source("mlp.gate"), Source("block_sparse_moe.gate")),
+    "feed.router": (Source("mlp.gate"), Source("block_sparse_moe.gate"), Source("mlp.router")),
     **{f"feed.shared.{p}": (Source(f"mlp.shared_expert.{p}_proj"),) for p in (*GATED, "down")},
     "feed.shared_gate": (Source("mlp.shared_expert_gate"),),
 }
@@ -163,6 +164,20 @@ HUGGINGFACE_EXPERTS = {
         Source("block_sparse_moe.experts.{}.w2.weight"),
     ),
 }
+# gpt-oss: plain weights lie (experts, in, out), quantised ones have rows of outputs as ours.
+GPT_OSS_WHOLE = {
+    "attention.sinks": (Source("self_attn.sinks"),),
+    **{
+        f"feed.{p}": (Source("mlp.experts.gate_up_proj", p, transposed=True, alternating=True),)
+        for p in GATED
+    },
+    **{
+        f"feed.{p}_bias": (Source("mlp.experts.gate_up_proj_bias", p, alternating=True),)
+        for p in GATED
+    },
+    "feed.down": (Source("mlp.experts.down_proj", transposed=True),),
+    "feed.down_bias": (Source("mlp.experts.down_proj_bias"),),
+}
 GGUF_EXPERTS = {
     f"feed.{p}": (Source(f"ffn_{p}_exps.weight"), Source(f"ffn_{p}.{{}}.weight"))
     for p in (*GATED, "down")
@@ -181,7 +196,8 @@ class Names:
     def __init__(self, config: DecoderConfig, given: Mapping[str, Any]) -> None:
         self.config, self.given = config, given
         self.gguf = "token_embd.weight" in given
-        self.experts = GGUF_EXPERTS if self.gguf else HUGGINGFACE_EXPERTS
+        folder = GPT_OSS_WHOLE if config.family == "gpt_oss" else HUGGINGFACE_EXPERTS
+        self.whole = GGUF_EXPERTS if self.gguf else folder  # names without a suffix
         if self.gguf:
             self.top, self.block = GGUF_TOP, {**GGUF, **FILES.get(config.family, {})}
             self.layers, self.prefix = "blk", ""
@@ -207,8 +223,8 @@ class Names:
                 return [Source(heads[0] if heads else whole)]
             return [Source(self.prefix + whole)]
         start, path = f"{self.prefix}{self.layers}.{inside[1]}.", inside[2]
-        if path in self.experts:
-            return [_named(s, start + s.name) for s in self.experts[path]]
+        if path in self.whole:
+            return [_named(s, start + s.name) for s in self.whole[path]]
         part, suffix = path.rsplit(".", 1)
         return [_named(s, f"{start}{s.name}.{suffix}") for s in self.block[part]]
 
@@ -230,16 +246,18 @@ class Names:
         if source is None or source.transposed or "{}" in source.name:
             return False
         found = self.given[source.name]
-        quantised = getattr(getattr(found, "format", None), "quantised", False)
-        return bool(quantised) and len(found.shape) == 2
+        return _quantised(found) and len(found.shape) == 2
 
     # ---- values -----------------------------------------------------------------------------
 
     def value(self, name: str, source: Source) -> Any:
         """The array of a Parameter: slices and other orders of what is given."""
-        arrays = [_plain(self.given[n]) for n in self.given_names(source)]
+        given = [self.given[n] for n in self.given_names(source)]
+        arrays = [_plain(one) for one in given]
         if "{}" in source.name:
             return stack([lift(a) for a in arrays])
+        if source.transposed and arrays[0].ndim == 3 and not _quantised(given[0]):
+            arrays = [arrays[0].swapaxes(1, 2)]
         return self.arranged(name, source, arrays[0])
 
     def arranged(self, name: str, source: Source, array: Any) -> Any:
@@ -259,8 +277,8 @@ class Names:
         """The rows of one part of a fused weight; experts have an axis before them."""
         config = self.config
         inner, outer = config.heads * config.head_width, config.key_heads * config.head_width
-        axis = 1 if array.ndim == 3 else 0
-        each = config.expert_hidden if array.ndim == 3 else config.hidden
+        of_experts = array.ndim == 3 or source.alternating
+        axis, each = int(of_experts), config.expert_hidden if of_experts else config.hidden
         ranges = {
             "query": (0, inner),
             "key": (inner, inner + outer),
@@ -278,6 +296,8 @@ class Names:
                 expected=f"{whole} rows",
                 got=tuple(array.shape),
             )
+        if source.alternating:
+            return array[:, GATED.index(source.part) :: 2]
         first, end = ranges[source.part]
         return array[:, first:end] if axis else array[first:end]
 
@@ -294,6 +314,10 @@ class Names:
             )
         found = array.reshape(heads, 3, width, *rest)[:, QKV.index(source.part)]
         return found.reshape(heads * width, *rest)
+
+
+def _quantised(value: Any) -> bool:
+    return bool(getattr(getattr(value, "format", None), "quantised", False))
 
 
 def _plain(value: Any) -> Any:
