@@ -20,7 +20,7 @@ from tilegrad.models.tokens.absent import NoTokenizer
 
 COUNT = 10
 # Every kind of block, of norms, of positions and of names; the other families share these.
-NAMES = ["gemma", "granite", "gpt_neox", "llama_dynamic", "olmo2", "phi2", "smollm3"]
+NAMES = ["gemma", "gpt_oss", "granite", "gpt_neox", "llama_dynamic", "olmo2", "phi2", "smollm3"]
 
 
 def written(name: str, folder: Path) -> Path:
@@ -29,7 +29,7 @@ def written(name: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, also=("gpt_oss",))
 @pytest.mark.parametrize("name", NAMES)
 def test_prefill_and_decode_as_transformers(name: str, tmp_path: Path) -> None:
     llm = LLM(written(name, tmp_path), dtype="float32", requests=2, context=64)

@@ -60,15 +60,17 @@ def problem(
                 memory[row[place // page], :, place % page] = np.nan if cache.is_float else 99
     starts = np.cumsum([0, *new]).astype(np.int32)
     counts = np.array(lengths, np.int32)
-    want = paged_reference.attention(x, q, keys, values, table, counts, starts, scales)
+    sinks = [random.standard_normal(heads[0]).astype(np.float32)] if x.sinks else []
+    want = paged_reference.attention(x, q, keys, values, table, counts, starts, scales, *sinks)
     given = [q, keys, values, *([scales] if x.scaled else [])]
-    return x, [*given, table, counts, starts], want
+    return x, [*given, table, counts, starts, *sinks], want
 
 
 CASES = [
     (([5, 0, 70, 33], [1, 0, 1, 1]), {}),
     (([100, 40, 200], [30, 40, 1]), {"heads": (8, 2)}),
     (([100, 40, 200], [3, 20, 1]), {"window": 17, "softcap": 3.0}),
+    (([100, 40, 200, 0], [3, 20, 1, 0]), {"window": 17, "sinks": True}),
     (([1], [1]), {"heads": (3, 3), "page": 64, "rest": 0}),
     (([100, 40, 7], [3, 20, 1]), {"page": 4}),  # fewer keys than a vector has lanes
     (([100, 40, 7], [3, 20, 1]), {"page": 12}),
@@ -104,6 +106,7 @@ SPLIT: dict[str, tuple[tuple[list[int], list[int]], int, dict[str, Any]]] = {
     "window": (([640, 530, 20], [1, 3, 1]), 2, {"heads": (9, 3), "window": 300}),
     "short window": (([640, 530], [1, 3]), 2, {"heads": (3, 1), "window": 5}),
     "softcap": (([640, 530], [1, 1]), 2, {"heads": (3, 1), "softcap": 3.0}),
+    "sinks": (([640, 530, 3], [1, 1, 1]), 2, {"heads": (9, 3), "sinks": True}),
     "more parts than keys": (([1, 2], [1, 2]), 8, {"heads": (3, 1), "most": 64}),
     "cache of float16": (([640, 130], [1, 2]), 2, {"heads": (9, 3), "cache": float16}),
     "cache of bfloat16": (([640, 130], [1, 1]), 2, {"heads": (3, 3), "cache": bfloat16}),

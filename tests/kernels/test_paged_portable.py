@@ -19,11 +19,12 @@ from simulated import run_graph
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float32, int8
 from tilegrad.core.target import A100, AVX2, H200, Target
 from tilegrad.graph import build, ops, paged_reference
+from tilegrad.graph.paged_types import ATTEND, named
 from tilegrad.kernels.paged import portable
 from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.schedule.paged import ListAttention, PortableAttention
 
-OPTIONS = ({}, {"window": 9, "softcap": 2.0})
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": 9, "softcap": 2.0}, {"sinks": True})
 
 
 def step(x: PagedShape) -> list[Any]:
@@ -45,13 +46,13 @@ def step(x: PagedShape) -> list[Any]:
     if x.scaled:
         caches = [c / s[:, None, None] for c, s in zip(caches, scales)]
     kept = [paged_reference.kept(c, x.cache.numpy) for c in caches]
-    return [q, *kept, *([scales] if x.scaled else []), table, lengths, starts]
+    sinks = [draw.standard_normal(x.heads).astype(np.float32)] if x.sinks else []
+    return [q, *kept, *([scales] if x.scaled else []), table, lengths, starts, *sinks]
 
 
 def expected(x: PagedShape, given: list[Any]) -> Any:
     """What the step gives by definition."""
-    q, keys, values, *scales, table, lengths, starts = given
-    return paged_reference.attention(x, q, keys, values, table, lengths, starts, *scales)
+    return paged_reference.attention(x, **named(ATTEND, given))
 
 
 @pytest.mark.parametrize("target", [AVX2, A100, H200], ids=lambda t: t.name)
@@ -69,7 +70,7 @@ def test_interpreted(target: Target, dtype: Any, cache: Any, options: dict[str, 
 
 @pytest.mark.parametrize("target, cache", [(A100, bfloat16), (A100, int8), (H200, float8_e4m3)])
 def test_simulated(target: Target, cache: Any) -> None:
-    x = PagedShape(4, 2, 32, 32, 16, 5, 2, 8, 4, 0.2, window=9, cache=cache)
+    x = PagedShape(4, 2, 32, 32, 16, 5, 2, 8, 4, 0.2, window=9, cache=cache, sinks=cache is int8)
     given = step(x)
     callee = portable.callee(x, target)
     inputs = [build.input_(t.shape, t.dtype) for t in callee.types("read")]

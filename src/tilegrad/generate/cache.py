@@ -169,9 +169,10 @@ def calibrated(model: Decoder, ids: Sequence[int], dtype: DType) -> Array:
     def largest(model: Decoder, tokens: Tensor, positions: Tensor) -> Tensor:
         found: dict[int, Tensor] = {}
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
             found[layer] = stack([x.float().abs().amax((0, 2)) for x in (k, v)])
-            return attention(q, k, v, causal=True, layout="thd", **config.attention(layer))
+            how = {**config.attention(layer), **more}
+            return attention(q, k, v, causal=True, layout="thd", **how)
 
         model.hidden(tokens, positions, attend)
         return stack([found[layer] for layer in range(config.layers)])

@@ -57,6 +57,7 @@ def attention(
     lengths: Ndarray,
     query_starts: Ndarray,
     scales: Any = (1.0, 1.0),
+    sinks: Any = None,
 ) -> Ndarray:
     """(tokens, heads, value_width)."""
     _, key_heads, page, _ = keys.shape
@@ -78,8 +79,10 @@ def attention(
                 s = x.scale * (k[rows] @ q[token, head].astype(np.float64))
                 if x.softcap:
                     s = x.softcap * np.tanh(s / x.softcap)
-                p = np.exp(s - s.max())
-                out[token, head] = p @ v[rows] / p.sum()
+                sink = -np.inf if sinks is None else float(sinks[head])
+                most = max(s.max(), sink)
+                p = np.exp(s - most)
+                out[token, head] = p @ v[rows] / (p.sum() + np.exp(sink - most))
     return out
 
 

@@ -5,7 +5,8 @@ value_width). Key j of request r lies in page table[r, j // page] at place j % p
 requests lie one after the other: those of request r from query_starts[r] to query_starts[r + 1];
 lengths[r] counts its keys, its new tokens included. A cache of 8 bits (e4m3, e5m2 or int8) has
 `scales` (2, key_heads), of keys and of values: it holds them divided by those, rounded half to
-even, and at the dtype's ends where they lie beyond. Invariant: what passes here has a meaning in
+even, and at the dtype's ends where they lie beyond. `sinks` (heads,), if there are any, are one
+more score for each head, of a key that has no value. Invariant: what passes here has a meaning in
 `paged_reference`.
 """
 
@@ -20,15 +21,17 @@ from ..ir.node import Node
 from ..ir.symbol import combine
 from ..ir.types import Array, Tuple, Type
 
-ATTEND = ("q", "keys", "values", "scales", "table", "lengths", "query_starts")
-APPEND = ("q", "k", "v", "frequencies", *ATTEND[3:], "keys", "values")
+ATTEND = ("q", "keys", "values", "scales", "table", "lengths", "query_starts", "sinks")
+APPEND = ("q", "k", "v", "frequencies", *ATTEND[3:-1], "keys", "values")
 ATTEND_ATTRS = ("scale", "window", "softcap", "queries", "single", "most_keys")
 APPEND_ATTRS = ("width", "interleaved", "factor")
 RANKS = {"q": 3, "keys": 4, "values": 4, "table": 2, "lengths": 1, "query_starts": 1}
 
 
 def named(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
-    """Inputs (Nodes or arrays) by name: all of `names`, or all but the scales."""
+    """Inputs (Nodes or arrays) by name: all of `names`, but for the scales or the sinks."""
+    if names[-1] == "sinks" and "int" in str(inputs[-1].dtype):  # the last one is query_starts
+        names = names[:-1]
     if len(inputs) < len(names):
         names = [name for name in names if name != "scales"]
     if len(inputs) != len(names):
@@ -54,6 +57,8 @@ def wanted_types(given: Mapping[str, Any]) -> dict[str, Array]:
         found["v"] = Array((tokens, key_heads, values.shape[3]), q.dtype)
     if "scales" in given:
         found["scales"] = Array((2, key_heads), float32)
+    if "sinks" in given:
+        found["sinks"] = Array((q.shape[1],), float32)
     return found
 
 

@@ -70,6 +70,7 @@ def shape_of(node: Node) -> PagedShape:
         keys.dtype,
         attrs["window"],
         attrs["softcap"],
+        "sinks" in given,
     )
 
 
@@ -354,5 +355,5 @@ def attention_of(node: Node, near: Surroundings) -> Node | None:
         **named(APPEND, node.inputs),
         **dict(zip(("q", "keys", "values"), (items.get(i) for i in range(3)))),
     }
-    same = all(appended[n] is i for n, i in named(ATTEND, found.inputs).items())
+    same = all(appended.get(n) is i for n, i in named(ATTEND, found.inputs).items())
     return found if same else None

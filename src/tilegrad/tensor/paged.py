@@ -40,6 +40,7 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     scales: Any = None,
+    sinks: Any = None,
     queries: int | None = None,
     single: bool = False,
     most: Any = None,
@@ -47,15 +48,18 @@ def paged_attention(
     """Attention of new tokens q (tokens, heads, width) over the pages of their requests.
 
     A token sees the keys up to its own, the last `window` of them if that is not 0. Scores are
-    `scale` (1 / sqrt(width)) times products, capped by softcap * tanh(score / softcap). A cache
-    of 8 bits has `scales` (2, key_heads), or (2,) for all of them, that keys and values are
-    multiplied with; `paged_append` divides by them, rounds half to even and stops at the dtype's
-    ends. `queries` says how many new tokens a request has as a rule, `single` that none has more
-    than one, `most` (a number or a Symbol) how many keys a request has at most: a wrong answer of
-    the last two is undefined.
+    `scale` (1 / sqrt(width)) times products, capped by softcap * tanh(score / softcap); `sinks`
+    (heads,) are one more score for each head, of a key that has no value. A cache of 8 bits has
+    `scales` (2, key_heads), or (2,) for all of them, that keys and values are multiplied with;
+    `paged_append` divides by them, rounds half to even and stops at the dtype's ends. `queries`
+    says how many new tokens a request has as a rule, `single` that none has more than one, `most`
+    (a number or a Symbol) how many keys a request has at most: a wrong answer of the last two is
+    undefined.
     """
     op = "paged_attention"
     given = _given(op, q, keys, values, table, lengths, query_starts, scales)
+    if sinks is not None:
+        given["sinks"] = cast(lift(sinks), dtypes.float32)
     _check(op, given)
     if scale is None:
         scale = 1.0 / math.sqrt(max(1, given["q"].shape[2]))

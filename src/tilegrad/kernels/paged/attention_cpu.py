@@ -95,7 +95,8 @@ def parts_of(x: PagedShape, target: Target) -> int:
 
 
 def attend_parameters(x: PagedShape) -> Parameters:
-    """q, k, v, scales (of a cache of 8 bits), table, lengths, query_starts, out."""
+    """q, k, v, scales (of a cache of 8 bits), table, lengths, query_starts, sinks (if there are
+    any), out."""
     keys, values = (memory for _, memory in cache_parameters(x, "value"))
     made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), ("k", keys), ("v", values)]
     if x.scaled:
@@ -105,6 +106,8 @@ def attend_parameters(x: PagedShape) -> Parameters:
         ("lengths", Memory((x.requests,), int32)),
         ("query_starts", Memory((x.requests + 1,), int32)),
     ]
+    if x.sinks:
+        made.append(("sinks", Memory((x.heads,), float32)))
     return [*made, ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result"))]
 
 
@@ -116,7 +119,7 @@ def attend(x: PagedShape, plan: CpuPlan, parts: int = 1) -> list[Body]:
         return [Decode(Pages(x, plan), given, plan, name).build()]
     lead = row_blocks(x.tokens, plan.queries // x.group, x.requests)
     made = [partial_parameters(shape_of(x), lead, plan, parts, u) for u in ("result", "value")]
-    names = ("scales", "lengths", "query_starts", "out")
+    names = ("scales", "lengths", "query_starts", "sinks", "out")
     last = [*made[1], *(p for p in given if p[0] in names)]
     return [
         Decode(Pages(x, plan), [*given[:-1], *made[0]], plan, name, parts).build(),
@@ -143,6 +146,7 @@ def shape_of(x: PagedShape) -> AttentionShape:
         x.scale,
         (1 - x.window if x.window else None, 0),
         x.softcap,
+        extras=("sinks",) if x.sinks else (),
         orders=("thd", "bhtd", "bhtd", "thd"),
     )
 
@@ -196,7 +200,8 @@ def prefill_callee(x: PagedShape, target: Target) -> KernelCallee:
 
 @functools.lru_cache(maxsize=64)
 def _built(name: str, x: PagedShape, plan: CpuPlan, parts: int) -> KernelCallee:
-    """(q, keys, values, scales if of 8 bits, table, lengths, query_starts) -> out, and scratch."""
+    """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
+    -> out, and scratch."""
     bodies = attend(x, plan, parts) if parts else [prefill(x, plan)]
     names = [name for name, _ in attend_parameters(x)[:-1]]
     results = ("out", *PARTIAL)

@@ -33,12 +33,14 @@ def paged_attention_portable(
     table: Any,
     lengths: Any,
     query_starts: Any,
+    sinks: Any,
     *,
     scale: float,
     window: int,
     softcap: float,
 ) -> None:
-    """(tokens, heads, value_width) as q; scales are None but for a cache of 8 bits."""
+    """(tokens, heads, value_width) as q; scales are None but for a cache of 8 bits, sinks where
+    there are none."""
     tokens, heads, width = q.shape
     key_heads, page, value_width = keys.shape[1], keys.shape[2], values.shape[3]
     group = heads // key_heads
@@ -64,6 +66,9 @@ def paged_attention_portable(
     row = tile.fill(tile.fill(row, 0.0), 0.0)
     acc = tile.zeros((rows, padded(value_width)))
     most, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))
+    if sinks is not None:  # where sums begin
+        most = tile.fill(tile.load(sinks, (head * group,), (rows,)), 0.0)
+        total = tile.full((rows,), 1.0)
     lane = tile.cast(tile.arange(block), int32)
     for number in tile.range(first // page, (seen + (page - 1)) // page):
         at = tile.load(table, (request, number), ())
@@ -96,7 +101,8 @@ def padded(size: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def callee(x: PagedShape, target: Target) -> KernelCallee:
-    """(q, keys, values, scales if of 8 bits, table, lengths, query_starts) -> out."""
+    """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
+    -> out."""
     lead = (x.pages, x.key_heads, x.page)
     types = [
         Array((x.tokens, x.heads, x.width), x.dtype),
@@ -106,6 +112,7 @@ def callee(x: PagedShape, target: Target) -> KernelCallee:
         Array((x.requests, x.most_pages), int32),
         Array((x.requests,), int32),
         Array((x.requests + 1,), int32),
+        Array((x.heads,), float32) if x.sinks else None,
     ]
     how = {"scale": x.scale, "window": x.window, "softcap": x.softcap}
     plan, definition = Plan(), paged_attention_portable

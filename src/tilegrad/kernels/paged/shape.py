@@ -60,6 +60,7 @@ class PagedShape:
     cache: DType = bfloat16  # of keys and values; one of 8 bits has scales for each key head
     window: int = 0  # keys that a token sees, itself included; 0 for all
     softcap: float = 0.0
+    sinks: bool = False  # each head has one more score, of a key without a value
 
     @property
     def group(self) -> int:
@@ -147,6 +148,7 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
     wrong = [
         (x.heads % x.key_heads, "heads are a multiple of key heads"),
+        (x.sinks, "sinks are no part of these sums"),
         (per(x, plan) < 1, "the rows hold a token's query heads"),
         (plan.rows % 8 or not 8 <= plan.rows <= 256, "rows are a multiple of 8 up to 256"),
         (plan.warps not in (4, 8), "4 or 8 warps multiply"),

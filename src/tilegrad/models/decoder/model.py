@@ -363,8 +363,8 @@ def paged(
     many keys at most.
     """
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rotary, how = config.rotary_of(layer), config.attention(layer)
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
+        rotary, how = config.rotary_of(layer), {**config.attention(layer), **more}
         speeds = (
             {}
             if rotary is None
