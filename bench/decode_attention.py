@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +33,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 from verdict import end, verdict, wrong
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
+
+import work_lists
+
 from gpu import Bench, sets
 from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, int8
-from tilegrad.kernels.paged import reference
 from tilegrad.kernels.paged.append import Rotary, append
 from tilegrad.kernels.paged.call import attend
 from tilegrad.kernels.paged.combine import combine_parts
@@ -113,7 +117,7 @@ class Case:
     def prepare(self, listed: bool = True) -> None:
         """Kernels, scratch, the work list: by its kernel, or as the reference has it."""
         x, plan, bench = self.x, self.plan, self.bench
-        items, cuts = reference.work_list(
+        items, cuts = work_lists.work_list(
             x,
             plan,
             np.array(self.lengths, np.int32),
@@ -498,8 +502,7 @@ def text_of(plan: PagedPlan) -> str:
     """A Plan in a line."""
     return (
         f"block {plan.block} warps {plan.warps} stages {plan.stages} across {plan.across:d}"
-        f" programs {plan.programs} joined {plan.joined:d} early {plan.early:d}"
-        f" hint {plan.hint or '-'}"
+        f" programs {plan.programs} joined {plan.joined:d}"
     )
 
 

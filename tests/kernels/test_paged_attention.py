@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+import work_lists
 from cache_numbers import agree_stored, scales_of, stored
 from simulator import simulate
 
@@ -28,7 +29,6 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import paged_reference
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.paged import reference
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
 from tilegrad.kernels.paged.call import attend, attention_callee, list_callee
 from tilegrad.kernels.paged.combine import combine_parts
@@ -242,7 +242,7 @@ def run_step(
     """(result, items, cuts) of the three kernels; run(body, memories) runs one."""
     x = step.x
     items, records = (
-        np.zeros_like(a) for a in reference.work_list(x, plan, step.lengths, step.starts)
+        np.zeros_like(a) for a in work_lists.work_list(x, plan, step.lengths, step.starts)
     )
     work, main, combine = bodies or kernels(x, plan)
     run(work, [step.lengths, step.starts, items, records])
@@ -301,7 +301,7 @@ def test_interpreted(label: str) -> None:
     step = make_step(x, lengths, queries)
     seed = list(CASES).index(label)
     out, items, records = run_step(step, plan, lambda b, m: interpret.run(b, m, seed=seed))
-    same_list((items, records), reference.work_list(x, plan, step.lengths, step.starts))
+    same_list((items, records), work_lists.work_list(x, plan, step.lengths, step.starts))
     agree(step, out)
 
 
@@ -333,7 +333,7 @@ def test_simulated(label: str) -> None:
         plan,
         lambda b, m: simulate(*emit(b, "kernel", target_of(plan)), m, policy="random", seed=1),
     )
-    same_list((items, records), reference.work_list(x, plan, step.lengths, step.starts))
+    same_list((items, records), work_lists.work_list(x, plan, step.lengths, step.starts))
     agree(step, out)
 
 
@@ -376,7 +376,7 @@ def draws() -> Iterator[tuple[PagedShape, PagedPlan, Any, Any]]:
 def test_work_list(number: int) -> None:
     """The kernel's list is the reference's, and no program has two blocks more than another."""
     x, plan, lengths, starts = list(draws())[number]
-    wanted = reference.work_list(x, plan, lengths, starts)
+    wanted = work_lists.work_list(x, plan, lengths, starts)
     found = [np.zeros_like(w) for w in wanted]
     interpret.run(work_list(x, plan), [lengths, starts, *found])
     same_list(found, wanted)
@@ -416,7 +416,7 @@ def test_symbols(joined: bool) -> None:
         lambda b, m: simulate(*emit(b, "kernel", H200), m, values),
     ):
         out, items, records = run_step(step, plan, run, kernels(x, plan))
-        same_list((items, records), reference.work_list(real, plan, step.lengths, step.starts))
+        same_list((items, records), work_lists.work_list(real, plan, step.lengths, step.starts))
         agree(step, out)
 
 

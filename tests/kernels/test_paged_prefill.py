@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from simulator import simulate
 from test_paged_attention import ROUNDING, Step, make_step, shape
+from work_lists import tile_list, work_list
 
 from tilegrad.compiler.pipeline import fitted
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float16
@@ -22,7 +23,6 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.call import mixed_callee
 from tilegrad.kernels.paged.prefill import FEW_NEW_TOKENS, choose, prefill, why_not
 from tilegrad.kernels.paged.prefill import tile_list as tiles_body
-from tilegrad.kernels.paged.reference import tile_list, work_list
 from tilegrad.kernels.paged.shape import BLOCKS, REQUEST, PagedShape, item_rows, spread
 from tilegrad.kernels.paged.shape import choose as choose_list
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas

@@ -26,6 +26,8 @@ from .shape import AttentionShape, Parameters, tokens_of
 from .softmax import LOG2_E, and_masks, line
 from .tile_order import block_count, corner, key_limit, sequence_at, span_of
 
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
+
 
 class BackwardBody:
     """Writes one Body."""
@@ -57,19 +59,15 @@ class BackwardBody:
 
     def build(self) -> Body:
         """Places, then the roles beside each other."""
-        x, (few, many) = self.x, self.plan.registers
-        programs = x.batch * self.heads * self.blocks
+        programs = self.x.batch * self.heads * self.blocks
         with tile.into(self.b):
-            if self.plan.dependent:
-                tile.grid_dependency_wait()
-                tile.grid_launch_dependents()
             self.place()
             self.locate(tile.grid(programs))
             self.begin, self.end = self.seen_blocks()
-            with tile.role("producer", 4, few):
+            with tile.role("producer", 4, PRODUCER_REGISTERS):
                 self.producer()
             for own in range(2):
-                with tile.role(f"consumer{own}", 4, many):
+                with tile.role(f"consumer{own}", 4, CONSUMER_REGISTERS):
                     BackwardConsumer(self, own).run()
         return self.b.finish((programs,), plan=self.plan)
 

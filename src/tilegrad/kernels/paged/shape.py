@@ -20,11 +20,13 @@ reference alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...core.dtype import DType, bfloat16, float32, int8, int32
 from ...core.target import Target
 from ...ir.symbol import Size, floor_divide, high, minimum
 from ...ir.types import Memory
+from ..attention.shape import AttentionShape, Parameters
 
 SHORT = 512  # keys of a program from which larger blocks are better
 FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = (
@@ -82,8 +84,6 @@ class PagedPlan:
     warps: int = 8  # that multiply: 4 or 8
     programs: int = 128
     across: bool = True  # neighbouring programs take the key heads of the same pages
-    hint: str = "first"  # how long caches keep what is read: '' as usual
-    early: bool = True  # lets the next launch begin at its own start
     joined: bool = True  # who finishes a pair's last part combines them, else another launch does
     threads: bool = False  # copies and products are the threads' own: `threads_attention`
     below: int = 0  # takes requests with fewer new tokens alone; 0: all
@@ -98,9 +98,13 @@ class ShortPlan:
     stages: int = 2  # blocks of keys, and as many of values, under way
     warps: int = 4  # that multiply: 4 or 8
     cluster: int = 8  # programs that share the keys of a request and a key head
-    hint: str = "first"  # how long caches keep what is read: '' as usual
-    early: bool = True  # lets the next launch begin at its own start
     alone: bool = False  # whether a core has one program at most, so that all cores have some
+
+
+def attention_of(x: PagedShape, **more: Any) -> AttentionShape:
+    """The tokens of a step over the keys that a request may have, as one attention."""
+    sizes = (x.heads, x.key_heads, x.tokens, x.most_pages * x.page, x.width, x.value_width)
+    return AttentionShape(1, *sizes, x.dtype, x.scale, softcap=x.softcap, **more)
 
 
 def per(x: PagedShape, plan: PagedPlan) -> int:
@@ -280,8 +284,6 @@ def _ring(x: PagedShape, target: Target, rows: int, block: int, most: int) -> Pa
 
 
 # ---- parameters ---------------------------------------------------------------------------------
-
-Parameters = list[tuple[str, Memory]]
 
 
 def work_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:

@@ -7,8 +7,8 @@ the end of a pair lies an item ends. Item number g of range p stands in row p if
 first, else in row ranges + g - p - 1, so a program finds its first item at once and the others in
 a row. Parts of a cut pair go to partials g, which are neighbours.
 
-`work_list` is the kernel, one program that is run once a step; `kernels/paged/reference.py` has
-the same in NumPy. Costs about 20 dependent reads and three running sums, whatever the lengths.
+`work_list` is the kernel, one program that is run once a step. Costs about 20 dependent reads and
+three running sums, whatever the lengths.
 Invariant: the list depends on lengths, query starts and the Plan alone.
 """
 
@@ -75,15 +75,18 @@ def power(size: Size) -> int:
 @tile.function
 def for_row_blocks(
     x: PagedShape,
-    starts: Any,
+    memories: tuple[Any, Any],
+    into: Any,
     each: int,
     taken: Callable[[Any], Any] | None,
-    body: Callable[[Any, Any, Any], None],
+    fields: Callable[..., Sequence[Any]],
     most: int = 0,
 ) -> Any:
-    """body(number of the first, requests, which of their blocks they are) for all blocks of `each`
-    tokens of the requests that are taken for their number of tokens, some blocks at a time; up to
-    so many where that is said, requests past the last then. Gives how many there are."""
+    """into[:, i] = fields(request, its first token, how many it has, its keys, tokens before it) of
+    the i-th block of `each` tokens of the requests that are taken for their number of tokens, some
+    blocks at a time; of so many where that is said, zeros past the last. `memories` are lengths and
+    query starts. Gives how many blocks there are."""
+    lengths, starts = memories
     size = power(x.requests)
     chunk = max(8, min(CHUNK, HELD // size))
     inside = tile.arange(size) < x.requests
@@ -99,7 +102,14 @@ def for_row_blocks(
         over = tile.broadcast(ends <= number[:, None], (chunk, size))
         request = tile.sum(tile.cast(over, int64), 1)
         before = tile.max(tile.where(over, ends, 0), 1)
-        body(start, request, number - before)
+        tokens = (number - before) * each
+        there = request < x.requests
+        first, last = (tile.cast(tile.load(starts, request + i, mask=there), int64) for i in (0, 1))
+        length = tile.cast(tile.load(lengths, request, mask=there), int64)
+        found = fields(request, first, last - first, length, tokens)
+        for place, value in enumerate(found):
+            known = tile.cast(tile.where(there, value, 0), int32)
+            tile.store(into, (place, start), known)
     return total
 
 
@@ -119,32 +129,26 @@ class _Work:
             below = self.plan.below
             taken = (lambda tokens: tokens < below) if below else None
             each = per(self.x, self.plan)
-            for_row_blocks(self.x, self.starts, each, taken, self.one_chunk, self.count)
+            given = (self.lengths, self.starts)
+            for_row_blocks(self.x, given, self.known, each, taken, self.fields, self.count)
             self.make_items()
         pairs = self.count * power(listed(self.x, self.plan))
         held = max(pairs // 256, power(self.ranges) // 64)
         return self.b.finish((1,), warps=max(8, min(32, held)), distinct=True)
 
-    def one_chunk(self, start: Any, request: Any, number: Any) -> None:
-        """Row blocks, each the `number`th of a request."""
+    def fields(
+        self, request: Any, first: Any, queries: Any, length: Any, before: Any
+    ) -> Sequence[Any]:
+        """Of row blocks, as KNOWN has them."""
         x, block, each = self.x, self.plan.block, per(self.x, self.plan)
-        there = request < x.requests
-        first, last = (
-            tile.cast(tile.load(self.starts, request + i, mask=there), int64) for i in (0, 1)
-        )
-        length = tile.cast(tile.load(self.lengths, request, mask=there), int64)
-        queries, before = last - first, number * each
         tokens = tile.minimum(queries - before, each)
         sees = length - queries + (before + 1)
         end = tile.maximum(sees + (tokens - 1), 0)
-        begin = tile.full(number.shape, 0, int64)
+        begin = tile.full(before.shape, 0, int64)
         if x.window:
             begin = tile.maximum(sees - x.window, 0) // block
         blocks = tile.maximum((end + (block - 1)) // block - begin, 1)
-        found = (request, first + before, tokens, sees, begin, blocks)  # as KNOWN has them
-        for place, value in enumerate(found):
-            known = tile.cast(tile.where(there, value, 0), int32)
-            tile.store(self.known, (place, start), known)
+        return request, first + before, tokens, sees, begin, blocks
 
     # ---- items ------------------------------------------------------------------------------
 

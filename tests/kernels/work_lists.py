@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.symbol import high
-from .shape import (
+from tilegrad.ir.symbol import high
+from tilegrad.kernels.paged.shape import (
     BLOCKS,
     CUT,
     CUT_HEAD,
