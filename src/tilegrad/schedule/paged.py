@@ -78,15 +78,14 @@ def queries_of(node: Node) -> int:
     if node.attrs["single"]:
         return 1
     x = shape_of(node)
-    one = x.tokens is x.requests or x.tokens == x.requests
-    guess = 1 if one else max(1, high(x.tokens) // max(1, high(x.requests)))
+    guess = 1 if x.single else max(1, high(x.tokens) // max(1, high(x.requests)))
     return node.attrs["queries"] or guess
 
 
 def most_queries_of(node: Node) -> int:
     """The most new tokens that a request may have: as the op says, or all of the step's."""
     x = shape_of(node)
-    if node.attrs["single"] or x.tokens is x.requests or x.tokens == x.requests:
+    if node.attrs["single"] or x.single:
         return 1
     return node.attrs["queries"] or high(x.tokens)
 
@@ -234,12 +233,6 @@ class VectorPrefill(Attention):
 
 class VectorAttention(Attention):
     """Any number of new tokens, on vectors."""
-
-    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
-        """See `Attention`."""
-        from ..kernels.paged import attention_cpu
-
-        return attention_cpu.why_not(x)
 
     def callee(self, x: PagedShape, target: Target) -> KernelCallee:
         """See `Attention`."""

@@ -24,7 +24,7 @@ from .backward_plan import OWN, ROWS, BackwardPlan, columns_of
 from .holes import Holes
 from .shape import AttentionShape, Parameters, tokens_of
 from .softmax import LOG2_E, and_masks, line
-from .tile_order import block_count, corner, key_limit, sequence_at, span_of
+from .tile_order import block_count, corner, sequence_at, span_of
 
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 
@@ -107,7 +107,7 @@ class BackwardBody:
         self.queries = index_of(x.queries)
         if not self.packed:
             self.first = hold(block * ROWS, "first")
-            self.limit = key_limit(x, self.memory, self.batch)
+            self.limit = Holes(x, self.memory, self.batch, 0).limit
             return
         sides = [("query_starts", x.queries), ("key_starts", x.keys)]
         own, most = sides[self.of_keys]

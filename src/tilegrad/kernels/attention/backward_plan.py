@@ -84,7 +84,7 @@ def why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str:
                 "the ring does not fit shared memory",
             ),
         ]
-    return unit_why_not(x) or next((why for is_wrong, why in wrong if is_wrong), "")
+    return unit_why_not(x, forward=False) or next((why for is_wrong, why in wrong if is_wrong), "")
 
 
 def choose(x: AttentionShape, fast: bool = False) -> BackwardPlan:

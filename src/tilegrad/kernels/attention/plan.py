@@ -15,7 +15,7 @@ import numpy as np
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import high
-from .shape import STARTS, AttentionShape, softmax_why_not, unit_why_not
+from .shape import AttentionShape, unit_why_not
 
 FLOPS = 4096  # of the matrix units of one program in a cycle
 EXPONENTIALS = 16  # in a cycle
@@ -64,15 +64,11 @@ def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
 
 def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
     """Why the kernel does not take a case, or not with a Plan; '' where it does."""
-    extras, packed = set(x.extras), bool(set(STARTS) & set(x.extras))
+    packed = "query_starts" in x.extras
     wrong = [
         (
-            packed and (not set(STARTS) <= extras or x.batch != 1),
-            "sequences one after another have a batch of 1 and starts of queries and of keys",
-        ),
-        (
-            packed and bool({"bias", "mask", "key_lengths"} & extras),
-            "sequences one after another, with a bias, mask or lengths",
+            packed and bool({"bias", "mask"} & set(x.extras)),
+            "sequences one after another, with a bias or mask",
         ),
     ]
     if plan is not None:
@@ -95,8 +91,7 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
             (not plan.staged and packed, "an end within a tile is staged"),
             (shared_bytes(x, plan) > SHARED_BYTES, "it does not fit shared memory"),
         ]
-    found = next((why for is_wrong, why in wrong if is_wrong), "")
-    return unit_why_not(x) or softmax_why_not(x) or found
+    return unit_why_not(x) or next((why for is_wrong, why in wrong if is_wrong), "")
 
 
 def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:

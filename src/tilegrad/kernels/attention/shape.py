@@ -17,14 +17,14 @@ from ...ir.symbol import Size, high, low
 from ...ir.types import Memory
 
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")
-EXTRAS = ("bias", "mask", "slopes", "sinks", "key_lengths", "key", "offset")
 STARTS = ("query_starts", "key_starts")  # extras of sequences that lie one after another
 Band = tuple[Size | None, Size | None]
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One attention: softmax(scale q k^T, seen within the band and as extras say) v."""
+    """One attention: softmax(scale q k^T, seen within the band and as extras say) v. What the types
+    of the Graph's `attention` refuse does not come here."""
 
     batch: Size
     heads: int
@@ -75,30 +75,16 @@ class AttentionShape:
         return (self.batch, self.heads, self.queries)
 
 
-def unit_why_not(x: AttentionShape, taken: Sequence[str] = (*EXTRAS, *STARTS)) -> str:
-    """Why no kernel on matrix units that takes some extras can be right; '' where one can."""
+def unit_why_not(x: AttentionShape, forward: bool = True) -> str:
+    """Why no kernel on matrix units can be right, or none that goes forward; '' where one can."""
     wrong = [
         (x.dtype not in (bfloat16, float16), f"the matrix units take no {x.dtype}"),
         (
             any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
             "widths are multiples of 8 up to 256",
         ),
-        (x.heads % x.key_heads != 0, "heads are not a multiple of key heads"),
-        (not set(x.extras) <= set(taken), f"not with {sorted(set(x.extras) - set(taken))}"),
-        (any(order[-1] != "d" for order in x.orders), "rows are not dense"),
-    ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
-
-
-def softmax_why_not(x: AttentionShape) -> str:
-    """Why no running softmax on matrix units can be right; '' where one can."""
-    wrong = [
-        (x.scale <= 0 or not math.isfinite(x.scale), "the scale is not above 0"),
-        (low(x.keys) < 1, "there may be no keys"),
-        (
-            not 0.0 <= x.dropout < 1.0 or (x.dropout > 0.0) != ({"key", "offset"} <= set(x.extras)),
-            "dropout has a rate below 1, a key and an offset",
-        ),
+        (forward and not 0 < x.scale < math.inf, "the scale is not above 0"),
+        (forward and low(x.keys) < 1, "there may be no keys"),
     ]
     return next((why for is_wrong, why in wrong if is_wrong), "")
 

@@ -75,7 +75,11 @@ class ThreadBlocks:
     last: Any  # block
 
     def __init__(
-        self, x: AttentionShape, plan: WarpPlan, sees: AttentionShape, other: Sequence[Any]
+        self,
+        x: AttentionShape,
+        plan: WarpPlan,
+        sees: AttentionShape,
+        other: Sequence[tuple[Any, int]],
     ) -> None:
         """`other` are pairs of an array and whose order it lies in, by number."""
         self.x, self.plan, self.sees, self.other = x, plan, sees, other

@@ -29,7 +29,7 @@ from ...tile.define import Definition
 from ...tile.value import index_of
 from . import softmax
 from .holes import Holes
-from .shape import EXTRAS, AttentionShape, parameters, softmax_why_not, unit_why_not
+from .shape import AttentionShape, parameters, unit_why_not
 from .threads import DEPTH, ThreadBlocks, WarpPlan, multiply, padded, shared_place, traced
 
 
@@ -43,7 +43,8 @@ def shared_bytes(x: AttentionShape, plan: WarpPlan) -> int:
 
 def why_not(x: AttentionShape) -> str:
     """Why the kernel does not take a case; '' where it does."""
-    return unit_why_not(x, EXTRAS) or softmax_why_not(x)
+    packed = "query_starts" in x.extras
+    return "sequences one after another" if packed else unit_why_not(x)
 
 
 def tiles(x: AttentionShape) -> list[tuple[int, int, int]]:
@@ -114,7 +115,8 @@ class _Block(ThreadBlocks):
     def begin(self) -> None:
         """Accumulators; the queries and the first block of keys are on their way."""
         x, rows, keys, wide = self.x, self.rows, self.columns, self.widths[1]
-        self.look(self.holes.limit)
+        self.limit = self.holes.limit
+        self.look(self.limit)
         self.scores = tile.register((rows, keys))
         self.total = tile.register((rows, wide), fill=0.0)
         self.largest = tile.register((rows, 1), fill=-math.inf)
@@ -183,8 +185,8 @@ class _Block(ThreadBlocks):
         s = self.holes.score(s, self.first, key)
         if not cut:
             return s
-        past, limit = self.x.ends(self.columns), self.holes.limit
-        return tile.where(self.holes.seen(s.shape, self.first, key, limit, past), s, -tile.INF)
+        past = self.x.ends(self.columns)
+        return tile.where(self.holes.seen(s.shape, self.first, key, self.limit, past), s, -tile.INF)
 
     # ---- the end ----------------------------------------------------------------------------
 

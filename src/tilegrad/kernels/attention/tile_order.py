@@ -208,7 +208,7 @@ class TileOrder:
         lane = hold(lane, "lane")
         batch, head = hold(lane // x.heads, "batch"), lane % x.heads
         first = hold(tile.maximum(block, 0) * self.rows, "first")
-        limit = key_limit(x, self.memory, batch)
+        limit = Holes(x, self.memory, batch, 0).limit
         return self.blocks_seen(
             Holes(x, self.memory, batch, hold(head, "head")), first, index_of(x.queries), limit
         )
@@ -239,8 +239,8 @@ class TileOrder:
     ) -> Work:
         """The blocks of keys that the queries from `first` on see."""
         band, cuts = (self.low, self.high), self.most_right > 1
-        seen = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
-        return Work(*vars(seen).values(), holes, first, queries, limit, sequence)
+        s = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
+        return Work(s.start, s.count, s.right, s.left, holes, first, queries, limit, sequence)
 
     @tile.function
     def steps(self, work: Work, one: Callable[[Any, bool], None], first: Any = 0) -> None:
@@ -286,14 +286,6 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
         within = modulo(at, each)
         block, lane = floor_divide(within, wide), first + modulo(within, wide)
     return index_of(lane), index_of(block)
-
-
-def key_limit(x: AttentionShape, memory: Memories, batch: Any) -> Any:
-    """Keys there are: of this batch, if each has its own number."""
-    if "key_lengths" not in x.extras:
-        return index_of(x.keys)
-    length = bounded(tile.load(memory["key_lengths"], (batch,), ()), "length", x.keys)
-    return tile.hold(tile.minimum(length, index_of(x.keys)), "limit")
 
 
 def bounded(value: Any, name: str, most: Size) -> Any:

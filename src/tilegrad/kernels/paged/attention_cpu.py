@@ -51,13 +51,6 @@ LEAST_NEW_TOKENS = (
 )
 
 
-def why_not(x: PagedShape) -> str:
-    """Why no Body can be right; '' where one can."""
-    if x.heads % x.key_heads:
-        return "heads are a multiple of key heads"
-    return ""
-
-
 def prefill_why_not(x: PagedShape, target: Target) -> str:
     """Why `prefill_callee` does not take a step; '' where it does."""
     if x.page % target.lanes(float32):

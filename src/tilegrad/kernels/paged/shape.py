@@ -69,6 +69,11 @@ class PagedShape:
         return self.heads // self.key_heads
 
     @property
+    def single(self) -> bool:
+        """Whether there are as many tokens as requests."""
+        return self.tokens is self.requests or self.tokens == self.requests
+
+    @property
     def scaled(self) -> bool:
         """Whether keys and values are kept divided by a scale."""
         return self.cache.bits == 8
@@ -150,7 +155,6 @@ def item_rows(x: PagedShape, plan: PagedPlan) -> Size:
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
     wrong = [
-        (x.heads % x.key_heads, "heads are a multiple of key heads"),
         (per(x, plan) < 1, "the rows hold a token's query heads"),
         (plan.rows % 8 or not 8 <= plan.rows <= 256, "rows are a multiple of 8 up to 256"),
         (plan.warps not in (4, 8), "4 or 8 warps multiply"),
@@ -236,7 +240,7 @@ def _few(plan: ShortPlan) -> int:
 def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:
     """Programs take half of the target's cores and half of their shared memory, so that the next
     launch begins beside them; all of the cores at most."""
-    if not (x.tokens is x.requests or x.tokens == x.requests):
+    if not x.single:
         return None
     cores, pairs = target.cores or 0, high(x.requests) * x.key_heads
     most = min(8, target.limits.get("cluster", 1))

@@ -102,11 +102,11 @@ def for_row_blocks(
         over = tile.broadcast(ends <= number[:, None], (chunk, size))
         request = tile.sum(tile.cast(over, int64), 1)
         before = tile.max(tile.where(over, ends, 0), 1)
-        tokens = (number - before) * each
+        own = number - before  # its number among the blocks of the request
         there = request < x.requests
         first, last = (tile.cast(tile.load(starts, request + i, mask=there), int64) for i in (0, 1))
         length = tile.cast(tile.load(lengths, request, mask=there), int64)
-        found = fields(request, first, last - first, length, tokens)
+        found = fields(request, first, last - first, length, own * each)
         for place, value in enumerate(found):
             known = tile.cast(tile.where(there, value, 0), int32)
             tile.store(into, (place, start), known)
