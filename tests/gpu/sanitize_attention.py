@@ -326,7 +326,7 @@ BACKWARD: dict[str, tuple[AttentionShape, BackwardPlan]] = {
 # ---- paged ----------------------------------------------------------------------------------
 
 LENGTHS, ONES = (0, 1, 130, 64, 90), (1, 1, 1, 1, 1)
-TURNS = PagedPlan(8, 64, 2, 4, 3, across=False)
+TURNS = PagedPlan(8, 64, 2, 4, 6)
 
 
 def paged(
@@ -575,7 +575,6 @@ PAGED: dict[str, Callable[[], Steps]] = {
     "page 16, split": lambda: attended(paged(8, 2, 16), TURNS),
     "page 64, split": lambda: attended(paged(8, 2, 64), TURNS),
     "page 16, not split": lambda: attended(paged(4, 1, 16), replace(TURNS, programs=1)),
-    "heads across": lambda: attended(paged(8, 2, 16), PagedPlan(8, 64, 2, 4, 6)),
     "combined by another launch": lambda: attended(paged(8, 2, 16), replace(TURNS, joined=False)),
     "more programs than blocks": lambda: attended(paged(4, 1, 16), replace(TURNS, programs=20)),
     "8 warps, width 128": lambda: attended(paged(4, 1, 16, width=128), PagedPlan(8, 128, 2, 8, 5)),

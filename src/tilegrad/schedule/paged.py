@@ -32,7 +32,6 @@ from ..kernels.paged.shape import (
     choose_short,
     item_rows,
     short_keys,
-    spread,
     why_not,
 )
 from ..tile.callee import KernelCallee
@@ -157,13 +156,13 @@ class ListAttention(Attention):
 def _work(
     x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
 ) -> list[Node]:
-    """The list of a step, and zeros that programs count in or pairs that were cut; the same Nodes
-    for all layers that differ in nothing that the list depends on."""
+    """The list of a step, and zeros that programs count in or row blocks that were cut; the same
+    Nodes for all layers that differ in nothing that the list depends on."""
     from ..kernels.paged.call import list_callee
 
     items, last = build.items(_listed(list_callee(_plain(x), plan), lengths, starts, near))
     if plan.joined:
-        last = build.full((item_rows(x, plan), spread(x, plan)), 0, int32)
+        last = build.full((item_rows(x, plan), x.key_heads), 0, int32)
     return [items, last]
 
 

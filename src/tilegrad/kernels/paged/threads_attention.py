@@ -17,7 +17,7 @@ from ...core.dtype import int64
 from ...ir.symbol import high
 from ..attention.threads import DEPTH, multiply, shared_place
 from .attention import CONSUMER_FIELDS, Item, Items
-from .shape import BLOCKS, FIRST, HEAD, REQUEST, SEES, TOKENS
+from .shape import BLOCKS, FIRST, REQUEST, SEES, TOKENS
 from .steps import BARRIER, within
 
 
@@ -85,7 +85,7 @@ class ThreadItems(Items):
             at = tile.hold(within(page, 0, most), "page", (0, most))
             for ring, cache, width in zip(self.rings, self.cache, self.widths):
                 place = ring[step % plan.stages][number * rows : (number + 1) * rows, :]
-                tile.copy_threads(place, cache[at, of[HEAD], row : row + rows, 0:width])
+                tile.copy_threads(place, cache[at, self.head, row : row + rows, 0:width])
         tile.commit_threads()
 
     # ---- products ---------------------------------------------------------------------------
