@@ -4,7 +4,8 @@
 
 Every Format, as Tensors over a file's bytes: products of 1, 3, 8 and 70 tokens, products with what
 is around them, rows by number; 2:4 weights with up to 2,048. Prints one row per Format and ends
-with a status other than 0 if any failed. Judged against float64 products with the Format's own values.
+with a status other than 0 if any failed. Judged against float64 products with the Format's own
+values.
 """
 
 from __future__ import annotations
