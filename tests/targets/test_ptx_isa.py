@@ -95,6 +95,8 @@ def candidates(form: str, place: int) -> Iterator[str]:
         number = "32"
     if form.startswith("setmaxnreg"):
         number = "40"
+    if ".sp." in form and place == 4:  # of 8-bit elements all lanes give words
+        number = "0"
     first = 4 * place if "m64n" not in form else 140 * place
     shape = re.search(r"m64n(\d+)", form)
     yield from (f"%{kind}{place + 1}" for kind in "phrd")
