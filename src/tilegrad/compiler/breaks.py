@@ -44,7 +44,9 @@ def _nodes(outputs: Sequence[Node]) -> list[Node]:
 
 def _asks(node: Node) -> bool:
     """Whether kernels for a Node differ by sizes."""
-    return node.op in (ops.paged_attention, ops.dot, ops.grouped_dot) or bool(_from_outside(node))
+    return node.op in (ops.paged_attention, ops.dot, ops.grouped_dot, ops.sparse_dot) or bool(
+        _from_outside(node)
+    )
 
 
 def _from_outside(node: Node) -> list[Row]:

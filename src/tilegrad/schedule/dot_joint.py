@@ -225,7 +225,7 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
     """The joint problem, or None where there is none."""
     first, every = parts[0].operands, [p.operands for p in parts]
     batched = first is not None and first.batch != 1 and not (first.block and gated)
-    if first is None or batched or (first.block and not gated):
+    if first is None or batched or first.sparse or (first.block and not gated):
         return None
     row_groups = parts[0].dot.inputs[2:]  # where they begin, and their list
     if any(p.left != parts[0].left or p.dot.inputs[2:] != row_groups for p in parts):
@@ -341,7 +341,7 @@ class LibraryProducts(Family):
         """Few rows are one tile, a longer one or two, and weights are all that is read: (the rows,
         the first number that is more), where there may be far more than few. Half of a tile is a
         range of its own, since rows that are not there take their time to be filled with zeros."""
-        if node.op is not ops.dot:
+        if node.op not in (ops.dot, ops.sparse_dot):
             return () if invariant() else breaks_of_groups(node, 4, 16)
         rows = node.shape[-2] if len(node.shape) > 1 else 1
         few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW_TOKENS
