@@ -32,7 +32,6 @@ from ..ir.symbol import (
     named,
     substitute,
 )
-from ..kernels.random import random_bits
 from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
 from .access import (
@@ -381,6 +380,8 @@ def _gather(e: Evaluator, node: Node, index: Index) -> Node:
 
 def _random_bits(e: Evaluator, node: Node, index: Index) -> Node:
     """Philox-2x32-10 of (linear index, offset) under the key; word 0."""
+    from ..kernels.random import random_bits  # few programs draw
+
     key, offset = (e.value(i, ()) for i in node.inputs)
     return random_bits(e.body, key, offset, e.body.index(ravel(index, node.shape)))
 
