@@ -11,12 +11,12 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 
+import isa
 import pytest
 
 from ptxsim import SimulationError
 from ptxsim.decode import decode
 from tilegrad.core.errors import InternalError
-from tilegrad.targets.ptx import isa
 from tilegrad.targets.ptx.assemble import find_ptxas
 
 HEAD = """.version {version}

@@ -1,4 +1,4 @@
-"""The PTX instruction forms we write, as data, and the check that every line passes.
+"""The PTX instruction forms we write, as data, and the check that every line of every test passes.
 
 A row of TABLE reads `parts : signature / signature`. The parts are the dotted words of a form in
 order, each a choice `a|b`, named `NAME=a|b` where the signature asks for it, left out at will
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...core.errors import InternalError
+from tilegrad.core.errors import InternalError
 
 SETS = {
     "int": "u16|s16|u32|s32|u64|s64",
