@@ -341,7 +341,7 @@ class LibraryProducts(Family):
         """Few rows are one tile, a longer one or two, and weights are all that is read: (the rows,
         the first number that is more), where there may be far more than few. Half of a tile is a
         range of its own, since rows that are not there take their time to be filled with zeros."""
-        if node.op not in (ops.dot, ops.sparse_dot):
+        if node.op is not ops.dot:
             return () if invariant() else breaks_of_groups(node, 4, 16)
         rows = node.shape[-2] if len(node.shape) > 1 else 1
         few = invariant() or not target.asynchronous_units or high(rows) <= 4 * FEW_TOKENS
