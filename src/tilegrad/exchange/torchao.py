@@ -83,9 +83,9 @@ def _float8(facts: Said, plain: Group, group: Group) -> Composed:
 
 def _int8(facts: Said, plain: Group, group: Group) -> Composed:
     given = _rounded(facts, "INT8")
-    for fixed in ("act_quant_scale", "act_quant_zero_point"):
-        if f"_weight_{fixed}" in group.parts:
-            group.fail(f"_weight_{fixed}", "fixed scales of inputs are not read", "none")
+    for name in ("act_quant_scale", "act_quant_zero_point"):
+        if f"_weight_{name}" in group.parts:
+            group.fail(f"_weight_{name}", "fixed scales of inputs are not read", "none")
     return byte_codes(plain, None, None, given)
 
 

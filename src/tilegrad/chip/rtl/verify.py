@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.config import environment_of_tools
 from .emit import SOURCES, tables, words_package
 
 LINTERS = {  # name: how to install it
@@ -98,23 +99,24 @@ def missing(tools: dict[str, str]) -> dict[str, str]:
     """Those of the tools that are not here, with how to install them."""
     found = {}
     for name, how in tools.items():
-        found_at = shutil.which(name, path=_paths())
+        found_at = shutil.which(name, path=_around()["PATH"])
         here = importlib.util.find_spec(name) if name == "pyslang" else found_at
         if here is None:
             found[name] = how
     return found
 
 
-def _paths() -> str:
-    """Where tools are looked for: first where pip puts those of this Python."""
-    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+def _around() -> dict[str, str]:
+    """What tools have around them; they are first looked for where pip puts them."""
+    return environment_of_tools(str(Path(sys.executable).parent))
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
     """What a tool says; one that takes too long ends with the solvers that it started."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    around = {**os.environ, "PATH": _paths()}
-    with subprocess.Popen(command, cwd=folder, env=around, start_new_session=True, **pipes) as made:
+    with subprocess.Popen(
+        command, cwd=folder, env=_around(), start_new_session=True, **pipes
+    ) as made:
         try:
             said, _ = made.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
