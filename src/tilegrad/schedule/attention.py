@@ -1,8 +1,8 @@
 """Attention as a Family: what its kernels for vectors and for threads have in common.
 
 Each has a file of its own: a Family with `refusal`, why it does not take a Node, and `launches`,
-which gives Bodies and what their parameters stand for: an input of the Node by its number, a result
-by its number, or scratch by its type.
+which gives Bodies; their parameters bear the names of inputs and results of the Node, all others
+are scratch.
 
 Invariant: `why_not` is '' exactly for Nodes that the Schedule lowers to a kernel; all others are
 written in ordinary ops before they come here.
@@ -19,14 +19,11 @@ from ..graph import ops
 from ..graph.attention import extras_of
 from ..graph.attention_types import sizes
 from ..ir.node import Node
-from ..ir.types import Array, Memory, Tuple
+from ..ir.types import Array, Memory
 from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
 from .family import Bodies, Family, Made, Offer, roofline
 from .region import Region
-
-# Bodies with what each parameter stands for: ('input', i), ('result', i) or ('scratch', type)
-Given = list[tuple[Body, list[Any]]]
 
 
 class AttentionFamily(Family):
@@ -45,8 +42,8 @@ class AttentionFamily(Family):
 
     def launches(
         self, node: Node, shape: AttentionShape, target: Target, wanted: set[int], name: str
-    ) -> Given:
-        """Bodies, and what their parameters stand for."""
+    ) -> Sequence[Body]:
+        """Bodies, in the order they run; `wanted` are the numbers of results."""
         raise InternalError("schedule.attention", f"{self.name} has no kernels")
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
@@ -57,22 +54,23 @@ class AttentionFamily(Family):
         """The Bodies of a Node."""
         node, stored = region.anchor, region.arrays
         wanted = {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
-        where = {x: i for i, x in enumerate(region.inputs)}
-        found: Bodies = []
-        for body, given in self.launches(node, shape_of(node), target, set(wanted), name):
-            roles: list[tuple[str, Any]] = []
-            for kind, what in given:
-                if kind == "input":
-                    roles.append(("read", where[node.inputs[what]]))
-                elif kind == "result" and what in wanted:
-                    roles.append(("store", wanted[what]))
-                elif kind == "result":  # nobody wants it, the kernel still writes it
-                    assert isinstance(node.type, Tuple)
-                    roles.append(("scratch", (node.type.items[what], "result", what)))
-                else:
-                    roles.append((kind, what))
-            found.append(Made(body, roles))
-        return found
+        shape, backward = shape_of(node), node.op is ops.attention_backward
+        more = ("dout", "lse", "delta") if backward else ()
+        read = dict(zip(("q", "k", "v", *more, *shape.extras), node.inputs))
+        results = ["out", "lse"]
+        if backward:
+            results = [f"d{n}" for n in ("q", "k", "v", *node.attrs["wanted"])]
+
+        def role(parameter: Node) -> tuple[str, Any]:
+            own = parameter.attrs["name"]
+            if own in read:
+                return "read", region.inputs.index(read[own])
+            if own in results and results.index(own) in wanted:
+                return "store", wanted[results.index(own)]
+            return "scratch", (Array(parameter.shape, parameter.dtype), own)  # or of no use
+
+        made = self.launches(node, shape, target, set(wanted), name)
+        return [Made(body, [role(p) for p in body.parameters]) for body in made]
 
 
 def memories(node: Node) -> list[Memory]:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..core.config import config, invariant
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import high
-from ..ir.types import Array, Memory
+from ..ir.types import Memory
 from ..kernels.attention import backward as attention_backward
 from ..kernels.attention import forward as attention
 from ..kernels.attention import plan as attention_plan
 from ..kernels.attention import threads_backward, threads_forward
 from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
-from .attention import AttentionFamily, Given, memories
+from .attention import AttentionFamily, memories
 
 NO_PLAN = "no Plan fits shared memory"
 
@@ -54,52 +53,32 @@ class ThreadAttention(AttentionFamily):
 
     def launches(
         self, node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
-    ) -> Given:
-        """Bodies, and what their parameters stand for: by the names that these have."""
-        asynchronous, more = bool(target.asynchronous_units), memories(node)
-        read, results, made = ["q", "k", "v"], ["out", "lse"], [_forward, _forward_of_warps]
-        if node.op is not ops.attention:
-            read += ["dout", "lse", "delta"]
-            results = [f"d{n}" for n in ("q", "k", "v", *node.attrs["wanted"])]
-            made = [_backward, _backward_of_warps]
-        bodies, scratch = made[0 if asynchronous else 1](x, target, more, node, name)
-        stands: dict[str, Any] = {n: ("input", i) for i, n in enumerate((*read, *x.extras))}
-        stands |= {n: ("result", i) for i, n in enumerate(results)}
-        stands |= {n: ("scratch", (Array(m.shape, m.dtype), n)) for n, m in scratch}
-        return [(body, [stands[n] for n in names]) for body, names in bodies]
+    ) -> Sequence[Body]:
+        """Bodies, in the order they run."""
+        more = memories(node)
+        if not target.asynchronous_units:
+            return _of_warps(x, target, more, node.op is ops.attention)
+        if node.op is ops.attention:
+            plan = attention_plan.choose(x, target)
+            tiles = x.batch * x.heads * -(-high(x.queries) // plan.tile[0])
+            plan = replace(plan, dependent=True, early=high(tiles) <= plan.programs)
+            return [attention.wide_attention(x, plan, name, more)]
+        back = attention_backward.choose(x, target, fast())
+        made = attention_backward.attention_backward(x, back, more, node.attrs["wanted"], name)
+        return [one.body for one in made.launches]
 
 
-Launches = list[tuple[Body, Sequence[str]]]  # with the names of their parameters
-Made = tuple[Launches, Sequence[tuple[str, Memory]]]  # and scratch that they share
-
-
-def _named(*bodies: Body) -> Launches:
-    return [(body, [p.attrs["name"] for p in body.parameters]) for body in bodies]
-
-
-def _forward(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
-    plan = attention_plan.choose(x, target)
-    tiles = x.batch * x.heads * -(-high(x.queries) // plan.tile[0])
-    plan = replace(plan, dependent=True, early=high(tiles) <= plan.programs)
-    return _named(attention.wide_attention(x, plan, name, more)), ()
-
-
-def _forward_of_warps(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
-    plan = threads_forward.choose(x, target)
-    assert plan is not None
-    return _named(threads_forward.attend(x, plan, target, more)), ()
-
-
-def _backward(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
-    plan, wanted = attention_backward.choose(x, target, fast()), node.attrs["wanted"]
-    made = attention_backward.attention_backward(x, plan, more, wanted, name)
-    return [(one.body, one.arguments) for one in made.launches], made.scratch
-
-
-def _backward_of_warps(x: AttentionShape, target: Target, more: Any, node: Node, name: str) -> Made:
+def _of_warps(
+    x: AttentionShape, target: Target, more: Sequence[Memory], forward: bool
+) -> Sequence[Body]:
+    """Those of matrix units of a warp."""
+    if forward:
+        plan = threads_forward.choose(x, target)
+        assert plan is not None
+        return [threads_forward.attend(x, plan, target, more)]
     found = []
     for side in threads_backward.SIDES:
-        plan = threads_backward.choose(x, target, side)
-        assert plan is not None
-        found.append(threads_backward.backward(x, plan, target, side, more))
-    return _named(*found), ()
+        back = threads_backward.choose(x, target, side)
+        assert back is not None
+        found.append(threads_backward.backward(x, back, target, side, more))
+    return found

@@ -7,17 +7,15 @@ square.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..core.dtype import bfloat16, float16, float32, float64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.types import Array
 from ..kernels.attention.shape import AttentionShape
 from ..kernels.attention_cpu import decode, gradients, score_tiles
 from ..tile.build import Body
-from .attention import AttentionFamily, Given, memories
+from .attention import AttentionFamily, memories
 
 DTYPES = (float32, float64, bfloat16, float16)
 
@@ -37,21 +35,24 @@ class VectorAttention(AttentionFamily):
 
     def launches(
         self, node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
-    ) -> Given:
-        """Bodies, and what their parameters stand for."""
+    ) -> Sequence[Body]:
+        """Bodies, in the order they run."""
         made = _forward if node.op is ops.attention else _backward
         return made(node, x, target, wanted, name)
 
 
-def _forward(node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str) -> Given:
+def _forward(
+    node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
+) -> Sequence[Body]:
     more, keeps, few = memories(node), 1 in wanted, decode.choose(x, target)
     if few is None:
-        plan = score_tiles.choose(x, target)
-        return _launches(x, [score_tiles.forward(x, more, plan, name, keeps)])
-    return _launches(x, decode.decode(x, more, few, name, decode.parts_of(x, target), keeps))
+        return [score_tiles.forward(x, more, score_tiles.choose(x, target), name, keeps)]
+    return decode.decode(x, more, few, name, decode.parts_of(x, target), keeps)
 
 
-def _backward(node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str) -> Given:
+def _backward(
+    node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
+) -> Sequence[Body]:
     """One Body for dq, one for dk and dv."""
     more, plan = memories(node), gradients.choose(x, target)
     bodies = []
@@ -59,20 +60,4 @@ def _backward(node: Node, x: AttentionShape, target: Target, wanted: set[int], n
         bodies.append(gradients.backward(x, more, plan, f"{name}_q", ("dq",)))
     if wanted & {1, 2}:
         bodies.append(gradients.backward(x, more, plan, f"{name}_kv", ("dk", "dv")))
-    return _launches(x, bodies, ("dout", "lse", "delta"))
-
-
-def _launches(x: AttentionShape, bodies: Sequence[Body], given: Sequence[str] = ()) -> Given:
-    """Bodies, and what their parameters stand for, by name."""
-    inputs, left = ["q", "k", "v", *given, *x.extras], decode.PARTIAL
-    results = ["dq", "dk", "dv"] if given else ["out", "lse"]
-
-    def role(parameter: Node) -> tuple[str, Any]:
-        name = parameter.attrs["name"]
-        if name in left:
-            return "scratch", (Array(parameter.shape, parameter.dtype), left.index(name))
-        if name in inputs:
-            return "input", inputs.index(name)
-        return "result", results.index(name)
-
-    return [(body, [role(p) for p in body.parameters]) for body in bodies]
+    return bodies

@@ -83,6 +83,7 @@ class Evaluator:
         self.lane_atoms: set[Expr] = set()
         self.settles = invariant()  # whether every result is rounded to its dtype
         self.handlers: dict[Op, Row] = ROWS
+        self.own: dict[Node, Node] = {}  # read at one element only, however its index is written
 
     # ---- context --------------------------------------------------------------------------
 
@@ -138,6 +139,8 @@ class Evaluator:
         return found
 
     def _value(self, node: Node, index: Index) -> Node:
+        if node in self.own:
+            return self.own[node]
         if node in self.memories:
             return self.load(node, index)
         op = node.op
@@ -201,6 +204,15 @@ class Evaluator:
         assert mask is not None
         return mask
 
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The shape of a whole tile."""
+        return (self.lanes,)
+
+    def inside(self) -> Node | None:
+        """The mask of the whole tile, where one is needed."""
+        return self.mask
+
     def active(self, shape: tuple[int, ...]) -> Node | None:
         """Which elements of a tile of this shape count; None for all."""
         return self.mask
@@ -256,7 +268,7 @@ class Evaluator:
     def _any(self, mask: Node) -> Node:
         return self.body.add(tile_ops.reduce(mask, axis=0, kind="max"))
 
-    def store(self, memory: Node, value: Node, offset: Size, lane_mask: bool = True) -> None:
+    def store(self, memory: Node, value: Node, offset: Size) -> None:
         """Write a value (rounded to the Memory's dtype) at a linear offset."""
         b = self.body
         value = b.cast(value, memory.dtype)
@@ -409,6 +421,5 @@ ROWS: dict[Op, Row] = {
     ops.concatenate: _concatenate,
     ops.gather: _gather,
     ops.random_bits: _random_bits,
+    ops.barrier: _stop_gradient,
 }
-if "barrier" in ops.graph.ops:
-    ROWS[ops.graph.ops["barrier"]] = _stop_gradient

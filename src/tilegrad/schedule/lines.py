@@ -39,28 +39,13 @@ class Lines:
         body: Step,
         carried: Sequence[Node] = (),
         size: Size | None = None,
-        unroll: int = 1,
     ) -> list[Node]:
         """Vectors over [start, stop): whole ones, then one that is masked."""
-        size = stop if size is None else size
-        b, e, lanes = self.b, self.e, self.lanes
-        span = stop - start
-        whole = floor_divide(span, lanes) * lanes
-        middle = start + whole
-
-        def step(is_whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
-            def run(base: Size, values: list[Node]) -> Sequence[Node]:
-                with e.vector(base, lanes, stop if not is_whole else size, is_whole) as lane:
-                    return body(lane, values) or ()
-
-            return run
-
-        values = b.loop("i", start, middle, lanes, step(True), carried, unroll)
-        if modulo(span, lanes) == 0:
-            return values
-        if isinstance(span, int) and isinstance(middle, int):
-            return list(step(False)(middle, values))
-        return b.loop("tail", middle, stop, lanes, step(False), values)
+        size, lanes, values = stop if size is None else size, self.lanes, list(carried)
+        for base, whole in self.b.steps("i", start, stop, lanes, values, "tail"):
+            with self.e.vector(base, lanes, size if whole else stop, whole) as lane:
+                values[:] = body(lane, list(values)) or ()
+        return values
 
     def over_lines(
         self,
@@ -106,22 +91,6 @@ class Lines:
             totals = line(0, totals) if lines == 1 else b.loop("outer", 0, lines, 1, line, totals)
         return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
 
-    def over_span(
-        self,
-        blocked: Sequence[bool],
-        fresh: list[Node],
-        span: tuple[Size, Size],
-        block: int,
-        run: Callable[[Size, Size, list[Node]], list[Node]],
-    ) -> list[Node]:
-        """run(first, last, accumulators) over a span; where it is long, in blocks."""
-        b = self.b
-        if not any(blocked) or high(span[1] - span[0]) <= block:
-            return run(*span, fresh)
-        totals = [b.cast(x, float64) if t else x for t, x in zip(blocked, fresh)]
-        totals = self.in_blocks(blocked, fresh, span, block, run, totals)
-        return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
-
     def in_blocks(
         self,
         blocked: Sequence[bool],
@@ -154,15 +123,19 @@ class Lines:
 # ---- accumulators -------------------------------------------------------------------------------
 
 
+def width_of(reduce: Node) -> int:
+    """How many accumulators a reduction has."""
+    return 2 if reduce.op is ops.argmax else 1
+
+
 def shared_out(
     reduces: Sequence[Node], values: Sequence[Node]
 ) -> Iterator[tuple[Node, list[Node]]]:
     """Each reduction with its accumulators among those of all."""
     at = 0
     for v in reduces:
-        width = 2 if v.op is ops.argmax else 1
-        yield v, list(values[at : at + width])
-        at += width
+        yield v, list(values[at : at + width_of(v)])
+        at += width_of(v)
 
 
 class Accumulators:
@@ -171,12 +144,15 @@ class Accumulators:
     def __init__(self, b: BodyBuilder, some: bool) -> None:
         self.b, self.none = b, FAR_OFF if some else 0
 
-    def starts(self, node: Node, shape: tuple[int, ...]) -> list[Node]:
-        """Those of a reduction that has taken nothing."""
-        b, dtype = self.b, wide(node.inputs[0].dtype)
-        if node.op is ops.argmax:
-            return [b.constant(dtype.lowest, dtype, shape), b.constant(self.none, int64, shape)]
-        return [b.constant(identity(KINDS[node.op], dtype), dtype, shape)]
+    def starts(self, reduces: Sequence[Node], shape: tuple[int, ...]) -> list[Node]:
+        """Those of reductions that have taken nothing."""
+        b, found = self.b, []
+        for node in reduces:
+            dtype, kind = wide(node.inputs[0].dtype), KINDS.get(node.op, "max")
+            found.append(b.constant(identity(kind, dtype), dtype, shape))
+            if node.op is ops.argmax:
+                found.append(b.constant(self.none, int64, shape))
+        return found
 
     def take(
         self, node: Node, x: Node, place: Node, mask: Node | None, old: list[Node]
@@ -206,7 +182,7 @@ class Accumulators:
         none = b.constant(self.none, int64)
         if not x.shape:
             return place
-        kept = x if mask is None else b.apply("where", mask, x, b.constant(x.dtype.lowest, x.dtype))
+        kept = b.where(mask, x, x.dtype.lowest)
         top = self._kept(b.add(tile_ops.reduce(kept, axis=axis, kind="max")), axis)
         best = b.apply("equal", x, top)
         if x.dtype.is_float:  # where the largest is nan, every nan is it

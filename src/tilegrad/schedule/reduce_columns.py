@@ -25,7 +25,7 @@ from ..ir.symbol import (
 from .access import offset_of, reads_below, unravel
 from .evaluate import wide
 from .lines import CHAIN, Step
-from .reduce_rows import Reductions
+from .reduce import Reductions
 from .space import is_blocked
 
 MANY = 8  # reduced elements that are added between reading and writing running results
@@ -99,7 +99,7 @@ class ColumnLoops(Reductions):
 
         def clear(row: Size, place: Size) -> None:
             for v in reduces:
-                for memory, x in zip(self.running[v], self.sums.starts(v, (self.lanes,))):
+                for memory, x in zip(self.running[v], self.sums.starts([v], (self.lanes,))):
                     self.poke(memory, x, place)
 
         self.over_block(clear)
@@ -154,7 +154,7 @@ class ColumnLoops(Reductions):
         """Add what a block gave to its total and start anew; at last put the total back."""
         b = self.b
         for v, memory in totals.items():
-            own, (none,) = self.running[v][0], self.sums.starts(v, (self.lanes,))
+            own, (none,) = self.running[v][0], self.sums.starts([v], (self.lanes,))
             new = b.cast(none if first else self.peek(own, place), float64)
             new = new if first else b.apply("add", self.peek(memory, place), new)
             if last:

@@ -76,9 +76,7 @@ def _scan(sheet: ThreadSheet, axis: Axis, index: Index, carried: Node, along: in
     """Scan a tile along an axis and store it with what came before; gives what it adds up to."""
     b, e, kind, dtype = sheet.b, sheet.e, axis.node.attrs["kind"], wide(axis.node.dtype)
     x = b.broadcast(b.cast(e.value(axis.x, index), dtype), e.full)
-    inside = e.inside()
-    if inside is not None:  # what is outside changes nothing
-        x = b.apply("where", inside, x, b.constant(identity(kind, x.dtype), x.dtype))
+    x = b.where(e.inside(), x, identity(kind, x.dtype))  # what is outside changes nothing
     run = b.add(tile_ops.cumulative(x, axis=along, kind=kind))
     before = b.cast(carried, dtype)
     e.store(sheet.outputs[axis.node], b.apply(COMBINE[kind], before, run), axis.offset(index))

@@ -13,7 +13,7 @@ Target alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...core.target import Target
 from ...graph import ops
@@ -73,19 +73,16 @@ def pair_up(lowering: Lowering) -> None:
 
 def _with(one: Region, other: Region) -> Region:
     """Two Regions by columns as one."""
-    found = Region(
-        "loops",
-        [*one.values, *other.values],
-        one.total,
-        one.rows,
-        one.order,
-        one.number,
-        one.needs | other.needs,
-        one.after | other.after,
-        one.reads | other.reads,
+    if (one.total, one.rows) != (other.total, other.rows):
+        return Region("apart")
+    return replace(
+        one,
+        values=[*one.values, *other.values],
+        needs=one.needs | other.needs,
+        after=one.after | other.after,
+        reads=one.reads | other.reads,
+        stored=[*one.stored, *other.stored],
     )
-    found.stored = [*one.stored, *other.stored]
-    return found if (one.total, one.rows) == (other.total, other.rows) else Region("apart")
 
 
 def _join(
@@ -97,23 +94,14 @@ def _join(
     for r in regions:
         if not own & set(r.values):
             wanted |= r.reads
-    values, reads = [*first.values, *second.values], first.reads | second.reads
-    joined = Pair(
-        "pair",
-        values,
-        first.total,
-        first.rows,
-        first.order,
-        first.number,
-        first.needs,
-        first.after,
-        reads,
-        first=first,
-        second=second,
-    )
     first.stored = [v for v in first.stored if v in wanted]
-    joined.stored = [*first.stored, *second.stored]
-    return joined
+    together = {
+        "kind": "pair",
+        "values": [*first.values, *second.values],
+        "stored": [*first.stored, *second.stored],
+        "reads": first.reads | second.reads,
+    }
+    return Pair(**{**vars(first), **together}, first=first, second=second)
 
 
 def _shares(first: Region, second: Region) -> bool:

@@ -23,10 +23,11 @@ from ..evaluate import wide
 from ..family import Bodies, Made
 from ..lines import Accumulators
 from ..problem import power_of_two
+from ..reduce import Sweep
 from ..space import KINDS, identity, reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
 from .stream import StreamedRows, plan_stream
-from .sweep import WARPS, Sweep, Sweeper, lanes_of, swept
+from .sweep import WARPS, Sweeper, lanes_of, swept
 
 HELD = 16384  # most elements of a row that is held
 COSTLY = 100  # instructions of an element of which a thread with half the registers holds few
@@ -143,11 +144,8 @@ class HeldRows(ThreadPart):
 
     def filled(self, node: Node, x: Node) -> Node:
         """A whole tile in which what is outside changes nothing."""
-        x, mask = self.b.broadcast(x, self.e.full), self.e.inside()
-        if mask is None:
-            return x
-        nothing = self.b.constant(identity(KINDS[node.op], x.dtype), x.dtype)
-        return self.b.apply("where", mask, x, nothing)
+        x = self.b.broadcast(x, self.e.full)
+        return self.b.where(self.e.inside(), x, identity(KINDS[node.op], x.dtype))
 
     def along(self, x: Node, kind: str) -> Node:
         """One axis of a tile reduced: the last one."""

@@ -58,6 +58,7 @@ class TileEvaluator(ExponentEvaluator):
         self.row_mask: Node | None = None  # (rows,)
         self.lane_mask: Node | None = None  # (lanes,)
         self.only: Node | None = None  # a further mask on what is stored
+        self.turns = True  # whether values may go through shared memory: roles may not
         self.handlers = {**ROWS, ops.sum_: _short_sum}
         self.outside = False  # no lane of the tile is at a place that is compared
         self.values: set[Node] | None = None  # values that some kernel stores, where known
@@ -235,7 +236,11 @@ class TileEvaluator(ExponentEvaluator):
 
     def _turns(self, memory: Node) -> bool:
         least = min(self.rows, self.lanes)
-        return least >= 4 and self.lanes * (self.rows + 8) * memory.dtype.size <= TURN_BYTES
+        return (
+            self.turns
+            and least >= 4
+            and self.lanes * (self.rows + 8) * memory.dtype.size <= TURN_BYTES
+        )
 
     def _turned(self, memory: Node, by_lane: Size, start: Size) -> Node:
         """A read that runs along the rows: loaded so, and turned in shared memory."""
@@ -254,7 +259,7 @@ class TileEvaluator(ExponentEvaluator):
         b.store(place, source, (0, 0), (0, 1))
         return b.load(place, (0, 0), self.full, (1, 0))
 
-    def store(self, memory: Node, value: Node, offset: Size, lane_mask: bool = True) -> None:
+    def store(self, memory: Node, value: Node, offset: Size) -> None:
         """Write a value (rounded to the Memory's dtype) at a linear offset."""
         b = self.body
         value = b.cast(value, memory.dtype)
