@@ -52,8 +52,7 @@ class AttentionFamily(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies of a Node."""
-        node, stored = region.anchor, region.arrays
-        wanted = {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
+        node, wanted = region.anchor, region.items
         shape, backward = shape_of(node), node.op is ops.attention_backward
         more = ("dout", "lse", "delta") if backward else ()
         read = dict(zip(("q", "k", "v", *more, *shape.extras), node.inputs))

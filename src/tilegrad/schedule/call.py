@@ -18,7 +18,7 @@ from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Size, high
-from ..ir.types import Tile, Tuple, product
+from ..ir.types import Tile, product
 from ..tile.build import Body, prune
 from ..tile.callee import KernelCallee
 from ..tile.check import verify_body
@@ -56,8 +56,7 @@ def lower_call(region: Region, reads: Sequence[Node], target: Target) -> Bodies:
             hint="run it with the interpreter, or write a portable kernel for this machine",
             location=node.location,
         )
-    stored = [v for v in region.stored if not isinstance(v.type, Tuple)]
-    results = _results(node, stored)
+    results = region.items
     found: Bodies = []
     for body, roles in callee.launches_for(target):
         given: list[Any] = []
@@ -72,13 +71,6 @@ def lower_call(region: Region, reads: Sequence[Node], target: Target) -> Bodies:
                 given.append(("scratch", (callee.types("store")[place], place)))
         found.append(Made(body, given))
     return found
-
-
-def _results(node: Node, stored: Sequence[Node]) -> dict[int, int]:
-    """For each result that is wanted, its place among the stored values."""
-    if not isinstance(node.type, Tuple):
-        return {0: stored.index(node)} if node in stored else {}
-    return {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
 
 
 def legalize_call(body: Body, kind: str, target: Target) -> Body:

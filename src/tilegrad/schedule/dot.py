@@ -89,8 +89,7 @@ class DotLowering:
         """The Body."""
         self.plan = self.choose()
         self.parts = ceil_divide(self.problem.sizes[2], self.plan.block_k)
-        given = [*parameters.reads(self.region.inputs), *parameters.results(self.stored)]
-        self.sheet = Sheet(self.name, [*given, *self.partial_sums()])
+        self.sheet = Sheet(self.name, [*parameters.of_region(self.region), *self.partial_sums()])
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
         self.partial = self.sheet.others.get("partial")
         if self.partial is None and self.parts != 1 and self.keeps_sums:

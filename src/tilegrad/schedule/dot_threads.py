@@ -38,8 +38,7 @@ class TiledDot:
         self.dot, self.stored = region.values[0], region.stored
         self.problem = problem_of(self.dot)
         self.accumulator = wide(dtypes.accumulator(self.dot.inputs[0].dtype))
-        given = [*parameters.reads(region.inputs), *parameters.results(self.stored)]
-        self.sheet = ThreadSheet(name, given)
+        self.sheet = ThreadSheet(name, parameters.of_region(region))
         self.b, self.e = self.sheet.b, self.sheet.e
         self.e.rounded = region.rounded
 

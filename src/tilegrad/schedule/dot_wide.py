@@ -439,9 +439,8 @@ class WideDot:
                     piece = b.add(tile_ops.part(x, start=(0, start), shape=(shape[0], block)))
                 total = b.add(tile_ops.reduce(piece, axis=0 if turned else 1, kind="sum"))
                 offset = at_m * blocks + floor_divide(first, block)
-                e.only = b.less(first, n)
-                e.store(self.outputs[v], total if turned else e.column(total), offset)
-                e.only = None
+                total = total if turned else e.column(total)
+                e.store(self.outputs[v], total, offset, b.less(first, n))
 
     def epilogue(self, *given: Any) -> Node:
         """What the Region stores, computed on a piece of each accumulator and of each matrix that
@@ -468,12 +467,12 @@ class WideDot:
             for v in self.stored:
                 at = own if v.shape == self.dot.shape else unravel(linear, v.shape)
                 values.append((v, at, self.e.value(v, at)))
+            only = None
             if isinstance(self.kernel, Grouping):  # rows past the block's last are the next group's
                 own_rows = self.b.less(at_m, self.kernel.last.size)
-                self.e.only = self.b.broadcast(own_rows, piece.shape)
+                only = self.b.broadcast(own_rows, piece.shape)
             for v, at, value in values[1:]:
-                self.e.store(self.outputs[v], value, offset_of(v, at))
-            self.e.only = None
+                self.e.store(self.outputs[v], value, offset_of(v, at), only)
             self.hand_on(own, at_m, row, column, (rows, columns))
             return self.b.broadcast(values[0][2], piece.shape)
 

@@ -97,8 +97,7 @@ class OneProduct(Chosen):
         """The list of blocks of rows, by a launch of its own."""
         plan = Plan().with_(warps=WARPS)
         sizes = kernels.list_sizes(x.shape[0], high(offsets.shape[0]) - 1)
-        bound = kernels.block_list.bind([offsets.type], sizes, plan)
-        (found,) = near.call(offsets, callee=kernels.block_list.callee(bound, plan, target))
+        (found,) = near.launch(kernels.block_list, [offsets], plan, target, **sizes)
         return Listed(found, sizes["block"])
 
 

@@ -79,11 +79,9 @@ class Problem:
     def blocks(self, e: Evaluator, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
         """A program for each block of the result: (grid, batch, first row, first column)."""
         batch, m, _, n = self.sizes
-        across = ceil_divide(n, columns)
-        each = ceil_divide(m, rows) * across
-        p = e.body.program(0, batch * each)
-        at, rest = floor_divide(p, each), modulo(p, each)
-        return batch * each, at, floor_divide(rest, across) * rows, modulo(rest, across) * columns
+        sizes = (batch, ceil_divide(m, rows), ceil_divide(n, columns))
+        at, row, column = unravel(e.body.program(0, product(sizes)), sizes)
+        return product(sizes), at, row * rows, column * columns
 
     def _index(
         self,

@@ -100,6 +100,11 @@ class Region:
         return [v for v in self.stored if not isinstance(v.type, Tuple)]
 
     @property
+    def items(self) -> dict[int, int]:
+        """Where among them each result of its op is, by number: 0 for an op of one result."""
+        return {v.attrs.get("index", 0): i for i, v in enumerate(self.arrays)}
+
+    @property
     def roles(self) -> list[tuple[str, int]]:
         """Those of a Body that takes all inputs, then all that is stored."""
         reads = [("read", i) for i in range(len(self.inputs))]

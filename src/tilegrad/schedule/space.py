@@ -72,12 +72,10 @@ class Space:
     strict = False  # whether loaded indices must not vary along a line
     least_line = 32  # elements of a line that is worth being one
 
-    def __init__(
-        self, region: Region, reads: list[Node], values: set[Node], target: Target, name: str
-    ) -> None:
-        self.region, self.all_values, self.target, self.name = region, values, target, name
-        self.members = set(region.values)
-        self.reads, self.stored_reads = reads, set(reads)
+    def __init__(self, region: Region, target: Target, name: str) -> None:
+        self.region, self.target, self.name = region, target, name
+        self.members, self.all_values = set(region.values), region.known
+        self.reads, self.stored_reads = region.inputs, set(region.inputs)
         self.reduces = [v for v in region.values if v.op in REDUCE]
         self.order = region.order
         if region.kind == "mixed":

@@ -28,7 +28,7 @@ BLOCK = 1024
 
 
 NAMES = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
-Loops = Callable[[Region, list[Node], set[Node], Target, str], Bodies]
+Loops = Callable[[Region, Target, str], Bodies]
 
 
 class Update:
@@ -114,9 +114,9 @@ def update_bodies(
     found: Bodies = []
     if not region.filled:
         fill = Region("loops", [state], product(state.shape), stored=[state])
-        wanted = leaves_of(state, values)
-        needed = [r for r in reads if r in wanted]
-        made = loops(fill, needed, values | {state}, target, f"fill_{state.op.name}")
+        fill.known, wanted = values | {state}, leaves_of(state, values)
+        fill.inputs = needed = [r for r in reads if r in wanted]
+        made = loops(fill, target, f"fill_{state.op.name}")
         found += [_of_update(one, needed, reads) for one in made]
     if product(node.inputs[1].shape) != 0:
         rereads = any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
@@ -164,10 +164,9 @@ class VectorUpdate(Update):
         block = -(-block // lanes) * lanes
         blocks = ceil_divide(rest, block)
         if any_order:
-            p = self.b.program(0, lead * blocks)
-            start = modulo(p, blocks) * block
-            self.row(p // blocks if blocks != 1 else p, start, rest, block, lanes)
-            return (lead * blocks,)
+            grid, (number, own) = self.sheet.programs(lead, blocks)
+            self.row(number, own * block, rest, block, lanes)
+            return (grid,)
         p = self.b.program(0, blocks)
         start = p * block
         for i in self.b.each("i", 0, lead):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
+from ...ir.symbol import Size, ceil_divide, high
 from ...tile import ops as tile_ops
 from .. import sheet as parameters
 from ..access import Index
@@ -59,9 +59,8 @@ def _along_inner(sheet: ThreadSheet, axis: Axis) -> tuple[Size, int]:
     b, e = sheet.b, sheet.e
     lanes = min(32, power_of_two(high(axis.inner)))
     rows = max(2, min(ELEMENTS // lanes, power_of_two(high(axis.size))))
-    blocks = ceil_divide(axis.inner, lanes)
-    p = b.program(0, axis.outer * blocks)
-    outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
+    grid, (outer, block) = sheet.programs(axis.outer, ceil_divide(axis.inner, lanes))
+    base = block * lanes
     kind = axis.node.attrs["kind"]
     kept = running(axis.node.dtype, kind)
     before = [b.constant(identity(kind, kept), kept, (lanes,))]
@@ -69,7 +68,7 @@ def _along_inner(sheet: ThreadSheet, axis: Axis) -> tuple[Size, int]:
         with e.tile(at, rows, axis.size, base, lanes, axis.inner) as (k, lane):
             total = _scan(sheet, axis, axis.index(outer, k, lane), before[0], 0)
         before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
-    return axis.outer * blocks, rows * lanes
+    return grid, rows * lanes
 
 
 def _scan(sheet: ThreadSheet, axis: Axis, index: Index, carried: Node, along: int) -> Node:

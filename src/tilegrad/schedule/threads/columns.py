@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
-from ...ir.types import Array
 from ...tile import ops as tile_ops
 from ..access import unravel
-from ..evaluate import wide
 from ..family import Bodies, Made
 from ..lines import shared_out
 from ..problem import power_of_two
@@ -47,15 +45,15 @@ def by_columns(space: ThreadSpace) -> Bodies:
         return [sheet.end((grid,), warps=warps)]
     length = -(-high(count) // (parts * deep)) * deep
     parts = -(-high(count) // length)
-    types = [Array((results * parts,), wide(v.inputs[0].dtype)) for v in space.reduces]
-    sheet = space.sheet(f"{space.name}_parts", results=False, after=parts_of(types, "result"))
+    left = parts_of(space.reduces, results * parts, "result")
+    sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
     grid = Columns(space, sheet, block, deep).programs(count, parts, list(sheet.others.values()))
-    return [sheet.end((grid,), warps=warps), sum_parts(space, results, parts, types)]
+    return [sheet.end((grid,), warps=warps), sum_parts(space, results, parts)]
 
 
-def sum_parts(space: ThreadSpace, results: Size, parts: int, types: Sequence[Array]) -> Made:
+def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
     """Partial results added up: a block of results a program, all parts as one tile."""
-    sheet = space.sheet(f"{space.name}_whole", parts_of(types, "value"))
+    sheet = space.sheet(f"{space.name}_whole", parts_of(space.reduces, results * parts, "value"))
     b, e = sheet.b, sheet.e
     block, deep = min(32, power_of_two(high(results))), min(power_of_two(parts), 64)
     columns = Columns(space, sheet, block, deep)
@@ -89,10 +87,9 @@ class Columns(Reductions, ThreadPart):
         results, inner = space.region.rows, space.inner
         assert results is not None
         blocks = ceil_divide(inner, self.block)
-        grid = floor_divide(results, inner) * blocks * parts
-        p = self.b.program(0, grid)
-        part, block = modulo(p, parts), floor_divide(p, parts)
-        outer, base = floor_divide(block, blocks), modulo(block, blocks) * self.block
+        sizes = (floor_divide(results, inner), blocks, parts)
+        grid, (outer, block, part) = self.sheet.programs(*sizes)
+        base = block * self.block
         length = -(-high(count) // (parts * self.deep)) * self.deep
         start: Size = part * length
         stop = minimum(start + length, count) if parts > 1 else count

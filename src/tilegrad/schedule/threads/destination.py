@@ -16,7 +16,6 @@ from ...ir.symbol import (
     combine,
     floor_divide,
     high,
-    modulo,
 )
 from ...ir.types import Array, product
 from .. import sheet as parameters
@@ -131,9 +130,6 @@ class UpdateDestinations(Update):
 
     def cut(self, lanes: int, rows: Size) -> tuple[Size, Size, Size, Size]:
         """A program for each span, of so many rows, in blocks: (grid, row, head, base)."""
-        blocks = ceil_divide(self.span, lanes)
-        each = self.heads * blocks
-        p = self.b.program(0, rows * each)
-        rest = modulo(p, each)
-        base = modulo(rest, blocks) * lanes
-        return rows * each, floor_divide(p, each), floor_divide(rest, blocks), base
+        sizes = (rows, self.heads, ceil_divide(self.span, lanes))
+        grid, (row, head, block) = self.sheet.programs(*sizes)
+        return grid, row, head, block * lanes

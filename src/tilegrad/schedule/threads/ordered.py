@@ -181,7 +181,5 @@ class OrderedUpdate(UpdateDestinations):
                     e.lane_atoms.add(place)  # type: ignore[arg-type]
                     new = self.combine(found[0], self.read(self.number(memory, place), inner))
                     found[0] = b.apply("where", live, new, found[0])
-            e.only = owns
-            e.store(memory["state"], found[0], where)
-            e.only = None
+            e.store(memory["state"], found[0], where, owns)
         return self.sheet.end((grid,), warps=4)

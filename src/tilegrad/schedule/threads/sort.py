@@ -183,11 +183,9 @@ class ScratchSort:
         return max(1, min(16, size // (4 * WARP)))
 
     def chunk(self, sheet: ThreadSheet) -> tuple[Size, Size, Size, Size]:
-        """A program for each chunk of each line: (grid, its number, its line, where it starts)."""
-        count = self.padded // LOCAL
-        grid = self.lines * count
-        p = sheet.b.program(0, grid)
-        return grid, p, floor_divide(p, count), modulo(p, count) * LOCAL
+        """A program for each chunk of each line: (grid, place, line, start in it)."""
+        grid, (line, chunk) = sheet.programs(self.lines, self.padded // LOCAL)
+        return grid, line * self.padded + chunk * LOCAL, line, chunk * LOCAL
 
     def chunks(self) -> Made:
         """Every chunk of a line, sorted, into scratch."""
@@ -197,10 +195,10 @@ class ScratchSort:
         ]
         sheet = ThreadSheet(f"{self.name}_chunks", [*parameters.reads(self.reads), *pairs])
         net = self.network(sheet.b, LOCAL)
-        grid, p, line, start = self.chunk(sheet)
+        grid, place, line, start = self.chunk(sheet)
         pair, numbers = self.take(sheet, net, line, start)
         for memory, x in zip(sheet.others.values(), net.sorted(pair, numbers)):
-            sheet.b.store(memory, x, (p * LOCAL,), (0,))
+            sheet.b.store(memory, x, (place,), (0,))
         return sheet.end((grid,), warps=self.warps(LOCAL))
 
     def far(self, log_run: int, far: int) -> Made:
@@ -218,8 +216,8 @@ class ScratchSort:
         sheet = ThreadSheet(f"{self.name}_near_{log_run}", [*pairs, *stored])
         b, memories = sheet.b, sheet.others.values()
         net = self.network(b, LOCAL)
-        grid, p, line, start = self.chunk(sheet)
-        pair = [b.load(m, (p * LOCAL,), (LOCAL,), (0,)) for m in memories]
+        grid, place, line, start = self.chunk(sheet)
+        pair = [b.load(m, (place,), (LOCAL,), (0,)) for m in memories]
         numbers = net.numbers(start)
         shared = net.allocate_shared()
         run = b.constant(1 << log_run, int32)
@@ -228,7 +226,7 @@ class ScratchSort:
             self.give(sheet, line, start, pair)
         else:
             for memory, x in zip(memories, pair):
-                b.store(memory, x, (p * LOCAL,), (0,))
+                b.store(memory, x, (place,), (0,))
         return sheet.end((grid,), warps=self.warps(LOCAL))
 
 
