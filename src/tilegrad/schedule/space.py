@@ -15,7 +15,7 @@ from ..core.dtype import DType, float64
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import ops
-from ..ir.node import Node
+from ..ir.node import Node, topological
 from ..ir.symbol import (
     Expr,
     Size,
@@ -261,15 +261,10 @@ class Space:
         return lanes
 
     def _inlined(self) -> list[Node]:
-        found: dict[Node, None] = {}
-        stack = list(self.region.values)
-        while stack:
-            node = stack.pop()
-            if node in found:
-                continue
-            found[node] = None
-            stack.extend(i for i in node.inputs if i not in self.all_values)
-        return list(found)
+        def read(node: Node) -> bool:
+            return node in self.all_values and node not in self.members
+
+        return [n for n in topological(self.region.values, read) if not read(n)]
 
     def settle(self, inner: Size) -> None:
         """Take an axis of vectors."""
