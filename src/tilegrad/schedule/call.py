@@ -19,7 +19,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Size, high
 from ..ir.types import Tile, product
-from ..tile.build import Body, prune
+from ..tile.build import Body
 from ..tile.callee import KernelCallee
 from ..tile.check import verify_body
 from ..tile.legalize import legalize
@@ -79,14 +79,6 @@ def legalize_call(body: Body, kind: str, target: Target) -> Body:
     portable = body.notes.get("level", "portable") == "portable"
     new = legalize(body, target) if portable else body
     return Body(new.name, new.block, new.grid, dict(new.notes))
-
-
-def fitted(body: Body, target: Target) -> Body:
-    """A Body as the passes over kernels that are called leave it, for one that is run alone."""
-    new = legalize_call(body, "call", target)
-    if new.block is not body.block:
-        prune(new.block, set())
-    return check_call(new, "call", target)
 
 
 def check_call(body: Body, kind: str, target: Target) -> Body:
