@@ -100,7 +100,7 @@ class Evaluator:
     def vector(self, base: Size, lanes: int, size: Size, whole: bool) -> Any:
         """`lanes` lanes from base on, of an axis of `size`; yields the lane atom."""
         before = (self.lane, self.base, self.lanes, self.mask)
-        b, (lane, node) = self.body, self.places("lane", base, lanes, size)
+        b, (lane, node) = self.body, self.axis_atom("lane", base, lanes, size)
         self.lane, self.base, self.lanes = lane, base, lanes
         self.mask = None if whole else b.apply("less", node, b.broadcast(b.index(size), (lanes,)))
         try:
@@ -109,7 +109,7 @@ class Evaluator:
         finally:
             self.lane, self.base, self.lanes, self.mask = before
 
-    def places(self, name: str, base: Size, count: int, size: Size) -> tuple[Expr, Node]:
+    def axis_atom(self, name: str, base: Size, count: int, size: Size) -> tuple[Expr, Node]:
         """The atom of so many places from base on, along an axis of `size`, and the places."""
         b = self.body
         steps = b.add(tile_ops.iota(size=count, dtype=int64))

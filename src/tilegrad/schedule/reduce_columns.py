@@ -24,8 +24,7 @@ from ..ir.symbol import (
 )
 from .access import offset_of, reads_below, unravel
 from .evaluate import wide
-from .lines import CHAIN, Step
-from .reduce import Reductions
+from .lines import CHAIN, Reductions, Step
 from .space import is_blocked
 
 MANY = 8  # reduced elements that are added between reading and writing running results

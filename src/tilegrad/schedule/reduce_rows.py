@@ -17,7 +17,7 @@ from ..ir.node import Node
 from ..ir.symbol import Expr, Size, substitute
 from .access import Index, Place, below, depends, walk_down
 from .evaluate import wide
-from .reduce import RowSweeps, Sweep, sweeps
+from .lines import RowSweeps, Sweep, sweeps
 from .region import COSTLY
 
 STASH_BYTES = 256 << 10

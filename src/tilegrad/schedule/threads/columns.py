@@ -17,9 +17,8 @@ from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
 from ...tile import ops as tile_ops
 from ..access import unravel
 from ..family import Bodies, Made
-from ..lines import shared_out
+from ..lines import Reductions, blocked, shared_out
 from ..problem import power_of_two
-from ..reduce import Reductions, blocked
 from .rows import EACH
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of
 from .tiles import ThreadSheet

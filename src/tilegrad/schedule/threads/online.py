@@ -20,7 +20,7 @@ from ...ir.symbol import Size, modulo
 from ...tile import ops as tile_ops
 from ..access import MOVEMENT, unravel
 from ..evaluate import wide
-from ..reduce import Online
+from ..lines import Online
 from ..space import reduce_index
 from .space_threads import ThreadPart, ThreadSpace
 from .tiles import ThreadSheet

@@ -20,9 +20,8 @@ from ...ir.types import product
 from ...tile import ops as tile_ops
 from ..access import unravel
 from ..family import Bodies, Made
-from ..lines import Accumulators
+from ..lines import Accumulators, Sweep
 from ..problem import power_of_two
-from ..reduce import Sweep
 from ..space import KINDS, identity, reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
 from .stream import StreamedRows, plan_stream

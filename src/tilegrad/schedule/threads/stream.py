@@ -25,7 +25,7 @@ from ...ir.symbol import Size, floor_divide, named
 from ..access import Index
 from ..evaluate import wide
 from ..family import Bodies
-from ..reduce import Sweep
+from ..lines import Sweep
 from .online import Part
 from .space_threads import ThreadSpace
 from .sweep import Sweeper, lanes_of, reads_of_sweep, sweeps_of
@@ -92,7 +92,7 @@ class StreamedRows(Sweeper):
         stream, b, rows = self.stream, self.b, self.stream.rows
         programs = -(-rows // -(-rows // self.space.target.cores))  # as many rows for each
         p = b.program(0, programs)
-        first = self.both(p)[0]
+        first = self.sweeps_at(p)[0]
         stream.held = [b.allocate((stream.size,), dtype, "shared") for dtype in stream.dtypes]
         with self.e.scope():
             values = self.start(first)
@@ -101,7 +101,7 @@ class StreamedRows(Sweeper):
         bounds = (0, rows - 1 - programs)
         for row in b.each("row", p, rows - programs, programs, found, bounds=bounds):
             with self.e.scope():
-                after = self.both(row + programs)[0]
+                after = self.sweeps_at(row + programs)[0]
                 ahead = self.asked(after, 0, TILES)
                 second = self.end_row(row, found[:width], self.tiles_of(found[width:]))
                 values, rest = self.exchange(second, after, self.start(after), ahead)
@@ -112,7 +112,7 @@ class StreamedRows(Sweeper):
         self.empty(second)
         return [self.sheet.end((programs,), warps=WARPS, resident=1)]
 
-    def both(self, row: Size) -> list[Sweep]:
+    def sweeps_at(self, row: Size) -> list[Sweep]:
         """The two sweeps over a row."""
         found = sweeps_of(self.space, row, self.lanes)
         return [w for _, w in found if w.reduces or w.writes]

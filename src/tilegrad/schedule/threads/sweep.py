@@ -26,8 +26,7 @@ from ...ir.symbol import (
 from ..access import Index, Place, depends, offset_of
 from ..evaluate import wide
 from ..family import Bodies
-from ..lines import shared_out
-from ..reduce import RowSweeps, Sweep, lane_of, sweeps
+from ..lines import RowSweeps, Sweep, lane_of, shared_out, sweeps
 from ..space import reduce_index
 from .online import OnlineSums, Part, find_online
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads

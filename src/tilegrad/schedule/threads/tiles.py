@@ -95,7 +95,7 @@ class TileEvaluator(ExponentEvaluator):
         """The index, atom and mask of a tile axis."""
         if count == 1:
             return base, None, None
-        b, (atom, _) = self.body, self.places(name, base, count, size)
+        b, (atom, _) = self.body, self.axis_atom(name, base, count, size)
         if whole or _fits(base, count, size):
             return atom, atom, None
         left = b.cast(b.index(minimum(size - base, count)), int32)
@@ -196,13 +196,13 @@ class TileEvaluator(ExponentEvaluator):
         self, by_row: Size, by_lane: Size, guard: Node | None
     ) -> tuple[tuple[int, ...], tuple[int, ...], Node | None]:
         """What an affine access spans: the shape, the axes it runs along, and the mask."""
-        both = self.body.logical_and
+        b = self.body
         if by_row == 0:
-            return (self.lanes,), (0,), both(self.lane_mask, guard)
+            return (self.lanes,), (0,), b.logical_and(self.lane_mask, guard)
         if by_lane == 0:
             guard = self.line(guard) if guard is not None and guard.shape else guard
-            return (self.rows,), (0,), both(self.row_mask, guard)
-        return self.full, (0, 1), both(self.inside(), guard)
+            return (self.rows,), (0,), b.logical_and(self.row_mask, guard)
+        return self.full, (0, 1), b.logical_and(self.inside(), guard)
 
     def _seen(self, memory: Node, by_row: Size, by_lane: Size, start: Size) -> Any:
         """The view and index of an affine access, or None where it has no plain one."""
