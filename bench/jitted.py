@@ -7,11 +7,13 @@ dependent launches, on Buffers that stay where they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilegrad.runtime.buffer import Buffer
+from tilegrad.runtime.executable import Executable
 from tilegrad.targets.ptx.driver import Device
-from tilegrad.targets.ptx.graph import run_directly
-from tilegrad.targets.ptx.launcher import operations
+from tilegrad.targets.ptx.graph import Operation, run_directly
 from tilegrad.tensor.container import flatten
 
 
@@ -42,3 +44,20 @@ class Launches:
     def __call__(self) -> None:
         after_kernel = self.operations[-1].prepared is not None  # the call before this one
         run_directly(self.device, self.operations, after_kernel)
+
+
+def operations(
+    executable: Executable, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
+) -> tuple[list[Operation], list[Buffer], list[Buffer]]:
+    """What a run on these Buffers puts on the stream, for a caller's own graph: operations,
+    outputs, and all Buffers that must live as long as the operations are used."""
+    launcher = executable.launcher
+    launcher.refuse_decided("operations")
+    held = executable.fitting(buffers)
+    with executable.lock:
+        binding = executable.bound_to(symbols)
+        for (number, _, _), buffer in zip(executable.inputs, held):
+            executable.slots[number] = buffer.pointer
+        outputs, extra = executable.place(binding, held)
+        extra += [arena.buffer for arena in executable.arenas if arena.buffer is not None]
+        return list(launcher.operations(binding.steps)), outputs, [*held, *outputs, *extra]

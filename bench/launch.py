@@ -87,7 +87,7 @@ class Counted:
 
 def chain_time(device: Any, operations: Sequence[Any]) -> tuple[Counted, float]:
     """A graph of the operations, and the median seconds of one of them in a replay."""
-    from tilegrad.targets.ptx.context import timed
+    from direct import timed
 
     made = Counted(device, operations)
     seconds = sorted(timed(device, made.launch, 31, 5))[15]

@@ -10,9 +10,10 @@ and trained by our own loop on the first half of the Shakespeare that training s
 have moved by half a step of Q4_1 (root mean square); then the rate falls to nothing. That half has
 60,000 tokens: trained to foretell them, the model knows them by heart when its weights have moved
 so far (loss 0.06 there, 7.0 on the last quarter; rounding then makes it better). So it is trained
-to give the chances that it gave before, to windows in which it sees another eighth of the tokens
-spoiled than it saw then: its weights move and what it knows stays. Recipes look at rows of the
-third quarter and are judged on rows of the last. What was trained and measured is
+to give the chances that it gave before: first to windows in which it sees another eighth of the
+tokens spoiled than it saw then, which moves its weights, and while the rate falls to the very
+windows that it saw, which brings back what it knew. Recipes look at rows of the third quarter and
+are judged on rows of the last. What was trained and measured is
 kept in a folder (--work), in a part of its own for each model and its sizes, so that a run that was
 stopped goes on. Short windows make gradients that are mostly noise: at 64 tokens and a rate of
 2.5e-3 the loss rises from 3.8 to 7, so a step takes as many tokens as there is time for.
@@ -62,6 +63,7 @@ from tilegrad.train.optimizer import AdamW
 
 Array = np.ndarray[Any, Any]
 BLOCK, WANTED = 32, 0.5  # of Q4_1, and how many of its steps weights have to move
+BEYOND = 1.05  # times that, as weights may go back a little while the rate falls
 
 
 PLAIN = {3: "int3", 4: "int4", 8: "plain-int8"}  # what shares are shares of
@@ -107,9 +109,11 @@ def kept_chances(model: Any, tokens: Any, before: Any) -> Any:
     return nn.functional.cross_entropy(logits.reshape(-1, width), chances)
 
 
-def spoiled(tokens: Array, length: int, before: Decoder) -> Iterator[tuple[Any, Any]]:
+def spoiled(
+    tokens: Array, length: int, before: Decoder, apart: Callable[[], bool]
+) -> Iterator[tuple[Any, Any]]:
     """Windows of a text with an eighth of their tokens random, each with the logits that a model
-    gives where another eighth is random."""
+    gives for it or, while `apart`, where another eighth is random."""
     random = np.random.default_rng(2)
     logits = tg.jit(lambda model, tokens: model(tokens))
 
@@ -118,9 +122,10 @@ def spoiled(tokens: Array, length: int, before: Decoder) -> Iterator[tuple[Any, 
         return tg.tensor(np.where(drawn, random.choice(tokens, values.shape), values))
 
     for part, _ in windows(tokens, length, 0):
+        given = with_noise(part.numpy())
         with tg.no_grad():
-            found = logits(before, with_noise(part.numpy()))
-        yield with_noise(part.numpy()), found
+            found = logits(before, with_noise(part.numpy()) if apart() else given)
+        yield given, found
 
 
 def windows(tokens: Array, length: int, seed: int) -> Iterator[tuple[Any, Any]]:
@@ -191,13 +196,13 @@ def fine_tune(
         step = number + 1
         if step % 4 == 0 and step < found["at_peak"]:
             found["moved"] = movement.now()
-            if found["moved"] >= WANTED:
+            if found["moved"] >= BEYOND * WANTED:
                 found["at_peak"] = step
         optimizer.lr = sizes.rate * min((step + 1) / sizes.warm, left(step))
         say(f"training: step {step}, loss {value:.3f}, moved {found['moved']:.3f}")
 
     begun = time.perf_counter()
-    batches = spoiled(tokens, sizes.window, before)
+    batches = spoiled(tokens, sizes.window, before, lambda: len(found["losses"]) < found["at_peak"])
     going = itertools.takewhile(lambda _: left(len(found["losses"])) > 0, batches)
     train(model, optimizer, going, kept_chances, clip=1.0, on_step=after)
     found["moved"] = movement.now()

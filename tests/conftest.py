@@ -56,6 +56,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def known_forms() -> Iterator[None]:
+    """Every line of PTX that a test writes has a form of the table."""
+    import isa
+
+    from tilegrad.targets.ptx.write import Writer
+
+    put = Writer.put
+
+    def checked(self: Writer, form: str, *operands: str, guard: str = "") -> None:
+        isa.check(form, operands)
+        put(self, form, *operands, guard=guard)
+
+    Writer.put = checked  # type: ignore[method-assign]
+    yield
+    Writer.put = put  # type: ignore[method-assign]
+
+
 @pytest.fixture
 def quick_collect() -> Iterator[None]:
     """`gc.collect` looks only at what the test itself made, not at all that the process holds."""

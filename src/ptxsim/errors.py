@@ -59,6 +59,10 @@ class MatrixFenceError(SimulationError):
     """Registers touched since the last wgmma.fence are used by wgmma."""
 
 
+class SparsityError(SimulationError):
+    """Two kept elements of a sparse operand are said to lie at one place."""
+
+
 class WarpgroupError(SimulationError):
     """An instruction of a whole warpgroup that not all of its four warps run alike."""
 

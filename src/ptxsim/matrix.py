@@ -1,4 +1,4 @@
-"""Matrix instructions of the simulator: ldmatrix, stmatrix, mma.sync and wgmma.
+"""Matrix instructions of the simulator: ldmatrix, stmatrix, mma.sync and wgmma (.sp too).
 
 Fragments are arrays indexed by (register, lane); products are exact in float64 and rounded once
 to the accumulator. wgmma is one operation of four warps: it is issued when the last of them
@@ -25,6 +25,7 @@ from .errors import (
 )
 from .machine import Engine, Waiting
 from .memory import Space, load, store
+from .sparse import dense
 from .text import Instruction, Module
 from .values import LANES, TYPES, Array, Decoder, Mask, Run
 from .warp import whole
@@ -264,14 +265,15 @@ class Issue:
     right: int
     scale: bool
     clock: Array
+    words: Array | None  # of each lane: what is kept of A
 
 
 class Product:
-    """One decoded wgmma.mma_async."""
+    """One decoded wgmma.mma_async, dense or (.sp) with two of every four elements of A."""
 
     def __init__(self, d: Decoder, i: Instruction) -> None:
         self.i = i
-        words = [w for w in i.words if w != "satfinite"]
+        words = [w for w in i.words if w not in ("satfinite", "sp")]
         match = SHAPE.fullmatch(words[4])
         if match is None:
             raise TextError(f"shape {words[4]}")
@@ -288,8 +290,12 @@ class Product:
             if self.fragment
             else d.read(i.operands[1], "b64")
         )
-        self.b, self.scale = d.read(i.operands[2], "b64"), d.read(i.operands[3], "pred")
-        numbers = [int(o.text) for o in i.operands[4:]]
+        self.sparse = "sp" in i.words
+        self.words = d.read(i.operands[3], "b32") if self.sparse else None
+        self.selector = int(i.operands[4].text) if self.sparse else 0
+        rest = i.operands[5 if self.sparse else 3 :]
+        self.b, self.scale = d.read(i.operands[2], "b64"), d.read(rest[0], "pred")
+        numbers = [int(o.text) for o in rest[1:]]
         self.signs = numbers[:2] or [1, 1]
         turned = numbers[2:]
         self.trans_left = bool(turned.pop(0)) if turned and not self.fragment else False
@@ -323,6 +329,7 @@ class Product:
             uniform(self.b(warp), "descriptor"),
             scale,
             warp.known(mask).copy(),
+            None if self.words is None else self.words(warp).copy(),
         )
         came = cta.products.setdefault((first, engine.issued), [])
         came.append(issue)
@@ -362,7 +369,8 @@ class Product:
         self.note(cta, space, right, size, clock, agent, number)
         left = None
         if isinstance(issues[0].left, int):
-            left = addresses(issues[0].left, 64, self.depth, size, self.trans_left)
+            depth = self.depth // 2 if self.sparse else self.depth
+            left = addresses(issues[0].left, 64, depth, size, self.trans_left)
             self.note(cta, space, left, size, clock, agent, number)
         warps = [x.warp for x in issues]
 
@@ -403,7 +411,11 @@ class Product:
             a = gather(space, left, self.left)
         else:
             a = np.concatenate([left_fragment(x.left, self.left) for x in issues])  # type: ignore[arg-type]
-        product = (exact(a, self.left) * self.signs[0]) @ b.T
+        a = exact(a, self.left)
+        if self.sparse:
+            given = np.stack([x.words for x in issues])  # type: ignore[misc]
+            a = dense(a, given, self.selector, elements(self.left)[0].itemsize)
+        product = (a * self.signs[0]) @ b.T
         for order, warp in enumerate(warps):
             before = None
             if issues[0].scale:

@@ -29,9 +29,12 @@ SMALL = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 E4M3 = ml_dtypes.float8_e4m3fn
 
 
-def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+def write_safetensors(
+    path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str] | None = None
+) -> None:
     """A safetensors file, written by hand."""
-    header, data = {}, b""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    data = b""
     for name, array in tensors.items():
         raw = np.ascontiguousarray(array).tobytes()
         header[name] = {
@@ -308,6 +311,46 @@ def halved(dtype: Any) -> Any:
     return made
 
 
+def torchao(kind: str, grain: str, bits: int = 8, zero: bool = False, inputs: Any = None) -> Any:
+    """torchao's plain layouts; the metadata of the file says what a weight is."""
+    half = 1 << (bits - 1)
+
+    def made(draw: Any, rows: int, columns: int) -> Any:
+        if kind == "Float8Tensor":
+            codes = draw.standard_normal((rows, columns)).astype(np.float32).astype(E4M3)
+        else:
+            codes = draw.integers(-half, half, (rows, columns)).astype(np.int8)
+        shapes = {"tensor": (1, 1), "channel": (rows, 1), "group": (rows, columns // 32)}
+        shapes["block"] = (-(-rows // 16), columns // 16)
+        scales = scales_of(draw, *shapes[grain], dtype=np.float32)
+        scales /= np.float32(1 if kind == "Float8Tensor" else half)
+        zeros = draw.integers(-half, half, scales.shape) * int(zero)
+        wide, below = scales.astype(np.float64), zeros
+        if grain == "block":
+            wide = np.repeat(np.repeat(wide, 16, 0)[:rows], 16, 1)
+        if grain == "group":
+            wide, below = np.repeat(wide, 32, 1), np.repeat(zeros, 32, 1)
+        wanted = (codes.astype(np.float64) - (below if zero else 0)) * wide
+        tensors = {"_weight_qdata": codes, "_weight_scale": scales}
+        if kind != "Float8Tensor":
+            tensors["_weight_zero_point"] = zeros.astype(np.int8)
+        sizes = {"tensor": [rows, columns], "channel": [1, columns], "group": [1, 32]}
+        facts: dict[str, Any] = {"block_size": sizes.get(grain, [16, 16]), "act_quant_kwargs": None}
+        if inputs is not None:
+            way = {"_type": "MappingType", "_data": "SYMMETRIC"}
+            told = {"granularity": {"_type": inputs, "_data": {}}, "mapping_type": way}
+            facts["act_quant_kwargs"] = {"_type": "Quantize", "_data": told}
+        if kind == "IntxUnpackedToInt8Tensor":
+            facts["target_dtype"] = {"_type": "torch.dtype", "_data": f"int{bits}"}
+            facts["activation_quantization"] = None
+        config = {"quant_method": "torchao", METADATA: {"_type": kind, "_data": facts}}
+        return tensors, config, wanted.astype(np.float32)
+
+    return made
+
+
+METADATA = "metadata"  # of every weight, in what makes a layer
+UNPACKED = "IntxUnpackedToInt8Tensor"
 FIXED = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
 # name -> (maker, the Format it is read as)
 LAYERS: dict[str, tuple[Any, str]] = {
@@ -350,6 +393,15 @@ LAYERS: dict[str, tuple[Any, str]] = {
     "mxfp4": (mxfp4, "MXFP4"),
     "nf4": (nf4(), "NF4_G32_F32"),
     "nf4, nested": (nf4(True), "NF4_G32_F32"),
+    "torchao fp8": (torchao("Float8Tensor", "channel", inputs="PerRow"), "E4M3_ROW_F32"),
+    "torchao fp8, one scale": (torchao("Float8Tensor", "tensor"), "E4M3_TENSOR_F32"),
+    "torchao fp8, blocks": (torchao("Float8Tensor", "block"), "E4M3_16X16_F32"),
+    "torchao int8": (torchao("Int8Tensor", "channel", inputs="PerRow"), "INT8_ROW_F32"),
+    "torchao int8, zero points": (torchao("Int8Tensor", "channel", zero=True), "INT8_ROW_F32_ZERO"),
+    "torchao int4": (torchao(UNPACKED, "group", 4), "INT4_G32_F32"),
+    "torchao int4, zero points": (torchao(UNPACKED, "group", 4, True), "INT4_G32_F32_ZERO"),
+    "torchao int3": (torchao(UNPACKED, "channel", 3), "INT3_ROW_F32"),
+    "torchao int8, groups": (torchao(UNPACKED, "group", 8), "INT8_G32_F32"),
 }
 
 SIZES = {
@@ -372,18 +424,26 @@ PROJECTIONS = {
 }
 
 
+def metadata_of(config: dict[str, Any], layer: str) -> dict[str, str]:
+    """What a file tells of a layer's weight, taken out of what makes the layer."""
+    told = config.pop(METADATA, None)
+    return {} if told is None else {f"{layer}.weight": json.dumps(told)}
+
+
 def write_folder(folder: Path, name: str, seed: int = 0) -> dict[str, np.ndarray]:
     """A small Llama whose layers are stored as `name` says; the float32 values of all weights."""
     draw = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray] = {}
     wanted: dict[str, np.ndarray] = {}
     config: dict[str, Any] = {}
+    metadata: dict[str, str] = {}
     for layer in range(2):
         start = f"model.layers.{layer}."
         for path, (rows, columns) in PROJECTIONS.items():
             parts, config, values = LAYERS[name][0](draw, rows, columns)
             tensors |= {f"{start}{path}.{suffix}": array for suffix, array in parts.items()}
             wanted[f"{start}{path}.weight"] = values
+            metadata |= metadata_of(config, f"{start}{path}")
         for norm in ("input_layernorm", "post_attention_layernorm"):
             plain = draw.uniform(0.5, 1.5, 64).astype(np.float32)
             tensors[f"{start}{norm}.weight"] = wanted[f"{start}{norm}.weight"] = plain
@@ -392,7 +452,7 @@ def write_folder(folder: Path, name: str, seed: int = 0) -> dict[str, np.ndarray
         plain = draw.standard_normal(shape).astype(np.float32)
         tensors[f"{path}.weight"] = wanted[f"{path}.weight"] = plain
     folder.mkdir(exist_ok=True)
-    write_safetensors(folder / "model.safetensors", tensors)
+    write_safetensors(folder / "model.safetensors", tensors, metadata)
     whole = {"model_type": "llama", "tie_word_embeddings": False, **SIZES}
     text = json.dumps(whole | {"quantization_config": config})
     (folder / "config.json").write_text(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foreign import LAYERS, PROJECTIONS, write_folder, write_safetensors
+from foreign import LAYERS, PROJECTIONS, metadata_of, write_folder, write_safetensors
 
 import tilegrad as tg
 from tilegrad.core.errors import UserError
@@ -21,7 +21,7 @@ from tilegrad.tensor.stored import stored_in
 
 GATE = "model.layers.1.mlp.gate_proj"
 FEW = ["gptq, ordered", "awq", "compressed int4", "compressed int8", "compressed fp8, fixed"]
-FEW += ["fp8, blocks", "nvfp4", "nf4, nested", "compressed 2:4"]
+FEW += ["fp8, blocks", "nvfp4", "nf4, nested", "compressed 2:4", "torchao fp8", "torchao int8"]
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -123,7 +123,8 @@ def test_ignored_layers_stay_as_they_are(tmp_path: Path) -> None:
 def refused(tmp_path: Path, name: str, change: Any, match: str) -> None:
     parts, config, _ = LAYERS[name][0](np.random.default_rng(0), 32, 64)
     change(parts, config)
-    write_safetensors(tmp_path / "model.safetensors", {f"l.{k}": v for k, v in parts.items()})
+    told = metadata_of(config, "l")
+    write_safetensors(tmp_path / "model.safetensors", {f"l.{k}": v for k, v in parts.items()}, told)
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
     with pytest.raises(UserError, match=match):
         for tensor in read_folder(tmp_path).tensors.values():
@@ -136,6 +137,10 @@ def cut(name: str) -> Any:
 
 def said(**fields: Any) -> Any:
     return lambda parts, config: config.update(fields)
+
+
+def told(**facts: Any) -> Any:
+    return lambda parts, config: config["metadata"]["_data"].update(facts)
 
 
 def index(value: int, at: int = 3) -> Any:
@@ -192,6 +197,14 @@ def index(value: int, at: int = 3) -> Any:
         ("nf4", lambda p, c: p["weight.quant_map"].fill(0), "another table"),
         ("nf4, nested", cut("weight.nested_absmax"), "nested_absmax: another shape"),
         ("nf4", cut("weight.quant_state.bitsandbytes__nf4"), "not a table"),
+        ("torchao fp8", cut("_weight_scale"), "l.weight_scale: another shape"),
+        ("torchao int4", cut("_weight_zero_point"), "l.weight_zero_point: another shape"),
+        ("torchao int4", lambda p, c: p["_weight_qdata"].fill(9), "more than 4 bits"),
+        ("torchao int4", told(target_dtype={"_data": "uint4"}), "target_dtype"),
+        ("torchao int4", told(activation_quantization="int8_asym_per_token"), "activation_quant"),
+        ("torchao fp8", told(act_quant_kwargs={"_data": {}}), "granularity"),
+        ("torchao fp8", lambda p, c: c["metadata"].update(_type="Int4Tensor"), "_type"),
+        ("torchao fp8", lambda p, c: c.pop("metadata"), "metadata of l.weight"),
     ],
 )
 def test_what_does_not_fit(name: str, change: Any, match: str, tmp_path: Path) -> None:
@@ -225,7 +238,7 @@ def test_random_changes_end_in_weights_or_in_a_clear_error(name: str, tmp_path: 
         tensors = {f"l.{k}": v for k, v in parts.items()}
         if not tensors:
             continue
-        write_safetensors(tmp_path / "model.safetensors", tensors)
+        write_safetensors(tmp_path / "model.safetensors", tensors, metadata_of(config, "l"))
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
         try:
             with np.errstate(all="ignore"):
@@ -265,10 +278,10 @@ def changed(draw: Any, table: Any) -> Any:
 def test_odd_configurations_end_in_weights_or_in_a_clear_error(name: str, tmp_path: Path) -> None:
     draw = np.random.default_rng(list(name.encode()))
     parts, config, _ = LAYERS[name][0](draw, 32, 64)
-    write_safetensors(tmp_path / "model.safetensors", {f"l.{k}": v for k, v in parts.items()})
-    refusals = 0
+    tensors, refusals = {f"l.{k}": v for k, v in parts.items()}, 0
     for _ in range(40):
         table = changed(draw, config)
+        write_safetensors(tmp_path / "model.safetensors", tensors, metadata_of(table, "l"))
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": table}))
         try:
             with np.errstate(all="ignore"):

@@ -3,8 +3,9 @@
     PYTHONPATH=src python tests/gpu/quantised_checks.py [--only Q4_1]
 
 Every Format, as Tensors over a file's bytes: products of 1, 3, 8 and 70 tokens, products with what
-is around them, rows by number. Prints one row per Format and ends with a status other than 0 if
-any failed. Judged against float64 products with the Format's own values.
+is around them, rows by number; 2:4 weights with up to 2,048. Prints one row per Format and ends
+with a status other than 0 if any failed. Judged against float64 products with the Format's own
+values.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 import tilegrad as tg
 from tilegrad.core.dtype import bfloat16, float32
-from tilegrad.core.format import QUANTISED, Format
+from tilegrad.core.format import QUANTISED, Format, format_of
 from tilegrad.nn.functional import silu
 from tilegrad.tensor.norm import rms_norm
 from tilegrad.tensor.stored import stored
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 from quantised_rows import random_rows
 
 ROWS, COLUMNS = 192, 1536
+SPARSE = ("BF16_SPARSE", "E4M3_ROW_F32_SPARSE")
 ALLOWED = 1.2e-2  # of the largest result: weights and results are rounded to bfloat16
 
 
@@ -96,17 +98,34 @@ def check(form: Format) -> dict[str, float]:
     return errors
 
 
+def check_sparse(form: Format) -> dict[str, float]:
+    """Errors of products with 2:4 weights, of inputs rounded to fp8 where the weights are."""
+    rng = np.random.default_rng(0)
+    raw = form.pack(rng.standard_normal((ROWS, COLUMNS)) * COLUMNS**-0.5)
+    weights, errors = stored(Stored(form, raw), bfloat16), {}
+    w = form.to_float32(raw).astype(np.float64)
+
+    def rounded(x: tg.Tensor) -> tg.Tensor:
+        return tg.quant.rounded(x, "E4M3_ROW_F32") if form.name.startswith("E4M3") else x
+
+    for tokens in (1, 70, 300, 2048):
+        x = on_gpu(rng.standard_normal((tokens, COLUMNS)))
+        found = tg.jit(lambda x: rounded(x) @ weights.T)(x)
+        errors[f"{tokens} tokens"] = off(found, rounded(x).numpy().astype(np.float64) @ w.T)
+    return errors
+
+
 def main() -> int:
     """Run the checks."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     failed = 0
-    for form in QUANTISED:
+    for form in [*QUANTISED, *map(format_of, SPARSE)]:
         if given.only and form.name != given.only:
             continue
         try:
-            errors = check(form)
+            errors = check_sparse(form) if form.sparse else check(form)
             good = all(e < ALLOWED for e in errors.values())
             text = ", ".join(f"{name} {e:.1e}" for name, e in errors.items())
         except Exception:  # one Format that fails must not hide the others

@@ -239,8 +239,7 @@ def copies(device: Any) -> str:
 
 @check
 def vector_add(device: Any) -> str:
-    from tilegrad.targets.ptx.context import timed
-    from tilegrad.targets.ptx.launch import launch
+    from direct import launch, timed
 
     count = 1 << 22
     a, b = (np.random.default_rng(i).standard_normal(count, np.float32) for i in range(2))
@@ -266,7 +265,7 @@ def vector_add(device: Any) -> str:
 
 @check
 def device_copy(device: Any) -> str:
-    from tilegrad.targets.ptx.context import timed
+    from direct import timed
 
     size = 1 << 30
     a, b = device.allocate(size), device.allocate(size)
@@ -300,7 +299,7 @@ def allocator(device: Any) -> str:
 
 @check
 def shared_memory(device: Any) -> str:
-    from tilegrad.targets.ptx.launch import launch
+    from direct import launch
 
     most = device.attributes["max_shared_memory_per_block_optin"]
     function = function_of(device, "shared_use")
@@ -314,7 +313,7 @@ def shared_memory(device: Any) -> str:
 
 @check
 def clusters(device: Any) -> str:
-    from tilegrad.targets.ptx.launch import launch
+    from direct import launch
 
     function, out = function_of(device, "cluster_rank"), device.allocate(4 * 64)
     for size in (2, 4, 8, 16):
@@ -325,8 +324,9 @@ def clusters(device: Any) -> str:
 
 @check
 def tensor_map(device: Any) -> str:
+    from direct import launch
+
     from tilegrad.core.dtype import float32
-    from tilegrad.targets.ptx.launch import launch
     from tilegrad.targets.ptx.maps import encoded, shape_of
     from tilegrad.targets.ptx.prepare import Prepared
     from tilegrad.targets.ptx.program import Entry, TensorMap
@@ -371,7 +371,8 @@ def chain_operations(device: Any, buffers: list[Any], count: int, dependent: boo
 
 @check
 def graphs(device: Any) -> str:
-    from tilegrad.targets.ptx.context import timed
+    from direct import timed
+
     from tilegrad.targets.ptx.graph import LaunchGraph
 
     size, count, said = 132 * 128 * 4, 200, []
@@ -567,8 +568,9 @@ def torch_exchange(device: Any) -> str:
 
 def run_kernel(name: str) -> float:
     """What a trial does: launch a kernel and wait."""
+    from direct import launch
+
     from tilegrad.targets.ptx.driver import open_device
-    from tilegrad.targets.ptx.launch import launch
 
     device = open_device(0)
     flag = device.allocate(4)

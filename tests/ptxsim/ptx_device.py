@@ -31,6 +31,7 @@ OBEYING = (
     "test_mbarriers and not wrongly",
     "ldmatrix_and_stmatrix or movmatrix or test_mma or reads_by_descriptors or a_in_registers",
     "wgmma_that_obeys",
+    "test_sparse.py and products",
     "test_tensor_loads and not wrongly",
     "test_tensor_stores and not wrongly",
     "reducing_tensor_stores",

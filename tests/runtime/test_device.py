@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -167,7 +168,7 @@ def test_a_fault_shows_at_the_next_read(toy: ToyDevice) -> None:
 def test_machine_code_that_nobody_uses_is_unloaded() -> None:
     fake = FakeCuda()
     context._thread.__dict__.clear()
-    with cuda_api.substitute(fake), override(keep=2):
+    with patch.object(cuda_api, "_api", fake), override(keep=2):
         gpu = driver.Device(0)
         held = gpu.load(b"\x7fELF first").function("f")
         for number in range(40):
@@ -184,7 +185,7 @@ def test_machine_code_that_nobody_uses_is_unloaded() -> None:
 def test_gpus_copy_from_each_other() -> None:
     fake = FakeCuda()
     context._thread.__dict__.clear()
-    with cuda_api.substitute(fake):
+    with patch.object(cuda_api, "_api", fake):
         first, second = driver.Device(0), driver.Device(0)
         second.name = "cuda:1"
         x = first.upload(np.arange(6, dtype=np.int32))

@@ -6,6 +6,7 @@ import inspect
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -164,7 +165,7 @@ def guarded(a: int, b: int, fault: int) -> None:
 def cuda():
     fake = FakeCuda({"guarded": guarded}, {"guarded": [8, 8, 8]})
     context._thread.__dict__.clear()
-    with cuda_api.substitute(fake):
+    with patch.object(cuda_api, "_api", fake):
         yield fake
     context._thread.__dict__.clear()
 

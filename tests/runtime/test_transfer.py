@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -207,7 +208,7 @@ def cuda(monkeypatch, quick_collect):
     monkeypatch.setattr(compiler, "_memory", {})
     monkeypatch.setattr(compiler, "_bodies", {})
     language = LANGUAGES.replaced("ptx", Interpreted(fake).language())
-    with cuda_api.substitute(fake), override(cache_folder="", verify=True), language:
+    with patch.object(cuda_api, "_api", fake), override(cache_folder="", verify=True), language:
         yield fake
         gc.collect()
         forget()

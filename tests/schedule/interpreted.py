@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tilegrad.compiler.as_stored import parse_as_stored
-from tilegrad.compiler.compile import schedule_for
+from tilegrad.compiler.compile import layout_of, schedule_for
 from tilegrad.core.target import Target
 from tilegrad.ir.node import Node
 from tilegrad.ir.symbol import evaluate
@@ -110,7 +109,7 @@ def prepared(schedule: Schedule, values: Sequence[np.ndarray]) -> list[np.ndarra
         return list(values)
     found = {slot: v for slot, v in zip(schedule.given, values) if slot >= 0}
     for one in schedule.preparing:
-        layout = parse_as_stored(one.layout)
+        layout = layout_of(one.layout, ())
         made = layout.pack(np.concatenate([values[i] for i in one.sources]))
         found.update(zip(one.slots, (made[name] for name, _, _ in layout.parts())))
     return [found[slot] for slot in schedule.inputs]

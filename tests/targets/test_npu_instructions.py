@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 
 import pytest
@@ -18,17 +17,14 @@ from tilegrad.targets.npu.instructions import (
     OPS,
     Instruction,
     assemble,
-    decode,
     disassemble,
     encode,
-    from_bytes,
     instruction,
     text,
-    to_bytes,
 )
 from tilegrad.targets.npu.machine import Machine
 from tilegrad.targets.npu.timing import timeline
-from tilegrad.targets.npu.trace import machine_perfetto, perfetto
+from tilegrad.targets.npu.trace import perfetto
 
 
 @st.composite
@@ -48,23 +44,17 @@ def instructions(draw: st.DrawFn) -> Instruction:
 @settings(max_examples=300, deadline=None)
 @given(instructions())
 def test_round_trips(one: Instruction) -> None:
-    assert decode(encode(one)) == one
+    word = encode(one)
+    found = {f.name: word >> f.low & (1 << f.width) - 1 for f in FIELDS[one.op]}
+    assert word & 15 == OPS[one.op] and all(one[name] == value for name, value in found.items())
     assert assemble(text(one)) == [one]
-    assert encode(one) < 1 << 128
+    assert word < 1 << 128
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(instructions(), max_size=12))
 def test_programs_round_trip(program: list[Instruction]) -> None:
-    assert from_bytes(to_bytes(program)) == program
     assert assemble(disassemble(program)) == program
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(0, 2**128 - 1))
-def test_words_are_instructions_or_errors(word: int) -> None:
-    with contextlib.suppress(UserError):
-        assert encode(decode(word)) == word
 
 
 def test_fields_do_not_overlap() -> None:
@@ -132,8 +122,8 @@ def test_traces_have_every_instruction() -> None:
     program = random_program(p, 0)
     machine = Machine(p, program, random_memory(0))
     machine.run()
-    closed = json.loads(perfetto(p, timeline(p, program)))["traceEvents"]
-    stepped = json.loads(machine_perfetto(machine))["traceEvents"]
-    keys = ("tid", "name", "ts", "dur")
-    assert [[e.get(k) for k in keys] for e in closed] == [[e.get(k) for k in keys] for e in stepped]
-    assert len(closed) == 3 + len(timeline(p, program).events)
+    found = json.loads(perfetto(p, timeline(p, program)))["traceEvents"][3:]
+    spans = [(n + 1, *span) for n, lane in enumerate(machine.spans) for span in lane]
+    for event, (lane, name, taken, posted) in zip(found, spans, strict=True):
+        times = taken / p.clock, (posted - taken + 1) / p.clock
+        assert (event["tid"], event["name"], event["ts"], event["dur"]) == (lane, name, *times)

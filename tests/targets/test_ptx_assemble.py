@@ -15,7 +15,6 @@ from tilegrad.targets.ptx.assemble import (
     assemble_all,
     find_ptxas,
     reports_of,
-    version,
     warnings_of,
 )
 
@@ -125,8 +124,7 @@ def test_spills_for_an_occupancy_that_nobody_asked_for(cache, monkeypatch, bound
 def test_wgmma_warnings_fail_a_library(cache) -> None:
     good, bad = assemble(matrix_text(True)), assemble(matrix_text(False))
     good.check_library("product")
-    assert not good.codes and bad.codes and all(code.startswith("C75") for code in bad.codes)
-    assert all(w.startswith(c + ": ") for w, c in zip(bad.warnings, bad.codes))
+    assert not good.warnings and bad.warnings
     with pytest.raises(InternalError, match=r"kernel product: C75\d\d: "):
         bad.check_library("product")
 
@@ -174,11 +172,6 @@ def test_several_at_once(cache) -> None:
     assert assemble_all({}) == {}
     with pytest.raises(InternalError):
         assemble_all({**texts, "broken": "nothing"})
-
-
-@needs_ptxas
-def test_version() -> None:
-    assert int(version().split(".")[0]) >= 12
 
 
 def test_without_ptxas_it_says_what_to_install(monkeypatch) -> None:
@@ -241,5 +234,4 @@ def test_what_ptxas_says_is_read() -> None:
         "Advisory: use sm_90a",
         "C7508: setmaxnreg ignored",
     ]
-    assert Assembly(b"", {}, warnings_of(SAID)).codes == ["C7511", "C7508"]
     assert module._unpacked(None) is None

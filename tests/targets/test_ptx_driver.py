@@ -5,24 +5,26 @@ from __future__ import annotations
 import ctypes
 import gc
 import inspect
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from direct import launch, pack, timed
 from fake_cuda import FakeCuda, floats
 
 from tilegrad.core.config import override
 from tilegrad.core.errors import InternalError, MemoryLimitError, UserError
 from tilegrad.targets.ptx import context, cuda_api, driver, module
-from tilegrad.targets.ptx.context import Event, timed
+from tilegrad.targets.ptx.context import Event
 from tilegrad.targets.ptx.driver import Device
-from tilegrad.targets.ptx.launch import launch, launch_config, pack, parameter_memory
+from tilegrad.targets.ptx.launch import launch_config, parameter_memory
 
 
 @pytest.fixture
 def cuda():
     fake = FakeCuda()
     context._thread.__dict__.clear()
-    with cuda_api.substitute(fake):
+    with patch.object(cuda_api, "_api", fake):
         yield fake
     context._thread.__dict__.clear()
 
@@ -192,7 +194,7 @@ def test_buffers_go_back_from_the_garbage_collector(device) -> None:
 @pytest.fixture
 def bindings():
     real = pytest.importorskip("cuda.bindings.driver")
-    with cuda_api.substitute(real):
+    with patch.object(cuda_api, "_api", real):
         yield real
 
 

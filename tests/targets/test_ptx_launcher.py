@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,8 +18,7 @@ from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.executable import Executable
 from tilegrad.runtime.recipe import Recipe, Step, Storage
 from tilegrad.targets.ptx import context, cuda_api, driver
-from tilegrad.targets.ptx.graph import run_directly
-from tilegrad.targets.ptx.launcher import GRAPHS, operations
+from tilegrad.targets.ptx.launcher import GRAPHS
 from tilegrad.targets.ptx.program import Entry
 
 N = 8
@@ -47,7 +47,7 @@ def cuda():
     kernels = {"increment": increment, "double": double, "less": less, "ones": ones}
     fake = FakeCuda(kernels, {name: [8, 8] for name in kernels})
     context._thread.__dict__.clear()
-    with cuda_api.substitute(fake):
+    with patch.object(cuda_api, "_api", fake):
         yield fake
     context._thread.__dict__.clear()
 
@@ -251,19 +251,6 @@ def test_synchronous_mode_runs_no_graph(device, cuda) -> None:
     with override(cuda_sync=True):
         (out,) = run.run([given(device)])
     assert values(device, out) == [3.0] * N and cuda.count("cuGraphLaunch") == 0
-
-
-def test_operations_for_a_graph_of_the_caller(device, cuda) -> None:
-    run, x = chain(device), given(device, 4.0)
-    found, (out,), kept = operations(run, [x])
-    assert len(found) == 3 and cuda.count("cuLaunchKernelEx") == 0
-    run_directly(device, found)
-    assert values(device, out) == [7.0] * N and cuda.count("cuGraphLaunch") == 0
-    assert any(b is device.arena(128) for b in kept) and any(b is x for b in kept)
-    flag = [storage("input"), storage("output"), storage("scratch", bytes=1)]
-    steps = [kernel(2, 0, 2), Step("jump_unless", -1, [2], 0, numbers=[3]), kernel(0, 0, 1)]
-    with pytest.raises(UserError, match="decides the course"):
-        operations(make(device, steps, flag, [0], [1], arena=64), [x])
 
 
 def test_a_failed_capture_is_ended(device, cuda) -> None:

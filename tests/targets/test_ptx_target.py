@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import isa
 import pytest
 
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int8
 from tilegrad.core.errors import InternalError, UserError
 from tilegrad.core.target import A100, H100, H200, from_text, target_named
-from tilegrad.targets.ptx import isa
 from tilegrad.targets.ptx.target import nearest_static, target_of
 
 # As the driver (13.0) of an H200 gives them.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def cuda(monkeypatch, quick_collect):
         monkeypatch.setattr(compiler, name, {})
     monkeypatch.setattr(driver.Device, "target", H200)
     language = LANGUAGES.replaced("ptx", Interpreted(fake).language())
-    with cuda_api.substitute(fake), override(cache_folder=""), language:
+    with patch.object(cuda_api, "_api", fake), override(cache_folder=""), language:
         yield fake
         gc.collect()
         forget()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import gc
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def cuda(request, monkeypatch, quick_collect):
     monkeypatch.setattr(placement, "state", placement.state)
     monkeypatch.setattr(driver.Device, "target", H200)
     language = LANGUAGES.replaced("ptx", request.param(fake).language())
-    with cuda_api.substitute(fake), override(cache_folder=""), language:
+    with patch.object(cuda_api, "_api", fake), override(cache_folder=""), language:
         yield fake
         gc.collect()
         forget()

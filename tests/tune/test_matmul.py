@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -288,7 +289,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(context, "_thread", type(context._thread)())
     monkeypatch.setattr(driver.Device, "target", H200)
     monkeypatch.setattr(measure, "PERIOD", 1021)
-    with cuda_api.substitute(fake):
+    with patch.object(cuda_api, "_api", fake):
         yield fake
         measure._held.clear()
 

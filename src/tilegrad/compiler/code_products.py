@@ -21,6 +21,7 @@ from ..core.target import Target
 from ..graph import build, ops
 from ..graph.unpack import encoded
 from ..ir.node import Node
+from . import sparse_weights
 from .as_stored import stored_fields
 from .norms import norm_of
 
@@ -32,10 +33,12 @@ def why_not(dot: Node, target: Target) -> str:
     """Why a product of something and unpacked weights is none of codes; '' where it is."""
     x, weight = dot.inputs
     form, contract = format_of(weight.attrs["format"]), ((len(x.shape) - 1,), (1,))
-    if x.op is not ops.unpack or x.inputs[0].op is not ops.pack:
+    if not plain(dot) and not (x.op is ops.unpack and x.inputs[0].op is ops.pack):
         return "its other operand is not rounded to a format"
     if dot.attrs["batch"] != ((), ()) or dot.attrs["contract"] != contract:
         return "it sums over another axis than the last"
+    if plain(dot):
+        return sparse_weights.why_not(form, weight.shape[-1], target) or _odd(weight)
     given = format_of(x.attrs["format"])
     if not (factored(form) and factored(given)):
         return "codes of a row have more than one factor"
@@ -45,11 +48,25 @@ def why_not(dot: Node, target: Target) -> str:
         return f"no matrix unit of {target.name} multiplies {given.element.name}"
     if any(element.dtype is not float8_e4m3 for element in pair):
         return f"products of fp8 are of E4M3, not of {given.element.name} and {form.element.name}"
-    if form.sparse or given.sparse:
-        return "two of every four are kept of its operands"
+    if given.sparse:
+        return "two of every four are kept of its other operand"
+    unfit = sparse_weights.why_not(form, weight.shape[-1], target) if form.sparse else ""
+    return unfit or _odd(weight)
+
+
+def _odd(weight: Node) -> str:
+    """Why weights of some sizes are not multiplied; '' where they are."""
     if any(not isinstance(s, int) or s % STEP for s in weight.shape):
         return f"rows and columns of its weights are no multiples of {STEP}"
     return ""
+
+
+def plain(dot: Node) -> bool:
+    """Whether weights are elements of x's dtype, of which two of every four are kept, no more."""
+    x, weight = dot.inputs
+    form = format_of(weight.attrs["format"])
+    own = form.element is not None and form.element.dtype is x.dtype is weight.dtype
+    return own and [f.name for f in (*form.fields, *form.row)] == ["codes", "places"]
 
 
 def factored(form: Format) -> bool:
@@ -61,13 +78,20 @@ def factored(form: Format) -> bool:
 
 
 def of_codes(dot: Node, x: Node, raw: Node) -> Node:
-    """The product, of `x` (what is packed, and its scale where it is given) and stored weights."""
-    (packed,), weight = dot.inputs[0].inputs, dot.inputs[1]
+    """The product, of `x` (what is packed, and its scale where it is given) and stored weights; of
+    x itself where it is not packed."""
+    weight = dot.inputs[1]
+    form, columns = format_of(weight.attrs["format"]), weight.shape[-1]
+    if plain(dot):
+        return with_scales(dot, sparse_weights.product_of(x, raw, form, dot)[0], {}, {})
+    (packed,) = dot.inputs[0].inputs
     given = codes_of_rows(packed, x)
-    columns = weight.shape[-1]
     lead = packed.inputs[0].shape[:-1]
     codes = build.reshape(given["codes"], (*lead, columns))
-    fields = stored_fields(format_of(weight.attrs["format"]), raw, columns)
+    if form.sparse:
+        total, fields = sparse_weights.product_of(codes, raw, form, dot)
+        return with_scales(dot, total, given, fields)
+    fields = stored_fields(form, raw, columns)
     rows = build.reshape(fields["codes"], weight.shape)
     total = build.dot(codes, rows, dot.attrs["batch"], dot.attrs["contract"], float32)
     return with_scales(dot, total, given, fields)
@@ -131,4 +155,4 @@ def _codes(x: Node, of: Node, most: float, packed: Node) -> dict[str, Node]:
     return encoded(ops.pack(codes, build.broadcast_to(one, of.shape), **packed.attrs))
 
 
-__all__ = ["codes_of_rows", "factored", "of_codes", "why_not", "with_scales"]
+__all__ = ["codes_of_rows", "factored", "of_codes", "plain", "why_not", "with_scales"]

@@ -34,7 +34,7 @@ from ..kernels.quantised.shape import Around, QuantisedShape
 from ..schedule.quantised import UNPACK, chosen_for, families_of
 from . import array_weights
 from .as_stored import unpacked_there
-from .code_products import codes_of_rows, of_codes
+from .code_products import codes_of_rows, of_codes, plain
 from .code_products import why_not as why_no_codes
 from .weights_around import Fused, RowNorm, fused_forms, gates_of, norm_of
 
@@ -76,7 +76,9 @@ class Weights:
         for members in self._joined():
             self._plan(members)
         for node in self.order:
-            if self._of_stored(node) and (node.inputs[0].op is ops.unpack or self.target.array):
+            if self._of_stored(node) and (
+                node.inputs[0].op is ops.unpack or self.target.array or plain(node)
+            ):
                 why = self._why_no_codes(node)
                 if why:
                     self.not_codes.setdefault(node.inputs[1].inputs[0], {})[why] = None
@@ -328,7 +330,8 @@ class Weights:
             whole = not self.target.array.accumulator.is_float
             given = codes_of_rows(x.inputs[0], self.done[x.inputs[0]]) if whole else None
             return array_weights.of_codes(dot, self.done[x], given, raw, self.target)
-        return of_codes(dot, self.done[dot.inputs[0].inputs[0]], dot.inputs[1].inputs[0])
+        x = dot.inputs[0] if plain(dot) else dot.inputs[0].inputs[0]
+        return of_codes(dot, self.done[x], dot.inputs[1].inputs[0])
 
     def _scratch(self, node: Node) -> Node:
         """All values of weights that no product and no gather could take."""

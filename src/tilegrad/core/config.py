@@ -79,6 +79,11 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
+def environment_of_tools(folder: str) -> dict[str, str]:
+    """What programs that are started have around them: they are looked for in a folder first."""
+    return {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")])}
+
+
 def read_environment(environment: Mapping[str, str]) -> Config:
     """The Config that `environment` asks for."""
     home = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

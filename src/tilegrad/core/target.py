@@ -60,6 +60,7 @@ class MatrixUnit:
     operands: tuple[str, str] = ("register", "register")  # the Scopes of left and right
     threads: int = 1  # that run it together; 0: it has queues of its own, beside the CPU
     asynchronous: bool = False  # it runs while its threads go on, and is waited for
+    sparse: bool = False  # at twice the rate, a left operand of which two of every four are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,9 +351,19 @@ _WARPGROUP = {  # four warps, operands in shared memory, any n that is a multipl
 def _units(
     instruction: str, table: Mapping[str, tuple[Any, ...]], operands: str, threads: int
 ) -> tuple[MatrixUnit, ...]:
-    scopes = ("register", (operands, operands), threads, operands == "shared")
+    shared = operands == "shared"
+    scopes = ("register", (operands, operands), threads, shared)
     return tuple(
-        MatrixUnit(f"{instruction}.{name}", m, n, k, (left, right), accumulator, *scopes)
+        MatrixUnit(
+            f"{instruction}.{name}",
+            m,
+            n,
+            k,
+            (left, right),
+            accumulator,
+            *scopes,
+            sparse=shared and left.is_float and left.bits < 32,
+        )
         for name, (m, n, k, left, right, accumulator) in table.items()
     )
 

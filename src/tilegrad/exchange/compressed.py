@@ -101,14 +101,14 @@ def compressed(said: Said, group: Group, sizes: Any = None) -> Composed:
     if kind == "float":
         if bits != 8:
             weights.wrong("num_bits", "8 or 4")
-        return _bytes(group, sizes, weights.table.get("block_structure"), given)
+        return byte_codes(group, sizes, weights.table.get("block_structure"), given)
     if kind != "int" or not 2 <= bits <= 8:
         weights.wrong("num_bits", "2 to 8, of the type int")
     if "weight_packed" in group.parts:
         return _packed(weights, group, bits, given)
     if bits != 8:
         weights.wrong("num_bits", "8, where codes are not packed")
-    return _bytes(group, sizes, weights.table.get("block_structure"), given)
+    return byte_codes(group, sizes, weights.table.get("block_structure"), given)
 
 
 def halved(group: Group) -> Composed:
@@ -176,7 +176,7 @@ def _groups(group: Group, shape: Any, rows: int, columns: int, suffix: str = "we
     return int(count)
 
 
-def _bytes(
+def byte_codes(
     group: Group, sizes: Any, block: Any, given: Rounded | None, suffix: str = "weight_scale"
 ) -> Composed:
     """One code in a byte, with scales of any granularity."""
@@ -200,7 +200,7 @@ def _bytes(
         if shape != wanted or columns % wide:
             group.fail(suffix, "another shape", f"{list(wanted)}, whole columns", list(shape))
         grain, count, repeat = f"{high}X{wide}", wanted[1], high
-    elif len(shape) < 2 and int(np.prod(shape)) == 1:
+    elif int(np.prod(shape)) == 1 and rows > 1:
         grain, count, repeat = "TENSOR", 1, rows
     elif len(shape) == 1 and shape[0] != rows:
         grain, count, repeat = "ROW", 1, 0
@@ -354,7 +354,7 @@ def fp8(said: Said, group: Group, sizes: Any = None) -> Composed:
         given = Rounded("E4M3_TENSOR_F32", input_scale(group, "input_scale"))
     elif "input_scale" in group.parts:
         group.get("input_scale")
-    return _bytes(group, sizes, block, given, suffix)
+    return byte_codes(group, sizes, block, given, suffix)
 
 
 def modelopt(said: Said, group: Group, sizes: Any = None) -> Composed:
@@ -364,7 +364,7 @@ def modelopt(said: Said, group: Group, sizes: Any = None) -> Composed:
         group.get(unused)
     if kind == "FP8":
         given = Rounded("E4M3_TENSOR_F32", input_scale(group, "input_scale"))
-        return _bytes(group, sizes, None, given)
+        return byte_codes(group, sizes, None, given)
     if kind not in ("NVFP4", "NVFP4_AWQ"):
         said.wrong("quant_algo", "FP8 or NVFP4")
     group.get("input_scale")
@@ -376,4 +376,4 @@ def modelopt(said: Said, group: Group, sizes: Any = None) -> Composed:
     return _nibbles(group, codes, scale, _one(group, "weight_scale_2"), "E2M1_G16_E4M3_TOTAL")
 
 
-__all__ = ["SPARSE", "compressed", "fp8", "modelopt", "schemes", "with_sizes"]
+__all__ = ["SPARSE", "byte_codes", "compressed", "fp8", "modelopt", "schemes", "with_sizes"]

@@ -1,10 +1,11 @@
 """Folders that others quantised: their tensors as weights of our Formats.
 
 `quantization_config` of config.json says by whom; the tensors of a layer say how. Read are GPTQ
-(versions 1 and 2, groups in any order of columns), AutoAWQ, bitsandbytes NF4, MXFP4 of gpt-oss, and
-in `exchange/compressed.py` compressed-tensors, fp8 and ModelOpt. Layers without codes stay as they
-are. Invariant: shapes, group sizes, orders and dtypes are held against each other before anything
-is made; what does not fit ends in a `UserError` that names folder and tensor.
+(versions 1 and 2, groups in any order of columns), AutoAWQ, bitsandbytes NF4, MXFP4 of gpt-oss, in
+`exchange/compressed.py` compressed-tensors, fp8 and ModelOpt, and in `exchange/torchao.py` torchao.
+Layers without codes stay as they are. Invariant: shapes, group sizes, orders and dtypes are held
+against each other before anything is made; what does not fit ends in a `UserError` that names
+folder and tensor.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def with_formats(path: str, config: Mapping[str, Any], tensors: dict[str, Stored
     table = config.get("quantization_config")
     if table is None:
         return dict(tensors)
-    from . import compressed
+    from . import compressed, torchao
 
     methods: dict[str, Callable[[Said, Group], Composed | None]] = {
         "gptq": gptq,
@@ -82,6 +83,7 @@ def with_formats(path: str, config: Mapping[str, Any], tensors: dict[str, Stored
         "compressed-tensors": compressed.compressed,
         "fp8": compressed.fp8,
         "modelopt": compressed.modelopt,
+        "torchao": torchao.readers(),
     }
     said = Said(path, table)
     method = said.text("quant_method")
@@ -105,6 +107,7 @@ MARKS = {
     "compressed-tensors": (".weight_packed", ".weight_scale", ".bitmask"),
     "fp8": (".weight_scale_inv", ".weight_scale"),
     "modelopt": (".weight_scale",),
+    "torchao": ("._weight_qdata",),
 }
 MX_MARK = ("_blocks",)
 

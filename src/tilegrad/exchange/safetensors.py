@@ -25,6 +25,22 @@ READ = [form.name for form in PLAIN.values()]
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
     """The tensors of a safetensors file by name, mapped."""
     file = MappedFile.open(path)
+    header, start = _header(file)
+    return {
+        name: _tensor(file, name, facts, start)
+        for name, facts in header.items()
+        if name != "__metadata__"
+    }
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """What a safetensors file tells beside its tensors."""
+    header, _ = _header(MappedFile.open(path))
+    return dict(header.get("__metadata__") or {})
+
+
+def _header(file: MappedFile) -> tuple[dict[str, Any], int]:
+    """The checked header of a file, and where its tensors begin."""
     if file.size < 8:
         _fail(file.path, "header", "the file is cut off", "8 bytes", file.size)
     length = int.from_bytes(file.data[:8].tobytes(), "little")
@@ -37,12 +53,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
             length,
         )
     _check_by_library(file.path)
-    header = parse_json(file.data[8 : 8 + length].tobytes(), f"{file.path}: header")
-    return {
-        name: _tensor(file, name, facts, 8 + length)
-        for name, facts in header.items()
-        if name != "__metadata__"
-    }
+    return parse_json(file.data[8 : 8 + length].tobytes(), f"{file.path}: header"), 8 + length
 
 
 def _fail(path: str, what: str, why: str, expected: object = None, got: object = None) -> NoReturn:

@@ -428,6 +428,7 @@ BATCH: dict[Op, Rule] = {
     ops.group_rows: _each,
     ops.route: _each,
     ops.grouped_dot: _each,
+    ops.sparse_dot: _each,
     ops.grouped_outer: _each,
     ops.gather: _gather,
     ops.update: _update,

@@ -324,6 +324,7 @@ JVP: dict[Op, Rule] = {
     ops.paged_attention: refused,
     ops.add_listed: refused,
     ops.picked_dot: refused,
+    ops.sparse_dot: refused,
     ops.route: refused,
     ops.gather: _linear,
     ops.update: _update,

@@ -21,6 +21,7 @@ from typing import Any, Union
 import ml_dtypes
 import numpy as np
 
+from ..core import kept
 from ..core.dtype import BY_NUMPY, DType
 from ..core.errors import InternalError, Site
 from ..ir.block import Block, argument_op
@@ -333,6 +334,14 @@ def _grouped_outer(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     return narrow(np.stack(found), x.dtype)
 
 
+def _sparse_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
+    x, stored, words = inputs
+    positions = kept.positions_of(words, stored.dtype.itemsize, attrs["depth"])
+    weights = kept.spread_out(stored, positions[:, : stored.shape[1]])[: attrs["rows"]]
+    wide = _dot_dtype(BY_NUMPY[x.dtype], BY_NUMPY[stored.dtype], attrs["dtype"])
+    return narrow(x.astype(wide) @ weights.astype(wide).T, attrs["dtype"].numpy)
+
+
 def _dot_dtype(a: DType, b: DType, result: DType) -> Any:
     if not (a.is_float or b.is_float):
         return np.int64
@@ -548,6 +557,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.group_rows: _group_rows,
     ops.route: _route,
     ops.grouped_dot: _grouped_dot,
+    ops.sparse_dot: _sparse_dot,
     ops.grouped_outer: _grouped_outer,
     ops.attention: lambda inputs, attrs: attention_reference.attention(inputs, attrs, _random_bits),
     ops.attention_backward: lambda inputs, attrs: attention_reference.attention_backward(

@@ -636,6 +636,29 @@ grouped_outer = Op(
     "offsets[g + 1] - 1, of x[r] times y[r], every element with every one",
 )
 
+
+def _sparse_dot(x: Node, kept: Node, words: Node, *, rows: int, depth: int, dtype: DType) -> Type:
+    if len(x.shape) != 2 or len(kept.shape) != 2 or words.dtype is not int32:
+        raise _fail("sparse_dot", f"{x.type}, {kept.type} and {words.type}")
+    (_, k), (padded, half) = x.shape, kept.shape
+    if x.dtype is not kept.dtype or k != 2 * half or not 0 < rows <= padded:
+        raise _fail("sparse_dot", f"{x.type} meets {kept.type}, of which {rows} rows count")
+    if words.shape != (padded // 16, -(-k // depth) * depth // 2) or padded % 64 or depth % 64:
+        raise _fail("sparse_dot", f"{words.type} does not say where {kept.type} lies")
+    return Array((x.shape[0], rows), dtype)
+
+
+sparse_dot = Op(
+    graph,
+    "sparse_dot",
+    _sparse_dot,
+    attrs=("rows", "depth", "dtype"),
+    category="dot",
+    meaning="(x, kept, words): x (m, k) times the transpose of the first `rows` rows of weights, "
+    "of which two of every four along k are kept; `words` say which, in steps of `depth` columns, "
+    "as core.kept has them. Sums as those of dot; what is not kept may be left out of them",
+)
+
 # ---- attention ------------------------------------------------------------------------------
 
 attention = Op(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from ..core.errors import InternalError
 from .node import Dialect, Node, Op, topological
@@ -105,12 +105,15 @@ class Builder:
         self.open: list[Block] = []
         self.known: list[set[int]] = []
 
+    def block(self, name: str, arguments: tuple[Node, ...] = ()) -> AbstractContextManager[Block]:
+        """Open a new Block; Nodes built inside `with` go into it."""
+        return self.within(Block(name, arguments))
+
     @contextmanager
-    def block(self, name: str, arguments: tuple[Node, ...] = ()) -> Iterator[Block]:
-        """Open a Block; Nodes built inside `with` go into it."""
-        block = Block(name, arguments)
+    def within(self, block: Block) -> Iterator[Block]:
+        """The same with a Block that may have Nodes already."""
         self.open.append(block)
-        self.known.append({id(a) for a in arguments})
+        self.known.append({id(n) for n in (*block.arguments, *block.nodes)})
         try:
             yield block
         finally:

@@ -6,6 +6,7 @@ equal types are equal under `==` and hash alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -143,6 +144,15 @@ def row_major(shape: tuple[Size, ...]) -> tuple[Size, ...]:
         strides.append(step)
         step = multiply(step, s)
     return tuple(reversed(strides))
+
+
+def unravel(number: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of a row-major number."""
+    index = []
+    for size in reversed(shape):
+        index.append(number % size)
+        number //= size
+    return tuple(reversed(index))
 
 
 def bytes_bound(type_: Array | Memory | Tile) -> int:

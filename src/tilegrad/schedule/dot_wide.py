@@ -34,6 +34,7 @@ from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
 from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
 from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
+from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
 from ..tile import ops as tile_ops
 from ..tile.build import Body
 from . import sheet as parameters
@@ -130,6 +131,8 @@ class WideDot:
         target = self.target
         if x.block:
             return choose_grouped(transposed(x), target)
+        if x.sparse:
+            return choose_sparse(x, target)
         if invariant():
             return next(for_any_rows(x, target), None)
         if not self.asynchronous:
@@ -187,6 +190,9 @@ class WideDot:
         batch, m, k, n = p.sizes
         if p.grouped and (not self.dot.attrs["block"] or self.block_sums or self.wholes):
             return None
+        sparse = self.dot.op is ops.sparse_dot
+        if sparse and (self.block_sums or self.wholes):
+            return None
         dtype = self.dot.inputs[0].dtype
         kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.asynchronous}
         rounded = self.asynchronous and config().dots == "tf32"  # float32 operands may be
@@ -197,7 +203,11 @@ class WideDot:
             return None
         at = [loop_index(name, s) for name, s in zip(("batch", "m", "k", "n"), p.sizes)]
         a = matrix_of(p.source, p.index_a(*at[:3]), at[:3], self.reads)
-        b = matrix_of(p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
+        if sparse:  # what is kept, half as many columns
+            half = loop_index("k", k // 2)
+            b = matrix_of(self.dot.inputs[1], (at[3], half), (at[0], half, at[3]), self.reads)
+        else:
+            b = matrix_of(p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
         result = self.stored[0]
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
         if b is None or not fits:
@@ -213,6 +223,9 @@ class WideDot:
         if batch != 1 and 0 in (a.batch, b.batch) and not p.grouped:
             return None
         self.left, self.right = a, b
+        if sparse:
+            fits = a.columns == 1 == b.rows
+            return Operands(m, n, k, dtype, result.dtype, sparse=True) if fits else None
         if p.grouped:
             along, block = (a.columns == 1, b.rows == 1), self.dot.attrs["block"]
             if not along[0] and (block % 64 or p.gathered):  # rows of shared tiles are whole spans
@@ -252,7 +265,8 @@ class WideDot:
         costly = instructions(self.stored, known, self.region.rounded) > COSTLY
         self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
         residuals = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
-        self.kernel = (GroupedMatmul if x.block else WideMatmul)(
+        kind = GroupedMatmul if x.block else SparseMatmul if x.sparse else WideMatmul
+        self.kernel = kind(
             x,
             plan,
             *given,
@@ -264,7 +278,11 @@ class WideDot:
         return self.listed(self.kernel).build()
 
     def listed(self, kernel: WideMatmul) -> WideMatmul:
-        """A kernel that knows the list of blocks, where it reads one."""
+        """A kernel that knows its list of blocks or the words of its weights, where it has some."""
+        if isinstance(kernel, SparseMatmul):
+            words = self.dot.inputs[2]
+            memory = self.b.parameters[self.reads.index(base_of(words, self.reads))]
+            kernel.words = tile.memory(self.b.matrix(memory, words.shape, (words.shape[1], 1)))
         if isinstance(kernel, Grouping):
             found = [
                 self.b.matrix(
@@ -362,6 +380,7 @@ class WideDot:
         """a, b and the result as matrices, in the order the kernel wants."""
         _, _, k, n = self.problem.sizes
         a = self.tokens()
+        k = floor_divide(k, 2) if self.dot.op is ops.sparse_dot else k
         b = self.matrix(self.right, (n, k), self.right.columns, self.right.rows)
         c = self.like_result(self.outputs[self.stored[0]])
         return (b, a, c) if self.turned else (a, b, c)

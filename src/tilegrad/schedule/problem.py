@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ..core.dtype import int64
 from ..graph import build, ops
+from ..graph.sparse import weights_of
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, floor_divide, high, modulo
 from ..ir.types import product
@@ -168,6 +169,28 @@ class Grouped(Problem):
         return grid, at, row, modulo(p, across) * columns
 
 
+class Sparse(Problem):
+    """One product with weights of which two of every four are kept: b is spread out."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.a = self.source = node.inputs[0]
+        self.b = weights_of(node)
+        self.sizes = (1, *self.a.shape, node.shape[1])
+
+    def index_a(self, batch: Size, m: Size, k: Size) -> Index:
+        """Where a is read."""
+        return m, k
+
+    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
+        """Where b is read."""
+        return n, k
+
+    def result_index(self, batch: Size, m: Size, n: Size) -> Index:
+        """The index of an element of the result."""
+        return m, n
+
+
 def breaks_of_groups(node: Node, *rows: int) -> list[tuple[Size, int]]:
     """(Symbol, first value): where a grouped product comes to have more rows than so many times
     its groups; none for other products."""
@@ -183,8 +206,9 @@ def breaks_of_groups(node: Node, *rows: int) -> list[tuple[Size, int]]:
 
 
 def problem_of(node: Node) -> Problem:
-    """The problem of a dot or of a grouped one."""
-    return Grouped(node) if node.op is ops.grouped_dot else Problem(node)
+    """The problem of a dot, of a grouped one or of one with sparse weights."""
+    kinds = {ops.grouped_dot: Grouped, ops.sparse_dot: Sparse}
+    return kinds.get(node.op, Problem)(node)
 
 
 def stride_of(e: Evaluator, node: Node, index: Index, atom: Size) -> Size | None:

@@ -84,15 +84,10 @@ class Place:
         self.regions: dict[Any, Region] = {}
         self.mask: np.ndarray[Any, Any] | None = None
 
-    def at(self, lead: tuple[int, ...]) -> Region | None:
-        """The tile at a leading index; None if there is none such."""
-        found = self.regions.get(lead)
-        if found is None:
-            if not all(0 <= i < size for i, size in zip(lead, self.shape)):
-                return None
-            box = tuple([(i, i + 1) for i in lead])
-            found = self._new(lead, box + tuple([(0, s) for s in self.shape[len(lead) :]]))
-        return found
+    @property
+    def whole(self) -> Region:
+        """All of it."""
+        return self.boxed((0,) * len(self.shape), self.shape, tuple(range(len(self.shape))))
 
     def boxed(
         self, index: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]

@@ -83,11 +83,6 @@ class ArrayWork:
         return int(self.batch * self.M * self.N * self.K)
 
     @property
-    def by_rows(self) -> bool:
-        """Whether rows are computed whole."""
-        return any(s.kind in ROWS for s in self.steps)
-
-    @property
     def vector_operands(self) -> tuple[Operand, ...]:
         """The Operands of the vector unit."""
         return tuple(o for o in self.operands if o.role in (HELD, FULL))

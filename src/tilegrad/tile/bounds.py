@@ -7,7 +7,7 @@ Symbols, and is a multiple of its divisor.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..ir.block import Block
 from ..ir.node import Node
@@ -91,35 +91,8 @@ class Bounds:
             self.ranges.update({a: wider[a] if guesses < GUESSES else of_dtype(a) for a in moving})
 
     def _visit(self, node: Node) -> None:
-        name = node.op.name
-        ranges = [self.range(i) for i in node.inputs]
-        found = leaf_range(node, self.grid) if not node.inputs else range_of(name, ranges)
-        if name == "where":
-            found = (min(r[0] for r in ranges[1:]), max(r[1] for r in ranges[1:]))
-        if name in SAME or (name in ("reduce", "cumulative") and node.attrs["kind"] in EXTREMES):
-            found = ranges[0]
-        if name in ("reduce", "cumulative") and node.attrs["kind"] == "sum":
-            least, most = ranges[0]
-            count = node.inputs[0].shape[node.attrs["axis"]]
-            found = (min(least, count * least), max(most, count * most))
-        if name == "get":
-            made, number = node.inputs[0], node.attrs["index"]
-            given = [self.range(b.results[number]) for b in made.blocks]
-            if made.op.name == "loop":
-                given.append(self.range(made.blocks[0].arguments[1 + number]))
-            found = hull(*given)
-        if name in ("stack", "stack_rows"):
-            found = (min(r[0] for r in ranges), max(r[1] for r in ranges))
-        if name == "cast" and node.inputs[0].dtype.is_integer:
-            source = ranges[0] if node.inputs[0] in self.ranges else of_dtype(node.inputs[0])
-            found = source
-        if name == "cast" and node.inputs[0].dtype.kind == "bool":
-            found = (0, 1)
-        limit = of_dtype(node)
-        if found is None or found[0] < limit[0] or found[1] > limit[1]:
-            found = limit
-        self.ranges[node] = found
-        self.divisors[node] = self._divide(node, name)
+        self.ranges[node] = node_range(node, self.ranges, self.grid)
+        self.divisors[node] = self._divide(node, node.op.name)
 
     def _divide(self, node: Node, name: str) -> int:
         given = [self.divisor(i) for i in node.inputs]
@@ -160,6 +133,38 @@ def of_dtype(node: Node) -> Range:
     if kind == "uint":
         return (0, (1 << bits) - 1)
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+def node_range(node: Node, known: Mapping[Node, Range], grid: Sequence[Size]) -> Range:
+    """The least and the most that elements of an integer tile can be, by what is known of its
+    inputs."""
+    name, ranges = node.op.name, [known.get(i, WIDE) for i in node.inputs]
+    source = node.inputs[0] if node.inputs else node
+    found = range_of(name, ranges) if node.inputs else leaf_range(node, grid)
+    if name == "where":
+        found = hull(*ranges[1:])
+    if name in SAME or (name in ("reduce", "cumulative") and node.attrs["kind"] in EXTREMES):
+        found = ranges[0]
+    if name in ("reduce", "cumulative") and node.attrs["kind"] == "sum":
+        least, most = ranges[0]
+        count = source.shape[node.attrs["axis"]]
+        found = (min(least, count * least), max(most, count * most))
+    if name == "get":
+        number = node.attrs["index"]
+        given = [b.results[number] for b in source.blocks]
+        if source.op.name == "loop":
+            given.append(source.blocks[0].arguments[1 + number])
+        found = hull(*[known.get(value, WIDE) for value in given])
+    if name in ("stack", "stack_rows"):
+        found = hull(*ranges)
+    if name == "cast" and source.dtype.is_integer:
+        found = known.get(source, of_dtype(source))
+    if name == "cast" and source.dtype.kind == "bool":
+        found = (0, 1)
+    limit = of_dtype(node)
+    if found is None or found[0] < limit[0] or found[1] > limit[1]:
+        return limit
+    return found
 
 
 def leaf_range(node: Node, grid: Sequence[Size]) -> Range | None:

@@ -94,21 +94,11 @@ def memory_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
             shape = touch.offsets.shape
             if touch.offsets.dtype is not ops.INDEX.dtype:
                 return f"offsets are {touch.offsets.type}, not int64"
-        if touch.mask is not None and touch.mask.type not in _mask_types(shape):
-            return f"mask is {touch.mask.type}, tile is {shape}"
+        mask = None if touch.mask is None else touch.mask.type
+        if mask not in (None, Tile(shape, ops.bool_), Tile((), ops.bool_)):
+            return f"mask is {mask}, tile is {shape}"
     if name == "scatter" and attrs["mode"] not in ("set", "add", "multiply", "max", "min"):
         return f"no scatter has the mode {attrs['mode']!r}"
-    return None
-
-
-def _mask_types(shape: tuple[int, ...]) -> tuple[Tile, Tile]:
-    return Tile(shape, ops.bool_), Tile((), ops.bool_)
-
-
-def _scalars(nodes: tuple[Node, ...]) -> str | None:
-    for node in nodes:
-        if node.type != ops.INDEX:
-            return f"an index is {node.type}, not a scalar of int64"
     return None
 
 
@@ -121,7 +111,8 @@ def control_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
             return f"the Block takes {[a.type for a in block.arguments]}, not {wanted}"
         if node.attrs["step"] < 1 or node.attrs["unroll"] < 1:
             return f"step {node.attrs['step']}, unroll {node.attrs['unroll']}"
-        return _scalars(node.inputs[:2])
+        if any(i.type != ops.INDEX for i in node.inputs[:2]):
+            return f"bounds are {[i.type for i in node.inputs[:2]]}, not scalars of int64"
     if node.op.name == "branch":
         if node.inputs[0].type != Tile((), ops.bool_):
             return f"the condition is {node.inputs[0].type}"

@@ -15,7 +15,6 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.block import Block, argument
-from ..ir.node import Node
 from ..ir.symbol import Expr, atoms, combine, high, low
 from ..ir.types import Tile
 from . import ops
@@ -145,8 +144,7 @@ class Stage:
                 got=repr(test),
                 hint="use tile.where for whole tiles",
             )
-        known = set(self.tracer.builder.atoms)
-        serial = self.tracer.builder.serial
+        b, known = self.tracer.builder, set(self.tracer.builder.atoms)
         sides = [
             self._side(test, holds, function, given, names)
             for holds, function in ((True, then), (False, otherwise))
@@ -161,15 +159,16 @@ class Stage:
         ]
         for i, edge in zip(kept, edges):
             _check_leaving(names[i], edge, known, "if")
-        results = self._results(test, sides, kept, types)
-        if results is None:  # numbers that become tiles: once more, with their types known
-            self.tracer.builder.serial = serial
-            results = self._trace_sides(test, (then, otherwise), given, kept, types)
+        for block, values in sides:  # numbers become tiles, now that their types are known
+            with b.builder.within(block):
+                nodes = [b.add(fitted(values[i], type_).node) for i, type_ in zip(kept, types)]
+                block.results = tuple(nodes)
+        node = b.add(ops.branch(test.node, blocks=tuple(block for block, _ in sides)))
         answer = list(given)
         for i in changed:
             answer[i] = Undefined(names[i], "is set in only one branch")
-        for i, node, edge in zip(kept, results, edges):
-            answer[i] = TileValue(node, edge)
+        for place, (i, edge) in enumerate(zip(kept, edges)):
+            answer[i] = TileValue(b.add(ops.get(node, index=place)), edge)
         return tuple(answer)
 
     def _side(
@@ -191,46 +190,6 @@ class Stage:
                     found[i] = fitted(after, _common(names[i], [after]))
         self.tracer.branches.pop()
         return block, found
-
-    def _results(
-        self,
-        test: TileValue,
-        sides: Sequence[tuple[Block, list[Any]]],
-        kept: list[int],
-        types: list[Tile],
-    ) -> list[Node] | None:
-        """The branch of two sides as they are; None where their values have to be made tiles."""
-        b = self.tracer.builder
-        for block, found in sides:
-            values = [found[i] for i in kept]
-            if not all(
-                isinstance(v, TileValue) and v.node.type == t for v, t in zip(values, types)
-            ):
-                return None
-            block.results = tuple(v.node for v in values)
-        node = b.add(ops.branch(test.node, blocks=tuple(block for block, _ in sides)))
-        return [b.add(ops.get(node, index=i)) for i in range(len(kept))]
-
-    def _trace_sides(
-        self,
-        test: TileValue,
-        sides: Sequence[Callable[..., Any]],
-        given: tuple[Any, ...],
-        kept: list[int],
-        types: list[Tile],
-    ) -> list[Node]:
-        def side(function: Callable[..., Any], holds: bool) -> Callable[[], list[Node]]:
-            def run() -> list[Node]:
-                self.tracer.branches.append((test.node, holds))
-                with _deeper(self.tracer, True):
-                    found = function(*given)
-                    results = [fitted(found[i], t).node for i, t in zip(kept, types)]
-                self.tracer.branches.pop()
-                return results
-
-            return run
-
-        return self.tracer.builder.branch(test.node, side(sides[0], True), side(sides[1], False))
 
 
 def _count(value: Any) -> int | None:

@@ -12,7 +12,6 @@ from ..core.errors import Location
 from ..ir.node import Node
 from ..ir.types import Memory
 
-LEVELS = ("error", "warning")
 HINTS = {  # of rules, where one fits all that break them
     "deadlock": "count who arrives, with how many bytes, and look at the parity",
     "race": "order the two: arrive on a barrier after the one, wait for it before the other",

@@ -22,13 +22,12 @@ from ..core.errors import AxisError, user_location
 from ..ir.node import Node, topological
 from ..ir.symbol import Expr, Size, atoms, combine, high, low, substitute
 from ..ir.types import product
-from .bounds import WIDE, Range, hull, leaf_range, of_dtype, range_of
+from .bounds import WIDE, Range, node_range
 from .linear import Box, box_of
 from .row import TileOp, compute
 from .trace import Tracer, tracer
 from .value import MemoryValue, Window
 
-SAME = {"broadcast", "reshape", "transpose", "cast"}
 CORNERS = 16  # programs at the ends of the grid that are tried
 
 
@@ -167,26 +166,10 @@ def range_at(t: Tracer, node: Node) -> Range:
     known, grid = t.ranges, t.grid or (1,)
     atoms_ = {n: e for e, n in t.builder.atoms.items() if isinstance(e, Expr)}
     for one in topological([node], stop=known.__contains__):
-        if one in known:
-            continue
-        found: Range | None = None
-        name, given = one.op.name, [known.get(i, WIDE) for i in one.inputs]
-        if getattr(one.type, "dtype", None) is None or not one.dtype.is_integer:
-            known[one] = WIDE
-            continue
         if one in atoms_:
-            found = (atoms_[one].low, atoms_[one].high)
-        elif not one.inputs and not one.op.effect and name != "argument":
-            found = leaf_range(one, grid)
-        elif name in SAME and one.inputs[0].dtype.is_integer:
-            found = given[0] if given[0] != WIDE else of_dtype(one.inputs[0])
-        elif name == "where":
-            found = hull(*given[1:])
-        elif one.op.category in ("binary", "unary"):
-            found = range_of(name, given)
-        limit = of_dtype(one)
-        fits = found is not None and limit[0] <= found[0] and found[1] <= limit[1]
-        known[one] = found if fits and found is not None else limit
+            known.setdefault(one, (atoms_[one].low, atoms_[one].high))
+        elif one not in known and getattr(one.type, "dtype", None) and one.dtype.is_integer:
+            known[one] = node_range(one, known, grid)
     return known[node]
 
 

@@ -396,8 +396,6 @@ VALUES: dict[str, Callable[[Interpreter, Frame, Node], Any]] = {
 
 # ---- ops whose elements depend on each other, or on data -----------------------------------------
 
-SCATTER_OPS = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
-
 
 def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
     into = self.located(frame.values, node, effects_of(node)[-1:])[0]  # type: ignore[arg-type]
@@ -410,7 +408,7 @@ def _scatter(self: Interpreter, frame: Frame, node: Node) -> None:
     if mode == "set":
         into.write(value)
     else:
-        combine(into, SCATTER_OPS[mode], value)
+        combine(into, numeric.SCATTER[mode], value)
 
 
 def _atomic_add(self: Interpreter, frame: Frame, node: Node) -> Array:

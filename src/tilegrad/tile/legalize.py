@@ -12,7 +12,7 @@ same values up to the order of sums, and holds no tile that needs more registers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ..core.dtype import DType, float32
@@ -350,7 +350,6 @@ class _Legalizer:
         arguments = [argument(a.attrs["name"], a.type) for a in block.arguments]
         given = (arguments[0], *[arguments[1 + i] for i in own])
         with self.b.builder.block(block.name, given) as new:
-            self.into.spilled.append({})
             self.values[block.arguments[0]] = arguments[0]
             for i in own:
                 self.values[block.arguments[1 + i]] = arguments[1 + i]
@@ -358,24 +357,26 @@ class _Legalizer:
                 held = self.into.stored(kept[i].place, carried[i].shape)  # type: ignore[arg-type]
                 held.carried = True
                 self.into.sources[block.arguments[1 + i]] = held
-            self.block(block)
-            self.write_back([block.results[i] for i in wide], [kept[i] for i in wide])
-            new.results = tuple(self.b.add(self.values[block.results[i]]) for i in own)
-            self.into.spilled.pop()
+            self.inside(block, new, own, kept)
         bounds = [self.values[i] for i in node.inputs[:2]]
         starts = [self.values[carried[i]] for i in own]
         made = self.b.add(ops.loop(*bounds, *starts, blocks=(new,), **node.attrs))
         self.results(node, own, made, kept)
 
-    def write_back(self, results: Sequence[Node], kept: Sequence[Source]) -> None:
-        """Results of a trip to the places that the next one reads."""
+    def inside(self, block: Block, new: Block, own: list[int], kept: dict[int, Source]) -> None:
+        """A Block of a loop or a branch: small results leave it, large ones go to the places that
+        the next trip reads."""
+        self.into.spilled.append({})
+        self.block(block)
         found = []
-        for r in results:
-            source = self.into.source(r)
+        for i in kept:
+            source = self.into.source(block.results[i])
             fresh = source.place is not None and not source.carried
             found.append(source if fresh else self.into.keep(source))
-        for source, target in zip(found, kept):
+        for source, target in zip(found, kept.values()):
             self.into.keep(source, place=target.place)
+        new.results = tuple(self.b.add(self.values[block.results[i]]) for i in own)
+        self.into.spilled.pop()
 
     def results(self, node: Node, own: list[int], made: Node, kept: dict[int, Source]) -> None:
         """Bind the results of a loop or a branch: small ones by `get`, large ones by place."""
@@ -398,11 +399,7 @@ class _Legalizer:
         blocks = []
         for block in node.blocks:
             with self.b.builder.block(block.name) as new:
-                self.into.spilled.append({})
-                self.block(block)
-                self.write_back([block.results[i] for i in wide], [kept[i] for i in wide])
-                new.results = tuple(self.b.add(self.values[block.results[i]]) for i in own)
-                self.into.spilled.pop()
+                self.inside(block, new, own, kept)
             blocks.append(new)
         made = self.b.add(ops.branch(self.values[node.inputs[0]], blocks=tuple(blocks)))
         self.results(node, own, made, kept)

@@ -333,21 +333,16 @@ def part(x: Array, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
 
 # The op that combines two values of a reduction, and how NumPy folds many.
 COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+SCATTER = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}  # by mode
 FOLDS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-BOOL_FOLDS: dict[str, Any] = {
-    "sum": np.logical_or,
-    "prod": np.logical_and,
-    "max": np.logical_or,
-    "min": np.logical_and,
-}
 
 
 def fold(x: Array, dtype: DType, kind: str, axis: int, whole: bool) -> Array:
-    """Reduce (or run along) an axis; sums of narrow floats are kept in float32."""
-    ufunc = (BOOL_FOLDS if dtype.kind == "bool" else FOLDS)[kind]
+    """Reduce (or run along) an axis; sums of narrow floats are kept in float32, a sum of bools is
+    whether one holds."""
     wide = np.dtype(np.float32) if dtype.is_float and dtype.bits < 32 else dtype.numpy
     wide = np.dtype(np.int8) if dtype.bits == 4 else wide  # NumPy has no folds of int4
-    call = ufunc.reduce if whole else ufunc.accumulate
+    call = FOLDS[kind].reduce if whole else FOLDS[kind].accumulate
     return np.asarray(call(x.astype(wide), axis=axis, dtype=wide)).astype(dtype.numpy)
 
 

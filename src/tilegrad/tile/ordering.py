@@ -274,7 +274,7 @@ class Order:
         """The box of elements that data chooses: any of a place, and any page; nobody minds which
         others of a parameter."""
         known = is_place(touch.memory) or touch.pages is not None
-        return place.at(()) if known else None
+        return place.whole if known else None
 
     def race(
         self, region: Region, node: Node, agent: int, verb: str, other: Touched, done: str

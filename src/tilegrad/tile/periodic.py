@@ -44,13 +44,14 @@ class Periods:
         self.periods: dict[int, int] = {}  # by the number of loops around
         self.fronts: dict[int, int] = {}
         self.depths: dict[Node, int] = {}
-        stages = 1
+        stages, holding = 1, set[Node]()
         for node, around in walk(skeleton.body.block):
             if node.op.name == "barrier":
                 stages = max(stages, node.attrs["stages"])
             elif node.op.name == "loop":
                 self._loop(node, sum(n.op.name == "loop" for n in around))
-        inner = {self.depths[n] for n in self.repeating if not _holds_loop(n.blocks[0])}
+                holding.update(around)
+        inner = {self.depths[n] for n in self.repeating - holding}
         for depth, period in self.periods.items():
             self.fronts[depth] = max(period + 2, 2 * stages + 2 if depth in inner else 0)
 
@@ -71,10 +72,6 @@ class Periods:
         first = lower // period * period + self.fronts[depth]
         count = (upper - 2 - first) // period
         return first, max(0, count) * period, period
-
-
-def _holds_loop(block: Block) -> bool:
-    return any(n.op.name == "loop" for n in block.all_nodes())
 
 
 class _Loop:
@@ -214,16 +211,11 @@ class _Loop:
         return None if None in parts else BINARY[name](*parts)
 
 
-def _constant(node: Node) -> Any:
-    return int(node.attrs["value"]) if node.op.name == "constant" else None
-
-
 def _added(given: Node, result: Node) -> int | None:
     """The constant a carried value grows by each trip, if it does."""
     if result is given:
         return 0
     if result.op.name == "add" and given in result.inputs:
         other = result.inputs[1] if result.inputs[0] is given else result.inputs[0]
-        found = _constant(other)
-        return None if found is None else int(found)
+        return int(other.attrs["value"]) if other.op.name == "constant" else None
     return None

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core import kept
 from ..core.dtype import DType, bool_, float16, int32
 from ..core.errors import InternalError
 from ..ir.block import Block
@@ -347,8 +348,9 @@ def store_threads(
 
 def _product(node: Node) -> tuple[Work]:
     total, a, b, accumulate, *rest = node.inputs
-    found = []
-    for place in (total, a, b):
+    words = kept_words(node)
+    found, rest = [], rest[len(words) :]
+    for place in (total, a, b, *words):
         count = len(place.shape) - 2
         found.append(lead(place, False, tuple(rest[:count])))
         rest = rest[count:]
@@ -356,15 +358,26 @@ def _product(node: Node) -> tuple[Work]:
     return (Work("matrix_async", (*found[1:], changed(old, when=accumulate), new)),)
 
 
-def _multiplied(node: Node, a: Any, b: Any, old: Any) -> Any:
-    """What matrix_async leaves; `old` is None where it does not accumulate."""
+def _multiplied(node: Node, a: Any, b: Any, *rest: Any) -> Any:
+    """What matrix_async leaves; the last, `old`, is None where it does not accumulate."""
+    *words, old = rest
     if node.inputs[1].dtype is int32:
         a = np.ascontiguousarray(a).view(node.inputs[2].dtype.numpy)
+    if words:
+        positions = kept.positions_of(
+            np.ascontiguousarray(words[0]), a.dtype.itemsize, 2 * a.shape[1]
+        )
+        a = kept.spread_out(a, positions)
     a = a.T if node.attrs["transpose_a"] else a
     m, n = node.inputs[0].shape[-2:]
     b = (b.T if node.attrs["transpose_b"] else b)[:, :n]
     dtype = node.inputs[0].dtype
     return numeric.dot(a, b, np.zeros((m, n), dtype.numpy) if old is None else old, dtype)
+
+
+def kept_words(node: Node) -> tuple[Node, ...]:
+    """The place of the words of a matrix_async that say what of `a` is kept, where some is."""
+    return node.inputs[4:5] if node.inputs[4:] and isinstance(node.inputs[4].type, Memory) else ()
 
 
 @row("matrix_async", effects=_product, numpy=_multiplied, placed=True)
@@ -379,15 +392,21 @@ def matrix_async(
 ) -> Type:
     """index: the leading ones of the three places. accumulator = a @ b (+ accumulator where
     accumulate holds), of as many columns of b as the accumulator has; a transposed operand is
-    stored (k, m) or (n, k); an a of int32 in registers has two elements of b's dtype in a word"""
-    operands = [_place("matrix_async", x) for x in (accumulator, a, b)]
-    if len(index) != sum(len(p.shape) - 2 for p in operands):
+    stored (k, m) or (n, k); an a of int32 in registers has two elements of b's dtype in a word.
+    Where a holds two of every four, the first of `index` is the place of the words (m / 16, k / 2)
+    that say which, as `kept` orders them, and its leading indices come last"""
+    words = [_place("matrix_async", x) for x in index[:1] if isinstance(x.type, Memory)]
+    operands = [*(_place("matrix_async", x) for x in (accumulator, a, b)), *words]
+    if len(index) - len(words) != sum(len(p.shape) - 2 for p in operands):
         raise _fail("matrix_async", f"{len(index)} leading indices for {operands}")
-    (m, n), left, right = (p.shape[-2:] for p in operands)
+    (m, n), left, right = (p.shape[-2:] for p in operands[:3])
     if operands[1].dtype is int32 and operands[1].scope == "register":
         left = (left[0], left[1] * 2)
     left = left[::-1] if transpose_a else left
     right = right[::-1] if transpose_b else right
+    if words and (transpose_a or words[0].shape[-2:] != (m // 16, left[1]) or left[1] % 32):
+        raise _fail("matrix_async", f"{words[0]} does not say where {operands[1]} lies")
+    left = (left[0], left[1] * 2) if words else left
     if left[0] != m or right[1] < n or left[1] != right[0]:
         raise _fail("matrix_async", f"{left} @ {right} does not add to {(m, n)}")
     if accumulate.type != Tile((), bool_):

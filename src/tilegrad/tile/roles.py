@@ -280,13 +280,17 @@ def _store(op: Op, target: Any, place: Any) -> None:
     tracer("store").touch("store", box.memory, box.index, box.shape, box.axes)
 
 
-def matrix_async(accumulator: Any, a: Any, b: Any, accumulate: Any = True) -> None:
-    """accumulator = a @ b (+ accumulator), at some time before a matrix_wait covers it."""
+def matrix_async(
+    accumulator: Any, a: Any, b: Any, accumulate: Any = True, kept: Any = None
+) -> None:
+    """accumulator = a @ b (+ accumulator), at some time before a matrix_wait covers it; an `a` of
+    which two of every four are kept has the place of the words that say which."""
+    words = [] if kept is None else [_memory(kept, "matrix_async")]
     total, left, right = (_memory(x, "matrix_async") for x in (accumulator, a, b))
     operands, test = [x.node for x in (total, left, right)], tile_of(accumulate).node
-    at = [i for x in (total, left, right) for i in x.lead]
+    at = [i for x in (total, left, right, *words) for i in x.lead]
     turned = {"transpose_a": left.turned, "transpose_b": right.turned}
-    _do(placed.matrix_async, *operands, test, *at, **turned)
+    _do(placed.matrix_async, *operands, test, *(w.node for w in words), *at, **turned)
 
 
 def copy_threads(place: Any, source: Any) -> None:

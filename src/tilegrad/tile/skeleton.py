@@ -16,7 +16,7 @@ trace of a role does not depend on any other role.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..core.errors import InternalError
@@ -117,44 +117,30 @@ class Skeleton(Scalars):
 
     def _loop(self, code: Code, node: Node) -> None:
         block = node.blocks[0]
-        carried, results = [], []
+        carried = []
         for k, given in enumerate(block.arguments[1:]):
             if given in self.needed:
                 ends = (given, node.inputs[2 + k], block.results[k])
                 carried.append(tuple([self.number(x) for x in ends]))
-                results.append((k, self.number(given)))
         inner = self._block(block)
         if not inner and not carried:
             return
         index = self.number(block.arguments[0])
         bounds = (self.number(node.inputs[0]), self.number(node.inputs[1]))
-        code.append(
-            (
-                LOOP,
-                node,
-                index,
-                *bounds,
-                node.attrs["step"],
-                inner,
-                carried,
-                self._gets(node, dict(results)),
-            )
-        )
+        results = self._gets(node, [block.arguments[1:]])
+        code.append((LOOP, node, index, *bounds, node.attrs["step"], inner, carried, results))
 
-    def _gets(self, node: Node, results: dict[int, int]) -> list[tuple[int, int]]:
-        found = []
-        for get in self.needed:
-            if get.op.name == "get" and get.inputs[0] is node:
-                found.append((self.number(get), results[get.attrs["index"]]))
-        return found
+    def _gets(self, node: Node, values: list[Sequence[Node]]) -> list[tuple[int, ...]]:
+        """Where results of a loop or a branch stand, and the values that each may be."""
+        gets = [g for g in self.needed if g.op.name == "get" and g.inputs[0] is node]
+        return [
+            tuple([self.number(x) for x in (g, *[v[g.attrs["index"]] for v in values])])
+            for g in gets
+        ]
 
     def _branch(self, code: Code, node: Node) -> None:
         arms = [self._block(b) for b in node.blocks]
-        results = []
-        for get in self.needed:
-            if get.op.name == "get" and get.inputs[0] is node:
-                given = [self.number(b.results[get.attrs["index"]]) for b in node.blocks]
-                results.append((self.number(get), *given))
+        results = self._gets(node, [b.results for b in node.blocks])
         if any(arms) or results:
             code.append((BRANCH, self.number(node.inputs[0]), *arms, results))
 

@@ -20,7 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, combine, high, low, multiply
+from ..ir.symbol import (
+    Expr,
+    Size,
+    atoms,
+    ceil_divide,
+    coefficient,
+    combine,
+    evaluate,
+    high,
+    low,
+    multiply,
+)
 from .build import Body
 from .finding import Finding, finding
 from .inside import extremes, value_of
@@ -307,10 +318,10 @@ class Cells:
             return None
         found = []
         for program in every(*[range(s) for s in grid]):
-            env = {p: n for p, n in zip(t.programs, program) if isinstance(p, Expr)}
+            env = {p.name: n for p, n in zip(t.programs, program) if isinstance(p, Expr)}
             for values in every(*[s for s in trips if s is not None]):
-                env.update(zip(loops, values))
-                found.append((program, tuple([number(at, env) for at in access.index or ()])))
+                env.update(zip([loop.name for loop in loops], values))
+                found.append((program, tuple([evaluate(at, env) for at in access.index or ()])))
         return found
 
     def of(self, access: Access) -> tuple[TouchedCells, bool]:
@@ -392,23 +403,6 @@ def _mask(access: Access, program: tuple[int, ...]) -> Any:
         return True
     value = value_of(access.mask, program)
     return None if value is None else np.broadcast_to(value, access.tile)
-
-
-def number(value: Size, env: dict[Expr, int]) -> int:
-    """An Expr with its atoms bound."""
-    if isinstance(value, int):
-        return value
-    if value in env:
-        return env[value]
-    if value.kind == "sum":
-        return value.constant + sum(f * prod(number(a, env) for a in p) for p, f in value.terms)
-    a, b = (number(x, env) for x in value.args)
-    return {
-        "div": lambda: a // b,
-        "mod": lambda: a % b,
-        "min": lambda: min(a, b),
-        "max": lambda: max(a, b),
-    }[value.kind]()
 
 
 # ---- coverage ----------------------------------------------------------------------------------

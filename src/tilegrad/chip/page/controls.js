@@ -14,7 +14,7 @@ const NAMES = {
   tokens: "tokens a channel", program_words: "program words",
 };
 const PARTS = {
-  mac: "multiplication", register_bit: "register bit", scratchpad_byte: "scratchpad byte", accumulator_byte: "accumulator byte",
+  mac: "multiplication", scratchpad_byte: "scratchpad byte", accumulator_byte: "accumulator byte",
   vector: "lane, a beat", dram_byte: "DRAM byte", idle_cycle: "idle cycle",
 };
 export const FLOWS = { ws: "weights stay", os: "sums stay", is: "inputs stay" };

@@ -11,11 +11,13 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.config import environment_of_tools
 from .emit import SOURCES, tables, words_package
 
 LINTERS = {  # name: how to install it
@@ -27,9 +29,9 @@ LINTERS = {  # name: how to install it
 PROVERS = {
     "yosys": "apt-get install yosys",
     "yosys-smtbmc": "apt-get install yosys",
-    "z3": "apt-get install z3, or pip install z3-solver",
+    "z3": "pip install z3-solver",  # Debian's 4.8 takes over 20 minutes where 5.4 takes seconds
 }
-LIMIT = 1800  # seconds, of a busy machine
+LIMIT = 600  # seconds
 
 
 @dataclass(frozen=True)
@@ -97,16 +99,24 @@ def missing(tools: dict[str, str]) -> dict[str, str]:
     """Those of the tools that are not here, with how to install them."""
     found = {}
     for name, how in tools.items():
-        here = importlib.util.find_spec(name) if name == "pyslang" else shutil.which(name)
+        found_at = shutil.which(name, path=_around()["PATH"])
+        here = importlib.util.find_spec(name) if name == "pyslang" else found_at
         if here is None:
             found[name] = how
     return found
 
 
+def _around() -> dict[str, str]:
+    """What tools have around them; they are first looked for where pip puts them."""
+    return environment_of_tools(str(Path(sys.executable).parent))
+
+
 def _run(command: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
     """What a tool says; one that takes too long ends with the solvers that it started."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes) as made:
+    with subprocess.Popen(
+        command, cwd=folder, env=_around(), start_new_session=True, **pipes
+    ) as made:
         try:
             said, _ = made.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:

@@ -202,7 +202,7 @@ class JointMatmul(WideMatmul):
                 source = box(self.of_batch(weight, batch), at, place.shape)
                 tile.copy_async(place, source, self.ring.full[stage])
 
-    def at(self, number: int, own: int, stage: Any) -> tuple[Any, Any]:
+    def at(self, number: int, own: int, stage: Any) -> tuple[Any, ...]:
         """Where in the ring the operands of a product lie."""
         if not self.x.gated or self.joined:
             return super().at(number, own, stage)

@@ -94,6 +94,7 @@ def transposed(x: Operands) -> Operands:
         x.weights,
         x.gated,
         x.block,
+        x.sparse,
     )
 
 

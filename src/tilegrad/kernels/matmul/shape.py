@@ -56,6 +56,7 @@ class Operands:
     weights: tuple[int, ...] = ()  # sizes of several b with one a; n is their sum, or each
     gated: bool = False  # the epilogue makes one result of the products with all weights
     block: int = 0  # rows of a block, where rows are in groups: a batch is a group's weights
+    sparse: bool = False  # of the weights two of every four along k are stored
 
     @property
     def stored(self) -> tuple[tuple[Size, ...], ...]:

@@ -223,10 +223,10 @@ class WideMatmul(Leaving):
             stage = self.ring.wait(turn + step)
             tile.matrix_fence()
             for number, total in enumerate(totals):
-                left, right = self.at(number, own, stage)
+                left, right, *kept = self.at(number, own, stage)
                 left = left if self.x.a_along_k else left.T
                 right = right.T if self.x.b_along_k else right
-                tile.matrix_async(total, left, right, tile.less(0, step))
+                tile.matrix_async(total, left, right, tile.less(0, step), *kept)
             tile.matrix_commit()
             tile.matrix_wait(1)
             if tile.less(0, step):
@@ -234,7 +234,7 @@ class WideMatmul(Leaving):
         tile.matrix_wait(0)
         self.release(turn + self.steps - 1)
 
-    def at(self, _: int, own: int, stage: Any) -> tuple[Any, Any]:
+    def at(self, _: int, own: int, stage: Any) -> tuple[Any, ...]:
         """Where they lie."""
         return self.left[stage, own], self.right[stage]
 

@@ -124,7 +124,7 @@ def load(object_bytes: bytes) -> LoadedModule:
         return LoadedModule(placed, placed.functions)
     names = function_names(object_bytes)
     with _lock:
-        jit, builder = _linker()
+        jit, builder = _lljit(), llvm().JITLibraryBuilder()
         builder.add_object_img(object_bytes).add_current_process()
         for name in names:
             builder.export_symbol(name)
@@ -190,10 +190,6 @@ def _lljit() -> binding.LLJIT:
             continue
     machine = llvm().Target.from_default_triple().create_target_machine(jit=True)
     return llvm().create_lljit_compiler(machine)
-
-
-def _linker() -> tuple[binding.LLJIT, binding.JITLibraryBuilder]:
-    return _lljit(), llvm().JITLibraryBuilder()
 
 
 def _machine(target: Target, level: int) -> binding.TargetMachine:

@@ -14,7 +14,8 @@ from typing import Any
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...ir.node import Node
-from ...ir.types import Memory
+from ...ir.types import Memory, unravel
+from ...tile.numeric import SCATTER
 from .emit_shape import (
     Emission,
     Values,
@@ -24,7 +25,6 @@ from .emit_shape import (
     size_text,
     splat,
     split_shape,
-    unravel,
 )
 from .rules import (
     convert,
@@ -287,7 +287,7 @@ def combined(
         if mode != "set":
             old = e.w.value(f"load {element}, ptr {where}, align {dtype.size}")
             old = from_memory(e, old, dtype, 1)
-            name = {"max": "maximum", "min": "minimum"}.get(mode, mode)
+            name = SCATTER[mode]
             if dtype.is_float and dtype.bits < 32:
                 wide = [convert(e.w, dtype, dtypes.float32, 1, v) for v in (old, x)]
                 result = row_for(name)(e.w, dtypes.float32, 1, wide)

@@ -14,7 +14,7 @@ from typing import Any
 from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size
-from ...ir.types import Tile
+from ...ir.types import Tile, unravel
 from ...tile.build import Body
 from ...tile.numeric import COMBINE
 from .rules import Writer, convert, literal, mangle, row_for, scalar_type, type_of, vector
@@ -53,15 +53,6 @@ def in_matrix_unit(node: Node) -> bool:
     while node.op.name == "get":
         node = node.inputs[0].blocks[0].results[node.attrs["index"]]
     return node.op.category == "matrix"
-
-
-def unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of a row-major number."""
-    index = []
-    for size in reversed(shape):
-        index.append(number % size)
-        number //= size
-    return tuple(reversed(index))
 
 
 def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:

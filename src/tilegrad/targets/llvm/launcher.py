@@ -22,7 +22,7 @@ from ...runtime.device import Device
 from ...runtime.fault import Faults, fault_slots
 from ...runtime.launcher import Launcher, SlotCopy
 from ...runtime.recipe import Recipe, Step
-from .table import CONTROL, COUNTED, DYNAMIC, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
+from .table import CONTROL, COUNTED, GRID_SCALAR, SINGLE, VALUE_SCALAR, TableBuilder
 from .workers import RECORD, worker_pool
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class NativeLauncher(Launcher):
             address = self.modules[key].address(name)
             at = len(self.scalars)
             self.scalars += list(step.symbols)
-            grain, flags = 1, SINGLE if step.small else DYNAMIC
+            grain, flags = 1, SINGLE if step.small else 0
             if isinstance(step.grid, int):
                 grid, grain = step.grid, max(1, step.grid // 16)
             else:

@@ -172,13 +172,12 @@ def barrier(pool: pool, workers: i64):
     else:
         wait_change(at(pool.turn), turn, pool.barrier_spins)
 
-def barrier_after(pool: pool, row: row, workers: i64, last: i1):
-    waited = row.flags & DYNAMIC or row.flags & NO_BARRIER == 0
-    if waited and last == False:
+def barrier_after(pool: pool, workers: i64, last: i1):
+    if last == False:
         barrier(pool, workers)
 """
 
-# One entry of a table. `share` is the boundary before a worker's part of a grid, a multiple of the
+# One entry of a table. `share` is the boundary before a worker's part of a copy, a multiple of the
 # grain. JUMP_UNLESS ends in a barrier: nobody may go on to write the byte before all have read it.
 STEP = """
 def grid_of(pool: pool, row: row) -> i64:
@@ -203,10 +202,7 @@ def gather(pool: pool, state: state, row: row):
     i = 0
     while i < i64(row.args_count):
         number = i32[pool.index, first + i]
-        if number < 0:
-            ptr[state.args, i] = state.counters
-        else:
-            ptr[state.args, i] = ptr[state.own_slots, i64(number)]
+        ptr[state.args, i] = ptr[state.own_slots, i64(number)]
         i = i + 1
 
 def programs(pool: pool, state: state, row: row, start: i64, stop: i64):
@@ -221,14 +217,11 @@ def kernel(pool: pool, state: state, row: row, worker: i64, workers: i64):
     if row.flags & SINGLE or workers == 1:
         if worker == 0:
             programs(pool, state, row, 0, grid)
-    elif row.flags & DYNAMIC:
+    else:
         drawn = add(pool.ticket, grain, monotonic)
         while drawn < grid:
             programs(pool, state, row, drawn, least(drawn + grain, grid))
             drawn = add(pool.ticket, grain, monotonic)
-    else:
-        start = share(worker, workers, grid, grain)
-        programs(pool, state, row, start, share(worker + 1, workers, grid, grain))
 
 def copy(pool: pool, slots: ptr, row: row, worker: i64, workers: i64):
     bytes = grid_of(pool, row)
@@ -236,8 +229,8 @@ def copy(pool: pool, slots: ptr, row: row, worker: i64, workers: i64):
         grain = bytes if row.flags & SINGLE else COPY_GRAIN
         start = share(worker, workers, bytes, grain)
         stop = share(worker + 1, workers, bytes, grain)
-        to = ptr[slots, i64(row.args)] + row.a + start
-        memcpy(to, ptr[slots, i64(row.args_count)] + row.b + start, stop - start)
+        to = ptr[slots, i64(row.args)] + start
+        memcpy(to, ptr[slots, i64(row.args_count)] + start, stop - start)
 
 def set_slot(slots: ptr, counters: ptr, row: row):
     pointer = ptr[slots, i64(row.args_count)] + row.c
@@ -264,10 +257,10 @@ def take_entries(pool: pool, state: state, worker: i64, workers: i64, deadline: 
         state.place = state.place + 1
         if kind == KERNEL:
             kernel(pool, state, row, worker, workers)
-            barrier_after(pool, row, workers, state.place == pool.entries)
+            barrier_after(pool, workers, state.place == pool.entries)
         elif kind == COPY:
             copy(pool, slots, row, worker, workers)
-            barrier_after(pool, row, workers, state.place == pool.entries)
+            barrier_after(pool, workers, state.place == pool.entries)
         elif kind == JUMP:
             state.place = row.a
         elif kind == JUMP_UNLESS:

@@ -75,11 +75,6 @@ def splat_constant(value: Any, dtype: DType, lanes: int) -> str:
     return f"splat ({element} {one})"
 
 
-def _splat(value: int, lanes: int, bits: int = 32) -> str:
-    """A number as the bits of every lane."""
-    return str(value) if lanes == 1 else f"splat (i{bits} {value})"
-
-
 class Writer:
     """Lines of one function, fresh names, and the intrinsics it declares."""
 
@@ -474,7 +469,8 @@ def _multiply_high(m: Vectors, d: DType, a: str, b: str) -> str:
     """The upper half of the unsigned product."""
     wide = f"i{2 * d.bits}"
     product = m.do("mul", wide, *[m.cast_as("zext", x, d, wide) for x in (a, b)])
-    high = m.do("lshr", wide, product, _splat(d.bits, m.lanes, 2 * d.bits))
+    amount = str(d.bits) if m.lanes == 1 else f"splat ({wide} {d.bits})"
+    high = m.do("lshr", wide, product, amount)
     return m.cast_as("trunc", high, wide, d)
 
 

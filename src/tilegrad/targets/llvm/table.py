@@ -14,10 +14,10 @@ hold their own slots (buffer pointers) and counters, so control entries need no 
 | JUMP_COUNTER_LESS | go to entry a if counter b < c                                        |
 | SET_SLOT          | slot args = slot args_count + counter a * b + c (a < 0: no counter)   |
 | SWAP_SLOTS        | slots b and c change places                                           |
-| COPY              | grid bytes from slot args_count + b to slot args + a; must not overlap |
+| COPY              | grid bytes from slot args_count to slot args; they must not overlap   |
 
-KERNEL arguments are the slots named by `index[args : args + args_count]` (COUNTERS names the
-worker's counters), its scalars start at `scalars[scalars]`.
+KERNEL arguments are the slots named by `index[args : args + args_count]`, its scalars start at
+`scalars[scalars]`; workers draw `grain` programs at a time. KERNEL and COPY end in a barrier.
 
 Invariant: `check_table` passes on every table that is run; the native loop itself checks nothing.
 """
@@ -56,13 +56,10 @@ SET_SLOT = 7
 SWAP_SLOTS = 8
 COPY = 9
 
-DYNAMIC = 1  # KERNEL: workers draw `grain` programs at a time; always ends in a barrier
-NO_BARRIER = 2  # KERNEL, COPY: the entries up to the next barrier do not depend on this one
-SINGLE = 4  # KERNEL, COPY: worker 0 does all of it
-GRID_SCALAR = 8  # KERNEL, COPY: `grid` is the number of the scalar that holds the grid
-VALUE_SCALAR = 16  # counters: `c` is the number of the scalar that holds the value
+SINGLE = 1  # KERNEL, COPY: worker 0 does all of it
+GRID_SCALAR = 2  # KERNEL, COPY: `grid` is the number of the scalar that holds the grid
+VALUE_SCALAR = 4  # counters: `c` is the number of the scalar that holds the value
 
-COUNTERS = -1  # in place of a slot number: the address of the worker's counters
 COUNTER_LIMIT = 64
 ARGUMENT_LIMIT = 1024
 
@@ -121,27 +118,9 @@ class TableBuilder:
         kind, fields = CONTROL[name]
         return self._add(kind, flags=flags, **dict(zip(fields, values)))
 
-    def copy(
-        self,
-        to: int,
-        source: int,
-        bytes: int,
-        *,
-        to_offset: int = 0,
-        source_offset: int = 0,
-        flags: int = 0,
-    ) -> int:
+    def copy(self, to: int, source: int, bytes: int, *, flags: int = 0) -> int:
         """Copy bytes between slots that do not overlap."""
-        return self._add(
-            COPY, flags=flags, args=to, args_count=source, grid=bytes, a=to_offset, b=source_offset
-        )
-
-    def point(self, entry: int, to: int) -> None:
-        """Make the jump at `entry` go to entry `to`."""
-        self._rows[entry]["a"] = to
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        return self._add(COPY, flags=flags, args=to, args_count=source, grid=bytes)
 
     def finish(self, n_slots: int, n_scalars: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The checked table and its argument index."""
@@ -198,7 +177,6 @@ def _fault(
         SET_SLOT: [first, second],
         COPY: [first, second],
     }.get(kind, [])
-    least = COUNTERS if kind == KERNEL else 0
-    if any(not least <= slot < n_slots for slot in used):
+    if any(not 0 <= slot < n_slots for slot in used):
         return "no such slot"
     return None

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 from ...core.errors import UserError
 from .arithmetic import FLOAT_KINDS
-from .front import LEVELS, Sequencer
+from .front import LEVELS, words
 from .instructions import Instruction, text
 from .parameters import Parameters
-
-MOST_WORDS = 10_000_000  # that a program may run
 
 
 def _bad(one: Instruction, name: str, expected: str, got: object) -> UserError:
@@ -134,14 +132,5 @@ def check(p: Parameters, program: Sequence[Instruction]) -> None:
             _within(one, "turns", 1, 65535)
     if depth or not program or program[-1].op != "halt":
         raise UserError("a program ends with halt, its loops before it", op="npu")
-    sequencer, count = Sequencer(program), 0
-    while program[sequencer.pc].op != "halt":
-        one = program[sequencer.pc]
-        count += 1
-        if count > MOST_WORDS:
-            raise UserError("the program runs too many words", op="npu", expected=MOST_WORDS)
-        if one.queue is None:
-            sequencer.control()
-        else:
-            check_word(p, sequencer.send())
-            sequencer.pc += 1
+    for one in words(program):
+        check_word(p, one)

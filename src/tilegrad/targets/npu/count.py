@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from .front import Sequencer
+from .front import words
 from .instructions import Instruction
 from .parameters import Parameters
 from .timing import row_beats, row_bytes
@@ -25,11 +25,6 @@ class Counters:
     macs: int  # of the whole mesh, padding too
     peak_macs: int  # a cycle
     energy: dict[str, float]
-
-    @property
-    def utilisation(self) -> float:
-        """Multiplications over those that fit into the cycles."""
-        return self.macs / (self.peak_macs * self.cycles)
 
 
 @dataclass(frozen=True)
@@ -91,13 +86,9 @@ class _Tally:
 
 def counts_of(p: Parameters, program: Sequence[Instruction], cycles: int) -> Counts:
     """The counts of a program that takes some cycles."""
-    tally, sequencer = _Tally(p), Sequencer(program)
-    while program[sequencer.pc].op != "halt":
-        if program[sequencer.pc].queue is None:
-            sequencer.control()
-        else:
-            tally.word(sequencer.send())
-            sequencer.pc += 1
+    tally = _Tally(p)
+    for one in words(program):
+        tally.word(one)
     return Counts(cycles, **tally.found)
 
 

@@ -9,6 +9,8 @@ accumulators, so that no port is used twice in a cycle.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .arithmetic import TO_NARROW, float_bits, requantise, seeded, wide_of, xorshift
@@ -22,24 +24,35 @@ from .unit import RUN, Unit
 READ, LATCH, NARROW, ADDRESS, BEATS, ANSWERS = range(6)  # states of the store within a row
 
 
-def unpack(p: Parameters, word: Instruction, row: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Bits and 2:4 indices of the elements of a row; those behind its columns are 0."""
-    columns = word["columns"]
-    bits, index = np.zeros(p.row_elements, np.uint16), np.zeros(p.row_elements, np.uint8)
-    data = np.frombuffer(row, np.uint8)
+def unpack(p: Parameters, word: Instruction, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bits and 2:4 indices of the elements of rows of bytes; those behind their columns are 0."""
+    columns, rows = word["columns"], len(data)
+    bits, index = (np.zeros((rows, p.row_elements), kind) for kind in (np.uint16, np.uint8))
     width = BITS[p.weights] if word["narrow"] else p.element_bits
     used = (columns * width + 7) // 8
-    found = data[:used]
+    found = data[:, :used]
     if width == 4:
-        found = np.stack([found & 15, found >> 4], 1).reshape(-1)[:columns]
+        found = np.stack([found & 15, found >> 4], 2).reshape(rows, -1)[:, :columns]
     elif width == 16:
-        found = found.view("<u2")
-    bits[:columns] = wide_of(p.weights, p.element)[found] if width < p.element_bits else found
+        found = np.ascontiguousarray(found).view("<u2")
+    wide = width < p.element_bits
+    bits[:, :columns] = wide_of(p.weights, p.element)[found] if wide else found
     if word["indexed"]:
-        pairs = data[used : used + (columns * 2 + 7) // 8]
-        four = np.stack([pairs >> 2 * i & 3 for i in range(4)], 1).reshape(-1)
-        index[:columns] = four[:columns]
+        pairs = data[:, used : used + (columns * 2 + 7) // 8]
+        four = np.stack([pairs >> 2 * i & 3 for i in range(4)], 2).reshape(rows, -1)
+        index[:, :columns] = four[:, :columns]
     return bits, index
+
+
+def stored(p: Parameters, word: Instruction, sums: np.ndarray, extra: Any) -> np.ndarray:
+    """Sums as they are stored: 32 bits as they are, or narrow; by chance with `extra` bits."""
+    relu = bool(word["relu"])
+    if word["raw"]:
+        return float_bits(sums) if p.floating else sums.view(np.uint32)
+    if p.floating:
+        return TO_NARROW[p.element](sums, relu, extra)
+    scale = word["scale"] - (word["scale"] >> 15 << 16)
+    return requantise(sums, scale, word["shift"], relu, extra)
 
 
 class Load(Unit):
@@ -86,7 +99,8 @@ class Load(Unit):
         if self.writing:
             bits, index = np.zeros_like(self.scratchpad[0]), self.no_index
             if self.plain is None:
-                bits, index = unpack(self.p, word, bytes(self.buffer))
+                row = np.frombuffer(bytes(self.buffer), np.uint8)
+                bits, index = (found[0] for found in unpack(self.p, word, row[None]))
             else:
                 bits[: word["columns"]] = np.frombuffer(self.buffer, self.plain, word["columns"])
             self.scratchpad[self.write_row], self.indices[self.write_row] = bits, index
@@ -198,20 +212,9 @@ class Store(Unit):
         if word["stochastic"] and self.p.stochastic:
             extra = self.random
             self.random = xorshift(self.random)
-        if word["raw"]:
-            made, size = part.astype(part.dtype).tobytes(), 4
-            if self.p.floating:
-                made = float_bits(part).astype("<u4").tobytes()
-        elif self.p.floating:
-            narrow = TO_NARROW[self.p.element](part, bool(word["relu"]), extra)
-            made, size = narrow.astype("<u2").tobytes(), 2
-        else:
-            scale = word["scale"] - (word["scale"] >> 15 << 16)
-            made, size = (
-                requantise(part, scale, word["shift"], bool(word["relu"]), extra).tobytes(),
-                1,
-            )
-        self.buffer[self.lane * size : (self.lane + lanes) * size] = made
+        made = stored(self.p, word, part, extra)
+        size = made.itemsize
+        self.buffer[self.lane * size : (self.lane + lanes) * size] = made.tobytes()
         self.lane += lanes
         if self.lane == self.p.columns:
             self.phase, self.beat, self.left = ADDRESS, 0, row_beats(self.p, word)

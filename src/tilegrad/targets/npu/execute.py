@@ -18,9 +18,10 @@ from .instructions import Instruction
 from .mesh import Mesh, Row
 from .parameters import Parameters
 from .timing import run_cycles
-from .unit import RUN, Unit
+from .unit import Unit
 
 Array = np.ndarray
+READERS = ("first", "second")  # of the scratchpad
 
 
 class Execute(Unit):
@@ -37,9 +38,8 @@ class Execute(Unit):
         self.time = self.last = 0
         self.quiet = 0  # edges since anything came to the mesh
         no_elements = np.zeros(p.row_elements, np.uint16)
-        self.q_first, self.q_second = no_elements, no_elements  # of the scratchpad's two readers
-        self.q_index = np.zeros(p.row_elements, np.uint8)
-        self.q_second_index = np.zeros(p.row_elements, np.uint8)
+        self.q = dict.fromkeys(READERS, no_elements)
+        self.q_index = dict.fromkeys(READERS, np.zeros(p.row_elements, np.uint8))
         self.q_sums = np.zeros(p.columns, kind)
         self.held = no_elements  # 2:4 with sums in place: the row before
         self.group = np.zeros((p.rows, 4), kind)
@@ -103,25 +103,17 @@ class Execute(Unit):
             self.mesh.see(found)
         return found
 
-    def weights(self, bits: Array, index: Array) -> Row:
+    def weights(self, reader: str) -> Row:
         """What comes to the mesh from above."""
-        bits = bits[: self.p.columns]
-        return self.values(bits), index[: self.p.columns], bits
+        bits, index = (x[reader][: self.p.columns] for x in (self.q, self.q_index))
+        return self.values(bits), index, bits
 
-    def read_first(self, row: int) -> None:
-        """Asks the first reader of the scratchpad for a row."""
+    def read(self, row: int, reader: str = "first") -> None:
+        """Asks a reader of the scratchpad for a row; the second is of another bank."""
         row %= self.p.scratchpad_rows
-        self.q_first = self.load.scratchpad[row].copy()
+        self.q[reader] = self.load.scratchpad[row].copy()
         if self.p.sparse:
-            self.q_index = self.load.indices[row].copy()
-        self.scratchpad_reads += 1
-
-    def read_second(self, row: int) -> None:
-        """Asks the second reader, which is of another bank."""
-        row %= self.p.scratchpad_rows
-        self.q_second = self.load.scratchpad[row].copy()
-        if self.p.sparse:
-            self.q_second_index = self.load.indices[row].copy()
+            self.q_index[reader] = self.load.indices[row].copy()
         self.scratchpad_reads += 1
 
     def read_sums(self, row: int) -> None:
@@ -148,12 +140,12 @@ class Execute(Unit):
         if time > 0:
             row = rows - time  # that was asked for in the cycle before
             if row < word["rows"]:
-                self.top = self.weights(self.q_first, self.q_index)
+                self.top = self.weights("first")
             else:
                 self.top = self.mesh.nothing
         row = rows - 1 - time
         if 0 <= row < word["rows"]:
-            self.read_first(word["local"] + row)
+            self.read(word["local"] + row)
 
     def lanes(self, values: Array, word: Instruction) -> Array:
         """Inputs of each row of the mesh from a row of the scratchpad."""
@@ -175,10 +167,10 @@ class Execute(Unit):
     def _matmul_stationary(self, word: Instruction) -> None:
         p, time, count = self.p, self.time, word["count"]
         if 1 <= time <= count:
-            self.feed = self.lanes(self.values(self.q_first), word)
+            self.feed = self.lanes(self.values(self.q["first"]), word)
             self.macs += p.rows * p.columns * (1 + word["mixed"])
         if time < count:
-            self.read_first(word["local"] + time)
+            self.read(word["local"] + time)
         row = time - (p.rows + p.columns)
         if row >= 0 and self.leaving is not None:
             value = self.leaving
@@ -195,16 +187,16 @@ class Execute(Unit):
         if self.time == 0 and not word["keep"]:
             self.clear = True
         if 1 <= time <= count:
-            self.top = self.weights(self.q_second, self.q_second_index)
+            self.top = self.weights("second")
             self.macs += p.rows * p.columns * (1 + word["mixed"])
         if late:
             self._gather(time, count)
         elif 1 <= time <= count:
-            self.feed = self.lanes(self.values(self.q_first), word)
+            self.feed = self.lanes(self.values(self.q["first"]), word)
         if self.time < count:
-            self.read_first(word["local"] + self.time)
+            self.read(word["local"] + self.time)
         if 0 <= time < count:
-            self.read_second(word["second"] + time)
+            self.read(word["second"] + time, "second")
         if word["drain"]:
             self._drain(word, self.time - (count + p.rows + p.columns - 1 + late))
 
@@ -213,13 +205,13 @@ class Execute(Unit):
         rows = self.p.rows
         if 1 <= time <= count:
             if time % 2:
-                old, new = self.values(self.held), self.values(self.q_first)
+                old, new = self.values(self.held), self.values(self.q["first"])
                 pairs = (old[:rows], old[rows : 2 * rows], new[:rows], new[rows : 2 * rows])
                 self.feed = np.stack(pairs, 1)
                 self.group = self.feed
             else:
                 self.feed = self.group
-        self.held = self.q_first
+        self.held = self.q["first"]
 
     def _drain(self, word: Instruction, turn: int) -> None:
         """Sums move down a row a cycle; the lowest is written."""
@@ -244,9 +236,9 @@ class Execute(Unit):
         planes = 1 if word.kind == "take" else p.planes
         columns = p.columns
         if 1 <= self.phase <= planes:
-            bits = self.q_first[:columns].astype(np.uint32)
+            bits = self.q["first"][:columns].astype(np.uint32)
             if planes == 1:
-                wide = self.values(self.q_first[:columns])
+                wide = self.values(self.q["first"][:columns])
                 self.result = wide
             else:
                 known = np.zeros(columns, np.uint32)
@@ -258,7 +250,7 @@ class Execute(Unit):
                     self.result = arithmetic.from_bits(known)
         if self.phase < planes:
             row = 0 if word["hold_first"] else self.row
-            self.read_first(word["local"] + row * planes + self.phase)
+            self.read(word["local"] + row * planes + self.phase)
         if self.phase == planes + 1:
             self.write_sums(word["result"] + self.row, self.result)
         self._next_phase(planes + 2)
@@ -317,6 +309,3 @@ class Execute(Unit):
             one = self.first[column : column + 1]
             found = arithmetic.vector(kind, found, one, 0, self.p.floating)
         self.result = np.repeat(found, self.p.columns)
-
-
-__all__ = ["RUN", "Execute"]

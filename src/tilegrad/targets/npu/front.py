@@ -10,7 +10,7 @@ what a unit sees of queues and tokens is their state before the edge; `commit` i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 from ...core.errors import UserError
@@ -27,6 +27,7 @@ from .parameters import Parameters
 
 FETCH, DECODE, HALT = 1, 2, 3  # states of the front end; 0 before it is started
 LEVELS, SETS = 4, 4
+MOST_WORDS = 10_000_000  # that a program may run
 # Channels of tokens: (from, to) by queue.
 CHANNELS = ((0, 1), (1, 0), (1, 2), (2, 1))
 
@@ -166,6 +167,20 @@ class Sequencer:
                 self.pc = start
             else:
                 self.offsets = saved
+
+
+def words(program: Sequence[Instruction]) -> Iterator[Instruction]:
+    """The words of a program as queues get them, in the order they are sent."""
+    sequencer, count = Sequencer(program), 0
+    while (one := program[sequencer.pc]).op != "halt":
+        count += 1
+        if count > MOST_WORDS:
+            raise UserError("the program runs too many words", op="npu", expected=MOST_WORDS)
+        if one.queue is None:
+            sequencer.control()
+        else:
+            yield sequencer.send()
+            sequencer.pc += 1
 
 
 class Front:

@@ -15,10 +15,10 @@ import numpy as np
 from ...core.errors import UserError
 from . import arithmetic
 from .check import check
-from .dma import unpack
+from .dma import stored, unpack
 from .instructions import Instruction, text
 from .order import Order
-from .parameters import BITS, Parameters
+from .parameters import Parameters
 from .timing import row_bytes
 
 Array = np.ndarray
@@ -63,41 +63,16 @@ class Functional:
 
     def move_in(self, one: Instruction) -> None:
         """Rows of DRAM into the scratchpad."""
-        p, columns = self.p, one["columns"]
-        data = np.ascontiguousarray(self.memory[self._rows(one)])
         at = slice(one["local"], one["local"] + one["rows"])
-        self.scratchpad[at] = 0
-        self.indices[at] = 0
-        width = BITS[p.weights] if one["narrow"] else p.element_bits
-        if one["indexed"]:
-            for i, row in enumerate(data):
-                bits, index = unpack(p, one, row.tobytes())
-                self.scratchpad[one["local"] + i], self.indices[one["local"] + i] = bits, index
-        elif width == p.element_bits == 8:
-            self.scratchpad[at, :columns] = data
-        elif width == 16:
-            self.scratchpad[at, :columns] = data.view("<u2")
-        else:
-            for i, row in enumerate(data):
-                self.scratchpad[one["local"] + i] = unpack(p, one, row.tobytes())[0]
+        found = unpack(self.p, one, self.memory[self._rows(one)])
+        self.scratchpad[at], self.indices[at] = found
 
     def move_out(self, one: Instruction) -> None:
         """Rows of sums to DRAM, as they are or narrow."""
-        p, columns = self.p, one["columns"]
+        chance = one["stochastic"] and self.p.stochastic
+        extra = self._chances(one["rows"]) if chance else None
         sums = self.sums[one["local"] : one["local"] + one["rows"]]
-        relu = bool(one["relu"])
-        if one["stochastic"] and p.stochastic:
-            extra = self._chances(one["rows"])
-        else:
-            extra = None
-        if one["raw"]:
-            made = arithmetic.float_bits(sums) if p.floating else sums.view(np.uint32)
-        elif p.floating:
-            made = arithmetic.TO_NARROW[p.element](sums, relu, extra)
-        else:
-            scale = one["scale"] - (one["scale"] >> 15 << 16)
-            made = arithmetic.requantise(sums, scale, one["shift"], relu, extra)
-        made = np.ascontiguousarray(made[:, :columns])
+        made = np.ascontiguousarray(stored(self.p, one, sums, extra)[:, : one["columns"]])
         self.memory[self._rows(one)] = made.view(np.uint8)
 
     def _chances(self, rows: int) -> Array:

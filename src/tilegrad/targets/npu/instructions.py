@@ -1,22 +1,20 @@
-"""The instruction set: eleven words of 128 bits, as records, as text and as bytes.
+"""The instruction set: eleven words of 128 bits, as records, as text and as numbers.
 
 Three in-order queues run them: load (`move_in`), execute (`preload`, `matmul`, `vector`,
 `reduce`) and store (`move_out`); `sync` stands in any queue. Each may wait for a token of the queue
 before it (`prev`) or after it (`next`) and post one when it is done. The front end itself runs
-`config`, `loop`, `end` and `halt`. Invariant: `decode(encode(i)) == i` and
-`parse(text(i)) == i`; the table `FIELDS` is all there is to know of the words' bits, and the RTL
-is emitted from it.
+`config`, `loop`, `end` and `halt`. Invariant: `assemble(text(i)) == [i]`; the table `FIELDS` is all
+there is to know of the words' bits, and the RTL is emitted from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...core.errors import UserError
 
-WORD_BITS = 128
 LOAD, EXECUTE, STORE = 0, 1, 2
 QUEUES = ("load", "execute", "store")
 
@@ -147,7 +145,6 @@ VECTOR = {
 }
 REDUCE = {"sum": 0, "max": 1}
 KINDS = {"vector": VECTOR, "reduce": REDUCE}
-NAMES = {number: name for name, number in OPS.items()}
 
 
 @dataclass(frozen=True)
@@ -223,34 +220,6 @@ def encode(one: Instruction) -> int:
     for field in FIELDS[one.op]:
         word |= one[field.name] << field.low
     return word
-
-
-def decode(word: int) -> Instruction:
-    """The Instruction of a word; bits of no field must be 0."""
-    if word & 15 not in NAMES:
-        raise UserError("unknown opcode", op="npu", expected=f"0 to {len(OPS) - 1}", got=word & 15)
-    op = NAMES[word & 15]
-    values = {f.name: word >> f.low & (1 << f.width) - 1 for f in FIELDS[op]}
-    made = Instruction(op, tuple((n, v) for n, v in values.items() if v))
-    if encode(made) != word:
-        raise UserError(f"{op}: bits outside of its fields", op="npu", got=f"{word:#034x}")
-    if op in KINDS and made["kind"] not in KINDS[op].values():
-        raise UserError(f"{op}: unknown kind", op="npu", got=made["kind"])
-    return made
-
-
-def to_bytes(program: Iterable[Instruction]) -> bytes:
-    """A program as it lies in memory: 16 bytes a word, the lowest first."""
-    return b"".join(encode(one).to_bytes(WORD_BITS // 8, "little") for one in program)
-
-
-def from_bytes(data: bytes) -> list[Instruction]:
-    """The program of such bytes."""
-    if len(data) % 16:
-        raise UserError(
-            "a program is whole words", op="npu", expected="16 bytes each", got=len(data)
-        )
-    return [decode(int.from_bytes(data[i : i + 16], "little")) for i in range(0, len(data), 16)]
 
 
 def text(one: Instruction) -> str:

@@ -1,20 +1,19 @@
 """The register-level simulator: front end, three units, memories and DRAM, a cycle at a time.
 
-Invariant: `step` is one clock edge of the whole chip; `registers` is what the RTL's registers hold
-before it, by name, and `events` what its write ports do in it. Memories that are read and written
-at one address in one cycle give what was there before.
+Invariant: `step` is one clock edge of the whole chip, and what the units hold before it the RTL's
+registers do. Memories that are read and written at one address in one cycle give what was there
+before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ...core.errors import UserError
-from .arithmetic import bits_of, float_bits, seeded
+from .arithmetic import seeded
 from .check import check
 from .count import Counters, Counts, counters_of
 from .dma import Load, Store
@@ -119,52 +118,6 @@ class Machine:
                 raise UserError("too many cycles", op="npu", expected=f"at most {most}")
         return self.cycle
 
-    def registers(self) -> dict[str, Any]:
-        """Registers that the RTL has too, before the edge."""
-        x, s, ld = self.execute, self.store, self.load
-        found: dict[str, Any] = {
-            "pc": self.front.sequencer.pc,
-            "front": self.front.state,
-            "tokens": list(self.tokens.counts),
-            "waiting": [len(q.items) for q in self.queues],
-            "states": [u.state for u in self.units],
-            "sums": self.bits(x.mesh.sums),
-            "inputs": bits_of(x.mesh.inputs, self.p.element).astype(np.int64),
-            "still": x.mesh.still_bits().astype(np.int64),
-            "index": x.mesh.index.astype(np.int64),
-            "arvalid": int(ld.asking),
-            "araddr": ld.address if ld.asking else None,
-            "arlen": ld.read[1] - 1 if ld.read else None,
-            "awvalid": int(s.write is not None),
-            "awaddr": s.write[0] if s.write else None,
-            "awlen": s.write[1] - 1 if s.write else None,
-            "wvalid": int(s.shown is not None),
-            "wdata": s.shown[0] if s.shown else None,
-            "wstrb": s.shown[1] if s.shown else None,
-            "wlast": int(s.shown[2]) if s.shown else None,
-        }
-        return found
-
-    def events(self) -> dict[str, Any]:
-        """What was written in the cycle of the last step."""
-        found: dict[str, Any] = {"scratchpad": None, "accumulator": None}
-        if self.load.written is not None:
-            row, bits, index = self.load.written
-            found["scratchpad"] = (
-                row,
-                bits.astype(np.int64) | (index.astype(np.int64) << self.p.element_bits),
-            )
-        if self.execute.written is not None:
-            row, values = self.execute.written
-            found["accumulator"] = (row, self.bits(values))
-        return found
-
-    def bits(self, values: np.ndarray) -> np.ndarray:
-        """The 32 bits of sums."""
-        if self.p.floating:
-            return float_bits(values).astype(np.int64)
-        return values.view(np.uint32).astype(np.int64)
-
     def counts(self) -> Counts:
         """The events of the run so far."""
         x, d = self.execute, self.dram
@@ -175,13 +128,3 @@ class Machine:
         """What the run did so far."""
         causes = {QUEUES[n]: dict(c) for n, c in enumerate(self.causes)}
         return counters_of(self.p, self.counts(), causes)
-
-
-def run(p: Parameters, program: Sequence[Instruction], memory: np.ndarray) -> Machine:
-    """Runs a program to its end; the Machine with its counters."""
-    machine = Machine(p, program, memory)
-    machine.run()
-    return machine
-
-
-__all__ = ["Counters", "Machine", "run"]

@@ -17,10 +17,10 @@ import numpy as np
 
 from ...core.errors import UserError
 from ...tile.access import Clock, join
-from .front import CHANNELS, Sequencer, posts, waits
+from .front import CHANNELS, posts, waits
 from .instructions import EXECUTE, LOAD, QUEUES, STORE, Instruction, text
 from .parameters import Parameters
-from .timing import row_beats
+from .timing import Event, Queues, row_beats
 
 MEMORIES = {  # the two queues that touch each, the one that writes first
     "scratchpad": (LOAD, EXECUTE),
@@ -53,76 +53,36 @@ def touches(p: Parameters, one: Instruction) -> Iterator[tuple[str, Rows]]:
         yield "accumulators", slice(one["result"], one["result"] + count)
 
 
-class Order:
-    """Three queues that wait for tokens, and what each knows of the others."""
+class Order(Queues):
+    """The same with what each queue knows of the others."""
 
     def __init__(self, p: Parameters, program: Sequence[Instruction]) -> None:
-        self.p, self.sequencer = p, Sequencer(program)
-        self.seed: int | None = None  # of stochastic rounding; none comes after a word that draws
-        self.queues: list[deque[Instruction]] = [deque() for _ in QUEUES]
-        self.posting: list[Sequence[int]] = [[] for _ in QUEUES]  # channels that wait for room
+        super().__init__(p, program)
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.tokens: list[deque[Clock]] = [deque() for _ in CHANNELS]
-        self.done: list[list[Instruction]] = [[] for _ in QUEUES]
         sizes = {"scratchpad": p.scratchpad_rows, "accumulators": p.accumulator_rows, "DRAM": 0}
         # by memory and queue: the count of the word that touched a row last
         self.last = {
             (m, q): np.zeros(size, np.int64) for m, size in sizes.items() for q in MEMORIES[m]
         }
 
-    def words(self) -> Iterator[Instruction]:
-        """Each word as it runs; an error where queues wait for each other, or race."""
-        moving = True
-        while moving:
-            moving = self._fetch()
-            for number in range(len(QUEUES)):
-                moving |= bool(self.posting[number]) and self._posted(number)
-                while self._posted(number) and self._ready(number):
-                    one = self.queues[number].popleft()
-                    self._take(number, one)
-                    yield one
-                    self.posting[number] = posts(number, one["tokens"])
-                    moving = True
-        waiting = [f"{QUEUES[n]}: {text(q[0])}" for n, q in enumerate(self.queues) if q]
-        waiting += [f"{QUEUES[n]}: no room for a token" for n, c in enumerate(self.posting) if c]
-        if waiting:
-            raise UserError("the queues wait for each other", op="npu", got="; ".join(waiting))
+    def post(self, number: int) -> bool:
+        """A token tells what its queue knows."""
+        event, done = self.running[number], super().post(number)
+        if event is not None and done:
+            for c in posts(number, event.word["tokens"]):
+                self.tokens[c].append(list(self.clocks[number]))
+        return done
 
-    def _fetch(self) -> bool:
-        """Sends words until a queue is full or the program halts."""
-        sequencer, sent = self.sequencer, False
-        while (one := sequencer.program[sequencer.pc]).op != "halt":
-            if one.queue is None:
-                sequencer.control()
-                if sequencer.seed is not None:
-                    self.seed, sequencer.seed = sequencer.seed, None
-            elif len(self.queues[one.queue]) == self.p.queue:
-                break
-            else:
-                self.queues[one.queue].append(sequencer.send())
-                sequencer.pc += 1
-            sent = True
-        return sent
-
-    def _posted(self, number: int) -> bool:
-        """Whether what a queue ran last has posted its tokens, now if there is room."""
-        if any(len(self.tokens[c]) == self.p.tokens for c in self.posting[number]):
-            return False
-        for c in self.posting[number]:
-            self.tokens[c].append(list(self.clocks[number]))
-        self.posting[number] = []
-        return True
-
-    def _ready(self, number: int) -> bool:
-        queue = self.queues[number]
-        return bool(queue) and all(self.tokens[c] for c in waits(number, queue[0]["tokens"]))
-
-    def _take(self, number: int, one: Instruction) -> None:
-        clock = self.clocks[number]
+    def take(self, number: int) -> Event | None:
+        """An error where a word touches what another queue touched, and no token says when."""
+        event = super().take(number)
+        if event is None:
+            return None
+        one, clock = event.word, self.clocks[number]
         for c in waits(number, one["tokens"]):
             join(clock, self.tokens[c].popleft())
         clock[number] += 1
-        self.done[number].append(one)
         for memory, rows in touches(self.p, one) if one.op != "sync" else ():
             pair = MEMORIES[memory]
             other = pair[pair[0] == number]
@@ -134,10 +94,11 @@ class Order:
                 raise UserError(
                     f"{QUEUES[number]} and {QUEUES[other]} race in the {memory}",
                     op="npu",
-                    got=f"{text(one)}; {text(self.done[other][latest - 1])}",
+                    got=f"{text(one)}; {text(self.events[other][latest - 1].word)}",
                     hint="a token posted by the one and waited for by the other orders them",
                 )
             self.last[memory, number][rows] = clock[number]
+        return event
 
     def _grow(self, beats: int) -> None:
         for q in MEMORIES["DRAM"]:
@@ -147,7 +108,9 @@ class Order:
                 self.last["DRAM", q][: len(known)] = known
 
 
-def prove(p: Parameters, program: Sequence[Instruction]) -> None:
+def prove(p: Parameters, program: Sequence[Instruction]) -> Order:
     """That a program ends and that its queues do not race, whatever memory does to times."""
-    for _ in Order(p, program).words():
+    made = Order(p, program)
+    for _ in made.words():
         pass
+    return made

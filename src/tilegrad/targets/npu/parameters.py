@@ -39,6 +39,7 @@ BOUNDS = {
     "dram_bandwidth": (1e-3, 1e5),
     "clock": (1e-3, 1e5),
 }
+TYPES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
 POWERS = ("banks", "bank_rows", "accumulator_rows", "program_words", "dma_bytes")
 
 
@@ -47,7 +48,6 @@ class Energy:
     """What an event costs, in pJ (45 nm: chip.md's table of adders and small memories)."""
 
     mac: float = 0.23
-    register_bit: float = 0.0005  # a register of the mesh written
     scratchpad_byte: float = 1.45
     accumulator_byte: float = 1.45
     vector: float = 0.4  # one lane, one beat
@@ -227,23 +227,9 @@ def _check_types(p: Parameters) -> None:
     for f in fields(Parameters):
         if f.name == "energy":
             continue
-        value = getattr(p, f.name)
-        kind = type(f.default)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        right = {
-            bool: isinstance(value, bool),
-            int: whole,
-            float: whole or isinstance(value, float),
-            str: isinstance(value, str),
-        }[kind]
-        if not right:
-            wanted = {
-                float: "a number",
-                int: "a whole number",
-                str: "a text",
-                bool: "true or false",
-            }
-            raise _bad(f.name, wanted[kind], value, f"{f.name} = {f.default!r} would fit")
+        value, kind = getattr(p, f.name), type(f.default)
+        if type(value) is not kind and (type(value), kind) != (int, float):
+            raise _bad(f.name, TYPES[kind], value, f"{f.name} = {f.default!r} would fit")
     for name, known in (("dataflow", DATAFLOWS), ("element", tuple(WEIGHTS))):
         if getattr(p, name) not in known:
             hint = f"{name} = {known[0]!r} would fit"

@@ -14,13 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
-from .count import Counters, Counts, counters_of, counts_of
+from .count import Counts, counts_of
 from .instructions import Instruction, instruction
 from .layout import Layout, too_small
 from .machine import Machine
 from .order import prove
 from .result import Result
-from .timing import timeline
 
 HALT = instruction("halt")
 
@@ -118,15 +117,10 @@ class Product(Layout):
         """Cycles and events by closed forms, of programs that are proved to end without races."""
 
         def counted(words: list[Instruction]) -> Counts:
-            prove(self.p, words)
-            return counts_of(self.p, words, timeline(self.p, words).cycles)
+            return counts_of(self.p, words, prove(self.p, words).cycles)
 
         return self.over_programs(counted)
 
     def cycles(self) -> int:
         """The cycles by closed forms."""
         return self.counts.cycles
-
-    def counters(self) -> Counters:
-        """Cycles, bytes and energy by closed forms."""
-        return counters_of(self.p, self.counts)

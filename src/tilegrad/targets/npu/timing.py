@@ -8,8 +8,8 @@ cycle for cycle, with DRAM that never stalls; a program that cannot end is an er
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ...core.errors import UserError
 from .front import CHANNELS, Sequencer, posts, waits
@@ -78,139 +78,115 @@ class Event:
     """One instruction of a run: cycles when it was sent, taken, and posted."""
 
     word: Instruction
-    queue: int
     sent: int
     taken: int = -1
     posted: int = -1
 
 
-@dataclass
-class Timeline:
-    """When everything happens; `cycles` from the first fetch until all is done."""
-
-    events: list[Event] = field(default_factory=list)
-    cycles: int = 0
-
-    def of(self, queue: int) -> list[Event]:
-        """The events of a queue, in order."""
-        return [e for e in self.events if e.queue == queue]
-
-    def busy(self, queue: int) -> int:
-        """Cycles that a unit takes, runs and posts."""
-        return sum(e.posted - e.taken + 1 for e in self.of(queue))
-
-
-class _Solver:
-    """Advances whatever can be: each queue by the next of its rules."""
+class Queues:
+    """Three queues that wait for tokens: whatever can go on does, at the first cycle it may."""
 
     def __init__(self, p: Parameters, program: Sequence[Instruction]) -> None:
         self.p, self.sequencer = p, Sequencer(program)
-        self.made = Timeline()
-        self.queues: list[list[Event]] = [[], [], []]
-        self.at = [0, 0, 0]  # the next of each queue to take
-        self.open: list[bool] = [False] * 3  # taken, not yet posted
-        self.ends = [0, 0, 0]
-        self.free = [-1, -1, -1]  # when a unit posted last
-        self.taken: list[list[int]] = [[] for _ in CHANNELS]
-        self.put: list[list[int]] = [[] for _ in CHANNELS]
+        self.seed: int | None = None  # of stochastic rounding; none comes after a word that draws
+        self.events: list[list[Event]] = [[] for _ in QUEUES]  # in the order of each queue
+        self.next = [0] * len(QUEUES)  # of each queue, to be taken
+        self.running: list[Event | None] = [None] * len(QUEUES)  # taken, not yet posted
+        self.free = [-1] * len(QUEUES)  # when a unit posted last
+        self.put: list[list[int]] = [[] for _ in CHANNELS]  # when tokens were posted
+        self.got: list[list[int]] = [[] for _ in CHANNELS]  # and taken
         self.cycle = 0  # of the next fetch
-        self.halted = False
-        self.known: dict[Instruction, int] = {}
+        self.lengths: dict[Instruction, int] = {}
+
+    @property
+    def cycles(self) -> int:
+        """From the first fetch until all is done."""
+        return max(self.cycle + 1, *self.free) + 1
+
+    def words(self) -> Iterator[Instruction]:
+        """Each word as it is taken; an error where queues wait for each other."""
+        moving = True
+        while moving:
+            moving = False
+            while self.fetch():
+                moving = True
+            for number in range(len(QUEUES)):
+                while (event := self.take(number)) or self.post(number):
+                    moving = True
+                    if event is not None:
+                        yield event.word
+        late = [(n, self.events[n][at:]) for n, at in enumerate(self.next)]
+        waiting = [f"{QUEUES[n]}: {text(events[0].word)}" for n, events in late if events]
+        waiting += [f"{QUEUES[n]}: no room for a token" for n, e in enumerate(self.running) if e]
+        if waiting:
+            raise UserError("the queues wait for each other", op="npu", got="; ".join(waiting))
 
     def fetch(self) -> bool:
         """Sends one word, if its queue has room at a time that is known."""
-        if self.halted:
-            return False
-        one = self.sequencer.program[self.sequencer.pc]
-        decode = self.cycle + 1
+        sequencer, decode = self.sequencer, self.cycle + 1
+        one = sequencer.program[sequencer.pc]
         if one.op == "halt":
-            self.halted, self.cycle = True, decode
-            return True
+            return False
         if one.queue is None:
-            self.sequencer.control()
-            self.cycle = decode + 1
-            return True
-        queue = self.queues[one.queue]
-        before = len(queue) - self.p.queue
-        if before >= 0:
-            if queue[before].taken < 0:
-                return False
-            decode = max(decode, queue[before].taken + 1)
-        event = Event(self.sequencer.send(), one.queue, decode)
-        queue.append(event)
-        self.made.events.append(event)
-        self.sequencer.pc += 1
+            sequencer.control()
+            if sequencer.seed is not None:
+                self.seed, sequencer.seed = sequencer.seed, None
+        else:
+            queue = self.events[one.queue]
+            before = len(queue) - self.p.queue
+            if before >= 0:
+                if queue[before].taken < 0:
+                    return False
+                decode = max(decode, queue[before].taken + 1)
+            queue.append(Event(sequencer.send(), decode))
+            sequencer.pc += 1
         self.cycle = decode + 1
         return True
 
-    def take(self, number: int) -> bool:
+    def take(self, number: int) -> Event | None:
         """Begins the next instruction of a queue, if all it waits for is known."""
-        if self.open[number] or self.at[number] == len(self.queues[number]):
-            return False
-        event = self.queues[number][self.at[number]]
+        if self.running[number] or self.next[number] == len(self.events[number]):
+            return None
+        event = self.events[number][self.next[number]]
         channels = waits(number, event.word["tokens"])
-        when = max(event.sent, self.free[number]) + 1
+        if any(len(self.put[c]) == len(self.got[c]) for c in channels):
+            return None
+        tokens = [self.put[c][len(self.got[c])] for c in channels]
+        event.taken = max(event.sent, self.free[number], *tokens) + 1
         for c in channels:
-            if len(self.put[c]) <= len(self.taken[c]):
-                return False
-            when = max(when, self.put[c][len(self.taken[c])] + 1)
+            self.got[c].append(event.taken)
+        self.running[number] = event
+        self.next[number] += 1
+        return event
+
+    def post(self, number: int) -> bool:
+        """Ends what runs, if there is room for its tokens at a time that is known."""
+        event = self.running[number]
+        if event is None:
+            return False
+        channels, most = posts(number, event.word["tokens"]), self.p.tokens
+        if any(len(self.put[c]) - len(self.got[c]) == most for c in channels):
+            return False
+        before = [(self.got[c], len(self.put[c]) - most) for c in channels]
+        rooms = [got[n] for got, n in before if n >= 0]
+        event.posted = max([event.taken + self.length(event.word), *rooms]) + 1
         for c in channels:
-            self.taken[c].append(when)
-        event.taken = when
-        self.open[number] = True
-        self.ends[number] = when + 1 + self.length(event.word)
+            self.put[c].append(event.posted)
+        self.free[number], self.running[number] = event.posted, None
         return True
 
     def length(self, word: Instruction) -> int:
         """`run_cycles`, each once."""
         if word.op == "sync":
             return 0
-        if word not in self.known:
-            self.known[word] = run_cycles(self.p, word)
-        return self.known[word]
-
-    def post(self, number: int) -> bool:
-        """Ends what runs, if there is room for its tokens at a time that is known."""
-        if not self.open[number]:
-            return False
-        event = self.queues[number][self.at[number]]
-        channels, when = posts(number, event.word["tokens"]), self.ends[number]
-        for c in channels:
-            before = len(self.put[c]) - self.p.tokens
-            if before >= 0:
-                if len(self.taken[c]) <= before:
-                    return False
-                when = max(when, self.taken[c][before] + 1)
-        for c in channels:
-            self.put[c].append(when)
-        event.posted = self.free[number] = when
-        self.open[number] = False
-        self.at[number] += 1
-        return True
-
-    def solve(self) -> Timeline:
-        """Until all is done, or nothing moves."""
-        moving = True
-        while moving:
-            moving = False
-            while self.fetch():
-                moving = True
-            for number in range(3):
-                while self.take(number) or self.post(number):
-                    moving = True
-        waiting = [
-            f"{QUEUES[n]}: {text(q[self.at[n]].word)}"
-            for n, q in enumerate(self.queues)
-            if self.at[n] < len(q)
-        ]
-        if waiting or not self.halted:
-            raise UserError(
-                "the queues wait for each other", op="npu", got="; ".join(waiting) or "no halt"
-            )
-        self.made.cycles = max([self.cycle, *self.free]) + 1
-        return self.made
+        if word not in self.lengths:
+            self.lengths[word] = run_cycles(self.p, word)
+        return self.lengths[word]
 
 
-def timeline(p: Parameters, program: Sequence[Instruction]) -> Timeline:
+def timeline(p: Parameters, program: Sequence[Instruction]) -> Queues:
     """When each instruction of a program runs, by closed forms."""
-    return _Solver(p, program).solve()
+    made = Queues(p, program)
+    for _ in made.words():
+        pass
+    return made

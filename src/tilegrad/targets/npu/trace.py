@@ -9,38 +9,27 @@ from __future__ import annotations
 import json
 
 from .instructions import QUEUES, text
-from .machine import Machine
 from .parameters import Parameters
-from .timing import Timeline
+from .timing import Queues
 
 
-def perfetto(p: Parameters, made: Timeline) -> str:
-    """The trace of a Timeline."""
-    names = [[(text(e.word), e.taken, e.posted) for e in made.of(n)] for n in range(3)]
-    return _json(p, names)
-
-
-def machine_perfetto(machine: Machine) -> str:
-    """The trace of a run of the register-level simulator."""
-    return _json(machine.p, machine.spans)
-
-
-def _json(p: Parameters, spans: list[list[tuple[str, int, int]]]) -> str:
+def perfetto(p: Parameters, made: Queues) -> str:
+    """The trace of a timeline."""
     events: list[dict[str, object]] = [
         {"ph": "M", "pid": 1, "tid": n + 1, "name": "thread_name", "args": {"name": name}}
         for n, name in enumerate(QUEUES)
     ]
-    for number, lane in enumerate(spans):
-        for line, taken, posted in lane:
+    for number, lane in enumerate(made.events):
+        for one in lane:
             events.append(
                 {
                     "ph": "X",
                     "pid": 1,
                     "tid": number + 1,
-                    "name": line.split()[0],
-                    "ts": taken / p.clock,
-                    "dur": (posted - taken + 1) / p.clock,
-                    "args": {"instruction": line, "cycle": taken},
+                    "name": one.word.op,
+                    "ts": one.taken / p.clock,
+                    "dur": (one.posted - one.taken + 1) / p.clock,
+                    "args": {"instruction": text(one.word), "cycle": one.taken},
                 }
             )
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"})

@@ -57,12 +57,6 @@ class Assembly:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def codes(self) -> list[str]:
-        """The codes of the warnings that have one, such as C7511."""
-        found = (re.match(r"(C\d+): ", warning) for warning in self.warnings)
-        return [match[1] for match in found if match]
-
-    @property
     def spills(self) -> bool:
         """Whether some entry keeps values in a stack frame."""
         return any(r.stack_bytes or r.spill_stores or r.spill_loads for r in self.reports.values())
@@ -97,13 +91,9 @@ def _wheel_ptxas() -> Path | None:
     return None
 
 
-def version() -> str:
-    """The version of ptxas, such as '13.0.88'."""
-    return _version(_need_ptxas())
-
-
 @functools.cache
 def _version(ptxas: Path) -> str:
+    """The version of a ptxas, such as '13.0.88'."""
     said = subprocess.run([ptxas, "--version"], capture_output=True, text=True, timeout=60).stdout
     found = re.search(r"\bV(\d+(?:\.\d+)+)", said)
     if not found:

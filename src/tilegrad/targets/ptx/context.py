@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -166,16 +165,3 @@ class Event:
             api().cuEventDestroy(self.handle)
         except Exception:
             return  # the interpreter is going down
-
-
-def timed(device: Context, work: Any, repeats: int = 10, warmup: int = 2) -> list[float]:
-    """Seconds of the GPU for each of `repeats` calls of `work`, after some that do not count."""
-    for _ in range(warmup):
-        work()
-    events = [Event(device) for _ in range(repeats + 1)]
-    events[0].record()
-    for event in events[1:]:
-        work()
-        event.record()
-    events[-1].synchronize()
-    return [b.seconds_since(a) for a, b in pairwise(events)]

@@ -1,15 +1,12 @@
 """The thin layer between tilegrad and `cuda.bindings.driver`: one function that calls and checks.
 
-`cuda.bindings` is imported at the first call, so machines without CUDA never see it. Tests put
-an object of their own in its place with `substitute`. Invariant: no status of the driver is
-dropped; an error names the call, the driver's words for it, and, where a kernel may be at
-fault, the kernel that was launched last.
+`cuda.bindings` is imported at the first call, so machines without CUDA never see it; tests put an
+object of their own in its place. Invariant: no status of the driver is dropped; an error names the
+call, the driver's words for it, and, where a kernel may be at fault, the kernel launched last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ...core.errors import InternalError, MemoryLimitError, UserError
@@ -42,7 +39,7 @@ _api: Any = None
 
 
 def api() -> Any:
-    """`cuda.bindings.driver`, initialised (or what `substitute` put in its place)."""
+    """`cuda.bindings.driver`, initialised."""
     global _api
     if _api is None:
         _api = _open()
@@ -96,17 +93,6 @@ def available() -> bool:
         return int(call("cuDeviceGetCount")) > 0
     except UserError:
         return False
-
-
-@contextmanager
-def substitute(replacement: Any) -> Iterator[Any]:
-    """Within the block every call goes to `replacement`."""
-    global _api
-    before, _api = _api, replacement
-    try:
-        yield replacement
-    finally:
-        _api = before
 
 
 def call(name: str, *arguments: Any, during: str = "") -> Any:

@@ -16,7 +16,7 @@ from ...core.errors import InternalError, UserError
 from ...core.target import Target
 from ...ir.block import Block
 from ...ir.node import Node
-from ...ir.symbol import Size, high
+from ...ir.symbol import high
 from ...ir.types import product
 from ...tile.build import Body, body_sites, body_symbols
 from ...tile.row import emitters
@@ -85,16 +85,12 @@ def entry_of(e: Emission, name: str) -> Entry:
     )
     cluster = tuple(body.notes.get("cluster", ()))
     waits = e.waits_before is not None or emit_roles.dependent(e)
-    return Entry(name, arguments, launch_grid(body), 32 * e.warps, bytes_, cluster, waits)
-
-
-def launch_grid(body: Body) -> tuple[Size, ...]:
-    """The grid: as the Body has it, or all of it along x where it would not fit."""
-    return (product(body.grid),) if flat(body) else tuple(body.grid)
+    grid = (product(body.grid),) if flat(body) else tuple(body.grid)
+    return Entry(name, arguments, grid, 32 * e.warps, bytes_, cluster, waits)
 
 
 def flat(body: Body) -> bool:
-    """Whether the grid's axes are folded into one."""
+    """Whether the grid's axes are folded into one, along x: they would not fit."""
     return len(body.grid) > 3 or any(high(size) > 65535 for size in body.grid[1:])
 
 

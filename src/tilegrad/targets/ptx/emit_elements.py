@@ -15,6 +15,7 @@ from collections.abc import Callable
 from ...core.dtype import DType, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
+from ...tile.numeric import SCATTER
 from . import rules
 from .addresses import element_address, load_form, store_form
 from .emission import Emission, memory_of
@@ -22,7 +23,6 @@ from .emit_memory import access
 from .moves import get_word, offsets_of, put_word, read_run, write_run
 from .spread import Spread, blocked, steps_of
 
-SCATTERS = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 ATOMS = {
     "int32": "s32",
     "uint32": "u32",
@@ -82,7 +82,7 @@ def scatter(e: Emission, node: Node) -> None:
         guard = e.threads.and_guards(mask, owner)
         if node.attrs["mode"] != "set":
             old = read_run(e.w, where, load_form(memory), memory.dtype, guard=guard)[0]
-            name = SCATTERS[node.attrs["mode"]]
+            name = SCATTER[node.attrs["mode"]]
             register = rules.apply(e.w, name, memory.dtype, old, register)
         write_run(e.w, where, store_form(memory), memory.dtype, [register], guard)
 
@@ -159,7 +159,7 @@ def first_combines(
 
     def take(address: str, same: str) -> None:
         other = get_word(w, f"[{address}+{8 * count}]", memory.dtype)
-        new = rules.apply(w, SCATTERS[node.attrs["mode"]], memory.dtype, total, other)
+        new = rules.apply(w, SCATTER[node.attrs["mode"]], memory.dtype, total, other)
         w.move([total], [new], kind, same)
 
     over_offsets(e, base, w.copy("b32", number), str(count), at, take)

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...tile.placed import apart
+from ...tile.placed import apart, kept_words
 from .addresses import lead_address
 from .convert import widen_word
 from .descriptor import Operand
 from .emission import Emission, memory_of
 from .placed_tiles import PIECE, Exchanged, piece_offset
 from .shared import SWIZZLES
-from .write import braced
+from .write import braced, vector
 
 WGMMA_TYPES = {
     bfloat16: ("bf16", 16),
@@ -53,12 +53,15 @@ def matrix_async(e: Emission, node: Node) -> None:
     total, a, b, accumulate = node.inputs[:4]
     if len(total.shape) > 2:
         raise InternalError("ptx.emit", "an accumulator has no leading index")
-    index, rank = node.inputs[4:], len(a.shape) - 2
+    kept = kept_words(node)
+    index, rank = node.inputs[4 + len(kept) :], len(a.shape) - 2
     name, depth = WGMMA_TYPES[b.dtype]
     left_name = name if a.dtype is int32 else WGMMA_TYPES[a.dtype][0]
     (m, n), registers = total.shape, e.placed.registers
     k = b.shape[-1 if node.attrs["transpose_b"] else -2]
     trans_a, trans_b = node.attrs["transpose_a"], not node.attrs["transpose_b"]
+    if kept:
+        return matrix_sparse(e, node, kept[0])
     right = Operand(e, b, index[rank:], not trans_b, depth)
     left = None if a in registers else Operand(e, a, index[:rank], not trans_a, depth)
     flags = [str(int(trans_b))] if left is None else [str(int(trans_a)), str(int(trans_b))]
@@ -79,6 +82,32 @@ def matrix_async(e: Emission, node: Node) -> None:
                     given = left.at(block * 64 * groups, step, groups)
                 used = flags if depth == 16 else []
                 e.w.put(form, held, given, right.at(column, step), scale, "1", "1", *used)
+
+
+def matrix_sparse(e: Emission, node: Node, kept: Node) -> None:
+    """The same where two of every four of a are kept: an instruction has twice the depth, and each
+    thread gives it a word that says which; of 16-bit elements a word is for two instructions, one
+    for lanes 0 and 1 of every four and one for the others."""
+    (total, a, b, accumulate, _), w = node.inputs[:5], e.w
+    name, depth = WGMMA_TYPES[b.dtype]
+    (m, n), half, ranks = total.shape, a.shape[-1], [len(x.shape) - 2 for x in (a, b)]
+    index, trans_b = node.inputs[5:], not node.attrs["transpose_b"]
+    if m != 64 or n > 256 or e.threads.count != 128 or not all(x in e.pointers for x in (a, kept)):
+        raise InternalError("ptx.emit", f"no sparse product adds {a.type} to {total.type}")
+    left = Operand(e, a, index[: ranks[0]], True, depth)
+    right = Operand(e, b, index[ranks[0] : sum(ranks)], not trans_b, 2 * depth)
+    words = [w.new("b32") for _ in range(half // 32)]
+    base = w.mad(e.threads.number, 4 * len(words), lead_address(e, kept, index[sum(ranks) :]))
+    for at in range(0, len(words), 4):
+        form, to = vector("ld.shared", "b32", words[at : at + 4])
+        w.put(form, to, f"[{base}+{4 * at}]")
+    form = f"wgmma.mma_async.sp.sync.aligned.m64n{n}k{2 * depth}.f32.{name}.{name}"
+    flags, held = ["0", str(int(trans_b))] if depth == 16 else [], braced(e.placed.registers[total])
+    for step in range(half // depth):
+        scale = e.values.scalar(accumulate) if step == 0 else e.threads.always()
+        word, chosen = words[step * depth // 32], str(step % 2 if depth == 16 else 0)
+        operands = (left.at(0, step), right.at(0, step), word, chosen, scale, "1", "1", *flags)
+        w.put(form, held, *operands)
 
 
 def own_words(e: Emission, a: Node, first: int, count: int) -> str:

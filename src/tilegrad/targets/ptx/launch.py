@@ -1,4 +1,4 @@
-"""Launches: what the driver is told of one, and how arguments become the bytes of its parameters.
+"""Launches: what the driver is told of one, and where the bytes of its parameters lie.
 
 Invariant: after a launch `Recent.kernel` names it; an error names kernel, grid and block.
 """
@@ -6,15 +6,10 @@ Invariant: after a launch `Recent.kernel` names it; an error names kernel, grid 
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ...core.config import config
-from ...core.errors import InternalError
-from ...runtime.buffer import Buffer
 from .cuda_api import Recent, api, call, fail
 from .maps import MAP_BYTES, aligned
 from .module import Function
@@ -57,32 +52,6 @@ def three(sizes: Sequence[int]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def launch(
-    function: Function,
-    grid: Sequence[int],
-    block: Sequence[int] | int,
-    arguments: Iterable[Any] = (),
-    shared: int = 0,
-    cluster: Sequence[int] = (),
-    dependent: bool = False,
-    stream: Any = None,
-) -> None:
-    """Launch once. Arguments: Buffers (their pointers), ints (64 bits), floats (32 bits), NumPy
-    scalars (as they are), and bytes (as they are; 128 of them are a tensor map)."""
-    device = function.device
-    device.activate()
-    function.allow(shared, cluster)
-    block = (block,) if isinstance(block, int) else block
-    stream = device.stream if stream is None else stream
-    config_ = launch_config(grid, block, shared, stream, cluster, dependent)
-    packed = [pack(a) for a in arguments]
-    memory, table = parameter_memory([len(p) for p in packed])
-    for at, data in zip(table, packed):
-        ctypes.memmove(at, data, len(data))
-    start(function, config_, ctypes.addressof(table) if len(packed) else 0)
-    del memory
-
-
 def start(function: Function, config_: Any, table: int, captured: bool = False) -> None:
     """The launch itself, checked; in synchronous mode waits for it unless it is captured."""
     status = api().cuLaunchKernelEx(config_, function.handle, table, 0)[0]
@@ -96,19 +65,6 @@ def start(function: Function, config_: Any, table: int, captured: bool = False) 
     Recent.kernel = function.name
     if config().cuda_sync and not captured:
         call("cuStreamSynchronize", config_.hStream, during=f"kernel {function.name}")
-
-
-def pack(argument: Any) -> bytes:
-    """An argument as the bytes of a kernel parameter."""
-    if isinstance(argument, Buffer):
-        return struct.pack("<Q", argument.pointer)
-    if isinstance(argument, np.generic):
-        return argument.tobytes()
-    if isinstance(argument, bool) or not isinstance(argument, (int, float, bytes)):
-        raise InternalError("ptx driver", f"cannot pass {type(argument).__name__} to a kernel")
-    if isinstance(argument, int):
-        return struct.pack("<q" if argument < 0 else "<Q", argument)
-    return struct.pack("<f", argument) if isinstance(argument, float) else argument
 
 
 def parameter_memory(sizes: Sequence[int]) -> tuple[Any, Any]:

@@ -54,7 +54,8 @@ class CudaLauncher(Launcher):
             module.function(name, entry.shared_bytes, entry.cluster)
             for module, (name, _), entry in zip(self.code, recipe.programs, self.entries)
         ]
-        self.single = recipe.steps[0] if _is_single(recipe) else None
+        single = [step.kind for step in recipe.steps] == ["kernel"]
+        self.single = recipe.steps[0] if single else None
         self.symbolic = self.symbolic or any(_is_symbolic(entry) for entry in self.entries)
 
     def prepare(self, step: Step, symbols: Mapping[str, int]) -> Prepared:
@@ -124,23 +125,6 @@ class CudaLauncher(Launcher):
         """One graph of all steps and copies."""
         self.refuse_decided("bind")
         return CudaCaptured(self, steps, slots, copies)
-
-
-def operations(
-    executable: Executable, buffers: Sequence[Buffer], symbols: Mapping[str, int] | None = None
-) -> tuple[list[Operation], list[Buffer], list[Buffer]]:
-    """What a run on these Buffers puts on the stream, for a caller's own graph: operations,
-    outputs, and all Buffers that must live as long as the operations are used."""
-    launcher = executable.launcher
-    launcher.refuse_decided("operations")
-    held = executable.fitting(buffers)
-    with executable.lock:
-        binding = executable.bound_to(symbols)
-        for (number, _, _), buffer in zip(executable.inputs, held):
-            executable.slots[number] = buffer.pointer
-        outputs, extra = executable.place(binding, held)
-        extra += [arena.buffer for arena in executable.arenas if arena.buffer is not None]
-        return list(launcher.operations(binding.steps)), outputs, [*held, *outputs, *extra]
 
 
 class CudaCaptured(Captured):
@@ -215,10 +199,6 @@ class Directly:
     def launch(self) -> None:
         """Run the operations one by one."""
         run_directly(self.device, self.operations)
-
-
-def _is_single(recipe: Recipe) -> bool:
-    return len(recipe.steps) == 1 and recipe.steps[0].kind == "kernel"
 
 
 def _is_symbolic(entry: Entry) -> bool:

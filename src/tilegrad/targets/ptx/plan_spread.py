@@ -331,9 +331,7 @@ class SpreadPlan:
 
     def _resolve(self) -> None:
         for node in self.dots:
-            wish = self.wishes.get(self._find(node))
-            whole_rows = wish is not None and 1 in wish.reduced
-            a = node.inputs[0]
+            whole_rows, a = 1 in self._wishes(self._find(node)).reduced, node.inputs[0]
             if self._holds(a) and by_matrix(node):  # what one warp holds it can multiply at once
                 rows, columns = node.shape
                 down, _ = warp_grid(rows, columns, self.threads[node] // 32, True)
@@ -348,8 +346,8 @@ class SpreadPlan:
             key=lambda n: (
                 n in late,
                 -math.prod(n.shape),
-                not self._moved(n),
-                not self._lies(n),
+                not self._wishes(n).moved,  # what goes to or comes from far memory before others
+                not self._wishes(n).inner,  # then what goes to or comes from any
                 n.serial,
             ),
         )
@@ -359,18 +357,11 @@ class SpreadPlan:
             if not missing:
                 return
             root = missing[0]
-            wish = self.wishes.get(root) or Wish(4)
-            self.anchors[root] = wish.spread(root.shape, self.threads[root])
+            self.anchors[root] = self._wishes(root).spread(root.shape, self.threads[root])
 
-    def _moved(self, root: Node) -> bool:
-        """Whether a class goes to or comes from memory that is far: it comes before others."""
-        wish = self.wishes.get(root)
-        return wish is not None and bool(wish.moved)
-
-    def _lies(self, root: Node) -> bool:
-        """Whether a class goes to or comes from any memory."""
-        wish = self.wishes.get(root)
-        return wish is not None and bool(wish.inner)
+    def _wishes(self, root: Node) -> Wish:
+        """What a class wishes: 4 bytes an element if nothing."""
+        return self.wishes.get(root) or Wish(4)
 
     def _derive(self, relations: list[Relation]) -> list[Relation]:
         """Apply relations as long as they say something new; gives those that have not."""

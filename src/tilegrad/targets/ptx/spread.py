@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...core.errors import InternalError
-from ...ir.types import row_major
+from ...ir.types import row_major, unravel
 
 Field = tuple[int, int, int, int]  # shift, width, axis, stride
 MOST_REGISTERS = 1024  # of one Tile in one thread
@@ -72,14 +72,12 @@ class Spread:
         if shape == self.shape:
             return self
         steps = steps_of(self.shape)
-        made = tuple(
-            _unravel(sum(c * s for c, s in zip(at, steps)), shape) for at in self.registers
-        )
+        made = tuple(unravel(sum(c * s for c, s in zip(at, steps)), shape) for at in self.registers)
         fields: list[Field] = []
         for shift, width, axis, stride in self.fields:
             for bit in range(width):
                 linear = steps[axis] * stride << bit
-                at = _unravel(linear, shape)
+                at = unravel(linear, shape)
                 moving = [a for a, c in enumerate(at) if c]
                 if len(moving) != 1:
                     raise InternalError("ptx.spread", f"{self} cannot be seen as {shape}")
@@ -124,14 +122,6 @@ SCALAR = Spread((), (), ((),))
 def steps_of(shape: Sequence[int]) -> list[int]:
     """Elements between neighbours along each axis, row by row."""
     return [int(step) for step in row_major(tuple(shape))]
-
-
-def _unravel(linear: int, shape: Sequence[int]) -> tuple[int, ...]:
-    found = []
-    for size in reversed(shape):
-        found.append(linear % size)
-        linear //= size
-    return tuple(reversed(found))
 
 
 def _merge(fields: Sequence[Field]) -> tuple[Field, ...]:

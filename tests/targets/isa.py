@@ -1,4 +1,4 @@
-"""The PTX instruction forms we write, as data, and the check that every line passes.
+"""The PTX instruction forms we write, as data, and the check that every line of every test passes.
 
 A row of TABLE reads `parts : signature / signature`. The parts are the dotted words of a form in
 order, each a choice `a|b`, named `NAME=a|b` where the signature asks for it, left out at will
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...core.errors import InternalError
+from tilegrad.core.errors import InternalError
 
 SETS = {
     "int": "u16|s16|u32|s32|u64|s64",
@@ -47,6 +47,7 @@ SETS = {
     "wide16": "|".join(f"m64n{n}k16" for n in range(8, 257, 8)),
     "wide8": "|".join(f"m64n{n}k8" for n in range(8, 257, 8)),
     "wide32": "|".join(f"m64n{n}k32" for n in range(8, 257, 8)),
+    "wide64": "|".join(f"m64n{n}k64" for n in range(8, 257, 8)),
     "wide_int": "|".join(f"m64n{n}k32" for n in (8, 24, *range(16, 257, 16))),
 }
 
@@ -200,6 +201,11 @@ wgmma mma_async sync aligned S=$wide32 D=f32|f16 e4m3|e5m2 e4m3|e5m2 : \
 ={S*D} =b64 =b64 =pred # # / ={S*D} {4*=b32} =b64 =pred # #
 wgmma mma_async sync aligned S=$wide_int D=s32.s8.s8|s32.u8.u8 satfinite? : \
 ={S*D} =b64 =b64 =pred / ={S*D} {4*=b32} =b64 =pred
+== 8.2 sm_90a
+wgmma mma_async sp sync aligned S=$wide32 D=f32.f16.f16|f32.bf16.bf16 : \
+={S*D} =b64 =b64 =b32 # =pred # # # #
+wgmma mma_async sp sync aligned S=$wide64 D=f32 e4m3|e5m2 e4m3|e5m2 : \
+={S*D} =b64 =b64 =b32 # =pred # #
 == 8.4 sm_90a
 wgmma mma_async sync aligned S=$wide_int D=s32.s8.u8|s32.u8.s8 satfinite? : \
 ={S*D} =b64 =b64 =pred / ={S*D} {4*=b32} =b64 =pred
