@@ -6,8 +6,6 @@ square.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..core.dtype import bfloat16, float16, float32, float64
 from ..core.target import Target
 from ..graph import ops
@@ -29,35 +27,25 @@ class VectorAttention(AttentionFamily):
             return f"no kernel for {x.dtype.name}"
         if x.heads == 0 or x.width == 0 or x.value_width == 0:
             return "nothing to compute"
-        if node.op is ops.attention_backward and node.attrs["wanted"]:
-            return "gradients of " + " and ".join(node.attrs["wanted"])
         return ""
 
-    def launches(
+    def bodies(
         self, node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
-    ) -> Sequence[Body]:
-        """Bodies, in the order they run."""
-        made = _forward if node.op is ops.attention else _backward
-        return made(node, x, target, wanted, name)
-
-
-def _forward(
-    node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
-) -> Sequence[Body]:
-    more, keeps, few = memories(node), 1 in wanted, decode.choose(x, target)
-    if few is None:
-        return [score_tiles.forward(x, more, score_tiles.choose(x, target), name, keeps)]
-    return decode.decode(x, more, few, name, decode.parts_of(x, target), keeps)
-
-
-def _backward(
-    node: Node, x: AttentionShape, target: Target, wanted: set[int], name: str
-) -> Sequence[Body]:
-    """One Body for dq, one for dk and dv."""
-    more, plan = memories(node), gradients.choose(x, target)
-    bodies = []
-    if 0 in wanted:
-        bodies.append(gradients.backward(x, more, plan, f"{name}_q", ("dq",)))
-    if wanted & {1, 2}:
-        bodies.append(gradients.backward(x, more, plan, f"{name}_kv", ("dk", "dv")))
-    return bodies
+    ) -> list[Body]:
+        """Few queries stream keys; others take tiles of scores. Backward has one Body for dq, one
+        for dk and dv."""
+        more = memories(node)
+        if node.op is ops.attention_backward:
+            plan = gradients.choose(x, target)
+            sides = (({0}, "q", ("dq",)), ({1, 2}, "kv", ("dk", "dv")))
+            return [
+                gradients.backward(x, more, plan, f"{name}_{side}", gives)
+                for numbers, side, gives in sides
+                if wanted & numbers
+            ]
+        few = decode.choose(x, target)
+        if few is not None:
+            parts = decode.parts_of(x, target)
+            return decode.decode(x, more, few, name, parts, 1 in wanted)
+        plan = score_tiles.choose(x, target)
+        return [score_tiles.forward(x, more, plan, name, 1 in wanted)]

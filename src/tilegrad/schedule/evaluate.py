@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.config import invariant
-from ..core.dtype import DType, int64, uint32
+from ..core.dtype import DType, int64
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, Op, located
@@ -390,20 +390,10 @@ def _gather(e: Evaluator, node: Node, index: Index) -> Node:
 
 def _random_bits(e: Evaluator, node: Node, index: Index) -> Node:
     """Philox-2x32-10 of (linear index, offset) under the key; word 0."""
-    b = e.body
+    from ..kernels.random import random_bits  # few programs draw
+
     key, offset = (e.value(i, ()) for i in node.inputs)
-    linear = b.index(ravel(index, node.shape))
-    low_word = b.cast(linear, uint32)
-    high_word = b.cast(b.apply("shift_right", linear, b.constant(32, int64)), uint32)
-    x, y = low_word, b.apply("bit_xor", high_word, offset)
-    multiplier, weyl = b.constant(0xD256D193, uint32), b.constant(0x9E3779B9, uint32)
-    for turn in range(10):
-        top = b.apply("multiply_high", x, multiplier)
-        bottom = b.apply("multiply", x, multiplier)
-        x, y = b.apply("bit_xor", b.apply("bit_xor", top, key), y), bottom
-        if turn < 9:
-            key = b.apply("add", key, weyl)
-    return x
+    return random_bits(e.body, key, offset, e.body.index(ravel(index, node.shape)))
 
 
 Row = Callable[[Any, Node, Index], Node]
