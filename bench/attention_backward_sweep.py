@@ -22,18 +22,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tilegrad.core.dtype import bfloat16, dtype_of
 from tilegrad.core.target import H200
-from tilegrad.kernels.attention.backward import (
-    BackwardPlan,
-    attention_backward,
-    candidates,
-    choose,
-)
+from tilegrad.kernels.attention.backward import attention_backward
+from tilegrad.kernels.attention.backward_plan import BackwardPlan, choose, why_not
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble
 from tilegrad.targets.ptx.emit import emit
@@ -63,6 +59,21 @@ def shape_of(case: Case, total: int, features: int, dtype: str, group: int) -> A
     )
 
 
+def candidates(x: AttentionShape, fast: bool) -> list[BackwardPlan]:
+    """The chosen Plan, and others with its blocks, rings and ways changed."""
+    first = choose(x, fast)
+    found = [first, *(replace(first, query_stages=n, late=not first.late) for n in (2, 3, 4))]
+    if not fast:
+        sizes = ((64, 4, 160, 2), (80, 2, 112, 2), (64, 4, 96, 2), (96, 3, 144, 2), (64, 2, 144, 2))
+        names = ("queries", "query_stages", "keys", "key_stages")
+        found += [
+            replace(first, **dict(zip(names, size)), late=late)  # type: ignore[arg-type]
+            for size in sizes
+            for late in (False, True)
+        ]
+    return [p for p in dict.fromkeys(found) if not why_not(x, p)]
+
+
 def label(p: BackwardPlan) -> str:
     """A Plan in a few words."""
     changed = [
@@ -70,7 +81,7 @@ def label(p: BackwardPlan) -> str:
         for name, value in asdict(p).items()
         if name not in KNOWN and value != getattr(BackwardPlan(), name)
     ]
-    ways = [name for name in ("fast", "late", "turns", "dependent") if getattr(p, name)]
+    ways = [name for name in ("fast", "late") if getattr(p, name)]
     of_keys = "" if p.fast else f" k{p.keys} s{p.key_stages}"
     mixed = [f"section{p.section}"] if p.section > 1 else []
     return " ".join([f"q{p.queries} s{p.query_stages}{of_keys}", *ways, *mixed, *changed])
@@ -83,8 +94,6 @@ KNOWN = {
     "key_stages",
     "fast",
     "late",
-    "turns",
-    "dependent",
     "section",
 }
 
@@ -94,16 +103,17 @@ def build(job: tuple[AttentionShape, BackwardPlan]) -> tuple[list[Built], str]:
     x, plan = job
     found: list[Built] = []
     try:
-        for launch in attention_backward(x, plan).launches:
-            name = launch.body.name
-            text, entry = emit(launch.body, name, H200)
+        for body in attention_backward(x, plan):
+            name = body.name
+            text, entry = emit(body, name, H200)
             made = assemble(text)
+            arguments = tuple(p.attrs["name"] for p in body.parameters)
             said = f"{made.reports[name].registers} registers, {entry.shared_bytes} bytes shared"
             try:
                 made.check_library(name)
             except Exception as failure:  # slow, not wrong: say so and measure it all the same
                 said += f" SLOW: {str(failure)[:160]}"
-            found.append((name, made.cubin, entry.to_text(), launch.arguments, said))
+            found.append((name, made.cubin, entry.to_text(), arguments, said))
     except Exception as failure:
         return [], f"{type(failure).__name__}: {str(failure)[:300]}"
     return found, ""
@@ -336,7 +346,8 @@ def one_plan(
     rounds: int,
 ) -> dict[str, Any]:
     """One Plan: checked, repeated, timed as a whole beside the peer and launch by launch."""
-    scratch = attention_backward(case.x, plan).scratch
+    parameters = [p for body in attention_backward(case.x, plan) for p in body.parameters]
+    scratch = [("sums", p.type) for p in parameters if p.attrs["name"] == "sums"]
     ours, single = case.ours(built, scratch)
     errors = case.errors(case.once(ours[0]))
     same = REPEATS if plan.fast else case.repeated(ours[0])
@@ -409,7 +420,7 @@ def main() -> None:
         c: [
             p
             for fast in modes
-            for p in ([choose(x, H200, fast)] if given.chosen else candidates(x, H200, fast))
+            for p in ([choose(x, fast)] if given.chosen else candidates(x, fast))
             if given.only in label(p)
         ]
         for c, x in shapes.items()

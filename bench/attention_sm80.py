@@ -33,6 +33,7 @@ from tilegrad.core.dtype import bfloat16
 from tilegrad.core.target import A100, Target
 from tilegrad.kernels.attention import threads_backward, threads_forward
 from tilegrad.kernels.attention.shape import AttentionShape
+from tilegrad.kernels.attention.threads import WarpPlan
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.targets.ptx.prepare import Prepared
 from tilegrad.tile.build import Body
@@ -92,7 +93,7 @@ class Measured:
 
     def forward(self, plan: Any = None) -> list[Callable[[], None]]:
         """Our forward pass."""
-        plan = plan or threads_forward.choose(self.x, self.target)
+        plan = plan or threads_forward.plans(self.x, self.target)[0]
         return self.launch([threads_forward.attend(self.x, plan, self.target)])
 
     def backward(self, plan: Any = None) -> list[Callable[[], None]]:
@@ -104,7 +105,7 @@ class Measured:
             m["delta"].copy_((m["dout"].float() * m["out"].float()).sum(-1))
         torch.cuda.synchronize()
         chosen = [
-            (side, plan or threads_backward.choose(self.x, self.target, side))
+            (side, plan or threads_backward.plans(self.x, self.target, side)[0])
             for side in threads_backward.SIDES
         ]
         return self.launch(
@@ -171,8 +172,8 @@ class Measured:
     def chosen(self, part: str) -> Any:
         """The model's Plans."""
         if part == "forward":
-            return threads_forward.choose(self.x, self.target)
-        return [threads_backward.choose(self.x, self.target, s) for s in threads_backward.SIDES]
+            return threads_forward.plans(self.x, self.target)[0]
+        return [threads_backward.plans(self.x, self.target, s)[0] for s in threads_backward.SIDES]
 
     @staticmethod
     def module(part: str) -> Any:
@@ -181,10 +182,7 @@ class Measured:
 
     def plans(self, part: str) -> list[Any]:
         """Plans of a sweep that fit shared memory."""
-        kind = threads_forward.ThreadAttentionPlan
-        if part == "backward":
-            kind = threads_backward.ThreadBackwardPlan  # type: ignore[assignment]
-        made = [kind((m, n), w, s) for m, n, w in TILES[part] for s in (2, 1)]
+        made = [WarpPlan((m, n), w, s) for m, n, w in TILES[part] for s in (2, 1)]
         most, shared = self.target.memories["shared"].bytes, self.module(part).shared_bytes
         return [p for p in made if shared(self.x, p) <= most]
 

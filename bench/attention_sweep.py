@@ -20,14 +20,14 @@ import os
 import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tilegrad.core.dtype import bfloat16, dtype_of
 from tilegrad.core.target import H200
 from tilegrad.kernels.attention.forward import AttentionPlan, wide_attention
-from tilegrad.kernels.attention.plan import candidates, choose
+from tilegrad.kernels.attention.plan import choose, ordered, plans, why_not
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble
 from tilegrad.targets.ptx.emit import emit
@@ -55,11 +55,35 @@ def shape_of(case: Case, total: int, features: int, dtype: str, group: int) -> A
     )
 
 
+def candidates(x: AttentionShape) -> list[AttentionPlan]:
+    """Plans to measure: every tile, with other rings and orders."""
+    found: dict[AttentionPlan, None] = {}
+    for made in plans(x, H200):
+        narrow = replace(made, chained=True, narrow=True)
+        tried = [
+            ordered(x, made),
+            made,
+            replace(made, chained=True),
+            replace(made, narrow=True),
+            narrow,
+            replace(made, late=True),
+            replace(narrow, late=True),
+            replace(made, late=True, narrow=True),
+            replace(made, query_stages=1),
+            replace(made, stages=made.stages + 1),
+            replace(made, section=max(1, made.section // 4)),
+            replace(made, section=4 * made.section),
+        ]
+        for plan in tried:
+            if not why_not(x, plan) and (not plan.narrow or x.band[1] is not None):
+                found[plan] = None
+    return list(found)
+
+
 def label(p: AttentionPlan) -> str:
     """A Plan in one word."""
     return (
         f"{p.tile[0]}x{p.tile[1]} s{p.stages} q{p.query_stages} o{p.staged}x{p.together}"
-        f" {'turns' if p.turns else '-'} {'overlap' if p.overlap else '-'}"
         f" section{p.section} p{p.programs}"
         + "".join(
             f" {name}={value}"
@@ -75,8 +99,6 @@ KNOWN = {
     "query_stages",
     "staged",
     "together",
-    "turns",
-    "overlap",
     "section",
     "programs",
 }
@@ -311,7 +333,7 @@ def main() -> None:
     wanted = {
         c: [choose(x, H200)]
         if given.chosen
-        else few([p for p in candidates(x, H200) if given.only in label(p)], given.tiles)
+        else few([p for p in candidates(x) if given.only in label(p)], given.tiles)
         for c, x in shapes.items()
     }
     jobs = [(shapes[c], p) for c in cases for p in wanted[c]]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,13 +33,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as torch_attention
 from verdict import end, verdict, wrong
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
+
+import work_lists
+
 from gpu import Bench, sets
 from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, int8
-from tilegrad.kernels.paged import reference
 from tilegrad.kernels.paged.append import Rotary, append
 from tilegrad.kernels.paged.call import attend
 from tilegrad.kernels.paged.combine import combine_parts
-from tilegrad.kernels.paged.shape import PagedPlan, PagedShape, choose, spread, why_not
+from tilegrad.kernels.paged.shape import BLOCKS, PagedPlan, PagedShape, choose, why_not
 from tilegrad.kernels.paged.work import work_list
 
 HEADS, KEY_HEADS, WIDTH = 32, 8, 128
@@ -113,7 +117,7 @@ class Case:
     def prepare(self, listed: bool = True) -> None:
         """Kernels, scratch, the work list: by its kernel, or as the reference has it."""
         x, plan, bench = self.x, self.plan, self.bench
-        items, cuts = reference.work_list(
+        items, cuts = work_lists.work_list(
             x,
             plan,
             np.array(self.lengths, np.int32),
@@ -122,7 +126,7 @@ class Case:
         self.items, self.cuts = (
             torch.full(a.shape, -7, dtype=torch.int32, device="cuda") for a in (items, cuts)
         )
-        lead = (len(items), spread(x, plan), plan.rows)
+        lead = (len(items), x.key_heads, plan.rows)
         self.partial = torch.empty(*lead, WIDTH, device="cuda")
         self.sums = torch.empty(*lead, device="cuda")
         self.counters = [
@@ -137,7 +141,7 @@ class Case:
             return
         self.list_kernel = bench.kernel(work_list(x, plan), "paged_work")
         self.run(self.make_list)
-        there = items[:, 6] > 0
+        there = items[:, BLOCKS] > 0
         same = (self.items.cpu().numpy()[there][:, :8] == items[there][:, :8]).all()
         if not same or not (self.cuts.cpu().numpy()[:, :5] == cuts[:, :5]).all():
             print(f"  THE WORK LIST IS{wrong(False)}", flush=True)
@@ -470,26 +474,24 @@ def append_error(
 
 
 def plans(case: Case) -> Iterator[PagedPlan]:
-    """At most 16: who takes which heads, one launch or two, blocks, stages, and programs: one or
-    two that a core holds at once, or more than fit, which cores take as they get free."""
+    """At most 16: one launch or two, blocks, stages, and programs: one or two that a core holds at
+    once, or more than fit, which cores take as they get free."""
     base = case.plan
     keys = sum(case.lengths)
     many = keys * KEY_HEADS // 64  # blocks of 64
     room = (227 * 1024 - 12 * 1024) // (64 * 2 * WIDTH * case.x.cache.size)
-    # block, warps, stages, programs across, programs each with a head
-    wide = [(128, 8, room // 2, (128,), (128, 132)), (128, 4, room // 2, (128,), (132,))]
     more = tuple(n for n in (512, 1024, 2048) if n * 8 <= many)
-    deep = [(64, 4, room // 2, (256, *more), (264, *more[1:2])), (64, 4, room, (128,), ())]
+    # block, warps, stages, programs
+    wide = [(128, 8, room // 2, (128,)), (128, 4, room // 2, (128,))]
+    deep = [(64, 4, room // 2, (256, *more)), (64, 4, room, (128,))]
     found = [base]
-    for block, warps, stages, across, alone in wide + deep:
-        for heads, counts in ((True, across), (False, alone)):
-            found += [
-                replace(base, block=block, warps=warps, stages=stages, across=heads, programs=n)
-                for n in counts
-            ]
+    for block, warps, stages, counts in wide + deep:
+        found += [
+            replace(base, block=block, warps=warps, stages=stages, programs=n) for n in counts
+        ]
     if not more:  # a program has few blocks: a shallow ring leaves room for the next launch
         found += [replace(base, block=64, warps=4, stages=2, programs=n) for n in (128, 256)]
-    both = [replace(p, joined=not base.joined) for p in found if p.programs <= 256 and p.across]
+    both = [replace(p, joined=not base.joined) for p in found if p.programs <= 256]
     kept = [p for p in dict.fromkeys(found + both) if not why_not(case.x, p)]
     yield from kept[:16]
 
@@ -497,9 +499,8 @@ def plans(case: Case) -> Iterator[PagedPlan]:
 def text_of(plan: PagedPlan) -> str:
     """A Plan in a line."""
     return (
-        f"block {plan.block} warps {plan.warps} stages {plan.stages} across {plan.across:d}"
-        f" programs {plan.programs} joined {plan.joined:d} early {plan.early:d}"
-        f" hint {plan.hint or '-'}"
+        f"block {plan.block} warps {plan.warps} stages {plan.stages}"
+        f" programs {plan.programs} joined {plan.joined:d}"
     )
 
 

@@ -26,6 +26,10 @@ import numpy as np
 import torch
 from measure import commit
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "kernels"))
+
+import work_lists
+
 from gpu import Bench, sets
 from tilegrad.core.dtype import float32, int32, uint32
 from tilegrad.core.target import H200
@@ -35,7 +39,7 @@ from tilegrad.graph import draw_reference
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Array
 from tilegrad.kernels import draw as kernels
-from tilegrad.kernels.paged import prefill, reference
+from tilegrad.kernels.paged import prefill
 from tilegrad.kernels.paged.append import Rotary, append, heads_each
 from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.schedule.draws import ThreadDraws
@@ -236,7 +240,7 @@ def prefills(k: Kernels) -> None:
             kernel = k.kernel(prefill.prefill(step.any, plan), step.symbols)
             if kernel is None:
                 continue
-            wanted = reference.tile_list(x, plan.tile, *step.host[1:], prefill.FEW_NEW_TOKENS)
+            wanted = work_lists.tile_list(x, plan.tile, *step.host[1:], prefill.FEW_NEW_TOKENS)
             tiles = k.whole(np.full_like(wanted, -7))
             listed = k.launch(listing, (step.sizes, step.starts, tiles))
             k.run(listed)

@@ -22,7 +22,7 @@ from tilegrad.ir.block import pure_block
 from tilegrad.ir.node import Node, topological
 from tilegrad.ir.rewrite import Log
 from tilegrad.ir.text import parse_block, print_block
-from tilegrad.kernels.paged import attention_cpu
+from tilegrad.schedule.paged import VectorAttention
 from tilegrad.schedule.quantised import families_of
 
 CPU = AVX2.with_cores(2)
@@ -109,7 +109,7 @@ def test_few_keys_are_what_the_table_holds_or_what_is_promised() -> None:
 
 
 def test_no_kernel_is_an_error_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_cpu, "why_not", lambda x: "a reason of its own")
+    monkeypatch.setattr(VectorAttention, "refusal", lambda *given: "a reason of its own")
     with pytest.raises(UserError, match=r"no kernel takes this.*a reason of its own"):
         schedule_for(*paged(), CPU)
 

@@ -16,6 +16,7 @@ from interpreted import run_interpreted
 from simulated import assembled, run_graph
 from test_code_products import BF16, Layers, by_token, draw, product, rounded, unpacked
 
+from tilegrad.compiler.breaks import breaks_of
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.compiler.sparse_weights import Kept, parse_kept
@@ -177,11 +178,13 @@ def test_other_targets_unpack() -> None:
 
 def test_any_number_of_tokens() -> None:
     """A Symbol, and the level invariant: a row's sums are the same with any neighbours."""
-    tokens = symbol("T", 1, 600)
+    tokens = symbol("T", 1, 2000)
     layers = Layers()
     layers.values.append(draw(1, 9, 96).astype(BF16))
     layers.nodes.append(build.input_((tokens, 96), bfloat16))
     result = product(layers.nodes[0], layers.weight(64, 96, SIXTEEN), float32)
+    assert breaks_of([result], H200) == {"T": (65, 129, 193, 257)}
+    assert breaks_of([result], A100) == {"T": (32,)}
     with override(determinism="invariant"):
         (got,) = run_interpreted(H200, layers.nodes, [result], layers.values, {"T": 9})
         few = [layers.values[0][:2], layers.values[1]]

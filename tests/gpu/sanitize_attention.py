@@ -9,21 +9,27 @@ results when its launches run again.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
+
+import work_lists
 
 from tilegrad.core.dtype import bfloat16, dtype_of, float8_e4m3, float16, float32, int8
 from tilegrad.core.target import H200
 from tilegrad.graph import paged_reference
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.attention.backward import BackwardPlan, attention_backward
+from tilegrad.kernels.attention.backward import attention_backward
+from tilegrad.kernels.attention.backward_plan import BackwardPlan
 from tilegrad.kernels.attention.forward import AttentionPlan, wide_attention
 from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
-from tilegrad.kernels.paged import reference as work_reference
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append, append_parameters
 from tilegrad.kernels.paged.call import attend
 from tilegrad.kernels.paged.combine import combine_parameters, combine_parts
@@ -245,14 +251,15 @@ def backward(x: AttentionShape, plan: BackwardPlan) -> Steps:
     given["lse"] = exact.lse[..., 0].astype(np.float32)
     given["delta"] = found.pop("delta").astype(np.float32)
     made = attention_backward(x, plan, more)
-    for name, type_ in made.scratch:
-        given[name] = np.full(type_.shape, np.nan, type_.dtype.numpy)
     wanted = {}
     for name, value in found.items():
         value = laid(value, x.orders["qkv".index(name[1])])
         given[name] = np.full(value.shape, np.nan, np.float32).astype(x.dtype.numpy)
         wanted[name] = (value, 2 * STEP[x.dtype] * max(1e-3, float(np.abs(value).max())))
-    return Steps([(launch.body, list(launch.arguments)) for launch in made.launches], given, wanted)
+    launches = [(body, [p.attrs["name"] for p in body.parameters]) for body in made]
+    for p in (p for body in made for p in body.parameters if p.attrs["name"] == "sums"):
+        given["sums"] = np.full(p.shape, np.nan, p.dtype.numpy)
+    return Steps(launches, given, wanted)
 
 
 CAUSAL = {"band": (None, 0)}
@@ -273,7 +280,6 @@ FORWARD: dict[str, tuple[AttentionShape, AttentionPlan]] = {
         shape(1, 1, 150, 150, **CAUSAL),
         replace(SMALL, late=True, query_stages=2, chained=True),
     ),
-    "in order, no turns": (shape(1, 1, 130, 100), replace(SMALL, overlap=False, turns=False)),
     "window": (shape(1, 1, 200, 200, band=(-70, 0)), SMALL),
     "groups": (shape(6, 2, 70, 90, batch=2), SMALL),
     "groups, tokens before heads": (shape(4, 1, 70, 90, orders=("bthd",) * 4, **CAUSAL), SMALL),
@@ -304,8 +310,6 @@ BACKWARD: dict[str, tuple[AttentionShape, BackwardPlan]] = {
     "bias": (shape(2, 2, 70, 140, extras=("bias",)), BLOCKS),
     "packed": (shape(2, 1, 150, 150, **PACKED, **CAUSAL), BLOCKS),
     "softcap, sinks": (shape(1, 1, 70, 140, softcap=2.0, extras=("sinks",)), BLOCKS),
-    "turns": (shape(1, 1, 150, 150, **CAUSAL), replace(BLOCKS, turns=True)),
-    "dependent": (shape(1, 1, 70, 150, **CAUSAL), replace(BLOCKS, dependent=True)),
     "width 128": (shape(1, 1, 130, 140, 128, **CAUSAL), BackwardPlan()),
     "width 256": (shape(1, 1, 70, 100, 256, **CAUSAL), BackwardPlan(32, keys=32, apart=True)),
     "float16, tokens before heads": (
@@ -322,7 +326,7 @@ BACKWARD: dict[str, tuple[AttentionShape, BackwardPlan]] = {
 # ---- paged ----------------------------------------------------------------------------------
 
 LENGTHS, ONES = (0, 1, 130, 64, 90), (1, 1, 1, 1, 1)
-TURNS = PagedPlan(8, 64, 2, 4, 3, across=False)
+TURNS = PagedPlan(8, 64, 2, 4, 6)
 
 
 def paged(
@@ -393,7 +397,7 @@ def attended(
 ) -> Steps:
     """The work list, attention, and the combining of parts."""
     given = cache(x, lengths, queries)
-    items, cuts = work_reference.work_list(x, plan, given["lengths"], given["query_starts"])
+    items, cuts = work_lists.work_list(x, plan, given["lengths"], given["query_starts"])
     for name, type_ in (*work_parameters(x, plan), *attend_parameters(x, plan)):
         if name not in given:
             given[name] = np.zeros(type_.shape, type_.dtype.numpy)
@@ -571,7 +575,6 @@ PAGED: dict[str, Callable[[], Steps]] = {
     "page 16, split": lambda: attended(paged(8, 2, 16), TURNS),
     "page 64, split": lambda: attended(paged(8, 2, 64), TURNS),
     "page 16, not split": lambda: attended(paged(4, 1, 16), replace(TURNS, programs=1)),
-    "heads across": lambda: attended(paged(8, 2, 16), PagedPlan(8, 64, 2, 4, 6)),
     "combined by another launch": lambda: attended(paged(8, 2, 16), replace(TURNS, joined=False)),
     "more programs than blocks": lambda: attended(paged(4, 1, 16), replace(TURNS, programs=20)),
     "8 warps, width 128": lambda: attended(paged(4, 1, 16, width=128), PagedPlan(8, 128, 2, 8, 5)),

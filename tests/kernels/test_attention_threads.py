@@ -20,13 +20,8 @@ from tilegrad.graph.interpret import philox
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.shape import AttentionShape
-from tilegrad.kernels.attention.threads_forward import (
-    ThreadAttentionPlan,
-    attend,
-    choose,
-    plans,
-    why_not,
-)
+from tilegrad.kernels.attention.threads import WarpPlan
+from tilegrad.kernels.attention.threads_forward import attend, plans, why_not
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -37,7 +32,7 @@ from tilegrad.tile.prove import check_body
 Array = np.ndarray
 CAUSAL = (None, 0)
 HELD = replace(H200, name="h200-warps", cpu="sm_80", matrix=A100.matrix)  # held to a warp's units
-SMALL, ONE = ThreadAttentionPlan((64, 32), 4, 2), ThreadAttentionPlan((64, 32), 4, 1)
+SMALL, ONE = WarpPlan((64, 32), 4, 2), WarpPlan((64, 32), 4, 1)
 TURNED = ("bthd", "bthd", "bthd", "bthd")
 
 
@@ -46,7 +41,7 @@ def one_head(**given: Any) -> AttentionShape:
     return shape(**{"heads": 1, "key_heads": 1, **given})
 
 
-Case = tuple[AttentionShape, ThreadAttentionPlan, tuple[Array, ...]]
+Case = tuple[AttentionShape, WarpPlan, tuple[Array, ...]]
 CASES: dict[str, Case] = {
     "full": (one_head(), SMALL, ()),
     "full, one stage": (shape(heads=1, key_heads=1, keys=200), ONE, ()),
@@ -54,7 +49,7 @@ CASES: dict[str, Case] = {
     "causal, one stage": (one_head(queries=130, keys=130, band=CAUSAL), ONE, ()),
     "two rows of blocks a warp": (
         one_head(queries=150, keys=150, band=CAUSAL),
-        ThreadAttentionPlan((128, 48), 4, 2),
+        WarpPlan((128, 48), 4, 2),
         (),
     ),
     "one stage, steps known": (one_head(queries=70, keys=40, band=CAUSAL), ONE, ()),
@@ -67,7 +62,7 @@ CASES: dict[str, Case] = {
     "width 128": (shape(heads=1, key_heads=1, width=128, value_width=128, keys=100), SMALL, ()),
     "width 256": (
         shape(heads=1, key_heads=1, width=256, value_width=256, queries=64, keys=50),
-        ThreadAttentionPlan((64, 16), 4, 2),
+        WarpPlan((64, 16), 4, 2),
         (),
     ),
     "width 40, values 72": (one_head(width=40, value_width=72, queries=70), SMALL, ()),
@@ -98,7 +93,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def built(x: AttentionShape, plan: ThreadAttentionPlan, more: tuple[Array, ...]) -> Body:
+def built(x: AttentionShape, plan: WarpPlan, more: tuple[Array, ...]) -> Body:
     """The Body for extras of these types."""
     return attend(x, plan, A100, [Memory(m.shape, dtype_of(m.dtype)) for m in more])
 
@@ -185,9 +180,9 @@ def test_attention_of_a_graph_takes_it(target: Target) -> None:
 
 
 def test_refused() -> None:
-    assert "16 bytes" in why_not(shape(width=36))
+    assert "multiples of 8" in why_not(shape(width=36))
     assert "256" in why_not(shape(width=264))
-    assert "query_starts" in why_not(shape(extras=("query_starts", "key_starts")))
+    assert "one after another" in why_not(shape(extras=("query_starts", "key_starts")))
     assert not why_not(shape(extras=("bias", "sinks")))
 
 
@@ -216,14 +211,11 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_assembled(name: str) -> None:
     x, target = REAL[name]
-    plan = choose(x, target)
-    assert plan is not None
+    plan = plans(x, target)[0]
     no_spill(x, plan, (), "sm_80" if target is A100 else "sm_90")
 
 
-def no_spill(
-    x: AttentionShape, plan: ThreadAttentionPlan, more: tuple[Array, ...], arch: str
-) -> None:
+def no_spill(x: AttentionShape, plan: WarpPlan, more: tuple[Array, ...], arch: str) -> None:
     """Assemble for an architecture; nothing may be kept outside of registers."""
     if find_ptxas() is None:
         pytest.skip("NO PTXAS HERE")

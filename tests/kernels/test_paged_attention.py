@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
+import work_lists
 from cache_numbers import agree_stored, scales_of, stored
 from simulator import simulate
 
@@ -28,7 +29,6 @@ from tilegrad.core.errors import InternalError
 from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import paged_reference
 from tilegrad.ir.symbol import symbol
-from tilegrad.kernels.paged import reference
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
 from tilegrad.kernels.paged.call import attend, attention_callee, list_callee
 from tilegrad.kernels.paged.combine import combine_parts
@@ -42,7 +42,6 @@ from tilegrad.kernels.paged.shape import (
     PagedShape,
     choose,
     ranges,
-    spread,
     why_not,
 )
 from tilegrad.kernels.paged.work import work_list
@@ -142,7 +141,7 @@ def shape(
 
 ONES = (1, 1, 1, 1, 1)
 LENGTHS = (0, 1, 130, 64, 200)
-SMALL = PagedPlan(8, 64, 2, 4, 3, across=False)
+SMALL = PagedPlan(8, 64, 2, 4, 6)
 CASES: dict[str, tuple[PagedShape, PagedPlan, Sequence[int], Sequence[int]]] = {}
 
 
@@ -171,16 +170,13 @@ case("group 8", 8, 1, 16)
 case("group 3", 6, 2, 16)
 case("group 12, 16 rows", 12, 1, 32, replace(SMALL, rows=16))
 case("blocks of 128 keys", 4, 1, 16, replace(SMALL, block=128))
-case("heads across", 8, 2, 16, PagedPlan(8, 64, 2, 4, 6))
-case("heads across, few blocks", 8, 4, 32, PagedPlan(8, 64, 2, 4, 80))
-case("heads across, one range", 6, 3, 16, PagedPlan(8, 64, 2, 4, 3))
-case("heads across, several queries", 8, 2, 16, PagedPlan(16, 64, 2, 4, 6), queries=(0, 1, 5, 2, 3))
+case("few blocks", 8, 4, 32, PagedPlan(8, 64, 2, 4, 80))
+case("one range", 6, 3, 16, PagedPlan(8, 64, 2, 4, 3))
 case("8 warps", 4, 1, 16, PagedPlan(8, 128, 2, 8, 5), width=128, value_width=128)
 case("long items", 4, 1, 16, replace(SMALL, programs=1, stages=5), (900, 333), (1, 1))
 case("one program", 4, 1, 16, replace(SMALL, programs=1, stages=3))
 case("more programs than blocks", 4, 1, 16, replace(SMALL, programs=40))
 case("combined by another launch", 8, 2, 16, replace(SMALL, joined=False))
-case("heads across, combined by another launch", 8, 2, 32, PagedPlan(8, 64, 2, 4, 6, joined=False))
 case("parts in turns", 4, 1, 16, replace(SMALL, programs=40, rows=64))
 case("narrow", 4, 1, 16, width=32, value_width=40)
 case("values wider", 4, 1, 16, width=64, value_width=128)
@@ -242,12 +238,12 @@ def run_step(
     """(result, items, cuts) of the three kernels; run(body, memories) runs one."""
     x = step.x
     items, records = (
-        np.zeros_like(a) for a in reference.work_list(x, plan, step.lengths, step.starts)
+        np.zeros_like(a) for a in work_lists.work_list(x, plan, step.lengths, step.starts)
     )
     work, main, combine = bodies or kernels(x, plan)
     run(work, [step.lengths, step.starts, items, records])
     out = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
-    lead = (len(items), spread(x, plan), plan.rows)
+    lead = (len(items), x.key_heads, plan.rows)
     partial = np.full((*lead, x.value_width), np.nan, np.float32)
     sums = np.full(lead, np.nan, np.float32)
     counters = [np.zeros(lead[:2], np.int32)] if plan.joined else []
@@ -301,13 +297,13 @@ def test_interpreted(label: str) -> None:
     step = make_step(x, lengths, queries)
     seed = list(CASES).index(label)
     out, items, records = run_step(step, plan, lambda b, m: interpret.run(b, m, seed=seed))
-    same_list((items, records), reference.work_list(x, plan, step.lengths, step.starts))
+    same_list((items, records), work_lists.work_list(x, plan, step.lengths, step.starts))
     agree(step, out)
 
 
 SIMULATED = (
     "page 16",
-    "heads across",
+    "few blocks",
     "combined by another launch",
     "page 128",
     "group 3",
@@ -333,7 +329,7 @@ def test_simulated(label: str) -> None:
         plan,
         lambda b, m: simulate(*emit(b, "kernel", target_of(plan)), m, policy="random", seed=1),
     )
-    same_list((items, records), reference.work_list(x, plan, step.lengths, step.starts))
+    same_list((items, records), work_lists.work_list(x, plan, step.lengths, step.starts))
     agree(step, out)
 
 
@@ -365,8 +361,7 @@ def draws() -> Iterator[tuple[PagedShape, PagedPlan, Any, Any]]:
         plan = PagedPlan(
             8,
             (128, 64)[number % 2],
-            programs=(128, 7, 1000)[number % 3],
-            across=number % 3 == 0,
+            programs=(128, 56, 1000)[number % 3],
             below=(0, 4, 0, 0, 8, 2)[number],
         )
         yield x, plan, lengths, starts
@@ -376,7 +371,7 @@ def draws() -> Iterator[tuple[PagedShape, PagedPlan, Any, Any]]:
 def test_work_list(number: int) -> None:
     """The kernel's list is the reference's, and no program has two blocks more than another."""
     x, plan, lengths, starts = list(draws())[number]
-    wanted = reference.work_list(x, plan, lengths, starts)
+    wanted = work_lists.work_list(x, plan, lengths, starts)
     found = [np.zeros_like(w) for w in wanted]
     interpret.run(work_list(x, plan), [lengths, starts, *found])
     same_list(found, wanted)
@@ -416,14 +411,14 @@ def test_symbols(joined: bool) -> None:
         lambda b, m: simulate(*emit(b, "kernel", H200), m, values),
     ):
         out, items, records = run_step(step, plan, run, kernels(x, plan))
-        same_list((items, records), reference.work_list(real, plan, step.lengths, step.starts))
+        same_list((items, records), work_lists.work_list(real, plan, step.lengths, step.starts))
         agree(step, out)
 
 
 # ---- called by a Graph ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("label", ("heads across", "combined by another launch", "8 bits"))
+@pytest.mark.parametrize("label", ("page 16", "combined by another launch", "8 bits"))
 def test_callees(label: str) -> None:
     """The list and the attention as a Graph calls them, read back from their text too; each Body
     is what the scheduler takes for a GPU."""
@@ -434,7 +429,7 @@ def test_callees(label: str) -> None:
         if again:
             makers = [parse_callee(c.to_text()) for c in makers]
         items, cuts = makers[0].interpret(step.lengths, step.starts)
-        last = np.zeros((len(items), spread(x, plan)), np.int32) if plan.joined else cuts
+        last = np.zeros((len(items), x.key_heads), np.int32) if plan.joined else cuts
         given = (step.q, step.keys, step.values, *step.scales, step.table, items, last)
         assert [t.shape for t in makers[1].types("read")] == [g.shape for g in given]
         agree(step, makers[1].interpret(*given)[0])

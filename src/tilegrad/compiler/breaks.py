@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..core.format import format_of
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological
@@ -44,9 +45,7 @@ def _nodes(outputs: Sequence[Node]) -> list[Node]:
 
 def _asks(node: Node) -> bool:
     """Whether kernels for a Node differ by sizes."""
-    return node.op in (ops.paged_attention, ops.dot, ops.grouped_dot, ops.sparse_dot) or bool(
-        _from_outside(node)
-    )
+    return node.op in (ops.paged_attention, ops.dot, ops.grouped_dot) or bool(_from_outside(node))
 
 
 def _from_outside(node: Node) -> list[Row]:
@@ -57,13 +56,20 @@ def _from_outside(node: Node) -> list[Row]:
     return outside_rows(node.op.name)
 
 
-def _is_quantised(node: Node) -> bool:
-    """Whether it is a product of quantised weights with what is not: others are of codes."""
+def _is_quantised(node: Node, target: Target) -> bool:
+    """Whether it is a product of quantised weights with what is not: others are of codes, or of
+    what matrix units take as it is kept."""
     if node.op is not ops.dot:
         return False
     from ..schedule.quantised import weight_of
 
-    return [weight_of(i).op is ops.unpack for i in node.inputs].count(True) == 1
+    weights = [w for w in map(weight_of, node.inputs) if w.op is ops.unpack]
+    form = format_of(weights[0].attrs["format"]) if len(weights) == 1 else None
+    if form is None or not form.sparse:
+        return form is not None
+    from .sparse_weights import why_not
+
+    return bool(why_not(form, weights[0].shape[-1], target))
 
 
 def _breaks(node: Node, target: Target) -> list[tuple[Expr, int]]:
@@ -71,7 +77,7 @@ def _breaks(node: Node, target: Target) -> list[tuple[Expr, int]]:
 
     rows = [row for row in _from_outside(node) if row.applies(target)]
     if not rows:
-        op = "unpack" if _is_quantised(node) else node.op.name
+        op = "unpack" if _is_quantised(node, target) else node.op.name
         rows = list(rows_of(KINDS[op], op, target))
     found = [pair for row in rows for pair in family_of(row).breaks(node, target)]
     return [(size, first) for size, first in found if isinstance(size, Expr)]

@@ -32,7 +32,6 @@ from ..kernels.paged.shape import (
     choose_short,
     item_rows,
     short_keys,
-    spread,
     why_not,
 )
 from ..tile.callee import KernelCallee
@@ -78,15 +77,14 @@ def queries_of(node: Node) -> int:
     if node.attrs["single"]:
         return 1
     x = shape_of(node)
-    one = x.tokens is x.requests or x.tokens == x.requests
-    guess = 1 if one else max(1, high(x.tokens) // max(1, high(x.requests)))
+    guess = 1 if x.single else max(1, high(x.tokens) // max(1, high(x.requests)))
     return node.attrs["queries"] or guess
 
 
 def most_queries_of(node: Node) -> int:
     """The most new tokens that a request may have: as the op says, or all of the step's."""
     x = shape_of(node)
-    if node.attrs["single"] or x.tokens is x.requests or x.tokens == x.requests:
+    if node.attrs["single"] or x.single:
         return 1
     return node.attrs["queries"] or high(x.tokens)
 
@@ -158,13 +156,13 @@ class ListAttention(Attention):
 def _work(
     x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
 ) -> list[Node]:
-    """The list of a step, and zeros that programs count in or pairs that were cut; the same Nodes
-    for all layers that differ in nothing that the list depends on."""
+    """The list of a step, and zeros that programs count in or row blocks that were cut; the same
+    Nodes for all layers that differ in nothing that the list depends on."""
     from ..kernels.paged.call import list_callee
 
     items, last = build.items(_listed(list_callee(_plain(x), plan), lengths, starts, near))
     if plan.joined:
-        last = build.full((item_rows(x, plan), spread(x, plan)), 0, int32)
+        last = build.full((item_rows(x, plan), x.key_heads), 0, int32)
     return [items, last]
 
 
@@ -234,12 +232,6 @@ class VectorPrefill(Attention):
 
 class VectorAttention(Attention):
     """Any number of new tokens, on vectors."""
-
-    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
-        """See `Attention`."""
-        from ..kernels.paged import attention_cpu
-
-        return attention_cpu.why_not(x)
 
     def callee(self, x: PagedShape, target: Target) -> KernelCallee:
         """See `Attention`."""

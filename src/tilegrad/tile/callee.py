@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from ..core.errors import ShapeError
 from ..ir.callee import Callee
+from ..ir.node import Node
 from ..ir.symbol import Expr, evaluate
 from ..ir.text import ATTRIBUTE_PARSERS
 from ..ir.types import Array, Memory, Type
@@ -68,6 +69,23 @@ class KernelCallee(Callee):
         self._name, self.launches, self.source = name, launches, source
         self.vjp, self.jvp, self.tag = vjp, jvp, tag
         self.source_key = source_key if source is None else source.key
+
+    @classmethod
+    def named(
+        cls, name: str, bodies: Sequence[Body], results: Sequence[str], states: Sequence[str] = ()
+    ) -> KernelCallee:
+        """Parameters of the same name are the same array: a result, a state, or an argument, in the
+        order in which they are met."""
+        arguments: dict[str, int] = {}
+
+        def role(parameter: Node) -> tuple[str, int]:
+            own = parameter.attrs["name"]
+            if own in results:
+                return "store", results.index(own)
+            return "state" if own in states else "read", arguments.setdefault(own, len(arguments))
+
+        launches = [(body, tuple(role(p) for p in body.parameters)) for body in bodies]
+        return cls(name, tuple(launches))
 
     def __repr__(self) -> str:
         return f"<callee {self.name} {self.content}>"  # the same in every process

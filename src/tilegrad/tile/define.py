@@ -102,7 +102,10 @@ class Definition:
                 f"the arguments do not fit: {error}", op=self.name, expected=str(self.signature)
             ) from None
         bound.apply_defaults()
-        return dict(bound.arguments)
+        found = dict(bound.arguments)
+        for name in [n for n, p in names.items() if p.kind is p.VAR_KEYWORD]:
+            found |= found.pop(name)
+        return found
 
     def callee(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
         """The Callee for arguments by name: Array types, or values known now."""
@@ -149,7 +152,9 @@ class Definition:
             call = staged(self.function).bind(Stage(tracer), values)
             bound = self.signature.bind_partial()
             bound.arguments.update({n: memories.get(n, v) for n, v in given.items()})
-            tracer.returned(call(*bound.args, **bound.kwargs))
+            own = self.signature.parameters
+            more = {n: v for n, v in bound.arguments.items() if n not in own}
+            tracer.returned(call(*bound.args, **bound.kwargs, **more))
         self.check_result(tracer)
         body = tracer.finish()
         prune(body.block, set())

@@ -13,7 +13,6 @@ Invariant: any sizes do whose rows are a multiple of 16 bytes; a query that sees
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ... import tile
 from ...core.dtype import float32
@@ -23,78 +22,34 @@ from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from .backward_body import BackwardBody
-from .backward_plan import BackwardPlan, candidates, choose, columns_of, why_not
+from .backward_plan import BackwardPlan, columns_of, why_not
 from .shape import AttentionShape, backward_parameters, tokens_of
 from .softmax import and_masks
-
-__all__ = [
-    "Backward",
-    "BackwardPlan",
-    "Launch",
-    "attention_backward",
-    "candidates",
-    "choose",
-    "why_not",
-]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One Body and the names of its arguments: of parameters or scratch."""
-
-    body: Body
-    arguments: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Backward:
-    """Launches in order, and the scratch between them."""
-
-    launches: tuple[Launch, ...]
-    scratch: tuple[tuple[str, Memory], ...] = ()
 
 
 def attention_backward(
     x: AttentionShape,
     plan: BackwardPlan,
     more: Sequence[Memory] = (),
-    wanted: Sequence[str] = (),
     name: str = "attention_backward",
-) -> Backward:
-    """All launches; arguments are named as `backward_parameters` names them."""
-    why = why_not(x, plan, wanted)
+) -> list[Body]:
+    """All launches; parameters as `backward_parameters` names them, and `sums` between launches."""
+    why = why_not(x, plan)
     if why:
         raise InternalError("kernels.attention.backward", f"{why}: {plan} for {x}")
-    given = dict(backward_parameters(x, more, wanted))
-    inputs = [n for n in given if n not in ("dq", "dk", "dv")]
+    given = dict(backward_parameters(x, more))
+    given["sums"] = Memory(sums_shape(x, plan), float32, use="state")
+
+    def body(side: str, *gives: str) -> Body:
+        known = [(n, m) for n, m in given.items() if m.use == "value" or n in gives]
+        return BackwardBody(x, plan, gives, known, f"{name}_{side}").build()
+
     if plan.fast:
-        given["sums"] = Memory(sums_shape(x, plan), float32, use="state")
-        names = (*inputs, "dk", "dv", "sums")
-        known = [(n, given[n]) for n in names]
-        body = BackwardBody(x, plan, ("dk", "dv"), known, f"{name}_keys").build()
-        return Backward(
-            (
-                Launch(clear(x, plan, f"{name}_clear"), ("sums",)),
-                Launch(body, names),
-                Launch(rounded(x, plan, given["dq"], f"{name}_round"), ("sums", "dq")),
-            ),
-            (("sums", given["sums"]),),
-        )
-    launches = []
-    for side, gives in sides(plan):
-        names = (*inputs, *gives)
-        known = [(n, given[n]) for n in names]
-        body = BackwardBody(x, plan, gives, known, f"{name}_{side}").build()
-        launches.append(Launch(body, names))
-    return Backward(tuple(launches))
-
-
-def sides(plan: BackwardPlan) -> list[tuple[str, tuple[str, ...]]]:
-    """Names of the launches without sums between programs, and what each gives."""
-    of_keys: list[tuple[str, tuple[str, ...]]] = [("keys", ("dk", "dv"))]
+        rounds = rounded(x, plan, given["dq"], f"{name}_round")
+        return [clear(x, plan, f"{name}_clear"), body("keys", "dk", "dv", "sums"), rounds]
     if plan.apart:
-        of_keys = [("values", ("dv",)), ("keys", ("dk",))]
-    return [*of_keys, ("queries", ("dq",))]
+        return [body("values", "dv"), body("keys", "dk"), body("queries", "dq")]
+    return [body("keys", "dk", "dv"), body("queries", "dq")]
 
 
 # ---- sums of dq ---------------------------------------------------------------------------------

@@ -24,7 +24,9 @@ from .backward_plan import OWN, ROWS, BackwardPlan, columns_of
 from .holes import Holes
 from .shape import AttentionShape, Parameters, tokens_of
 from .softmax import LOG2_E, and_masks, line
-from .tile_order import block_count, corner, key_limit, sequence_at, span_of
+from .tile_order import block_count, corner, sequence_at, span_of
+
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 
 
 class BackwardBody:
@@ -57,19 +59,15 @@ class BackwardBody:
 
     def build(self) -> Body:
         """Places, then the roles beside each other."""
-        x, (few, many) = self.x, self.plan.registers
-        programs = x.batch * self.heads * self.blocks
+        programs = self.x.batch * self.heads * self.blocks
         with tile.into(self.b):
-            if self.plan.dependent:
-                tile.grid_dependency_wait()
-                tile.grid_launch_dependents()
             self.place()
             self.locate(tile.grid(programs))
             self.begin, self.end = self.seen_blocks()
-            with tile.role("producer", 4, few):
+            with tile.role("producer", 4, PRODUCER_REGISTERS):
                 self.producer()
             for own in range(2):
-                with tile.role(f"consumer{own}", 4, many):
+                with tile.role(f"consumer{own}", 4, CONSUMER_REGISTERS):
                     BackwardConsumer(self, own).run()
         return self.b.finish((programs,), plan=self.plan)
 
@@ -109,7 +107,7 @@ class BackwardBody:
         self.queries = index_of(x.queries)
         if not self.packed:
             self.first = hold(block * ROWS, "first")
-            self.limit = key_limit(x, self.memory, self.batch)
+            self.limit = Holes(x, self.memory, self.batch, 0).limit
             return
         sides = [("query_starts", x.queries), ("key_starts", x.keys)]
         own, most = sides[self.of_keys]

@@ -45,8 +45,6 @@ class BackwardConsumer:
     def run(self) -> None:
         """Every block, then the results."""
         self.w.ready.wait(0, 0)
-        if self.plan.turns and self.own:  # the other begins
-            tile.named_arrive(3, 256)
         self.w.for_blocks(self.block)
         tile.matrix_wait(0)
         if self.w.fast:  # the other's products read these keys too
@@ -59,8 +57,6 @@ class BackwardConsumer:
         """Scores and dout v^T, p and ds, and their products, which the next block waits for."""
         w, holes = self.w, self.w.holes(member)
         count = w.count(member, block)
-        if self.plan.turns:
-            tile.named_sync(3 + self.own, 256)
         stage = self.against(0, self.scores, count)
         tile.matrix_wait(1)  # the block before is done with its operands
         self.release_before(count)
@@ -68,8 +64,6 @@ class BackwardConsumer:
             self.against(1, self.back, count)
         else:
             w.come[1].wait(count)
-        if self.plan.turns:
-            tile.named_arrive(4 - self.own, 256)
         if w.of_keys:
             w.told.wait(count)
         tile.matrix_wait(1 if w.with_changes else 0)

@@ -7,14 +7,10 @@ Invariant: `why_not` is '' exactly where `attention_backward` gives Bodies that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...core.dtype import bfloat16, float16
-from ...core.target import Target
 from ...ir.symbol import high
-from .plan import TAKEN
-from .shape import AttentionShape
+from .shape import AttentionShape, unit_why_not
 
 ROWS = 128  # tokens a program keeps
 OWN = 64  # of which a consumer has
@@ -26,19 +22,16 @@ COSTLY = {"bias", "mask", "slopes", "key"}  # they need registers of their own
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """Choices: blocks that are looped over, rings, registers of the producer and consumers."""
+    """Choices: blocks that are looped over, rings, what a launch gives."""
 
     queries: int = 64  # a block that programs of keys loop over
     query_stages: int = 2
     keys: int = 128  # a block that programs of queries loop over
     key_stages: int = 2
     late: bool = False  # products with p wait for ds: fewer registers, less at the same time
-    turns: bool = False  # consumers take turns at issuing the products of scores
     fast: bool = False  # programs of keys add up dq too, in no order; none of queries
     apart: bool = False  # dk and dv by launches of their own: heads of more than 128
     section: int = 1  # (batch, head) pairs whose programs are mixed, the longest first
-    dependent: bool = False  # waits for the launch before it by itself
-    registers: tuple[int, int] = (24, 240)
 
 
 def padded(width: int) -> int:
@@ -67,30 +60,18 @@ def accumulators(x: AttentionShape, plan: BackwardPlan) -> int:
     return max(width, value_width) if plan.apart else width + value_width
 
 
-def why_not(x: AttentionShape, plan: BackwardPlan | None = None, wanted: Sequence[str] = ()) -> str:
+def why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str:
     """Why no Body can be right for a shape (with a Plan); '' where one can."""
-    other = sorted(set(x.extras) - set(TAKEN))
-    wrong = [
-        (x.dtype not in (bfloat16, float16), "q, k and v are bfloat16 or float16"),
-        (
-            any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
-            "head sizes are multiples of 8 up to 256",
-        ),
-        (x.heads % x.key_heads != 0, "query heads come in whole groups"),
-        (bool(other), f"not with {', '.join(other)} yet"),
-        (bool(wanted), f"no gradient of {', '.join(wanted)} here"),
-        (any(order[-1] != "d" for order in x.orders), "heads' elements lie next to each other"),
-    ]
+    wrong: list[tuple[bool, str]] = []
     if plan is not None:
         sides = ("keys",) if plan.fast else ("keys", "queries")
-        whole = 128 if max(columns_of(x, plan)[:1]) <= 64 else 64
-        wrong += [
+        whole = 128 if columns_of(x, plan)[0] <= 64 else 64
+        wrong = [
             (
                 any(b % 16 or not 16 <= b <= 256 for b in (plan.queries, plan.keys)),
                 "blocks are multiples of 16 up to 256",
             ),
             (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
-            (plan.fast and plan.turns, "consumers meet for dq"),
             (
                 plan.fast and (plan.apart or "query_starts" in x.extras),
                 "no sums of sequences in a row, or of wide heads",
@@ -103,45 +84,27 @@ def why_not(x: AttentionShape, plan: BackwardPlan | None = None, wanted: Sequenc
                 "the ring does not fit shared memory",
             ),
         ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    return unit_why_not(x, forward=False) or next((why for is_wrong, why in wrong if is_wrong), "")
 
 
-def candidates(x: AttentionShape, target: Target, fast: bool = False) -> list[BackwardPlan]:
-    """Plans worth a trial, the expected best first."""
+def choose(x: AttentionShape, fast: bool = False) -> BackwardPlan:
+    """The Plan for a shape: wide blocks where accumulators leave registers for them."""
     wide = max(padded(x.width), padded(x.value_width))
-    narrow, costly = wide <= 64, len(COSTLY & set(x.extras)) + (x.softcap > 0)
+    costly = len(COSTLY & set(x.extras)) + (x.softcap > 0)
     if wide > 128:
-        found = [BackwardPlan(48, 2, 48, 2, apart=True), BackwardPlan(32, 2, 32, 2, apart=True)]
+        plan = BackwardPlan(48, 2, 48, 2, apart=True)
     elif costly > 1:
-        found = [BackwardPlan(32, 4, 64, 2)]
+        plan = BackwardPlan(32, 4, 64, 2)
     elif costly:
-        found = [BackwardPlan(64 if narrow else 48, 3, 96, 2), BackwardPlan(32, 4, 64, 2)]
-    elif narrow:
-        found = [
-            BackwardPlan(128, 2, 128, 2, late=True),
-            BackwardPlan(96, 3, 144, 2),
-            BackwardPlan(96, 3, 128, 3, late=True),
-            BackwardPlan(64, 4, 160, 2),
-            BackwardPlan(128, 2, 128, 2, late=True, turns=True),
-        ]
+        plan = BackwardPlan(64 if wide <= 64 else 48, 3, 96, 2)
+    elif wide <= 64:
+        plan = BackwardPlan(128, 2, 128, 2, late=True)
     else:
-        found = [
-            BackwardPlan(64, 3, 128, 2),
-            BackwardPlan(80, 2, 112, 2, late=True),
-            BackwardPlan(64, 4, 96, 2),
-            BackwardPlan(64, 2, 144, 2),
-            BackwardPlan(64, 3, 128, 2, turns=True),
-            BackwardPlan(80, 2, 112, 2, late=True, turns=True),
-        ]
+        plan = BackwardPlan(64, 3, 128, 2)
     if fast and wide <= 128 and "query_starts" not in x.extras and not costly:
         block = 128 if padded(x.width) <= 64 else 64
-        first = replace(found[0], queries=block, fast=True)
-        ways = (True,) if block == 128 else (False, True)
-        found = [
-            replace(first, query_stages=stages, late=late) for stages in (2, 3) for late in ways
-        ]
-    found = [replace(p, section=section(x)) for p in found]
-    return [p for p in found if not why_not(x, p)]
+        plan = replace(plan, queries=block, query_stages=2, late=block == 128, fast=True)
+    return replace(plan, section=section(x))
 
 
 def section(x: AttentionShape) -> int:
@@ -152,8 +115,3 @@ def section(x: AttentionShape) -> int:
     most = max(high(x.queries) * x.group, high(x.keys))
     bytes_ = most * (x.width + x.value_width) * x.dtype.size
     return max(1, min(high(x.batch) * x.key_heads, NEAR_BYTES // bytes_))
-
-
-def choose(x: AttentionShape, target: Target, fast: bool = False) -> BackwardPlan:
-    """The Plan for a shape: wide blocks where accumulators leave registers for them."""
-    return candidates(x, target, fast)[0]

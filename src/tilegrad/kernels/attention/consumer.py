@@ -39,7 +39,7 @@ class ConsumerRows:
     @property
     def turns(self) -> bool:
         """Whether consumers take turns."""
-        return self.plan.turns and self.k.halves > 1
+        return self.k.halves > 1
 
     def take_turn(self) -> None:
         """Wait until the consumer before has issued its products."""

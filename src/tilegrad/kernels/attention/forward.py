@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ... import tile
 from ...core.errors import InternalError
 from ...ir.types import Memory
@@ -33,13 +31,6 @@ from .holes import Holes
 from .plan import REGISTERS, AttentionPlan, padded, why_not
 from .shape import AttentionShape, parameters
 from .tile_order import TileOrder, Work
-
-
-def reference(q: Any, k: Any, v: Any, scale: float) -> Any:
-    """What is computed where all is seen, of NumPy arrays (..., tokens, width)."""
-    s = scale * q.astype("float32") @ k.astype("float32").swapaxes(-1, -2)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    return (p / p.sum(-1, keepdims=True)) @ v.astype("float32")
 
 
 def wide_attention(
@@ -104,7 +95,7 @@ class WideAttention(AttentionPlaces):
 
         count, turn = self.order.for_tiles(one)
         if self.plan.chained:  # consumers begin one tile more
-            nothing = Work(Holes(self.x, {}, 0, 0), 0, self.x.queries, self.x.keys, 0, 1, 1, 1)
+            nothing = Work(0, 1, 1, 1, Holes(self.x, {}, 0, 0), 0, self.x.queries, self.x.keys)
             self.load_queries(count, nothing)
             self.load(0, nothing, turn, 0)
 
@@ -132,12 +123,12 @@ class Consumer(ConsumerRows):
             tile.named_arrive(0, 256)
         if self.plan.chained:
             self.begin(0, 0)
-        _, turn = self.k.order.for_tiles(self.overlapped if self.plan.overlap else self.in_order)
+        _, turn = self.k.order.for_tiles(self.one)
         if self.plan.chained:
             tile.matrix_wait(0)
             self.keys.release(turn)
 
-    def overlapped(self, count: Any, work: Work, turn: Any) -> None:
+    def one(self, count: Any, work: Work, turn: Any) -> None:
         """One tile: scores of a block beside the values of the one before it."""
         stage = self.k.tiles.stage(count)
         first = self.skip(work, turn)
@@ -195,34 +186,6 @@ class Consumer(ConsumerRows):
                 step(second, False, self.columns)
         self.k.order.steps(work, step, first)
 
-    def in_order(self, count: Any, work: Work, turn: Any) -> None:
-        """One tile: scores, softmax, values, one after another; only consumers overlap."""
-        stage = self.k.tiles.wait(count)
-
-        def step(j: Any, cut: bool) -> None:
-            first = isinstance(j, int) and j == 0
-            self.keys.wait(turn + j)
-            self.take_turn()
-            tile.matrix_fence()
-            self.multiply_keys(stage, turn + j, self.scores)
-            tile.matrix_wait(0)
-            self.keys.release(turn + j)
-            self.give_turn()
-            p, shrink = self.softmax(work, j, cut, first)
-            if not first:
-                self.rescale(shrink)
-            self.write_weights(p)
-            self.values.wait(turn + j)
-            self.multiply_values(turn, j, 0)
-            tile.matrix_wait(0)
-            self.values.release(turn + j)
-
-        step(0, self.k.order.cut_first)
-        self.k.order.steps(work, step)
-        if self.plan.staged:
-            self.k.tiles.empty.arrive(stage)
-        self.finish(work, stage)
-
     # ---- products ---------------------------------------------------------------------------
 
     def begin(self, count: Any, turn: Any, first: Any = 0) -> None:
@@ -248,4 +211,4 @@ class Consumer(ConsumerRows):
         tile.matrix_commit()
 
 
-__all__ = ["AttentionPlan", "WideAttention", "reference", "why_not", "wide_attention"]
+__all__ = ["AttentionPlan", "WideAttention", "why_not", "wide_attention"]

@@ -18,11 +18,10 @@ from ...core.dtype import bool_, float32, int32, int64, uint32
 from ...ir.symbol import high
 from ...tile.trace import tracer
 from ...tile.value import TileValue, index_of
-from . import dropout
+from ..random import random_bits
 from .shape import AttentionShape
 from .softmax import LANES, LOG2_E, and_masks, line, within
 
-EXTRAS = ("bias", "mask", "slopes", "sinks", "key_lengths", "key", "offset")
 ADDED = {"bias", "slopes"}  # what scores grow by
 
 
@@ -146,8 +145,9 @@ class Holes:
         linear = pair[0] + pair[1] + start
         seed, offset = (tile.load(self.extras[name], (), ()) for name in ("key", "offset"))
         b = tracer("attention").builder
-        drawn = TileValue(dropout.bits(b, seed.node, offset.node, linear.node))
-        return (drawn >> tile.full((), 8, uint32)) > dropout.threshold(x.dropout)
+        drawn = TileValue(random_bits(b, seed.node, offset.node, linear.node))
+        least = int(float(float32.numpy.type(x.dropout)) * (1 << 24))  # the rate in 24 bits
+        return (drawn >> tile.full((), 8, uint32)) > least
 
     def weight(self, p: Any, row: Any, key: Any) -> Any:
         """Weights, 0 where dropout drops them."""

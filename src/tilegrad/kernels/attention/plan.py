@@ -1,23 +1,21 @@
 """Which Plan an attention takes: the tile, what shared memory is spent on, and the tiles' order.
 
-A model of the time: matrix units and exponentials of a block of keys overlap as far as the Plan
-lets them; a tile has a fixed cost beside its blocks; programs take tiles in turns, and the
+A model of the time: matrix units and exponentials of a block of keys overlap as far as consumers
+let them; a tile has a fixed cost beside its blocks; programs take tiles in turns, and the
 slowest one ends the launch. Invariant: a chosen Plan is one that `why_not` takes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...core.dtype import bfloat16, float16
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import high, low
-from .shape import AttentionShape
+from ...ir.symbol import high
+from .shape import AttentionShape, unit_why_not
 
 FLOPS = 4096  # of the matrix units of one program in a cycle
 EXPONENTIALS = 16  # in a cycle
@@ -30,24 +28,11 @@ NEAR = 32 << 20  # bytes of keys and values that stay in L2 while tiles are mixe
 
 SHARED_BYTES = 232_448 - 1_024  # of a program, less what aligns it
 REGISTERS = {1: (0, 0), 2: (24, 240), 3: (32, 160)}  # of producer and consumers, by consumers
-TAKEN = (
-    "bias",
-    "mask",
-    "slopes",
-    "sinks",
-    "key_lengths",
-    "query_starts",
-    "key_starts",
-    "key",
-    "offset",
-)  # extras
-RANDOM = {"key", "offset"}
-STARTS = {"query_starts", "key_starts"}
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Choices of `wide_attention`: the tile (queries, keys), rings, turns, and the tiles' order."""
+    """Choices of `wide_attention`: the tile (queries, keys), rings, and the order of all."""
 
     tile: tuple[int, int] = (128, 128)
     stages: int = 2  # of keys and of values
@@ -55,8 +40,6 @@ class AttentionPlan:
     query_stages: int = 1
     staged: int = 64  # columns of a piece of the result on its way out; 0: where queries lay
     together: int = 1  # pieces that are staged at once
-    turns: bool = True  # consumers take turns at the matrix units
-    overlap: bool = True  # softmax beside the product with values of the block before
     late: bool = False  # sums shrink after the next scores are issued, not before
     chained: bool = False  # a tile's first scores are multiplied beside the last values before
     narrow: bool = False  # of a tile's last block only the keys that a consumer's queries see
@@ -81,28 +64,11 @@ def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
 
 def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
     """Why the kernel does not take a case, or not with a Plan; '' where it does."""
+    packed = "query_starts" in x.extras
     wrong = [
-        (x.dtype not in (bfloat16, float16), f"the matrix units take no {x.dtype}"),
         (
-            any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
-            "widths are multiples of 8 up to 256",
-        ),
-        (x.scale <= 0 or not math.isfinite(x.scale), "the scale is not above 0"),
-        (x.heads % x.key_heads != 0, "heads are not a multiple of key heads"),
-        (low(x.keys) < 1, "there may be no keys"),
-        (
-            not 0.0 <= x.dropout < 1.0 or (x.dropout > 0.0) != (set(x.extras) >= RANDOM),
-            "dropout has a rate below 1, a key and an offset",
-        ),
-        (not set(x.extras) <= set(TAKEN), f"{sorted(set(x.extras) - set(TAKEN))}"),
-        (any(o[-1] != "d" for o in x.orders), "rows are not dense"),
-        (
-            len(STARTS & set(x.extras)) == 1 or (set(x.extras) > STARTS and x.batch != 1),
-            "sequences one after another have a batch of 1 and starts of queries and of keys",
-        ),
-        (
-            bool(STARTS & set(x.extras)) and bool({"bias", "mask", "key_lengths"} & set(x.extras)),
-            "sequences one after another, with a bias, mask or lengths",
+            packed and bool({"bias", "mask"} & set(x.extras)),
+            "sequences one after another, with a bias or mask",
         ),
     ]
     if plan is not None:
@@ -120,19 +86,12 @@ def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
                 not plan.staged and value_width != padded(x.width),
                 "results are wider or narrower than the place of queries",
             ),
-            (
-                (plan.narrow or plan.late) and not plan.overlap,
-                "a narrow block, or sums that shrink late, need overlap",
-            ),
-            (
-                plan.chained and (plan.query_stages < 2 or not plan.overlap),
-                "a chain needs overlap and queries of two tiles",
-            ),
-            (plan.chained and bool(STARTS & set(x.extras)), "a chain has no empty tiles"),
-            (not plan.staged and bool(STARTS & set(x.extras)), "an end within a tile is staged"),
+            (plan.chained and plan.query_stages < 2, "a chain needs queries of two tiles"),
+            (plan.chained and packed, "a chain has no empty tiles"),
+            (not plan.staged and packed, "an end within a tile is staged"),
             (shared_bytes(x, plan) > SHARED_BYTES, "it does not fit shared memory"),
         ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    return unit_why_not(x) or next((why for is_wrong, why in wrong if is_wrong), "")
 
 
 def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
@@ -211,8 +170,7 @@ def cycles(x: AttentionShape, plan: AttentionPlan) -> float:
     width = padded(x.width) + padded(x.value_width)
     products = 2 * rows * keys * width / FLOPS
     rest = rows * keys / EXPONENTIALS + STEP_CYCLES
-    hidden = HIDDEN[rows // 64] - (0.0 if plan.overlap else 0.2)
-    step = max(products, rest) + (1 - hidden) * min(products, rest)
+    step = max(products, rest) + (1 - HIDDEN[rows // 64]) * min(products, rest)
     lanes, each = high(x.batch) * x.heads, blocks_of(x, plan)
     count = min(lanes, max(64, plan.section))  # a longer list is more of the same
     work = ROW_CYCLES * rows + step * each
@@ -260,32 +218,3 @@ def ordered(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
         plan,
     ]
     return next(p for p in tried if not why_not(x, p))
-
-
-def candidates(x: AttentionShape, target: Target) -> list[AttentionPlan]:
-    """Plans to measure: every tile, with and without turns and overlap, other rings and orders."""
-    found: dict[AttentionPlan, None] = {}
-    for made in plans(x, target):
-        chained_narrow = replace(made, chained=True, narrow=True)
-        tried = [
-            ordered(x, made),
-            made,
-            replace(made, chained=True),
-            replace(made, narrow=True),
-            chained_narrow,
-            replace(chained_narrow, turns=False),
-            replace(made, late=True),
-            replace(chained_narrow, late=True),
-            replace(made, late=True, narrow=True),
-            replace(made, turns=False),
-            replace(made, overlap=False),
-            replace(made, overlap=False, turns=False),
-            replace(made, query_stages=1),
-            replace(made, stages=made.stages + 1),
-            replace(made, section=max(1, made.section // 4)),
-            replace(made, section=4 * made.section),
-        ]
-        for plan in tried:
-            if not why_not(x, plan) and (not plan.narrow or x.band[1] is not None):
-                found[plan] = None
-    return list(found)

@@ -7,21 +7,24 @@ kernel's parameters, and what the Graph's `attention` and `attention_backward` t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.dtype import DType, float32, float64
+from ...core.dtype import DType, bfloat16, float16, float32, float64
 from ...ir.symbol import Size, high, low
 from ...ir.types import Memory
 
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")
+STARTS = ("query_starts", "key_starts")  # extras of sequences that lie one after another
 Band = tuple[Size | None, Size | None]
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One attention: softmax(scale q k^T, seen within the band and as extras say) v."""
+    """One attention: softmax(scale q k^T, seen within the band and as extras say) v. What the types
+    of the Graph's `attention` refuse does not come here."""
 
     batch: Size
     heads: int
@@ -72,6 +75,20 @@ class AttentionShape:
         return (self.batch, self.heads, self.queries)
 
 
+def unit_why_not(x: AttentionShape, forward: bool = True) -> str:
+    """Why no kernel on matrix units can be right, or none that goes forward; '' where one can."""
+    wrong = [
+        (x.dtype not in (bfloat16, float16), f"the matrix units take no {x.dtype}"),
+        (
+            any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
+            "widths are multiples of 8 up to 256",
+        ),
+        (forward and not 0 < x.scale < math.inf, "the scale is not above 0"),
+        (forward and low(x.keys) < 1, "there may be no keys"),
+    ]
+    return next((why for is_wrong, why in wrong if is_wrong), "")
+
+
 Parameters = list[tuple[str, Memory]]
 
 
@@ -83,19 +100,13 @@ def parameters(x: AttentionShape, more: Sequence[Memory] = ()) -> Parameters:
     return [*made, ("lse", Memory(x.rows, x.sum_dtype, use="result"))]
 
 
-def backward_parameters(
-    x: AttentionShape, more: Sequence[Memory] = (), wanted: Sequence[str] = ()
-) -> Parameters:
-    """q, k, v, dout, lse, delta, the extras; then dq, dk, dv and gradients of wanted extras."""
+def backward_parameters(x: AttentionShape, more: Sequence[Memory] = ()) -> Parameters:
+    """q, k, v, dout, lse, delta, the extras; then dq, dk and dv."""
     made = [(name, Memory(x.sizes(name), x.dtype)) for name in ("q", "k", "v")]
     made.append(("dout", Memory(x.sizes("out"), x.dtype)))
     made += [(name, Memory(x.rows, x.sum_dtype)) for name in ("lse", "delta")]
     made += list(zip(x.extras, more))
     results = [(f"d{name}", Memory(x.sizes(name), x.dtype, use="result")) for name in "qkv"]
-    given = dict(zip(x.extras, more))
-    results += [
-        (f"d{name}", Memory(given[name].shape, given[name].dtype, use="result")) for name in wanted
-    ]
     return made + results
 
 

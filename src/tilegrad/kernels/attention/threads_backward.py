@@ -14,48 +14,35 @@ sums over blocks go in the order of the blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ... import tile
 from ...core.target import Target
 from ...ir.symbol import combine, high
-from ...ir.types import Array, Memory
+from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.define import Definition
-from ...tile.plan import Plan
 from ...tile.value import index_of
 from . import threads_forward
-from .holes import EXTRAS, Holes
-from .shape import AttentionShape, tokens_of
+from .holes import Holes
+from .shape import AttentionShape, backward_parameters
 from .softmax import LOG2_E
-from .threads_forward import DEPTH, Seen, last_block, padded, seen_by, shared_place
+from .threads import DEPTH, ThreadBlocks, WarpPlan, multiply, padded, shared_place, traced
 
 SIDES = ("keys", "queries")  # whose tokens a program keeps
 
 
-@dataclass(frozen=True)
-class ThreadBackwardPlan:
-    """Choices of `thread_backward`: tokens kept and taken a step, warps, blocks at hand."""
-
-    tile: tuple[int, int] = (64, 32)
-    warps: int = 4
-    stages: int = 2
-
-
-def shared_bytes(x: AttentionShape, plan: ThreadBackwardPlan) -> int:
+def shared_bytes(x: AttentionShape, plan: WarpPlan) -> int:
     """Bytes of shared memory that a Plan takes, what aligns it included."""
     tokens = plan.tile[0] + plan.stages * plan.tile[1]
     return tokens * (padded(x.width) + padded(x.value_width)) * x.dtype.size + 1024
 
 
-def why_not(x: AttentionShape, wanted: Sequence[str] = ()) -> str:
+def why_not(x: AttentionShape) -> str:
     """Why the kernel does not take a case; '' where it does."""
-    if max(x.width, x.value_width) > 128:
-        return "heads are wider than 128"
-    if wanted:
-        return f"gradients of {sorted(wanted)}"
-    return threads_forward.why_not(x)
+    wide = max(x.width, x.value_width) > 128
+    return "heads are wider than 128" if wide else threads_forward.why_not(x)
 
 
 def tiles(x: AttentionShape, side: str) -> tuple[int, int]:
@@ -70,12 +57,12 @@ def tiles(x: AttentionShape, side: str) -> tuple[int, int]:
     return (128, 32) if x.band == (None, None) else (64, 64)
 
 
-def choose(x: AttentionShape, target: Target, side: str) -> ThreadBackwardPlan | None:
-    """The likeliest Plan of a side; None where none fits."""
-    made = [ThreadBackwardPlan(tiles(x, side), 4, stages) for stages in (2, 1)]
+def plans(x: AttentionShape, target: Target, side: str) -> list[WarpPlan]:
+    """Plans of a side that fit, the likeliest first: those of which two programs share a core."""
+    made = [WarpPlan(tiles(x, side), 4, stages) for stages in (2, 1)]
     core = target.limits["shared_bytes_per_core"]
     fits = [p for p in made if shared_bytes(x, p) <= target.memories["shared"].bytes]
-    return min(fits, key=lambda p: 2 * (shared_bytes(x, p) + 1024) > core, default=None)
+    return sorted(fits, key=lambda p: 2 * (shared_bytes(x, p) + 1024) > core)
 
 
 # ---- the kernel ------------------------------------------------------------------------------
@@ -89,17 +76,11 @@ def thread_backward(
     dout: Any,
     lse: Any,
     delta: Any,
-    bias: Any = None,
-    mask: Any = None,
-    slopes: Any = None,
-    sinks: Any = None,
-    key_lengths: Any = None,
-    key: Any = None,
-    offset: Any = None,
     *,
     x: AttentionShape,
-    plan: ThreadBackwardPlan,
+    plan: WarpPlan,
     side: str,
+    **extras: Any,
 ) -> None:
     """(dk, dv) or (dq,) of a side's tokens."""
     of_keys = side == "keys"
@@ -112,48 +93,39 @@ def thread_backward(
     ]
     if not of_keys and x.band[1] is not None:  # the last queries see most: they begin first
         block = blocks - 1 - block
-    given = (bias, mask, slopes, sinks, key_lengths, key, offset)
-    extras = {name: m for name, m in zip(EXTRAS, given) if m is not None}
     group = x.group if of_keys else 1
     batch, head = tile.hold(lane // heads), tile.hold(lane % heads)
     kept = _Kept(x, plan, of_keys, (q, k, v, dout, lse, delta), extras)
     with tile.role("threads", plan.warps):
         kept.begin(batch, head, tile.hold(block) * plan.tile[0])
         for member in tile.range(0, group):
-            seen = kept.begin_head(head * group + member)
-            for j in tile.range(0, seen.right):
-                kept.step(j, True)
-            for j in tile.range(seen.right, seen.left):
-                kept.step(j, kept.always_cut)
-            if kept.x_seen.band[0] is not None:
-                for j in tile.range(seen.left, seen.count):
-                    kept.step(j, True)
+            kept.begin_head(head * group + member)
+            kept.steps(kept.always_cut)
         kept.finish(results)
 
 
-class _Kept:
+class _Kept(ThreadBlocks):
     """Tokens of one side, and the steps over blocks of the other."""
 
     def __init__(
         self,
         x: AttentionShape,
-        plan: ThreadBackwardPlan,
+        plan: WarpPlan,
         of_keys: bool,
         memories: Sequence[Any],
         extras: dict[str, Any],
     ) -> None:
-        self.x, self.plan, self.of_keys, self.extras = x, plan, of_keys, extras
+        self.of_keys, self.extras = of_keys, extras
         q, k, v, dout, self.lse, self.delta = memories
         pairs = [((q, 0), (dout, 3)), ((k, 1), (v, 2))]  # memories, and their orders
-        self.own, self.other = pairs[::-1] if of_keys else pairs
-        self.rows, self.columns = plan.tile
-        self.widths = padded(x.width), padded(x.value_width)
-        self.kept = [shared_place(x.dtype, self.rows, w) for w in self.widths]
-        self.ring = [shared_place(x.dtype, plan.stages, self.columns, w) for w in self.widths]
-        self.x_seen = x
+        self.own, other = pairs[::-1] if of_keys else pairs
+        sees = x
         if of_keys:  # queries i that a key j sees: -high <= i - j <= -low
             least, most = (None if s is None else combine(0, s, -1) for s in x.band)
-            self.x_seen = replace(x, queries=x.keys, keys=x.queries, band=(most, least), extras=())
+            sees = replace(x, queries=x.keys, keys=x.queries, band=(most, least), extras=())
+        super().__init__(x, plan, sees, other)
+        self.kept = [shared_place(x.dtype, self.rows, w) for w in self.widths]
+        self.allocate_ring()
         more = {"mask", "key_lengths"} if of_keys else {"mask"}
         self.always_cut = bool(more & set(extras))
 
@@ -175,20 +147,19 @@ class _Kept:
             tile.copy_threads(place, self.part(*source, head, first, place.shape))
         tile.commit_threads()
 
-    def begin_head(self, query_head: Any) -> Seen:
+    def begin_head(self, query_head: Any) -> None:
         """The blocks of the other side that are seen, for one query head; one is under way."""
         self.head = query_head
         self.holes = Holes(self.x, self.extras, self.batch, query_head, self.of_keys, lanes=DEPTH)
         self.limit = self.holes.limit
-        limit = index_of(self.x.queries) if self.of_keys else self.limit
-        self.seen = seen_by(self.x_seen, self.first, self.rows, self.columns, limit)
+        self.look(index_of(self.x.queries) if self.of_keys else self.limit)
+        self.other_head = query_head if self.of_keys else query_head // self.x.group
         if not self.of_keys:
             known = self.of_queries(self.first, self.rows)
             self.known = [tuple(x[:, None] for x in known)] * (self.columns // DEPTH)
         if self.plan.stages > 1:
             self.meet()  # nobody reads or writes the blocks of the head before
-            self.load(0)
-        return self.seen
+            self.load((0, 1), self.other_head, 0)
 
     def of_queries(self, row: Any, count: int) -> tuple[Any, Any]:
         """(-lse as the exponent of 2 has it, delta) of some queries, 0 past the last one."""
@@ -200,55 +171,28 @@ class _Kept:
         )
         return tile.where(lse == -tile.INF, 0.0, lse * -LOG2_E), delta
 
-    def load(self, j: Any, later: bool = False) -> None:
-        """Both matrices of step j; see `threads_forward`."""
-        most = last_block(self.x_seen, self.columns)
-        end = max(0, most - 1) if later else most
-        block = tile.index(tile.maximum(self.seen.last - j, 0), 0, end)
-        if most or not later:
-            head = self.head if self.of_keys else self.head // self.x.group
-            for ring, source in zip(self.ring, self.other):
-                place, token = ring[j % self.plan.stages], block * self.columns
-                tile.copy_threads(place, self.part(*source, head, token, ring.shape[1:]))
-        tile.commit_threads()
-
-    def part(self, memory: Any, order: int, head: Any, token: Any, shape: Any) -> Any:
-        """Tokens of an array that lies in the order of q, k, v or the result."""
-        return tokens_of(memory, self.x.orders[order], (self.batch, head, token), shape)
-
-    def meet(self) -> None:
-        """All that was copied is there, and nobody reads what was there before."""
-        tile.wait_threads(0)
-        tile.named_sync(0, 32 * self.plan.warps)
-
     # ---- a step -----------------------------------------------------------------------------
 
     def step(self, j: Any, cut: bool) -> None:
         """Scores of a block again, weights and their changes, and the products with both."""
-        stage, at = j % self.plan.stages, tile.hold((self.seen.last - j) * self.columns)
+        stage, at = j % self.plan.stages, tile.hold((self.last - j) * self.columns)
         if self.plan.stages == 1:
             tile.named_sync(0, 32 * self.plan.warps)
-            self.load(j)
+            self.load((0, 1), self.other_head, j)
         if self.of_keys:
             starts = range(0, self.columns, DEPTH)
             known = [self.of_queries(at + start, DEPTH) for start in starts]
             self.known = [tuple(x[None, :] for x in one) for one in known]
         self.meet()
         if self.plan.stages > 1:
-            self.load(j + 1, later=True)
-        warps = (self.plan.warps, 1)
-        for which, total in enumerate(self.products):
+            self.load((0, 1), self.other_head, j + 1, later=True)
+        depths, operands = (self.x.width, self.x.value_width), (self.left, self.right)
+        for total, kept, ring, depth in zip(self.products, self.kept, self.ring, depths):
             tile.write(total, tile.zeros((self.rows, self.columns)))
-            for start in range(0, (self.x.width, self.x.value_width)[which], DEPTH):
-                tile.load_operand(self.left, self.kept[which], start)
-                tile.load_operand(self.right, self.ring[which][stage], start)
-                tile.matrix_sync(total, self.left, self.right, warps)
+            multiply(total, operands, kept, ring[stage], depth, self.plan.warps)
         self.weigh(at, cut)
-        for which, total in enumerate(self.totals):
-            for number, weights in enumerate(self.weights[which]):
-                below = self.below[which]
-                tile.load_operand(below, self.ring[which][stage].T, DEPTH * number)
-                tile.matrix_sync(total, weights, below, warps)
+        for total, weights, below, ring in zip(self.totals, self.weights, self.below, self.ring):
+            self.add_weighed(total, weights, below, ring[stage])
 
     def weigh(self, at: Any, cut: bool) -> None:
         """Left operands from the products of a block: ds, and p for the gradient of values."""
@@ -292,16 +236,11 @@ class _Kept:
 
 def backward(
     x: AttentionShape,
-    plan: ThreadBackwardPlan,
+    plan: WarpPlan,
     target: Target,
     side: str,
     more: Sequence[Memory] = (),
 ) -> Body:
     """The Body of a side; its parameters bear the names of `backward_parameters`."""
-    given: dict[str, Any] = {name: Array(x.sizes(name), x.dtype) for name in ("q", "k", "v")}
-    given["dout"] = Array(x.sizes("out"), x.dtype)
-    given |= {name: Array(x.rows, x.sum_dtype) for name in ("lse", "delta")}
-    given |= {name: Array(m.shape, m.dtype) for name, m in zip(x.extras, more)}
-    bound = thread_backward.bind((), {**given, "x": x, "plan": plan, "side": side}, Plan())
-    ((body, _),) = thread_backward.callee(bound, Plan(), target).launches
-    return body
+    given = backward_parameters(x, more)
+    return traced(thread_backward, given, target, x=x, plan=plan, side=side)

@@ -17,41 +17,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import DType, bfloat16, float16, float32
+from ...core.dtype import float32
 from ...core.target import Target
-from ...ir.symbol import high, low
-from ...ir.types import Array, Memory
+from ...ir.symbol import high
+from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.define import Definition
-from ...tile.plan import Plan
 from ...tile.value import index_of
-from ..matmul.shape import swizzle_of
 from . import softmax
-from .holes import EXTRAS, Holes
-from .shape import AttentionShape, tokens_of
-
-DEPTH = 16  # of one product of the matrix units
-
-
-@dataclass(frozen=True)
-class ThreadAttentionPlan:
-    """Choices of `thread_attention`: the tile (queries, keys), warps, blocks of keys at hand."""
-
-    tile: tuple[int, int] = (128, 64)
-    warps: int = 4
-    stages: int = 2
+from .holes import Holes
+from .shape import AttentionShape, parameters, unit_why_not
+from .threads import DEPTH, ThreadBlocks, WarpPlan, multiply, padded, shared_place, traced
 
 
-def padded(width: int) -> int:
-    """A width as it lies in shared memory: the next power of two from 16 on."""
-    return max(DEPTH, 1 << (width - 1).bit_length())
-
-
-def shared_bytes(x: AttentionShape, plan: ThreadAttentionPlan) -> int:
+def shared_bytes(x: AttentionShape, plan: WarpPlan) -> int:
     """Bytes of shared memory that a Plan takes, what aligns it included."""
     (rows, keys), width, value_width = plan.tile, padded(x.width), padded(x.value_width)
     staged = 0 if width == value_width else rows * value_width
@@ -61,18 +43,8 @@ def shared_bytes(x: AttentionShape, plan: ThreadAttentionPlan) -> int:
 
 def why_not(x: AttentionShape) -> str:
     """Why the kernel does not take a case; '' where it does."""
-    wrong = [
-        (x.dtype not in (bfloat16, float16), f"the matrix units take no {x.dtype}"),
-        (max(x.width, x.value_width) > 256, "heads are wider than 256"),
-        (x.width % 8 != 0 or x.value_width % 8 != 0, "rows are no multiple of 16 bytes"),
-        (x.scale <= 0 or not math.isfinite(x.scale), "the scale is not above 0"),
-        (x.heads % x.key_heads != 0, "heads are not a multiple of key heads"),
-        (low(x.keys) < 1, "there may be no keys"),
-        (not set(x.extras) <= set(EXTRAS), f"{sorted(set(x.extras) - set(EXTRAS))}"),
-        ((x.dropout > 0.0) != ("key" in x.extras), "dropout has a rate, a key and an offset"),
-        (any(o[-1] != "d" for o in x.orders), "rows are not dense"),
-    ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    packed = "query_starts" in x.extras
+    return "sequences one after another" if packed else unit_why_not(x)
 
 
 def tiles(x: AttentionShape) -> list[tuple[int, int, int]]:
@@ -91,21 +63,14 @@ def tiles(x: AttentionShape) -> list[tuple[int, int, int]]:
     return [*([(128, 128 if whole else 96, 4)] if even else []), (128, 64, 4), (64, 64, 4)]
 
 
-def plans(x: AttentionShape, target: Target) -> list[ThreadAttentionPlan]:
+def plans(x: AttentionShape, target: Target) -> list[WarpPlan]:
     """Plans that fit, the likeliest first: those of which two programs share a core."""
     made = [
-        ThreadAttentionPlan((rows, keys), warps, stages)
-        for rows, keys, warps in tiles(x)
-        for stages in (2, 1)
+        WarpPlan((rows, keys), warps, stages) for rows, keys, warps in tiles(x) for stages in (2, 1)
     ]
     core = target.limits["shared_bytes_per_core"]
     fits = [p for p in made if shared_bytes(x, p) <= target.memories["shared"].bytes]
     return sorted(fits, key=lambda p: (2 * (shared_bytes(x, p) + 1024) >= core, p.stages == 1))
-
-
-def choose(x: AttentionShape, target: Target) -> ThreadAttentionPlan | None:
-    """The likeliest Plan; None where none fits."""
-    return next(iter(plans(x, target)), None)
 
 
 # ---- the kernel ------------------------------------------------------------------------------
@@ -113,19 +78,7 @@ def choose(x: AttentionShape, target: Target) -> ThreadAttentionPlan | None:
 
 @Definition
 def thread_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any = None,
-    mask: Any = None,
-    slopes: Any = None,
-    sinks: Any = None,
-    key_lengths: Any = None,
-    key: Any = None,
-    offset: Any = None,
-    *,
-    x: AttentionShape,
-    plan: ThreadAttentionPlan,
+    q: Any, k: Any, v: Any, *, x: AttentionShape, plan: WarpPlan, **extras: Any
 ) -> None:
     """(out, log-sum-exps) of q, k, v and the extras that `x` names."""
     rows = plan.tile[0]
@@ -136,159 +89,68 @@ def thread_attention(
     lse = tile.result(shapes[1], float32, name="lse", fill="none")
     if x.band[1] is not None:  # the last queries see most: they begin first
         block = blocks - 1 - block
-    given = (bias, mask, slopes, sinks, key_lengths, key, offset)
-    extras = {name: m for name, m in zip(EXTRAS, given) if m is not None}
     holes = Holes(x, extras, lane // x.heads, lane % x.heads, lanes=DEPTH)
     one = _Block(x, plan, (q, k, v, out, lse), holes, tile.hold(block) * rows)
     with tile.role("threads", plan.warps):
-        seen = one.begin()
-        for j in tile.range(0, seen.right):
-            one.step(j, True)
-        for j in tile.range(seen.right, seen.left):
-            one.step(j, "mask" in extras)
-        if x.band[0] is not None:
-            for j in tile.range(seen.left, seen.count):
-                one.step(j, True)
+        one.begin()
+        one.steps("mask" in extras)
         one.finish()
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Blocks of keys that some queries see. Step j takes the block `last` - j; the steps before
-    `right`, and from `left` on, are cut by a mask."""
-
-    last: Any
-    count: Any
-    right: Any
-    left: Any
-    limit: Any  # keys there are
-
-
-def seen_by(x: AttentionShape, first: Any, rows: int, keys: int, limit: Any) -> Seen:
-    """The blocks of keys that the queries from `first` on see."""
-    lowest, highest = (None if s is None else index_of(s) for s in x.band)
-    start: Any = 0
-    stop, plain = limit, limit if x.ends(keys) else index_of(x.keys)
-    if lowest is not None:
-        start = tile.hold(tile.maximum(first + lowest, 0) // keys)
-    if highest is not None:
-        last = tile.minimum(first + rows, index_of(x.queries))
-        stop = tile.maximum(tile.minimum(stop, last + highest), 0)
-        plain = tile.maximum(tile.minimum(plain, first + highest + 1), 0)
-    count = tile.hold(tile.maximum(tile.ceil_divide(stop, keys) - start, 1))
-    end = start + count
-    right: Any = 0
-    if highest is not None or x.ends(keys):
-        right = tile.hold(tile.minimum(tile.maximum(end - plain // keys, 0), count))
-    left = count
-    if lowest is not None:
-        reach = tile.ceil_divide(tile.maximum(first + lowest + (rows - 1), 0), keys)
-        left = tile.hold(tile.minimum(tile.maximum(end - reach, right), count))
-    most = last_block(x, keys)
-    return Seen(tile.index(tile.minimum(end - 1, most), 0, most), count, right, left, limit)
-
-
-def last_block(x: AttentionShape, keys: int) -> int:
-    """The number of the last block of keys, at most."""
-    return max(0, -(-high(x.keys) // keys) - 1)
-
-
-def shared_place(dtype: DType, *shape: int) -> Any:
-    """A place whose rows matrices are read from without two wanting one bank."""
-    return tile.shared(shape, dtype, swizzle_of(shape[-1], dtype))
-
-
-class _Block:
+class _Block(ThreadBlocks):
     """A block of queries: its places, and the steps over blocks of keys."""
 
     def __init__(
-        self, x: AttentionShape, plan: ThreadAttentionPlan, memories: Any, holes: Holes, first: Any
+        self, x: AttentionShape, plan: WarpPlan, memories: Any, holes: Holes, first: Any
     ) -> None:
-        self.x, self.plan, self.holes, self.first = x, plan, holes, first
-        self.q, self.k, self.v, self.out, self.lse = memories
-        self.rows, self.keys = plan.tile
-        width, value_width = padded(x.width), padded(x.value_width)
-        self.width, self.value_width = width, value_width
-        self.queries = shared_place(x.dtype, self.rows, width)
-        self.staged = self.queries
-        if width != value_width:
-            self.staged = shared_place(x.dtype, self.rows, value_width)
-        self.ring = [
-            shared_place(x.dtype, plan.stages, self.keys, columns)
-            for columns in (width, value_width)
-        ]
+        self.q, k, v, self.out, self.lse = memories
+        super().__init__(x, plan, x, ((k, 1), (v, 2)))
+        self.holes, self.batch, self.first = holes, holes.batch, first
+        self.key_head = holes.head // x.group
+        self.queries = self.staged = shared_place(x.dtype, self.rows, self.widths[0])
+        if self.widths[0] != self.widths[1]:
+            self.staged = shared_place(x.dtype, self.rows, self.widths[1])
+        self.allocate_ring()
 
-    # ---- copies -----------------------------------------------------------------------------
-
-    def begin(self) -> Seen:
+    def begin(self) -> None:
         """Accumulators; the queries and the first block of keys are on their way."""
-        x, rows, keys = self.x, self.rows, self.keys
-        self.seen = seen_by(x, self.first, rows, keys, self.holes.limit)
+        x, rows, keys, wide = self.x, self.rows, self.columns, self.widths[1]
+        self.limit = self.holes.limit
+        self.look(self.limit)
         self.scores = tile.register((rows, keys))
-        self.total = tile.register((rows, self.value_width), fill=0.0)
+        self.total = tile.register((rows, wide), fill=0.0)
         self.largest = tile.register((rows, 1), fill=-math.inf)
         self.sums = tile.register((rows, 4), fill=0.0)
         self.weights = [tile.register((rows, DEPTH), x.dtype) for _ in range(keys // DEPTH)]
         self.left, self.right, self.below = (
-            tile.register((size, DEPTH), x.dtype) for size in (rows, keys, self.value_width)
+            tile.register((size, DEPTH), x.dtype) for size in (rows, keys, wide)
         )
-        tile.copy_threads(self.queries, self.part(0, self.first))
-        self.load(0, 0)
+        part = self.part(self.q, 0, self.holes.head, self.first, self.queries.shape)
+        tile.copy_threads(self.queries, part)
+        self.load((0,), self.key_head, 0)
         if self.plan.stages > 1:
-            self.load(1, 0)
-        return self.seen
-
-    def load(self, which: int, j: Any, later: bool = False) -> None:
-        """The keys (0) or values (1) of step j, in a group of their own. Of a `later` one than the
-        first no block reaches past the last key; past the last step nobody reads it."""
-        most = last_block(self.x, self.keys)
-        end = max(0, most - 1) if later else most
-        block = tile.index(tile.maximum(self.seen.last - j, 0), 0, end)
-        if most or not later:
-            place = self.ring[which][j % self.plan.stages]
-            tile.copy_threads(place, self.part(1 + which, block * self.keys))
-        tile.commit_threads()
-
-    def part(self, which: int, token: Any) -> Any:
-        """Tokens of q, k, v or the result."""
-        memory = (self.q, self.k, self.v, self.out)[which]
-        of_keys = which in (1, 2)
-        head = self.holes.head // self.x.group if of_keys else self.holes.head
-        rows = self.keys if of_keys else self.rows
-        width = self.width if which < 2 else self.value_width
-        at = (self.holes.batch, head, token)
-        return tokens_of(memory, self.x.orders[which], at, (rows, width))
-
-    def meet(self) -> None:
-        """All that was copied is there, and nobody reads what was there before."""
-        tile.wait_threads(0)
-        tile.named_sync(0, 32 * self.plan.warps)
+            self.load((1,), self.key_head, 0)
 
     # ---- a step -----------------------------------------------------------------------------
 
     def step(self, j: Any, cut: bool) -> None:
         """Scores of a block, its softmax, and its values, weighed."""
-        stage, key = j % self.plan.stages, tile.hold((self.seen.last - j) * self.keys)
+        stage, key = j % self.plan.stages, tile.hold((self.last - j) * self.columns)
         self.meet()
         if self.plan.stages > 1:
-            self.load(0, j + 1, later=True)
-            self.load(1, j + 1, later=True)
+            self.load((0,), self.key_head, j + 1, later=True)
+            self.load((1,), self.key_head, j + 1, later=True)
         else:
-            self.load(1, j)
-        self.multiply_keys(stage)
+            self.load((1,), self.key_head, j)
+        keys, values = (ring[stage] for ring in self.ring)
+        tile.write(self.scores, tile.zeros((self.rows, self.columns)))
+        operands, warps = (self.left, self.right), self.plan.warps
+        multiply(self.scores, operands, self.queries, keys, self.x.width, warps)
         if self.plan.stages == 1:
             self.meet()
-            self.load(0, j + 1, later=True)
+            self.load((0,), self.key_head, j + 1, later=True)
         self.softmax(key, cut)
-        self.multiply_values(stage)
-
-    def multiply_keys(self, stage: Any) -> None:
-        """Scores of a block."""
-        tile.write(self.scores, tile.zeros((self.rows, self.keys)))
-        for start in range(0, self.x.width, DEPTH):
-            tile.load_operand(self.left, self.queries, start)
-            tile.load_operand(self.right, self.ring[0][stage], start)
-            tile.matrix_sync(self.scores, self.left, self.right, (self.plan.warps, 1))
+        self.add_weighed(self.total, self.weights, self.below, values)
 
     def softmax(self, key: Any, cut: bool) -> None:
         """Weights of a block; the maximum, the sums and what was summed before move on.
@@ -298,7 +160,7 @@ class _Block:
         holes, factor, whole = self.holes, self.holes.factor, tile.read(self.scores)
         before = tile.read(self.largest)
         scores = []
-        for start in range(0, self.keys, DEPTH):
+        for start in range(0, self.columns, DEPTH):
             s = whole[:, start : start + DEPTH]
             scores.append(self.scored(s, key + start, cut))
         most = scores[0]
@@ -323,14 +185,8 @@ class _Block:
         s = self.holes.score(s, self.first, key)
         if not cut:
             return s
-        past, limit = self.x.ends(self.keys), self.seen.limit
-        return tile.where(self.holes.seen(s.shape, self.first, key, limit, past), s, -tile.INF)
-
-    def multiply_values(self, stage: Any) -> None:
-        """Add the values of a block, weighed."""
-        for number, weights in enumerate(self.weights):
-            tile.load_operand(self.below, self.ring[1][stage].T, DEPTH * number)
-            tile.matrix_sync(self.total, weights, self.below, (self.plan.warps, 1))
+        past = self.x.ends(self.columns)
+        return tile.where(self.holes.seen(s.shape, self.first, key, self.limit, past), s, -tile.INF)
 
     # ---- the end ----------------------------------------------------------------------------
 
@@ -345,15 +201,10 @@ class _Block:
         self.meet()
         tile.write(self.staged, tile.cast(tile.read(self.total) * over, self.x.dtype))
         tile.named_sync(0, 32 * self.plan.warps)
-        tile.store_threads(self.part(3, self.first), self.staged)
+        part = self.part(self.out, 3, holes.head, self.first, self.staged.shape)
+        tile.store_threads(part, self.staged)
 
 
-def attend(
-    x: AttentionShape, plan: ThreadAttentionPlan, target: Target, more: Sequence[Memory] = ()
-) -> Body:
+def attend(x: AttentionShape, plan: WarpPlan, target: Target, more: Sequence[Memory] = ()) -> Body:
     """The Body; its parameters bear the names of q, k, v, the extras, out and lse."""
-    given: dict[str, Any] = {name: Array(x.sizes(name), x.dtype) for name in ("q", "k", "v")}
-    given |= {name: Array(m.shape, m.dtype) for name, m in zip(x.extras, more)}
-    bound = thread_attention.bind((), {**given, "x": x, "plan": plan}, Plan())
-    ((body, _),) = thread_attention.callee(bound, Plan(), target).launches
-    return body
+    return traced(thread_attention, parameters(x, more), target, x=x, plan=plan)

@@ -25,21 +25,54 @@ Memories = Mapping[str, Any]  # by the names of parameters
 
 
 @dataclass(frozen=True)
-class Work:
-    """One tile: whose queries, and which blocks of keys they see.
+class Seen:
+    """Blocks of keys that some queries see: step j takes the block start + count - 1 - j. Steps
+    before `right` and from `left` on are cut by a mask."""
 
-    Step j takes the block start + count - 1 - j. Steps before `right` and from `left` on are cut
-    by a mask, the first one perhaps.
-    """
+    start: Any
+    count: Any  # at least one
+    right: Any
+    left: Any
+
+
+def seen_by(
+    band: tuple[Any, Any],
+    block: tuple[int, int],
+    first: Any,
+    queries: Any,
+    limit: Any,
+    least: int,
+    cuts: bool,
+) -> Seen:
+    """The blocks of keys that a block (queries, keys) from the query `first` on sees, of so many
+    queries and keys; `least` steps count as cut at the right end, more where it `cuts`."""
+    (rows, keys), (low, high_), hold = block, band, tile.hold
+    start: Any = 0
+    stop, plain = limit, limit
+    if low is not None:
+        start = hold(tile.maximum(first + low, 0) // keys, "start")
+    if high_ is not None:
+        last = tile.minimum(first + rows, queries)
+        stop = tile.maximum(tile.minimum(stop, last + high_), 0)
+        plain = tile.maximum(tile.minimum(plain, first + high_ + 1), 0)
+    count = hold(tile.maximum(tile.ceil_divide(stop, keys) - start, 1), "blocks")
+    end, right, left = start + count, least, count
+    if cuts:
+        right = hold(tile.minimum(tile.maximum(end - plain // keys, least), count), "right")
+    if low is not None:
+        reach = tile.ceil_divide(tile.maximum(first + low + (rows - 1), 0), keys)
+        left = hold(tile.minimum(tile.maximum(end - reach, right), count), "left")
+    return Seen(start, count, right, left)
+
+
+@dataclass(frozen=True)
+class Work(Seen):
+    """One tile: whose queries, and which blocks of keys they see; the first step may be cut."""
 
     holes: Holes  # of its batch and head
     first: Any  # query
     queries: Any  # there are
     limit: Any  # keys there are
-    start: Any  # block of keys
-    count: Any  # blocks, at least one
-    right: Any
-    left: Any
     sequence: Any = 0  # of those that lie one after another
 
 
@@ -175,7 +208,7 @@ class TileOrder:
         lane = hold(lane, "lane")
         batch, head = hold(lane // x.heads, "batch"), lane % x.heads
         first = hold(tile.maximum(block, 0) * self.rows, "first")
-        limit = key_limit(x, self.memory, batch)
+        limit = Holes(x, self.memory, batch, 0).limit
         return self.blocks_seen(
             Holes(x, self.memory, batch, hold(head, "head")), first, index_of(x.queries), limit
         )
@@ -205,27 +238,9 @@ class TileOrder:
         self, holes: Holes, first: Any, queries: Any, limit: Any, sequence: Any = 0
     ) -> Work:
         """The blocks of keys that the queries from `first` on see."""
-        keys, hold = self.keys, tile.hold
-        start: Any = 0
-        stop, plain = limit, limit
-        if self.low is not None:
-            start = hold(tile.maximum(first + self.low, 0) // keys, "start")
-        if self.high is not None:
-            last = tile.minimum(first + self.rows, queries)
-            stop = tile.maximum(tile.minimum(stop, last + self.high), 0)
-            plain = tile.maximum(tile.minimum(plain, first + self.high + 1), 0)
-        count = hold(tile.maximum(tile.ceil_divide(stop, keys) - start, 1), "blocks")
-        end = start + count
-        right: Any = 1
-        if self.most_right > 1:
-            cut = end - plain // keys
-            right = hold(tile.minimum(tile.maximum(cut, 1), count), "right")
-        left = count
-        if self.low is not None:
-            reach = first + self.low + self.rows - 1
-            cut = end - tile.ceil_divide(tile.maximum(reach, 0), keys)
-            left = hold(tile.minimum(tile.maximum(cut, right), count), "left")
-        return Work(holes, first, queries, limit, start, count, right, left, sequence)
+        band, cuts = (self.low, self.high), self.most_right > 1
+        s = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
+        return Work(s.start, s.count, s.right, s.left, holes, first, queries, limit, sequence)
 
     @tile.function
     def steps(self, work: Work, one: Callable[[Any, bool], None], first: Any = 0) -> None:
@@ -271,14 +286,6 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
         within = modulo(at, each)
         block, lane = floor_divide(within, wide), first + modulo(within, wide)
     return index_of(lane), index_of(block)
-
-
-def key_limit(x: AttentionShape, memory: Memories, batch: Any) -> Any:
-    """Keys there are: of this batch, if each has its own number."""
-    if "key_lengths" not in x.extras:
-        return index_of(x.keys)
-    length = bounded(tile.load(memory["key_lengths"], (batch,), ()), "length", x.keys)
-    return tile.hold(tile.minimum(length, index_of(x.keys)), "limit")
 
 
 def bounded(value: Any, name: str, most: Size) -> Any:

@@ -19,7 +19,6 @@ from ...core.target import Target
 from ...ir.symbol import Size, high
 from ...ir.types import Memory
 from ...tile.build import Body
-from ...tile.value import index_of
 from ..attention.shape import AttentionShape, Parameters, parameters
 from .engine import CpuPlan, up
 from .kernel import BodyWriter, base_of, greater
@@ -166,27 +165,19 @@ class Decode(Rows):
     @tile.function
     def work(self) -> None:
         """All rows over all blocks of keys of this part that some query may see."""
-        x, plan = self.x, self.plan
         lower, self.upper = self.keys_of()
         for r in self.rows:
             self.prepare(r)
-        most = max(0, high(x.keys) - 1)
-        for key in tile.range(lower, self.upper, plan.keys, bounds=(0, most)):
-            self.key, self.count = key, tile.minimum(self.upper - key, plan.keys)
-            self.step()
+        self.for_blocks(lower, self.upper)
         for r in self.rows:
             self.finish(r)
 
     def keys_of(self) -> tuple[Any, Any]:
         """The keys of this part: lower <= j < upper."""
-        source, n, (low, high_) = self.source, self.lanes, self.x.band
-        lower, upper = 0, source.keys
-        if high_ is not None:
-            upper = tile.minimum(upper, self.first + self.queries + index_of(high_))
+        n, source = self.lanes, self.source
+        lower, upper = self.keys_seen(self.first, self.first + self.queries, source.run)
         if source.several:
             upper = upper * tile.minimum(self.queries, 1)
-        if low is not None:
-            lower = self.plan.begin(tile.maximum(0, self.first + index_of(low)), source.run)
         if self.parts > 1:
             unit = self.parts * n
             span = (tile.maximum(0, upper - lower) + (unit - 1)) // unit * n

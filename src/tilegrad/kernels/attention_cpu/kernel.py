@@ -47,6 +47,9 @@ class BodyWriter:
     head: Any
     key_head: Any
     write: Any  # the method that says what a program does; it gives the grid
+    step: Any  # the one that takes a block of keys
+    key: Any  # the first key of the block, and how many it has
+    count: Any
 
     def __init__(self, source: Source, given: Parameters, plan: CpuPlan, name: str) -> None:
         self.source, self.x, self.plan = source, source.x, plan
@@ -61,6 +64,24 @@ class BodyWriter:
         with tile.into(self.b):
             grid = self.write()
         return self.b.finish((grid,), plan=self.plan, **self.source.notes)
+
+    def keys_seen(self, first: Any, stop: Any, unit: int = 1) -> tuple[Any, Any]:
+        """The keys that some of the queries first <= i < stop may see: lower <= j < upper, from a
+        multiple of the `unit` on."""
+        lower, upper, (low, high_) = 0, self.source.keys, self.x.band
+        if high_ is not None:
+            upper = tile.minimum(upper, stop + index_of(high_))
+        if low is not None:
+            lower = self.plan.begin(tile.maximum(0, first + index_of(low)), unit)
+        return lower, upper
+
+    @tile.function
+    def for_blocks(self, lower: Any, upper: Any) -> None:
+        """`step` for blocks of the keys lower <= j < upper."""
+        most = max(0, high(self.x.keys) - 1)
+        for key in tile.range(lower, upper, self.plan.keys, bounds=(0, most)):
+            self.key, self.count = key, tile.minimum(upper - key, self.plan.keys)
+            self.step()
 
     def power(self, x: Any) -> Any:
         """2**x for x <= 0 or little more: 0 where it would be less than the least normal number."""
@@ -94,16 +115,13 @@ class Scored(BodyWriter):
     """Blocks of scores of a block of queries: what is done to them between the products."""
 
     results: tuple[str, ...]  # what there is for each query
-    allocate_scratch: Any  # methods; the others come before, with and after blocks of keys
+    allocate_scratch: Any  # methods; the others come before and after blocks of keys
     prepare: Any
-    step: Any
     finish: Any
 
     engine: Vectors
     first: Any  # queries at work: first <= i < stop
     stop: Any
-    key: Any  # the first key of a block, and how many it has
-    count: Any
     scores: Any
     bends: Any | None = None  # where scores under a soft limit are kept for their derivative
 
@@ -123,23 +141,14 @@ class Scored(BodyWriter):
     @tile.function
     def work(self) -> None:
         """All blocks of keys that some query of the block may see, and the result."""
-        x, source, plan = self.x, self.source, self.plan
-        block, (low, high_) = self.block, x.band
-        if high_ is not None and not source.several:  # those with most keys first
+        x, source, plan, block = self.x, self.source, self.plan, self.block
+        if x.band[1] is not None and not source.several:  # those with most keys first
             block = tile.ceil_divide(index_of(x.queries), plan.queries) - 1 - block
         self.first, self.stop = source.find(block, plan.queries)
         if not source.several or tile.less(self.first, self.stop):
             self.holes = source.holes(self.head, True)
             self.prepare()
-            lower, upper = 0, source.keys
-            if high_ is not None:
-                upper = tile.minimum(upper, self.stop + index_of(high_))
-            if low is not None:
-                lower = plan.begin(tile.maximum(0, self.first + index_of(low)))
-            most = max(0, high(x.keys) - 1)
-            for key in tile.range(lower, upper, plan.keys, bounds=(0, most)):
-                self.key, self.count = key, tile.minimum(upper - key, plan.keys)
-                self.step()
+            self.for_blocks(*self.keys_seen(self.first, self.stop))
             self.finish()
         if source.several:
             source.clear(self.block, "query", [self.head], self.results)

@@ -4,8 +4,8 @@
 blocks of keys are as many for each program; two warps bring keys and values into rings, page by
 page, and the other warps multiply. Queries are few, so they are the short side of both products:
 scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
-An item that is a whole pair writes its result, others leave a part; who counts the last part of
-a pair combines them, or another launch does (`combine`).
+An item that is a whole row block writes its result, others leave a part; who counts the last part
+of one combines them, or another launch does (`combine`).
 
 Costs of a block of 128 keys of width 128 in 16 bits, 8 rows, 8 warps: 64 KB through the ring
 (1.9 us of an SM's share of 4.6 TB/s), 16 products m64n8k16 by each four warps, 2 exp2 a thread,
@@ -13,8 +13,8 @@ two meetings of the warps. What bounds it is memory; a short step is bound by it
 page number, keys, products, part, combine.
 
 Keys that nobody of a row block sees are masked, and values beside them count as zeros whatever
-the cache holds there. Invariant: a pair's result depends on its own pages, and on how the work
-list cut it, alone.
+the cache holds there. Invariant: a row block's result depends on its own pages, and on how the
+work list cut it, alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from .shape import (
     BLOCKS,
     FIRST,
     FROM,
-    HEAD,
     PARTIAL,
     PARTS,
     REQUEST,
@@ -47,12 +46,11 @@ from .shape import (
     padded,
     per,
     ranges,
-    spread,
 )
 from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
 
-PRODUCER_FIELDS = (REQUEST, HEAD, TOKENS, SEES, FIRST, BLOCKS)
-CONSUMER_FIELDS = (HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, FROM, PARTS)
+PRODUCER_FIELDS = (REQUEST, TOKENS, SEES, FIRST, BLOCKS)
+CONSUMER_FIELDS = (TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, FROM, PARTS)
 Item = dict[int, Any]  # fields of a record
 
 
@@ -65,7 +63,7 @@ class Items(Steps):
         super().__init__(x, plan, b)
         self.items, self.partial, self.sums = (self.memory[n] for n in ("items", "partial", "sums"))
         self.counters = self.memory.get("counters")
-        self.per, self.spread, self.ranges = per(x, plan), spread(x, plan), ranges(x, plan)
+        self.per, self.ranges = per(x, plan), ranges(x, plan)
         self.rows = high(item_rows(x, plan))
 
     def build(self) -> Body:
@@ -74,7 +72,8 @@ class Items(Steps):
         with tile.into(self.b):
             self.allocate_shared()
             program = tile.grid(plan.programs)
-            self.own_range, self.near = program // self.spread, program % self.spread
+            heads = self.x.key_heads
+            self.own_range, self.head = program // heads, program % heads
             self.roles(self.consumer, self.producer)
         return self.b.finish((plan.programs,), plan=plan, distinct=True, level="placed")
 
@@ -102,7 +101,6 @@ class Items(Steps):
         for item in tile.range(items):
             following = self.record(self.ranges + start - self.own_range + item, fields)
             sizes = {f: tile.hold(v, f"field{f}", self.bounds(f)) for f, v in zip(fields, found)}
-            sizes[HEAD] = sizes[HEAD] + self.near
             before = tile.hold(turn, "turn", (0, 2 * stages - 1))
             body(sizes, before)
             turn = tile.cast((before + sizes[BLOCKS]) % (2 * stages), int64)
@@ -120,7 +118,6 @@ class Items(Steps):
         keys = self.most_blocks * plan.block
         return {
             REQUEST: (0, high(x.requests) - 1),
-            HEAD: (0, x.key_heads // self.spread - 1),
             TOKEN: (0, high(x.tokens) - 1),
             TOKENS: (0, self.per),
             SEES: (-high(x.tokens), keys),
@@ -146,7 +143,7 @@ class Items(Steps):
                 keys = tile.maximum(of[SEES] + of[TOKENS] - 1, 0)
                 return page_numbers(self.x, self.table, of[REQUEST], at, count, keys)
 
-            self.bring(which, Blocks(of[BLOCKS], of[HEAD], before, number, pages))
+            self.bring(which, Blocks(of[BLOCKS], self.head, before, number, pages))
 
         self.for_items(PRODUCER_FIELDS, item)
 
@@ -158,7 +155,7 @@ class Items(Steps):
     def begin(self, of: Item) -> tuple[Any, Any]:
         """Queries, and empty sums."""
         rows = self.plan.rows
-        self.load_factors(of[HEAD])
+        self.load_factors(self.head)
         self.load_queries(of)
         tile.write(self.total, tile.zeros((self.widths[1], rows)))
         return tile.full((1, rows), -tile.INF), tile.zeros((self.plan.block, rows))
@@ -178,7 +175,7 @@ class Items(Steps):
         x, rows, wide = self.x, self.plan.rows, self.widths[0]
         if self.per * x.group == rows and wide == x.width and not x.scaled:
             inside = (tile.arange(self.per) < of[TOKENS])[:, None, None]
-            shape, at = (self.per, x.group, x.width), (of[TOKEN], of[HEAD] * x.group, 0)
+            shape, at = (self.per, x.group, x.width), (of[TOKEN], self.head * x.group, 0)
             found = tile.reshape(tile.load(self.q, at, shape, mask=inside), (rows, wide))
         else:
             at = self.at_key(counted((rows, wide), 1))
@@ -195,7 +192,7 @@ class Items(Steps):
         x, row = self.x, counted(shape, axis)
         token = tile.unsigned_divide(row, x.group)
         head = tile.unsigned_remainder(row, x.group)
-        token_at, head = token + of[TOKEN], head + of[HEAD] * x.group
+        token_at, head = token + of[TOKEN], head + self.head * x.group
         offset = (token_at * x.heads + head) * width + at
         inside = token < tile.minimum(of[TOKENS], self.per)
         if shape[1 - axis] != width:
@@ -206,7 +203,7 @@ class Items(Steps):
 
     @tile.function
     def finish(self, of: Item, best: Any, sums: Any) -> None:
-        """The result of a whole pair, or the part of one."""
+        """The result of a whole row block, or the part of one."""
         sums = tile.sum(sums, 0, keep=True)
         some = sums > 0.0
         share = tile.where(some, 1.0 / tile.where(some, sums, 1.0), 0.0)
@@ -223,30 +220,30 @@ class Items(Steps):
 
     @tile.function
     def leave(self, of: Item, result: Any, best: Any, sums: Any, some: Any) -> None:
-        """A part of a pair; who counts the last one combines them."""
+        """A part of a row block; who counts the last one combines them."""
         x, rows, partial = self.x, self.plan.rows, tile.maximum(of[PARTIAL], 0)
         at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
-        offset = (row + (partial * self.spread + self.near) * rows) * x.value_width + at
+        offset = (row + (partial * x.key_heads + self.head) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
         tile.store(self.partial, offset, result, mask=inside)
         log = best + tile.log2(tile.where(some, sums, 1.0))
         log = tile.reshape(tile.where(some, log, -tile.INF), (rows,))
-        tile.store(self.sums, (partial, self.near, 0), log)
+        tile.store(self.sums, (partial, self.head, 0), log)
         if self.counters is not None:
             tile.fence("global")
             tile.named_sync(BARRIER, self.threads)
-            before = tile.atomic_add(self.counters, (of[FROM], self.near), 1)
+            before = tile.atomic_add(self.counters, (of[FROM], self.head), 1)
             if tile.cast(before, int64) == of[PARTS] - 1:
                 self.join(of)
 
     def join(self, of: Item) -> None:
-        """All parts of a pair, some at a time, weighted by their sums of weights."""
+        """All parts of a row block, some at a time, weighted by their sums of weights."""
         x, rows, wide = self.x, self.plan.rows, self.x.value_width
         tile.fence("global")
-        tile.store(self.counters, (of[FROM], self.near), 0)
+        tile.store(self.counters, (of[FROM], self.head), 0)
         room = max(1, min(16, 128 * self.threads // (rows * padded(wide))))
         shape = (1 << (room.bit_length() - 1), rows, wide)
-        parts, where = (self.partial, self.sums), (of[FROM], self.near, 0)
+        parts, where = (self.partial, self.sums), (of[FROM], self.head, 0)
         result = mixed(parts, where, of[PARTS], shape, self.per * x.group)
         offset, inside = self.offsets_of(of, (rows, wide), 0, wide, counted((rows, wide), 1))
         tile.store(self.out, offset, result, mask=inside)

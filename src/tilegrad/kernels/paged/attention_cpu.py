@@ -43,19 +43,12 @@ from ..attention_cpu.decode import (
 )
 from ..attention_cpu.engine import CpuPlan
 from ..attention_cpu.source import Place, Source, row_blocks
-from .shape import PagedShape, cache_parameters, scales_parameter
+from .shape import PagedShape, attention_of, cache_parameters, scales_parameter
 
 ROWS = 32  # of a program, about
 LEAST_NEW_TOKENS = (
     16  # new tokens a request, as a rule, from which `prefill_callee` is the quicker one
 )
-
-
-def why_not(x: PagedShape) -> str:
-    """Why no Body can be right; '' where one can."""
-    if x.heads % x.key_heads:
-        return "heads are a multiple of key heads"
-    return ""
 
 
 def prefill_why_not(x: PagedShape, target: Target) -> str:
@@ -131,20 +124,8 @@ def prefill(x: PagedShape, plan: CpuPlan) -> Body:
 
 def shape_of(x: PagedShape) -> AttentionShape:
     """The tokens of a request over its keys."""
-    return AttentionShape(
-        1,
-        x.heads,
-        x.key_heads,
-        x.tokens,
-        x.most_pages * x.page,
-        x.width,
-        x.value_width,
-        x.dtype,
-        x.scale,
-        (1 - x.window if x.window else None, 0),
-        x.softcap,
-        orders=("thd", "bhtd", "bhtd", "thd"),
-    )
+    band = (1 - x.window if x.window else None, 0)
+    return attention_of(x, band=band, orders=("thd", "bhtd", "bhtd", "thd"))
 
 
 class Pages(Source):
@@ -198,11 +179,4 @@ def prefill_callee(x: PagedShape, target: Target) -> KernelCallee:
 def _built(name: str, x: PagedShape, plan: CpuPlan, parts: int) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, lengths, query_starts) -> out, and scratch."""
     bodies = attend(x, plan, parts) if parts else [prefill(x, plan)]
-    names = [name for name, _ in attend_parameters(x)[:-1]]
-    results = ("out", *PARTIAL)
-
-    def role(name: str) -> tuple[str, int]:
-        return ("store", results.index(name)) if name in results else ("read", names.index(name))
-
-    launches = [(body, tuple(role(p.attrs["name"]) for p in body.parameters)) for body in bodies]
-    return KernelCallee(name, tuple(launches))
+    return KernelCallee.named(name, bodies, ("out", *PARTIAL))

@@ -11,8 +11,6 @@ Each is built once. Invariant: arguments and results stand in the order that the
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from ...core.errors import InternalError
 from ...tile.build import Body, BodyBuilder
@@ -40,7 +38,7 @@ def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Bod
 @functools.lru_cache(maxsize=64)
 def list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
     """(lengths, query_starts) -> (items, cuts)."""
-    return _callee("paged_work", (work_list(x, plan),), ("items", "cuts"))
+    return KernelCallee.named("paged_work", (work_list(x, plan),), ("items", "cuts"))
 
 
 @functools.lru_cache(maxsize=64)
@@ -48,13 +46,13 @@ def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, items, and counters if parts are joined, else
     cuts) -> (out, partial, sums)."""
     bodies = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
-    return _callee("paged_attention", bodies, ("out", "partial", "sums"))
+    return KernelCallee.named("paged_attention", bodies, ("out", "partial", "sums"))
 
 
 @functools.lru_cache(maxsize=64)
 def tiles_callee(x: PagedShape, plan: AttentionPlan, least: int) -> KernelCallee:
     """(lengths, query_starts) -> tiles."""
-    return _callee("paged_tiles", (tile_list(x, plan, least),), ("tiles",))
+    return KernelCallee.named("paged_tiles", (tile_list(x, plan, least),), ("tiles",))
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,8 +62,8 @@ def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelC
     others by `prefill`. Queries and results are of a batch of one."""
     few = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
     others = prefill(x, many)
-    results, names = ("out", "partial", "sums", "lse"), {"k": "keys", "v": "values"}
-    return _callee("paged_attention", (*few, others), results, names=names)
+    results = ("out", "partial", "sums", "lse")
+    return KernelCallee.named("paged_attention", (*few, others), results)
 
 
 @functools.lru_cache(maxsize=64)
@@ -75,7 +73,7 @@ def append_callee(
     """(q, k, v, frequencies, weights of norms, scales if of 8 bits, table, lengths, query_starts,
     keys, values) -> (turned queries, keys, values)."""
     bodies = (append(x, rotary, each, norms=norms),)
-    return _callee("paged_append", bodies, ("turned",), ("keys", "values"))
+    return KernelCallee.named("paged_append", bodies, ("turned",), ("keys", "values"))
 
 
 @functools.lru_cache(maxsize=64)
@@ -86,27 +84,4 @@ def short_callee(
     lengths, query_starts, keys, values) -> (out, keys, values): append and attention of a step with
     one token a request at most."""
     bodies = (step_attend(x, plan, rotary, norms),)
-    return _callee("paged_attention_short", bodies, ("out",), ("keys", "values"))
-
-
-def _callee(
-    name: str,
-    bodies: tuple[Body, ...],
-    results: tuple[str, ...],
-    states: tuple[str, ...] = (),
-    names: Mapping[str, str] = MappingProxyType({}),
-) -> KernelCallee:
-    """Parameters of the same name are the same array, once some are given the `names` of others."""
-    arguments: dict[str, int] = {}
-    launches = []
-    for body in bodies:
-        roles = []
-        for parameter in body.parameters:
-            own = names.get(parameter.attrs["name"], parameter.attrs["name"])
-            if own in results:
-                roles.append(("store", results.index(own)))
-            else:
-                kind = "state" if own in states else "read"
-                roles.append((kind, arguments.setdefault(own, len(arguments))))
-        launches.append((body, tuple(roles)))
-    return KernelCallee(name, tuple(launches))
+    return KernelCallee.named("paged_attention_short", bodies, ("out",), ("keys", "values"))

@@ -1,6 +1,6 @@
-"""Parts of a pair become its result: weighted by their sums of weights, in the order of the keys.
+"""Parts of a row block become its result: weighted by their sums of weights, in order of keys.
 
-A program takes one row of a pair that was cut; there are no more of these than programs of
+A program takes a row of a row block that was cut; there are no more of these than programs of
 `attend`, which finished all others. All parts (up to 32 at a time) are read at once: costs
 parts * value_width reads of float32 for each row. Invariant: a row without any weight gives 0,
 and the order of the sum depends on the number of parts alone.
@@ -16,7 +16,6 @@ from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .shape import (
-    CUT_HEAD,
     CUT_PARTIAL,
     CUT_PARTS,
     CUT_TOKEN,
@@ -26,7 +25,6 @@ from .shape import (
     per,
     ranges,
     scratch_parameters,
-    spread,
     work_parameters,
 )
 
@@ -34,7 +32,7 @@ TOGETHER = 32  # parts that are read at once
 
 
 def combine_parameters(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
-    """cuts, partial, sums, out (of which whole pairs are there)."""
+    """cuts, partial, sums, out (of which whole row blocks are there)."""
     return [
         work_parameters(x, plan)[1],
         *scratch_parameters(x, plan),
@@ -62,7 +60,7 @@ def _combine(
     sums: Any,
     out: Any,
 ) -> None:
-    near = spread(x, plan)
+    near = x.key_heads
 
     def field(number: int, most: int) -> Any:
         found = tile.cast(tile.load(records, (cut // near, number), ()), int64)
@@ -73,9 +71,9 @@ def _combine(
         field(CUT_PARTS, ranges(x, plan)),
     )
     token, tokens = field(CUT_TOKEN, high(x.tokens) - 1), field(CUT_TOKENS, per(x, plan))
-    head = field(CUT_HEAD, x.key_heads // near - 1) + cut % near
+    head = cut % near
     if tile.less(1, parts) & tile.less(row // x.group, tokens):
-        shape, where = (TOGETHER, 1, x.value_width), (first, cut % near, row)
+        shape, where = (TOGETHER, 1, x.value_width), (first, head, row)
         place = (token + row // x.group, head * x.group + row % x.group, 0)
         tile.store(out, place, mixed((partial, sums), where, parts, shape, 1))
 
@@ -89,7 +87,7 @@ def mixed(
     real: int,
 ) -> Any:
     """Results (rows, width) of the parts from the first on: `memories` are partial and sums,
-    `where` is (first, near, row), `shape` (parts at a time, rows, width); `real` rows count."""
+    `where` is (first, key head, row), `shape` (parts at a time, rows, width); `real` rows count."""
     (partial, sums), (first, *which), (together, rows, wide) = memories, where, shape
     nothing, zero = tile.full((), -tile.INF), tile.zeros(())
     best, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))

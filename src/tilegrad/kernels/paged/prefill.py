@@ -16,6 +16,7 @@ its last key are finite (`paged_append` leaves zeros there): their weights are 0
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -29,9 +30,9 @@ from ..attention import plan as attention_plan
 from ..attention.forward import WideAttention
 from ..attention.holes import Holes
 from ..attention.plan import AttentionPlan, fitted, padded
-from ..attention.shape import AttentionShape
+from ..attention.shape import STARTS, AttentionShape, Parameters
 from ..attention.tile_order import TileOrder, Work, bounded
-from .shape import PagedShape, cache_parameters
+from .shape import PagedShape, attention_of, cache_parameters
 from .steps import page_numbers
 from .work import CHUNK, HELD, for_row_blocks, power
 
@@ -42,38 +43,21 @@ RECORD = 8  # int32 of a tile
 REQUEST, START, QUERIES, LENGTH, FIRST, STEPS = range(6)
 # START: the token of the request's first query; LENGTH: its keys; FIRST: the tile's first query;
 # STEPS: its blocks of keys, by which tiles are ranked
-Parameters = list[tuple[str, Memory]]
 
 
 def shape_of(x: PagedShape) -> AttentionShape:
     """The attention that a step is: requests one after another, their diagonal at the end."""
-    keys = x.most_pages * x.page
-    last = symbol("offset", 0, high(keys))
+    last = symbol("offset", 0, high(x.most_pages * x.page))
     first = last - (x.window - 1) if x.window else None
-    return AttentionShape(
-        1,
-        x.heads,
-        x.key_heads,
-        x.tokens,
-        keys,
-        x.width,
-        x.value_width,
-        x.dtype,
-        x.scale,
-        (first, last),
-        x.softcap,
-        extras=("query_starts", "key_starts"),
-        orders=("bthd", "bhtd", "bhtd", "bthd"),
-    )
+    orders = ("bthd", "bhtd", "bhtd", "bthd")
+    return attention_of(x, band=(first, last), extras=STARTS, orders=orders)
 
 
 def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
     """q (1, tokens, heads, width), keys, values, table, tiles; out and lse."""
-    keys, values = (memory for _, memory in cache_parameters(x))
     return [
         ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)),
-        ("k", keys),
-        ("v", values),
+        *cache_parameters(x),
         ("table", Memory((x.requests, x.most_pages), int32)),
         ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32)),
         ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
@@ -180,7 +164,7 @@ class _Prefill(WideAttention):
         blocks.full.expect(stage, self.ring[which][0].bytes)
         within = key % x.page if x.page > self.keys else 0
         rows = min(x.page, self.keys)
-        head, memory = work.holes.head // self.x.group, self.memory["kv"[which]]
+        head, memory = work.holes.head // self.x.group, self.memory[("keys", "values")[which]]
         source = memory[0, head, within : within + rows, 0:width]
         tile.copy_pages(self.ring[which][stage, 0], source, pages, blocks.full[stage])
 
@@ -220,30 +204,24 @@ class _List:
         self.known = tile.shared((STEPS + 1, self.count), int32)
         tile.store(self.known, (STEPS, 0), tile.full((self.count,), 0, int32))
         least = self.least
+        given = (self.lengths, self.starts)
         total = for_row_blocks(
-            self.x, self.starts, self.rows, lambda tokens: tokens >= least, self.find
+            self.x, given, self.known, self.rows, lambda tokens: tokens >= least, self.fields
         )
         chunk = max(8, min(CHUNK, HELD // self.count))
         for start in tile.range(0, total, chunk):
             self.rank(start, chunk, total)
         tile.store(self.tiles, (self.most, 0), tile.cast(total, int32))
 
-    def find(self, start: Any, request: Any, number: Any) -> None:
-        """Tiles, each the `number`th of a request."""
-        there = request < self.x.requests
-        first, last = (
-            tile.cast(tile.load(self.starts, request + i, mask=there), int64) for i in (0, 1)
-        )
-        length = tile.cast(tile.load(self.lengths, request, mask=there), int64)
-        queries, before = last - first, number * self.rows
+    def fields(
+        self, request: Any, first: Any, queries: Any, length: Any, before: Any
+    ) -> Sequence[Any]:
+        """Of tiles: REQUEST, ..."""
         seen = length - queries + tile.minimum(before + self.rows, queries)
         if self.x.window:
             seen = tile.minimum(seen, self.x.window + self.rows)
         steps = tile.maximum(seen + (self.keys - 1), self.keys) // self.keys
-        fields = (request, first, queries, length, before, steps)  # REQUEST, ...
-        for place, value in enumerate(fields):
-            value = tile.cast(tile.where(there, value, 0), int32)
-            tile.store(self.known, (place, start), value)
+        return request, first, queries, length, before, steps
 
     def rank(self, start: Any, chunk: int, total: Any) -> None:
         """Write some tiles where they belong: after those with more blocks, or as many before."""

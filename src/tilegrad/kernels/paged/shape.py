@@ -6,12 +6,10 @@ lie in the pages that its row of `table` names, in order.
 Tokens of all requests lie one after the other, `query_starts` says where each request's begin;
 `lengths` counts the keys each request has, those of its new tokens included.
 
-The tokens of a request are taken in *row blocks* of `x.per(plan)` tokens: their query heads that
-share a key head are the rows of one product. A *pair* is a row block and a key head; it takes its
-keys in blocks of `plan.block`, and an *item* is a range of these blocks that one program takes.
-With `plan.across`, key heads are spread over programs: neighbouring programs take the same items,
-each for a head of its own, and read the same pages at about the same time; the list then has one
-head, and `spread` programs follow each of its entries.
+The tokens of a request are taken in *row blocks* of `per` tokens: their query heads that share a
+key head are the rows of one product. A row block takes its keys in blocks of `plan.block`, and an
+*item* is a range of these blocks that one program takes for each key head: neighbouring programs
+take the same items, each for a head of its own, and read the same pages at about the same time.
 
 Invariant: a record's columns are those named here, in the work list, the kernels and the
 reference alike.
@@ -20,11 +18,13 @@ reference alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...core.dtype import DType, bfloat16, float32, int8, int32
 from ...core.target import Target
 from ...ir.symbol import Size, floor_divide, high, minimum
 from ...ir.types import Memory
+from ..attention.shape import AttentionShape, Parameters
 
 SHORT = 512  # keys of a program from which larger blocks are better
 FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = (
@@ -34,12 +34,12 @@ FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = (
 SHARED = 227 << 10  # bytes that a program may have
 UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
 RECORD = 16  # int32 of an item
-REQUEST, HEAD, TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, START, STOP, FROM, PARTS = range(12)
-# SEES: how many keys the item's first token sees; PARTIAL: where a part of a pair goes, -1 for the
-# whole of one; START, STOP: numbers of the program's first and last item, in its first record;
-# FROM, PARTS: the first partial of the item's pair, and how many parts that has
-CUT = 8  # int32 of a pair that programs share
-CUT_PARTIAL, CUT_PARTS, CUT_TOKEN, CUT_TOKENS, CUT_HEAD = range(5)
+REQUEST, TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, START, STOP, FROM, PARTS = range(11)
+# SEES: how many keys the item's first token sees; PARTIAL: where a part of a row block goes, -1 for
+# the whole of one; START, STOP: numbers of the program's first and last item, in its first record;
+# FROM, PARTS: the first partial of the item's row block, and how many parts that has
+CUT = 8  # int32 of a row block that programs share
+CUT_PARTIAL, CUT_PARTS, CUT_TOKEN, CUT_TOKENS = range(4)
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ class PagedShape:
         return self.heads // self.key_heads
 
     @property
+    def single(self) -> bool:
+        """Whether there are as many tokens as requests."""
+        return self.tokens is self.requests or self.tokens == self.requests
+
+    @property
     def scaled(self) -> bool:
         """Whether keys and values are kept divided by a scale."""
         return self.cache.bits == 8
@@ -81,10 +86,7 @@ class PagedPlan:
     stages: int = 3  # blocks of keys, and as many of values, under way
     warps: int = 8  # that multiply: 4 or 8
     programs: int = 128
-    across: bool = True  # neighbouring programs take the key heads of the same pages
-    hint: str = "first"  # how long caches keep what is read: '' as usual
-    early: bool = True  # lets the next launch begin at its own start
-    joined: bool = True  # who finishes a pair's last part combines them, else another launch does
+    joined: bool = True  # who finishes the last part of one combines them, else another launch does
     threads: bool = False  # copies and products are the threads' own: `threads_attention`
     below: int = 0  # takes requests with fewer new tokens alone; 0: all
 
@@ -98,9 +100,13 @@ class ShortPlan:
     stages: int = 2  # blocks of keys, and as many of values, under way
     warps: int = 4  # that multiply: 4 or 8
     cluster: int = 8  # programs that share the keys of a request and a key head
-    hint: str = "first"  # how long caches keep what is read: '' as usual
-    early: bool = True  # lets the next launch begin at its own start
     alone: bool = False  # whether a core has one program at most, so that all cores have some
+
+
+def attention_of(x: PagedShape, **more: Any) -> AttentionShape:
+    """The tokens of a step over the keys that a request may have, as one attention."""
+    sizes = (x.heads, x.key_heads, x.tokens, x.most_pages * x.page, x.width, x.value_width)
+    return AttentionShape(1, *sizes, x.dtype, x.scale, softcap=x.softcap, **more)
 
 
 def per(x: PagedShape, plan: PagedPlan) -> int:
@@ -117,42 +123,25 @@ def row_blocks(x: PagedShape, plan: PagedPlan) -> Size:
     return minimum(x.tokens, whole)
 
 
-def spread(x: PagedShape, plan: PagedPlan) -> int:
-    """Programs that follow one entry of the list."""
-    return x.key_heads if plan.across else 1
-
-
-def listed(x: PagedShape, plan: PagedPlan) -> int:
-    """Key heads that the list tells apart."""
-    return 1 if plan.across else x.key_heads
-
-
 def ranges(x: PagedShape, plan: PagedPlan) -> int:
-    """How many ranges the list's blocks are cut into: one for a program, or for all the programs
-    that follow one entry."""
-    return plan.programs // spread(x, plan)
-
-
-def pairs(x: PagedShape, plan: PagedPlan) -> Size:
-    """The most pairs that the list tells apart."""
-    return row_blocks(x, plan) * listed(x, plan)
+    """How many ranges the list's blocks are cut into: one for a program of each key head."""
+    return plan.programs // x.key_heads
 
 
 def item_rows(x: PagedShape, plan: PagedPlan) -> Size:
-    """Rows of the list of items; no part of a pair has a higher number."""
-    return pairs(x, plan) + ranges(x, plan)
+    """Rows of the list of items; no part of a row block has a higher number."""
+    return row_blocks(x, plan) + ranges(x, plan)
 
 
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
     wrong = [
-        (x.heads % x.key_heads, "heads are a multiple of key heads"),
         (per(x, plan) < 1, "the rows hold a token's query heads"),
         (plan.rows % 8 or not 8 <= plan.rows <= 256, "rows are a multiple of 8 up to 256"),
         (plan.warps not in (4, 8), "4 or 8 warps multiply"),
         (plan.block % (16 * plan.warps), "the warps share a block of keys"),
         (padded(x.value_width) % (16 * plan.warps), "the warps share the values' width"),
-        (plan.programs < 1 or plan.programs % spread(x, plan), "every key head has its programs"),
+        (plan.programs < 1 or plan.programs % x.key_heads, "every key head has its programs"),
         (plan.stages < 2, "two stages of a ring or more fit shared memory"),
         (x.page % 8 or x.page & (x.page - 1), "a page is a power of two, 8 or more"),
         (plan.block & (plan.block - 1), "a block is a power of two"),
@@ -201,7 +190,7 @@ def choose(x: PagedShape, target: Target, queries: int = 1, below: int = 0) -> P
         plan = replace(_filled(x, target, queries, 64), below=below)
         most = -(-keys // (ranges(x, plan) * plan.block)) + 1  # blocks of a program, about
         plan = replace(plan, stages=min(plan.stages, max(2, most)))  # the next launch has room
-    # Where every pair is cut, all combine at the end: many small programs do that sooner. With
+    # Where every row block is cut, all combine at the end: many small programs do that sooner. With
     # one token a request that is no sooner than a launch more takes.
     return replace(plan, joined=queries == 1)
 
@@ -232,7 +221,7 @@ def _few(plan: ShortPlan) -> int:
 def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:
     """Programs take half of the target's cores and half of their shared memory, so that the next
     launch begins beside them; all of the cores at most."""
-    if not (x.tokens is x.requests or x.tokens == x.requests):
+    if not x.single:
         return None
     cores, pairs = target.cores or 0, high(x.requests) * x.key_heads
     most = min(8, target.limits.get("cluster", 1))
@@ -281,12 +270,10 @@ def _ring(x: PagedShape, target: Target, rows: int, block: int, most: int) -> Pa
 
 # ---- parameters ---------------------------------------------------------------------------------
 
-Parameters = list[tuple[str, Memory]]
-
 
 def work_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
-    """The work list: items (those a program begins with first), and pairs that were cut, each in
-    the row of the program that has its second part."""
+    """The work list: items (those a program begins with first), and row blocks that were cut, each
+    in the row of the program that has its second part."""
     return [
         ("items", Memory((item_rows(x, plan), RECORD), int32, use=use)),
         ("cuts", Memory((ranges(x, plan), CUT), int32, use=use)),
@@ -294,8 +281,8 @@ def work_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Param
 
 
 def scratch_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
-    """Parts of pairs: results and log2 of their sums of weights."""
-    lead = (item_rows(x, plan), spread(x, plan), plan.rows)
+    """Parts of row blocks: results and log2 of their sums of weights."""
+    lead = (item_rows(x, plan), x.key_heads, plan.rows)
     return [
         ("partial", Memory((*lead, x.value_width), float32, use=use)),
         ("sums", Memory(lead, float32, use=use)),
@@ -327,6 +314,6 @@ def attend_parameters(x: PagedShape, plan: PagedPlan) -> Parameters:
     made.append(("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")))
     made += scratch_parameters(x, plan, "result")
     if plan.joined:
-        lead = (item_rows(x, plan), spread(x, plan))
+        lead = (item_rows(x, plan), x.key_heads)
         made.append(("counters", Memory(lead, int32, use="state")))
     return made

@@ -135,8 +135,7 @@ class Steps:
         """Warps that multiply, and two that bring keys and values."""
         with tile.role("multiply", self.plan.warps):
             tile.grid_dependency_wait()
-            if self.plan.early:
-                tile.grid_launch_dependents()
+            tile.grid_launch_dependents()  # the next launch begins beside this one
             multiply()
         for which, name in enumerate(("keys", "values")):
             with tile.role(f"bring_{name}", 1):
@@ -167,9 +166,13 @@ class Steps:
         row = of.number(step) * plan.block % x.page if x.page > plan.block else 0
         rows, width = min(x.page, plan.block), self.widths[which]
         source = self.cache[which][0, of.head, row : row + rows, 0:width]
-        tile.copy_pages(place, source, pages, pipe.full[stage], plan.hint)
+        tile.copy_pages(place, source, pages, pipe.full[stage], "first")  # caches need not keep it
 
     # ---- a block ------------------------------------------------------------------------------
+
+    def arrived(self, which: int, turn: Any) -> Any:
+        """A block of keys (0) or values (1), once it is there."""
+        return self.rings[which][self.pipes[which].wait(turn)]
 
     def meet(self) -> None:
         """What the warps stored is there for their products."""
@@ -206,9 +209,9 @@ class Steps:
     def add_values(self, turn: Any) -> None:
         """The values of a block, weighed, are added to the total: at the latest by `values_added`,
         when nobody reads them any more."""
-        values = None if self.x.scaled else self.rings[1][self.pipes[1].wait(turn)].T
+        values = self.held[1] if self.x.scaled else self.arrived(1, turn).T
         tile.matrix_fence()
-        tile.matrix_async(self.total, self.held[1] if self.x.scaled else values, self.weights.T)
+        tile.matrix_async(self.total, values, self.weights.T)
         tile.matrix_commit()
 
     def values_added(self, turn: Any) -> None:
@@ -219,8 +222,7 @@ class Steps:
 
     def products(self, turn: Any, sees: Any, tokens: Any, key: Any) -> Any:
         """Keys of a block times queries; values of 8 bits become operands meanwhile."""
-        stage = self.pipes[0].wait(turn)
-        keys = self.rings[0][stage]
+        keys = self.arrived(0, turn)
         if self.x.scaled:
             tile.load_operand(self.held[0], keys)
             self.pipes[0].release(turn)
@@ -239,7 +241,7 @@ class Steps:
         """Zeros where nobody sees values; those of 8 bits into registers."""
         self.clear_unseen(turn, sees, tokens, key)
         if self.x.scaled:
-            tile.load_operand(self.held[1], self.rings[1][self.pipes[1].wait(turn)].T)
+            tile.load_operand(self.held[1], self.arrived(1, turn).T)
             self.pipes[1].release(turn)
 
     def scaled(self, scores: Any) -> Any:
@@ -272,7 +274,7 @@ class Steps:
         if x.window:
             partly = partly | tile.less(key, begin)
         if partly:
-            self.clear(self.rings[1][self.pipes[1].wait(turn)], begin, end, key)
+            self.clear(self.arrived(1, turn), begin, end, key)
             if x.scaled:  # threads read them
                 self.meet()
 

@@ -15,9 +15,9 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int64
 from ...ir.symbol import high
-from ..attention.threads_forward import DEPTH, shared_place
+from ..attention.threads import DEPTH, multiply, shared_place
 from .attention import CONSUMER_FIELDS, Item, Items
-from .shape import BLOCKS, FIRST, HEAD, REQUEST, SEES, TOKENS
+from .shape import BLOCKS, FIRST, REQUEST, SEES, TOKENS
 from .steps import BARRIER, within
 
 
@@ -85,39 +85,26 @@ class ThreadItems(Items):
             at = tile.hold(within(page, 0, most), "page", (0, most))
             for ring, cache, width in zip(self.rings, self.cache, self.widths):
                 place = ring[step % plan.stages][number * rows : (number + 1) * rows, :]
-                tile.copy_threads(place, cache[at, of[HEAD], row : row + rows, 0:width])
+                tile.copy_threads(place, cache[at, self.head, row : row + rows, 0:width])
         tile.commit_threads()
 
     # ---- products ---------------------------------------------------------------------------
 
-    def multiply(self, total: Any, side: Any, long: Any, short: Any) -> None:
-        """total += long @ short^T over the columns of `short`."""
-        for start in range(0, short.shape[1], DEPTH):
-            tile.load_operand(side, long, start)
-            tile.load_operand(self.few, short, start)
-            tile.matrix_sync(total, side, self.few, (self.plan.warps, 1))
+    def arrived(self, which: int, turn: Any) -> Any:
+        """A block that is there."""
+        return self.rings[which][turn % self.plan.stages]
 
     def products(self, turn: Any, sees: Any, tokens: Any, key: Any) -> Any:
         """Keys of a block times queries."""
         tile.write(self.scores, tile.zeros(self.scores.shape))
-        keys = self.rings[0][turn % self.plan.stages]
-        self.multiply(self.scores, self.keys, keys, self.queries)
+        keys, operands = self.arrived(0, turn), (self.keys, self.few)
+        multiply(self.scores, operands, keys, self.queries, self.widths[0], self.plan.warps)
         return tile.read(self.scores)
-
-    @tile.function
-    def clear_unseen(self, turn: Any, sees: Any, tokens: Any, key: Any) -> None:
-        """See `Steps`."""
-        begin, end = sees - self.reach if self.x.window else 0, sees + tokens - 1
-        partly = tile.less(end, key + self.plan.block)
-        if self.x.window:
-            partly = partly | tile.less(key, begin)
-        if partly:
-            self.clear(self.rings[1][turn % self.plan.stages], begin, end, key)
 
     def add_values(self, turn: Any) -> None:
         """The values of a block, weighed."""
-        values = self.rings[1][turn % self.plan.stages]
-        self.multiply(self.total, self.values, values.T, self.weights)
+        values, operands = self.arrived(1, turn).T, (self.values, self.few)
+        multiply(self.total, operands, values, self.weights, self.plan.block, self.plan.warps)
 
     def values_added(self, turn: Any) -> None:
         """Nothing is under way."""

@@ -1,14 +1,14 @@
 """The work list of a step over a paged cache: equal numbers of key blocks for every program.
 
-Pairs (row block, key head) of the requests that the Plan takes stand one after the other, requests
-first, each with the blocks of keys that its tokens see and with one at least, so that someone
-writes its result. All blocks are cut into `ranges` that differ by one at most; where a cut or
-the end of a pair lies an item ends. Item number g of range p stands in row p if it is the range's
+Row blocks of the requests that the Plan takes stand one after the other, each with the blocks of
+keys that its tokens see and with one at least, so that someone writes its result. All blocks are
+cut into `ranges` that differ by one at most; where a cut or the end of a row block lies an item
+ends. Item number g of range p stands in row p if it is the range's
 first, else in row ranges + g - p - 1, so a program finds its first item at once and the others in
-a row. Parts of a cut pair go to partials g, which are neighbours.
+a row. Parts of a row block that was cut go to partials g, which are neighbours.
 
-`work_list` is the kernel, one program that is run once a step; `kernels/paged/reference.py` has
-the same in NumPy. Costs about 20 dependent reads and three running sums, whatever the lengths.
+`work_list` is the kernel, one program that is run once a step. Costs about 20 dependent reads and
+three running sums, whatever the lengths.
 Invariant: the list depends on lengths, query starts and the Plan alone.
 """
 
@@ -28,7 +28,6 @@ from .shape import (
     CUT,
     FIRST,
     FROM,
-    HEAD,
     PARTIAL,
     PARTS,
     RECORD,
@@ -40,7 +39,6 @@ from .shape import (
     TOKENS,
     PagedPlan,
     PagedShape,
-    listed,
     per,
     ranges,
     row_blocks,
@@ -50,7 +48,6 @@ from .shape import (
 CHUNK = 64  # row blocks whose requests are looked up at once, at most
 HELD = 1 << 14  # elements of a tile that the threads hold without spilling
 KNOWN = (REQUEST, TOKEN, TOKENS, SEES, FIRST, BLOCKS)  # of a row block
-UNITS = len(KNOWN)  # where a row block's blocks begin, of all
 
 
 def work_parameters_of(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
@@ -75,15 +72,18 @@ def power(size: Size) -> int:
 @tile.function
 def for_row_blocks(
     x: PagedShape,
-    starts: Any,
+    memories: tuple[Any, Any],
+    into: Any,
     each: int,
     taken: Callable[[Any], Any] | None,
-    body: Callable[[Any, Any, Any], None],
+    fields: Callable[..., Sequence[Any]],
     most: int = 0,
 ) -> Any:
-    """body(number of the first, requests, which of their blocks they are) for all blocks of `each`
-    tokens of the requests that are taken for their number of tokens, some blocks at a time; up to
-    so many where that is said, requests past the last then. Gives how many there are."""
+    """into[:, i] = fields(request, its first token, how many it has, its keys, tokens before it) of
+    the i-th block of `each` tokens of the requests that are taken for their number of tokens, some
+    blocks at a time; of so many where that is said, zeros past the last. `memories` are lengths and
+    query starts. Gives how many blocks there are."""
+    lengths, starts = memories
     size = power(x.requests)
     chunk = max(8, min(CHUNK, HELD // size))
     inside = tile.arange(size) < x.requests
@@ -99,7 +99,14 @@ def for_row_blocks(
         over = tile.broadcast(ends <= number[:, None], (chunk, size))
         request = tile.sum(tile.cast(over, int64), 1)
         before = tile.max(tile.where(over, ends, 0), 1)
-        body(start, request, number - before)
+        own = number - before  # its number among the blocks of the request
+        there = request < x.requests
+        first, last = (tile.cast(tile.load(starts, request + i, mask=there), int64) for i in (0, 1))
+        length = tile.cast(tile.load(lengths, request, mask=there), int64)
+        found = fields(request, first, last - first, length, own * each)
+        for place, value in enumerate(found):
+            known = tile.cast(tile.where(there, value, 0), int32)
+            tile.store(into, (place, start), known)
     return total
 
 
@@ -113,59 +120,45 @@ class _Work:
         self.count = max(CHUNK, power(row_blocks(x, plan)))
 
     def build(self) -> Body:
-        """Row blocks, then pairs, then items."""
+        """Row blocks, then items."""
         with tile.into(self.b):
-            self.known = tile.shared((UNITS + 1, self.count), int32)
+            self.known = tile.shared((len(KNOWN), self.count), int32)
             below = self.plan.below
             taken = (lambda tokens: tokens < below) if below else None
             each = per(self.x, self.plan)
-            for_row_blocks(self.x, self.starts, each, taken, self.one_chunk, self.count)
+            given = (self.lengths, self.starts)
+            for_row_blocks(self.x, given, self.known, each, taken, self.fields, self.count)
             self.make_items()
-        pairs = self.count * power(listed(self.x, self.plan))
-        held = max(pairs // 256, power(self.ranges) // 64)
+        held = max(self.count // 256, power(self.ranges) // 64)
         return self.b.finish((1,), warps=max(8, min(32, held)), distinct=True)
 
-    def one_chunk(self, start: Any, request: Any, number: Any) -> None:
-        """Row blocks, each the `number`th of a request."""
+    def fields(
+        self, request: Any, first: Any, queries: Any, length: Any, before: Any
+    ) -> Sequence[Any]:
+        """Of row blocks, as KNOWN has them."""
         x, block, each = self.x, self.plan.block, per(self.x, self.plan)
-        there = request < x.requests
-        first, last = (
-            tile.cast(tile.load(self.starts, request + i, mask=there), int64) for i in (0, 1)
-        )
-        length = tile.cast(tile.load(self.lengths, request, mask=there), int64)
-        queries, before = last - first, number * each
         tokens = tile.minimum(queries - before, each)
         sees = length - queries + (before + 1)
         end = tile.maximum(sees + (tokens - 1), 0)
-        begin = tile.full(number.shape, 0, int64)
+        begin = tile.full(before.shape, 0, int64)
         if x.window:
             begin = tile.maximum(sees - x.window, 0) // block
         blocks = tile.maximum((end + (block - 1)) // block - begin, 1)
-        found = (request, first + before, tokens, sees, begin, blocks)  # as KNOWN has them
-        for place, value in enumerate(found):
-            known = tile.cast(tile.where(there, value, 0), int32)
-            tile.store(self.known, (place, start), known)
+        return request, first + before, tokens, sees, begin, blocks
 
     # ---- items ------------------------------------------------------------------------------
 
     def make_items(self) -> None:
-        """Pairs and the parts that cuts make of them."""
-        heads, count = listed(self.x, self.plan), self.count
-        units = tile.cast(tile.load(self.known, (KNOWN.index(BLOCKS), 0), (count,)), int64) * heads
-        ends, total = tile.cumsum(units), tile.sum(units, 0)
-        tile.store(self.known, (UNITS, 0), ends - units)
+        """Row blocks and the parts that cuts make of them."""
+        found = {
+            field: tile.cast(tile.load(self.known, (place, 0), (self.count,)), int64)
+            for place, field in enumerate(KNOWN)
+        }
+        size = found[BLOCKS]
+        stop, total = tile.cumsum(size), tile.sum(size, 0)
+        start = stop - size
         self.total = tile.maximum(total, 1)
         self.programs = tile.maximum(tile.minimum(total, self.ranges), 1)
-        number = tile.arange(count * heads)
-        block, head = tile.unsigned_divide(number, heads), tile.unsigned_remainder(number, heads)
-        *values, begin = (
-            tile.cast(tile.load(self.known, block + place * count), int64)
-            for place in range(UNITS + 1)
-        )
-        found = {**dict(zip(KNOWN, values)), HEAD: head}
-        size = found[BLOCKS]
-        start = begin + head * size
-        stop = start + size
         first, last = self.program_of(start), self.program_of(stop - 1)
         parts = tile.where(size > 0, last - first + 1, 0)
         partials = tile.cumsum(parts) - parts
@@ -175,10 +168,10 @@ class _Work:
 
     @tile.function
     def write_parts(self, known: Sequence[Any], found: dict[int, Any]) -> None:
-        """Parts of all pairs: at once where they are few enough, else one of each after another."""
-        size, pairs = power(self.ranges), known[0].shape[0]
-        many = high(row_blocks(self.x, self.plan)) * 4 <= self.ranges  # parts of each pair
-        if many and pairs * size <= HELD // 2:
+        """All parts: at once where they are few enough, else one of each after another."""
+        size, blocks = power(self.ranges), known[0].shape[0]
+        many = high(row_blocks(self.x, self.plan)) * 4 <= self.ranges  # parts of each
+        if many and blocks * size <= HELD // 2:
             given = [v[None, :] for v in known]
             numbers = tile.arange(size)[:, None]
             self.write_part(numbers, given, {f: v[None, :] for f, v in found.items()})
@@ -196,10 +189,10 @@ class _Work:
         return program * self.total // self.programs
 
     def write_cuts(self, first: Any, partials: Any, parts: Any, found: dict[int, Any]) -> None:
-        """What the combining kernel reads: a pair that was cut stands in the row of the program
-        that has its second part; where there is none, no parts do."""
+        """What the combining kernel reads: a row block that was cut, in the row of the program that
+        has its second part; where there is none, no parts do."""
         size = power(self.ranges)
-        values = (partials, parts, found[TOKEN], found[TOKENS], found[HEAD])  # CUT_PARTIAL, ...
+        values = (partials, parts, found[TOKEN], found[TOKENS])  # CUT_PARTIAL, ...
         place = tile.shared((len(values), size), int32)
         for field in range(len(values)):
             tile.store(place, (field, 0), tile.full((size,), 0, int32))
@@ -213,7 +206,7 @@ class _Work:
             tile.store(self.cuts, at, tile.load(place, (field, 0), (size,)), mask=inside)
 
     def write_part(self, k: Any, known: Sequence[Any], found: dict[int, Any]) -> None:
-        """Part k of every pair that has so many."""
+        """Part k of every row block that has so many."""
         first, start, stop, parts, partials = known
         there = k < parts
         program = first + k

@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.symbol import high
-from .shape import (
+from tilegrad.ir.symbol import high
+from tilegrad.kernels.paged.shape import (
     BLOCKS,
     CUT,
-    CUT_HEAD,
     CUT_PARTIAL,
     CUT_PARTS,
     CUT_TOKEN,
     CUT_TOKENS,
     FIRST,
     FROM,
-    HEAD,
     PARTIAL,
     PARTS,
     RECORD,
@@ -34,7 +32,6 @@ from .shape import (
     PagedPlan,
     PagedShape,
     item_rows,
-    listed,
     per,
     ranges,
 )
@@ -84,7 +81,6 @@ def work_list(
                 CUT_PARTS: len(pieces),
                 CUT_TOKEN: one[TOKEN],
                 CUT_TOKENS: one[TOKENS],
-                CUT_HEAD: one[HEAD],
             }
             for column, value in values.items():
                 cuts[pieces[1][0], column] = value
@@ -116,7 +112,7 @@ def tile_list(
 def _pairs(
     x: PagedShape, plan: PagedPlan, lengths: Array, query_starts: Array
 ) -> list[dict[int, int]]:
-    """Row blocks and key heads, in order."""
+    """Row blocks, in order."""
     found, each = [], per(x, plan)
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
@@ -127,16 +123,14 @@ def _pairs(
             sees = length - (last - start) + 1
             begin = max(0, sees - x.window) // plan.block if x.window else 0
             blocks = max(1, -(-max(0, sees + tokens - 1) // plan.block) - begin)
-            for head in range(listed(x, plan)):
-                found.append(
-                    {
-                        REQUEST: request,
-                        HEAD: head,
-                        TOKEN: start,
-                        TOKENS: tokens,
-                        SEES: sees,
-                        FIRST: begin,
-                        BLOCKS: blocks,
-                    }
-                )
+            found.append(
+                {
+                    REQUEST: request,
+                    TOKEN: start,
+                    TOKENS: tokens,
+                    SEES: sees,
+                    FIRST: begin,
+                    BLOCKS: blocks,
+                }
+            )
     return found
