@@ -1,7 +1,7 @@
 """What do recipes of quantisation cost? Perplexity of a model in each, from a fair source.
 
     python bench/recipes.py                 smollm2, writes bench/results/recipes-...json
-    python bench/recipes.py --only gptq     rows with a word in their names; others as they were found
+    python bench/recipes.py --only gptq     rows with a word in their names; others as found
     python bench/recipes.py --quick         a tiny model, seconds, no file: to see that it runs
     python bench/recipes.py --window 2048 --rate 1e-3 --most 1000 --device cuda      on a GPU
 
