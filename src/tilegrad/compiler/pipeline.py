@@ -292,15 +292,16 @@ def lowered(
     bodies: Any = None,
 ) -> Schedule:
     """The Schedule of a Graph after its passes; what is prepared is an input of it."""
-    from ..schedule.lower import lower_graph
+    from ..schedule.lowering import Lowering
 
     if not any(n.op is ops.call and n.attrs["callee"].once for n in topological(results)):
-        return lower_graph(inputs, results, target, steps, donate, bodies)
+        return Lowering(inputs, results, target, steps, donate, bodies).run()
     from .prepared import lift_preparations
 
     lifted = lift_preparations(inputs, results)
     donated = lifted.donated(donate)
-    schedule = lower_graph(lifted.inputs, lifted.results, target, steps, donated, bodies)
+    lowering = Lowering(lifted.inputs, lifted.results, target, steps, donated, bodies)
+    schedule = lowering.run()
     slots = schedule.inputs
     schedule.given = [-1] * len(inputs)
     for number, slot in zip(lifted.kept, slots):

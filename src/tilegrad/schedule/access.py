@@ -8,7 +8,7 @@ Invariant: the composed index is in range wherever the conditions hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,11 +170,24 @@ def joined(node: Node, index: Index) -> Iterator[tuple[Node, Index, Condition]]:
 # ---- walks down from values -----------------------------------------------------------------
 
 
-def base_of(node: Node, values: Container[Node] = ()) -> Node:
-    """What a value is only moved of, down to one of some values."""
-    while node not in values and node.op in MOVEMENT:
+def base_of(node: Node, values: Container[Node] = (), passing: Container[Op] = MOVEMENT) -> Node:
+    """What a value is only moved of (or what ops that are passed by have made of it), down to one
+    of some values."""
+    while node not in values and node.op in passing:
         node = node.inputs[0]
     return node
+
+
+def readers_through(
+    node: Node, readers: Mapping[Node, Sequence[Node]], passing: Container[Op] = MOVEMENT
+) -> Iterator[Node]:
+    """What reads a Node, and what reads it through movement, or other ops of one input."""
+    stack = list(readers.get(node, ()))
+    while stack:
+        reader = stack.pop()
+        yield reader
+        if reader.op in passing:
+            stack.extend(readers.get(reader, ()))
 
 
 def through(node: Node, index: Index, values: Container[Node]) -> Place | None:

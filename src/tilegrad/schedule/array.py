@@ -43,7 +43,7 @@ def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], cut
 class ArrayFamily:
     """What both Families of an array share."""
 
-    def offered(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The array's own rate, where it has all that the Region needs."""
         try:
             works = work_of_region(region, target)
@@ -72,16 +72,12 @@ class ArrayProducts(ArrayFamily, VectorProducts):
             return False
         return not refuses_value(node, region, leaves, cut)
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
-        """Where it takes all of it."""
-        return self.offered(region, target)
-
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The host's Body, with the array's work beside it: floats in the array's order."""
         name, unit = f"array_{name}", target.array
         if unit is None or not unit.accumulator.is_float:
             return marked(super().lower(region, offer, target, name), offer.plan)
-        lowering = ArrayDot(region, region.inputs, region.known, target, name)
+        lowering = ArrayDot(region, target, name)
         lowering.rate = offer.plan.rate
         return marked([lowering.lower()], offer.plan)
 
@@ -99,7 +95,7 @@ class ArrayLoops(ArrayFamily, VectorLoops):
         """Where it takes all of it."""
         if region.kind != "loops" or region.order != "row":
             return "the array has no sums along an axis but rows"
-        return self.offered(region, target)
+        return super().offers(region, target)
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The host's Body, with the array's work beside it."""

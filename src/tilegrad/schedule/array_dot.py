@@ -61,6 +61,3 @@ class ArrayDot(DotLowering):
         """Sums as they are stored: fp16 has no subnormal numbers either."""
         half = self.region.values[0].dtype is float16
         super().epilogue(row, lane, self.flushed(acc, HALF_TINY) if half else acc)
-
-
-__all__ = ["ArrayDot"]

@@ -67,7 +67,7 @@ class Reader:
     ) -> None:
         self.inside = set(values)
         self.leaves, self.target, self.dot = leaves, target, dot
-        self.known: dict[Node, tuple[int | None, Any, Range]] = {}
+        self.known: dict[Node, tuple[Any, Range]] = {}
         self.operands: list[Node] = []  # of the vector unit, as they are moved
         self.steps: list[tuple[str, Any, Any, int]] = []
         unit = target.array
@@ -75,10 +75,9 @@ class Reader:
 
     def value(self, node: Node) -> tuple[Any, Range]:
         """(reference, range): ('v', what) or ('#', number)."""
-        found = self.known.get(node)
-        if found is None:
-            found = self.known[node] = (None, *self._value(node))
-        return found[1], found[2]
+        if node not in self.known:
+            self.known[node] = self._value(node)
+        return self.known[node]
 
     def _value(self, node: Node) -> tuple[Any, Range]:
         if node is self.dot:

@@ -56,8 +56,7 @@ class AttentionFamily(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies of a Node."""
-        node, stored = region.anchor, region.arrays
-        wanted = {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
+        node, wanted = region.anchor, region.items
         given = ("q", "k", "v") if node.op is ops.attention else BACKWARD
         inputs = dict(zip((*given, *node.attrs["extras"]), node.inputs))
         results = ("out", "lse") if node.op is ops.attention else ("dq", "dk", "dv")

@@ -11,18 +11,18 @@ Invariant: values taken out of the set are read by the epilogues of products alo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..graph import ops
 from ..ir.node import Node, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
 from ..kernels.matmul.matvec import warps_of
-from .access import ELEMENTWISE, MOVEMENT
+from .access import ELEMENTWISE, MOVEMENT, base_of, readers_through
+from .cost import bytes_moved
 from .lowering import Lowering
 from .region import leaves_of
 
 MOST_PARTS = 256  # blocks of a row
+MOVED = {*MOVEMENT, ops.cast}
 
 
 def is_part(node: Node) -> bool:
@@ -105,8 +105,7 @@ def _rounded(node: Node, readers: dict[Node, list[Node]]) -> Node:
 
 def _product(node: Node) -> Node | None:
     """The product that a value is, rounded or reshaped."""
-    while node.op in MOVEMENT or node.op is ops.cast:
-        node = node.inputs[0]
+    node = base_of(node, passing=MOVED)
     return node if node.op is ops.dot else None
 
 
@@ -141,7 +140,7 @@ def keep_sums(lowering: Lowering) -> None:
         sums = node.op.category == "binary" and any(_is_made(i, values) for i in node.inputs)
         kept = _rounded(node, readers)
         if (sums or node.op is ops.gather) and _many(kept, readers):
-            if sums and _bytes(leaves_of(kept, values)) <= _bytes([kept]):
+            if sums and high(bytes_moved(leaves_of(kept, values))) <= high(bytes_moved([kept])):
                 continue  # the product itself is no more to read
             values.add(kept)
             values -= {
@@ -153,10 +152,6 @@ def keep_sums(lowering: Lowering) -> None:
             }
 
 
-def _bytes(nodes: Sequence[Node]) -> int:
-    return sum(high(product(n.shape)) * n.dtype.size for n in nodes)
-
-
 def _inlines(reader: Node) -> bool:
     """Whether a reader takes values that are computed where they are read."""
     return reader.op in MOVEMENT or reader.op.category in (*ELEMENTWISE, "reduce")
@@ -164,19 +159,12 @@ def _inlines(reader: Node) -> bool:
 
 def _is_made(node: Node, values: set[Node]) -> bool:
     """Whether a value is a product's, as wide as it, that only this sum reads in its kernel."""
-    while node.op is ops.cast:
-        node = node.inputs[0]
+    node = base_of(node, passing={ops.cast})
     return node.op is ops.dot and node in values
 
 
 def _many(node: Node, readers: dict[Node, list[Node]]) -> bool:
     """Whether values of full size are read more than once, casts aside."""
-    size, found = high(product(node.shape)), 0
-    stack = list(readers.get(node, ()))
-    while stack:
-        reader = stack.pop()
-        if reader.op in MOVEMENT or reader.op is ops.cast:
-            stack.extend(readers.get(reader, ()))
-        else:
-            found += not isinstance(reader.type, Array) or high(product(reader.shape)) <= size
-    return found > 1
+    size = high(product(node.shape))
+    found = [r for r in readers_through(node, readers, MOVED) if r.op not in MOVED]
+    return sum(not isinstance(r.type, Array) or high(product(r.shape)) <= size for r in found) > 1

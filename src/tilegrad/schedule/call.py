@@ -18,8 +18,8 @@ from ..graph import ops
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Size, high
-from ..ir.types import Tile, Tuple, product
-from ..tile.build import Body, prune
+from ..ir.types import Tile, product
+from ..tile.build import Body
 from ..tile.callee import KernelCallee
 from ..tile.check import verify_body
 from ..tile.legalize import legalize
@@ -56,8 +56,7 @@ def lower_call(region: Region, reads: Sequence[Node], target: Target) -> Bodies:
             hint="run it with the interpreter, or write a portable kernel for this machine",
             location=node.location,
         )
-    stored = [v for v in region.stored if not isinstance(v.type, Tuple)]
-    results = _results(node, stored)
+    results = region.items
     found: Bodies = []
     for body, roles in callee.launches_for(target):
         given: list[Any] = []
@@ -74,27 +73,12 @@ def lower_call(region: Region, reads: Sequence[Node], target: Target) -> Bodies:
     return found
 
 
-def _results(node: Node, stored: Sequence[Node]) -> dict[int, int]:
-    """For each result that is wanted, its place among the stored values."""
-    if not isinstance(node.type, Tuple):
-        return {0: stored.index(node)} if node in stored else {}
-    return {v.attrs["index"]: i for i, v in enumerate(stored) if v.op is ops.get}
-
-
 def legalize_call(body: Body, kind: str, target: Target) -> Body:
     """The pass: of a kernel that is called, a Body of its own (later stages leave notes in it)
     with no tile too large for the Target."""
     portable = body.notes.get("level", "portable") == "portable"
     new = legalize(body, target) if portable else body
     return Body(new.name, new.block, new.grid, dict(new.notes))
-
-
-def fitted(body: Body, target: Target) -> Body:
-    """A Body as the passes over kernels that are called leave it, for one that is run alone."""
-    new = legalize_call(body, "call", target)
-    if new.block is not body.block:
-        prune(new.block, set())
-    return check_call(new, "call", target)
 
 
 def check_call(body: Body, kind: str, target: Target) -> Body:

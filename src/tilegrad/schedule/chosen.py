@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.errors import InternalError, UserError
 from ..core.target import Target
@@ -19,6 +20,8 @@ from ..ir.rewrite import Log
 from ..ir.symbol import Size, high
 from ..ir.types import Tuple
 from ..tile.callee import KernelCallee
+from ..tile.define import Definition
+from ..tile.plan import Plan
 from .cost import bytes_moved
 from .families import CHOICES, family_of, rows_of
 from .family import Family, Offer, Verdict, judged
@@ -60,6 +63,13 @@ class Surroundings:
         callee.verdict = self.verdict
         made = ops.call(*inputs, callee=callee)
         return build.items(made) if isinstance(made.type, Tuple) else [made]
+
+    def launch(
+        self, kernel: Definition, given: Sequence[Node], plan: Plan, target: Target, **static: Any
+    ) -> list[Node]:
+        """The results of a kernel that is written in tiles."""
+        bound = kernel.bind([n.type for n in given], static, plan)
+        return self.call(*given, callee=kernel.callee(bound, plan, target))
 
 
 class Chosen(Family):

@@ -76,8 +76,7 @@ class Joiner:
 
     def widen(self, slot: int, first: int, last: int) -> None:
         """Let the memory of a Slot live over some Kernels too."""
-        while (alias := self.slots[slot].alias) is not None:
-            slot = alias
+        slot = self._owner(slot)
         a, b = self.lives.get(slot, (first, last))
         self.lives[slot] = (min(a, first), max(b, last))
 

@@ -39,12 +39,11 @@ from ..ir.symbol import (
 )
 from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
-from ..tile.build import BodyBuilder
 from . import plan as plans
 from . import sheet as parameters
 from .access import Index, offset_of, reads_below
 from .cut import Cut
-from .evaluate import Evaluator, wide
+from .evaluate import wide
 from .family import Bodies, Family, Made, Offer, roofline
 from .plan import Plan
 from .problem import breaks_of_groups, power_of_two, problem_of, stride_of
@@ -53,24 +52,6 @@ from .sheet import Parameter, Sheet
 
 FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs
 PAD = 16  # elements after each packed row of a: breaks power-of-two strides
-
-
-class RowEvaluator(Evaluator):
-    """Knows the dot's own element: an epilogue reads no other, however its index is written."""
-
-    def __init__(self, body: BodyBuilder, memories: dict[Node, Node]) -> None:
-        super().__init__(body, memories)
-        self.own: dict[Node, Node] = {}
-
-    def _value(self, node: Node, index: Index) -> Node:
-        return self.own[node] if node in self.own else super()._value(node, index)
-
-
-class RowSheet(Sheet):
-    """A Body that hands rows of products to what is computed of them."""
-
-    e: RowEvaluator
-    evaluator = RowEvaluator
 
 
 class DotLowering:
@@ -84,11 +65,8 @@ class DotLowering:
     stop: Size  # the row after its last
     live: Size  # panels of columns that it has
 
-    def __init__(
-        self, region: Region, reads: Sequence[Node], values: set[Node], target: Target, name: str
-    ) -> None:
-        self.region, self.reads, self.values = region, list(reads), values
-        self.target, self.name = target, name
+    def __init__(self, region: Region, target: Target, name: str) -> None:
+        self.region, self.target, self.name = region, target, name
         self.problem = problem_of(region.values[0])
         self.stored = region.stored
         self.accumulator = wide(dtypes.accumulator(region.values[0].inputs[0].dtype))
@@ -111,8 +89,7 @@ class DotLowering:
         """The Body."""
         self.plan = self.choose()
         self.parts = ceil_divide(self.problem.sizes[2], self.plan.block_k)
-        given = [*parameters.reads(self.reads), *parameters.results(self.stored)]
-        self.sheet = RowSheet(self.name, [*given, *self.partial_sums()])
+        self.sheet = Sheet(self.name, [*parameters.of_region(self.region), *self.partial_sums()])
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
         self.partial = self.sheet.others.get("partial")
         if self.partial is None and self.parts != 1 and self.keeps_sums:
@@ -440,4 +417,4 @@ class VectorProducts(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies."""
-        return [DotLowering(region, region.inputs, region.known, target, name).lower()]
+        return [DotLowering(region, target, name).lower()]

@@ -104,7 +104,7 @@ class _Joiner:
         """The Region as the library's kernel sees it."""
         if region.number not in self.lowered:
             reads = region.reads_among(self.fuser.values)
-            self.lowered[region.number] = WideDot(region, reads, self.target, set(), choose=False)
+            self.lowered[region.number] = WideDot(region, reads, self.target, choose=False)
         return self.lowered[region.number]
 
     # ---- what may join --------------------------------------------------------------------
@@ -247,12 +247,10 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
 class JointDot(WideDot):
     """Lowers one joint Region."""
 
-    def __init__(
-        self, region: Joint, reads: Sequence[Node], target: Target, constants: set[Node]
-    ) -> None:
-        self.parts = [WideDot(p, reads, target, constants, choose=False) for p in region.parts]
+    def __init__(self, region: Joint, reads: Sequence[Node], target: Target) -> None:
+        self.parts = [WideDot(p, reads, target, choose=False) for p in region.parts]
         self.gated = region.gated
-        super().__init__(region, reads, target, constants)
+        super().__init__(region, reads, target)
 
     def _operands(self) -> Operands | None:
         joint = joint_operands(self.parts, self.gated)
@@ -321,7 +319,7 @@ def takes_parts(part: Node, region: Region, cut: Cut, target: Target) -> bool:
     like = Region("dot", region.values, region.total, stored=stored)
     reads = like.reads_among(values)
     like.stored = [*stored, part]
-    found = WideDot(like, reads, target, set())
+    found = WideDot(like, reads, target)
     return found.asynchronous and found.choice is not None
 
 
@@ -350,12 +348,8 @@ class LibraryProducts(Family):
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The Plan that its model of time, or a table of measured ones, puts first."""
-        given = (region.inputs, target, region.constants)
-        if region.kind == "dot":
-            dot: WideDot = WideDot(region, *given)
-        else:
-            assert isinstance(region, Joint)
-            dot = JointDot(region, *given)
+        given = (region.inputs, target)
+        dot = JointDot(region, *given) if isinstance(region, Joint) else WideDot(region, *given)
         if dot.operands is None:
             return "the operands are no plain matrices in a dtype of its matrix units"
         if dot.choice is None:

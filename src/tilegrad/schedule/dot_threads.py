@@ -15,7 +15,7 @@ from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size, floor_divide, modulo
+from ..ir.symbol import Size
 from ..tile import ops as tile_ops
 from . import sheet as parameters
 from .access import Index
@@ -34,13 +34,11 @@ LEAST_SIDE = 16
 class TiledDot:
     """Lowers one dot Region."""
 
-    def __init__(self, region: Region, reads: Sequence[Node], name: str) -> None:
-        self.region, self.reads = region, list(reads)
+    def __init__(self, region: Region, name: str) -> None:
         self.dot, self.stored = region.values[0], region.stored
         self.problem = problem_of(self.dot)
         self.accumulator = wide(dtypes.accumulator(self.dot.inputs[0].dtype))
-        given = [*parameters.reads(self.reads), *parameters.results(self.stored)]
-        self.sheet = ThreadSheet(name, given)
+        self.sheet = ThreadSheet(name, parameters.of_region(region))
         self.b, self.e = self.sheet.b, self.sheet.e
         self.e.rounded = region.rounded
 
@@ -49,7 +47,7 @@ class TiledDot:
         _, _, k, n = self.problem.sizes
         rows, columns, warps = tile_of(self.problem)
         grid, batch_at, row, column = self.problem.blocks(self.e, rows, columns)
-        whole, m = floor_divide(k, STEP) * STEP, self.problem.end
+        m = self.problem.end
         total = [self.b.constant(0, self.accumulator, (rows, columns))]
 
         def step(start: Size, size: Size) -> None:
@@ -60,11 +58,8 @@ class TiledDot:
                     b = self.operand(self.problem.b, self.problem.index_b(batch_at, depth, j))
             total[0] = self.b.add(tile_ops.dot(a, b, total[0]))
 
-        for at in self.b.each("k", 0, whole, STEP, total):
-            step(at, at + STEP)
-        if modulo(k, STEP) != 0:
-            for at in self.b.each("rest", whole, k, STEP, total):
-                step(at, k)
+        for at, whole in self.b.steps("k", 0, k, STEP, total):
+            step(at, at + STEP if whole else k)
         with self.e.tile(row, rows, m, column, columns, n) as (i, j):
             self.epilogue(batch_at, i, j, total[0])
         return self.sheet.end((grid,), warps=warps)
@@ -81,9 +76,7 @@ class TiledDot:
     def epilogue(self, batch: Size, row: Size, lane: Size, total: Node) -> None:
         """Evaluate and store what the Region wants of the tile."""
         p, at = self.problem, (batch, row, lane)
-        rounded = self.e.settled(self.b.cast(total, wide(self.dot.dtype)), self.dot)
-        for shape in {self.dot.shape: None, **{v.shape: None for v in self.stored}}:
-            self.e.bind(self.dot, p.index_like(shape, self.dot, *at), rounded)
+        self.e.own[self.dot] = self.e.settled(self.b.cast(total, wide(self.dot.dtype)), self.dot)
         for v in self.stored:
             self.sheet.write(v, p.index_like(v.shape, v, *at))
 
@@ -130,4 +123,4 @@ class TiledProducts(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """One Body."""
-        return [TiledDot(region, region.inputs, name).lower()]
+        return [TiledDot(region, name).lower()]

@@ -43,27 +43,14 @@ from .block_sums import is_part, is_whole
 from .evaluate import wide
 from .family import Made
 from .instructions import instructions
-from .problem import Problem, power_of_two, problem_of
+from .problem import power_of_two, problem_of
 from .region import Region
-from .threads.tiles import ThreadSheet, TileEvaluator
+from .threads.tiles import ThreadSheet
 
 ALIGNMENT = 16  # bytes
 FEW_TOKENS = 128  # tokens
 SUMS_BYTES = 2048  # of shared memory, for sums that an epilogue exchanges
 COSTLY = 14  # instructions of an epilogue that may not have all of a tile in registers at once
-
-
-class DirectEvaluator(TileEvaluator):
-    """Reads where values lie, without exchanging them through shared memory: roles may not."""
-
-    def _turns(self, memory: Node) -> bool:
-        return False
-
-
-class PlacedSheet(ThreadSheet):
-    """A Body of a kernel of the library, under construction."""
-
-    evaluator = DirectEvaluator
 
 
 @dataclass(frozen=True)
@@ -86,7 +73,7 @@ class Matrix:
 
 
 def matrix_of(
-    problem: Problem, node: Node, index: Index, probes: Sequence[Size], reads: Container[Node]
+    node: Node, index: Index, probes: Sequence[Size], reads: Container[Node]
 ) -> Matrix | None:
     """How an operand lies, or None where it is no plain matrix."""
     place = through(node, index, reads)
@@ -119,7 +106,6 @@ class WideDot:
         region: Region,
         reads: Sequence[Node],
         target: Target,
-        constants: set[Node],
         choose: bool = True,
     ) -> None:
         self.region, self.reads, self.target = region, list(reads), target
@@ -131,7 +117,6 @@ class WideDot:
         self.totals: dict[tuple[Node, int], Node] = {}  # whole sums of a consumer's tokens
         self.kernel: WideMatmul | Matvec | None = None
         self.brought: dict[tuple[int, int], list[tuple[Node, Index, Node]]] = {}  # read early
-        self.constants = constants
         self.problem = problem_of(self.dot)
         self.parts = self.parts or [self]
         # several products in one launch (choose=False) are made beside the threads alone
@@ -217,12 +202,12 @@ class WideDot:
         if any(s == 0 for s in p.sizes) or not all(isinstance(s, int) for s in (batch, k, n)):
             return None
         at = [loop_index(name, s) for name, s in zip(("batch", "m", "k", "n"), p.sizes)]
-        a = matrix_of(p, p.source, p.index_a(*at[:3]), at[:3], self.reads)
+        a = matrix_of(p.source, p.index_a(*at[:3]), at[:3], self.reads)
         if sparse:  # what is kept, half as many columns
             half = loop_index("k", k // 2)
-            b = matrix_of(p, self.dot.inputs[1], (at[3], half), (at[0], half, at[3]), self.reads)
+            b = matrix_of(self.dot.inputs[1], (at[3], half), (at[0], half, at[3]), self.reads)
         else:
-            b = matrix_of(p, p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
+            b = matrix_of(p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
         result = self.stored[0]
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
         if b is None or not fits:
@@ -261,10 +246,10 @@ class WideDot:
     def lower(self, name: str) -> Made:
         """The Body."""
         assert self.choice is not None and self.operands is not None
-        given = parameters.reads(self.reads, self.constants)
-        sheet = PlacedSheet(name, [*given, *parameters.results(self.region.stored)])
+        given = parameters.reads(self.reads, self.region.constants)
+        sheet = ThreadSheet(name, [*given, *parameters.results(self.region.stored)])
         self.b, self.e, self.outputs = sheet.b, sheet.e, sheet.outputs
-        self.e.rounded = self.region.rounded
+        self.e.rounded, self.e.turns = self.region.rounded, False
         return sheet.made(self.build(transposed(self.operands) if self.turned else self.operands))
 
     def build(self, x: Operands) -> Body:
@@ -473,9 +458,8 @@ class WideDot:
                     piece = b.add(tile_ops.part(x, start=(0, start), shape=(shape[0], block)))
                 total = b.add(tile_ops.reduce(piece, axis=0 if turned else 1, kind="sum"))
                 offset = at_m * blocks + floor_divide(first, block)
-                e.only = b.less(first, n)
-                e.store(self.outputs[v], total if turned else e.column(total), offset)
-                e.only = None
+                total = total if turned else e.column(total)
+                e.store(self.outputs[v], total, offset, b.less(first, n))
 
     def epilogue(self, *given: Any) -> Node:
         """What the Region stores, computed on a piece of each accumulator and of each matrix that
@@ -492,8 +476,7 @@ class WideDot:
             own = self.problem.result_index(batch, at_m, at_n)
             if self.wholes and self.kernel is not None:
                 self.bind_wholes(self.kernel.own, at_m, columns)
-            for dot, sums in zip(dots, rounded):
-                self.e.bind(dot, own, sums)
+            self.e.own.update(zip(dots, rounded))
             where = (self.kernel.own, self.kernel.piece) if self.kernel is not None else (0, 0)
             for known in self.brought.get(where, ()):
                 self.e.bind(*known)
@@ -502,15 +485,13 @@ class WideDot:
             values = []
             for v in self.stored:
                 at = own if v.shape == self.dot.shape else unravel(linear, v.shape)
-                for dot, sums in zip(dots, rounded) if v.shape != self.dot.shape else ():
-                    self.e.bind(dot, unravel(linear, dot.shape), sums)
                 values.append((v, at, self.e.value(v, at)))
+            only = None
             if isinstance(self.kernel, Grouping):  # rows past the block's last are the next group's
                 own_rows = self.b.less(at_m, self.kernel.last.size)
-                self.e.only = self.b.broadcast(own_rows, piece.shape)
+                only = self.b.broadcast(own_rows, piece.shape)
             for v, at, value in values[1:]:
-                self.e.store(self.outputs[v], value, offset_of(v, at))
-            self.e.only = None
+                self.e.store(self.outputs[v], value, offset_of(v, at), only)
             self.hand_on(own, at_m, row, column, (rows, columns))
             return self.b.broadcast(values[0][2], piece.shape)
 

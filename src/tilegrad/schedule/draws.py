@@ -51,11 +51,8 @@ class Draws(Chosen):
         columns = high(node.inputs[0].shape[1])
 
         def call(definition: Definition, given: Sequence[Node], **static: Any) -> list[Node]:
-            plan = self.plan(definition, columns)
-            types = [n.type for n in given]
-            block = self.block(definition, columns)
-            bound = definition.bind(types, {"block": block, **static}, plan)
-            return near.call(*given, callee=definition.callee(bound, plan, target))
+            plan, block = self.plan(definition, columns), self.block(definition, columns)
+            return near.launch(definition, given, plan, target, block=block, **static)
 
         if node.op is ops.top_k:
             return call(kernels.largest, inputs, **node.attrs)

@@ -57,7 +57,7 @@ def too_long(region: Region, fuser: Fuser, target: Target, rounded: set[Node]) -
 
 def copies(region: Region, reads: list[Node], target: Target) -> int:
     """How many times an epilogue's instructions are emitted: sums of a thread, in every role."""
-    made = WideDot(region, reads, target, set())
+    made = WideDot(region, reads, target)
     plan = None if made.choice is None else made.choice.plan
     if isinstance(plan, WidePlan):
         return plan.tile[0] * plan.tile[1] // 128

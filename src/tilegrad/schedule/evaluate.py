@@ -83,6 +83,7 @@ class Evaluator:
         self.lane_atoms: set[Expr] = set()
         self.settles = invariant()  # whether every result is rounded to its dtype
         self.handlers: dict[Op, Row] = ROWS
+        self.own: dict[Node, Node] = {}  # read at one element only, however its index is written
 
     # ---- context --------------------------------------------------------------------------
 
@@ -99,20 +100,24 @@ class Evaluator:
     def vector(self, base: Size, lanes: int, size: Size, whole: bool) -> Any:
         """`lanes` lanes from base on, of an axis of `size`; yields the lane atom."""
         before = (self.lane, self.base, self.lanes, self.mask)
-        b = self.body
-        steps = b.add(tile_ops.iota(size=lanes, dtype=int64))
-        start = b.index(base)
-        node = b.apply("add", b.broadcast(start, (lanes,)), steps)
-        lane = named("loop", "lane", 0, max(1, high(size) - 1))
-        b.atoms[lane] = node  # one name in all loops, so that indices compare equal
+        b, (lane, node) = self.body, self.axis_atom("lane", base, lanes, size)
         self.lane, self.base, self.lanes = lane, base, lanes
-        self.lane_atoms.add(lane)
         self.mask = None if whole else b.apply("less", node, b.broadcast(b.index(size), (lanes,)))
         try:
             with self.scope():
                 yield lane
         finally:
             self.lane, self.base, self.lanes, self.mask = before
+
+    def axis_atom(self, name: str, base: Size, count: int, size: Size) -> tuple[Expr, Node]:
+        """The atom of so many places from base on, along an axis of `size`, and the places."""
+        b = self.body
+        steps = b.add(tile_ops.iota(size=count, dtype=int64))
+        node = b.apply("add", b.broadcast(b.index(base), (count,)), steps)
+        atom = named("loop", name, 0, max(1, high(size) - 1))
+        b.atoms[atom] = node  # one name in all loops, so that indices compare equal
+        self.lane_atoms.add(atom)
+        return atom, node
 
     def bind(self, node: Node, index: Index, value: Node) -> None:
         """Say what a value is at an index, in this scope."""
@@ -138,6 +143,8 @@ class Evaluator:
         return found
 
     def _value(self, node: Node, index: Index) -> Node:
+        if node in self.own:
+            return self.own[node]
         if node in self.memories:
             return self.load(node, index)
         op = node.op
@@ -201,6 +208,15 @@ class Evaluator:
         assert mask is not None
         return mask
 
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The shape of a whole tile."""
+        return (self.lanes,)
+
+    def inside(self) -> Node | None:
+        """The mask of the whole tile, where one is needed."""
+        return self.mask
+
     def active(self, shape: tuple[int, ...]) -> Node | None:
         """Which elements of a tile of this shape count; None for all."""
         return self.mask
@@ -240,7 +256,7 @@ class Evaluator:
         if not varying:
             mask = self.mask if self.mask is not None and not self.mask.shape else None
             if self.mask is not None and self.mask.shape and self._may_escape(memory, offset):
-                mask = self._any(self.mask)
+                mask = b.add(tile_ops.reduce(self.mask, axis=0, kind="max"))
             return b.load(memory, (offset,), mask=mask)
         if self.lane is not None and varying == [self.lane]:
             step = coefficient(offset, self.lane)
@@ -253,10 +269,7 @@ class Evaluator:
         size = memory.shape[0]
         return low(offset) < 0 or low(size - offset) < 1
 
-    def _any(self, mask: Node) -> Node:
-        return self.body.add(tile_ops.reduce(mask, axis=0, kind="max"))
-
-    def store(self, memory: Node, value: Node, offset: Size, lane_mask: bool = True) -> None:
+    def store(self, memory: Node, value: Node, offset: Size) -> None:
         """Write a value (rounded to the Memory's dtype) at a linear offset."""
         b = self.body
         value = b.cast(value, memory.dtype)
@@ -281,16 +294,13 @@ class Evaluator:
             if self.known(current, at) is not None:
                 return ()
             if not any(depends(i, inner) for i in at):
-                if self._hoistable(current):
+                if current.op is not ops.constant or not current.shape:
                     self.value(current, at)
                 return ()
             return () if current in self.memories else below(current, at, guarded=False)
 
         for _ in walk_down([(node, index)], step):
             pass
-
-    def _hoistable(self, node: Node) -> bool:
-        return node.op is not ops.constant or not node.shape
 
 
 # ---- ops, one row each --------------------------------------------------------------------------
@@ -399,6 +409,5 @@ ROWS: dict[Op, Row] = {
     ops.concatenate: _concatenate,
     ops.gather: _gather,
     ops.random_bits: _random_bits,
+    ops.barrier: _stop_gradient,
 }
-if "barrier" in ops.graph.ops:
-    ROWS[ops.graph.ops["barrier"]] = _stop_gradient

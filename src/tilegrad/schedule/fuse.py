@@ -15,7 +15,7 @@ from ..graph import ops
 from ..ir.node import Node, needs, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
-from .access import MOVEMENT
+from .access import MOVEMENT, readers_through
 from .cut import Cut
 from .extent import DEPTH, HELD, NODES, READS, Extents
 from .families import KINDS, families_of
@@ -90,17 +90,9 @@ def _store_below(node: Node, values: set[Node]) -> None:
 
 def _real_readers(node: Node, readers: dict[Node, list[Node]]) -> tuple[set[Node], bool]:
     """The Nodes that read a value through movement, and whether one repeats it."""
-    found: set[Node] = set()
-    repeated = False
-    stack = list(readers.get(node, ()))
-    while stack:
-        reader = stack.pop()
-        if reader.op in MOVEMENT:
-            repeated |= reader.op in (ops.expand, ops.windows)
-            stack.extend(readers.get(reader, ()))
-        else:
-            found.add(reader)
-    return found, repeated
+    found = set(readers_through(node, readers))
+    repeated = any(r.op in (ops.expand, ops.windows) for r in found)
+    return {r for r in found if r.op not in MOVEMENT}, repeated
 
 
 def _wanted(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> bool:

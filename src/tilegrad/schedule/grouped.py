@@ -44,8 +44,7 @@ class Groups(Chosen):
         """One launch, or two where many tokens are routed."""
 
         def call(definition: Definition, given: Sequence[Node], plan: Plan, **static: Any) -> Any:
-            bound = definition.bind([n.type for n in given], static, plan)
-            return near.call(*given, callee=definition.callee(bound, plan, target))
+            return near.launch(definition, given, plan, target, **static)
 
         if node.op is ops.grouped_outer:
             return call(kernels.grouped_outer, inputs, Plan().with_(m=SIDE, n=SIDE, k=STEP))

@@ -1,24 +1,31 @@
-"""Loops over lines of elements, and the accumulators that reductions carry through them.
+"""Loops over lines of elements, the accumulators that reductions carry through them, and the
+sweeps over a row that all forms of reductions share.
 
 Lines are vectors with a masked last one; long sums run in blocks. An argmax has two accumulators,
-the largest value and its place; all others have one. Invariant: accumulators of sums whose error
-grows take few additions, their totals are float64; the first nan is the largest, then the lower
-place wins; of nothing the place is 0.
+the largest value and its place; all others have one. A row is swept once for each stage of
+reductions that needs all of the one before, and once more for what is written at the end; a
+Target's own form says how one linear piece of a row is taken (`piece`).
+
+Invariant: accumulators of sums whose error grows take few additions, their totals are float64; the
+first nan is the largest, then the lower place wins; of nothing the place is 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ..core.dtype import float64, int64
+from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Size, floor_divide, high, modulo
+from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, low, modulo, named
 from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
+from .access import Place, unravel
 from .evaluate import wide
 from .sheet import Sheet
-from .space import COMBINE, KINDS, identity
+from .space import COMBINE, KINDS, Part, Space, identity, is_blocked, reduce_index
 
 Step = Callable[[Size, list[Node]], Sequence[Node] | None]
 Line = Callable[[Size, Size, Size, list[Node]], list[Node]]
@@ -39,28 +46,13 @@ class Lines:
         body: Step,
         carried: Sequence[Node] = (),
         size: Size | None = None,
-        unroll: int = 1,
     ) -> list[Node]:
         """Vectors over [start, stop): whole ones, then one that is masked."""
-        size = stop if size is None else size
-        b, e, lanes = self.b, self.e, self.lanes
-        span = stop - start
-        whole = floor_divide(span, lanes) * lanes
-        middle = start + whole
-
-        def step(is_whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
-            def run(base: Size, values: list[Node]) -> Sequence[Node]:
-                with e.vector(base, lanes, stop if not is_whole else size, is_whole) as lane:
-                    return body(lane, values) or ()
-
-            return run
-
-        values = b.loop("i", start, middle, lanes, step(True), carried, unroll)
-        if modulo(span, lanes) == 0:
-            return values
-        if isinstance(span, int) and isinstance(middle, int):
-            return list(step(False)(middle, values))
-        return b.loop("tail", middle, stop, lanes, step(False), values)
+        size, lanes, values = stop if size is None else size, self.lanes, list(carried)
+        for base, whole in self.b.steps("i", start, stop, lanes, values, "tail"):
+            with self.e.vector(base, lanes, size if whole else stop, whole) as lane:
+                values[:] = body(lane, list(values)) or ()
+        return values
 
     def over_lines(
         self,
@@ -106,22 +98,6 @@ class Lines:
             totals = line(0, totals) if lines == 1 else b.loop("outer", 0, lines, 1, line, totals)
         return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
 
-    def over_span(
-        self,
-        blocked: Sequence[bool],
-        fresh: list[Node],
-        span: tuple[Size, Size],
-        block: int,
-        run: Callable[[Size, Size, list[Node]], list[Node]],
-    ) -> list[Node]:
-        """run(first, last, accumulators) over a span; where it is long, in blocks."""
-        b = self.b
-        if not any(blocked) or high(span[1] - span[0]) <= block:
-            return run(*span, fresh)
-        totals = [b.cast(x, float64) if t else x for t, x in zip(blocked, fresh)]
-        totals = self.in_blocks(blocked, fresh, span, block, run, totals)
-        return [b.cast(x, own.dtype) for x, own in zip(totals, fresh)]
-
     def in_blocks(
         self,
         blocked: Sequence[bool],
@@ -154,15 +130,19 @@ class Lines:
 # ---- accumulators -------------------------------------------------------------------------------
 
 
+def width_of(reduce: Node) -> int:
+    """How many accumulators a reduction has."""
+    return 2 if reduce.op is ops.argmax else 1
+
+
 def shared_out(
     reduces: Sequence[Node], values: Sequence[Node]
 ) -> Iterator[tuple[Node, list[Node]]]:
     """Each reduction with its accumulators among those of all."""
     at = 0
     for v in reduces:
-        width = 2 if v.op is ops.argmax else 1
-        yield v, list(values[at : at + width])
-        at += width
+        yield v, list(values[at : at + width_of(v)])
+        at += width_of(v)
 
 
 class Accumulators:
@@ -171,12 +151,15 @@ class Accumulators:
     def __init__(self, b: BodyBuilder, some: bool) -> None:
         self.b, self.none = b, FAR_OFF if some else 0
 
-    def starts(self, node: Node, shape: tuple[int, ...]) -> list[Node]:
-        """Those of a reduction that has taken nothing."""
-        b, dtype = self.b, wide(node.inputs[0].dtype)
-        if node.op is ops.argmax:
-            return [b.constant(dtype.lowest, dtype, shape), b.constant(self.none, int64, shape)]
-        return [b.constant(identity(KINDS[node.op], dtype), dtype, shape)]
+    def starts(self, reduces: Sequence[Node], shape: tuple[int, ...]) -> list[Node]:
+        """Those of reductions that have taken nothing."""
+        b, found = self.b, []
+        for node in reduces:
+            dtype, kind = wide(node.inputs[0].dtype), KINDS.get(node.op, "max")
+            found.append(b.constant(identity(kind, dtype), dtype, shape))
+            if node.op is ops.argmax:
+                found.append(b.constant(self.none, int64, shape))
+        return found
 
     def take(
         self, node: Node, x: Node, place: Node, mask: Node | None, old: list[Node]
@@ -206,7 +189,7 @@ class Accumulators:
         none = b.constant(self.none, int64)
         if not x.shape:
             return place
-        kept = x if mask is None else b.apply("where", mask, x, b.constant(x.dtype.lowest, x.dtype))
+        kept = b.where(mask, x, x.dtype.lowest)
         top = self._kept(b.add(tile_ops.reduce(kept, axis=axis, kind="max")), axis)
         best = b.apply("equal", x, top)
         if x.dtype.is_float:  # where the largest is nan, every nan is it
@@ -219,3 +202,142 @@ class Accumulators:
     def _kept(self, x: Node, axis: int) -> Node:
         """A reduced tile in a shape that broadcasts with what it was."""
         return self.b.add(tile_ops.reshape(x, shape=(*x.shape, 1))) if axis == 1 else x
+
+
+# ---- sweeps -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Online:
+    """A sum of exp(x - shift), found in the same sweep as `largest`, on which the shift rests."""
+
+    total: Node
+    largest: Node
+    x: Node
+    shift: Node
+
+
+@dataclass
+class Sweep:
+    """One sweep over a row: what it reduces and writes, and the linear pieces it is made of."""
+
+    row: Size
+    inner: Size
+    reduces: Sequence[Node]
+    writes: Sequence[Node] = ()
+    online: Sequence[Online] = ()
+    tiles: int = 4  # taken in one turn
+
+    def expressions(self, space: Space, column: Size) -> list[Place]:
+        """What it evaluates at a column, and where."""
+        return space.expressions_at(self.reduces, self.writes, self.row, column)
+
+    def atoms(self, space: Space) -> tuple[Size, Expr]:
+        """Those that stand for the number of a piece, and for the lane in it."""
+        pieces = floor_divide(space.region.columns, self.inner)
+        return loop_index("outer", pieces), lane_of(self.inner)
+
+
+def lane_of(size: Size) -> Expr:
+    """The atom of a lane of an axis."""
+    return named("loop", "lane", 0, max(1, high(size) - 1))
+
+
+def sweeps(
+    space: Space, row: Size, lanes: int = 0, online: Sequence[Online] = ()
+) -> list[tuple[int, Sweep]]:
+    """The sweeps over a row in order, each with the stage whose results it ends. Linear pieces are
+    swept where they are long enough to fill a tile of so many lanes, else the whole row."""
+    done = {o.total for o in online}
+    inner = space.inner if low(space.inner) * 2 >= lanes else space.region.columns
+    found = []
+    for stage in range(1, space.stages() + 2):
+        reduces = [v for v in space.at_stage(stage) if v not in done]
+        writes = [v for v in space.elements() if space.levels[v] == stage - 1]
+        own = [o for o in online if o.largest in reduces]
+        found.append((stage, Sweep(row, inner, reduces, writes, own, 1 if writes else 4)))
+    return found
+
+
+def blocked(reduces: Sequence[Node]) -> list[bool]:
+    """Which accumulators of reductions are added up in blocks."""
+    return [is_blocked(v) for v in reduces for _ in range(width_of(v))]
+
+
+class Reductions(Part):
+    """Reductions in one Body, of tiles with so many lanes."""
+
+    def __init__(self, space: Space, sheet: Sheet, lanes: int) -> None:
+        super().__init__(space, sheet)
+        self.lanes, self.lines = lanes, Lines(sheet, lanes)
+        self.sums = Accumulators(self.b, space.region.columns != 0)
+
+    def feed(
+        self, reduces: Sequence[Node], row: Size, column: Size, carried: Sequence[Node]
+    ) -> list[Node]:
+        """Accumulators after one tile."""
+        b, e, result = self.b, self.e, []
+        for v, old in shared_out(reduces, carried):
+            x = b.broadcast(e.value(v.inputs[0], reduce_index(v, row, column)), e.full)
+            place = x if v.op is not ops.argmax else b.broadcast(b.index(column), e.full)
+            result += self.sums.take(v, x, place, e.inside(), old)
+        return result
+
+
+class RowSweeps(Reductions):
+    """Sweeps over a row."""
+
+    def over_row(self, row: Size, found: Sequence[tuple[int, Sweep]]) -> None:
+        """All sweeps over a row, and what is known of it after each."""
+        self.row_results(row, 0)  # what needs no reduction
+        for stage, sweep in found:
+            if sweep.reduces or sweep.writes:
+                self.finish(sweep, self.swept(sweep))
+            self.row_results(row, stage)
+
+    def swept(self, sweep: Sweep) -> list[Node]:
+        """Accumulators after a whole sweep."""
+        return self.sweep(sweep, 0, self.space.region.columns, self.start(sweep))
+
+    def start(self, sweep: Sweep) -> list[Node]:
+        """Accumulators before a sweep; what is the same for the whole row is evaluated here."""
+        outer, lane = sweep.atoms(self.space)
+        for node, index in sweep.expressions(self.space, outer * sweep.inner + lane):
+            self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
+        return self.accumulators(sweep)
+
+    def accumulators(self, sweep: Sweep) -> list[Node]:
+        """Accumulators that have taken nothing."""
+        return self.sums.starts(sweep.reduces, (self.lanes,))
+
+    def sweep(self, sweep: Sweep, start: Size, stop: Size, values: list[Node]) -> list[Node]:
+        """Accumulators after columns start to stop of a row."""
+        outer_size = floor_divide(self.space.region.columns, sweep.inner)
+        span = (start, stop) if outer_size == 1 else (0, sweep.inner)
+        fresh = self.accumulators(sweep)
+        long = blocked(sweep.reduces)
+        long += [False] * (len(fresh) - len(long))
+
+        def piece(outer: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
+            return self.piece(sweep, outer, first, last, carried)
+
+        return self.lines.over_lines(long, fresh, outer_size, span, piece, values)
+
+    def piece(
+        self, sweep: Sweep, outer: Size, start: Size, stop: Size, values: list[Node]
+    ) -> list[Node]:
+        """Accumulators after one linear piece; writes what is wanted there."""
+        raise InternalError("schedule.lines", f"{type(self).__name__} takes no piece of a row")
+
+    def finish(self, sweep: Sweep, values: list[Node]) -> None:
+        """Combine the lanes and say what each reduction gave."""
+        tops: dict[Node, Node] = {}
+        for v, own in shared_out(sweep.reduces, values):
+            if v.op is ops.argmax:
+                found = self.sums.first_largest(own[0], own[1], None, 0)
+                self.e.bind(v, unravel(sweep.row, v.shape), found)
+            else:
+                tops[v] = own[0]
+        totals = [(v, self.sums.total(v, x)) for v, x in tops.items()]  # side by side
+        for v, total in totals:
+            self.e.bind(v, unravel(sweep.row, v.shape), self.e.settled(total, v))

@@ -21,11 +21,9 @@ from ..ir.symbol import (
     Size,
     ceil_divide,
     coefficient,
-    floor_divide,
     high,
     loop_index,
     minimum,
-    modulo,
     named,
     substitute,
 )
@@ -44,12 +42,10 @@ from .space import Part, Space
 BLOCK = 8192  # elements of a flat elementwise program
 
 
-def lower_loops(
-    region: Region, reads: list[Node], values: set[Node], target: Target, name: str
-) -> Bodies:
-    """The Body of a Region; its parameters are `reads`, then what is stored."""
-    space = Space(region, reads, values, target, name)
-    sheet = Sheet(name, [*parameters.reads(reads), *parameters.results(region.stored)])
+def lower_loops(region: Region, target: Target, name: str) -> Bodies:
+    """The Body of a Region; its parameters are what it reads, then what is stored."""
+    space = Space(region, target, name)
+    sheet = Sheet(name, parameters.of_region(region))
     inner = space.pick_inner()
     space.settle(inner)
     lanes = space.pick_lanes(inner)
@@ -78,8 +74,7 @@ class FlatLoops(Part):
         assert rows is not None
         block = BLOCK
         blocks: Size = ceil_divide(inner, block) if high(inner) > 2 * block else 1
-        p = self.b.program(0, rows * blocks)
-        row = floor_divide(p, blocks)
+        grid, (row, number) = self.sheet.programs(rows, blocks)
 
         def body(lane: Size, _: list[Node]) -> None:
             self.write_all(row, lane)
@@ -91,10 +86,10 @@ class FlatLoops(Part):
             if blocks == 1:
                 self.lines.lane_loop(0, inner, body)
             else:
-                start = modulo(p, blocks) * block
+                start = number * block
                 stop = minimum(start + block, inner)
                 self.lines.lane_loop(start, stop, body, size=inner)
-        return (rows * blocks,)
+        return (grid,)
 
     # ---- turned: reads that run across the rows -------------------------------------------
 
@@ -176,4 +171,4 @@ class VectorLoops(Family):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """One Body."""
-        return lower_loops(region, region.inputs, region.known, target, name)
+        return lower_loops(region, target, name)

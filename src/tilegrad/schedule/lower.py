@@ -6,10 +6,8 @@ not grow with the depth of a model. Invariant: the Schedule computes the results
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from ..core.target import Target
 from ..ir.fingerprint import UserLine, digest, structure
 from ..ir.node import Node, topological
 from ..ir.symbol import high
@@ -19,7 +17,7 @@ from .cost import bytes_moved, work_of
 from .families import families_of
 from .family import Bodies, Made, Verdict, select
 from .fuse import Fuser
-from .lowering import Lowering, Steps
+from .lowering import Lowering
 from .region import DOTS, Region, stored_part
 from .schedule import Control, Copy, Kernel, Launch, Schedule
 from .state import hold, hold_states, shares_slot, state_behind, states_of
@@ -62,10 +60,10 @@ def lower_region(lowering: Lowering, region: Region) -> None:
         lower_join(lowering, region, reads)
         return
     complete(lowering, region, reads)
-    key = key_of(lowering, region, reads)
+    key = key_of(region)
     found = lowering.bodies.get(key)
     if found is None:
-        tag = digest(key_of(lowering, region, reads, {}))[:8]  # the same wherever it was written
+        tag = digest(key_of(region, {}))[:8]  # the same wherever it was written
         found = lowering.bodies[key] = lower_bodies(lowering, region, tag)
     add_kernel(lowering, region, *found)
 
@@ -98,14 +96,9 @@ def finished(lowering: Lowering, made: Bodies, kind: str) -> Bodies:
     return found
 
 
-def key_of(
-    lowering: Lowering,
-    region: Region,
-    reads: Sequence[Node],
-    lines: dict[UserLine, int] | None = None,
-) -> Any:
+def key_of(region: Region, lines: dict[UserLine, int] | None = None) -> Any:
     """Equal for Regions that can share Bodies."""
-    results = [v for v in (region.stored or region.values)]
+    reads, results = region.inputs, region.stored or region.values
     constant = tuple(r in region.constants for r in reads)
     inside = [n for n in topological(results, set(reads).__contains__) if n not in reads]
     rounded = tuple(n in region.rounded for n in inside) if region.rounded else ()
@@ -221,18 +214,6 @@ def tiny(schedule: Schedule) -> bool:
     """Whether waking workers would cost more than it saves."""
     cost = sum((high(k.flops) + high(k.bytes)) * k.times for k in schedule.kernels)
     return cost < 400_000
-
-
-def lower_graph(
-    arguments: Sequence[Node],
-    results: Sequence[Node],
-    target: Target,
-    steps: Steps,
-    donated: Sequence[int] = (),
-    bodies: Any = None,
-) -> Schedule:
-    """The Schedule of a Graph by the passes of the page (see compiler/pipeline.py)."""
-    return Lowering(arguments, results, target, steps, donated, bodies).run()
 
 
 def lower_regions(lowering: Lowering) -> None:

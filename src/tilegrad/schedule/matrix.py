@@ -177,9 +177,7 @@ class MatrixLowering(DotLowering):
                 with self.e.vector((self.first + s) * unit, unit, k, modulo(k, unit) == 0) as lane:
                     value = self.e.value(p.a, p.index_a(self.batch, m, lane))
                     value = b.broadcast(b.cast(value, self.input), (unit,))
-                    if self.e.mask is not None:
-                        zero = b.constant(0, self.input)
-                        value = b.apply("where", self.e.mask, value, zero)
+                    value = b.where(self.e.mask, value, 0)
                     b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0), (3,))
 
     def panel(self, at: Size, count: Size, rows: list[Size], i: Size, j: Size) -> None:
@@ -248,5 +246,4 @@ class TileProducts(VectorProducts):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The Bodies."""
-        given = (region, region.inputs, region.known, target, name)
-        return [MatrixLowering(offer.plan, *given).lower()]
+        return [MatrixLowering(offer.plan, region, target, name).lower()]

@@ -48,7 +48,7 @@ def _pays(side: int, dot: Node, values: set[Node], target: Target) -> bool:
     p, x = Problem(dot), dot.inputs[side]
     batch, m, k, n = (loop_index(name, size) for name, size in zip("bmkn", p.sizes))
     index = p.index_b(batch, k, n) if side else p.index_a(batch, m, k)
-    if matrix_of(p, x, index, (batch, k, n) if side else (batch, m, k), values) is not None:
+    if matrix_of(x, index, (batch, k, n) if side else (batch, m, k), values) is not None:
         return False
     source = base_of(x, values)
     elements = high(product(x.shape))
@@ -65,4 +65,4 @@ def _takes(dot: Node, values: set[Node], target: Target) -> bool:
     order = topological(dot.inputs, values.__contains__)
     reads = [n for n in order if n in values]
     like = Region("dot", [dot], product(dot.shape), stored=[dot])
-    return WideDot(like, reads, target, set()).choice is not None
+    return WideDot(like, reads, target).choice is not None

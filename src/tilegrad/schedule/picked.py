@@ -24,6 +24,7 @@ from ..ir.symbol import high
 from ..kernels import grouped as kernels
 from ..kernels.matmul.wide_grouped import MOST_GATHERED
 from ..tile.plan import Plan
+from .access import base_of
 from .chosen import Chosen, Listed, Surroundings
 from .family import Offer
 
@@ -96,8 +97,7 @@ class OneProduct(Chosen):
         """The list of blocks of rows, by a launch of its own."""
         plan = Plan().with_(warps=WARPS)
         sizes = kernels.list_sizes(x.shape[0], high(offsets.shape[0]) - 1)
-        bound = kernels.block_list.bind([offsets.type], sizes, plan)
-        (found,) = near.call(offsets, callee=kernels.block_list.callee(bound, plan, target))
+        (found,) = near.launch(kernels.block_list, [offsets], plan, target, **sizes)
         return Listed(found, sizes["block"])
 
 
@@ -105,9 +105,7 @@ def source_of(x: Node, known: Listed) -> Node | None:
     """What rows in the order of their groups were gathered from: each of a few times as many."""
     if x.op is not ops.gather or x.attrs["axes"] != (0,):
         return None
-    every, index = x.inputs
-    while index.op is ops.cast:
-        index = index.inputs[0]
+    every, index = x.inputs[0], base_of(x.inputs[1], passing=(ops.cast,))
     chain = [every]
     while len(chain) < 4 and chain[-1].inputs:
         chain.append(chain[-1].inputs[0])

@@ -37,15 +37,10 @@ class Problem:
         self.batch_shape = tuple(self.a.shape[i] for i in batch[0])
         self.m_shape = tuple(self.a.shape[i] for i in self.free_a)
         self.n_shape = tuple(self.b.shape[i] for i in self.free_b)
-        self.k_order = self._k_order()
-        self.k_shape = tuple(self.a.shape[contract[0][i]] for i in self.k_order)
+        self.k_shape = tuple(self.a.shape[i] for i in contract[0])
         self.sizes = tuple(
             product(s) for s in (self.batch_shape, self.m_shape, self.k_shape, self.n_shape)
         )
-
-    def _k_order(self) -> list[int]:
-        """Contracted axes in the order b's storage likes them (as given)."""
-        return list(range(len(self.contract[0])))
 
     def index_a(self, batch: Size, m: Size, k: Size) -> Index:
         """Where a is read."""
@@ -85,11 +80,9 @@ class Problem:
     def blocks(self, e: Evaluator, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
         """A program for each block of the result: (grid, batch, first row, first column)."""
         batch, m, _, n = self.sizes
-        across = ceil_divide(n, columns)
-        each = ceil_divide(m, rows) * across
-        p = e.body.program(0, batch * each)
-        at, rest = floor_divide(p, each), modulo(p, each)
-        return batch * each, at, floor_divide(rest, across) * rows, modulo(rest, across) * columns
+        sizes = (batch, ceil_divide(m, rows), ceil_divide(n, columns))
+        at, row, column = unravel(e.body.program(0, product(sizes)), sizes)
+        return product(sizes), at, row * rows, column * columns
 
     def _index(
         self,
@@ -106,8 +99,8 @@ class Problem:
             found[axis] = i
         for axis, i in zip(free, unravel(other, shape)):
             found[axis] = i
-        for position, i in zip(self.k_order, unravel(k, self.k_shape)):
-            found[self.contract[side][position]] = i
+        for axis, i in zip(self.contract[side], unravel(k, self.k_shape)):
+            found[axis] = i
         return tuple(found)
 
 

@@ -21,6 +21,7 @@ from ..ir.symbol import Size, high, low
 from ..ir.types import product
 from ..kernels.quantised.prepare import Preparation, kernels_of, kind_of
 from ..kernels.quantised.shape import Around, QuantisedShape
+from .access import base_of
 from .families import KINDS, family_of, rows_of
 from .family import Family, Offer, Verdict, judged
 
@@ -91,9 +92,7 @@ class Unpacked(Quantised):
 
 def weight_of(node: Node) -> Node:
     """What an operand of a product is, before casts and movements."""
-    while node.op is ops.cast or node.op is ops.permute or node.op is ops.reshape:
-        node = node.inputs[0]
-    return node
+    return base_of(node, passing=(ops.cast, ops.permute, ops.reshape))
 
 
 def families_of(target: Target) -> tuple[Unpacked, Quantised]:

@@ -24,8 +24,7 @@ from ..ir.symbol import (
 )
 from .access import offset_of, reads_below, unravel
 from .evaluate import wide
-from .lines import CHAIN, Step
-from .reduce_rows import Reductions
+from .lines import CHAIN, Reductions, Step
 from .space import is_blocked
 
 MANY = 8  # reduced elements that are added between reading and writing running results
@@ -46,18 +45,15 @@ class ColumnLoops(Reductions):
             parts = 2 * max(2, space.target.cores)
             share = max(4 * self.lanes, -(-high(inner) // parts // self.lanes) * self.lanes)
             block = min(block, max(self.lanes, share))
-        blocks = ceil_divide(inner, block)
-        p = self.b.program(0, outer_size * blocks)
-        outer = floor_divide(p, blocks)
-        start = modulo(p, blocks) * block
-        stop = minimum(start + block, inner)
-        self.outer_row, self.start, self.stop = outer, start, stop
+        grid, (self.outer_row, number) = self.sheet.programs(outer_size, ceil_divide(inner, block))
+        self.start = number * block
+        self.stop = minimum(self.start + block, inner)
         self.running = {v: self.accumulators(v, block) for v in space.reduces}
         stages = space.stages()
         for stage in range(1, stages + 1):
             self.column_stage(space.at_stage(stage), stage)
         self.column_results(stages)
-        return (outer_size * blocks,)
+        return (grid,)
 
     def accumulators(self, node: Node, block: int) -> list[Node]:
         """Scratch for the running results of a reduction."""
@@ -78,13 +74,16 @@ class ColumnLoops(Reductions):
 
     def peek(self, memory: Node, place: Size) -> Node:
         """Running results; the scratch is a whole number of vectors, so no mask is needed."""
-        start = substitute(place, {self.e.lane: self.e.base}) if self.e.lane is not None else place
-        return self.b.load(memory, (start,), (self.lanes,), (0,))
+        return self.b.load(memory, (self.first(place),), (self.lanes,), (0,))
 
     def poke(self, memory: Node, value: Node, place: Size) -> None:
         """Put running results back."""
-        start = substitute(place, {self.e.lane: self.e.base}) if self.e.lane is not None else place
-        self.b.store(memory, self.b.broadcast(value, (self.lanes,)), (start,), (0,))
+        value = self.b.broadcast(value, (self.lanes,))
+        self.b.store(memory, value, (self.first(place),), (0,))
+
+    def first(self, place: Size) -> Size:
+        """The place of the first lane."""
+        return substitute(place, {self.e.lane: self.e.base}) if self.e.lane is not None else place
 
     def known_results(self, stage: int, row: Size, place: Size) -> None:
         """Bind the reductions of earlier stages at this place."""
@@ -99,7 +98,7 @@ class ColumnLoops(Reductions):
 
         def clear(row: Size, place: Size) -> None:
             for v in reduces:
-                for memory, x in zip(self.running[v], self.sums.starts(v, (self.lanes,))):
+                for memory, x in zip(self.running[v], self.sums.starts([v], (self.lanes,))):
                     self.poke(memory, x, place)
 
         self.over_block(clear)
@@ -154,7 +153,7 @@ class ColumnLoops(Reductions):
         """Add what a block gave to its total and start anew; at last put the total back."""
         b = self.b
         for v, memory in totals.items():
-            own, (none,) = self.running[v][0], self.sums.starts(v, (self.lanes,))
+            own, (none,) = self.running[v][0], self.sums.starts([v], (self.lanes,))
             new = b.cast(none if first else self.peek(own, place), float64)
             new = new if first else b.apply("add", self.peek(memory, place), new)
             if last:

@@ -17,7 +17,7 @@ from ..graph import ops
 from ..ir.node import Node, needs, topological
 from ..ir.symbol import Size, floor_divide
 from ..ir.types import Tuple, product
-from .access import MOVEMENT, Index, unravel
+from .access import MOVEMENT, Index, base_of, unravel
 from .evaluate import DIRECT
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
@@ -61,9 +61,8 @@ INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT}
     ops.gather,
     ops.in_range,
     ops.random_bits,
+    ops.barrier,
 }
-if "barrier" in ops.graph.ops:
-    INLINE.add(ops.graph.ops["barrier"])
 JOINED = 16  # parts of a concatenation that is computed where it is read
 DOTS = ("dot", "dots", "gated")  # kinds of Regions with products: one, several, two that meet
 
@@ -99,6 +98,11 @@ class Region:
     def arrays(self) -> list[Node]:
         """What it stores, tuples left out: their items are there."""
         return [v for v in self.stored if not isinstance(v.type, Tuple)]
+
+    @property
+    def items(self) -> dict[int, int]:
+        """Where among them each result of its op is, by number: 0 for an op of one result."""
+        return {v.attrs.get("index", 0): i for i, v in enumerate(self.arrays)}
 
     @property
     def roles(self) -> list[tuple[str, int]]:
@@ -269,6 +273,4 @@ def lies_in_line(node: Node) -> bool:
 
 def stored_part(node: Node) -> Node:
     """The value whose bytes a part is: another shape has the same ones."""
-    while node.op is ops.reshape:
-        node = node.inputs[0]
-    return node
+    return base_of(node, passing=(ops.reshape,))

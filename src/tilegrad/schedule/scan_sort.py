@@ -56,16 +56,15 @@ def lower_cumulative(node: Node, reads: list[Node], target: Target, name: str) -
     lanes = target.lanes(wide(node.dtype)) if high(axis.inner) >= 4 else 1
     while lanes > 1 and lanes >= 2 * high(axis.inner):
         lanes //= 2
-    blocks = ceil_divide(axis.inner, lanes)
-    p = sheet.b.program(0, axis.outer * blocks)
-    outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
+    grid, (outer, block) = sheet.programs(axis.outer, ceil_divide(axis.inner, lanes))
+    base = block * lanes
     if lanes == 1:
         _run_along(sheet, axis, outer, base, ())
     else:
         whole = modulo(axis.inner, lanes) == 0
         with sheet.e.vector(base, lanes, axis.inner, whole) as lane:
             _run_along(sheet, axis, outer, lane, (lanes,))
-    return sheet.end((axis.outer * blocks,))
+    return sheet.end((grid,))
 
 
 def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[int, ...]) -> None:
@@ -105,8 +104,7 @@ def lower_sort(region: Region, name: str) -> Made:
     dtype = wide(x.dtype)
     keys, numbers = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
     other_keys, other_numbers = b.allocate((size,), dtype, "l1"), b.allocate((size,), int64, "l1")
-    p = b.program(0, low.lines)
-    outer, inner = floor_divide(p, low.inner), modulo(p, low.inner)
+    grid, (outer, inner) = sheet.programs(low.outer, low.inner)
     for k in b.each("k", 0, low.size):
         with e.scope():
             b.store(keys, e.value(x, low.index(outer, k, inner)), (k,))
@@ -117,7 +115,7 @@ def lower_sort(region: Region, name: str) -> Made:
         for v, memory in sheet.outputs.items():
             value = b.load(keys if v.attrs["index"] == 0 else numbers, (k,))
             e.store(memory, value, low.offset(low.index(outer, k, inner)))
-    return sheet.end((low.lines,))
+    return sheet.end((grid,))
 
 
 class VectorScan(Family):

@@ -14,9 +14,10 @@ from ..ir.node import Node
 from ..ir.symbol import Size
 from ..ir.types import Array, Memory, product
 from ..tile.build import Body, BodyBuilder
-from .access import Index, offset_of
+from .access import Index, offset_of, unravel
 from .evaluate import Evaluator
 from .family import Made
+from .region import Region
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ def results(nodes: Sequence[Node]) -> list[Parameter]:
     return [
         Parameter(f"out{i}", memory_of(n, "result"), ("store", i), n) for i, n in enumerate(nodes)
     ]
+
+
+def of_region(region: Region) -> list[Parameter]:
+    """What a Region reads, then what it stores."""
+    return [*reads(region.inputs), *results(region.stored)]
 
 
 def scratch(types: Iterable[tuple[str, Array]], use: str = "value") -> list[Parameter]:
@@ -82,6 +88,12 @@ class Sheet:
             else:
                 (self.inputs if p.role[0] == "read" else self.outputs)[p.node] = memory
         self.e = self.evaluator(self.b, self.inputs)
+
+    def programs(self, *sizes: Size) -> tuple[Size, Index]:
+        """A program for each index of some sizes, the last of which changes first: (grid, the
+        program's own index)."""
+        grid = product(sizes)
+        return grid, unravel(self.b.program(0, grid), sizes)
 
     def write(self, node: Node, index: Index) -> None:
         """Evaluate a value at an index and store it there."""

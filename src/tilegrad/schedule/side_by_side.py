@@ -16,10 +16,11 @@ from ..ir.symbol import high
 from ..ir.types import Memory, product
 from ..tile import ops
 from ..tile.build import Body, BodyBuilder, copy_block
+from .check import reads_writes
 from .in_place import only_moves
 from .lowering import Lowering
 from .reuse import find_lives
-from .schedule import Kernel, Launch, Schedule, Slot
+from .schedule import Kernel, Launch, Schedule
 
 MOST_PROGRAMS = 1024
 MOST_ELEMENTS = 1 << 22  # that one of them writes
@@ -31,7 +32,7 @@ def put_side_by_side(lowering: Lowering, schedule: Schedule) -> None:
     """The pass: join what may be joined, and find lives anew."""
     if lowering.frame.loops:
         return
-    kernels, slots = schedule.kernels, schedule.slots
+    kernels = schedule.kernels
     found: list[Kernel] = []
     run: list[Kernel] = []
 
@@ -41,7 +42,7 @@ def put_side_by_side(lowering: Lowering, schedule: Schedule) -> None:
 
     for kernel in kernels:
         small = _is_small(kernel)
-        if run and not (small and len(run) < MOST_KERNELS and _apart(run, kernel, slots)):
+        if run and not (small and len(run) < MOST_KERNELS and _apart(run, kernel, schedule)):
             close()
         if small:
             run.append(kernel)
@@ -80,32 +81,16 @@ def _may_vanish(kernel: Kernel) -> bool:
     )
 
 
-def _writes(kernel: Kernel) -> tuple[set[int], set[int]]:
-    """The Slots that a Kernel touches, and those it writes."""
-    step = kernel.steps[0]
-    written = {
-        slot
-        for slot, p in zip(step.slots, step.body.parameters)
-        if p.type.use in ("result", "state")
-    }
-    return set(step.slots), written
-
-
-def _apart(run: Sequence[Kernel], kernel: Kernel, slots: Sequence[Slot]) -> bool:
+def _apart(run: Sequence[Kernel], kernel: Kernel, schedule: Schedule) -> bool:
     """Whether a Kernel has nothing to do with what others before it write, nor they with it."""
 
-    def owners(numbers: set[int]) -> set[int]:
-        found = set()
-        for number in numbers:
-            while slots[number].alias is not None:
-                number = slots[number].alias  # type: ignore[assignment]
-            found.add(number)
-        return found
+    def owners(kernel: Kernel) -> list[set[int]]:
+        return [{schedule.storage(s) for s in slots} for slots in reads_writes(kernel.steps[0])]
 
-    touched, written = (owners(s) for s in _writes(kernel))
+    reads, writes = owners(kernel)
     for other in run:
-        theirs, made = (owners(s) for s in _writes(other))
-        if made & touched or written & theirs:
+        read, written = owners(other)
+        if written & (reads | writes) or writes & read:
             return False
     return True
 

@@ -15,7 +15,7 @@ from ..core.dtype import DType, float64
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import ops
-from ..ir.node import Node
+from ..ir.node import Node, topological
 from ..ir.symbol import (
     Expr,
     Size,
@@ -72,12 +72,10 @@ class Space:
     strict = False  # whether loaded indices must not vary along a line
     least_line = 32  # elements of a line that is worth being one
 
-    def __init__(
-        self, region: Region, reads: list[Node], values: set[Node], target: Target, name: str
-    ) -> None:
-        self.region, self.all_values, self.target, self.name = region, values, target, name
-        self.members = set(region.values)
-        self.reads, self.stored_reads = reads, set(reads)
+    def __init__(self, region: Region, target: Target, name: str) -> None:
+        self.region, self.target, self.name = region, target, name
+        self.members, self.all_values = set(region.values), region.known
+        self.reads, self.stored_reads = region.inputs, set(region.inputs)
         self.reduces = [v for v in region.values if v.op in REDUCE]
         self.order = region.order
         if region.kind == "mixed":
@@ -263,15 +261,10 @@ class Space:
         return lanes
 
     def _inlined(self) -> list[Node]:
-        found: dict[Node, None] = {}
-        stack = list(self.region.values)
-        while stack:
-            node = stack.pop()
-            if node in found:
-                continue
-            found[node] = None
-            stack.extend(i for i in node.inputs if i not in self.all_values)
-        return list(found)
+        def read(node: Node) -> bool:
+            return node in self.all_values and node not in self.members
+
+        return [n for n in topological(self.region.values, read) if not read(n)]
 
     def settle(self, inner: Size) -> None:
         """Take an axis of vectors."""

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from ..core.dtype import int64
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size, atoms, ceil_divide, coefficient, high, loop_index, minimum, modulo
+from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo
 from ..ir.types import product
 from ..tile.build import BodyBuilder
 from . import sheet as parameters
 from .access import Condition, Index, offset_of, symbolic, unravel
+from .evaluate import Evaluator
 from .family import Bodies, Family, Made, Offer
 from .loops import lower_loops
 from .region import Region, leaves_of
@@ -27,11 +28,15 @@ BLOCK = 1024
 
 
 NAMES = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
-Loops = Callable[[Region, list[Node], set[Node], Target, str], Bodies]
+Loops = Callable[[Region, Target, str], Bodies]
 
 
 class Update:
     """An update: its state, values and indices, and where the values go."""
+
+    sheet: Sheet
+    b: BodyBuilder
+    e: Evaluator
 
     def __init__(self, node: Node, values: set[Node]) -> None:
         self.node, self.values = node, values
@@ -57,7 +62,30 @@ class Update:
 
     def probed(self, node: Node, index: Index) -> Size | None:
         """An index at the value's own index, where it is known from that."""
+        return self.exact(node, index)
+
+    def exact(self, node: Node, index: Index) -> Size | None:
+        """An index that is affine in the value's own index."""
         return symbolic(node, index, self.values)
+
+    def position(self, node: Node, index: Index) -> Size:
+        """An index as an Expr; a loaded one may be out of range."""
+        exact = self.exact(node, index)
+        if exact is not None:
+            return exact
+        value = self.b.cast(self.e.value(node, index), int64)
+        found = self.b.atom("at", value, -(1 << 40), 1 << 40)
+        if value.shape:
+            self.e.lane_atoms.add(found)  # type: ignore[arg-type]
+        return found
+
+    def positions(self, number: Size) -> tuple[dict[int, Size], Node | None]:
+        """Where index number `number` points, by axis, and whether that is inside."""
+        index = unravel(number, self.index_shape)
+        found = {a: self.position(n, index) for n, a in zip(self.indices, self.axes)}
+        conditions = [Condition(found[a], self.state.shape[a]) for a in self.axes]
+        conditions = [c for c in conditions if not c.holds()]
+        return found, self.e.conditions(conditions) if conditions else None
 
     def offset(self, positions: dict[int, Size], inner: Index) -> Size:
         """The element of the state at some positions and an index of the other axes."""
@@ -67,9 +95,13 @@ class Update:
         )
         return offset_of(self.state, full)
 
-    def taken(self, b: BodyBuilder, old: Node, x: Node) -> Node:
+    def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""
-        return x if self.mode == "set" else b.apply(NAMES[self.mode], old, x)
+        return x if self.mode == "set" else self.b.apply(NAMES[self.mode], old, x)
+
+    def read(self, number: Size, inner: Index) -> Node:
+        """The value to write."""
+        return self.e.value(self.value, unravel(number, self.index_shape) + inner)
 
 
 def update_bodies(
@@ -82,9 +114,9 @@ def update_bodies(
     found: Bodies = []
     if not region.filled:
         fill = Region("loops", [state], product(state.shape), stored=[state])
-        wanted = leaves_of(state, values)
-        needed = [r for r in reads if r in wanted]
-        made = loops(fill, needed, values | {state}, target, f"fill_{state.op.name}")
+        fill.known, wanted = values | {state}, leaves_of(state, values)
+        fill.inputs = needed = [r for r in reads if r in wanted]
+        made = loops(fill, target, f"fill_{state.op.name}")
         found += [_of_update(one, needed, reads) for one in made]
     if product(node.inputs[1].shape) != 0:
         rereads = any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
@@ -132,10 +164,9 @@ class VectorUpdate(Update):
         block = -(-block // lanes) * lanes
         blocks = ceil_divide(rest, block)
         if any_order:
-            p = self.b.program(0, lead * blocks)
-            start = modulo(p, blocks) * block
-            self.row(p // blocks if blocks != 1 else p, start, rest, block, lanes)
-            return (lead * blocks,)
+            grid, (number, own) = self.sheet.programs(lead, blocks)
+            self.row(number, own * block, rest, block, lanes)
+            return (grid,)
         p = self.b.program(0, blocks)
         start = p * block
         for i in self.b.each("i", 0, lead):
@@ -152,16 +183,15 @@ class VectorUpdate(Update):
 
     def row(self, i: Size, start: Size, rest: Size, block: int, lanes: int) -> None:
         """All writes of index number i within a block."""
-        index = unravel(i, self.index_shape)
-        positions = {a: self.position(n, index) for n, a in zip(self.indices, self.axes)}
-        conditions = [Condition(positions[a], self.state.shape[a]) for a in self.axes]
-        conditions = [c for c in conditions if not self._in_range(c)]
+        positions, inside = self.positions(i)
         stop = minimum(start + block, rest)
 
         def write(lane: Size) -> None:
             inner = unravel(lane, self.value.shape[self.rank :])
-            x = self.e.value(self.value, index + inner)
-            self.combine(x, self.offset(positions, inner))
+            x, offset = self.read(i, inner), self.offset(positions, inner)
+            if self.mode != "set":
+                x = self.combine(self.b.cast(self.e._load(self.memory, offset), x.dtype), x)
+            self.e.store(self.memory, x, offset)
 
         def all_lanes() -> None:
             if lanes == 1 and high(rest) == 1:
@@ -171,27 +201,7 @@ class VectorUpdate(Update):
                 with self.e.vector(base, lanes, rest, modulo(rest, lanes) == 0) as lane:
                     write(lane)
 
-        if conditions:
-            self.b.branch(self.e.conditions(conditions), all_lanes)
-        else:
+        if inside is None:
             all_lanes()
-
-    def _in_range(self, condition: Condition) -> bool:
-        return condition.holds() and not self._loaded(condition.value)
-
-    def _loaded(self, value: Size) -> bool:
-        return any(a.name.startswith("at") for a in atoms(value))
-
-    def position(self, node: Node, index: Index) -> Size:
-        """An index as an Expr; a loaded one may be out of range."""
-        exact = symbolic(node, index, self.values)
-        if exact is not None:
-            return exact
-        value = self.b.cast(self.e.value(node, index), int64)
-        return self.b.atom("at", value, -(1 << 40), 1 << 40)
-
-    def combine(self, x: Node, offset: Size) -> None:
-        """state[offset] = mode(state[offset], x)."""
-        if self.mode != "set":
-            x = self.taken(self.b, self.b.cast(self.e._load(self.memory, offset), x.dtype), x)
-        self.e.store(self.memory, x, offset)
+        else:
+            self.b.branch(inside, all_lanes)

@@ -15,7 +15,7 @@ from ..core.dtype import DType, bool_, float32, float64, int64, uint8
 from ..core.errors import InternalError, Location
 from ..ir.block import Block, Builder, argument
 from ..ir.node import Node, Op
-from ..ir.symbol import Expr, Size, atoms, high, low, named
+from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, modulo, named
 from ..ir.types import Memory, Tile
 from . import ops
 
@@ -194,6 +194,10 @@ class BodyBuilder:
 
     binary = apply
 
+    def where(self, mask: Node | None, x: Node, other: Any) -> Node:
+        """x where a mask holds, or everywhere without one; else a number."""
+        return x if mask is None else self.apply("where", mask, x, self.constant(other, x.dtype))
+
     def cast(self, x: Node, dtype: DType) -> Node:
         """x converted."""
         if x.dtype is dtype:
@@ -345,6 +349,24 @@ class BodyBuilder:
         for index in self.each(name, lower, upper, step, state, unroll, bounds):
             state[:] = body(index, list(state)) or ()
         return state
+
+    def steps(
+        self,
+        name: str,
+        start: Size,
+        stop: Size,
+        step: int,
+        carried: list[Node] | None = None,
+        rest: str = "rest",
+    ) -> Iterator[tuple[Size, bool]]:
+        """Places from start to stop, a step apart, as `each` gives them: (place, True) for whole
+        steps, then (place, False) for what is left."""
+        middle = start + floor_divide(stop - start, step) * step
+        for at in self.each(name, start, middle, step, carried):
+            yield at, True
+        if modulo(stop - start, step) != 0:
+            for at in self.each(rest, middle, stop, step, carried):
+                yield at, False
 
     @contextmanager
     def when(self, condition: Node) -> Iterator[None]:

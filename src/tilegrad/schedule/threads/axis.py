@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ...core.target import Target
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
+from ...ir.symbol import Size, ceil_divide, high
 from ...tile import ops as tile_ops
 from .. import sheet as parameters
 from ..access import Index
@@ -59,9 +59,8 @@ def _along_inner(sheet: ThreadSheet, axis: Axis) -> tuple[Size, int]:
     b, e = sheet.b, sheet.e
     lanes = min(32, power_of_two(high(axis.inner)))
     rows = max(2, min(ELEMENTS // lanes, power_of_two(high(axis.size))))
-    blocks = ceil_divide(axis.inner, lanes)
-    p = b.program(0, axis.outer * blocks)
-    outer, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
+    grid, (outer, block) = sheet.programs(axis.outer, ceil_divide(axis.inner, lanes))
+    base = block * lanes
     kind = axis.node.attrs["kind"]
     kept = running(axis.node.dtype, kind)
     before = [b.constant(identity(kind, kept), kept, (lanes,))]
@@ -69,16 +68,14 @@ def _along_inner(sheet: ThreadSheet, axis: Axis) -> tuple[Size, int]:
         with e.tile(at, rows, axis.size, base, lanes, axis.inner) as (k, lane):
             total = _scan(sheet, axis, axis.index(outer, k, lane), before[0], 0)
         before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
-    return axis.outer * blocks, rows * lanes
+    return grid, rows * lanes
 
 
 def _scan(sheet: ThreadSheet, axis: Axis, index: Index, carried: Node, along: int) -> Node:
     """Scan a tile along an axis and store it with what came before; gives what it adds up to."""
     b, e, kind, dtype = sheet.b, sheet.e, axis.node.attrs["kind"], wide(axis.node.dtype)
     x = b.broadcast(b.cast(e.value(axis.x, index), dtype), e.full)
-    inside = e.inside()
-    if inside is not None:  # what is outside changes nothing
-        x = b.apply("where", inside, x, b.constant(identity(kind, x.dtype), x.dtype))
+    x = b.where(e.inside(), x, identity(kind, x.dtype))  # what is outside changes nothing
     run = b.add(tile_ops.cumulative(x, axis=along, kind=kind))
     before = b.cast(carried, dtype)
     e.store(sheet.outputs[axis.node], b.apply(COMBINE[kind], before, run), axis.offset(index))

@@ -9,19 +9,16 @@ depends on shapes and the Target alone; no atomics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
-from ...ir.types import Array
 from ...tile import ops as tile_ops
 from ..access import unravel
-from ..evaluate import wide
 from ..family import Bodies, Made
-from ..lines import CHAIN, Accumulators, Lines, shared_out
+from ..lines import Reductions, blocked, shared_out
 from ..problem import power_of_two
-from ..space import is_blocked, reduce_index
 from .rows import EACH
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of
 from .tiles import ThreadSheet
@@ -47,50 +44,41 @@ def by_columns(space: ThreadSpace) -> Bodies:
         return [sheet.end((grid,), warps=warps)]
     length = -(-high(count) // (parts * deep)) * deep
     parts = -(-high(count) // length)
-    types = [Array((results * parts,), wide(v.inputs[0].dtype)) for v in space.reduces]
-    sheet = space.sheet(f"{space.name}_parts", results=False, after=parts_of(types, "result"))
+    left = parts_of(space.reduces, results * parts, "result")
+    sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
     grid = Columns(space, sheet, block, deep).programs(count, parts, list(sheet.others.values()))
-    return [sheet.end((grid,), warps=warps), sum_parts(space, results, parts, types)]
+    return [sheet.end((grid,), warps=warps), sum_parts(space, results, parts)]
 
 
-def sum_parts(space: ThreadSpace, results: Size, parts: int, types: Sequence[Array]) -> Made:
+def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
     """Partial results added up: a block of results a program, all parts as one tile."""
-    sheet = space.sheet(f"{space.name}_whole", parts_of(types, "value"))
+    sheet = space.sheet(f"{space.name}_whole", parts_of(space.reduces, results * parts, "value"))
     b, e = sheet.b, sheet.e
     block, deep = min(32, power_of_two(high(results))), min(power_of_two(parts), 64)
     columns = Columns(space, sheet, block, deep)
     grid = ceil_divide(results, block)
     base = b.program(0, grid) * block
     with e.tile(0, 1, 1, base, block, results) as (_, lane):
-
-        def step(at: Size, totals: list[Node], whole: bool = True) -> Sequence[Node]:
-            found = []
+        totals = columns.sums.starts(space.reduces, columns.tile_shape())
+        for at, whole in b.steps("part", 0, parts, deep, totals):
+            # only what is left is masked: other loads do not wait on each other
             size = at + deep if whole else parts
             with e.tile(at, deep, size, base, block, results) as (part, own):
                 offset = part * results + own
                 loaded = [e._load(place, offset) for place in sheet.others.values()]
-                for v, x, total in zip(space.reduces, loaded, totals):
-                    found += columns.sums.take(v, x, x, e.inside(), [total])
-            return found
-
-        full = columns.tile_shape()
-        starts = [x for v in space.reduces for x in columns.sums.starts(v, full)]
-        last = parts // deep * deep
-        totals = b.loop("part", 0, last, deep, step, starts)
-        if last < parts:  # only what is left is masked: other loads do not wait on each other
-            totals = list(step(last, totals, whole=False))
+                for n, (v, x) in enumerate(zip(space.reduces, loaded)):
+                    (totals[n],) = columns.sums.take(v, x, x, e.inside(), [totals[n]])
         columns.bind(space.reduces, lane, totals)
         columns.write_rows(space.region.stored, lane)
     return sheet.end((grid,), warps=space.threads_for(deep * block, EACH) // WARP)
 
 
-class Columns(ThreadPart):
+class Columns(Reductions, ThreadPart):
     """Tiles of `deep` reduced elements by a `block` of neighbouring results."""
 
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, block: int, deep: int) -> None:
-        super().__init__(space, sheet)
+        super().__init__(space, sheet, deep)
         self.block, self.deep = block, deep
-        self.sums = Accumulators(self.b, space.region.columns != 0)
 
     def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
         """One program: its block of results over its part of the reduced axis."""
@@ -98,10 +86,9 @@ class Columns(ThreadPart):
         results, inner = space.region.rows, space.inner
         assert results is not None
         blocks = ceil_divide(inner, self.block)
-        grid = floor_divide(results, inner) * blocks * parts
-        p = self.b.program(0, grid)
-        part, block = modulo(p, parts), floor_divide(p, parts)
-        outer, base = floor_divide(block, blocks), modulo(block, blocks) * self.block
+        sizes = (floor_divide(results, inner), blocks, parts)
+        grid, (outer, block, part) = self.sheet.programs(*sizes)
+        base = block * self.block
         length = -(-high(count) // (parts * self.deep)) * self.deep
         start: Size = part * length
         stop = minimum(start + length, count) if parts > 1 else count
@@ -121,37 +108,23 @@ class Columns(ThreadPart):
         self, reduces: Sequence[Node], row: Size, outer: Size, base: Size, start: Size, stop: Size
     ) -> None:
         """Take the reduced elements from start to stop and bind what the reductions gave."""
-        b, e, inner = self.b, self.e, self.space.inner
-        full = self.tile_shape()
-
-        def step(whole: bool) -> Callable[[Size, list[Node]], Sequence[Node]]:
-            def run(at: Size, values: list[Node]) -> Sequence[Node]:
-                size = at + self.deep if whole else stop
-                with e.tile(at, self.deep, size, base, self.block, inner) as (column, lane):
-                    result_row = outer * inner + lane
-                    place = b.broadcast(b.index(column), full)
-                    result = []
-                    for v, old in shared_out(reduces, values):
-                        x = e.value(v.inputs[0], reduce_index(v, result_row, column))
-                        x = b.broadcast(x, full)
-                        result += self.sums.take(v, x, place, e.inside(), old)
-                    return result
-
-            return run
-
+        b, e, inner, deep = self.b, self.e, self.space.inner, self.deep
         span = stop - start
-        middle = start + floor_divide(span, self.deep) * self.deep
-        fresh = [x for v in reduces for x in self.sums.starts(v, full)]
-        blocked = [is_blocked(v) for v, own in shared_out(reduces, fresh) for _ in own]
+        middle = start + floor_divide(span, deep) * deep
 
-        def run(first: Size, last: Size, carried: list[Node]) -> list[Node]:
-            return b.loop("column", first, last, self.deep, step(True), carried, 2)
+        def take(at: Size, size: Size, carried: list[Node]) -> list[Node]:
+            with e.tile(at, deep, size, base, self.block, inner) as (column, lane):
+                return self.feed(reduces, outer * inner + lane, column, carried)
 
-        values = Lines(self.sheet, self.block).over_span(
-            blocked, fresh, (start, middle), CHAIN * self.deep, run
-        )
-        if modulo(span, self.deep) != 0:
-            values = b.loop("rest", middle, stop, self.deep, step(False), values)
+        def whole(_: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
+            return b.loop(
+                "column", first, last, deep, lambda i, x: take(i, i + deep, x), carried, 2
+            )
+
+        fresh = self.sums.starts(reduces, self.tile_shape())
+        values = self.lines.over_lines(blocked(reduces), fresh, 1, (start, middle), whole, fresh)
+        if modulo(span, deep) != 0:
+            values = b.loop("rest", middle, stop, deep, lambda i, x: take(i, stop, x), values)
         self.bind(reduces, row, values)
 
     def tile_shape(self) -> tuple[int, ...]:

@@ -16,11 +16,10 @@ from ...ir.symbol import (
     combine,
     floor_divide,
     high,
-    modulo,
 )
 from ...ir.types import Array, product
 from .. import sheet as parameters
-from ..access import MOVEMENT, Condition, Index, ravel, symbolic, unravel
+from ..access import MOVEMENT, Index, ravel, unravel
 from ..problem import power_of_two
 from ..update import Update
 from . import sort as sorting
@@ -55,10 +54,13 @@ class UpdateDestinations(Update):
         for names, use in ((extra, "value"), (writes, "state")):
             given += parameters.scratch([(n, self.scratch(n)) for n in names], use)
         given += [parameters.state(self.state)] if state else []
+        return self.write_to(ThreadSheet(name, given))
+
+    def write_to(self, sheet: ThreadSheet) -> dict[str, Node]:
+        """Go on with a Body that was begun; gives its scratch and the state."""
         self.scalars: dict[Node, Size] = {}
-        self.sheet = ThreadSheet(name, given)
-        self.b, self.e = self.sheet.b, self.sheet.e
-        return self.sheet.others
+        self.sheet, self.b, self.e = sheet, sheet.b, sheet.e
+        return sheet.others
 
     @property
     def key_dtype(self) -> DType:
@@ -84,13 +86,15 @@ class UpdateDestinations(Update):
         """See `Update`: a start that is loaded does not matter."""
         return self.exact(node, index, lambda _: 0)
 
-    def exact(self, node: Node, index: Index, scalar: Callable[[Node], Size]) -> Size | None:
+    def exact(
+        self, node: Node, index: Index, scalar: Callable[[Node], Size] | None = None
+    ) -> Size | None:
         """An index that is affine in the value's own index, beside scalars that are loaded."""
-        found = symbolic(node, index, self.values)
+        found = super().exact(node, index)
         if found is not None:
             return found
         if product(node.shape) == 1:
-            return scalar(node)
+            return (scalar or self.scalar)(node)
         if node in self.values or not node.dtype.is_integer:
             return None
         if node.op in MOVEMENT:
@@ -110,25 +114,6 @@ class UpdateDestinations(Update):
             self.scalars[node] = self.b.atom("at", value, -(1 << 40), 1 << 40)
         return self.scalars[node]
 
-    def position(self, node: Node, index: Index) -> Size:
-        """An index as an Expr; a loaded one may be out of range."""
-        exact = self.exact(node, index, self.scalar)
-        if exact is not None:
-            return exact
-        value = self.b.cast(self.e.value(node, index), int64)
-        found = self.b.atom("at", value, -(1 << 40), 1 << 40)
-        if value.shape:
-            self.e.lane_atoms.add(found)  # type: ignore[arg-type]
-        return found
-
-    def positions(self, number: Size) -> tuple[dict[int, Size], Node | None]:
-        """Where index number `number` points, by axis, and whether that is inside."""
-        index = unravel(number, self.index_shape)
-        found = {a: self.position(n, index) for n, a in zip(self.indices, self.axes)}
-        conditions = [Condition(found[a], self.state.shape[a]) for a in self.axes]
-        conditions = [c for c in conditions if not c.holds()]
-        return found, self.e.conditions(conditions) if conditions else None
-
     def destination(self, number: Size) -> Node:
         """The linear number of the place, -1 where it is outside."""
         found, inside = self.positions(number)
@@ -139,23 +124,12 @@ class UpdateDestinations(Update):
             return key
         return self.b.apply("where", inside, key, self.b.constant(-1, self.key_dtype))
 
-    def combine(self, old: Node, x: Node) -> Node:
-        """One value taken into what the state holds."""
-        return self.taken(self.b, old, x)
-
-    def read(self, number: Size, inner: Index) -> Node:
-        """The value to write."""
-        return self.e.value(self.value, unravel(number, self.index_shape) + inner)
-
     def inner(self, lane: Size, head: Size = 0) -> Index:
         """The index of an unindexed element, by its number in a span."""
         return unravel(head * self.span + lane, self.value.shape[self.rank :])
 
     def cut(self, lanes: int, rows: Size) -> tuple[Size, Size, Size, Size]:
         """A program for each span, of so many rows, in blocks: (grid, row, head, base)."""
-        blocks = ceil_divide(self.span, lanes)
-        each = self.heads * blocks
-        p = self.b.program(0, rows * each)
-        rest = modulo(p, each)
-        base = modulo(rest, blocks) * lanes
-        return rows * each, floor_divide(p, each), floor_divide(rest, blocks), base
+        sizes = (rows, self.heads, ceil_divide(self.span, lanes))
+        grid, (row, head, block) = self.sheet.programs(*sizes)
+        return grid, row, head, block * lanes

@@ -17,7 +17,7 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr
 from ...tile.build import BodyBuilder
-from ..access import ELEMENTWISE, MOVEMENT, Index
+from ..access import ELEMENTWISE, MOVEMENT, Index, base_of
 from ..evaluate import Evaluator
 
 LOG2_E = 1.4426950408889634
@@ -39,9 +39,7 @@ def _is_largest(node: Node) -> bool:
     for _ in range(CHOICES):
         if not stack:
             return False
-        node = stack.pop()
-        while node.op in MOVEMENT or node.op is ops.stop_gradient:
-            node = node.inputs[0]
+        node = base_of(stack.pop(), passing=(*MOVEMENT, ops.stop_gradient))
         if node.op is ops.max_:
             return True
         if node.op is ops.where:

@@ -37,16 +37,14 @@ class FlatTiles(ThreadPart):
         middle = space.middle_of(rows, many, lanes)
         many = min(many, power_of_two(high(middle)))
         row_blocks, blocks = ceil_divide(middle, many), ceil_divide(inner, lanes)
-        grid = floor_divide(rows, middle) * row_blocks * blocks
-        p = self.b.program(0, grid)
-        line, base = floor_divide(p, blocks), modulo(p, blocks) * lanes
-        outer = floor_divide(line, row_blocks) * middle
-        row = modulo(line, row_blocks) * many
+        sizes = (floor_divide(rows, middle), row_blocks, blocks)
+        grid, (outer, row_block, block) = self.sheet.programs(*sizes)
+        row, base = row_block * many, block * lanes
 
         def write(whole: bool) -> list[Node]:
             with self.e.tile(row, many, middle, base, lanes, inner, whole) as (at, lane):
                 columns = [inner * k + lane for k in range(pieces)]
-                self.write_all(outer + at, *columns)
+                self.write_all(outer * middle + at, *columns)
             return []
 
         if many == 1 and not self._tail_fits(inner, lanes):

@@ -23,11 +23,9 @@ from .space_threads import ThreadSpace
 UNEVEN = 512  # rows below this are better cut without regard to rows than read off their vectors
 
 
-def lower_loops(
-    region: Region, reads: list[Node], values: set[Node], target: Target, name: str
-) -> Bodies:
+def lower_loops(region: Region, target: Target, name: str) -> Bodies:
     """The Bodies of a Region."""
-    space = ThreadSpace(region, reads, values, target, name)
+    space = ThreadSpace(region, target, name)
     space.settle(space.pick_inner())
     if space.reduces:
         return by_columns(space) if space.order == "column" else by_rows(space)
@@ -54,4 +52,4 @@ class ThreadLoops(Family):
         """Bodies, in the order they run."""
         if isinstance(region, Pair):
             return lower_pair(region, target, name)
-        return lower_loops(region, region.inputs, region.known, target, name)
+        return lower_loops(region, target, name)

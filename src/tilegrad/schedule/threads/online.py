@@ -11,7 +11,6 @@ Invariant: the shift of a sum is finite, so that an infinite element gives inf o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 from ...core.dtype import DType, float32
@@ -21,6 +20,7 @@ from ...ir.symbol import Size, modulo
 from ...tile import ops as tile_ops
 from ..access import MOVEMENT, unravel
 from ..evaluate import wide
+from ..lines import Online
 from ..space import reduce_index
 from .space_threads import ThreadPart, ThreadSpace
 from .tiles import ThreadSheet
@@ -28,16 +28,6 @@ from .tiles import ThreadSheet
 FINITE, FINITE_WIDE = 3.4028234663852886e38, 1.7e308  # least and most of a shift
 
 Part = tuple[Node, Node, "Node | None"]  # of a tile: values, their places, a mask
-
-
-@dataclass
-class Online:
-    """A sum of exp(x - shift), found in the same sweep as `largest`, on which the shift rests."""
-
-    total: Node
-    largest: Node
-    x: Node
-    shift: Node
 
 
 def find_online(space: ThreadSpace) -> list[Online]:
@@ -109,10 +99,7 @@ class OnlineSums(ThreadPart):
         given = [x for x, _, _ in parts]
         if all(_narrow(x) for x in given):  # rounding to more bits keeps their order
             given = [x.inputs[0] for x in given]
-        tiles = []
-        for x, (_, _, mask) in zip(given, parts):
-            lowest = b.constant(float("-inf"), x.dtype)
-            tiles.append(x if mask is None else b.apply("where", mask, x, lowest))
+        tiles = [b.where(mask, x, float("-inf")) for x, (_, _, mask) in zip(given, parts)]
         most = reduce(lambda x, y: b.apply("maximum", x, y), tiles)
         own = self._within(self._by_thread(most), "max")
         return b.apply("maximum", old, b.cast(own, old.dtype))
@@ -130,9 +117,8 @@ class OnlineSums(ThreadPart):
         terms = []
         for x, _, mask in parts:
             term = self.e.raised(self._by_thread(x), *columns)
-            if mask is not None:
-                term = b.apply("where", self._by_thread(mask), term, b.constant(0.0, term.dtype))
-            terms.append(term)
+            own = None if mask is None else self._by_thread(mask)
+            terms.append(b.where(own, term, 0.0))
         grown = reduce(lambda x, y: b.apply("add", x, y), terms)
         grown = self._within(grown, "sum")
         shrink = self.e.power(b.apply("subtract", scaled_shift, after))

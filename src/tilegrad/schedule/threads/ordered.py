@@ -19,10 +19,26 @@ from ..access import unravel
 from ..evaluate import wide
 from ..family import Bodies, Made
 from ..problem import power_of_two
-from . import sort as sorting
 from .destination import WIDE, UpdateDestinations
-from .sort import Network
+from .sort import Network, Pair, ScratchSort
 from .space_threads import WARP
+from .tiles import ThreadSheet
+
+
+class DestinationSort(ScratchSort):
+    """Pairs of (destination, number) of an update."""
+
+    def __init__(self, update: UpdateDestinations) -> None:
+        super().__init__(update.name, update.reads, 1, update.padded, update.key_dtype)
+        self.update = update
+
+    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
+        """See `ScratchSort`."""
+        self.update.write_to(sheet)
+        b, e, numbers = sheet.b, sheet.e, net.numbers(start)
+        with e.tile(0, 1, 1, start, net.size, self.update.count) as (_, lane):
+            key = b.broadcast(self.update.destination(lane), (net.size,))
+            return [b.where(e.lane_mask, key, net.last()), numbers], numbers
 
 
 class OrderedUpdate(UpdateDestinations):
@@ -53,12 +69,8 @@ class OrderedUpdate(UpdateDestinations):
                         ahead = b.apply("bit_and", ahead, e.lane_mask)
                 found[0] = b.apply("add", found[0], b.cast(ahead, int32))
 
-            whole = floor_divide(self.count, lanes) * lanes
-            for i in b.each("i", 0, whole, lanes, found):
-                count(i, i + lanes)
-            if modulo(self.count, lanes) != 0:
-                for i in b.each("rest", whole, self.count, lanes, found):
-                    count(i, self.count)
+            for i, whole in b.steps("i", 0, self.count, lanes, found):
+                count(i, i + lanes if whole else self.count)
             rank = b.cast(b.add(tile_ops.reduce(found[0], axis=1, kind="sum")), int64)
             mask = None if e.row_mask is None else e.column(e.row_mask)
             b.scatter(memory["keys"], key, e.column(rank), mask)
@@ -67,44 +79,7 @@ class OrderedUpdate(UpdateDestinations):
 
     def sorts(self) -> Bodies:
         """The same by a sorting network over pairs in scratch."""
-        found = [self.chunks()]
-        levels, local = self.padded.bit_length() - 1, sorting.LOCAL.bit_length() - 1
-        for log_run in range(local + 1, levels + 1):
-            for far in range(log_run - 1, local - 1, -1):
-                memory = self.begin(f"{self.name}_far_{log_run}_{far}", writes=("keys", "numbers"))
-                net = Network(self.b, sorting.FAR_TILE, self.key_dtype, False)
-                grid = net.far_programs(list(memory.values()), self.padded, 1, log_run, far)
-                found.append(self.sheet.end((grid,), warps=4))
-            found.append(self.chunks(log_run))
-        return found
-
-    def chunks(self, log_run: int = 0) -> Made:
-        """Chunks of pairs: made and sorted (level 0), or the rest of a doubling."""
-        memory = self.begin(f"{self.name}_chunks_{log_run}", writes=("keys", "numbers"))
-        b, e = self.b, self.e
-        net = Network(b, sorting.LOCAL, self.key_dtype, False)
-        p = b.program(0, self.padded // sorting.LOCAL)
-        base = p * sorting.LOCAL
-        numbers = b.apply(
-            "add",
-            b.add(tile_ops.iota(size=sorting.LOCAL, dtype=int32)),
-            b.cast(b.index(base), int32),
-        )
-        if log_run:
-            pair = [b.load(m, (base,), (sorting.LOCAL,), (0,)) for m in memory.values()]
-            run = b.constant(1 << log_run, int32)
-            pair = net.merge(
-                pair, net.allocate_shared(), numbers, sorting.LOCAL.bit_length() - 1, run
-            )
-        else:
-            with e.tile(0, 1, 1, base, sorting.LOCAL, self.count) as (_, lane):
-                key = b.broadcast(self.destination(lane), (sorting.LOCAL,))
-                if e.lane_mask is not None:
-                    key = b.apply("where", e.lane_mask, key, b.constant(net.last(), key.dtype))
-            pair = net.sorted([key, numbers], numbers)
-        for m, x in zip(memory.values(), pair):
-            b.store(m, x, (base,), (0,))
-        return self.sheet.end((self.padded // sorting.LOCAL,), warps=16)
+        return DestinationSort(self).launches()
 
     def runs(self) -> Made:
         """How many pairs have the same destination, at the first of them; 0 at the others."""
@@ -206,7 +181,5 @@ class OrderedUpdate(UpdateDestinations):
                     e.lane_atoms.add(place)  # type: ignore[arg-type]
                     new = self.combine(found[0], self.read(self.number(memory, place), inner))
                     found[0] = b.apply("where", live, new, found[0])
-            e.only = owns
-            e.store(memory["state"], found[0], where)
-            e.only = None
+            e.store(memory["state"], found[0], where, owns)
         return self.sheet.end((grid,), warps=4)

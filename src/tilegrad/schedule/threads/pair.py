@@ -13,20 +13,21 @@ Target alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum, named
-from ...ir.types import Array, product
+from ...ir.types import product
 from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset_of, walk_down
 from ..evaluate import wide
 from ..family import Bodies, Made
+from ..lines import Accumulators
 from ..lowering import Lowering
 from ..problem import power_of_two
 from ..region import REDUCE, Region, bit, leaves_of, own_index
-from ..space import COMBINE, KINDS, identity, reduce_index
+from ..space import COMBINE, KINDS, reduce_index
 from .columns import sum_parts
 from .rows import HeldRows
 from .space_threads import WARP, ThreadSpace, parts_of, plain_reads
@@ -73,19 +74,16 @@ def pair_up(lowering: Lowering) -> None:
 
 def _with(one: Region, other: Region) -> Region:
     """Two Regions by columns as one."""
-    found = Region(
-        "loops",
-        [*one.values, *other.values],
-        one.total,
-        one.rows,
-        one.order,
-        one.number,
-        one.needs | other.needs,
-        one.after | other.after,
-        one.reads | other.reads,
+    if (one.total, one.rows) != (other.total, other.rows):
+        return Region("apart")
+    return replace(
+        one,
+        values=[*one.values, *other.values],
+        needs=one.needs | other.needs,
+        after=one.after | other.after,
+        reads=one.reads | other.reads,
+        stored=[*one.stored, *other.stored],
     )
-    found.stored = [*one.stored, *other.stored]
-    return found if (one.total, one.rows) == (other.total, other.rows) else Region("apart")
 
 
 def _join(
@@ -97,23 +95,14 @@ def _join(
     for r in regions:
         if not own & set(r.values):
             wanted |= r.reads
-    values, reads = [*first.values, *second.values], first.reads | second.reads
-    joined = Pair(
-        "pair",
-        values,
-        first.total,
-        first.rows,
-        first.order,
-        first.number,
-        first.needs,
-        first.after,
-        reads,
-        first=first,
-        second=second,
-    )
     first.stored = [v for v in first.stored if v in wanted]
-    joined.stored = [*first.stored, *second.stored]
-    return joined
+    together = {
+        "kind": "pair",
+        "values": [*first.values, *second.values],
+        "stored": [*first.stored, *second.stored],
+        "reads": first.reads | second.reads,
+    }
+    return Pair(**{**vars(first), **together}, first=first, second=second)
 
 
 def _shares(first: Region, second: Region) -> bool:
@@ -178,7 +167,9 @@ def lower_pair(pair: Pair, target: Target, name: str) -> Bodies:
     """The launch over rows, with the columns along, and the one that adds up the columns."""
     values, rows, columns = pair.known, pair.first.rows, pair.first.columns
     assert rows is not None and isinstance(columns, int)
-    space = ThreadSpace(pair.first, pair.inputs, values, target, name)
+    pair.first.known = pair.second.known = values
+    pair.first.inputs = pair.inputs
+    space = ThreadSpace(pair.first, target, name)
     space.settle(columns)
     sums = reductions(pair.second)
     lanes = power_of_two(columns)
@@ -187,14 +178,13 @@ def lower_pair(pair: Pair, target: Target, name: str) -> Bodies:
     resident = max(1, BUSY // (threads * each))  # programs of a core, within its registers
     programs = resident * max(1, target.cores)
     programs = max(1, min(programs, high(rows) // 8))
-    types = [Array((programs * columns,), wide(v.inputs[0].dtype)) for v in sums]
-    sheet = space.sheet(name, after=parts_of(types, "result"))
+    sheet = space.sheet(name, after=parts_of(sums, programs * columns, "result"))
     PairRows(space, sheet, sums).over_rows(rows, columns, lanes, programs)
     first = sheet.end((programs,), warps=threads // WARP, resident=resident)
-    own = _reads_after(pair.second, values, set(pair.first.values))
-    last = ThreadSpace(pair.second, own, values, target, name)
+    own = pair.second.inputs = _reads_after(pair.second, values, set(pair.first.values))
+    last = ThreadSpace(pair.second, target, name)
     last.settle(columns)
-    body, given = sum_parts(last, columns, programs, types)
+    body, given = sum_parts(last, columns, programs)
     start = len(pair.first.stored)
     renumbered = {"read": lambda n: pair.inputs.index(own[n]), "store": lambda n: start + n}
     return [first, Made(body, [(role, renumbered.get(role, lambda n: n)(n)) for role, n in given])]
@@ -216,10 +206,7 @@ class PairRows(HeldRows):
                 if not any(depends(i, [p]) for i in index if isinstance(p, Expr)):
                     e.value(node, index)  # the same for all rows
             asked = [e.value(node, index) for node, index in self.first_reads(p, lane)]
-            state, count = [], len(self.sums)
-            for v in self.sums:
-                dtype = wide(v.inputs[0].dtype)
-                state.append(b.constant(identity(KINDS[v.op], dtype), dtype, (lanes,)))
+            state, count = Accumulators(b, True).starts(self.sums, (lanes,)), len(self.sums)
             state += [b.cast(x, n.dtype) for x, (n, _) in zip(asked, self.first_reads(p, lane))]
             bounds = (0, max(0, high(rows) - 1))
             for row in b.each("row", p, rows, programs, state, bounds=bounds):

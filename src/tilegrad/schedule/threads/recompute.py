@@ -14,7 +14,8 @@ from ...graph import ops
 from ...ir.node import Node, topological, users
 from ...ir.symbol import high
 from ...ir.types import Array, product
-from ..access import MOVEMENT
+from ..access import MOVEMENT, readers_through
+from ..cost import bytes_moved
 from ..lowering import Lowering
 from ..region import INLINE, cost, joins, leaves_of
 
@@ -48,10 +49,10 @@ def _is_recomputed(
         return False
     if _is_index(node, readers, values, set(arguments)):
         return True
-    if any(_reads_stored(reader) for reader in _readers(node, readers)):
+    if any(_reads_stored(reader) for reader in readers_through(node, readers)):
         return False
     read = [leaf for leaf in leaves_of(node, values) if leaf is not node]
-    return _bytes(read) <= high(product(node.shape)) * node.dtype.size * 5 / 4
+    return high(bytes_moved(read)) <= high(bytes_moved([node])) * 5 / 4
 
 
 def _is_index(
@@ -65,22 +66,6 @@ def _is_index(
     return all(
         r.op in (ops.gather, ops.update) and node in r.inputs[1:] for r in readers.get(node, ())
     )
-
-
-def _bytes(nodes: Sequence[Node]) -> int:
-    return sum(high(product(n.shape)) * n.dtype.size for n in nodes if isinstance(n.type, Array))
-
-
-def _readers(node: Node, readers: dict[Node, list[Node]]) -> set[Node]:
-    """What reads a Node, and what reads it through movement."""
-    found: set[Node] = set()
-    stack = list(readers.get(node, ()))
-    while stack:
-        reader = stack.pop()
-        if reader.op in MOVEMENT and reader not in found:
-            stack.extend(readers.get(reader, ()))
-        found.add(reader)
-    return found
 
 
 def _reads_stored(reader: Node) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...graph import ops
-from ...ir.node import Node, Op, needs, topological
+from ...ir.node import Node, Op, topological, users
 from ..access import MOVEMENT
 from ..lowering import Lowering
 
@@ -34,17 +34,13 @@ def round_early(lowering: Lowering) -> None:
 def rounded_nodes(results: Sequence[Node]) -> set[Node]:
     """The values of a Graph that only 16 bits of are ever seen."""
     order = topological(results)
-    users: dict[Node, list[Node]] = {}
-    for node in order:
-        for i in needs(node):
-            users.setdefault(i, []).append(node)
-    stored = set(results)
+    readers, stored = users(order), set(results)
     found: set[Node] = set()
     positive = _not_negative(order)
     for node in reversed(order):
         if node in stored or not getattr(node.type, "dtype", None) or not node.dtype.is_float:
             continue
-        if node in users and all(_hides(user, node, found, positive) for user in users[node]):
+        if node in readers and all(_hides(r, node, found, positive) for r in readers[node]):
             found.add(node)
     return found
 

@@ -15,18 +15,17 @@ from collections.abc import Sequence
 from ...core.config import invariant
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, named
-from ...ir.types import Array, product
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, named
+from ...ir.types import product
 from ...tile import ops as tile_ops
 from ..access import unravel
-from ..evaluate import wide
 from ..family import Bodies, Made
-from ..lines import Accumulators
+from ..lines import Accumulators, Sweep
 from ..problem import power_of_two
 from ..space import KINDS, identity, reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
 from .stream import StreamedRows, plan_stream
-from .sweep import WARPS, Sweep, Sweeper, lanes_of, swept
+from .sweep import WARPS, Sweeper, lanes_of, swept
 
 HELD = 16384  # most elements of a row that is held
 COSTLY = 100  # instructions of an element of which a thread with half the registers holds few
@@ -63,11 +62,9 @@ def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     middle = space.middle_of(rows, many, lanes)
     many = min(many, power_of_two(high(middle)))
     blocks = ceil_divide(middle, many)
-    grid = floor_divide(rows, middle) * blocks
-    p = sheet.b.program(0, grid)
-    outer, base = floor_divide(p, blocks) * middle, modulo(p, blocks) * many
-    with sheet.e.tile(base, many, middle, 0, lanes, columns) as (at, lane):
-        row, tile = outer + at, HeldRows(space, sheet)
+    grid, (outer, block) = sheet.programs(floor_divide(rows, middle), blocks)
+    with sheet.e.tile(block * many, many, middle, 0, lanes, columns) as (at, lane):
+        row, tile = outer * middle + at, HeldRows(space, sheet)
         tile.load_first(row, lane)
         tile.reduce_stages(row, lane)
         tile.write_all(row, lane)
@@ -143,11 +140,8 @@ class HeldRows(ThreadPart):
 
     def filled(self, node: Node, x: Node) -> Node:
         """A whole tile in which what is outside changes nothing."""
-        x, mask = self.b.broadcast(x, self.e.full), self.e.inside()
-        if mask is None:
-            return x
-        nothing = self.b.constant(identity(KINDS[node.op], x.dtype), x.dtype)
-        return self.b.apply("where", mask, x, nothing)
+        x = self.b.broadcast(x, self.e.full)
+        return self.b.where(self.e.inside(), x, identity(KINDS[node.op], x.dtype))
 
     def along(self, x: Node, kind: str) -> Node:
         """One axis of a tile reduced: the last one."""
@@ -174,30 +168,27 @@ def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
     unit = lanes_of(space, WARPS)
     length = -(-high(columns) // (parts * unit)) * unit
     parts = -(-high(columns) // length)
-    types = [Array((rows * parts,), wide(v.inputs[0].dtype)) for v in space.reduces]
-    first = first_parts(space, rows, columns, parts, length, types)
-    return [first, last_parts(space, rows, parts, types)]
+    first = first_parts(space, rows, columns, parts, length)
+    return [first, last_parts(space, rows, parts)]
 
 
-def first_parts(
-    space: ThreadSpace, rows: Size, columns: Size, parts: int, length: int, types: Sequence[Array]
-) -> Made:
+def first_parts(space: ThreadSpace, rows: Size, columns: Size, parts: int, length: int) -> Made:
     """A part of a row a program."""
-    sheet = space.sheet(f"{space.name}_parts", results=False, after=parts_of(types, "result"))
-    p = sheet.b.program(0, rows * parts)
-    row = floor_divide(p, parts)
-    start = modulo(p, parts) * length
+    left = parts_of(space.reduces, rows * parts, "result")
+    sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
+    grid, (row, part) = sheet.programs(rows, parts)
+    start = part * length
     stop = minimum(start + length, columns)
     sweep, sweeper = Sweep(row, columns, space.reduces), Sweeper(space, sheet, WARPS)
     sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
     for v, place in zip(space.reduces, sheet.others.values()):
-        sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), p)
-    return sheet.end((rows * parts,), warps=WARPS)
+        sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), row * parts + part)
+    return sheet.end((grid,), warps=WARPS)
 
 
-def last_parts(space: ThreadSpace, rows: Size, parts: int, types: Sequence[Array]) -> Made:
+def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
     """The parts of a row combined, and what follows from them."""
-    sheet = space.sheet(f"{space.name}_whole", parts_of(types, "value"))
+    sheet = space.sheet(f"{space.name}_whole", parts_of(space.reduces, rows * parts, "value"))
     e, row = sheet.e, sheet.b.program(0, rows)
     lanes = power_of_two(parts)
     with e.tile(row, 1, rows, 0, lanes, parts) as (_, lane):

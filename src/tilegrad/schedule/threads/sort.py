@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...core.dtype import DType, int32, int64
+from ...core.errors import InternalError
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
@@ -93,6 +94,11 @@ class Network:
         keep = b.apply("equal", self.before(pair, other), first)
         return [b.apply("where", keep, x, y) for x, y in zip(pair, other)]
 
+    def numbers(self, start: Size) -> Node:
+        """The places of a tile's elements in a line, from a start on."""
+        own = self.b.add(tile_ops.iota(size=self.size, dtype=int32))
+        return self.b.apply("add", own, self.b.cast(self.b.index(start), int32))
+
     def power(self, exponent: Size) -> Node:
         """2 ** exponent."""
         return self.b.apply(
@@ -136,39 +142,37 @@ class Network:
         return lines * half
 
 
-class SortLowering:
-    """Lowers one sort."""
+class ScratchSort:
+    """Lines of pairs in scratch, sorted by several launches."""
 
-    def __init__(self, region: Region, name: str) -> None:
-        self.axis, self.reads, self.name = Axis(region.anchor), region.inputs, name
-        self.stored = [v for v in region.stored if v.op is ops.get]
-        self.dtype = key_dtype(self.axis.x.dtype)
-        self.descending = region.anchor.attrs["descending"]
-        self.padded = max(2, power_of_two(high(self.axis.size)))
-        size = self.axis.lines * self.padded
-        self.scratch = [("keys", Array((size,), self.dtype)), ("places", Array((size,), int32))]
+    stored: Sequence[Node] = ()  # what the last launch writes; else pairs stay in scratch
+    descending = False
 
-    def lower(self) -> Bodies:
-        """One launch, or chunks sorted into scratch and then doublings over it."""
-        if self.padded <= LOCAL:
-            return [self.whole()]
+    def __init__(
+        self, name: str, reads: list[Node], lines: Size, padded: int, dtype: DType
+    ) -> None:
+        self.name, self.reads, self.lines = name, reads, lines
+        self.padded, self.dtype = padded, dtype
+        size = lines * padded
+        self.scratch = [("keys", Array((size,), dtype)), ("numbers", Array((size,), int32))]
+
+    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
+        """A tile of a line as pairs, padded; and the elements' places in the line."""
+        raise InternalError("schedule.sort", f"{self.name} takes no pairs")
+
+    def give(self, sheet: ThreadSheet, line: Size, start: Size, pair: Pair) -> None:
+        """Write sorted pairs as results."""
+        raise InternalError("schedule.sort", f"{self.name} has no results")
+
+    def launches(self) -> Bodies:
+        """Chunks sorted into scratch, then doublings over it."""
         found = [self.chunks()]
         levels, local = self.padded.bit_length() - 1, LOCAL.bit_length() - 1
         for log_run in range(local + 1, levels + 1):
             for far in range(log_run - 1, local - 1, -1):
                 found.append(self.far(log_run, far))
-            found.append(self.near(log_run, log_run == levels))
+            found.append(self.near(log_run, log_run == levels and bool(self.stored)))
         return found
-
-    def whole(self) -> Made:
-        """Every line by one program."""
-        stored = parameters.results(self.stored)
-        sheet = ThreadSheet(self.name, [*parameters.reads(self.reads), *stored])
-        net, lines = self.network(sheet.b, self.padded), self.axis.lines
-        line = sheet.b.program(0, lines)
-        pair, numbers = self.take(sheet, net, line, 0)
-        self.give(sheet, line, 0, net.sorted(pair, numbers))
-        return sheet.end((lines,), warps=self.warps(self.padded))
 
     def network(self, b: BodyBuilder, size: int) -> Network:
         """The steps of this sort."""
@@ -178,33 +182,10 @@ class SortLowering:
         """Warps of a program that has a tile of pairs."""
         return max(1, min(16, size // (4 * WARP)))
 
-    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
-        """A tile of a line as pairs, padded; and the elements' places in the line."""
-        b, e, axis = sheet.b, sheet.e, self.axis
-        with e.tile(line, 1, 1, start, net.size, axis.size) as (_, lane):
-            x = b.broadcast(e.value(axis.x, axis.line_index(line, lane)), (net.size,))
-            x = b.cast(x, self.dtype)
-            if e.lane_mask is not None:
-                x = b.apply("where", e.lane_mask, x, b.constant(net.last(), self.dtype))
-            numbers = b.cast(b.index(lane), int32)
-        return [x, numbers], numbers
-
-    def give(self, sheet: ThreadSheet, line: Size, start: Size, pair: Pair) -> None:
-        """Write sorted pairs as the op's results."""
-        e, axis = sheet.e, self.axis
-        with e.tile(line, 1, 1, start, pair[0].shape[0], axis.size) as (_, lane):
-            for v, memory in sheet.outputs.items():
-                x = pair[0] if v.attrs["index"] == 0 else pair[1]
-                e.store(memory, x, axis.offset(axis.line_index(line, lane)))
-
-    # ---- long lines -----------------------------------------------------------------------
-
     def chunk(self, sheet: ThreadSheet) -> tuple[Size, Size, Size, Size]:
-        """A program for each chunk of each line: (grid, its number, its line, where it starts)."""
-        count = self.padded // LOCAL
-        grid = self.axis.lines * count
-        p = sheet.b.program(0, grid)
-        return grid, p, floor_divide(p, count), modulo(p, count) * LOCAL
+        """A program for each chunk of each line: (grid, place, line, start in it)."""
+        grid, (line, chunk) = sheet.programs(self.lines, self.padded // LOCAL)
+        return grid, line * self.padded + chunk * LOCAL, line, chunk * LOCAL
 
     def chunks(self) -> Made:
         """Every chunk of a line, sorted, into scratch."""
@@ -214,18 +195,18 @@ class SortLowering:
         ]
         sheet = ThreadSheet(f"{self.name}_chunks", [*parameters.reads(self.reads), *pairs])
         net = self.network(sheet.b, LOCAL)
-        grid, p, line, start = self.chunk(sheet)
+        grid, place, line, start = self.chunk(sheet)
         pair, numbers = self.take(sheet, net, line, start)
         for memory, x in zip(sheet.others.values(), net.sorted(pair, numbers)):
-            sheet.b.store(memory, x, (p * LOCAL,), (0,))
+            sheet.b.store(memory, x, (place,), (0,))
         return sheet.end((grid,), warps=self.warps(LOCAL))
 
     def far(self, log_run: int, far: int) -> Made:
         """Partners 2 ** far apart, farther than a chunk: both are in memory."""
         pairs = parameters.scratch(self.scratch, "state")
         sheet = Sheet(f"{self.name}_far_{log_run}_{far}", pairs)
-        net, lines = self.network(sheet.b, FAR_TILE), self.axis.lines
-        grid = net.far_programs(sheet.b.parameters, self.padded, lines, log_run, far)
+        net = self.network(sheet.b, FAR_TILE)
+        grid = net.far_programs(sheet.b.parameters, self.padded, self.lines, log_run, far)
         return sheet.end((grid,), warps=4)
 
     def near(self, log_run: int, last: bool) -> Made:
@@ -235,11 +216,9 @@ class SortLowering:
         sheet = ThreadSheet(f"{self.name}_near_{log_run}", [*pairs, *stored])
         b, memories = sheet.b, sheet.others.values()
         net = self.network(b, LOCAL)
-        grid, p, line, start = self.chunk(sheet)
-        pair = [b.load(m, (p * LOCAL,), (LOCAL,), (0,)) for m in memories]
-        numbers = b.apply(
-            "add", b.add(tile_ops.iota(size=LOCAL, dtype=int32)), b.cast(b.index(start), int32)
-        )
+        grid, place, line, start = self.chunk(sheet)
+        pair = [b.load(m, (place,), (LOCAL,), (0,)) for m in memories]
+        numbers = net.numbers(start)
         shared = net.allocate_shared()
         run = b.constant(1 << log_run, int32)
         pair = net.merge(pair, shared, numbers, LOCAL.bit_length() - 1, run)
@@ -247,8 +226,46 @@ class SortLowering:
             self.give(sheet, line, start, pair)
         else:
             for memory, x in zip(memories, pair):
-                b.store(memory, x, (p * LOCAL,), (0,))
+                b.store(memory, x, (place,), (0,))
         return sheet.end((grid,), warps=self.warps(LOCAL))
+
+
+class SortLowering(ScratchSort):
+    """Lowers one sort."""
+
+    def __init__(self, region: Region, name: str) -> None:
+        self.axis, x = Axis(region.anchor), region.anchor.inputs[0]
+        padded = max(2, power_of_two(high(self.axis.size)))
+        super().__init__(name, region.inputs, self.axis.lines, padded, key_dtype(x.dtype))
+        self.stored = [v for v in region.stored if v.op is ops.get]
+        self.descending = region.anchor.attrs["descending"]
+
+    def lower(self) -> Bodies:
+        """Every line by one program, or by several launches."""
+        if self.padded > LOCAL:
+            return self.launches()
+        stored = parameters.results(self.stored)
+        sheet = ThreadSheet(self.name, [*parameters.reads(self.reads), *stored])
+        net, line = self.network(sheet.b, self.padded), sheet.b.program(0, self.lines)
+        pair, numbers = self.take(sheet, net, line, 0)
+        self.give(sheet, line, 0, net.sorted(pair, numbers))
+        return [sheet.end((self.lines,), warps=self.warps(self.padded))]
+
+    def take(self, sheet: ThreadSheet, net: Network, line: Size, start: Size) -> tuple[Pair, Node]:
+        """See `ScratchSort`."""
+        b, e, axis = sheet.b, sheet.e, self.axis
+        with e.tile(line, 1, 1, start, net.size, axis.size) as (_, lane):
+            x = b.broadcast(e.value(axis.x, axis.line_index(line, lane)), (net.size,))
+            x = b.where(e.lane_mask, b.cast(x, self.dtype), net.last())
+            numbers = b.cast(b.index(lane), int32)
+        return [x, numbers], numbers
+
+    def give(self, sheet: ThreadSheet, line: Size, start: Size, pair: Pair) -> None:
+        """See `ScratchSort`."""
+        e, axis = sheet.e, self.axis
+        with e.tile(line, 1, 1, start, pair[0].shape[0], axis.size) as (_, lane):
+            for v, memory in sheet.outputs.items():
+                e.store(memory, pair[v.attrs["index"]], axis.offset(axis.line_index(line, lane)))
 
 
 class ThreadSort(Family):

@@ -29,6 +29,7 @@ from ..access import (
     reads_below,
     symbolic,
 )
+from ..evaluate import wide
 from ..instructions import instructions
 from ..problem import power_of_two
 from ..sheet import Parameter
@@ -163,8 +164,9 @@ class ThreadPart(Part):
             self.e.store(self.sheet.outputs[v], x, offset_of(v, index))
 
 
-def parts_of(types: Sequence[Array], use: str) -> list[Parameter]:
-    """Scratch for the partial results of reductions."""
+def parts_of(reduces: Sequence[Node], size: Size, use: str) -> list[Parameter]:
+    """Scratch for so many partial results of reductions."""
+    types = [Array((size,), wide(v.inputs[0].dtype)) for v in reduces]
     return parameters.scratch([(f"part{n}", t) for n, t in enumerate(types)], use)
 
 

@@ -25,9 +25,10 @@ from ...ir.symbol import Size, floor_divide, named
 from ..access import Index
 from ..evaluate import wide
 from ..family import Bodies
+from ..lines import Sweep
 from .online import Part
-from .space_threads import ThreadPart, ThreadSpace
-from .sweep import Sweep, Sweeper, lanes_of, reads_of_sweep, sweeps
+from .space_threads import ThreadSpace
+from .sweep import Sweeper, lanes_of, reads_of_sweep, sweeps_of
 from .tiles import ThreadSheet, lane_numbers
 
 TILES = 4  # of a turn
@@ -62,7 +63,7 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Stream | None:
         named("loop", name, 0, size - 1) for name, size in (("row", rows), ("lane", columns))
     )
     lanes = lanes_of(space, WARPS)
-    found = [w for _, w in sweeps(space, row, lanes) if w.reduces or w.writes]
+    found = [w for _, w in sweeps_of(space, row, lanes) if w.reduces or w.writes]
     if len(found) != 2 or found[0].writes or found[1].reduces:
         return None
     first, second = (reads_of_sweep(space, w, lane, lane) for w in found)
@@ -77,47 +78,44 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Stream | None:
     return Stream(rows, columns, size, own, later, [n.dtype for n, _ in kept])
 
 
-class StreamedRows(ThreadPart):
+class StreamedRows(Sweeper):
     """Lowers Regions of long rows that one sweep reduces and another writes."""
 
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, stream: Stream) -> None:
-        super().__init__(space, sheet)
-        self.stream, self.sweeper = stream, Sweeper(space, sheet, WARPS)
-        self.lanes = self.sweeper.lanes
+        super().__init__(space, sheet, WARPS)
+        self.stream = stream
+        self.values: list[Node] = []  # of the row that is about to end, and what is left of it
+        self.rest: Raw = []
 
     def lower(self) -> Bodies:
         """Every so-many-th row a program."""
         stream, b, rows = self.stream, self.b, self.stream.rows
         programs = -(-rows // -(-rows // self.space.target.cores))  # as many rows for each
         p = b.program(0, programs)
-        first = self.sweeps_of(p)[0]
+        first = self.sweeps_at(p)[0]
         stream.held = [b.allocate((stream.size,), dtype, "shared") for dtype in stream.dtypes]
         with self.e.scope():
-            values = self.sweeper.start(first)
+            values = self.start(first)
             values, rest = self.fill(first, values)
         width, found = len(values), [*values, *_flat(rest)]
         bounds = (0, rows - 1 - programs)
         for row in b.each("row", p, rows - programs, programs, found, bounds=bounds):
             with self.e.scope():
-                after = self.sweeps_of(row + programs)[0]
+                after = self.sweeps_at(row + programs)[0]
                 ahead = self.asked(after, 0, TILES)
-                second = self.finish(row, found[:width], self.tiles_of(found[width:]))
-                values, rest = self.exchange(second, after, self.sweeper.start(after), ahead)
+                second = self.end_row(row, found[:width], self.tiles_of(found[width:]))
+                values, rest = self.exchange(second, after, self.start(after), ahead)
                 found[:] = [*values, *_flat(rest)]
         whole = floor_divide(rows - 1 - p, programs)
         last = whole * programs + p
-        second = self.finish(last, found[:width], self.tiles_of(found[width:]))
+        second = self.end_row(last, found[:width], self.tiles_of(found[width:]))
         self.empty(second)
         return [self.sheet.end((programs,), warps=WARPS, resident=1)]
 
-    def sweeps_of(self, row: Size) -> tuple[Sweep, Sweep]:
+    def sweeps_at(self, row: Size) -> list[Sweep]:
         """The two sweeps over a row."""
-        first, second = (w for _, w in self.sweeps(row) if w.reduces or w.writes)
-        return first, second
-
-    def sweeps(self, row: Size) -> list[tuple[int, Sweep]]:
-        """All sweeps over a row, with their stages."""
-        return sweeps(self.space, row, self.lanes)
+        found = sweeps_of(self.space, row, self.lanes)
+        return [w for _, w in found if w.reduces or w.writes]
 
     # ---- tiles ----------------------------------------------------------------------------
 
@@ -140,14 +138,14 @@ class StreamedRows(ThreadPart):
         """Tiles of a row from memory."""
         b, e, found = self.b, self.e, []
         for k in range(count):
-            with self.tile(sweep, base + k * self.lanes, k < whole) as (_, lane):
+            with self.at(sweep, base + k * self.lanes, k < whole) as (_, lane):
                 reads = self.kept_reads(sweep, lane)
                 found.append([b.cast(e.value(n, i), n.dtype) for n, i in reads])
         return found
 
-    def tile(self, sweep: Sweep, at: Size, whole: bool) -> Any:
+    def at(self, sweep: Sweep, at: Size, whole: bool) -> Any:
         """Lanes of a sweep's row from a place on; yields (row, lane)."""
-        return self.sweeper.tile(sweep, at, self.stream.columns, whole)
+        return self.tile(sweep, at, self.stream.columns, whole)
 
     def asked_rest(self, sweep: Sweep) -> Raw:
         """What shared memory does not hold of a row, where registers do."""
@@ -155,10 +153,27 @@ class StreamedRows(ThreadPart):
 
     def take_tile(self, sweep: Sweep, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
         """What a sweep does with one tile that is there."""
-        with self.tile(sweep, at, whole) as (_, lane):
+        with self.at(sweep, at, whole) as (_, lane):
             for (node, index), x in zip(self.kept_reads(sweep, lane), values):
                 self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
-            return self.sweeper.taken(sweep, lane)
+            return self.taken(sweep, lane)
+
+    def take_tiles(
+        self, sweep: Sweep, base: Size, whole: int, tiles: Raw, values: list[Node]
+    ) -> list[Node]:
+        """Accumulators with tiles that are there taken in."""
+        starts = (base + k * self.lanes for k in range(len(tiles)))
+        parts = [
+            self.take_tile(sweep, at, k < whole, tile)
+            for k, (at, tile) in enumerate(zip(starts, tiles))
+        ]
+        return self.combine_parts(sweep, parts, values)
+
+    def keep_tiles(self, base: Size, tiles: Raw) -> None:
+        """Tiles of a turn into shared memory."""
+        for k, tile in enumerate(tiles):
+            for place, x in zip(self.stream.held, tile):
+                self.b.store(place, x, (base + k * self.lanes,), (0,))
 
     def kept_tiles(self, base: Size) -> Raw:
         """Tiles of a turn from shared memory."""
@@ -187,7 +202,7 @@ class StreamedRows(ThreadPart):
     def has_place(self, sweep: Sweep, base: Size, count: int) -> Node | None:
         """Whether some tiles have a place that a sweep compares with; None where it does not."""
         b, e, found = self.b, self.e, None
-        with self.tile(sweep, base, True) as (_, lane):
+        with self.at(sweep, base, True) as (_, lane):
             numbers = [
                 number
                 for node, index in sweep.expressions(self.space, lane)
@@ -218,34 +233,29 @@ class StreamedRows(ThreadPart):
                     for place, x in zip(self.stream.held, tile):
                         self.b.store(place, x, (at,), (0,))
                     parts.append(self.take_tile(sweep, at, True, tile))
-                values[:] = self.sweeper.combine_parts(sweep, parts, values)
+                values[:] = self.combine_parts(sweep, parts, values)
         return values, self.asked_rest(sweep)
 
-    def finish(self, row: Size, values: list[Node], rest: Raw) -> Sweep:
+    def end_row(self, row: Size, values: list[Node], rest: Raw) -> Sweep:
         """Reduce and write what shared memory does not hold of a row, with what the row has one
         of; gives the sweep that writes the others."""
-        stream, sweeps = self.stream, self.sweeps(row)
-        self.sweeper.ask_row(sweeps)
-        for stage, sweep in sweeps:
-            if sweep.reduces or sweep.writes:
-                start = self.sweeper.start(sweep)  # what is the same for the whole row
-                values = values if sweep.reduces else start
-                if rest and sweep.writes:
-                    self.write_tiles(sweep, stream.size, rest, self.left()[1])
-                elif rest:
-                    parts = [
-                        self.take_tile(
-                            sweep, stream.size + k * self.lanes, k < self.left()[1], tile
-                        )
-                        for k, tile in enumerate(rest)
-                    ]
-                    values = self.sweeper.combine_parts(sweep, parts, values)
-                else:
-                    sweep.tiles = TILES
-                    values = self.sweeper.sweep(sweep, stream.size, stream.columns, values)
-                self.sweeper.finish(sweep, values)
-            self.row_results(row, stage)
-        return next(w for _, w in sweeps if w.writes)
+        found = sweeps_of(self.space, row, self.lanes)
+        self.ask_row(found)
+        self.values, self.rest = values, rest
+        self.over_row(row, found)
+        return next(w for _, w in found if w.writes)
+
+    def swept(self, sweep: Sweep) -> list[Node]:
+        """Accumulators after the rest of a row."""
+        start, (base, whole) = self.start(sweep), (self.stream.size, self.left()[1])
+        values = self.values if sweep.reduces else start  # of what is the same for the whole row
+        if not self.rest:
+            sweep.tiles = TILES
+            return self.sweep(sweep, base, self.stream.columns, values)
+        if sweep.reduces:
+            return self.take_tiles(sweep, base, whole, self.rest, values)
+        self.write_tiles(sweep, base, self.rest, whole)
+        return values
 
     def exchange(
         self, writes: Sweep, sweep: Sweep, values: list[Node], ahead: Raw
@@ -258,16 +268,10 @@ class StreamedRows(ThreadPart):
                 tiles = self.tiles_of(carried[count:])
                 new = self.asked_rest(sweep) if last else self.asked(sweep, base + step, TILES)
                 old = self.kept_tiles(base)
-                for k, tile in enumerate(tiles):
-                    at = base + k * self.lanes
-                    for place, x in zip(self.stream.held, tile):
-                        b.store(place, x, (at,), (0,))
+                self.keep_tiles(base, tiles)
                 self.write_tiles(writes, base, old)
-                parts = [
-                    self.take_tile(sweep, base + k * self.lanes, True, tile)
-                    for k, tile in enumerate(tiles)
-                ]
-                return [*self.sweeper.combine_parts(sweep, parts, carried[:count]), *_flat(new)]
+                taken = self.take_tiles(sweep, base, TILES, tiles, carried[:count])
+                return [*taken, *_flat(new)]
 
         end = self.stream.size - step
         found = b.loop("i", 0, end, step, trip, [*values, *_flat(ahead)])

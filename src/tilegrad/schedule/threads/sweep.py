@@ -14,47 +14,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.config import invariant
-from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
     Expr,
     Size,
     coefficient,
     floor_divide,
-    high,
-    loop_index,
-    low,
     modulo,
-    named,
     substitute,
 )
-from ..access import Index, Place, depends, offset_of, unravel
+from ..access import Index, Place, depends, offset_of
 from ..evaluate import wide
 from ..family import Bodies
-from ..lines import Accumulators, Lines, shared_out
-from ..space import is_blocked, reduce_index
-from .online import Online, OnlineSums, Part, find_online
+from ..lines import RowSweeps, Sweep, lane_of, shared_out, sweeps
+from ..space import reduce_index
+from .online import OnlineSums, Part, find_online
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
 from .tiles import ThreadSheet
 
 WARPS, MANY_WARPS = 16, 32  # of a program; many where it has a core for itself
 SPARE = 16 << 10  # bytes of shared memory that are left to reductions
-
-
-@dataclass
-class Sweep:
-    """One sweep over a row: what it reduces and writes, and the linear pieces it is made of."""
-
-    row: Size
-    inner: Size
-    reduces: Sequence[Node]
-    writes: Sequence[Node] = ()
-    online: Sequence[Online] = ()
-    tiles: int = 4  # taken in one turn
-
-    def expressions(self, space: ThreadSpace, column: Size) -> list[Place]:
-        """What it evaluates at a column, and where."""
-        return space.expressions_at(self.reduces, self.writes, self.row, column)
 
 
 @dataclass
@@ -64,6 +43,7 @@ class Kept:
     size: int = 0
     lane: Expr | None = None  # the atom that stands for the lane in `memories`
     memories: dict[tuple[Node, Index], Node] = field(default_factory=dict)
+    within: bool = False  # whether a sweep is over those elements now
     filled: bool = False
 
     def at(self, lane: Size) -> list[tuple[Node, Index, Node]]:
@@ -76,19 +56,9 @@ class Kept:
         ]
 
 
-def sweeps(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Sweep]]:
-    """The sweeps over a row in order, each with the stage whose results it ends. Linear pieces are
-    swept where they are long enough to fill a tile, else the whole row."""
-    online, columns = find_online(space), space.region.columns
-    done = {o.total for o in online}
-    inner = space.inner if low(space.inner) * 2 >= lanes else columns
-    found = []
-    for stage in range(1, space.stages() + 2):
-        reduces = [v for v in space.at_stage(stage) if v not in done]
-        writes = [v for v in space.elements() if space.levels[v] == stage - 1]
-        own = [o for o in online if o.largest in reduces]
-        found.append((stage, Sweep(row, inner, reduces, writes, own, 1 if writes else 4)))
-    return found
+def sweeps_of(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Sweep]]:
+    """The sweeps over a row, with sums of exponentials in those that find their shifts."""
+    return sweeps(space, row, lanes, find_online(space))
 
 
 def reads_of_sweep(space: ThreadSpace, sweep: Sweep, lane: Expr, column: Size) -> list[Place]:
@@ -106,24 +76,13 @@ def swept(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     """One row a program, one loop over it a stage."""
     sheet = space.sheet(space.name)
     row = sheet.b.program(0, rows)
-    found = sweeps(space, row, lanes_of(space, WARPS))
+    found = sweeps_of(space, row, lanes_of(space, WARPS))
     warps, size, reread = plan_kept(space, found)
     sweeper = Sweeper(space, sheet, warps)
-    lane = _lane(columns)
     memories = {(n, i): sheet.b.allocate((size,), n.dtype, "shared") for n, i in reread}
-    kept = Kept(size, lane, memories)
+    sweeper.kept = Kept(size, lane_of(columns), memories)
     sweeper.ask_row(found)
-    sweeper.row_results(row, 0)  # what needs no reduction
-    for stage, sweep in found:
-        if sweep.reduces or sweep.writes:
-            values = sweeper.start(sweep)
-            if kept.size:
-                values = sweeper.sweep(sweep, 0, kept.size, values, kept)
-                kept.filled = True
-                sweep.tiles = 4  # of the rest, all that registers hold is asked for at once
-            values = sweeper.sweep(sweep, kept.size, columns, values)
-            sweeper.finish(sweep, values)
-        sweeper.row_results(row, stage)
+    sweeper.over_row(row, found)
     return [sheet.end((rows,), warps=warps)]
 
 
@@ -133,7 +92,7 @@ def plan_kept(
     """Keep what the first sweep reads and a later one reads again, as much as fits: the warps of a
     program, the elements of a row that are kept, and of which reads."""
     columns = space.region.columns
-    lane = _lane(columns)
+    lane = lane_of(columns)
     first, *later = [
         reads_of_sweep(space, w, lane, lane) for _, w in sweeps if w.reduces or w.writes
     ]
@@ -149,22 +108,16 @@ def plan_kept(
     return (WARPS, 0, []) if size * 4 < columns else (MANY_WARPS, size, reread)
 
 
-def _lane(columns: Size) -> Expr:
-    return named("loop", "lane", 0, max(1, high(columns) - 1))
-
-
-class Sweeper(ThreadPart):
+class Sweeper(RowSweeps, ThreadPart):
     """Sweeps over long rows in one Body."""
 
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, warps: int) -> None:
-        super().__init__(space, sheet)
-        self.lanes = lanes_of(space, warps)
-        self.sums = Accumulators(self.b, space.region.columns != 0)
-        self.online = OnlineSums(space, sheet, self.lanes)
+        super().__init__(space, sheet, lanes_of(space, warps))
+        self.online, self.kept = OnlineSums(space, sheet, self.lanes), Kept()
 
     def ask_row(self, sweeps: Sequence[tuple[int, Sweep]]) -> None:
         """Ask for what a row has one of, so that nothing waits for it after a reduction."""
-        lane = _lane(self.space.region.columns)
+        lane = lane_of(self.space.region.columns)
         for _, sweep in sweeps:
             for node, index in plain_reads(
                 sweep.expressions(self.space, lane), self.space.stored_reads
@@ -172,14 +125,15 @@ class Sweeper(ThreadPart):
                 if not any(depends(i, [lane]) for i in index):
                     self.e.value(node, index)
 
-    def start(self, sweep: Sweep) -> list[Node]:
-        """Accumulators before a sweep; what is the same for the whole row is evaluated here."""
-        lane = _lane(sweep.inner)
-        outer = loop_index("outer", floor_divide(self.space.region.columns, sweep.inner))
-        column = outer * sweep.inner + lane
-        for node, index in sweep.expressions(self.space, column):
-            self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
-        return self.accumulators(sweep)
+    def swept(self, sweep: Sweep) -> list[Node]:
+        """Accumulators after a whole sweep: what is kept first."""
+        values, kept = self.start(sweep), self.kept
+        if kept.size:
+            kept.within = True
+            values = self.sweep(sweep, 0, kept.size, values)
+            kept.within, kept.filled = False, True
+            sweep.tiles = 4  # of the rest, all that registers hold is asked for at once
+        return self.sweep(sweep, kept.size, self.space.region.columns, values)
 
     def accumulators(self, sweep: Sweep) -> list[Node]:
         """Accumulators that have taken nothing."""
@@ -187,34 +141,12 @@ class Sweeper(ThreadPart):
         values = [
             x
             for v in sweep.reduces
-            for x in self.sums.starts(v, one if v in shifts else (self.lanes,))
+            for x in self.sums.starts([v], one if v in shifts else (self.lanes,))
         ]
         return values + [x for o in sweep.online for x in self.online.start(o)]
 
-    def sweep(
-        self, sweep: Sweep, start: Size, stop: Size, values: list[Node], kept: Kept | None = None
-    ) -> list[Node]:
-        """Accumulators after columns start to stop of a row."""
-        outer_size = floor_divide(self.space.region.columns, sweep.inner)
-        span = (start, stop) if outer_size == 1 else (0, sweep.inner)
-        fresh = self.accumulators(sweep)
-        blocked = [is_blocked(v) for v, own in shared_out(sweep.reduces, fresh) for _ in own]
-        blocked += [False] * (len(fresh) - len(blocked))
-
-        def piece(outer: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
-            return self.piece(sweep, outer, first, last, carried, kept)
-
-        lines = Lines(self.sheet, self.lanes)
-        return lines.over_lines(blocked, fresh, outer_size, span, piece, values)
-
     def piece(
-        self,
-        sweep: Sweep,
-        outer: Size,
-        start: Size,
-        stop: Size,
-        values: list[Node],
-        kept: Kept | None,
+        self, sweep: Sweep, outer: Size, start: Size, stop: Size, values: list[Node]
     ) -> list[Node]:
         """One linear piece: several tiles a turn; of the last turn only the last tile is masked.
 
@@ -225,9 +157,7 @@ class Sweeper(ThreadPart):
         middle = start + floor_divide(span, step) * step
 
         def one(count: int, whole: int) -> Any:
-            return lambda base, carried: self.feed(
-                sweep, outer, base, stop, count, whole, carried, kept
-            )
+            return lambda base, carried: self.take(sweep, outer, base, stop, count, whole, carried)
 
         values = b.loop("i", start, middle, step, one(sweep.tiles, sweep.tiles), values)
         left = modulo(span, step)
@@ -242,7 +172,7 @@ class Sweeper(ThreadPart):
         rows = self.space.region.rows or 1
         return self.e.tile(sweep.row, 1, rows, at, self.lanes, stop, whole)
 
-    def feed(
+    def take(
         self,
         sweep: Sweep,
         outer: Size,
@@ -251,7 +181,6 @@ class Sweeper(ThreadPart):
         count: int,
         whole: int,
         values: list[Node],
-        kept: Kept | None,
     ) -> list[Node]:
         """Accumulators after `count` tiles from base on, of which the first `whole` need no mask;
         writes what is wanted there."""
@@ -275,8 +204,8 @@ class Sweeper(ThreadPart):
                 column = outer * sweep.inner + lane
                 for node, index, x in asked[k]:
                     e.bind(node, index, b.cast(x, wide(node.dtype)))
-                if kept is not None:
-                    self.keep(kept, lane, at)
+                if self.kept.within:
+                    self.keep(lane, at)
                 parts.append(self.taken(sweep, column))
         return self.combine_parts(sweep, parts, values)
 
@@ -292,11 +221,11 @@ class Sweeper(ThreadPart):
             self.sheet.write(v, self.space.index_at(v, sweep.row, column))
         return found
 
-    def keep(self, kept: Kept, lane: Size, at: Size) -> None:
+    def keep(self, lane: Size, at: Size) -> None:
         """Put a tile's reads into shared memory, or take them from there."""
         b, e = self.b, self.e
-        for node, index, place in kept.at(lane):
-            if kept.filled:
+        for node, index, place in self.kept.at(lane):
+            if self.kept.filled:
                 x = b.load(place, (at,), (self.lanes,), (0,))
                 e.bind(node, index, b.cast(x, wide(node.dtype)))
             else:
@@ -326,16 +255,8 @@ class Sweeper(ThreadPart):
 
     def finish(self, sweep: Sweep, values: list[Node]) -> None:
         """Combine the lanes and say what each reduction gave."""
-        tops: dict[Node, Node] = {}
-        for v, own in shared_out(sweep.reduces, values):
-            if v.op is ops.argmax:
-                found = self.sums.first_largest(own[0], own[1], None, 0)
-                self.e.bind(v, unravel(sweep.row, v.shape), found)
-            else:
-                tops[v] = own[0]
-        totals = [(v, self.sums.total(v, x)) for v, x in tops.items()]  # side by side
-        for v, total in totals:
-            self.e.bind(v, unravel(sweep.row, v.shape), self.e.settled(total, v))
+        super().finish(sweep, values)
+        tops = {v: own[0] for v, own in shared_out(sweep.reduces, values)}
         rest = values[len(values) - 3 * len(sweep.online) :]
         for n, o in enumerate(sweep.online):
             self.online.finish(o, sweep.row, tops[o.largest], *rest[3 * n : 3 * n + 3])

@@ -30,7 +30,6 @@ from ...ir.symbol import (
     low,
     minimum,
     modulo,
-    named,
     substitute,
 )
 from ...tile import ops as tile_ops
@@ -57,7 +56,7 @@ class TileEvaluator(ExponentEvaluator):
         self.rows = 1
         self.row_mask: Node | None = None  # (rows,)
         self.lane_mask: Node | None = None  # (lanes,)
-        self.only: Node | None = None  # a further mask on what is stored
+        self.turns = True  # whether values may go through shared memory: roles may not
         self.handlers = {**ROWS, ops.sum_: _short_sum}
         self.outside = False  # no lane of the tile is at a place that is compared
         self.values: set[Node] | None = None  # values that some kernel stores, where known
@@ -96,12 +95,7 @@ class TileEvaluator(ExponentEvaluator):
         """The index, atom and mask of a tile axis."""
         if count == 1:
             return base, None, None
-        b = self.body
-        steps = b.add(tile_ops.iota(size=count, dtype=int64))
-        node = b.apply("add", b.broadcast(b.index(base), (count,)), steps)
-        atom = named("loop", name, 0, max(1, high(size) - 1))
-        b.atoms[atom] = node  # one name in all tiles, so that indices compare equal
-        self.lane_atoms.add(atom)
+        b, (atom, _) = self.body, self.axis_atom(name, base, count, size)
         if whole or _fits(base, count, size):
             return atom, atom, None
         left = b.cast(b.index(minimum(size - base, count)), int32)
@@ -195,16 +189,20 @@ class TileEvaluator(ExponentEvaluator):
         if seen is None:
             return self._gathered(memory, offset, guard)
         place, index = seen
+        x = b.load(place, index, *self._span(by_row, by_lane, guard))
+        return self.column(x) if by_lane == 0 else x
+
+    def _span(
+        self, by_row: Size, by_lane: Size, guard: Node | None
+    ) -> tuple[tuple[int, ...], tuple[int, ...], Node | None]:
+        """What an affine access spans: the shape, the axes it runs along, and the mask."""
+        b = self.body
         if by_row == 0:
-            mask = b.logical_and(self.lane_mask, guard)
-            return b.load(place, index, (self.lanes,), (0,), mask)
+            return (self.lanes,), (0,), b.logical_and(self.lane_mask, guard)
         if by_lane == 0:
-            mask = self.row_mask
-            if guard is not None:
-                mask = b.logical_and(mask, self.line(guard) if guard.shape else guard)
-            return self.column(b.load(place, index, (self.rows,), (0,), mask))
-        mask = b.logical_and(self.inside(), guard)
-        return b.load(place, index, self.full, (0, 1), mask)
+            guard = self.line(guard) if guard is not None and guard.shape else guard
+            return (self.rows,), (0,), b.logical_and(self.row_mask, guard)
+        return self.full, (0, 1), b.logical_and(self.inside(), guard)
 
     def _seen(self, memory: Node, by_row: Size, by_lane: Size, start: Size) -> Any:
         """The view and index of an affine access, or None where it has no plain one."""
@@ -235,7 +233,11 @@ class TileEvaluator(ExponentEvaluator):
 
     def _turns(self, memory: Node) -> bool:
         least = min(self.rows, self.lanes)
-        return least >= 4 and self.lanes * (self.rows + 8) * memory.dtype.size <= TURN_BYTES
+        return (
+            self.turns
+            and least >= 4
+            and self.lanes * (self.rows + 8) * memory.dtype.size <= TURN_BYTES
+        )
 
     def _turned(self, memory: Node, by_lane: Size, start: Size) -> Node:
         """A read that runs along the rows: loaded so, and turned in shared memory."""
@@ -254,13 +256,13 @@ class TileEvaluator(ExponentEvaluator):
         b.store(place, source, (0, 0), (0, 1))
         return b.load(place, (0, 0), self.full, (1, 0))
 
-    def store(self, memory: Node, value: Node, offset: Size, lane_mask: bool = True) -> None:
-        """Write a value (rounded to the Memory's dtype) at a linear offset."""
+    def store(self, memory: Node, value: Node, offset: Size, only: Node | None = None) -> None:
+        """Write a value (rounded to the Memory's dtype) at a linear offset, where `only` holds."""
         b = self.body
         value = b.cast(value, memory.dtype)
         varying = self._varying(offset)
-        if not varying and self.only is not None and self.only.shape:
-            self._scattered(memory, value, offset)  # one of the lanes writes
+        if not varying and only is not None and only.shape:
+            self._scattered(memory, value, offset, only)  # one of the lanes writes
             return
         if not varying:
             if any(size != 1 for size in value.shape):
@@ -270,34 +272,27 @@ class TileEvaluator(ExponentEvaluator):
             b.store(memory, value, (offset,))
             return
         found = self._affine(offset, varying)
-        if found is None or (self.only is not None and not _reaches(self, self.only, found)):
-            self._scattered(memory, value, offset)
+        if found is None or (only is not None and not _reaches(self, only, found)):
+            self._scattered(memory, value, offset, only)
             return
         by_row, by_lane, start = found
         seen = self._seen(memory, by_row, by_lane, start)
         if seen is None:
-            self._scattered(memory, value, offset)
-        elif by_row == 0:
-            mask = b.logical_and(self.lane_mask, self.only)
-            if len(value.shape) == 2:  # of an axis with one element: the others are nothing
-                value = b.add(tile_ops.extract(value, index=0))
-            b.store(seen[0], b.broadcast(value, (self.lanes,)), seen[1], (0,), mask)
-        elif by_lane == 0:
+            self._scattered(memory, value, offset, only)
+            return
+        shape, axes, mask = self._span(by_row, by_lane, only)
+        if by_row == 0 and len(value.shape) == 2:  # of one element of an axis: others are nothing
+            value = b.add(tile_ops.extract(value, index=0))
+        elif by_row != 0 and by_lane == 0:
             if value.shape == self.full:
                 value = b.add(tile_ops.part(value, start=(0, 0), shape=(self.rows, 1)))
             value = self.line(b.broadcast(value, (self.rows, 1)))
-            only = self.only if self.only is None or not self.only.shape else self.line(self.only)
-            b.store(seen[0], value, seen[1], (0,), b.logical_and(self.row_mask, only))
-        else:
-            mask = b.logical_and(self.inside(), self.only)
-            b.store(seen[0], b.broadcast(value, self.full), seen[1], (0, 1), mask)
+        b.store(seen[0], b.broadcast(value, shape), seen[1], axes, mask)
 
-    def _scattered(self, memory: Node, value: Node, offset: Size) -> None:
+    def _scattered(self, memory: Node, value: Node, offset: Size, only: Node | None) -> None:
         """Elements written at offsets, as wide as value, offsets and `only`."""
         b = self.body
-        parts = b._broadcast_all(
-            [b.index(offset), value, *([] if self.only is None else [self.only])]
-        )
+        parts = b._broadcast_all([b.index(offset), value, *([] if only is None else [only])])
         mask = b.logical_and(self._range(parts[0].shape), parts[2] if parts[2:] else None)
         b.scatter(memory, parts[1], parts[0], mask)
 

@@ -76,14 +76,13 @@ class UpdateLowering(OrderedUpdate):
             def write() -> None:
                 where = self.offset(positions, inner)
                 x = self.read(number, inner)
+                each = inside if inside is not None and inside.shape else None
                 if self.mode != "set":
-                    self.e.mask = inside if inside is not None and inside.shape else None
+                    self.e.mask = each
                     old = self.b.cast(self.e._load(memory, where), x.dtype)
                     self.e.mask = None
                     x = self.combine(old, x)
-                self.e.only = inside if inside is not None and inside.shape else None
-                self.e.store(memory, x, where)
-                self.e.only = None
+                self.e.store(memory, x, where, each)
 
             if inside is not None and not inside.shape:
                 self.b.branch(inside, write)
@@ -166,9 +165,7 @@ class UpdateLowering(OrderedUpdate):
                     state[0] = b.apply("where", same, b.broadcast(x, (lanes,)), state[0])
                     sooner = b.apply("bit_and", same, b.broadcast(b.less(j, at), (lanes,)))
                     state[1] = b.apply("bit_and", state[1], b.apply("bit_not", sooner))
-            found, e.only = state
-            e.store(memory, found, where)
-            e.only = None
+            e.store(memory, state[0], where, state[1])
         return self.sheet.end((1,), warps=max(1, min(8, lanes // (4 * WARP))))
 
 
