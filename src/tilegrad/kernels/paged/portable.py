@@ -13,13 +13,13 @@ import functools
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32
+from ...core.dtype import int32
 from ...core.target import Target
 from ...ir.types import Array
 from ...tile.callee import KernelCallee
 from ...tile.define import Definition
 from ...tile.plan import Plan
-from .shape import PagedShape
+from .shape import PagedShape, step_parameters
 
 LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units take them
 
@@ -97,16 +97,7 @@ def padded(size: int) -> int:
 @functools.lru_cache(maxsize=64)
 def callee(x: PagedShape, target: Target) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, lengths, query_starts) -> out."""
-    lead = (x.pages, x.key_heads, x.page)
-    types = [
-        Array((x.tokens, x.heads, x.width), x.dtype),
-        Array((*lead, x.width), x.cache),
-        Array((*lead, x.value_width), x.cache),
-        Array((2, x.key_heads), float32) if x.scaled else None,
-        Array((x.requests, x.most_pages), int32),
-        Array((x.requests,), int32),
-        Array((x.requests + 1,), int32),
-    ]
-    how = {"scale": x.scale, "window": x.window, "softcap": x.softcap}
+    types = {name: Array(m.shape, m.dtype) for name, m in step_parameters(x)}
+    how = {"scales": None, "scale": x.scale, "window": x.window, "softcap": x.softcap}
     plan, definition = Plan(), paged_attention_portable
-    return definition.callee(definition.bind(types, how, plan), plan, target)
+    return definition.callee(definition.bind((), {**how, **types}, plan), plan, target)
