@@ -1,7 +1,7 @@
 """What do recipes of quantisation cost? Perplexity of a model in each, from a fair source.
 
     python bench/recipes.py                 smollm2, writes bench/results/recipes-...json
-    python bench/recipes.py --only gptq     rows whose name has a word; others as they were found
+    python bench/recipes.py --only gptq     rows with a word in their names; others as found
     python bench/recipes.py --quick         a tiny model, seconds, no file: to see that it runs
     python bench/recipes.py --window 2048 --rate 1e-3 --most 1000 --device cuda      on a GPU
 
@@ -389,11 +389,14 @@ def rows_of(source: Source, say: Any) -> dict[str, Callable[[], Any]]:
 
 
 def measured(source: Source, only: str, say: Any) -> dict[str, dict[str, Any]]:
-    """All rows that were measured, now or before; those to come have `only` in their names."""
+    """All rows that were measured, now or before; those to come are the one named `only`, or have
+    it in their names."""
     path = source.work / "rows.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for name, make in rows_of(source, say).items():
-        if name in found or (name != "none" and only not in name):
+    rows = rows_of(source, say)
+    for name, make in rows.items():
+        asked = name == only if only in rows else only in name
+        if name in found or (name != "none" and not asked):
             continue
         begun = time.perf_counter()
         exact = None if name == "none" else list(np.load(source.work / "chances.npy"))
@@ -493,7 +496,9 @@ def main() -> None:
     """Train, round, judge, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--only", default="", help="rows whose name has this word")
+    parser.add_argument(
+        "--only", default="", help="the row of this name, or rows whose names have this word"
+    )
     parser.add_argument("--work", type=Path, help="folder of what was trained and measured")
     parser.add_argument("--device", help="where everything runs")
     parser.add_argument("--quick", action="store_true", help="a tiny model, no file")

@@ -38,13 +38,13 @@ SPANS = {0: 0, 1: 128, 2: 64, 3: 32}  # bytes of a swizzle by its code in a desc
 
 
 def watched(module: Module) -> frozenset[int]:
-    """The registers that wgmma uses, as accumulators or as fragments of A."""
+    """The registers that wgmma uses: accumulators, fragments of A, and what is kept of it."""
     found: set[int] = set()
     for i in module.code:
         if i.name.startswith("wgmma.mma_async"):
-            for operand in i.operands[:2]:
-                if operand.kind == "vector":
-                    found.update(operand.registers())
+            words = i.operands[3:4] if "sp" in i.words else []
+            for operand in (*(o for o in i.operands[:2] if o.kind == "vector"), *words):
+                found.update(operand.registers())
     return frozenset(found)
 
 
@@ -292,6 +292,7 @@ class Product:
         )
         self.sparse = "sp" in i.words
         self.words = d.read(i.operands[3], "b32") if self.sparse else None
+        self.word_slots = i.operands[3].registers() if self.sparse else []
         self.selector = int(i.operands[4].text) if self.sparse else 0
         rest = i.operands[5 if self.sparse else 3 :]
         self.b, self.scale = d.read(i.operands[2], "b64"), d.read(rest[0], "pred")
@@ -351,7 +352,7 @@ class Product:
                 "a wgmma uses registers of another that is under way, one as A and "
                 "the other as accumulator"
             )
-        touched = warp.touched & {*self.slots, *self.fragment_slots}
+        touched = warp.touched & {*self.slots, *self.fragment_slots, *self.word_slots}
         if touched:
             raise MatrixFenceError(
                 f"{len(touched)} registers of this wgmma were touched since the last wgmma.fence"

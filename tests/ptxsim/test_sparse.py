@@ -7,7 +7,7 @@ import pytest
 from ptx_text import run
 from wgmma_text import SMEM, accumulated, descriptor, kernel, lay_out, listed, product, random
 
-from ptxsim.errors import SparsityError, TextError
+from ptxsim.errors import MatrixFenceError, SparsityError, TextError
 
 PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 
@@ -43,7 +43,12 @@ def metadata(places: np.ndarray, size: int, selector: int) -> np.ndarray:
 
 
 def multiply(
-    columns: int, type_: str, selector: int, seed: int = 1, spoil: bool = False
+    columns: int,
+    type_: str,
+    selector: int,
+    seed: int = 1,
+    spoil: bool = False,
+    fence: str = "wgmma.fence.sync.aligned;",
 ) -> tuple[np.ndarray, np.ndarray]:
     """(what is accumulated over two instructions, what NumPy says)."""
     size = {"bf16": 2, "f16": 2, "e4m3": 1}[type_]
@@ -72,7 +77,7 @@ def multiply(
     words = np.stack(metas)
     words[0, 5] = 0 if spoil else words[0, 5]
     result = np.zeros((columns // 2, 128), np.float32)
-    body = kernel(columns, [*loads, *lines], image.size)
+    body = kernel(columns, [*loads, *([fence] if fence else []), *lines], image.size)
     run(body, [image, result, words], threads=128, shared=image.size, assembled=selector < 2)
     found = accumulated(result, columns)
     return found, total.astype(np.float32)
@@ -95,3 +100,9 @@ def test_one_place_for_two_is_an_error() -> None:
 def test_selectors() -> None:
     with pytest.raises(TextError, match="selector"):
         multiply(8, "bf16", 2)
+
+
+def test_words_are_fenced() -> None:
+    """An H200 may read the words of before."""
+    with pytest.raises(MatrixFenceError, match="touched since the last wgmma"):
+        multiply(8, "e4m3", 0, fence="")

@@ -77,8 +77,6 @@ def _fail(message: str) -> InternalError:
 
 
 def _named(x: Node, order: str, name: str) -> dict[str, Any]:
-    if sorted(order) != list("bdht") or order[-1] != "d":
-        raise _fail(f"{order!r} is not an order of b, h, t and d that ends in d")
     if not isinstance(x.type, Array) or len(x.shape) != 4 or not x.dtype.is_float:
         raise _fail(f"{name} is {x.type}, expected four axes of floats")
     return dict(zip(order, x.shape))
@@ -88,8 +86,10 @@ def sizes(q: Node, k: Node, v: Node, orders: Sequence[str]) -> Sizes:
     """The sizes that q, k and v have; an error where they do not fit."""
     if len(orders) != 4:
         raise _fail(f"orders are of q, k, v and the result, got {orders}")
+    for order in orders:
+        if sorted(order) != list("bdht") or order[-1] != "d":
+            raise _fail(f"{order!r} is not an order of b, h, t and d that ends in d")
     of_q, of_k, of_v = (_named(x, order, name) for x, order, name in zip((q, k, v), orders, "qkv"))
-    _named_result(orders[3])
     if not q.dtype is k.dtype is v.dtype:
         raise _fail(f"dtypes differ: {q.dtype}, {k.dtype}, {v.dtype}")
     heads, key_heads = of_q["h"], of_k["h"]
@@ -101,11 +101,6 @@ def sizes(q: Node, k: Node, v: Node, orders: Sequence[str]) -> Sizes:
     if any(a != b for a, b in same):
         raise _fail(f"shapes do not fit: {q.type}, {k.type}, {v.type} as {orders}")
     return Sizes(of_q["b"], heads, key_heads, of_q["t"], of_k["t"], of_q["d"], of_v["d"])
-
-
-def _named_result(order: str) -> None:
-    if sorted(order) != list("bdht") or order[-1] != "d":
-        raise _fail(f"{order!r} is not an order of b, h, t and d that ends in d")
 
 
 def _check_extra(name: str, x: Node, s: Sizes) -> None:

@@ -1,13 +1,13 @@
 """Attention on CPUs, put together of a source, holes and an engine.
 
-| file     | holds                                                                             |
-|----------|-----------------------------------------------------------------------------------|
-| source   | where tokens lie: arrays, sequences in a row (`paged.attention_cpu` has pages)     |
-| engine   | operands and products: on vectors, or on a matrix unit of 16 x 16 tiles            |
-| kernel   | exponentials, the end of a row, and scores between two products                    |
-| forward  | blocks of queries, softmax as it goes                                              |
-| decode   | few queries: keys streamed once, parts of them combined                            |
-| backward | gradients: one Body for q, one for k and v                                         |
+| file        | holds                                                                          |
+|-------------|--------------------------------------------------------------------------------|
+| source      | where tokens lie: arrays, sequences in a row (`paged.attention_cpu` has pages) |
+| engine      | operands and products: on vectors, or on a matrix unit of 16 x 16 tiles        |
+| kernel      | exponentials, the end of a row, and scores between two products                |
+| score_tiles | forward: blocks of queries, softmax as it goes                                 |
+| decode      | few queries: keys streamed once, parts of them combined                        |
+| gradients   | backward: one Body for q, one for k and v                                      |
 
 Invariant: what is done to scores and probabilities is named in the holes (`attention.holes`) alone.
 """

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import DType, float8_e5m2, float32, int32, int64
+from ...core.dtype import DType, float8_e5m2, float32, int64
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .shape import PagedShape, cache_parameters, scales_parameter
+from .shape import PagedShape, step_parameters
 
 CLEARED = 8  # rows that are written at once
 MANY = 256  # tokens of a step from which programs that take all heads of one fill a machine
@@ -60,24 +60,17 @@ def append_parameters(
 ) -> list[tuple[str, Memory]]:
     """q, k, v, frequencies, weights of norms, scales (of 8 bits), table, lengths, query_starts,
     keys, values, and the turned queries."""
+    q, keys, values, *rest = step_parameters(x)
     made = [
-        ("q", Memory((x.tokens, x.heads, x.width), x.dtype)),
+        q,
         ("k", Memory((x.tokens, x.key_heads, x.width), x.dtype)),
         ("v", Memory((x.tokens, x.key_heads, x.value_width), x.dtype)),
         ("frequencies", Memory((max(1, rotary.width // 2),), float32)),
     ]
     if norms is not None:
         made += [(name, Memory((x.width,), norms.dtype)) for name in ("q_norm", "k_norm")]
-    if x.scaled:
-        made.append(("scales", scales_parameter(x)))
-    made += [
-        ("table", Memory((x.requests, x.most_pages), int32)),
-        ("lengths", Memory((x.requests,), int32)),
-        ("query_starts", Memory((x.requests + 1,), int32)),
-        *cache_parameters(x),
-        ("turned", Memory((x.tokens, x.heads, x.width), x.dtype, use="result")),
-    ]
-    return made
+    turned = ("turned", Memory((x.tokens, x.heads, x.width), x.dtype, use="result"))
+    return [*made, *rest, keys, values, turned]
 
 
 def heads_each(x: PagedShape, target: Target) -> int:
@@ -118,6 +111,16 @@ def kept(value: Any, dtype: DType, scale: Any) -> Any:
         value = tile.round(value) if dtype.is_integer else value
         value = tile.maximum(tile.minimum(value, float(high)), float(low))
     return tile.cast(value, dtype)
+
+
+@tile.function
+def clear_rest(x: PagedShape, values: Any, page: tuple[Any, Any], at: Any, most: int) -> None:
+    """Zeros for a head's values in the rest of a page, after a place; so many rows at once."""
+    step = min(x.page, most)
+    for row in tile.range(0, x.page, step):
+        shape = (step, x.value_width)
+        after = tile.broadcast((at < tile.arange(step) + row)[:, None], shape)
+        tile.store(values, (*page, row, 0), tile.zeros(shape, x.cache), mask=after)
 
 
 class _Append:
@@ -200,13 +203,9 @@ class _Append:
     @tile.function
     def clear(self, entry: tuple[Any, Any, Any]) -> None:
         """Zeros in the rest of a page."""
-        x, (page, head, at), step = self.x, entry, min(self.x.page, CLEARED)
+        page, head, at = entry
         for number in tile.range(self.each):
-            for row in tile.range(0, x.page, step):
-                after = (at < tile.arange(step) + row)[:, None]
-                shape, place = (step, x.value_width), (page, head + number, row, 0)
-                after = tile.broadcast(after, shape)
-                tile.store(self.memory["values"], place, tile.zeros(shape, x.cache), mask=after)
+            clear_rest(self.x, self.memory["values"], (page, head + number), at, CLEARED)
 
     def angles(self, place: Any) -> tuple[Any, Any] | None:
         """Cosines and sines of the token's place."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from ... import tile
 from ...core.config import invariant
-from ...core.dtype import float32, int32, int64
+from ...core.dtype import float32, int64
 from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
@@ -43,7 +43,7 @@ from ..attention_cpu.decode import (
 )
 from ..attention_cpu.engine import CpuPlan
 from ..attention_cpu.source import Place, Source, row_blocks
-from .shape import PagedShape, attention_of, cache_parameters, scales_parameter
+from .shape import PagedShape, attention_of, step_parameters
 
 ROWS = 32  # of a program, about
 LEAST_NEW_TOKENS = (
@@ -88,6 +88,7 @@ def parts_of(x: PagedShape, target: Target) -> int:
 
 
 def attend_parameters(x: PagedShape) -> Parameters:
+<<<<<<< HEAD
     """q, k, v, scales (of a cache of 8 bits), table, lengths, query_starts, sinks (if there are
     any), out."""
     keys, values = (memory for _, memory in cache_parameters(x, "value"))
@@ -102,6 +103,12 @@ def attend_parameters(x: PagedShape) -> Parameters:
     if x.sinks:
         made.append(("sinks", Memory((x.heads,), float32)))
     return [*made, ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result"))]
+=======
+    """q, k, v, scales (of a cache of 8 bits), table, lengths, query_starts, out."""
+    q, (_, keys), (_, values), *rest = step_parameters(x, "value")
+    out = ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result"))
+    return [q, ("k", keys), ("v", values), *rest, out]
+>>>>>>> main
 
 
 def attend(x: PagedShape, plan: CpuPlan, parts: int = 1) -> list[Body]:

@@ -13,13 +13,13 @@ import functools
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32
+from ...core.dtype import int32
 from ...core.target import Target
 from ...ir.types import Array
 from ...tile.callee import KernelCallee
 from ...tile.define import Definition
 from ...tile.plan import Plan
-from .shape import PagedShape
+from .shape import PagedShape, step_parameters
 
 LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units take them
 
@@ -65,10 +65,7 @@ def paged_attention_portable(
     row = tile.load(q, (token, head * group, 0), (rows, padded(width)))
     row = tile.fill(tile.fill(row, 0.0), 0.0)
     acc = tile.zeros((rows, padded(value_width)))
-    most, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))
-    if sinks is not None:  # where sums begin
-        most = tile.fill(tile.load(sinks, (head * group,), (rows,)), 0.0)
-        total = tile.full((rows,), 1.0)
+    most, total = begun(sinks, head * group, rows)
     lane = tile.cast(tile.arange(block), int32)
     for number in tile.range(first // page, (seen + (page - 1)) // page):
         at = tile.load(table, (request, number), ())
@@ -94,6 +91,13 @@ def paged_attention_portable(
     tile.store(out, (token, head * group, 0), found, mask=mine[:, None], unique=True)
 
 
+def begun(sinks: Any, head: Any, rows: int) -> tuple[Any, Any]:
+    """The largest score and the sum of weights before the first key."""
+    if sinks is None:
+        return tile.full((rows,), -tile.INF), tile.zeros((rows,))
+    return tile.fill(tile.load(sinks, (head,), (rows,)), 0.0), tile.full((rows,), 1.0)
+
+
 def padded(size: int) -> int:
     """A size of a tile that holds so many."""
     return max(LEAST_SIDE, 1 << (size - 1).bit_length())
@@ -101,6 +105,7 @@ def padded(size: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def callee(x: PagedShape, target: Target) -> KernelCallee:
+<<<<<<< HEAD
     """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
     -> out."""
     lead = (x.pages, x.key_heads, x.page)
@@ -115,5 +120,10 @@ def callee(x: PagedShape, target: Target) -> KernelCallee:
         Array((x.heads,), float32) if x.sinks else None,
     ]
     how = {"scale": x.scale, "window": x.window, "softcap": x.softcap}
+=======
+    """(q, keys, values, scales if of 8 bits, table, lengths, query_starts) -> out."""
+    types = {name: Array(m.shape, m.dtype) for name, m in step_parameters(x)}
+    how = {"scales": None, "scale": x.scale, "window": x.window, "softcap": x.softcap}
+>>>>>>> main
     plan, definition = Plan(), paged_attention_portable
-    return definition.callee(definition.bind(types, how, plan), plan, target)
+    return definition.callee(definition.bind((), {**how, **types}, plan), plan, target)

@@ -32,7 +32,7 @@ from ..attention.holes import Holes
 from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import STARTS, AttentionShape, Parameters
 from ..attention.tile_order import TileOrder, Work, bounded
-from .shape import PagedShape, attention_of, cache_parameters
+from .shape import PagedShape, attention_of, cache_parameters, step_parameters
 from .steps import page_numbers
 from .work import CHUNK, HELD, for_row_blocks, power
 
@@ -174,11 +174,8 @@ class _Prefill(WideAttention):
 
 def list_parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
     """lengths, query_starts; tiles."""
-    return [
-        ("lengths", Memory((x.requests,), int32)),
-        ("query_starts", Memory((x.requests + 1,), int32)),
-        ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32, use="result")),
-    ]
+    tiles = Memory((most_tiles(x, plan) + 1, RECORD), int32, use="result")
+    return [*step_parameters(x)[-2:], ("tiles", tiles)]
 
 
 def tile_list(x: PagedShape, plan: AttentionPlan, least: int, name: str = "paged_tiles") -> Body:

@@ -300,19 +300,24 @@ def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:
     ]
 
 
-def scales_parameter(x: PagedShape) -> Memory:
-    """What keys and values of 8 bits are multiplied with, for each key head."""
-    return Memory((2, x.key_heads), float32)
+def step_parameters(x: PagedShape, use: str = "state") -> Parameters:
+    """What attention of a step takes: q, keys, values, scales (of 8 bits, what keys and values of
+    each key head are multiplied with), table, lengths, query_starts."""
+    scales = [("scales", Memory((2, x.key_heads), float32))] if x.scaled else []
+    return [
+        ("q", Memory((x.tokens, x.heads, x.width), x.dtype)),
+        *cache_parameters(x, use),
+        *scales,
+        ("table", Memory((x.requests, x.most_pages), int32)),
+        ("lengths", Memory((x.requests,), int32)),
+        ("query_starts", Memory((x.requests + 1,), int32)),
+    ]
 
 
 def attend_parameters(x: PagedShape, plan: PagedPlan) -> Parameters:
     """q, keys, values, scales (of a cache of 8 bits), table, items, out, partial, sums, and
     counters, which are 0 before and after, if parts are combined here."""
-    made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), *cache_parameters(x)]
-    if x.scaled:
-        made.append(("scales", scales_parameter(x)))
-    made.append(("table", Memory((x.requests, x.most_pages), int32)))
-    made.append(work_parameters(x, plan)[0])
+    made = [*step_parameters(x)[:-2], work_parameters(x, plan)[0]]
     made.append(("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")))
     made += scratch_parameters(x, plan, "result")
     if plan.joined:

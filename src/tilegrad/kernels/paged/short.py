@@ -30,7 +30,7 @@ from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .append import HeadNorms, Rotary, append_parameters, kept
+from .append import HeadNorms, Rotary, append_parameters, clear_rest, kept
 from .shape import PagedShape, ShortPlan, short_why_not
 from .steps import BARRIER, Blocks, Steps, counted, finite, page_numbers, within
 
@@ -310,7 +310,7 @@ class _Short(Steps):
     @tile.function
     def append(self, page: Any) -> None:
         """The new key and value into the cache; in a page that begins, zeros after the value."""
-        x, at, step = self.x, self.before % self.x.page, min(self.x.page, CLEARED)
+        x, at = self.x, self.before % self.x.page
         for which, (value, width) in enumerate(
             zip((self.key, self.value), (x.width, x.value_width))
         ):
@@ -323,7 +323,4 @@ class _Short(Steps):
                 where = (page, self.head, at, 0)
                 tile.store(self.cache[which], where, value, mask=column < width)
         if tile.less(at, 1):
-            for row in tile.range(0, x.page, step):
-                after = at < counted((step, x.value_width), 0, row)
-                zeros = tile.zeros((step, x.value_width), x.cache)
-                tile.store(self.cache[1], (page, self.head, row, 0), zeros, mask=after)
+            clear_rest(x, self.cache[1], (page, self.head), at, CLEARED)

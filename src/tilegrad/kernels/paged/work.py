@@ -42,6 +42,7 @@ from .shape import (
     per,
     ranges,
     row_blocks,
+    step_parameters,
     work_parameters,
 )
 
@@ -52,11 +53,7 @@ KNOWN = (REQUEST, TOKEN, TOKENS, SEES, FIRST, BLOCKS)  # of a row block
 
 def work_parameters_of(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
     """lengths, query_starts, items, cuts."""
-    return [
-        ("lengths", Memory((x.requests,), int32)),
-        ("query_starts", Memory((x.requests + 1,), int32)),
-        *work_parameters(x, plan, "result"),
-    ]
+    return [*step_parameters(x)[-2:], *work_parameters(x, plan, "result")]
 
 
 def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ...core.config import invariant
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, named
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum
 from ...ir.types import product
 from ...tile import ops as tile_ops
 from ..access import unravel
@@ -23,7 +23,7 @@ from ..family import Bodies, Made
 from ..lines import Accumulators, Sweep
 from ..problem import power_of_two
 from ..space import KINDS, identity, reduce_index
-from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads, turned_reads
+from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads
 from .stream import StreamedRows, plan_stream
 from .sweep import WARPS, Sweeper, lanes_of, swept
 
@@ -76,7 +76,7 @@ def rows_held(space: ThreadSpace, rows: int, lanes: int, each: int) -> int:
     most = power_of_two(max(1, rows))
     if invariant():
         return 1  # how a tile lies in threads sets the order of its sums
-    if _across(space) and lanes <= 1024:
+    if space.turned() and lanes <= 1024:
         return min(most, 16 if lanes > 64 else 32)
     if lanes > WARP * each:
         return 1
@@ -84,17 +84,6 @@ def rows_held(space: ThreadSpace, rows: int, lanes: int, each: int) -> int:
     while many > 1 and rows < space.programs_wanted() // 2 * many:
         many //= 2
     return many
-
-
-def _across(space: ThreadSpace) -> bool:
-    """Whether something is contiguous along the rows and not along the columns."""
-    region = space.region
-    if region.rows is None or high(region.rows) < 4 or high(region.columns) < 4:
-        return False
-    row = named("loop", "row", 0, high(region.rows) - 1)
-    lane = named("loop", "lane", 0, high(region.columns) - 1)
-    starts = space.expressions_at(space.reduces, (), row, lane)
-    return bool(turned_reads(starts, space.stored_reads, row, lane))
 
 
 class HeldRows(ThreadPart):

@@ -12,7 +12,6 @@ from ...core.config import invariant
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
-    Expr,
     Size,
     coefficient,
     floor_divide,
@@ -137,13 +136,18 @@ class ThreadSpace(Space):
 
     def turned(self) -> list[Node]:
         """What is read with a jump along the lanes but contiguously along the rows."""
-        rows = self.shape.rows
-        if rows is None or high(rows) < 4 or high(self.inner) < 4:
+        rows, size = self.shape.rows, self.region.columns if self.reduces else self.inner
+        if rows is None or high(rows) < 4 or high(size) < 4:
             return []
-        lane = named("loop", "lane", 0, max(1, high(self.inner) - 1))
-        row = named("loop", "row", 0, max(1, high(rows) - 1))
-        starts = self.expressions_at((), self.region.stored, row, lane)
-        return turned_reads(starts, self.stored_reads, row, lane)
+        row, lane = (named("loop", n, 0, high(s) - 1) for n, s in (("row", rows), ("lane", size)))
+        writes = [] if self.reduces else self.region.stored
+        found: dict[Node, None] = {}
+        starts = self.expressions_at(self.reduces, writes, row, lane)
+        for node, index in plain_reads(starts, self.stored_reads):
+            offset = offset_of(node, index)
+            if coefficient(offset, row) == 1 and coefficient(offset, lane) not in (None, 0, 1):
+                found[node] = None
+        return list(found)
 
 
 class ThreadPart(Part):
@@ -173,15 +177,3 @@ def parts_of(reduces: Sequence[Node], size: Size, use: str) -> list[Parameter]:
 def plain_reads(starts: Sequence[Place], stored: Container[Node]) -> list[Place]:
     """Reads of stored values below some, where nothing guards them, in the order of inputs."""
     return reads_below(starts, stored, guarded=False, forward=True)
-
-
-def turned_reads(
-    starts: Sequence[Place], stored: Container[Node], row: Expr, lane: Expr
-) -> list[Node]:
-    """Stored values below some that are contiguous along the row and jump along the lane."""
-    found: dict[Node, None] = {}
-    for node, index in plain_reads(starts, stored):
-        offset = offset_of(node, index)
-        if coefficient(offset, row) == 1 and coefficient(offset, lane) not in (None, 0, 1):
-            found[node] = None
-    return list(found)

@@ -41,7 +41,7 @@ class Functional:
     def run(self, program: Sequence[Instruction]) -> None:
         """A whole program."""
         check(self.p, program)
-        order = Order(self.p, program)
+        order = Order(self.p, program, timed=False)
         with np.errstate(all="ignore"):
             for one in order.words():
                 if order.seed is not None:

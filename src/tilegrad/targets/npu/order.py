@@ -56,8 +56,8 @@ def touches(p: Parameters, one: Instruction) -> Iterator[tuple[str, Rows]]:
 class Order(Queues):
     """The same with what each queue knows of the others."""
 
-    def __init__(self, p: Parameters, program: Sequence[Instruction]) -> None:
-        super().__init__(p, program)
+    def __init__(self, p: Parameters, program: Sequence[Instruction], timed: bool = True) -> None:
+        super().__init__(p, program, timed)
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.tokens: list[deque[Clock]] = [deque() for _ in CHANNELS]
         sizes = {"scratchpad": p.scratchpad_rows, "accumulators": p.accumulator_rows, "DRAM": 0}

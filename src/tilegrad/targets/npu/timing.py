@@ -58,18 +58,19 @@ def run_cycles(p: Parameters, word: Instruction) -> int:
 
 def _store_cycles(p: Parameters, word: Instruction, beats: int) -> int:
     """Reading and narrowing a row hide the port's gap, as far as it is long enough."""
-    before = 2 + p.columns // p.lanes
+    before, gap, width = 2 + p.columns // p.lanes, p.gap, p.dma_bytes
+    start, stride = word["dram"], word["stride"]
     time, ready = 0, 0  # ready: when the port takes the next beat
     for row in range(word["rows"]):
         time += before
-        address, left = word["dram"] + row * word["stride"], beats
+        address, left = start + row * stride, beats
         while left:
             count = burst(p, address, left)
             time += 1  # the address
             first = max(time, ready)
-            time = first + (count - 1) * p.gap + 1
-            ready = time - 1 + p.gap
-            address, left = address + count * p.dma_bytes, left - count
+            time = first + (count - 1) * gap + 1
+            ready = time - 1 + gap
+            address, left = address + count * width, left - count
     return time + p.dram_latency + 1
 
 
@@ -84,10 +85,11 @@ class Event:
 
 
 class Queues:
-    """Three queues that wait for tokens: whatever can go on does, at the first cycle it may."""
+    """Three queues that wait for tokens: whatever can go on does, at the first cycle it may; not
+    `timed`, as if no word took long."""
 
-    def __init__(self, p: Parameters, program: Sequence[Instruction]) -> None:
-        self.p, self.sequencer = p, Sequencer(program)
+    def __init__(self, p: Parameters, program: Sequence[Instruction], timed: bool = True) -> None:
+        self.p, self.sequencer, self.timed = p, Sequencer(program), timed
         self.seed: int | None = None  # of stochastic rounding; none comes after a word that draws
         self.events: list[list[Event]] = [[] for _ in QUEUES]  # in the order of each queue
         self.next = [0] * len(QUEUES)  # of each queue, to be taken
@@ -111,10 +113,13 @@ class Queues:
             while self.fetch():
                 moving = True
             for number in range(len(QUEUES)):
-                while (event := self.take(number)) or self.post(number):
+                while (idle := self.running[number] is None) or self.post(number):
+                    moving |= not idle
+                    event = self.take(number)
+                    if event is None:
+                        break
                     moving = True
-                    if event is not None:
-                        yield event.word
+                    yield event.word
         late = [(n, self.events[n][at:]) for n, at in enumerate(self.next)]
         waiting = [f"{QUEUES[n]}: {text(events[0].word)}" for n, events in late if events]
         waiting += [f"{QUEUES[n]}: no room for a token" for n, e in enumerate(self.running) if e]
@@ -145,14 +150,16 @@ class Queues:
 
     def take(self, number: int) -> Event | None:
         """Begins the next instruction of a queue, if all it waits for is known."""
-        if self.running[number] or self.next[number] == len(self.events[number]):
+        if self.next[number] == len(self.events[number]):
             return None
         event = self.events[number][self.next[number]]
-        channels = waits(number, event.word["tokens"])
-        if any(len(self.put[c]) == len(self.got[c]) for c in channels):
-            return None
-        tokens = [self.put[c][len(self.got[c])] for c in channels]
-        event.taken = max(event.sent, self.free[number], *tokens) + 1
+        channels, when = waits(number, event.word["tokens"]), max(event.sent, self.free[number])
+        for c in channels:
+            token = len(self.got[c])
+            if token == len(self.put[c]):
+                return None
+            when = max(when, self.put[c][token])
+        event.taken = when + 1
         for c in channels:
             self.got[c].append(event.taken)
         self.running[number] = event
@@ -162,14 +169,14 @@ class Queues:
     def post(self, number: int) -> bool:
         """Ends what runs, if there is room for its tokens at a time that is known."""
         event = self.running[number]
-        if event is None:
-            return False
-        channels, most = posts(number, event.word["tokens"]), self.p.tokens
-        if any(len(self.put[c]) - len(self.got[c]) == most for c in channels):
-            return False
-        before = [(self.got[c], len(self.put[c]) - most) for c in channels]
-        rooms = [got[n] for got, n in before if n >= 0]
-        event.posted = max([event.taken + self.length(event.word), *rooms]) + 1
+        assert event is not None
+        channels, when = posts(number, event.word["tokens"]), event.taken + self.length(event.word)
+        for c in channels:
+            before = len(self.put[c]) - self.p.tokens
+            if before >= len(self.got[c]):
+                return False
+            when = max(when, self.got[c][before]) if before >= 0 else when
+        event.posted = when + 1
         for c in channels:
             self.put[c].append(event.posted)
         self.free[number], self.running[number] = event.posted, None
@@ -177,7 +184,7 @@ class Queues:
 
     def length(self, word: Instruction) -> int:
         """`run_cycles`, each once."""
-        if word.op == "sync":
+        if word.op == "sync" or not self.timed:
             return 0
         if word not in self.lengths:
             self.lengths[word] = run_cycles(self.p, word)

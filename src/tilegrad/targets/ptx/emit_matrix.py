@@ -101,6 +101,7 @@ def matrix_sparse(e: Emission, node: Node, kept: Node) -> None:
     for at in range(0, len(words), 4):
         form, to = vector("ld.shared", "b32", words[at : at + 4])
         w.put(form, to, f"[{base}+{4 * at}]")
+    w.put("wgmma.fence.sync.aligned")  # products read words that were written since the last one
     form = f"wgmma.mma_async.sp.sync.aligned.m64n{n}k{2 * depth}.f32.{name}.{name}"
     flags, held = ["0", str(int(trans_b))] if depth == 16 else [], braced(e.placed.registers[total])
     for step in range(half // depth):
