@@ -88,27 +88,11 @@ def parts_of(x: PagedShape, target: Target) -> int:
 
 
 def attend_parameters(x: PagedShape) -> Parameters:
-<<<<<<< HEAD
     """q, k, v, scales (of a cache of 8 bits), table, lengths, query_starts, sinks (if there are
     any), out."""
-    keys, values = (memory for _, memory in cache_parameters(x, "value"))
-    made = [("q", Memory((x.tokens, x.heads, x.width), x.dtype)), ("k", keys), ("v", values)]
-    if x.scaled:
-        made.append(("scales", scales_parameter(x)))
-    made += [
-        ("table", Memory((x.requests, x.most_pages), int32)),
-        ("lengths", Memory((x.requests,), int32)),
-        ("query_starts", Memory((x.requests + 1,), int32)),
-    ]
-    if x.sinks:
-        made.append(("sinks", Memory((x.heads,), float32)))
-    return [*made, ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result"))]
-=======
-    """q, k, v, scales (of a cache of 8 bits), table, lengths, query_starts, out."""
     q, (_, keys), (_, values), *rest = step_parameters(x, "value")
     out = ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result"))
     return [q, ("k", keys), ("v", values), *rest, out]
->>>>>>> main
 
 
 def attend(x: PagedShape, plan: CpuPlan, parts: int = 1) -> list[Body]:

@@ -105,25 +105,10 @@ def padded(size: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def callee(x: PagedShape, target: Target) -> KernelCallee:
-<<<<<<< HEAD
     """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
     -> out."""
-    lead = (x.pages, x.key_heads, x.page)
-    types = [
-        Array((x.tokens, x.heads, x.width), x.dtype),
-        Array((*lead, x.width), x.cache),
-        Array((*lead, x.value_width), x.cache),
-        Array((2, x.key_heads), float32) if x.scaled else None,
-        Array((x.requests, x.most_pages), int32),
-        Array((x.requests,), int32),
-        Array((x.requests + 1,), int32),
-        Array((x.heads,), float32) if x.sinks else None,
-    ]
-    how = {"scale": x.scale, "window": x.window, "softcap": x.softcap}
-=======
-    """(q, keys, values, scales if of 8 bits, table, lengths, query_starts) -> out."""
     types = {name: Array(m.shape, m.dtype) for name, m in step_parameters(x)}
-    how = {"scales": None, "scale": x.scale, "window": x.window, "softcap": x.softcap}
->>>>>>> main
+    how: dict[str, Any] = {"scale": x.scale, "window": x.window, "softcap": x.softcap}
+    how |= {"scales": None, "sinks": None}
     plan, definition = Plan(), paged_attention_portable
     return definition.callee(definition.bind((), {**how, **types}, plan), plan, target)

@@ -302,8 +302,9 @@ def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:
 
 def step_parameters(x: PagedShape, use: str = "state") -> Parameters:
     """What attention of a step takes: q, keys, values, scales (of 8 bits, what keys and values of
-    each key head are multiplied with), table, lengths, query_starts."""
+    each key head are multiplied with), table, lengths, query_starts, sinks (if there are any)."""
     scales = [("scales", Memory((2, x.key_heads), float32))] if x.scaled else []
+    sinks = [("sinks", Memory((x.heads,), float32))] if x.sinks else []
     return [
         ("q", Memory((x.tokens, x.heads, x.width), x.dtype)),
         *cache_parameters(x, use),
@@ -311,6 +312,7 @@ def step_parameters(x: PagedShape, use: str = "state") -> Parameters:
         ("table", Memory((x.requests, x.most_pages), int32)),
         ("lengths", Memory((x.requests,), int32)),
         ("query_starts", Memory((x.requests + 1,), int32)),
+        *sinks,
     ]
 
 
