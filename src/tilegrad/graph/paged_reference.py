@@ -79,10 +79,10 @@ def attention(
                 s = x.scale * (k[rows] @ q[token, head].astype(np.float64))
                 if x.softcap:
                     s = x.softcap * np.tanh(s / x.softcap)
-                sink = -np.inf if sinks is None else float(sinks[head])
-                most = max(s.max(), sink)
+                more = -np.inf if sinks is None else float(sinks[head])
+                most = max(s.max(), more)
                 p = np.exp(s - most)
-                out[token, head] = p @ v[rows] / (p.sum() + np.exp(sink - most))
+                out[token, head] = p @ v[rows] / (p.sum() + np.exp(more - most))
     return out
 
 
