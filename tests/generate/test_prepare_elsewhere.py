@@ -16,6 +16,7 @@ from tilegrad.generate.sampling_limits import SERVED
 from tilegrad.generate.sizes import verify_sizes
 from tilegrad.generate.speculative import Lookup
 from tilegrad.generate.steps import Steps
+from tilegrad.graph import build
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
 from tilegrad.runtime.device import KINDS
@@ -90,6 +91,7 @@ def test_missing_steps_are_handed_to_workers(
 
     monkeypatch.setattr(ahead, "compile_ahead", compile_ahead)
     monkeypatch.setattr(ahead, "LEAST_NODES", 1)
+    monkeypatch.setattr(build.Transfers, "used", False)  # by tests before this one
     found = made(2, tmp_path, Lookup() if guesses else None)
     others = 2 + guesses * len(verify_sizes(2, 2))
     assert found["compiled"] == 1 and found["loaded"] == others

@@ -38,7 +38,8 @@ def test_the_source_moves_off_its_grid(source: bench.Source) -> None:
 
 def test_rows_are_judged_and_kept(source: bench.Source, monkeypatch: Any) -> None:
     source.tune(quiet)
-    rows = bench.verdicts({**bench.measured(source, "int4", quiet)})
+    assert set(bench.measured(source, "int4", quiet)) == {"none", "int4"}  # a row by its name
+    rows = bench.verdicts({**bench.measured(source, "-int4", quiet)})
     assert {"none", "int4", "gptq-int4", "awq-int4"} <= set(rows) and "fp8" not in rows
     assert all(0 < row["divergence"] < 0.1 for name, row in rows.items() if name != "none")
     assert rows["gptq-int4"]["divergence_share"] < 0.8

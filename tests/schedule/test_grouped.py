@@ -147,7 +147,7 @@ def test_derivatives_against_torch() -> None:
     picked = np.argsort(-chances, axis=1, kind="stable")[:, :2]
 
     def ours(x, up, down, shares):
-        def compute(rows, offsets):
+        def compute(rows, offsets, owners):
             return grouped_dot(tg.tanh(grouped_dot(rows, up, offsets)), down, offsets)
 
         return (routed(x, tg.tensor(picked), shares, 5, compute) ** 2).sum()
