@@ -25,8 +25,9 @@ from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.value import index_of
 from ..attention.shape import AttentionShape, parameters
+from ..attention.softmax import finite
 from .engine import PAIR, TILE, CpuPlan, Vectors, up
-from .kernel import Scored, base_of, greater
+from .kernel import Scored, greater
 from .source import Source, below
 
 
@@ -153,7 +154,7 @@ class Forward(Scored):
             for j in tile.range(0, rows, unroll=4, bounds=(0, keys - 1)):
                 top = greater(tile.load(self.scores[j, c : c + width]), top)
             most = greater(top * self.factor, before)
-            base = base_of(most)
+            base = finite(most)
             decay = self.power(before - base)
             total = self.total[at : at + width] * decay
             self.most[at : at + width] = most

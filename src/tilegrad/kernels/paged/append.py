@@ -30,7 +30,7 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .shape import PagedShape, step_parameters
+from .shape import PagedShape, parameters
 
 CLEARED = 8  # rows that are written at once
 MANY = 256  # tokens of a step from which programs that take all heads of one fill a machine
@@ -56,21 +56,16 @@ class HeadNorms:
 
 
 def append_parameters(
-    x: PagedShape, rotary: Rotary, norms: HeadNorms | None = None
+    x: PagedShape, rotary: Rotary, norms: HeadNorms | None, result: str
 ) -> list[tuple[str, Memory]]:
     """q, k, v, frequencies, weights of norms, scales (of 8 bits), table, lengths, query_starts,
-    keys, values, and the turned queries."""
-    q, keys, values, *rest = step_parameters(x)
-    made = [
-        q,
-        ("k", Memory((x.tokens, x.key_heads, x.width), x.dtype)),
-        ("v", Memory((x.tokens, x.key_heads, x.value_width), x.dtype)),
-        ("frequencies", Memory((max(1, rotary.width // 2),), float32)),
-    ]
+    keys, values, and the result."""
+    made = parameters(x, ("q", "k", "v"))
+    made.append(("frequencies", Memory((max(1, rotary.width // 2),), float32)))
     if norms is not None:
         made += [(name, Memory((x.width,), norms.dtype)) for name in ("q_norm", "k_norm")]
-    turned = ("turned", Memory((x.tokens, x.heads, x.width), x.dtype, use="result"))
-    return [*made, *rest, keys, values, turned]
+    rest = ("scales", "table", "lengths", "query_starts", "sinks", "keys", "values", result)
+    return [*made, *parameters(x, rest, turned="result")]
 
 
 def heads_each(x: PagedShape, target: Target) -> int:
@@ -95,7 +90,7 @@ def append(
     """The kernel; a program takes `each` key heads of a token."""
     if rotary.width % 2 or rotary.width > x.width or (norms and not takes_norms(x, rotary)):
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
-    b = BodyBuilder(name, append_parameters(x, rotary, norms))
+    b = BodyBuilder(name, append_parameters(x, rotary, norms, "turned"))
     memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
     with tile.into(b):
         _Append(x, rotary, memory, each, norms).run()

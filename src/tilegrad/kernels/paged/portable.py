@@ -19,7 +19,7 @@ from ...ir.types import Array
 from ...tile.callee import KernelCallee
 from ...tile.define import Definition
 from ...tile.plan import Plan
-from .shape import PagedShape, step_parameters
+from .shape import STEP, PagedShape, parameters
 
 LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units take them
 
@@ -107,7 +107,7 @@ def padded(size: int) -> int:
 def callee(x: PagedShape, target: Target) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
     -> out."""
-    types = {name: Array(m.shape, m.dtype) for name, m in step_parameters(x)}
+    types = {name: Array(m.shape, m.dtype) for name, m in parameters(x, STEP)}
     how: dict[str, Any] = {"scale": x.scale, "window": x.window, "softcap": x.softcap}
     how |= {"scales": None, "sinks": None}
     plan, definition = Plan(), paged_attention_portable

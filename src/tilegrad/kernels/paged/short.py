@@ -28,23 +28,13 @@ from ... import tile
 from ...core.dtype import float32, int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
+from ..attention.softmax import finite
 from .append import HeadNorms, Rotary, append_parameters, clear_rest, kept
 from .shape import PagedShape, ShortPlan, short_why_not
-from .steps import BARRIER, Blocks, Steps, counted, finite, page_numbers, within
+from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
 
 CLEARED = 16  # rows that are written at once
-
-
-def short_parameters(
-    x: PagedShape, rotary: Rotary, norms: HeadNorms | None
-) -> list[tuple[str, Memory]]:
-    """q, k, v, frequencies, weights of norms, scales (of 8 bits), table, lengths, query_starts,
-    keys, values, and the result."""
-    made = append_parameters(x, rotary, norms)[:-1]
-    out = Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")
-    return [*made, ("out", out)]
 
 
 def step_attend(
@@ -58,7 +48,7 @@ def step_attend(
     why = short_why_not(x, plan)
     if why:
         raise InternalError("kernels.paged.short", f"{why}: {plan} for {x}")
-    b = BodyBuilder(name, short_parameters(x, rotary, norms))
+    b = BodyBuilder(name, append_parameters(x, rotary, norms, "out"))
     return _Short(x, plan, rotary, norms, b).build()
 
 

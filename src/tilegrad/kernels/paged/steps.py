@@ -27,9 +27,10 @@ from ... import tile
 from ...core.dtype import float16, int64
 from ...ir.symbol import ceil_divide, high
 from ...tile.build import BodyBuilder
+from ..attention.shape import swizzled
+from ..attention.softmax import LOG2_E, finite
 from .shape import PagedPlan, PagedShape, ShortPlan, padded
 
-LOG2_E = 1.4426950408889634
 BARRIER = 0  # at which the warps that multiply meet
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 
@@ -56,11 +57,6 @@ def counted(shape: tuple[int, int], axis: int, start: Any = 0) -> Any:
     if not isinstance(start, int) or start:
         line = line + start
     return tile.reshape(line, tuple(size if a == axis else 1 for a, size in enumerate(shape)))
-
-
-def finite(best: Any) -> Any:
-    """0 for -inf, so that differences are no nan."""
-    return tile.where(best == -tile.INF, 0.0, best)
 
 
 def page_numbers(
@@ -101,11 +97,10 @@ class Steps:
         plan, x, dtype = self.plan, self.x, self.operand
         self.rings, self.pipes = [], []
         for name, width in zip(("keys", "values"), self.widths):
-            layout = "swizzle64" if width * x.cache.size % 128 else "swizzle128"
-            self.rings.append(tile.shared((plan.stages, plan.block, width), x.cache, layout))
+            self.rings.append(swizzled(x.cache, plan.stages, plan.block, width))
             self.pipes.append(tile.pipeline(name, plan.stages))
-        self.queries = tile.shared((plan.rows, self.widths[0]), dtype, "swizzle128")
-        self.weights = tile.shared((plan.rows, plan.block), dtype, "swizzle128")
+        self.queries = swizzled(dtype, plan.rows, self.widths[0])
+        self.weights = swizzled(dtype, plan.rows, plan.block)
 
     def make_tiles(self) -> None:
         """Places in the registers of the role that multiplies."""
