@@ -52,23 +52,10 @@ def shape_of(node: Node) -> PagedShape:
     (tokens, heads, width), (pages, key_heads, page, _) = q.shape, keys.shape
     requests, most_pages = table.shape
     attrs: dict[str, Any] = {"scale": 1.0, "window": 0, "softcap": 0.0} if append else node.attrs
-    return PagedShape(
-        heads,
-        key_heads,
-        width,
-        values.shape[3],
-        page,
-        tokens,
-        requests,
-        pages,
-        most_pages,
-        attrs["scale"],
-        q.dtype,
-        keys.dtype,
-        attrs["window"],
-        attrs["softcap"],
-        "sinks" in given,
-    )
+    of_heads = (heads, key_heads, width, values.shape[3], page)
+    counts = (tokens, requests, pages, most_pages)
+    how = (attrs["scale"], q.dtype, keys.dtype, attrs["window"], attrs["softcap"])
+    return PagedShape(*of_heads, *counts, *how, "sinks" in given)
 
 
 def queries_of(node: Node) -> int:

@@ -19,7 +19,7 @@ Invariant: of the cache, what belongs to the new tokens is written, and that res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,12 @@ class Rotary:
     interleaved: bool = False  # pairs are neighbours, else halves
     factor: float = 1.0  # of cosines and sines
 
+    def turns(self, frequencies: Any, place: Any) -> Iterator[Any]:
+        """Cosines and sines of a place."""
+        angle, factor = frequencies * tile.cast(place, float32), tile.full((), self.factor)
+        for function in (tile.cos, tile.sin):
+            yield function(angle) * factor
+
 
 @dataclass(frozen=True)
 class HeadNorms:
@@ -53,6 +59,14 @@ class HeadNorms:
 
     epsilons: tuple[float, float]  # of queries, of keys
     dtype: DType  # of the weights
+
+    def applied(
+        self, name: str, squares: Any, parts: Sequence[Any], weights: Iterable[Any], dtype: DType
+    ) -> list[Any]:
+        """Parts (float32) of heads of q or k, whose mean squares are known: as if stored."""
+        factor = tile.rsqrt(squares + self.epsilons["qk".index(name)])[:, None]
+        made = (part * factor * weight for part, weight in zip(parts, weights))
+        return [tile.cast(tile.cast(part, dtype), float32) for part in made]
 
 
 def append_parameters(
@@ -206,9 +220,7 @@ class _Append:
         """Cosines and sines of the token's place."""
         if not self.half:
             return None
-        angle = self.brought["frequencies"][0] * tile.cast(place, float32)
-        factor = tile.full((), self.rotary.factor)
-        cosine, sine = (function(angle) * factor for function in (tile.cos, tile.sin))
+        cosine, sine = self.rotary.turns(self.brought["frequencies"][0], place)
         return cosine[None, :], sine[None, :]
 
     def rotate(
@@ -218,7 +230,11 @@ class _Append:
         parts = [tile.cast(part, float32) for part in self.brought[name]]
         count = parts[0].shape[0]
         if angle is not None:
-            first, second = parts[:2] if self.norms is None else self.normed(name, parts)
+            first, second = parts[:2]
+            if self.norms is not None:
+                squares = tile.sum(first * first + second * second, 1) / self.x.width
+                weights = (tile.cast(w, float32)[None, :] for w in self.brought[f"{name}_norm"])
+                first, second = self.norms.applied(name, squares, parts, weights, self.x.dtype)
             cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
@@ -228,19 +244,6 @@ class _Append:
         if self.rotary.width < self.x.width:
             value = kept(parts[-1], into.dtype, scale)
             tile.store(into, (*to, self.rotary.width), value, axes=self.axes(into))
-
-    def normed(self, name: str, halves: Sequence[Any]) -> list[Any]:
-        """Both halves of heads by their norm, rounded as stored."""
-        assert self.norms is not None
-        first, second = halves
-        total = tile.sum(first * first + second * second, 1)
-        epsilon = self.norms.epsilons["qk".index(name)]
-        factor = tile.broadcast(tile.rsqrt(total / self.x.width + epsilon)[:, None], first.shape)
-        made = []
-        for half, weight in zip(halves, self.brought[f"{name}_norm"]):
-            weight = tile.broadcast(tile.cast(weight, float32)[None, :], half.shape)
-            made.append(tile.cast(tile.cast(half * factor * weight, self.x.dtype), float32))
-        return made
 
     def axes(self, memory: Any) -> tuple[int, int]:
         """Heads, and the elements of each."""

@@ -200,10 +200,8 @@ class _Short(Steps):
         if not half:
             return None
         found = tile.load(self.memory["frequencies"], (0,), (half,))
-        angle = found * tile.cast(self.before, float32)
-        factor = tile.full((), self.rotary.factor)
-        for row, function in enumerate((tile.cos, tile.sin)):
-            tile.write(self.turns[row], function(angle) * factor)
+        for row, values in enumerate(self.rotary.turns(found, self.before)):
+            tile.write(self.turns[row], values)
         tile.named_sync(BARRIER, self.threads)
         number = tile.full((), half, int64)
         if self.rotary.interleaved:
@@ -238,11 +236,9 @@ class _Short(Steps):
         """Heads (float32) by their norm, if they have one, their first elements turned."""
         wide = [tile.cast(part, float32) for part, *_ in heads]
         if self.norms is not None:
-            total = tile.sum(wide[0] * wide[0], 1)[:, None] / self.x.width
-            factor = tile.rsqrt(total + self.norms.epsilons["qk".index(name)])
-            for i, (_, weight) in enumerate(heads):
-                made = wide[i] * factor * tile.cast(weight, float32)
-                wide[i] = tile.cast(tile.cast(made, self.x.dtype), float32)  # as if stored
+            squares = tile.sum(wide[0] * wide[0], 1) / self.x.width
+            weights = (tile.cast(weight, float32) for _, weight in heads)
+            wide = self.norms.applied(name, squares, wide, weights, self.x.dtype)
         if angle is None:
             return wide[0]
         return wide[0] * angle[0] + wide[1] * angle[1]

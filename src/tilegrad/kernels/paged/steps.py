@@ -27,9 +27,10 @@ from ... import tile
 from ...core.dtype import float16, int64
 from ...ir.symbol import ceil_divide, high
 from ...tile.build import BodyBuilder
+from ..attention.holes import Holes
 from ..attention.shape import swizzled
-from ..attention.softmax import LOG2_E, finite
-from .shape import PagedPlan, PagedShape, ShortPlan, padded
+from ..attention.softmax import finite
+from .shape import PagedPlan, PagedShape, ShortPlan, attention_of, padded
 
 BARRIER = 0  # at which the warps that multiply meet
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
@@ -82,6 +83,7 @@ class Steps:
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))
         self.cache = (self.memory["keys"], self.memory["values"])
         self.factors: list[Any] = []  # of keys and values of 8 bits
+        self.holes = Holes(attention_of(x), {}, 0, 0, exact=True)
         # float16 holds the floats of 8 bits exactly, and one instruction makes two of them
         self.operand = float16 if x.scaled else x.dtype
         # few rows leave registers for values that are widened while keys are multiplied
@@ -240,13 +242,10 @@ class Steps:
             self.pipes[1].release(turn)
 
     def scaled(self, scores: Any) -> Any:
-        """Scores times log2(e) and the scale, softly capped if asked."""
-        x = self.x
+        """Scores as exponents of 2."""
         if self.factors:
             scores = scores * self.factors[0]
-        if x.softcap:
-            return tile.tanh(scores * (x.scale / x.softcap)) * (x.softcap * LOG2_E)
-        return scores * (x.scale * LOG2_E)
+        return self.holes.score(scores, 0, 0) * self.holes.factor
 
     def seen(self, scores: Any, sees: Any, key: Any) -> Any:
         """Scores, -inf where a token does not see a key: as many keys as its place says, the
