@@ -37,9 +37,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "qwen2moe": {"qkv_bias": True, "shared": True, "normalize_experts": False},
     "qwen3moe": {"head_norms": True},
+    "gpt-oss": {"qkv_bias": True, "output_bias": True, "base": 150000.0, "pattern": 2,
+                "window": 128, "clamped": True, "sinks": True, "truncate": False},
     "gptneox": {**LAYERED, "activation": "gelu", "parallel": True},
     "gpt2": {**LAYERED, "tied": True, "learned": True},
-}
+}  # fmt: skip
+CLAMPED = {"expert_bias": True, "gate_limit": 7.0}  # numbers that these files do not say
 TRAITS = (
     "norm",
     "pre_norms",
@@ -50,6 +53,7 @@ TRAITS = (
     "parallel",
     "shared_norm",
     "activation",
+    "sinks",
 )
 
 
@@ -171,7 +175,8 @@ def _told(family: dict[str, Any], tensors: Mapping[str, Any] | None) -> dict[str
 
 
 def _windows(fields: Fields, family: dict[str, Any], layers: int) -> tuple[int, ...]:
-    window = fields.whole("attention.sliding_window", 4096 if "pattern" in family else 0)
+    usual = family.get("window", 4096 if "pattern" in family else 0)
+    window = fields.whole("attention.sliding_window", usual)
     every = family.get("pattern", 0)
     return tuple(window if not every or (i + 1) % every else 0 for i in range(layers))
 
@@ -191,6 +196,7 @@ def _experts(
         "shared_hidden": fields.whole("expert_shared_feed_forward_length") if shared else 0,
         "normalize_experts": family.get("normalize_experts", True),
         "routed": routed,
+        **(CLAMPED if "clamped" in family else {}),
     }
 
 
@@ -221,6 +227,7 @@ def _positions(
     elif kind == "yarn":
         by = fields.number("rope.scaling.attn_factor", 1.0) * yarn_factor(factor)
         rotary |= {"kind": "yarn", "factor": factor, "original": original, "attention_factor": by}
+        rotary["truncate"] = family.get("truncate", True)
     elif kind != "none":
         raise fields.wrong("rope.scaling.type", "none, linear or yarn, or tensors of factors", kind)
     return {"rotary": Rotary(**rotary), **extra}
