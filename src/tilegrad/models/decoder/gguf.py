@@ -21,6 +21,7 @@ GEMMA: dict[str, Any] = {"gemma": True, "tied": True, "activation": "gelu_tanh"}
 GEMMA_2 = {**GEMMA, "post_norms": True}
 BIASED = {"qkv_bias": True, "output_bias": True, "feed_bias": True}
 LAYERED: dict[str, Any] = {**BIASED, "norm": "layer", "gated": False, "activation": "gelu_tanh"}
+OSS = {"qkv_bias": True, "output_bias": True, "clamped": True, "sinks": True}
 # What the architectures are where metadata is silent. `wide` is the depth of the one size whose
 # scores are scaled by width / heads and not by the width of a head.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -37,11 +38,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "qwen2moe": {"qkv_bias": True, "shared": True, "normalize_experts": False},
     "qwen3moe": {"head_norms": True},
-    "gpt-oss": {"qkv_bias": True, "output_bias": True, "base": 150000.0, "pattern": 2,
-                "window": 128, "clamped": True, "sinks": True, "truncate": False},
+    "gpt-oss": {**OSS, "base": 150000.0, "pattern": 2, "window": 128, "truncate": False},
     "gptneox": {**LAYERED, "activation": "gelu", "parallel": True},
     "gpt2": {**LAYERED, "tied": True, "learned": True},
-}  # fmt: skip
+}
 CLAMPED = {"expert_bias": True, "gate_limit": 7.0}  # numbers that these files do not say
 TRAITS = (
     "norm",
