@@ -5,12 +5,14 @@ rows of it, and whether it is transposed or its rows are in the order of llama.c
 them, first match wins. Weights arrive as a mapping from name to array, so any reader plugs in;
 arrays may be NumPy's, torch's or Tensors, and are only sliced, reshaped and transposed here.
 Tensors of files (`exchange.Stored`) are read, or stay there if they are quantised (see
-`tensor.stored`); weights stored transposed and experts are always read.
+`tensor.stored`), those of experts too; weights stored transposed are always read.
 Invariant: nothing is loaded unless all shapes fit and, if strict, no name is missing or unused.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from .config import DecoderConfig
 
 OP = "Decoder.load"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ GGUF: dict[str, tuple[Source, ...]] = {
 GGUF_LLAMA = {
     f"attention.{p}": (Source(f"attn_{p[0]}", interleaved=True),) for p in ("query", "key")
 }
+GGUF_GPT_OSS = {"feed_norm": (Source("post_attention_norm"),)}
 GGUF_PHI3 = {f"feed.{p}": (s,) for p, s in fused("ffn_up", *GATED).items()}
 # By family, where they differ: names outside of blocks, in them, of the blocks, before all of them.
 FOLDERS: dict[str, tuple[dict[str, str], dict[str, tuple[Source, ...]], str, str]] = {
@@ -144,7 +148,11 @@ FOLDERS: dict[str, tuple[dict[str, str], dict[str, tuple[Source, ...]], str, str
         (HUGGINGFACE_TOP, {**HUGGINGFACE, **GEMMA}, "layers", "model."),
     ),
 }
-FILES = {"phi3": GGUF_PHI3, **dict.fromkeys(("llama", "granite", "smollm3"), GGUF_LLAMA)}
+FILES = {
+    "phi3": GGUF_PHI3,
+    "gpt-oss": GGUF_GPT_OSS,
+    **dict.fromkeys(("llama", "granite", "smollm3"), GGUF_LLAMA),
+}
 
 # Weights of all experts, whole names: fused, stacked, or one by one.
 HUGGINGFACE_EXPERTS = {
@@ -178,9 +186,13 @@ GPT_OSS_WHOLE = {
     "feed.down": (Source("mlp.experts.down_proj", transposed=True),),
     "feed.down_bias": (Source("mlp.experts.down_proj_bias"),),
 }
-GGUF_EXPERTS = {
-    f"feed.{p}": (Source(f"ffn_{p}_exps.weight"), Source(f"ffn_{p}.{{}}.weight"))
-    for p in (*GATED, "down")
+GGUF_WHOLE = {
+    "attention.sinks": (Source("attn_sinks.weight"),),
+    **{
+        f"feed.{p}": (Source(f"ffn_{p}_exps.weight"), Source(f"ffn_{p}.{{}}.weight"))
+        for p in (*GATED, "down")
+    },
+    **{f"feed.{p}_bias": (Source(f"ffn_{p}_exps.bias"),) for p in (*GATED, "down")},
 }
 
 # Names in files that are no weights of the text model.
@@ -197,7 +209,7 @@ class Names:
         self.config, self.given = config, given
         self.gguf = "token_embd.weight" in given
         folder = GPT_OSS_WHOLE if config.family == "gpt_oss" else HUGGINGFACE_EXPERTS
-        self.whole = GGUF_EXPERTS if self.gguf else folder  # names without a suffix
+        self.whole = GGUF_WHOLE if self.gguf else folder  # names without a suffix
         if self.gguf:
             self.top, self.block = GGUF_TOP, {**GGUF, **FILES.get(config.family, {})}
             self.layers, self.prefix = "blk", ""
@@ -242,11 +254,24 @@ class Names:
         return None
 
     def stays(self, source: Source | None) -> bool:
-        """Whether a weight can be read where the file stores it: rows of a quantised tensor."""
-        if source is None or source.transposed or "{}" in source.name:
+        """Whether a weight can be read where the file stores it: rows of a quantised tensor, or of
+        those of all experts if they are blocks of one Format."""
+        if source is None:
             return False
-        found = self.given[source.name]
-        return _quantised(found) and len(found.shape) == 2
+        first, *others = self.given_names(source)
+        found = self.given[first]
+        if not _quantised(found):
+            return False
+        if "{}" not in source.name and len(found.shape) == 2:
+            return not source.transposed
+        alike = all(
+            _quantised(one) and one.format is found.format and one.shape == found.shape
+            for one in map(self.given.__getitem__, others)
+        )
+        if not alike or found.format.apart or getattr(found, "order", None) is not None:
+            log.warning("experts %s of %s are unpacked: no kernel reads them", first, found.format)
+            return False
+        return len(found.shape) == (2 if others else 3)
 
     # ---- values -----------------------------------------------------------------------------
 
@@ -391,7 +416,7 @@ def _as_stored(model: Module, name: str, rows: Rows, scales: dict[tuple[str, flo
     side by side (q, k and v) share a scale of inputs that is the same for each, so that what they
     read is rounded once; `scales` are those before."""
     order, given = getattr(rows.stored, "order", None), getattr(rows.stored, "input", None)
-    if order is None and given is None:
+    if (order is None and given is None) or len(rows.shape) == 3:  # experts round no inputs
         return
     path = name.removesuffix(".weight")
     layer = model.get_submodule(path)
@@ -410,22 +435,32 @@ class Rows:
 
     def __init__(self, names: Names, name: str, source: Source) -> None:
         self.names, self.name, self.source = names, name, source
-        self.stored = names.given[source.name]
+        self.given = [names.given[n] for n in names.given_names(source)]
+        self.stored = self.given[0]
         self.format = self.stored.format
-        count = self.stored.shape[0]
-        self.rows = names.arranged(name, source, np.arange(count).reshape(count, 1))[:, 0]
-        self.shape = (len(self.rows), self.stored.shape[1])
+        *lead, columns = self.stored.shape
+        lead = [len(self.given), *lead] if "{}" in source.name else lead
+        self.count = math.prod(lead)
+        self.rows = self._arranged(np.arange(self.count).reshape(*lead, 1))[..., 0]
+        self.shape = (*self.rows.shape, columns)
+
+    def _arranged(self, array: Any) -> Any:
+        if "{}" in self.source.name:
+            return array
+        return self.names.arranged(self.name, self.source, array)
 
     @property
     def raw(self) -> Any:
-        """Their bytes; a copy where the file has another order."""
-        raw = self.stored.raw
-        straight = len(raw) == len(self.rows) and (self.rows[1:] > self.rows[:-1]).all()
-        return raw if straight else self.names.arranged(self.name, self.source, raw)
+        """Their bytes; a copy where the file has another order, or one tensor for each expert."""
+        several = "{}" in self.source.name
+        raw = np.stack([one.raw for one in self.given]) if several else self.stored.raw
+        straight = np.array_equal(self.rows.ravel(), np.arange(self.count))
+        return raw if straight else self._arranged(raw)
 
     def drop(self) -> None:
         """Let the system take back the file's pages."""
-        self.stored.drop()
+        for one in self.given:
+            one.drop()
 
 
 def _checked(
