@@ -262,7 +262,7 @@ def _named(
 def _mask(masks: Sequence[Condition], axes: Axes) -> Node:
     values = [(on_atoms(m.node, m.indices, axes.scores), m.truth) for m in masks]
     every = [value if truth else ops.bit_not(value) for value, truth in values]
-    return axes.on_scores(reduce(attention.both, every))
+    return axes.on_scores(reduce(attention.and_masks, every))
 
 
 def _by_head(value: Node, axes: Axes, name: str) -> Node:

@@ -73,10 +73,10 @@ class BackwardBody:
 
     def place(self) -> None:
         """What is kept, the ring, what is known of each query; ds on its way to dq."""
-        dtype, both = self.x.dtype, list(zip(self.pieces, self.wide))
-        kept = both if self.with_changes else both[:1]
+        dtype, pairs = self.x.dtype, list(zip(self.pieces, self.wide))
+        kept = pairs if self.with_changes else pairs[:1]
         self.kept = [swizzled(dtype, 2, n, OWN, w) for n, w in kept]
-        self.ring = [swizzled(dtype, self.stages, n, self.columns, w) for n, w in both]
+        self.ring = [swizzled(dtype, self.stages, n, self.columns, w) for n, w in pairs]
         self.ready = tile.barrier("ready", 1)
         full = [tile.barrier(f"full{i}", 1, self.stages) for i in range(2)]
         empty = tile.barrier("empty", 2, self.stages)
