@@ -178,7 +178,7 @@ def domain(name: str, dtype: DType) -> bool:
     """Whether the op is defined on the dtype."""
     if name.startswith("pair_"):  # of GPUs alone
         return False
-    if name in ("byte_dot", "byte_permute"):
+    if name in ("byte_dot", "signed_byte_dot", "byte_permute"):
         return dtype is dtypes.int32
     if dtype.is_float:
         return name not in INTEGER_ONLY | BITS

@@ -36,6 +36,8 @@ SETS = (
     "amx-bf16",
     "amx-int8",
     "neon",
+    "dotprod",
+    "i8mm",
     "sve",
 )
 

@@ -133,6 +133,12 @@ class Target:
         """Whether the LLVM feature (say 'avx512vnni') may be used."""
         return feature in self.feature_set
 
+    @property
+    def multiplies_by_lane(self) -> bool:
+        """Whether a multiply-add takes one lane of a vector as the factor of another: where not,
+        that factor comes from memory."""
+        return self.has("neon")
+
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register (at least one)."""
         return max(1, self.vector_bytes * 8 // dtype.bits)
@@ -269,7 +275,7 @@ def cpu_flops(features: set[str], vector_bytes: int, hertz: float) -> dict[str, 
         flops["float16"] = single * 2
     if "avx512bf16" in features:
         flops["bfloat16"] = single * 1.5
-    if "avx512vnni" in features:
+    if features & {"avx512vnni", "dotprod"}:
         flops["int8"] = single * 4
     if "amx-bf16" in features:
         flops["bfloat16"] = hertz * 2048 * 0.5

@@ -273,6 +273,7 @@ LINUX_NAMES = {
     "lzcnt": "abm",
     "bmi": "bmi1",
     "neon": "asimd",
+    "dotprod": "asimddp",
     "fp-armv8": "fp",
     "amx-tile": "amx_tile",
     "amx-bf16": "amx_bf16",
@@ -289,7 +290,7 @@ LINUX_NAMES = {
 NEEDED = (
     "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "popcnt", "lzcnt", "avx512f", "avx512bw",
     "avx512dq", "avx512vl", "avx512bf16", "avx512vnni", "avx512fp16", "avx512vbmi", "amx-tile",
-    "amx-bf16", "amx-int8", "neon",
+    "amx-bf16", "amx-int8", "neon", "dotprod", "i8mm",
 )  # fmt: skip
 
 

@@ -117,7 +117,8 @@ class DotLowering:
         self.live = ceil_divide(minimum(p.sizes[3] - self.column, plan.block_n), plan.nr)
         self.stop = minimum(self.row + plan.block_m, p.end)
         along_m, along_k = self.strides(p.a, p.index_a, *p.sizes[1:3])
-        self.turned_a = along_m == 1 and along_k != 1  # contiguous along m rather than k
+        self.along_m = along_m == 1 and along_k != 1  # a lies along m rather than along k
+        self.lines_of_k = self.along_m or (along_k == 1 and self.multiplies_by_lane())
         self.allocate_scratch()
         if not p.grouped:
             self.blocks_of_k()
@@ -125,6 +126,14 @@ class DotLowering:
         with b.when(b.less(self.row, self.stop)):
             self.blocks_of_k()
         return (grid,)
+
+    def multiplies_by_lane(self) -> bool:
+        """Whether a register tile takes its rows of a from lanes of one vector: squares of a are
+        turned for it, so they must be whole."""
+        k, plan = self.problem.sizes[2], self.plan
+        whole = modulo(k, plan.lanes) == 0 and plan.block_k % plan.lanes == 0
+        squares = plan.lanes > 1 and plan.mr % plan.lanes == 0 and whole
+        return self.target.multiplies_by_lane and squares
 
     def strides(
         self, x: Node, index: Callable[..., Index], rows: Size, columns: Size
@@ -140,7 +149,7 @@ class DotLowering:
         shape = (plan.block_n // plan.nr, plan.block_k, plan.nr)
         self.packed_b = b.allocate(shape, self.accumulator, "l2")
         strip = (plan.mr, plan.block_k + PAD)
-        if self.turned_a:
+        if self.lines_of_k:
             strip = (plan.block_k, power_of_two(plan.mr))
         self.packed_a = b.allocate(strip, self.accumulator, "l1")
         self.strip = b.allocate((plan.mr, plan.nr), self.accumulator, "l1")
@@ -208,24 +217,39 @@ class DotLowering:
 
     def pack_turned(self, at: Size, count: Size, j: Size) -> None:
         """The same where b is contiguous along k: squares turned in registers."""
-        b, e, p, lanes = self.b, self.e, self.problem, self.plan.lanes
+        b, p, lanes = self.b, self.problem, self.plan.lanes
         start = self.column + j * self.plan.nr
         for i in b.each("k", 0, count, lanes, bounds=(0, self.plan.block_k - 1)):
-            for piece in range(self.plan.across):
-                rows = []
-                for r in range(lanes):
-                    with e.vector(at + i, lanes, p.sizes[2], True) as lane:
-                        x = e.value(p.b, p.index_b(self.batch, lane, start + (piece * lanes + r)))
-                        rows.append(b.cast(x, self.accumulator))
-                turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
-                square = b.add(tile_ops.reshape(turned, shape=(1, lanes, lanes)))
-                b.store(self.packed_b, square, (j, i, piece * lanes), (0, 1, 2))
+            for piece in range(0, self.plan.nr, lanes):
+                columns = [start + (piece + r) for r in range(lanes)]
+                square = self.turned(
+                    p.b, [lambda k, n=n: p.index_b(self.batch, k, n) for n in columns], at + i
+                )
+                square = b.add(tile_ops.reshape(square, shape=(1, lanes, lanes)))
+                b.store(self.packed_b, square, (j, i, piece), (0, 1, 2))
+
+    def turned(self, x: Node, places: Sequence[Callable[[Size], Index]], k: Size) -> Node:
+        """A square of x whose lines are elements of k; each place gives the index of an element
+        of k in one of its columns."""
+        b, e, lanes = self.b, self.e, self.plan.lanes
+        rows = []
+        for place in places:
+            with e.vector(k, lanes, self.problem.sizes[2], True) as lane:
+                rows.append(b.cast(e.value(x, place(lane)), self.accumulator))
+        return b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
-        """packed[r, i] = a[row r, at + i], or packed[i, r] where a is contiguous along m."""
+        """packed[r, i] = a[row r, at + i], or packed[i, r] in lines of k."""
         b, e, p, plan = self.b, self.e, self.problem, self.plan
         (_, m, k, _), bounds = p.sizes, (0, plan.block_k - 1)
-        if self.turned_a:  # neighbouring rows at once
+        if self.lines_of_k and not self.along_m:
+            places = [lambda k, row=row: p.index_a(self.batch, row, k) for row in rows]
+            for i in b.each("k", 0, count, plan.lanes, bounds=bounds):
+                for r in range(0, plan.mr, plan.lanes):
+                    square = self.turned(p.a, places[r : r + plan.lanes], at + i)
+                    b.store(self.packed_a, square, (i, r), (0, 1))
+            return
+        if self.along_m:  # neighbouring rows at once
             width = power_of_two(plan.mr)
             for i in b.each("k", 0, count, unroll=4, bounds=bounds):
                 with e.vector(rows[0], width, m, False) as lane:
@@ -277,7 +301,7 @@ class DotLowering:
         b, plan, bounds = self.b, self.plan, (0, self.plan.block_k - 1)
 
         def step(i: Size) -> None:
-            at, axes = ((i, 0), (1, 0)) if self.turned_a else ((0, i), (0, 1))
+            at, axes = ((i, 0), (1, 0)) if self.lines_of_k else ((0, i), (0, 1))
             left = b.load(self.packed_a, at, (plan.mr, 1), axes)
             line = b.load(self.packed_b, (j, i, 0), (1, plan.nr), (1, 2))
             acc[0] = self.multiplied(left, line, acc[0])
@@ -302,7 +326,7 @@ class DotLowering:
         """Where the next row panel will be packed from: this column panel's share of its rows."""
         p, plan = self.problem, self.plan
         _, m, k, _ = p.sizes
-        if self.turned_a or high(m) <= plan.mr:
+        if self.along_m or high(m) <= plan.mr:
             return []
         row = named("loop", "far_row", 0, max(1, high(m) - 1))
         place = named("loop", "far_k", 0, max(1, high(k) - 1))

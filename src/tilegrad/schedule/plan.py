@@ -24,6 +24,7 @@ ONE_DEPTH = 512  # the block of k where a sum has one order, whatever the other 
 
 # Relative cost of a multiply-add in a register tile of (rows, vectors across), measured.
 WIDE_TILES = {(9, 3): 1.0, (6, 4): 1.02, (14, 2): 1.05, (24, 1): 1.25}
+LANE_TILES = {(8, 2): 1.0, (6, 4): 1.15, (4, 4): 1.3}
 NARROW_TILES = {(4, 3): 1.0, (6, 2): 1.0, (12, 1): 1.25}
 # Seconds, relative to one multiply-add of one lane in a full register tile.
 PACK_B, PACK_B_TURNED, PACK_A, FINISH = 16.0, 24.0, 7.0, 12.0
@@ -80,10 +81,17 @@ def block_of_k(k: int, depth: int) -> int:
     return -(-part // 16) * 16
 
 
+def tiles_of(target: Target) -> dict[tuple[int, int], float]:
+    """Register tiles worth a look, with their relative costs."""
+    if target.multiplies_by_lane:
+        return LANE_TILES
+    return WIDE_TILES if target.vector_registers >= 32 else NARROW_TILES
+
+
 def candidates(problem: Problem, target: Target, accumulator: DType) -> Iterator[Plan]:
     """Plans worth a look: every register tile, a few ways to cut k, m and n."""
     lanes = target.lanes(accumulator)
-    tiles = WIDE_TILES if target.vector_registers >= 32 else NARROW_TILES
+    tiles = tiles_of(target)
     workers = max(1, target.cores)
     m, n = max(1, problem.m), max(1, problem.n)
     depths = dict.fromkeys(block_of_k(problem.k, depth) for depth in DEPTHS)
@@ -124,7 +132,10 @@ def cost(plan: Plan, problem: Problem, target: Target, accumulator: DType) -> fl
     pack = PACK_B_TURNED if problem.turned else PACK_B
     if problem.k * n * accumulator.size > 4 * target.memories["l2"].bytes:
         pack += PACK_FAR
-    of_size = {(r, c): _program(plan, problem, r, c, pack) for r in set(rows) for c in set(columns)}
+    tile = _tile(plan, target)
+    of_size = {
+        (r, c): _program(plan, problem, r, c, tile, pack) for r in set(rows) for c in set(columns)
+    }
     works = [of_size[r, c] for r in rows for c in columns]
     if len(works) * problem.batch > 4096:
         return sum(works) * problem.batch / workers
@@ -138,15 +149,22 @@ def _parts(size: int, block: int) -> list[int]:
     return [min(block, size - start) for start in range(0, size, block)]
 
 
-def _program(plan: Plan, problem: Problem, rows: int, columns: int, pack: float) -> float:
-    """Work of one program; `pack` is that of packing an element of b."""
-    tiles = WIDE_TILES | NARROW_TILES
+def _tile(plan: Plan, target: Target) -> float:
+    """Relative cost of a multiply-add in a Plan's register tile."""
+    tiles = LANE_TILES if target.multiplies_by_lane else WIDE_TILES | NARROW_TILES
     known = tiles.get((plan.mr, plan.across))
     if known is None:  # a shorter tile does less per load of b
         known = 1.0 + 0.25 * max(0.0, 1.0 - plan.mr * plan.across / 24)
+    return known
+
+
+def _program(
+    plan: Plan, problem: Problem, rows: int, columns: int, tile: float, pack: float
+) -> float:
+    """Work of one program; `tile` is that of a multiply-add, `pack` of packing an element of b."""
     k = max(1, problem.k)
     panels, strips = -(-columns // plan.nr), -(-rows // plan.mr)
-    multiply = panels * plan.nr * strips * plan.mr * k * known
+    multiply = panels * plan.nr * strips * plan.mr * k * tile
     pack_b = k * panels * plan.nr * pack
     pack_a = k * strips * plan.mr * PACK_A
     finish = panels * plan.nr * strips * plan.mr * FINISH

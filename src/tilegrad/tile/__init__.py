@@ -25,9 +25,9 @@ LANGUAGE = {
     "erf", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "trunc", "sign", "sigmoid", "fill",
     "prod", "cumsum", "cumprod", "cummax", "cummin", "dot", "softmax_online",
     "softmax_accumulate", "load", "store", "atomic_add", "require", "shared", "index", "hold",
-    "hole", "less", "less_equal", "byte_dot", "byte_permute", "quick_divide", "quick_exp",
-    "quick_exp2", "quick_reciprocal", "prefetch", "scratch", "matrix_load", "matrix_dot",
-    "matrix_store", "matrix_zero", "most", "stack", "INF", "unsigned_divide",
+    "hole", "less", "less_equal", "byte_dot", "signed_byte_dot", "byte_permute",
+    "quick_divide", "quick_exp", "quick_exp2", "quick_reciprocal", "prefetch", "scratch",
+    "matrix_load", "matrix_dot", "matrix_store", "matrix_zero", "most", "stack", "INF", "unsigned_divide",
     "unsigned_remainder", "repeat_bits", "pair_multiply_add", *RENAMED,
 }  # fmt: skip
 ROLES = {

@@ -477,6 +477,11 @@ def byte_dot(a: Any, b: Any, c: Any) -> TileValue:
     return elementwise("byte_dot", a, b, c)
 
 
+def signed_byte_dot(a: Any, b: Any, c: Any) -> TileValue:
+    """c + the sum of the products of four bytes of int32, all with sign."""
+    return elementwise("signed_byte_dot", a, b, c)
+
+
 def byte_permute(a: Any, b: Any, selector: Any) -> TileValue:
     """Bytes of two words as a hexadecimal digit of the selector names each: 0 .. 3 of a, then b."""
     return elementwise("byte_permute", a, b, selector)

@@ -25,7 +25,8 @@ from .engine import CpuPlan, up
 from .kernel import BodyWriter, greater
 from .source import Source, below
 
-KEYS = 64  # of a block: their values are still near when they are read again
+KEYS, FEW_KEYS = 64, 16  # of a block, whose values are read in one turn, or in several
+WIDEST = 64  # elements of a register tile, where vectors are narrow: values are read as they lie
 MOST_ROWS = 16
 AHEAD = 16  # keys of an array that are asked for before they are read
 PARTIAL = ("partial", "maxima", "sums")  # what parts leave behind
@@ -48,9 +49,11 @@ def plan_of(
     """A Plan for so many rows: register tiles of a width as wide as registers allow. The keys of
     a vector lie in one page, if there are pages."""
     lanes, many = math.gcd(target.lanes(dtype), page), target.vector_registers >= 32
-    across = max(1, min(8 if many else 4, -(-width // lanes)))
+    most = min(16, max(8, WIDEST // lanes)) if many else 4
+    across = max(1, min(most, -(-width // lanes)))
     rows = max(1, (24 if many else 10) // across)
-    return CpuPlan(queries, KEYS, rows, across, lanes, aligned=aligned)
+    keys = FEW_KEYS if many and across * lanes < width else KEYS
+    return CpuPlan(queries, keys, rows, across, lanes, aligned=aligned)
 
 
 def parts_of(x: AttentionShape, target: Target) -> int:

@@ -23,7 +23,7 @@ from ..attention.shape import AttentionShape, backward_parameters
 from ..attention.softmax import LOG2_E
 from .engine import PAIR, TILE, CpuPlan, Product, Vectors, Weights, engine_of, up
 from .kernel import Scored
-from .score_tiles import fitting, unit_of
+from .score_tiles import fitting, register_tile, unit_of
 from .source import Source, below
 
 
@@ -34,7 +34,7 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan:
         keys = min(128, PAIR * max(1, -(-high(x.keys) // PAIR)))
         return CpuPlan(fitting(x, target, 128, PAIR), keys, TILE, 2, TILE, unit)
     lanes = target.lanes(x.sum_dtype)
-    rows, across = (13, 2) if target.vector_registers >= 32 else (5, 2)
+    rows, across = register_tile(target)
     panel = across * lanes
     queries = max(panel, min(128, up(high(x.queries), panel)))
     keys = min(130 // rows * rows, rows * max(1, -(-high(x.keys) // rows)))

@@ -59,10 +59,17 @@ def choose(x: AttentionShape, target: Target) -> CpuPlan:
         keys = min(block, PAIR * max(1, -(-high(x.keys) // PAIR)))
         part = 64 if queries % 64 == 0 else PAIR
         return CpuPlan(queries, keys, TILE, 2, TILE, unit, part, invariant())
-    rows, across = (13, 2) if target.vector_registers >= 32 else (5, 2)
+    rows, across = register_tile(target)
     queries = fitting(x, target, 128 // (across * lanes) * across * lanes, across * lanes)
     keys = min(256 // rows * rows, up(high(x.keys), rows))
     return CpuPlan(queries, max(rows, keys), rows, across, lanes, aligned=invariant())
+
+
+def register_tile(target: Target) -> tuple[int, int]:
+    """Rows and vectors of a register tile."""
+    if target.multiplies_by_lane:
+        return 8, 2
+    return (13, 2) if target.vector_registers >= 32 else (5, 2)
 
 
 def forward(

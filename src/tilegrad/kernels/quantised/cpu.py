@@ -53,7 +53,7 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     most = few(target)
     bodies: list[Body] = []
     names = ["x", *(n for n, _, _ in parts(shape))]
-    if invariant():
+    if invariant() or target.has("dotprod"):  # whose panels of floats are no faster
         return _callee("quantised_matmul", of_any_number(shape, target), names)
     if low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
@@ -81,7 +81,7 @@ def of_any_number(shape: QuantisedShape, target: Target) -> list[Body]:
 def few(target: Target) -> int:
     """Tokens up to which weights are multiplied as they are: with instructions for products of
     four bytes, of pairs, or without."""
-    if target.has("avx512vnni") or target.has("avxvnni"):
+    if any(target.has(f) for f in ("avx512vnni", "avxvnni", "dotprod", "i8mm")):
         return FEW_TOKENS
     return FEW_TOKENS // 4 if target.has("avx2") or target.has("avx512bw") else 1
 

@@ -2,7 +2,8 @@
 
 A program has some blocks of 16 rows. It first writes the tokens as whole numbers of 16 bits, with
 a scale for every step of 32 columns, in two bytes: 256 * high + low, both signed. Then codes are
-read once from memory and multiplied by both with `byte_dot`, sums of a group are whole numbers of
+read once from memory and multiplied by both with `byte_dot` (`signed_byte_dot` where that is all
+a Target has), sums of a group are whole numbers of
 32 bits, and only then come scale and minimum, in float32. What a code stands above its value
 (`centre`) is taken off as a whole number too. So weights count exactly and a token's element is
 rounded to 1/65278 of the largest one of its step.
@@ -19,7 +20,8 @@ beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ... import tile
@@ -33,6 +35,7 @@ from .shape import NOTHING, Around, QuantisedShape, padded
 
 LIMIT = 32639  # 127 * 256 + 127: the largest that two signed bytes hold
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count whole numbers
+ALL_SIGNS = -0x7F7F7F80  # the highest bit of each byte of a word
 MAGNITUDE = 0x7FFFFFFF  # bits of a float32 without its sign
 TINY, LARGE = 2.0**-60, 2.0**60
 PROGRAM_ROWS = 320  # at least, for a program: each writes all tokens as whole numbers first
@@ -50,10 +53,21 @@ def programs(shape: QuantisedShape, target: Target) -> int:
 
 def together(tokens: Any, target: Target) -> int:
     """Tokens whose sums are kept in registers at a time, nearly equal parts of all."""
-    most = 8 if target.vector_registers >= 32 and target.lanes(float32) == ROWS else 2
+    many = target.vector_registers >= 32
+    most = 8 if many and target.lanes(float32) == ROWS else 4 if target.multiplies_by_lane else 2
     if not isinstance(tokens, int):
         return min(most, 4)  # one by one what is left of these
     return -(-tokens // max(1, -(-tokens // most)))
+
+
+def rows_at_once(target: Target) -> int:
+    """Rows of a block whose products are made at a time: what registers hold beside their codes."""
+    return 8 if target.multiplies_by_lane else ROWS
+
+
+def only_signed(target: Target) -> bool:
+    """Whether the Target's instruction for products of four bytes takes signed ones alone."""
+    return target.has("dotprod") and not target.has("i8mm")
 
 
 def multiply_add(target: Target, x: Any, y: Any, z: Any) -> Any:
@@ -64,15 +78,16 @@ def multiply_add(target: Target, x: Any, y: Any, z: Any) -> Any:
 
 
 class Weights:
-    """Reads the parts of a block of rows; for kernels that work on 16 rows at a time."""
+    """Reads the parts of a block of rows: of some of its 16 rows at a time, from `first` on."""
 
     def __init__(self, shape: QuantisedShape, memory: dict[str, Any]) -> None:
         self.shape, self.memory = shape, memory
         self.layout = layout_of(shape.format)
+        self.first, self.rows = 0, ROWS
 
     def line(self, name: str, *index: Any) -> Any:
-        """16 elements of a part."""
-        return tile.load(self.memory[name], (*index, 0), ROWS)
+        """An element of a part for each row."""
+        return tile.load(self.memory[name], (*index, self.first), self.rows)
 
     def near(self, block: Any, step: Any, ahead: int) -> None:
         """Ask for the codes of a later step; rows of blocks follow one another in memory."""
@@ -80,7 +95,7 @@ class Weights:
             tile.prefetch(self.memory["codes"], (block, step + ahead, v, 0))
 
     def quads(self, block: Any, step: Any) -> list[Any]:
-        """The codes of a step, without sign: eight tiles of 16 words."""
+        """The codes of a step, without sign: eight tiles of a word for each row."""
         found, first, low = [], 0, 0
         for bits in self.layout.planes:
             lines = [self.line("codes", block, step, first + v) for v in range(bits)]
@@ -197,7 +212,10 @@ class Decode:
         self.b = BodyBuilder(name, given)
         self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
         self.weights = Weights(shape, self.memory)
-        self.layout = self.weights.layout
+        self.layout, self.signed = self.weights.layout, only_signed(target)
+        if self.signed and max(self.layout.planes) == 8:  # codes with sign are what they stand for
+            self.layout = replace(self.layout, centre=self.layout.centre - 128)
+        self.rows_at_once = rows_at_once(target)
         self.sides = 2 if around.gated else 1  # blocks of rows that results are made of
         self.blocks = padded(shape.outputs, ROWS) // ROWS // self.sides
 
@@ -321,48 +339,65 @@ class Decode:
         """The results of a block for some tokens."""
         shape, around = self.shape, self.around
         tokens = [first + i for i in range(count)]
-        own_block = self.base + block
-        sides = [self.product(own_block + side * self.blocks, tokens) for side in range(self.sides)]
-        row = block * ROWS
-        mask = tile.arange(ROWS) + row < shape.rows if shape.rows % ROWS else None
-        for n, token in enumerate(tokens):
-            own, at = [side[n] for side in sides], (self.first + token, row)
-            if around.norm is not None:
-                factor = tile.load(self.factors, token)
-                own = [x * factor for x in own]
-            if around.bias:
-                bias = tile.load(self.memory["bias"], row, ROWS, mask=mask)
-                own = [own[0] + bias.to(float32)]
-            value = gate(*own) if around.gated else own[0]
-            if around.residual:
-                before = tile.load(self.memory["residual"], at, ROWS, mask=mask)
-                value = value + before.to(float32)
-            self.put(value.to(shape.dtype), self.first + token, block, mask)
+        blocks = [self.base + block + side * self.blocks for side in range(self.sides)]
+        sides = [iter(self.product(own, tokens)) for own in blocks]
+        size = self.rows_at_once
+        for part in range(0, ROWS, size):
+            row = block * ROWS + part
+            mask = tile.arange(size) + row < shape.rows if shape.rows % ROWS else None
+            for token in tokens:
+                own, at = [next(side) for side in sides], (self.first + token, row)
+                if around.norm is not None:
+                    factor = tile.load(self.factors, token)
+                    own = [x * factor for x in own]
+                if around.bias:
+                    bias = tile.load(self.memory["bias"], row, size, mask=mask)
+                    own = [own[0] + bias.to(float32)]
+                value = gate(*own) if around.gated else own[0]
+                if around.residual:
+                    before = tile.load(self.memory["residual"], at, size, mask=mask)
+                    value = value + before.to(float32)
+                self.put(value.to(shape.dtype), self.first + token, block, part, mask)
 
     @tile.function
-    def put(self, value: Any, token: Any, block: Any, mask: Any) -> None:
-        """Write a token's results of a block where they belong."""
+    def put(self, value: Any, token: Any, block: Any, row: int, mask: Any) -> None:
+        """Write a token's results of a block, from one of its rows on, where they belong."""
         sizes, first = self.around.results(self.shape), 0
         for name, size in zip(result_names(self.shape, self.around), sizes):
-            out, row, last = self.memory[name], (block - first) * ROWS, first + size // ROWS
+            out, start, last = self.memory[name], (block - first) * ROWS, first + size // ROWS
             if len(sizes) == 1 or tile.less_equal(first, block) & tile.less(block, last):
-                tile.store(out, (token, row), value, mask=mask)
+                tile.store(out, (token, start + row), value, mask=mask)
             first = last
 
     @tile.function
     def product(self, block: Any, tokens: Sequence[Any]) -> list[Any]:
-        """The products of a block of rows with some tokens."""
-        sums = [tile.zeros((ROWS,)) for _ in tokens]
-        for step in tile.range(self.shape.columns // STEP, unroll=2):
+        """The products of a block with some tokens: of some rows with all, then of others."""
+        pieces = ROWS // self.rows_at_once
+        sums = [tile.zeros((self.rows_at_once,)) for _ in range(pieces * len(tokens))]
+        unroll = 1 if self.target.multiplies_by_lane else 2
+        for step in tile.range(self.shape.columns // STEP, unroll=unroll):
             sums = self.step(block, step, tokens, sums)
         return sums
 
     def step(self, block: Any, step: Any, tokens: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
         """Sums after one more step."""
-        weights, made = self.weights, list(sums)
         if AHEAD:
-            weights.near(block, step, -(-AHEAD // (64 * self.layout.vectors)))
+            self.weights.near(block, step, -(-AHEAD // (64 * self.layout.vectors)))
+        found: list[Any] = []
+        for first in range(0, ROWS, self.rows_at_once):
+            self.weights.first, self.weights.rows = first, self.rows_at_once
+            own = sums[len(found) : len(found) + len(tokens)]
+            found += self.some_rows(block, step, tokens, own)
+        return found
+
+    def some_rows(
+        self, block: Any, step: Any, tokens: Sequence[Any], sums: Sequence[Any]
+    ) -> list[Any]:
+        """Those of some rows."""
+        weights, made = self.weights, list(sums)
         quads, groups = weights.quads(block, step), weights.groups(step)
+        if self.signed and max(self.layout.planes) == 8:
+            quads = [quad ^ ALL_SIGNS for quad in quads]
         each = QUADS // len(groups)
         for g, group in enumerate(groups):
             scale = weights.scale(block, step, group)
@@ -379,14 +414,25 @@ class Decode:
 
     def dot(self, token: Any, step: Any, quads: Sequence[tuple[int, Any]], group: Any) -> Any:
         """Whole numbers: codes of a group times a token."""
-        upper = lower = tile.zeros((ROWS,), int32)
+        upper = lower = tile.zeros((self.rows_at_once,), int32)
+        dot = tile.signed_byte_dot if self.signed else tile.byte_dot
         if self.layout.centre:
-            lower = tile.broadcast(tile.load(self.above, (token, group)), (ROWS,))
-        for j, quad in quads:
-            at = (token, step * QUADS + j)
-            upper = tile.byte_dot(quad, tile.load(self.high_bytes, at), upper)
-            lower = tile.byte_dot(quad, tile.load(self.low_bytes, at), lower)
+            above = tile.load(self.above, (token, group))
+            lower = tile.broadcast(above, (self.rows_at_once,))
+        first, count = step * QUADS + quads[0][0], len(quads)
+        places = self.high_bytes, self.low_bytes
+        high_word, low_word = (self.words(place, token, first, count) for place in places)
+        for i, (_, quad) in enumerate(quads):
+            upper = dot(quad, high_word(i), upper)
+            lower = dot(quad, low_word(i), lower)
         return (upper << 8) + lower
+
+    def words(self, place: Any, token: Any, first: Any, count: int) -> Callable[[int], Any]:
+        """What reads a token's words: lanes of vectors where the Target multiplies by them."""
+        if not self.target.multiplies_by_lane:
+            return lambda i: tile.load(place, (token, first + i))
+        found = [tile.load(place, (token, first + i), 4) for i in range(0, count, 4)]
+        return lambda i: found[i // 4][i % 4]
 
 
 def joined(x: Any) -> Any:

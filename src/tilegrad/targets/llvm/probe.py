@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-VERSION = "1"
+VERSION = "2"
 
 _FMA = """
   %x = load volatile <{n} x {t}>, ptr %p, align 1

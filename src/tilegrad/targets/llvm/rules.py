@@ -489,10 +489,15 @@ def _multiply_add(m: Vectors, d: DType, a: str, b: str, c: str) -> str:
     return ROWS["add"](m, d, ROWS["multiply"](m, d, a, b), c)
 
 
+ARM_LANES = (4, 8, 16, 32, 64)  # words that some whole vectors of 128 bits hold
+
+
 def _byte_dot(m: Vectors, d: DType, a: str, b: str, total: str) -> str:
     """Four products of bytes: one instruction where the Target has it, two of pairs of 16 bits
     where it has those, else byte by byte."""
     v, native, width = m.type(I32), m.writer.native, 32 * m.lanes
+    if "i8mm" in native and m.lanes in ARM_LANES:
+        return _arm_dot(m, "usdot", a, b, total)
     vnni = {512: "avx512vnni" in native, 256: bool(native & {"avx512vnni", "avxvnni"})}
     pairs = {
         512: ("avx512bw", "avx512.pmaddw.d.512"),
@@ -508,6 +513,22 @@ def _byte_dot(m: Vectors, d: DType, a: str, b: str, total: str) -> str:
     if width > 128 and m.lanes % 2 == 0 and native & {"sse2", "avx2", "avxvnni"}:
         return _by_halves(m, I32, I32, lambda half, *x: _byte_dot(half, d, *x), a, b, total)
     return _byte_dot_plain(m, a, b, total)
+
+
+def _signed_byte_dot(m: Vectors, d: DType, a: str, b: str, total: str) -> str:
+    """The same of signed bytes alone: an instruction of ARM's, else byte by byte."""
+    if "dotprod" in m.writer.native and m.lanes in ARM_LANES:
+        return _arm_dot(m, "sdot", a, b, total)
+    return _byte_dot_plain(m, a, b, total, signed=True)
+
+
+def _arm_dot(m: Vectors, name: str, a: str, b: str, total: str) -> str:
+    """An instruction of vectors of 128 bits, for each of them."""
+    if m.lanes > ARM_LANES[0]:
+        return _by_halves(m, I32, I32, lambda half, *x: _arm_dot(half, name, *x), a, b, total)
+    w, v, s = m.writer, m.type(I32), vector("i8", 16)
+    a, b = (w.value(f"bitcast {v} {x} to {s}") for x in (a, b))
+    return w.intrinsic(f"llvm.aarch64.neon.{name}.v4i32.v16i8", v, (v, total), (s, a), (s, b))
 
 
 def _by_halves(
@@ -535,13 +556,13 @@ def _byte_dot_pairs(m: Vectors, a: str, b: str, total: str, name: str) -> str:
     return total
 
 
-def _byte_dot_plain(m: Vectors, a: str, b: str, total: str) -> str:
+def _byte_dot_plain(m: Vectors, a: str, b: str, total: str, signed: bool = False) -> str:
+    def byte(x: str, shift: int, down: str) -> str:
+        x = x if shift == 24 else m.number("shl", I32, x, 24 - shift)
+        return m.number(down, I32, x, 24)
+
     for shift in (0, 8, 16, 24):
-        left = a if not shift else m.number("lshr", I32, a, shift)
-        if shift < 24:
-            left = m.number("and", I32, left, 255)
-        right = b if shift == 24 else m.number("shl", I32, b, 24 - shift)
-        right = m.number("ashr", I32, right, 24)
+        left, right = byte(a, shift, "ashr" if signed else "lshr"), byte(b, shift, "ashr")
         total = m.do("add", I32, total, m.do("mul", I32, left, right))
     return total
 
@@ -604,6 +625,7 @@ ROWS: dict[str, Row] = {
     "where": _where,
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
+    "signed_byte_dot": _signed_byte_dot,
     "byte_permute": _byte_permute,
     "pair_multiply_add_bfloat16": _pair_multiply_add,
     "pair_multiply_add_float16": _pair_multiply_add,

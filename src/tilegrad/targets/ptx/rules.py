@@ -412,11 +412,14 @@ def _multiply_add(w: Writer, d: DType, a: str, b: str, c: str) -> str:
     return typed(w, d, "fma.rn" if d.is_float else "mad.lo", a, b, c)
 
 
-def _byte_dot(w: Writer, d: DType, a: str, b: str, c: str) -> str:
-    """Four products of bytes, a's unsigned and b's signed."""
-    if d.name != "int32":
-        raise refuse("byte_dot", d)
-    return w.value("b32", "dp4a.u32.s32", a, b, c)
+def _byte_dot(kind: str) -> Row:
+    def row(w: Writer, d: DType, a: str, b: str, c: str) -> str:
+        """Four products of bytes, a's of this kind and b's signed."""
+        if d.name != "int32":
+            raise refuse("byte_dot", d)
+        return w.value("b32", f"dp4a.{kind}.s32", a, b, c)
+
+    return row
 
 
 def _byte_permute(w: Writer, d: DType, a: str, b: str, chosen: str) -> str:
@@ -533,7 +536,8 @@ ROWS: dict[str, Row] = {
     "less_equal": _compare("less_equal"),
     "where": _where,
     "multiply_add": _multiply_add,
-    "byte_dot": _byte_dot,
+    "byte_dot": _byte_dot("u32"),
+    "signed_byte_dot": _byte_dot("s32"),
     "byte_permute": _byte_permute,
     "pair_multiply_add_bfloat16": _pair_multiply_add("bf16x2"),
     "pair_multiply_add_float16": _pair_multiply_add("f16x2"),
