@@ -126,7 +126,8 @@ class Machine:
         if name in ("shl", "shr"):
             return shift(name, self.read(operands[0], type_), self.read(operands[1], "u32"))
         if name in ("dp4a", "prmt"):
-            return of_bytes(name, *(self.read(o, "s32").astype(np.int64) for o in operands))
+            given = [self.read(o, "s32").astype(np.int64) for o in operands]
+            return of_bytes(name, *given, signed=words[1] == "s32")
         inputs = [self.read(o, type_) for o in operands]
         if name == "setp":
             return COMPARE[words[1]](*inputs)
@@ -267,14 +268,16 @@ def high_product(a: Array, b: Array) -> Array:
     return np.asarray(wide >> (8 * a.dtype.itemsize)).astype(a.dtype)
 
 
-def of_bytes(name: str, a: Array, b: Array, c: Array) -> Array:
-    """dp4a of unsigned by signed bytes, and prmt of digits below 8."""
+def of_bytes(name: str, a: Array, b: Array, c: Array, signed: bool) -> Array:
+    """dp4a of bytes (unsigned or signed) by signed ones, and prmt of digits below 8."""
     total = c if name == "dp4a" else np.zeros_like(a)
     assert name == "dp4a" or not (c & 0x8888).any()  # or a sign would be copied
     both = (a & 0xFFFFFFFF).astype(np.uint64) | (b & 0xFFFFFFFF).astype(np.uint64) << np.uint64(32)
     for i in range(4):
         if name == "dp4a":
-            total = total + (a >> 8 * i & 255) * (((b >> 8 * i & 255) ^ 128) - 128)
+            left = a >> 8 * i & 255
+            left = (left ^ 128) - 128 if signed else left
+            total = total + left * (((b >> 8 * i & 255) ^ 128) - 128)
         else:
             at = (8 * (c >> 4 * i & 7)).astype(np.uint64)
             total = total | (both >> at & np.uint64(255)).astype(np.int64) << 8 * i

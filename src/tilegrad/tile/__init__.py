@@ -27,8 +27,8 @@ LANGUAGE = {
     "softmax_accumulate", "load", "store", "atomic_add", "require", "shared", "index", "hold",
     "hole", "less", "less_equal", "byte_dot", "signed_byte_dot", "byte_permute",
     "quick_divide", "quick_exp", "quick_exp2", "quick_reciprocal", "prefetch", "scratch",
-    "matrix_load", "matrix_dot", "matrix_store", "matrix_zero", "most", "stack", "INF", "unsigned_divide",
-    "unsigned_remainder", "repeat_bits", "pair_multiply_add", *RENAMED,
+    "matrix_load", "matrix_dot", "matrix_store", "matrix_zero", "most", "stack", "INF",
+    "unsigned_divide", "unsigned_remainder", "repeat_bits", "pair_multiply_add", *RENAMED,
 }  # fmt: skip
 ROLES = {
     "role", "barrier", "pipeline", "register", "read", "write", "copy_async", "copy_store",

@@ -53,7 +53,7 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     most = few(target)
     bodies: list[Body] = []
     names = ["x", *(n for n, _, _ in parts(shape))]
-    if invariant() or target.has("dotprod"):  # whose panels of floats are no faster
+    if takes_any_number(target):
         return _callee("quantised_matmul", of_any_number(shape, target), names)
     if low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
@@ -76,6 +76,12 @@ def of_any_number(shape: QuantisedShape, target: Target) -> list[Body]:
     if most > 1:
         return [decode(shape, target, most, whole=True)]
     return prefill(shape, target, vectors=True)
+
+
+def takes_any_number(target: Target) -> bool:
+    """Whether one kernel has any number of tokens: at `invariant`, and where panels of floats are
+    no faster than products of bytes."""
+    return invariant() or target.has("dotprod")
 
 
 def few(target: Target) -> int:
