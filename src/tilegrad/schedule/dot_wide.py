@@ -24,14 +24,14 @@ from ..ir.node import Node, topological
 from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
-from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
+from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import Choice, ranked, transposed, with_room
-from ..kernels.matmul.shape import Operands, in_ring, rows_stay, tile_counts
+from ..kernels.matmul.plan import ranked, transposed, with_room
+from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_stay, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
-from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
+from ..kernels.matmul.threads_plan import ranked_threads
 from ..kernels.matmul.wide import WideMatmul
 from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
@@ -121,12 +121,12 @@ class WideDot:
         self.parts = self.parts or [self]
         # several products in one launch (choose=False) are made beside the threads alone
         self.operands = self._operands() if choose or self.asynchronous else None
-        self.choice: Choice | ThreadChoice | MatvecChoice | None = None
+        self.choice: Choice[Any] | None = None
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
         if choose and self.operands is not None:
             self.choice = self._choose(self.operands)
 
-    def _choose(self, x: Operands) -> Choice | ThreadChoice | MatvecChoice | None:
+    def _choose(self, x: Operands) -> Choice[Any] | None:
         """The Plan that a table or the model of time puts first."""
         target = self.target
         if x.block:
@@ -144,7 +144,7 @@ class WideDot:
             return self.with_room(x, known)
         return next((self.with_room(x, c) for c in ranked(x, target) if self.suits(x, c)), None)
 
-    def with_room(self, x: Operands, choice: Choice) -> Choice:
+    def with_room(self, x: Operands, choice: Choice[WidePlan]) -> Choice[WidePlan]:
         """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
         if not self.block_sums and not self.wholes:
             return choice
@@ -168,7 +168,7 @@ class WideDot:
         """Whether the Target has matrix units that run while their threads go on."""
         return bool(self.target.asynchronous_units)
 
-    def suits(self, x: Operands, choice: Choice) -> bool:
+    def suits(self, x: Operands, choice: Choice[WidePlan]) -> bool:
         """Whether each program of a Plan has the same tokens in all of its tiles, and whole blocks
         of columns in its pieces, where what is handed on asks for them."""
         m, x, plan = high(x.m), transposed(x) if choice.turned else x, choice.plan

@@ -19,7 +19,7 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
-from . import gpu_packed, gpu_rows, gpu_warps
+from . import gpu_packed, gpu_warps
 from .gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
 from .gpu_matrix import MatrixPlan, many_tokens
 from .gpu_packed import PackedPlan, packed_matmul
@@ -152,7 +152,7 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
         return gpu_packed.why_not(shape, target, around)
     if not are_few(shape, target):
         return f"more than {FEW_TOKENS} tokens, or too many columns"
-    return gpu_rows.why_not_around(shape, around) or why_not(shape, target)
+    return around.why_not(shape, ROWS) or why_not(shape, target)
 
 
 def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
@@ -162,24 +162,17 @@ def around_callee(shape: QuantisedShape, target: Target, around: Around) -> Kern
 
 def _callee(name: str, shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
     body = body_of(shape, plans_for(shape, target, around)[0], name, around)
-    results = len(around.results(shape))
-    roles = (
-        *(("read", i) for i in range(len(body.parameters) - results)),
-        *(("store", i) for i in range(results)),
-    )
-    return KernelCallee(name, ((body, roles),))
+    return KernelCallee.named(name, [body], around.names(shape))
 
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
-    roles = (*(("read", i) for i in range(1 + len(parts(shape)))), ("store", 0))
-    return KernelCallee("quantised_take", ((take(shape), roles),))
+    return KernelCallee.named("quantised_take", [take(shape)], ("out",))
 
 
 def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """All rows: the parts to (rows, columns)."""
-    roles = (*(("read", i) for i in range(len(parts(shape)))), ("store", 0))
-    return KernelCallee("quantised_unpack", ((unpack(shape), roles),))
+    return KernelCallee.named("quantised_unpack", [unpack(shape)], ("out",))
 
 
 __all__ = [

@@ -19,10 +19,9 @@ from typing import Any
 from ... import tile
 from ...core.errors import InternalError
 from ...ir.symbol import ceil_divide
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, part_parameters
-from .shape import QuantisedShape, padded
+from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, parts
+from .shape import QuantisedShape, padded, parameters
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,7 @@ def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_
     rows = padded(shape.rows, ROWS)
     if BLOCK % plan.groups or rows % plan.rows:
         raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
-    x = ("x", Memory((shape.tokens, shape.columns), shape.dtype))
-    out = ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result"))
-    b = BodyBuilder(name, [x, *part_parameters(shape), out])
+    b = BodyBuilder(name, parameters(shape, parts(shape)))
     with tile.into(b):
         grid = multiply(shape, plan, *map(tile.memory, b.parameters))
     return b.finish(grid, warps=plan.warps, level="placed")
@@ -51,8 +48,8 @@ def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_
 @tile.function
 def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tuple[Any, Any]:
     """Step by step along the columns, then write; gives the grid."""
-    *parts, out = rest
-    weights, rows = Groups(shape, parts), padded(shape.rows, ROWS)
+    *given, out = rest
+    weights, rows = Groups(shape, given), padded(shape.rows, ROWS)
     grid = (rows // plan.rows, ceil_divide(shape.tokens, plan.tokens))
     number, block = tile.grid(*grid)
     row, token, last = number * plan.rows, block * plan.tokens, groups_of(shape) - plan.groups
@@ -99,10 +96,4 @@ def and_masks(a: Any, b: Any) -> Any:
 
 def values(weights: Groups, loaded: Sequence[Any], dtype: Any) -> Any:
     """Weights (rows, columns) of a step, rounded to the dtype of x."""
-    found, made = weights.named(loaded), []
-    scales = weights.scales(found)
-    for element, code in enumerate(weights.codes(found)):
-        scale, minimum = scales[element * len(scales) // GROUP]
-        value = scale * code if minimum is None else tile.multiply_add(scale, code, minimum)
-        made.append(value.to(dtype))
-    return as_columns(made)
+    return as_columns([value.to(dtype) for value in weights.values(loaded, once=True)])
