@@ -322,7 +322,7 @@ def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
 def _fixed_point(e: Evaluator, node: Node, index: Index) -> Node:
     from .fixed_point import fixed_point
 
-    return fixed_point(e.body, node.attrs["kind"], e.value(node.inputs[0], index))
+    return fixed_point(e.body, node, e.value(node.inputs[0], index))
 
 
 def _stop_gradient(e: Evaluator, node: Node, index: Index) -> Node:
