@@ -283,6 +283,13 @@ class Reductions(Part):
             result += self.sums.take(v, x, place, e.inside(), old)
         return result
 
+    def combined(self, reduces: Sequence[Node], values: Sequence[Node]) -> dict[Node, Node]:
+        """What each reduction gave: its accumulators, along their first axis."""
+        own, places = dict(shared_out(reduces, values)), [v for v in reduces if v.op is ops.argmax]
+        found = {v: self.sums.first_largest(*own[v], None, 0) for v in places}
+        sums = {v: self.sums.total(v, own[v][0]) for v in reduces if v not in found}  # side by side
+        return {**found, **sums}
+
 
 class RowSweeps(Reductions):
     """Sweeps over a row."""
@@ -331,13 +338,5 @@ class RowSweeps(Reductions):
 
     def finish(self, sweep: Sweep, values: list[Node]) -> None:
         """Combine the lanes and say what each reduction gave."""
-        tops: dict[Node, Node] = {}
-        for v, own in shared_out(sweep.reduces, values):
-            if v.op is ops.argmax:
-                found = self.sums.first_largest(own[0], own[1], None, 0)
-                self.e.bind(v, unravel(sweep.row, v.shape), found)
-            else:
-                tops[v] = own[0]
-        totals = [(v, self.sums.total(v, x)) for v, x in tops.items()]  # side by side
-        for v, total in totals:
-            self.e.bind(v, unravel(sweep.row, v.shape), self.e.settled(total, v))
+        for v, x in self.combined(sweep.reduces, values).items():
+            self.e.bind(v, unravel(sweep.row, v.shape), self.e.settled(x, v))

@@ -11,8 +11,6 @@ workers, so results are the same bits run to run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..core.dtype import float32
 from ..core.target import Target
 from ..ir.node import Node
@@ -30,9 +28,8 @@ from ..ir.symbol import (
 from ..tile import ops as tile_ops
 from . import sheet as parameters
 from .access import Index, offset_of, reads_below
-from .cut import Cut
 from .evaluate import wide
-from .family import Bodies, Family, Offer
+from .family import Bodies
 from .lines import Lines
 from .reduce_rows import RowLoops
 from .region import Region
@@ -160,15 +157,3 @@ class FlatLoops(Part):
         """Evaluate and store every wanted value at (row, lane)."""
         for v in self.space.region.stored:
             self.sheet.write(v, self.space.index_at(v, row, lane))
-
-
-class VectorLoops(Family):
-    """Generated loops over vectors."""
-
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value is read and written at the Region's own elements."""
-        return cut.fits_loops(node, region, leaves)
-
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """One Body."""
-        return lower_loops(region, target, name)

@@ -8,7 +8,7 @@ column per result ('column' Regions). Invariant: `own_index` of (row, column) is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.dtype import DType, float32
@@ -17,7 +17,7 @@ from ..graph import ops
 from ..ir.node import Node, needs, topological
 from ..ir.symbol import Size, floor_divide
 from ..ir.types import Tuple, product
-from .access import MOVEMENT, Index, base_of, unravel
+from .access import MOVEMENT, Index, Place, base_of, unravel, walk_down
 from .evaluate import DIRECT
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
@@ -152,6 +152,29 @@ def leaves_of(node: Node, values: set[Node]) -> list[Node]:
         else:
             stack.extend(current.inputs)
     return list(found)
+
+
+def reads_of(
+    starts: Sequence[Place], values: set[Node], inside: Container[Node] = ()
+) -> Iterator[tuple[Node, Index | None]]:
+    """Values (but those `inside`) that are read below some places, and where: None where that is
+    not plain to see, of what is picked, joined, drawn or padded."""
+    hidden: list[Node] = []
+
+    def step(node: Node, index: Index) -> Sequence[Place]:
+        if node in values and node not in inside:
+            return ()
+        moves = MOVEMENT[node.op](node, index) if node.op in MOVEMENT else None
+        if (moves and moves[1]) or node.op in (ops.gather, ops.concatenate, ops.random_bits):
+            hidden.extend(leaves_of(node, values))
+            return ()
+        return [(node.inputs[0], moves[0])] if moves else [(i, index) for i in node.inputs]
+
+    for node, index in walk_down(starts, step):
+        if node in values and node not in inside:
+            yield node, index
+    for node in hidden:
+        yield node, None
 
 
 def own_index(node: Node, row: Size, column: Size, region: Region) -> Index | None:
