@@ -15,7 +15,7 @@ from typing import Any
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, Op
-from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, modulo
+from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, modulo, named
 from ..ir.types import product, row_major
 
 Index = tuple[Size, ...]
@@ -141,6 +141,11 @@ MOVEMENT: dict[Op, Callable[[Node, Index], tuple[Index, list[Condition]]]] = {
     ops.windows: _windows,
     ops.pruned: lambda node, index: (index, []),
 }
+
+
+def atom_of(name: str, size: Size) -> Expr:
+    """The atom that stands for any index along an axis, of two elements at least."""
+    return named("loop", name, 0, max(1, high(size) - 1))
 
 
 def depends(value: Size, inner: Sequence[Expr]) -> bool:

@@ -29,7 +29,6 @@ from ..ir.symbol import (
     low,
     maximum,
     minimum,
-    named,
     substitute,
 )
 from ..tile import ops as tile_ops
@@ -39,6 +38,7 @@ from .access import (
     Condition,
     Index,
     Place,
+    atom_of,
     base_of,
     below,
     depends,
@@ -114,7 +114,7 @@ class Evaluator:
         b = self.body
         steps = b.add(tile_ops.iota(size=count, dtype=int64))
         node = b.apply("add", b.broadcast(b.index(base), (count,)), steps)
-        atom = named("loop", name, 0, max(1, high(size) - 1))
+        atom = atom_of(name, size)
         b.atoms[atom] = node  # one name in all loops, so that indices compare equal
         self.lane_atoms.add(atom)
         return atom, node

@@ -19,10 +19,10 @@ from ..core.dtype import float64, int64
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, low, modulo, named
+from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, low, modulo
 from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
-from .access import Place, unravel
+from .access import Place, atom_of, unravel
 from .evaluate import wide
 from .sheet import Sheet
 from .space import COMBINE, KINDS, Part, Space, identity, is_blocked, reduce_index
@@ -235,12 +235,7 @@ class Sweep:
     def atoms(self, space: Space) -> tuple[Size, Expr]:
         """Those that stand for the number of a piece, and for the lane in it."""
         pieces = floor_divide(space.region.columns, self.inner)
-        return loop_index("outer", pieces), lane_of(self.inner)
-
-
-def lane_of(size: Size) -> Expr:
-    """The atom of a lane of an axis."""
-    return named("loop", "lane", 0, max(1, high(size) - 1))
+        return loop_index("outer", pieces), atom_of("lane", self.inner)
 
 
 def sweeps(

@@ -22,12 +22,11 @@ from ..ir.symbol import (
     high,
     loop_index,
     minimum,
-    named,
     substitute,
 )
 from ..tile import ops as tile_ops
 from . import sheet as parameters
-from .access import Index, offset_of, reads_below
+from .access import Index, atom_of, offset_of, reads_below
 from .evaluate import wide
 from .family import Bodies
 from .lines import Lines
@@ -76,7 +75,7 @@ class FlatLoops(Part):
         def body(lane: Size, _: list[Node]) -> None:
             self.write_all(row, lane)
 
-        lane = named("loop", "lane", 0, max(1, high(inner) - 1))
+        lane = atom_of("lane", inner)
         with self.e.scope():
             for v in self.space.region.stored:
                 self.e.hoist(v, self.space.index_at(v, row, lane), [lane])
@@ -97,8 +96,8 @@ class FlatLoops(Part):
             return []
         if inner < side or rows % side or inner * rows < 1 << 12:
             return []
-        lane = named("loop", "lane", 0, max(1, inner - 1))
-        block, turn = loop_index("block", rows // side), named("loop", "turn", 0, side - 1)
+        lane = atom_of("lane", inner)
+        block, turn = loop_index("block", rows // side), atom_of("turn", side)
         row = block * side + turn
         found: dict[tuple[Node, Index], None] = {}
         for v in self.space.region.stored:
@@ -119,8 +118,8 @@ class FlatLoops(Part):
         self.lanes = side
         b, e = self.b, self.e
         p = b.program(0, rows // side)
-        lane = named("loop", "lane", 0, max(1, inner - 1))
-        block, turn = loop_index("block", rows // side), named("loop", "turn", 0, side - 1)
+        lane = atom_of("lane", inner)
+        block, turn = loop_index("block", rows // side), atom_of("turn", side)
 
         def place(index: Index, at_lane: Size, at_turn: Size) -> Index:
             mapping = {lane: at_lane, turn: at_turn}

@@ -39,6 +39,7 @@ class UpdateDestinations(Update):
     def __init__(self, node: Node, reads: list[Node], values: set[Node], name: str) -> None:
         super().__init__(node, values)
         self.reads, self.name = reads, name
+        self.indexed = tuple(self.state.shape[a] for a in self.axes)
         after = max(self.axes, default=-1) + 1  # what follows lies in one piece in the state
         tail = product(self.state.shape[after:])
         self.span = tail if high(tail) >= WIDE else self.rest
@@ -65,10 +66,7 @@ class UpdateDestinations(Update):
     @property
     def key_dtype(self) -> DType:
         """Of destinations: how many there are decides."""
-        count = 1
-        for a in self.axes:
-            count *= high(self.state.shape[a])
-        return int32 if count < 1 << 31 else int64
+        return int32 if high(product(self.indexed)) < 1 << 31 else int64
 
     @property
     def padded(self) -> int:
@@ -117,8 +115,7 @@ class UpdateDestinations(Update):
     def destination(self, number: Size) -> Node:
         """The linear number of the place, -1 where it is outside."""
         found, inside = self.positions(number)
-        shape = [self.state.shape[a] for a in self.axes]
-        linear = ravel([found[a] for a in self.axes], shape)
+        linear = ravel([found[a] for a in self.axes], self.indexed)
         key = self.b.cast(self.b.index(linear), self.key_dtype)
         if inside is None:
             return key

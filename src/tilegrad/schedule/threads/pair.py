@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Expr, Size, coefficient, high, minimum, named
+from ...ir.symbol import Expr, Size, coefficient, high, minimum
 from ...ir.types import product
-from ..access import Index, depends, offset_of
+from ..access import Index, atom_of, depends, offset_of
 from ..evaluate import wide
 from ..family import Bodies, Made
 from ..lines import Accumulators
@@ -138,8 +138,8 @@ def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> 
     """Whether a reduction by columns reads what the rows hold at its own element only."""
     if product(reduce.shape) != first.columns:
         return False
-    row = named("loop", "row", 0, max(1, high(first.rows or 1) - 1))
-    lane = named("loop", "lane", 0, max(1, high(first.columns) - 1))
+    row = atom_of("row", first.rows or 1)
+    lane = atom_of("lane", first.columns)
     inside, others = set(first.values), set(second.values)
     for node, index in reads_of([(reduce.inputs[0], reduce_index(reduce, lane, row))], values):
         if node in others:

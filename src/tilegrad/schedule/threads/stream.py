@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...ir.node import Node
-from ...ir.symbol import Size, floor_divide, high, named
+from ...ir.symbol import Size, floor_divide, high
+from ..access import atom_of
 from ..evaluate import wide
 from ..family import Bodies
 from ..lines import Sweep
@@ -43,9 +44,7 @@ def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Kept | None:
         return None
     if space.inner != columns or rows < LEAST_ROWS * space.target.cores:
         return None
-    row, lane = (
-        named("loop", name, 0, size - 1) for name, size in (("row", rows), ("lane", columns))
-    )
+    row, lane = (atom_of(name, size) for name, size in (("row", rows), ("lane", columns)))
     lanes = lanes_of(space, WARPS)
     found = [w for _, w in sweeps_of(space, row, lanes) if w.reduces or w.writes]
     if len(found) != 2 or found[0].writes or found[1].reduces:

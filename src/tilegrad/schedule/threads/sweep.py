@@ -24,10 +24,10 @@ from ...ir.symbol import (
     substitute,
 )
 from ...tile.build import BodyBuilder
-from ..access import Index, Place, depends, offset_of
+from ..access import Index, Place, atom_of, depends, offset_of
 from ..evaluate import wide
 from ..family import Bodies
-from ..lines import RowSweeps, Sweep, lane_of, shared_out, sweeps
+from ..lines import RowSweeps, Sweep, shared_out, sweeps
 from ..space import reduce_index
 from .online import OnlineSums, Part, find_online
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
@@ -91,7 +91,7 @@ def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[
     """Keep what the first sweep reads and a later one reads again, as much as fits; and the warps
     of a program."""
     columns = space.region.columns
-    lane = lane_of(columns)
+    lane = atom_of("lane", columns)
     first, *later = [
         reads_of_sweep(space, w, lane, lane) for _, w in sweeps if w.reduces or w.writes
     ]
@@ -118,7 +118,7 @@ class Sweeper(RowSweeps, ThreadPart):
 
     def ask_row(self, sweeps: Sequence[tuple[int, Sweep]]) -> None:
         """Ask for what a row has one of, so that nothing waits for it after a reduction."""
-        lane = lane_of(self.space.region.columns)
+        lane = atom_of("lane", self.space.region.columns)
         for _, sweep in sweeps:
             for node, index in plain_reads(
                 sweep.expressions(self.space, lane), self.space.stored_reads
