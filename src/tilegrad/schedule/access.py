@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.errors import InternalError
 from ..graph import ops
-from ..ir.node import Node, Op
+from ..ir.node import Node, Op, walk
 from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, modulo, named
 from ..ir.types import product, row_major
 
@@ -218,23 +218,11 @@ def below(node: Node, index: Index, guarded: bool = True) -> list[Place]:
 
 def walk_down(
     starts: Iterable[Place],
-    step: Callable[[Node, Index], Sequence[Place]] = below,
+    step: Callable[[Node, Index], Sequence[Place]],
     forward: bool = False,
 ) -> Iterator[Place]:
-    """Some places and all below them, each once: step(node, index) says where to go on. Inputs
-    come in their order where the walk is `forward`, else the last one first."""
-    stack = list(starts)
-    if forward:
-        stack.reverse()
-    seen: set[Place] = set()
-    while stack:
-        place = stack.pop()
-        if place in seen:
-            continue
-        seen.add(place)
-        yield place
-        found = step(*place)
-        stack.extend(reversed(found) if forward else found)
+    """Some places and all below them; see `walk`."""
+    return walk(starts, lambda place: step(*place), forward)
 
 
 def reads_below(

@@ -20,7 +20,7 @@ from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int64
 from ..core.target import Target
 from ..graph import ops
-from ..ir.node import Node, topological
+from ..ir.node import Node, topological, walk
 from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
@@ -357,17 +357,15 @@ class WideDot:
 
     def residual_reads(self) -> list[Node]:
         """What the epilogue reads at the result's own places, whose rows a tensor map has."""
-        n = self.problem.sizes[3]
-        found: dict[Node, None] = {}
-        stack = list(self.stored)
-        while stack:
-            node = stack.pop()
-            if node in self.reads:
-                if node.shape == self.dot.shape and n * node.dtype.size % ALIGNMENT == 0:
-                    found[node] = None
-            elif node is not self.dot and node.op.category in ("unary", "binary", "ternary"):
-                stack.extend(node.inputs)
-        return list(found)
+        known, n = {*self.reads, self.dot}, self.problem.sizes[3]
+
+        def step(node: Node) -> Sequence[Node]:
+            inside = node not in known and node.op.category in ("unary", "binary", "ternary")
+            return node.inputs if inside else ()
+
+        found = [x for x in walk(self.stored, step) if x in self.reads]
+        whole = [x for x in found if x.shape == self.dot.shape]
+        return [x for x in whole if n * x.dtype.size % ALIGNMENT == 0]
 
     def like_result(self, memory: Node) -> Node:
         """A parameter with the result's elements, as a matrix or a batch of them."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..core.dtype import DType, float32
 from ..core.errors import InternalError
 from ..graph import ops
-from ..ir.node import Node, needs, topological
+from ..ir.node import Node, needs, topological, walk
 from ..ir.symbol import Size, floor_divide
 from ..ir.types import Tuple, product
 from .access import MOVEMENT, Index, Place, base_of, unravel, walk_down
@@ -124,34 +124,21 @@ class Region:
 
 def cost(node: Node, values: set[Node], limit: int = 64) -> int:
     """About how many operations recomputing an inlined Node takes."""
-    total, seen, stack = 0, {node}, [node]
-    while stack and total < limit:
-        current = stack.pop()
+    total = 0
+    for current in walk([node], lambda n: [i for i in n.inputs if i not in values]):
         if current.op in COSTLY:
             total += 12
         elif current.op not in MOVEMENT and current.op is not ops.constant:
             total += 1
-        for i in current.inputs:
-            if i not in values and i not in seen:
-                seen.add(i)
-                stack.append(i)
+        if total >= limit:
+            break
     return total
 
 
 def leaves_of(node: Node, values: set[Node]) -> list[Node]:
     """The values (and inputs) an expression reads."""
-    found: dict[Node, None] = {}
-    stack, seen = list(needs(node)), set()
-    while stack:
-        current = stack.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        if current in values:
-            found[current] = None
-        else:
-            stack.extend(current.inputs)
-    return list(found)
+    found = walk(needs(node), lambda n: () if n in values else n.inputs)
+    return [n for n in found if n in values]
 
 
 def reads_of(
