@@ -30,6 +30,8 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
         return f"weights of {shape.format} are not quantised"
     if shape.columns % STEP or not shape.columns or not shape.rows:
         return f"columns are a multiple of {STEP}"
+    if shape.rows % (ROWS * shape.groups) and shape.groups > 1:
+        return f"rows of a group are a multiple of {ROWS}"
     if shape.dtype not in (float32, bfloat16, float16):
         return "tokens are float32, bfloat16 or float16"
     return ""
@@ -49,12 +51,7 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     most = few(target)
     bodies: list[Body] = []
     if invariant():
-        bodies += (
-            [decode(shape, target, most, whole=True)]
-            if most > 1
-            else prefill(shape, target, vectors=True)
-        )
-        return _callee(bodies)
+        return _callee(of_any_number(shape, target))
     if low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
         bodies.append(decode(shape, target, most, own))
@@ -62,6 +59,19 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
         own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
         bodies += prefill(shape, target, own)
     return _callee(bodies)
+
+
+def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
+    """The product of groups: x, offsets and the parts to (tokens, rows of a group)."""
+    return KernelCallee.named("grouped_quantised", of_any_number(shape, target), ("out0",))
+
+
+def of_any_number(shape: QuantisedShape, target: Target) -> list[Body]:
+    """The kernel that takes any number of tokens."""
+    most = few(target)
+    if most > 1:
+        return [decode(shape, target, most, whole=True)]
+    return prefill(shape, target, vectors=True)
 
 
 def few(target: Target) -> int:
@@ -107,6 +117,7 @@ __all__ = [
     "around_callee",
     "callee",
     "few",
+    "grouped_callee",
     "many",
     "pack",
     "parts",

@@ -43,6 +43,8 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
         return f"weights of {shape.format} are not quantised"
     if not shape.columns or not shape.rows or high(shape.tokens) < 1:
         return "there is nothing to multiply"
+    if shape.rows % (ROWS * shape.groups) and shape.groups > 1:
+        return f"rows of a group are a multiple of {ROWS}"
     if shape.dtype not in (float32, bfloat16, float16):
         return "tokens are float32, bfloat16 or float16"
     return ""
@@ -70,21 +72,22 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
     return RowsPlan(32, 16, 64, together=2, stages=stages, resident=1)
 
 
-def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
-    """The Plan for more tokens: a warp for every 8 rows, and what is heavy on all cores."""
+def matrix_plan(shape: QuantisedShape, block: int = 0) -> MatrixPlan:
+    """The Plan for more tokens, or blocks of groups: a warp for every 8 rows, and what is heavy on
+    all cores."""
     most = high(shape.tokens)
     if not isinstance(shape.tokens, int):
         most = min(most, 64)  # steps are of all sizes
     if invariant():
         most = 64
-    tokens = next((t for t in (16, 32) if most <= t), 64)
-    rows = padded(shape.rows, ROWS)
+    tokens = max(16, block) if block else next((t for t in (16, 32) if most <= t), 64)
+    rows = padded(shape.outputs, ROWS)
     sizes = [r for r in (64, 32, 16) if rows % r == 0 and (r <= 32 or tokens <= 32)]
     programs = -(-most // tokens)
     fill = [r for r in sizes if rows // r * programs >= CORES]
     heavy = is_heavy(shape)
     tall = (fill or sizes)[0] if heavy else sizes[0]
-    return MatrixPlan(tokens, tall, 2 if heavy and tokens > 32 else 4, tall // 8)
+    return MatrixPlan(tokens, tall, 2 if heavy and tokens > 32 else 4, tall // 8, block)
 
 
 def are_few(shape: QuantisedShape, target: Target) -> bool:
@@ -144,6 +147,12 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return _callee("quantised_matmul", shape, target, NOTHING)
 
 
+def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
+    """The product of groups: x, a list of blocks and the parts to (tokens, rows of a group)."""
+    body = many_tokens(shape, matrix_plan(shape, block), "grouped_quantised")
+    return KernelCallee.named("grouped_quantised", [body], ("out0",))
+
+
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
     """Why a product is not computed with what is around it; '' where it is."""
     if is_for_warps(shape, target, around) or is_packed(shape, target, around):
@@ -181,6 +190,7 @@ __all__ = [
     "around_callee",
     "body_of",
     "callee",
+    "grouped_callee",
     "many",
     "pack",
     "parts",
