@@ -20,6 +20,7 @@ from ..ir.types import product, row_major
 
 Index = tuple[Size, ...]
 Place = tuple[Node, Index]  # a value at an index
+Loaded = Callable[[Node], Size]  # the index that a loaded scalar is
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")  # ops that read at their own index
 
 
@@ -236,13 +237,21 @@ def reads_below(
     return [place for place in walk_down(starts, step, forward) if place[0] in stored]
 
 
-def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
-    """An integer value that is an affine function of the index, as an Expr."""
+def symbolic(node: Node, index: Index, stored: Any, loaded: Loaded | None = None) -> Size | None:
+    """An integer value that is an affine function of the index, as an Expr; where it is said what
+    scalars that are loaded are, one with those added too."""
+    if loaded is None or product(node.shape) != 1:
+        return _symbolic(node, index, stored, loaded)
+    found = _symbolic(node, index, stored, None)
+    return loaded(node) if found is None else found
+
+
+def _symbolic(node: Node, index: Index, stored: Any, loaded: Loaded | None) -> Size | None:
     if node in stored:
         return None
     if node.op in MOVEMENT:
         inner, conditions = MOVEMENT[node.op](node, index)
-        return None if conditions else symbolic(node.inputs[0], inner, stored)
+        return None if conditions else symbolic(node.inputs[0], inner, stored, loaded)
     if node.op is ops.in_range:
         place = symbolic(node.inputs[0], index, stored)
         proved = place is not None and Condition(place, node.attrs["size"]).holds()
@@ -254,12 +263,13 @@ def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
     if node.op is ops.size:
         return node.attrs["value"]
     if node.op in (ops.add, ops.subtract, ops.multiply) and node.dtype.is_integer:
-        a, b = (symbolic(i, index, stored) for i in node.inputs)
+        beside = None if node.op is ops.multiply else loaded
+        a, b = (symbolic(i, index, stored, beside) for i in node.inputs)
         if a is None or b is None:
             return None
         if node.op is ops.multiply:
             return a * b
         return combine(a, b, 1 if node.op is ops.add else -1)
     if node.op is ops.cast and node.dtype.is_integer and node.inputs[0].dtype.is_integer:
-        return symbolic(node.inputs[0], index, stored)
+        return symbolic(node.inputs[0], index, stored, loaded)
     return None

@@ -264,7 +264,7 @@ class WideDot:
         known = {*self.reads, *self.region.values[:1]}
         costly = instructions(self.stored, known, self.region.rounded) > COSTLY
         self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
-        residuals = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
+        residuals = [self.like_result(self.e.memories[r]) for r in self.near]
         kind = GroupedMatmul if x.block else SparseMatmul if x.sparse else WideMatmul
         self.kernel = kind(
             x,
@@ -281,13 +281,11 @@ class WideDot:
         """A kernel that knows its list of blocks or the words of its weights, where it has some."""
         if isinstance(kernel, SparseMatmul):
             words = self.dot.inputs[2]
-            memory = self.b.parameters[self.reads.index(base_of(words, self.reads))]
+            memory = self.e.memories[base_of(words, self.reads)]
             kernel.words = tile.memory(self.b.matrix(memory, words.shape, (words.shape[1], 1)))
         if isinstance(kernel, Grouping):
             found = [
-                self.b.matrix(
-                    self.b.parameters[self.reads.index(base_of(n, self.reads))], n.shape, s
-                )
+                self.b.matrix(self.e.memories[base_of(n, self.reads)], n.shape, s)
                 for n, s in zip(self.dot.inputs[3:], ((COLUMNS, 1), (1,)))
             ]
             kernel.blocks, *kernel.rows = map(tile.memory, found)
@@ -305,7 +303,7 @@ class WideDot:
         assert self.choice is not None and self.operands is not None
         b, k, plan = self.b, high(self.operands.k), self.choice.plan
         assert isinstance(plan, MatvecPlan)
-        memories = [b.parameters[self.reads.index(p.right.node)] for p in self.parts]
+        memories = [self.e.memories[p.right.node] for p in self.parts]
         sizes = [high(p.problem.sizes[3]) for p in self.parts]
         self.kernel = Matvec(
             self.operands,
@@ -395,7 +393,7 @@ class WideDot:
         strides = (first, second)
         if second != 1:
             shape, strides = shape[::-1], strides[::-1]
-        memory = self.b.parameters[self.reads.index(x.node)]
+        memory = self.e.memories[x.node]
         if batch == 1 or not x.batch:
             return self.b.matrix(memory, shape, strides)
         return self.b.matrix(memory, (batch, *shape), (x.batch, *strides))
@@ -414,7 +412,7 @@ class WideDot:
             if shape[1] != size:
                 columns = b.apply("less", self.counted(shape[1], 0), b.index(size))
                 inside = b.apply("bit_and", inside, b.broadcast(columns, shape))
-            memory = b.view(self.b.parameters[self.reads.index(parts)], (size, 1))
+            memory = b.view(self.e.memories[parts], (size, 1))
             found = b.load(memory, (start, 0), shape, (0, 1), b.broadcast(inside, shape))
             total = b.add(tile_ops.reduce(found, axis=1, kind="sum"))
             if shape[0] != count:

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.target import Target
 from ..ir.distribution import wgmma_accumulator
 from ..ir.layout import byte_swizzle
-from ..ir.node import Node
+from ..ir.node import Node, walk
 from ..ir.types import Memory, Tile
 from .budget import SPANS
 from .build import Body
@@ -76,18 +76,13 @@ def turns_of(node: Node, place: Node, accumulators: set[Node]) -> int:
 
 def from_accumulator(node: Node, accumulators: set[Node]) -> bool:
     """Whether a tile is computed elementwise from what a matrix unit left."""
-    stack, seen = [node], {node}
-    while stack:
-        tile = stack.pop()
-        if tile.op.name == "read_place" and tile.inputs[0] in accumulators:
-            return True
-        if tile.op.name in SCATTERED:
-            continue
-        for source in tile.inputs:
-            if isinstance(source.type, Tile) and source.type.shape and source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return False
+
+    def step(tile: Node) -> list[Node]:
+        inputs = () if tile.op.name in SCATTERED else tile.inputs
+        return [i for i in inputs if isinstance(i.type, Tile) and i.type.shape]
+
+    read = (tile.inputs[0] for tile in walk([node], step) if tile.op.name == "read_place")
+    return any(place in accumulators for place in read)
 
 
 def fits_accumulator(shape: tuple[int, ...]) -> bool:

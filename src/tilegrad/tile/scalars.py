@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ir.node import Node
+from ..ir.node import Node, walk
 from ..ir.types import Tile
 from .build import Body
 from .check import written_parameters
@@ -134,12 +134,8 @@ class Scalars:
                 stack += node.inputs[:2]
             elif node.op.name == "branch":
                 stack.append(node.inputs[0])
-        while stack:
-            node = stack.pop()
-            if node in self.needed or not is_scalar(node):
-                continue
-            self.needed.add(node)
-            stack += self.parts(node)
+        below = walk(stack, lambda n: self.parts(n) if is_scalar(n) else ())
+        self.needed.update(n for n in below if is_scalar(n))
 
     def parts(self, node: Node) -> Sequence[Node]:
         """The scalars that a scalar follows from."""

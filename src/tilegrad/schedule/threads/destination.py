@@ -5,21 +5,19 @@ Invariant: a destination is -1 exactly where an index is out of range; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ...core.dtype import DType, int32, int64
-from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
     Size,
     ceil_divide,
-    combine,
     floor_divide,
     high,
 )
 from ...ir.types import Array, product
 from .. import sheet as parameters
-from ..access import MOVEMENT, Index, ravel, unravel
+from ..access import Index, ravel, symbolic, unravel
 from ..problem import power_of_two
 from ..update import Update
 from . import sort as sorting
@@ -82,28 +80,11 @@ class UpdateDestinations(Update):
 
     def probed(self, node: Node, index: Index) -> Size | None:
         """See `Update`: a start that is loaded does not matter."""
-        return self.exact(node, index, lambda _: 0)
+        return symbolic(node, index, self.values, lambda _: 0)
 
-    def exact(
-        self, node: Node, index: Index, scalar: Callable[[Node], Size] | None = None
-    ) -> Size | None:
+    def exact(self, node: Node, index: Index) -> Size | None:
         """An index that is affine in the value's own index, beside scalars that are loaded."""
-        found = super().exact(node, index)
-        if found is not None:
-            return found
-        if product(node.shape) == 1:
-            return (scalar or self.scalar)(node)
-        if node in self.values or not node.dtype.is_integer:
-            return None
-        if node.op in MOVEMENT:
-            inner, conditions = MOVEMENT[node.op](node, index)
-            return None if conditions else self.exact(node.inputs[0], inner, scalar)
-        parts = [self.exact(i, index, scalar) for i in node.inputs]
-        if any(p is None for p in parts) or node.op not in (ops.add, ops.subtract, ops.cast):
-            return None
-        if node.op is ops.cast:
-            return parts[0]
-        return combine(parts[0], parts[1], 1 if node.op is ops.add else -1)
+        return symbolic(node, index, self.values, self.scalar)
 
     def scalar(self, node: Node) -> Size:
         """A loaded scalar as an index."""
