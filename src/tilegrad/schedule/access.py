@@ -263,8 +263,8 @@ def _symbolic(node: Node, index: Index, stored: Any, loaded: Loaded | None) -> S
     if node.op is ops.size:
         return node.attrs["value"]
     if node.op in (ops.add, ops.subtract, ops.multiply) and node.dtype.is_integer:
-        beside = None if node.op is ops.multiply else loaded
-        a, b = (symbolic(i, index, stored, beside) for i in node.inputs)
+        added = None if node.op is ops.multiply else loaded
+        a, b = (symbolic(i, index, stored, added) for i in node.inputs)
         if a is None or b is None:
             return None
         if node.op is ops.multiply:

@@ -280,8 +280,9 @@ class Reductions(Part):
 
     def combined(self, reduces: Sequence[Node], values: Sequence[Node]) -> dict[Node, Node]:
         """What each reduction gave: its accumulators, along their first axis."""
-        own, places = dict(shared_out(reduces, values)), [v for v in reduces if v.op is ops.argmax]
-        found = {v: self.sums.first_largest(own[v][0], own[v][1], None, 0) for v in places}
+        own = dict(shared_out(reduces, values))
+        first = [v for v in reduces if v.op is ops.argmax]
+        found = {v: self.sums.first_largest(own[v][0], own[v][1], None, 0) for v in first}
         sums = {v: self.sums.total(v, own[v][0]) for v in reduces if v not in found}  # side by side
         return {**found, **sums}
 

@@ -318,8 +318,8 @@ def lane_numbers(e: TileEvaluator, node: Node, index: Index) -> list[Node]:
         return [i for i in inputs if i not in e.memories and i.shape == node.shape]
 
     tests = [n.inputs for n in walk([node], step) if n.op is ops.equal and n not in e.memories]
-    both = [lane_number(e, *two, index) for x, y in tests for two in ((x, y), (y, x))]
-    return list(dict.fromkeys(number for number in both if number is not None))
+    found = [lane_number(e, *two, index) for x, y in tests for two in ((x, y), (y, x))]
+    return list(dict.fromkeys(number for number in found if number is not None))
 
 
 def lane_number(e: TileEvaluator, x: Node, other: Node, index: Index) -> Node | None:
