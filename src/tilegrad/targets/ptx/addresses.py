@@ -58,7 +58,7 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
     if memory_of(memory).scope != "global":
         return e.w.mad(e.values.resize(offset, dtype, int32), size, pointer)
     form = "mad.wide.s32" if dtype is int32 else "mad.lo.s64"
-    return e.w.value("b64", form, offset, str(size), pointer)
+    return e.w.value(form, offset, str(size), pointer)
 
 
 def addresses_of(
@@ -109,7 +109,7 @@ def uniform_address(e: Emission, memory: Node, index: Sequence[Node | None]) -> 
         else:
             form, at = "mad.lo.s64", values.index64(node)
             step = _step64(e, stride, type_.dtype.size)
-        address = e.w.value("b64", form, at, step, address)
+        address = e.w.value(form, at, step, address)
     return address
 
 
@@ -125,8 +125,8 @@ def _based_address(e: Emission, memory: Node, index: Sequence[Node], own: str) -
     def make() -> str:
         address = uniform_address(e, memory, [n for n, _ in parts])
         if own:
-            address = w.value("b64", "add.s64", address, w.value("b64", "cvt.s64.s32", own))
-        return w.value("b64", "add.s64", address, str(far)) if far else address
+            address = w.value("add.s64", address, w.value("cvt.s64.s32", own))
+        return w.value("add.s64", address, str(far)) if far else address
 
     key = ("address", memory, tuple(n for n, _ in parts), own, far)
     return e.memo.once(key, make), constant - far
@@ -138,7 +138,7 @@ def _step64(e: Emission, stride: Size, size: int) -> str:
         return str(stride * size)
     return e.memo.once(
         ("step", stride, size),
-        lambda: e.w.value("b64", "mul.lo.s64", e.values.size64(stride), str(size)),
+        lambda: e.w.value("mul.lo.s64", e.values.size64(stride), str(size)),
     )
 
 
@@ -185,6 +185,6 @@ def _far_address(
         if part is None:
             place = w.copy("b64", coordinate)
         else:
-            place = w.value("b64", "cvt.s64.s32", w.add(part, coordinate) if coordinate else part)
-        address = w.value("b64", "mad.lo.s64", place, _step64(e, strides[axis], size), address)
+            place = w.value("cvt.s64.s32", w.add(part, coordinate) if coordinate else part)
+        address = w.value("mad.lo.s64", place, _step64(e, strides[axis], size), address)
     return address

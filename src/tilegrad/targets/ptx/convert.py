@@ -34,18 +34,18 @@ def convert(w: Writer, source: DType, target: DType, x: str) -> str:
         return narrow(w, target, convert(w, source, dtypes.float32, x))
     if target.kind == "bool":
         form = "setp.neu" if source.is_float else "setp.ne"
-        return w.value("pred", f"{form}.{type_of(source)}", x, literal(0, source))
+        return w.value(f"{form}.{type_of(source)}", x, literal(0, source))
     kind = kind_of(target)
     if source.kind == "bool":
-        return w.value(kind, f"selp.{kind}", _bits(1, target), _bits(0, target), x)
+        return w.value(f"selp.{kind}", _bits(1, target), _bits(0, target), x)
     if source.is_float and target.is_float:
         if target is dtypes.float64:
-            return w.value("b64", "cvt.f64.f32", x)
-        return w.value("b32", "cvt.rn.f32.f64", x)
+            return w.value("cvt.f64.f32", x)
+        return w.value("cvt.rn.f32.f64", x)
     if source.is_float:
         return _to_integer(w, source, target, x)
     if target.is_float:
-        return w.value(kind, f"cvt.rn.{type_of(target)}.{type_of(source)}", x)
+        return w.value(f"cvt.rn.{type_of(target)}.{type_of(source)}", x)
     return _between_integers(w, source, target, x)
 
 
@@ -61,9 +61,9 @@ def _between_integers(w: Writer, source: DType, target: DType, x: str) -> str:
     before, after = max(16, source.bits), max(16, target.bits)
     if after > before:
         letter = type_of(source)[0]
-        return w.value(f"b{after}", f"cvt.{letter}{after}.{type_of(source)}", x)
+        return w.value(f"cvt.{letter}{after}.{type_of(source)}", x)
     if after < before:
-        x = w.value(f"b{after}", f"cvt.u{after}.u{before}", x)
+        x = w.value(f"cvt.u{after}.u{before}", x)
     elif target.bits == after or (source.bits < target.bits and source.kind == target.kind):
         return x  # all bits of the register are kept
     return wrap(w, target, x)
@@ -73,10 +73,10 @@ def _to_integer(w: Writer, source: DType, target: DType, x: str) -> str:
     """Truncated and saturated by the instruction; a nan is 0 by itself only from f32 to s32."""
     wide = dtypes.int64 if target.bits >= 32 and target is not dtypes.int32 else dtypes.int32
     kind = kind_of(wide)
-    whole = w.value(kind, f"cvt.rzi.{type_of(wide)}.{type_of(source)}", x)
+    whole = w.value(f"cvt.rzi.{type_of(wide)}.{type_of(source)}", x)
     if source is dtypes.float64 or wide is dtypes.int64:
-        is_nan = w.value("pred", f"setp.nan.{type_of(source)}", x, x)
-        whole = w.value(kind, f"selp.{kind}", "0", whole, is_nan)
+        is_nan = w.value(f"setp.nan.{type_of(source)}", x, x)
+        whole = w.value(f"selp.{kind}", "0", whole, is_nan)
     return _between_integers(w, wide, target, whole) if wide is not target else whole
 
 
@@ -86,32 +86,32 @@ def widen(w: Writer, source: DType, x: str) -> str:
         if x in w.halves:  # of a word: one instruction rather than one to cut and one to move
             word, number = w.halves[x]
             form, by = ("and.b32", "-65536") if number else ("shl.b32", "16")
-            return w.value("b32", form, word, by)
-        return w.value("b32", "cvt.f32.bf16", x)
+            return w.value(form, word, by)
+        return w.value("cvt.f32.bf16", x)
     if source is dtypes.float8_e5m2:
-        x = w.value("b16", "shl.b16", x, "8")
+        x = w.value("shl.b16", x, "8")
     elif source is dtypes.float8_e4m3:
-        pair = w.value("b32", "cvt.rn.f16x2.e4m3x2", x)
-        x = w.value("b16", "cvt.u16.u32", pair)
-    return w.value("b32", "cvt.f32.f16", x)
+        pair = w.value("cvt.rn.f16x2.e4m3x2", x)
+        x = w.value("cvt.u16.u32", pair)
+    return w.value("cvt.f32.f16", x)
 
 
 def narrow(w: Writer, target: DType, x: str) -> str:
     """A float32 rounded to a narrower float; past the largest: infinity, or nan without one."""
     if target.bits == 16:
-        return w.value("b16", f"cvt.rn.{type_of(target)}.f32", x)
+        return w.value(f"cvt.rn.{type_of(target)}.f32", x)
     zero = literal(0, dtypes.float32)
-    held = w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", zero, x)
+    held = w.value(f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", zero, x)
     return _past(w, target, held, x, 1)
 
 
 def _past(w: Writer, target: DType, held: str, x: str, step: int) -> str:
     """The instruction stops at the largest value: one step on where x rounds past it."""
     form, limit = PAST[target.name]
-    magnitude = w.value("b32", "abs.f32", x)
-    over = w.value("pred", form, magnitude, literal(limit, dtypes.float32))
-    beyond = w.value("b16", "add.u16", held, str(step))
-    return w.value("b16", "selp.b16", beyond, held, over)
+    magnitude = w.value("abs.f32", x)
+    over = w.value(form, magnitude, literal(limit, dtypes.float32))
+    beyond = w.value("add.u16", held, str(step))
+    return w.value("selp.b16", beyond, held, over)
 
 
 def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -> str | None:
@@ -122,12 +122,12 @@ def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -
             return None
         halves = w.new("b16"), w.new("b16")
         w.put("mov.b32", f"{{{halves[0]}, {halves[1]}}}", word)
-        return w.value("b32", f"cvt.rn.f16x2.{PAIRS[source.name]}", halves[first // 2])
+        return w.value(f"cvt.rn.f16x2.{PAIRS[source.name]}", halves[first // 2])
     if source is not dtypes.float32 or not target.is_float or target.bits > 16:
         return None
     if target.bits == 16:
-        return w.value("b32", f"cvt.rn.{type_of(target)}x2.f32", high, low)
-    held = w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
+        return w.value(f"cvt.rn.{type_of(target)}x2.f32", high, low)
+    held = w.value(f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
     return _past(w, target, _past(w, target, held, low, 1), high, 256)
 
 
@@ -135,7 +135,7 @@ def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high:
     """Four values of 8 bits to float16 in two registers: neighbours in one, or every other."""
     if source.name in PAIRS:
         if apart:
-            word = w.value("b32", "prmt.b32", word, word, str(0x3120))
+            word = w.value("prmt.b32", word, word, str(0x3120))
         halves = w.new("b16"), w.new("b16")
         w.put("mov.b32", f"{{{halves[0]}, {halves[1]}}}", word)
         for into, half in zip((low, high), halves):
@@ -143,16 +143,16 @@ def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high:
         return
     if source is not dtypes.int8:
         raise InternalError("ptx.convert", f"no words of {source}")
-    moved = w.value("b32", "xor.b32", word, str(-0x7F7F7F80))  # x + 128, from 0 on
-    base, chosen = w.value("b32", "mov.b32", str(0x64806480)), (0x4240, 0x4341)  # 1152, twice
+    moved = w.value("xor.b32", word, str(-0x7F7F7F80))  # x + 128, from 0 on
+    base, chosen = w.value("mov.b32", str(0x64806480)), (0x4240, 0x4341)  # 1152, twice
     for into, four in zip((low, high), chosen if apart else (0x4140, 0x4342)):
-        held = w.value("b32", "prmt.b32", moved, str(0x64646464), str(four))  # 1024 + x + 128
+        held = w.value("prmt.b32", moved, str(0x64646464), str(four))  # 1024 + x + 128
         w.put("sub.rn.f16x2", into, held, base)
 
 
 def cut_pair(w: Writer, target: DType, low: str, high: str) -> str:
     """Two float32 as floats of 8 bits, in a 16-bit register; past the largest: the largest."""
-    return w.value("b16", f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
+    return w.value(f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
 
 
 def uncut(node: Node, target: DType) -> Node | None:
@@ -181,9 +181,9 @@ def bitcast(w: Writer, source: DType, target: DType, x: str) -> str:
     if source.bits != target.bits or dtypes.int4 in (source, target):
         raise InternalError("ptx.convert", f"{source} and {target} differ in width")
     if target.kind == "bool":
-        return w.value("pred", "setp.ne.s16", x, "0")
+        return w.value("setp.ne.s16", x, "0")
     if source.kind == "bool":
-        return w.value("b16", "selp.b16", "1", "0", x)
+        return w.value("selp.b16", "1", "0", x)
     if target is dtypes.int8:
         return wrap(w, target, x)
     return unsigned(w, source, x)

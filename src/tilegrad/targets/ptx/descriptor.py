@@ -37,8 +37,8 @@ class Operand:
         leading = 1 if along_k else self.block >> 4
         high = (8 * self.swizzle >> 4) | SWIZZLE_CODES[self.swizzle] << 30
         # an address in a cluster has the rank of its program above the bits of the place
-        low = e.w.value("b32", "bfe.u32", lead_address(e, place, lead), "4", "14")
-        self.low = e.w.value("b32", "or.b32", low, str(leading << 16))
+        low = e.w.value("bfe.u32", lead_address(e, place, lead), "4", "14")
+        self.low = e.w.value("or.b32", low, str(leading << 16))
         self.high = e.w.copy("b32", high)
         self.known: dict[int, str] = {}
 
@@ -55,5 +55,5 @@ class Operand:
                 low = self.w.mad(self.threads.group(), apart >> 4, low)
             if offset:
                 low = self.w.add(low, offset >> 4)
-            self.known[offset] = self.w.value("b64", "mov.b64", braced((low, self.high)))
+            self.known[offset] = self.w.value("mov.b64", braced((low, self.high)))
         return self.known[offset]

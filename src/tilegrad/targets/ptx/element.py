@@ -63,24 +63,24 @@ def constant(w: Writer, value: Any, dtype: DType) -> str:
     """A register that holds a constant."""
     kind = kind_of(dtype)
     if kind == "pred":
-        return w.value("pred", "setp.eq.s32" if value else "setp.ne.s32", "0", "0")
+        return w.value("setp.eq.s32" if value else "setp.ne.s32", "0", "0")
     return w.copy(kind, literal(value, dtype))
 
 
 def wrap(w: Writer, dtype: DType, x: str) -> str:
     """An integer in its register, extended again after arithmetic in 16 bits."""
     if dtype is dtypes.int8:
-        return w.value("b16", "cvt.s16.s8", x)
+        return w.value("cvt.s16.s8", x)
     if dtype is dtypes.uint8:
-        return w.value("b16", "and.b16", x, "255")
+        return w.value("and.b16", x, "255")
     if dtype is dtypes.int4:
-        return w.value("b16", "shr.s16", w.value("b16", "shl.b16", x, "12"), "12")
+        return w.value("shr.s16", w.value("shl.b16", x, "12"), "12")
     return x
 
 
 def unsigned(w: Writer, dtype: DType, x: str) -> str:
     """An integer in its register, extended by zeros."""
-    return w.value("b16", "and.b16", x, "255") if dtype is dtypes.int8 else x
+    return w.value("and.b16", x, "255") if dtype is dtypes.int8 else x
 
 
 def refuse(name: str, d: DType) -> InternalError:
@@ -90,20 +90,20 @@ def refuse(name: str, d: DType) -> InternalError:
 
 def typed(w: Writer, d: DType, form: str, *operands: str) -> str:
     """An instruction typed by the DType, and the integer it gives extended."""
-    return wrap(w, d, w.value(kind_of(d), f"{form}.{type_of(d)}", *operands))
+    return wrap(w, d, w.value(f"{form}.{type_of(d)}", *operands))
 
 
 def test(w: Writer, d: DType, form: str, a: str, b: str) -> str:
     """A comparison."""
-    return w.value("pred", f"setp.{form}.{type_of(d)}", a, b)
+    return w.value(f"setp.{form}.{type_of(d)}", a, b)
 
 
 def select(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     """a where the mask holds, else b."""
     kind = kind_of(d)
-    return w.value(kind, f"selp.{type_of(d) if d in FLOATS else kind}", a, b, mask)
+    return w.value(f"selp.{type_of(d) if d in FLOATS else kind}", a, b, mask)
 
 
 def logic(w: Writer, form: str, d: DType, *inputs: str) -> str:
     """An instruction on bits."""
-    return w.value(kind_of(d), f"{form}.{kind_of(d)}", *inputs)
+    return w.value(f"{form}.{kind_of(d)}", *inputs)

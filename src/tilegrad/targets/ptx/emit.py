@@ -117,21 +117,21 @@ def frame(e: Emission) -> None:
     w = e.w
 
     def pointer(name: str) -> str:
-        return w.value("b64", "cvta.to.global.u64", w.value("b64", "ld.param.u64", f"[{name}]"))
+        return w.value("cvta.to.global.u64", w.value("ld.param.u64", f"[{name}]"))
 
-    e.threads.number = w.value("b32", "mov.u32", "%tid.x")
+    e.threads.number = w.value("mov.u32", "%tid.x")
     for i, parameter in enumerate(e.body.parameters):
         e.pointers[parameter] = pointer(f"memory_{i}")
     for i, site in enumerate(body_sites(e.body)):
         e.sites[site] = i + 1
     e.fault = pointer("fault") if e.sites else ""
     for symbol in body_symbols(e.body):
-        e.values.symbols[symbol.name] = w.value("b64", "ld.param.s64", f"[symbol_{symbol.name}]")
+        e.values.symbols[symbol.name] = w.value("ld.param.s64", f"[symbol_{symbol.name}]")
     for map_, number in e.placed.maps.items():
-        address = w.value("b64", "mov.u64", f"map_{number}")
-        e.placed.map_addresses[map_] = w.value("b64", "cvta.param.u64", address)
+        address = w.value("mov.u64", f"map_{number}")
+        e.placed.map_addresses[map_] = w.value("cvta.param.u64", address)
     if e.has("allocate", "barrier"):
-        e.shared.base = w.value("b32", "mov.u32", "dynamic_shared")
+        e.shared.base = w.value("mov.u32", "dynamic_shared")
         if e.swizzled:
             e.shared.base = w.mask(w.add(e.shared.base, 1023), -1024)
 
@@ -189,15 +189,15 @@ def program(e: Emission, node: Node) -> list[str]:
     """This program's number along an axis of the grid."""
     w, axis, grid = e.w, node.attrs["axis"], e.body.grid
     if not flat(e.body):
-        number = w.value("b32", "mov.u32", f"%ctaid.{'xyz'[axis]}")
+        number = w.value("mov.u32", f"%ctaid.{'xyz'[axis]}")
     else:
-        value = w.value("b64", "cvt.u64.u32", w.value("b32", "mov.u32", "%ctaid.x"))
+        value = w.value("cvt.u64.u32", w.value("mov.u32", "%ctaid.x"))
         below = product(grid[axis + 1 :])
         if below != 1:
-            value = w.value("b64", "div.u64", value, e.values.size64(below))
+            value = w.value("div.u64", value, e.values.size64(below))
         if axis:
-            value = w.value("b64", "rem.u64", value, e.values.size64(grid[axis]))
-        number = w.value("b32", "cvt.u32.u64", value)
+            value = w.value("rem.u64", value, e.values.size64(grid[axis]))
+        number = w.value("cvt.u32.u64", value)
     return [e.values.resize(number, int32, e.values.dtype(node))]
 
 

@@ -46,7 +46,7 @@ def arrive_remote(e: Emission, node: Node) -> None:
     """At the barrier of another program of the cluster."""
     address = barrier_address(e, *node.inputs[:2])
     rank = e.values.index32(node.inputs[2])
-    remote = e.w.value("b32", "mapa.shared::cluster.u32", address, rank)
+    remote = e.w.value("mapa.shared::cluster.u32", address, rank)
     guard = e.threads.one_lane()
     e.w.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]", guard=guard)
 
@@ -103,7 +103,7 @@ def grid_launch_dependents(e: Emission, node: Node) -> None:
 
 def cluster_rank(e: Emission, node: Node) -> list[str]:
     """This program's number in its cluster."""
-    rank = e.w.value("b32", "mov.u32", "%cluster_ctarank")
+    rank = e.w.value("mov.u32", "%cluster_ctarank")
     return [e.values.resize(rank, int32, e.values.dtype(node))]
 
 

@@ -68,7 +68,7 @@ def loop(e: Emission, node: Node) -> None:
     counter = Counter(w.copy(kind, start), type_, kind, step)
     times = copies(e, node)
     if times > 1:
-        limit = w.value(kind, f"sub.{type_}", stop, str((times - 1) * step))
+        limit = w.value(f"sub.{type_}", stop, str((times - 1) * step))
         turns(e, node.blocks[0], carried, counter, limit, times)
     turns(e, node.blocks[0], carried, counter, stop, 1)
     give(e, node, [one.held(w) for one in carried])
@@ -119,7 +119,7 @@ def turns(
                 e.block(block)
                 values = [given_to(e, r, one.like) for r, one in zip(block.results, carried)]
             if copy + 1 < times:
-                index = w.value(counter.kind, f"add.{type_}", index, str(counter.step))
+                index = w.value(f"add.{type_}", index, str(counter.step))
         values = [one.packed(w, new) for one, new in zip(carried, values)]
         swap(w, carried, values)
     w.put(f"add.{type_}", counter.register, counter.register, str(counter.step * times))

@@ -106,7 +106,7 @@ def copy_multicast(e: Emission, node: Node) -> None:
     address = w.mad(e.values.index32(row), span, lead_address(e, place, lead))
     landing = f"[{barrier_address(e, barrier, stage)}]"
     mask = w.shl(w.copy("b32", node.attrs["mask"]), e.values.index32(first))
-    mask = w.value("b16", "cvt.u16.u32", mask)
+    mask = w.value("cvt.u16.u32", mask)
     for i in range(boxes.count):
         source, where = box_at(e, boxes, index, i), f"[{address}+{i * step}]"
         form = LOAD.format(len(index)) + ".multicast::cluster"
@@ -146,10 +146,10 @@ def copy_pages(e: Emission, node: Node) -> None:
         lane = w.add(threads.number, first) if first else threads.number
         page, span = lane, threads.constant(0) if spans == 1 else ""
         if spans > 1:
-            page = w.value("b32", "div.u32", lane, str(spans))
-            span = w.value("b32", "rem.u32", lane, str(spans))
+            page = w.value("div.u32", lane, str(spans))
+            span = w.value("rem.u32", lane, str(spans))
         at = list(found)
-        at[0] = w.add(w.value("b32", "shfl.sync.idx.b32", number, page, "31", "-1"), found[0])
+        at[0] = w.add(w.value("shfl.sync.idx.b32", number, page, "31", "-1"), found[0])
         at[-1] = w.mad(span, boxes.box[-1], found[-1])
         address = w.mad(page, boxes.box[0] * bytes_, base)
         address = w.mad(span, int(type_.shape[-2]) * bytes_, address)

@@ -118,7 +118,7 @@ def in_order(e: Emission, node: Node) -> None:
     if len(node.inputs) > 3:
         none = w.copy("b64", -1)
         masks = values.get(node.inputs[3], plain)
-        offsets = [w.value("b64", "selp.b64", o, none, m) for o, m in zip(offsets, masks)]
+        offsets = [w.value("selp.b64", o, none, m) for o, m in zip(offsets, masks)]
     count = math.prod(offset.shape)
     combined = node.attrs["mode"] != "set"
     base = e.shared.scratch(count * (16 if combined else 8))
@@ -185,7 +185,7 @@ def over_offsets(
     w.put("bra", done, guard=more)
     w.place(head)
     with e.memo.inside():
-        same = w.test("eq.s64", w.value("b64", "ld.shared.b64", f"[{address}]"), at)
+        same = w.test("eq.s64", w.value("ld.shared.b64", f"[{address}]"), at)
         each(address, same)
     w.put("add.s32", address, address, "8")
     w.put("add.s32", start, start, "1")

@@ -76,11 +76,11 @@ def over_threads(
         upper = w.test("ne.s32", e.threads.bits(bit, 1), 0)
         if not earlier:
             earlier = other  # read only by threads that have some before
-            none = w.value("pred", "not.pred", upper)
+            none = w.value("not.pred", upper)
         else:
             grown = [one.pick(none, o, one.combine(o, b)) for o, b in zip(other, earlier)]
             earlier = [one.pick(upper, g, b) for g, b in zip(grown, earlier)]
-            none = w.and_predicates(none, w.value("pred", "not.pred", upper))
+            none = w.and_predicates(none, w.value("not.pred", upper))
         totals = [
             one.combine(one.pick(upper, o, t), one.pick(upper, t, o)) for o, t in zip(other, totals)
         ]

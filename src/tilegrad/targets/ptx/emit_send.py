@@ -101,7 +101,7 @@ def send_one(e: Emission, node: Node, registers: list[str], spread: Spread) -> N
 
 def there(e: Emission, address: str, rank: str) -> str:
     """An address like this program's own in the program of a rank."""
-    return e.w.value("b32", "mapa.shared::cluster.u32", address, rank)
+    return e.w.value("mapa.shared::cluster.u32", address, rank)
 
 
 def send_run(

@@ -111,8 +111,8 @@ def before(e: Emission, node: Node, a: Item, b: Item) -> str:
     same = rules.apply(w, "equal", dtype, a[0], b[0])
     if dtype.is_float:
         nan = [rules.apply(w, "not_equal", dtype, x, x) for x in (small, large)]
-        number = w.value("pred", "not.pred", nan[0])
-        less = w.value("pred", "or.pred", less, w.and_predicates(number, nan[1]))
-        same = w.value("pred", "or.pred", same, w.and_predicates(*nan))
+        number = w.value("not.pred", nan[0])
+        less = w.value("or.pred", less, w.and_predicates(number, nan[1]))
+        same = w.value("or.pred", same, w.and_predicates(*nan))
     sooner = rules.apply(w, "less", node.inputs[3].dtype, a[2], b[2])
-    return w.value("pred", "or.pred", less, w.and_predicates(same, sooner))
+    return w.value("or.pred", less, w.and_predicates(same, sooner))

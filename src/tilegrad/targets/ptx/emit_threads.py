@@ -57,7 +57,7 @@ def copy_threads(e: Emission, node: Node) -> None:
     source = pieces_of(e, memory, index, node.attrs["axes"], cover)
     inside = pieces_inside(e, memory, index, node, cover)
     for where, address, held in zip(into, source, inside):
-        size = [w.value("b32", "selp.b32", str(PIECE), "0", held)] if held else []
+        size = [w.value("selp.b32", str(PIECE), "0", held)] if held else []
         form = "cp.async.cg.shared.global.L2::128B"
         w.put(form, where, address, str(PIECE), *size, guard=cover.guard)
 
@@ -156,9 +156,9 @@ def pieces_of(
 
     def make() -> str:
         row, piece = own_piece(e, cover)
-        part = w.value("b64", "mul.wide.s32", piece, str(PIECE))
-        own = w.value("b64", "add.s64", scaled(e, row, step, size), part)
-        return w.value("b64", "add.s64", own, e.pointers[memory])
+        part = w.value("mul.wide.s32", piece, str(PIECE))
+        own = w.value("add.s64", scaled(e, row, step, size), part)
+        return w.value("add.s64", own, e.pointers[memory])
 
     base, further = summed(e, key, e.memo.once(key, make), index, strides, size)
     found = []
@@ -167,7 +167,7 @@ def pieces_of(
             found.append(f"[{base}+{at * step * size + further}]")
             continue
         part = scaled(e, e.threads.constant(at), step, size)
-        found.append(f"[{w.value('b64', 'add.s64', base, part)}+{further}]")
+        found.append(f"[{w.value('add.s64', base, part)}+{further}]")
     return found
 
 
@@ -202,17 +202,17 @@ def summed(
 
 def _further(e: Emission, base: str, node: Node, stride: Size, size: int) -> str:
     """An address some bytes of an index on."""
-    return e.w.value("b64", "add.s64", base, scaled(e, e.values.index32(node), stride, size))
+    return e.w.value("add.s64", base, scaled(e, e.values.index32(node), stride, size))
 
 
 def scaled(e: Emission, index: str, stride: Size, size: int) -> str:
     """Bytes of an index along an axis, in 64 bits."""
     w = e.w
     if isinstance(stride, int) and stride * size < 1 << 31:
-        return w.value("b64", "mul.wide.s32", index, str(stride * size))
-    wide = w.value("b64", "cvt.s64.s32", index)
-    part = w.value("b64", "mul.lo.s64", wide, e.values.size64(stride))
-    return w.value("b64", "mul.lo.s64", part, str(size))
+        return w.value("mul.wide.s32", index, str(stride * size))
+    wide = w.value("cvt.s64.s32", index)
+    part = w.value("mul.lo.s64", wide, e.values.size64(stride))
+    return w.value("mul.lo.s64", part, str(size))
 
 
 def pieces_inside(
@@ -233,7 +233,7 @@ def pieces_inside(
         return [held] * cover.rounds
     first, end, test = e.values.index32(index[down]), limit(e, type_, down), "lt.u32"
     if node.op.name == "store_threads":  # in other words than of copies of the same rows: an
-        end = w.value("b32", "sub.s32", end, first)  # assembler keeps no answer until then
+        end = w.value("sub.s32", end, first)  # assembler keeps no answer until then
         first, test = row, "lt.s32"
     else:
         first = w.add(first, row)
@@ -257,4 +257,4 @@ def limit(e: Emission, type_: Memory, axis: int) -> str:
     size = type_.shape[axis]
     if isinstance(size, int):
         return e.threads.constant(size)
-    return e.w.value("b32", "cvt.u32.u64", e.values.size64(size))
+    return e.w.value("cvt.u32.u64", e.values.size64(size))

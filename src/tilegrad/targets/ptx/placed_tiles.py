@@ -181,7 +181,7 @@ def matrix_rows(
     row = w.mad(warp, 16, w.mask(lane, 15))
     turn = w.mask(lane, 7)
     if span == 64:
-        turn = w.value("b32", "bfe.u32", lane, "1", "2")
+        turn = w.value("bfe.u32", lane, "1", "2")
     half = w.shr(lane, 4)
     start = w.mad(row, span, base)
     pieces = [w.mad(w.xor(w.add(half, 2 * j), turn), PIECE, start) for j in range(span // 32)]

@@ -171,7 +171,7 @@ class Shared:
     def frame(self) -> None:
         """Where scratch lies, and registers with a first value: for the entry's start."""
         if self.bases and not self.base:
-            self.base = self.w.value("b32", "mov.u32", "dynamic_shared")
+            self.base = self.w.value("mov.u32", "dynamic_shared")
         if self.swapped:
             self.sizes.update(dict.fromkeys(_KEYS, max(self.sizes[key] for key in _KEYS)))
         for key, register in self.bases.items():

@@ -118,7 +118,7 @@ class Threads:
 
     def alike(self, number: str) -> str:
         """A number that is the same in all lanes of a warp, known as such."""
-        return self.w.value("b32", "shfl.sync.idx.b32", number, "0", "31", "-1")
+        return self.w.value("shfl.sync.idx.b32", number, "0", "31", "-1")
 
     def group(self) -> str:
         """The number of this warpgroup within its role, the same in all of its threads."""
