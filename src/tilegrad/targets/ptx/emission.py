@@ -18,9 +18,8 @@ from ...tile.build import Body, body_sites
 from ...tile.row import touches_of
 from .plan_spread import SpreadPlan
 from .program import TensorMap
-from .shared import SWIZZLES, Shared
+from .shared import SWIZZLES, Memo, Shared, Threads
 from .spread import Spread
-from .threads import Memo, Threads
 from .values import Values
 from .write import Writer
 

@@ -29,12 +29,7 @@ from . import (
     emit_matrix,
     emit_memory,
     emit_placed,
-    emit_roles,
-    emit_scan,
-    emit_send,
     emit_shape,
-    emit_sort,
-    emit_threads,
     rules,
 )
 from .emission import Emission, Emit
@@ -84,7 +79,7 @@ def entry_of(e: Emission, name: str) -> Entry:
         *(("map", m) for m in e.placed.maps),
     )
     cluster = tuple(body.notes.get("cluster", ()))
-    waits = e.waits_before is not None or emit_roles.dependent(e)
+    waits = e.waits_before is not None or emit_barriers.dependent(e)
     grid = (product(body.grid),) if flat(body) else tuple(body.grid)
     return Entry(name, arguments, grid, 32 * e.warps, bytes_, cluster, waits)
 
@@ -155,7 +150,7 @@ def walk(e: Emission, block: Block) -> None:
             ):
                 last += 1
         if name == "role":
-            emit_roles.roles(e, nodes[number:last])
+            emit_barriers.roles(e, nodes[number:last])
         elif name == "reduce":
             emit_shape.reduces(e, [n for n in nodes[number:last] if not e.plan.free(n)])
         else:
@@ -231,14 +226,10 @@ OPS: dict[str, Emit] = emitters(
     emit_memory,
     emit_elements,
     emit_shape,
-    emit_scan,
-    emit_sort,
     emit_dot,
     emit_control,
     emit_placed,
     emit_barriers,
     emit_copies,
-    emit_threads,
     emit_matrix,
-    emit_send,
 )

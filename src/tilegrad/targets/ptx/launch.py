@@ -1,18 +1,25 @@
 """Launches: what the driver is told of one, and where the bytes of its parameters lie.
 
-Invariant: after a launch `Recent.kernel` names it; an error names kernel, grid and block.
+A Prepared is a launch of an Entry made ready once, so that repeating it costs only its pointers.
+The parameters lie in one block of host memory; `point` writes the pointers (and the tensor maps
+that hold them) in place and `start` gives the block to the driver, which copies it. Invariant:
+between `point` and `start` nothing else may use a Prepared; its owner's lock sees to that; an error
+names kernel, grid and block.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.config import config
+from ...core.errors import InternalError
+from ...ir.symbol import evaluate
 from .cuda_api import Recent, api, call, fail
-from .maps import MAP_BYTES, aligned
+from .maps import MAP_BYTES, Shape, aligned, encoded, shape_of
 from .module import Function
+from .program import Entry
 
 
 def launch_config(
@@ -78,3 +85,93 @@ def parameter_memory(sizes: Sequence[int]) -> tuple[Any, Any]:
         at += size
     memory, base = aligned(max(at, 16))
     return memory, (ctypes.c_uint64 * len(sizes))(*[base + p for p in offsets])
+
+
+# ---- launches made ready ------------------------------------------------------------------------
+
+
+class Prepared:
+    """One Entry with its Symbols bound: a launch but for the pointers."""
+
+    def __init__(
+        self, function: Function, entry: Entry, symbols: Mapping[str, int] | None = None
+    ) -> None:
+        self.function, self.entry, self.symbols = function, entry, dict(symbols or {})
+        self.grid = tuple(int(evaluate(s, self.symbols)) for s in entry.grid)
+        self.empty = any(s == 0 for s in self.grid)
+        sizes = [MAP_BYTES if kind == "map" else 8 for kind, _ in entry.arguments]
+        self._memory, self._table = parameter_memory(sizes)
+        self._pointers: list[tuple[Any, int]] = []  # (place, number of the parameter)
+        self._maps: list[tuple[int, int, Shape]] = []  # (place, parameter, all but the address)
+        for (kind, value), at in zip(entry.arguments, self._table):
+            self._argument(kind, value, at)
+        function.allow(entry.shared_bytes, entry.cluster)
+        self.table = ctypes.addressof(self._table) if sizes else 0
+        self.handle = function.handle
+        stream = function.device.stream
+        shape = (self.grid, (entry.threads,), entry.shared_bytes, stream, entry.cluster)
+        self.config = launch_config(*shape)
+        self.dependent_config = (
+            launch_config(*shape, dependent=True) if entry.dependent else self.config
+        )
+        self.last: tuple[int, ...] | None = None
+
+    def _argument(self, kind: str, value: Any, at: int) -> None:
+        if kind == "pointer":
+            self._pointers.append((ctypes.c_uint64.from_address(at), value))
+        elif kind == "symbol":
+            if value not in self.symbols:
+                raise InternalError("ptx launch", f"{self.entry.name}: no value of Symbol {value}")
+            ctypes.c_int64.from_address(at).value = self.symbols[value]
+        elif kind == "map":
+            if not self.empty:
+                self._maps.append((at, value.parameter, shape_of(value, self.symbols)))
+        else:
+            raise InternalError("ptx launch", f"{self.entry.name}: argument of kind {kind!r}")
+
+    def point(self, pointers: Sequence[int]) -> None:
+        """Set the pointers of all Memory parameters, by number."""
+        for place, number in self._pointers:
+            place.value = pointers[number]
+        for at, number, shape in self._maps:
+            ctypes.memmove(at, encoded(shape, pointers[number]), MAP_BYTES)
+
+    def start(self, dependent: bool = False) -> None:
+        """Launch with the pointers set; `dependent` where the one before is a kernel."""
+        if not self.empty:
+            start(self.function, self.dependent_config if dependent else self.config, self.table)
+
+    def capture(self, dependent: bool) -> None:
+        """The same on the stream that graphs are captured from."""
+        chosen = self.dependent_config if dependent else self.config
+        device = self.function.device
+        chosen.hStream = device.capture_stream
+        try:
+            start(self.function, chosen, self.table, captured=True)
+        finally:
+            chosen.hStream = device.stream
+
+    def launch(self, pointers: tuple[int, ...]) -> None:
+        """Point and start, with the least work on the way."""
+        if pointers != self.last:
+            self.point(pointers)
+            self.last = pointers
+        if self.empty:
+            return
+        if config().cuda_sync:
+            self.start()
+            return
+        status = api().cuLaunchKernelEx(self.config, self.handle, self.table, 0)[0]
+        if status:
+            self.start()  # again, for its message
+        Recent.kernel = self.entry.name
+
+    def node_parameters(self) -> Any:
+        """The launch as parameters of a graph's kernel node."""
+        made = api().CUDA_KERNEL_NODE_PARAMS()
+        made.func = self.handle
+        made.gridDimX, made.gridDimY, made.gridDimZ = three(self.grid)
+        made.blockDimX, made.blockDimY, made.blockDimZ = self.entry.threads, 1, 1
+        made.sharedMemBytes = self.entry.shared_bytes
+        made.kernelParams = self.table
+        return made

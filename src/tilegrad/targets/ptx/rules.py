@@ -22,18 +22,22 @@ from ...tile import functions
 from ...tile.numeric import COMBINE, FUNCTIONS
 from ...tile.scope import Element, Rare, where
 from . import division
-from .convert import bitcast, convert, convert_pair, narrow, widen
 from .element import (
+    bitcast,
     constant,
+    convert,
+    convert_pair,
     kind_of,
     literal,
     logic,
+    narrow,
     refuse,
     select,
     test,
     type_of,
     typed,
     unsigned,
+    widen,
     wrap,
 )
 from .write import Writer

@@ -16,8 +16,8 @@ from ...ir.symbol import Expr, Size
 from ...tile.bounds import Bounds
 from ...tile.magnitude import near_angle
 from . import rules
-from .convert import cut_pair, uncut
 from .division import DIVISIONS
+from .element import cut_pair, uncut
 from .moves import split
 from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
 from .shared import Shared
