@@ -1,9 +1,9 @@
 """What a Body takes of a GPU: shared bytes, registers, barriers, and the shapes engines accept.
 
 Facts come from `target.memories` and `target.limits`, else from the defaults below, which hold for
-every GPU with warps of 32. Registers are an estimate: the tiles alive at a time and the register
-places, spread over the threads of the role, and a margin for addresses and scalars; an 'error' is
-only what the register places alone exceed. Invariant: Targets that are no GPU have no Findings.
+every GPU with warps of 32. Of registers the places alone are counted, spread over the threads of
+the role: what more a role holds, and whether it spills, the assembler says. Invariant: Targets that
+are no GPU have no Findings.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from ..core.target import Target
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import high
-from ..ir.types import Memory, Tile
+from ..ir.types import Memory
 from .build import Body
 from .check import walk
 from .finding import Finding, finding, place_name
-from .row import is_place
 
 LIMITS = {
     "registers_per_thread": 255,
@@ -29,7 +28,6 @@ LIMITS = {
 }
 BOX = 256  # the longest side of a box that one copy moves
 SPANS = {"swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
-MARGIN = 24  # addresses, indices, descriptors
 SLACK = 1024  # to bring the start of shared memory to a swizzle's boundary
 WHOLE_BLOCK = 1  # the numbered barrier that all threads of a program use
 
@@ -161,139 +159,23 @@ def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Fin
             found.append(finding("registers", text, role))
         most = min(asked or given, limits["registers_per_thread"])
         taken += (asked or given) * threads
-        place_registers, peak = estimate(role.blocks[0], threads)
-        least = place_registers - operands(role.blocks[0], threads)
+        least = held(role.blocks[0], threads)
         if least > most:
             text = f"register places of {name} take {least} registers a thread, it may hold {most}"
             hint = "smaller tiles, or more warps for the role"
             found.append(finding("registers", text, role, hint=hint))
-        elif peak + MARGIN > most:
-            text = f"{name} holds about {peak + MARGIN} registers a thread, it may hold {most}"
-            found.append(finding("registers", f"{text}: it may spill", role, severity="warning"))
     if roles and taken > file:
         text = f"the roles take {taken} registers, there are {file}"
         found.append(finding("registers", text, roles[0], hint="ask for fewer"))
     return found
 
 
-def operands(block: Block, threads: int) -> int:
-    """Registers a thread of places that products only read: they may take over those of the
-    tiles they are written from."""
-    nodes = [n for n in block.all_nodes() if n.op.name in ("matrix_async", "matrix_sync")]
-    totals = {node.inputs[0] for node in nodes}
-    read = {place for node in nodes for place in node.inputs[1:3]}
-    found = {place for place in read if place.type.scope == "register"}  # type: ignore[union-attr]
-    return sum(-(-place_bytes(place) // (4 * threads)) for place in found - totals)
-
-
-FREE = ("constant", "iota")
-ALIASES = ("broadcast", "reshape", "part", "extract", "transpose")
-
-
-def estimate(block: Block, threads: int) -> tuple[int, int]:
-    """Registers a thread of register places alone, and of these and the tiles alive with them."""
-    walker = _Liveness(threads)
-    walker.block(block, ())
-    return walker.place_registers, walker.place_registers + walker.peak()
-
-
-class _Liveness:
-    """Positions where tiles are made and last used."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self.position = 0
-        self.made: dict[Node, tuple[int, tuple[int, ...]]] = {}  # position, loops around
-        self.last: dict[Node, int] = {}
-        self.pending: list[tuple[Node, tuple[int, ...]]] = []
-        self.ends: dict[int, int] = {}
-        self.place_registers = 0
-        self.order: list[Node] = []
-
-    def block(self, block: Block, loops: tuple[int, ...]) -> None:
-        """Number the Nodes of a Block in order."""
-        for node in block.nodes:
-            self.position += 1
-            if node.op.name == "register_tile" or (is_place(node) and self.held(node)):
-                self.place_registers += -(-place_bytes(node) // (4 * self.threads))
-            for source in node.inputs:
-                self.use(source, loops)
-            for inner in node.blocks:
-                own = (*loops, self.position) if node.op.name == "loop" else loops
-                for given in inner.arguments:
-                    self.make(given, own)
-                self.block(inner, own)
-                self.position += 1
-                for result in inner.results:
-                    self.use(result, own)
-                if node.op.name == "loop":
-                    self.ends[own[-1]] = self.position
-            self.make(node, loops)
-
-    def held(self, node: Node) -> bool:
-        return node.type.scope == "register"  # type: ignore[union-attr]
-
-    def make(self, node: Node, loops: tuple[int, ...]) -> None:
-        self.order.append(node)
-        if self.cost(node):
-            self.made[node] = (self.position, loops)
-
-    def use(self, node: Node, loops: tuple[int, ...]) -> None:
-        node = root(node)
-        self.last[node] = self.position
-        self.pending.append((node, loops))
-
-    def cost(self, node: Node) -> int:
-        """Registers a thread of one tile; views, constants and register places cost nothing."""
-        type_ = node.type
-        if not isinstance(type_, Tile) or type_.shape == () or node.op.name in (*FREE, *ALIASES):
-            return 0
-        if node.op.name == "read_place" and self.held(node.inputs[0]):
-            return 0
-        count = prod(type_.shape)
-        bytes_ = -(-count // 8) if type_.dtype.kind == "bool" else type_.dtype.storage_bytes(count)
-        return -(-bytes_ // (4 * self.threads))
-
-    def peak(self) -> int:
-        """The most that is alive at once."""
-        for node, loops in self.pending:
-            if node in self.made:  # used in a loop it was made outside of: alive to its end
-                for loop in loops:
-                    if loop not in self.made[node][1]:
-                        self.last[node] = max(self.last[node], self.ends[loop])
-        changes: list[tuple[int, int]] = []
-        inherited = self.inherited()
-        for node, (start, _) in self.made.items():
-            if node in inherited:
-                continue
-            stop = self.last.get(node, start)
-            if stop > start:
-                changes += [(start, self.cost(node)), (stop, -self.cost(node))]
-        most = alive = 0
-        for _, change in sorted(changes):  # what dies at a Node makes room for its result
-            alive += change
-            most = max(most, alive)
-        return most
-
-    def inherited(self) -> set[Node]:
-        """Tiles that take over the registers of a place whose value dies as they are made."""
-        found: set[Node] = set()
-        room: dict[Node, int] = {}
-        for node in self.order:
-            if node.op.name == "read_place" and self.held(node.inputs[0]):
-                room[node] = -(-place_bytes(node.inputs[0]) // (4 * self.threads))
-            elif node in self.made and node.op.category in ("unary", "binary", "ternary", "hole"):
-                start = self.made[node][0]
-                for source in map(root, node.inputs):
-                    if self.last.get(source) == start and room.get(source, 0) >= self.cost(node):
-                        room[node] = room.pop(source)
-                        found.add(node)
-                        break
-        return found
-
-
-def root(node: Node) -> Node:
-    """The tile that a view shows."""
-    while node.op.name in ALIASES:
-        node = node.inputs[0]
-    return node
+def held(block: Block, threads: int) -> int:
+    """Registers a thread of the places of a role, but for those that products only read: these may
+    take over the registers of the tiles they are written from."""
+    nodes = list(block.all_nodes())
+    products = [n for n in nodes if n.op.name in ("matrix_async", "matrix_sync")]
+    read = {place for node in products for place in node.inputs[1:3]}
+    read -= {node.inputs[0] for node in products}
+    places = [n for n in nodes if isinstance(n.type, Memory) and n.type.scope == "register"]
+    return sum(-(-place_bytes(n) // (4 * threads)) for n in places if n not in read)
