@@ -19,7 +19,7 @@ from tilegrad.ir.types import Memory
 from tilegrad.tile import placed
 from tilegrad.tile.budget import check_budget
 from tilegrad.tile.build import Body
-from tilegrad.tile.finding import Finding
+from tilegrad.tile.check import Finding
 
 PARAMETERS = [("x", Memory((4096, 4096), bfloat16)), ("out", Memory((4096, 4096), float32))]
 

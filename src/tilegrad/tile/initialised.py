@@ -19,7 +19,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import high, low
 from .build import Body
-from .finding import Finding, finding, place_name
+from .check import Finding, finding, place_name
 from .row import Touch, is_place, read_by, touches_of, written_by
 
 MANY = 1 << 22  # elements of a place that are looked at one by one

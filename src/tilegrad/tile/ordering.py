@@ -33,12 +33,10 @@ from typing import Any
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from . import row
-from .access import Clock, Place, Plain, Region, join
+from .access import Bar, Clock, Group, Place, Plain, Region, Round, join
 from .access import Touch as Touched
 from .build import Body
-from .check import written_parameters
-from .finding import Finding, finding, line_of, place_name
-from .phases import Bar, Group, Round
+from .check import Finding, finding, line_of, place_name, written_parameters
 from .row import Scalar, Touch, effects_of, is_place
 
 MOST_FINDINGS = 24

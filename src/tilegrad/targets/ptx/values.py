@@ -13,8 +13,7 @@ from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size
-from ...tile.bounds import Bounds
-from ...tile.magnitude import near_angle
+from ...tile.bounds import Bounds, near_angle
 from . import rules
 from .division import DIVISIONS
 from .element import cut_pair, uncut
