@@ -85,6 +85,11 @@ class UserError(TilegradError):
             lines.append(f"  hint: {shortened(hint)}")
         super().__init__("\n".join(lines))
 
+    def name(self, op: str) -> None:
+        """Say which op it was, where nobody has."""
+        if self.op is None:
+            self.op, self.args = op, (f"{op}: {self.args[0]}",)
+
 
 class ShapeError(UserError, ValueError):
     """Shapes do not fit."""

@@ -94,10 +94,9 @@ def _halves(t: Tracer, index: Size, size: Size) -> tuple[bool, bool, bool]:
     return below, above, wrong
 
 
-def _error(op: str, name: str, size: Size, axis: int, got: object) -> AxisError:
+def _error(name: str, size: Size, axis: int, got: object) -> AxisError:
     return AxisError(
         f"an index of {name} is out of bounds",
-        op=f"tile.{op}",
         expected=f"0 <= index < {size} along axis {axis}",
         got=got,
         hint="a mask, or a branch, keeps a program from what is not there",
@@ -119,7 +118,7 @@ def message(op: str, name: str, size: Size, axis: int | None = None) -> str:
 def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple[Size, ...], Any]:
     """The index of a box and its mask, so that it stays inside along axes that the box has not;
     `masked` says that the kernel gave a mask of its own."""
-    t = tracer(op)
+    t = tracer()
     if t.trusts:
         return box.index, mask
     index, b, name = list(box.index), t.builder, box.memory.name
@@ -130,13 +129,13 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
             length = box.shape[box.axes.index(axis)]
             outside = high(at) + length <= 0 or low(combine(at, size, -1)) >= 0
             if certain and outside and low(size) > 0:
-                raise _error(op, name, size, axis, f"{at} .. {combine(at, length, 1)}")
+                raise _error(name, size, axis, f"{at} .. {combine(at, length, 1)}")
             continue
         below, above, wrong = _halves(t, at, size)
         if below and above:
             continue
         if wrong and certain:
-            raise _error(op, name, size, axis, _shown(t, at))
+            raise _error(name, size, axis, _shown(t, at))
         if not t.guards:
             continue
         inside = _between(t, at, size, below, above)
@@ -227,7 +226,7 @@ def offsets_within(
     op: str, memory: MemoryValue, offset: Node, mask: Node | None
 ) -> tuple[Node, Node | None, Box | None]:
     """Offsets and mask of an access, so that it stays inside, and the Box that they are."""
-    t, shape = tracer(op), memory.type.shape
+    t, shape = tracer(), memory.type.shape
     box = box_of(t, shape, offset, mask, lambda at, size: _halves(t, at, size)[:2])
     if box is not None:
         return offset, mask, box
@@ -246,7 +245,6 @@ def _guarded(
     if bad is not None:
         raise AxisError(
             f"an offset into {memory.name} is out of bounds",
-            op=f"tile.{op}",
             expected=f"0 <= offset < {count}",
             got=bad,
             hint="a mask keeps elements that are not there out",
