@@ -121,8 +121,13 @@ class InternalError(TilegradError):
     """A fault of tilegrad itself; names the pass."""
 
     def __init__(self, where: str, message: str) -> None:
-        self.where = where
+        self.where, self.message = where, message
         super().__init__(f"internal error in {where}: {message} (please report this)")
+
+    def name(self, where: str) -> None:
+        """Say where it was, where nobody has."""
+        if not self.where:
+            InternalError.__init__(self, where, self.message)
 
 
 class Site(NamedTuple):

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ir.node import Node
-from ..ir.types import Memory
 from .check import place_name
+from .row import memory_of
 
 Clock = list[int]
 Box = tuple[tuple[int, int], ...]  # start and stop along each axis
@@ -82,8 +82,7 @@ class Place:
     """A place or a parameter of one program, as boxes."""
 
     def __init__(self, node: Node, shape: tuple[int, ...]) -> None:
-        type_ = node.type
-        assert isinstance(type_, Memory)
+        type_ = memory_of(node)
         self.node, self.shape, self.scope = node, shape, type_.scope
         self.use = type_.use
         self.regions: dict[Any, Region] = {}

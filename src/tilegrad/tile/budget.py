@@ -29,7 +29,7 @@ from ..ir.symbol import high
 from ..ir.types import Memory, Tile
 from .build import Body
 from .check import Finding, finding, place_name, walk
-from .row import is_place
+from .row import is_place, memory_of
 
 LIMITS = {
     "registers_per_thread": 255,
@@ -62,8 +62,7 @@ def check_budget(body: Body, target: Target) -> list[Finding]:
 
 def place_bytes(node: Node) -> int:
     """Bytes of a place."""
-    type_ = node.type
-    assert isinstance(type_, Memory)
+    type_ = memory_of(node)
     return type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
 
 
@@ -99,8 +98,7 @@ def boxes(body: Body) -> list[Finding]:
         if node.op.name not in ("copy_async", "copy_store", "copy_pages"):
             continue
         place = node.inputs[1 if node.op.name == "copy_store" else 0]
-        shape, type_ = node.attrs["shape"], place.type
-        assert isinstance(type_, Memory)
+        shape, type_ = node.attrs["shape"], memory_of(place)
         span, row = SPANS.get(type_.layout, 0), type_.dtype.storage_bytes(shape[-1])
         sides = [*shape[:-1], span * shape[-1] // row if span and row > span else shape[-1]]
         if max(sides) > BOX:

@@ -31,6 +31,7 @@ from ..ir.text import ATTRIBUTE_PARSERS
 from ..ir.types import Array, Memory, Type, product
 from . import ops
 from .build import Body, BodyBuilder, copy_block
+from .row import memory_of
 from .text import body_text, parse_body
 
 if TYPE_CHECKING:
@@ -131,8 +132,7 @@ class KernelCallee(Callee):
         found: dict[int, Array] = {}
         for body, roles in self.launches:
             for parameter, (kind, place) in zip(body.parameters, roles):
-                type_ = parameter.type
-                assert isinstance(type_, Memory)
+                type_ = memory_of(parameter)
                 if (kind == "store") is (role == "store"):
                     found[place] = Array(type_.shape, type_.dtype)  # the last Body has it whole
         return tuple(found[i] for i in sorted(found))
@@ -253,8 +253,7 @@ class _Batcher:
             return (*inputs[:first], self.number, *inputs[first:]), attrs
         if name in OFFSET:
             place = OFFSET[name]
-            type_ = node.inputs[0].type
-            assert isinstance(type_, Memory)
+            type_ = memory_of(node.inputs[0])
             stride = self.b.index(product(type_.shape))
             start = self.b.apply("multiply", self.number, stride)
             moved = self.b.apply("add", inputs[place], start)

@@ -27,7 +27,7 @@ from ..ir.types import Memory, Tile
 from ..ir.verify import verify
 from . import ops, placed
 from .build import Body
-from .row import TileOp, is_place, read_by, touches_of, written_by
+from .row import TileOp, is_place, memory_of, read_by, touches_of, written_by
 
 LEVELS = ("portable", "placed")
 USES = ("constant", "state", "value", "result")
@@ -173,8 +173,7 @@ class _Check:
                 raise self.fail(f"{self.target.name} has no matrix unit {unit!r}", node)
 
     def allocation(self, node: Node) -> None:
-        type_ = node.type
-        assert isinstance(type_, Memory)
+        type_ = memory_of(node)
         self.scope(type_.scope, node)
         if type_.scope == "register":
             return  # per role and subject to the target's own allocation: a later check
@@ -266,7 +265,6 @@ def place_name(node: Node) -> str:
     """A place or a parameter in words: its name, or Scope, shape and dtype."""
     if "name" in node.attrs:
         return str(node.attrs["name"])
-    type_ = node.type
-    assert isinstance(type_, Memory)
+    type_ = memory_of(node)
     shape = "x".join(str(s) for s in type_.shape)
     return f"the {type_.scope} place {shape} {type_.dtype.name}"

@@ -23,6 +23,7 @@ from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, combine, high, low
 from ..ir.types import Memory
+from .row import memory_of
 
 FAR = 1 << 40  # the most that an index is, unless the kernel says more
 
@@ -349,8 +350,7 @@ class MemoryValue(Operators):
     @property
     def type(self) -> Memory:
         """The Memory type."""
-        assert isinstance(self.node.type, Memory)
-        return self.node.type
+        return memory_of(self.node)
 
     @property
     def shape(self) -> tuple[Any, ...]:

@@ -23,7 +23,8 @@ from ...ir.node import Node
 from ...ir.symbol import Size
 from ...ir.types import Memory
 from ...tile.bounds import divisor_of
-from .emission import Emission, memory_of
+from ...tile.row import memory_of
+from .emission import Emission
 from .moves import Run, runs_of
 from .shared import SWIZZLES
 from .spread import Spread, accumulator

@@ -19,8 +19,9 @@ from ...ir.node import Node
 from ...ir.symbol import Size
 from ...ir.types import Memory
 from ...tile.bounds import divisor_of
+from ...tile.row import memory_of
 from .addresses import PIECE, Exchanged, apart, lead_address, piece_offset, row_offsets, span_of
-from .emission import Emission, memory_of
+from .emission import Emission
 from .emit_barriers import barrier_address
 from .program import TensorMap
 from .shared import SWIZZLES

@@ -20,9 +20,10 @@ from ...core.dtype import DType, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...tile.numeric import SCATTER
+from ...tile.row import memory_of
 from . import rules
 from .addresses import element_address, load_form, store_form
-from .emission import Emission, memory_of
+from .emission import Emission
 from .emit_memory import access
 from .moves import get_word, offsets_of, put_word, read_run, write_run
 from .spread import Spread, blocked, steps_of

@@ -17,9 +17,10 @@ from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, 
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...tile.placed import apart, kept_words
+from ...tile.row import memory_of
 from .addresses import PIECE, Exchanged, lead_address, piece_offset
 from .element import widen_word
-from .emission import Emission, memory_of
+from .emission import Emission
 from .shared import SWIZZLES
 from .write import braced, vector
 

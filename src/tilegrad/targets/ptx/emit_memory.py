@@ -17,9 +17,10 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, high
 from ...tile.bounds import Bounds
+from ...tile.row import memory_of
 from . import rules
 from .addresses import addresses_of, load_form, store_form, uniform_address
-from .emission import Emission, memory_of
+from .emission import Emission
 from .moves import Run, read_run, write_run
 from .spread import Spread
 from .write import vector

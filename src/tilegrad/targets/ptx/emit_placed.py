@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import product
+from ...tile.row import memory_of
 from . import rules
 from .addresses import by_matrix, lead_address, matrix_rows, place_runs, row_address
-from .emission import Emission, memory_of
+from .emission import Emission
 from .emit_barriers import barrier_address
 from .emit_matrix import operand_words, operands_of
 from .moves import offsets_of, packed, read_run, runs_of, unpacked, write_run
