@@ -23,8 +23,8 @@ from ...runtime.recipe import Recipe
 from ...runtime.store import content_key
 from .context import Context, Event, Landing, Landings, Ring
 from .cuda_api import call
+from .launch import Module
 from .launcher import CudaLauncher
-from .module import Module
 
 MODULES = 8  # of machine code, that are kept for each Executable that is
 
