@@ -187,8 +187,8 @@ def held(block: Block, threads: int) -> int:
     products = [n for n in nodes if n.op.name in ("matrix_async", "matrix_sync")]
     read = {place for node in products for place in node.inputs[1:3]}
     read -= {node.inputs[0] for node in products}
-    places = [n for n in nodes if isinstance(n.type, Memory) and n.type.scope == "register"]
-    return sum(-(-place_bytes(n) // (4 * threads)) for n in places if n not in read)
+    taken = [n for n in nodes if isinstance(n.type, Memory) and n.type.scope == "register"]
+    return sum(-(-place_bytes(n) // (4 * threads)) for n in taken if n not in read)
 
 
 # ---- banks --------------------------------------------------------------------------------------
