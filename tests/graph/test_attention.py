@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.core import dtype as dtypes
-from tilegrad.core.errors import InternalError
+from tilegrad.core.errors import TilegradError
 from tilegrad.graph import attention, batch, build, grad, ops
 from tilegrad.graph.attention_types import EXTRAS, WANTED, dropout_threshold
 from tilegrad.graph.interpret import interpret, philox
@@ -405,7 +405,7 @@ WRONG = [
 @pytest.mark.parametrize(("change", "text"), WRONG, ids=[w[1] for w in WRONG])
 def test_wrong_attrs(change, text) -> None:
     q, k = (build.input_((1, 2, t, 4), dtypes.float32) for t in (3, 5))
-    with pytest.raises(InternalError, match=text):
+    with pytest.raises(TilegradError, match=text):
         ops.attention(q, k, k, **{**PLAIN, **change})
 
 
@@ -422,5 +422,5 @@ def test_wrong_attrs(change, text) -> None:
 )
 def test_wrong_extras(name, shape, dtype) -> None:
     q, k = (build.input_((1, 2, t, 4), dtypes.float32) for t in (3, 5))
-    with pytest.raises(InternalError, match=name):
+    with pytest.raises(TilegradError, match=name):
         attention.attention(q, k, k, {name: build.input_(shape, dtype)}, scale=1.0)

@@ -22,7 +22,7 @@ from tilegrad.models.decoder.rotary import Rotary
 from tilegrad.runtime import prepared
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.tensor.placement import values
-from tilegrad.tensor.stored import stored_in
+from tilegrad.tensor.stored import bytes_to_prepare, stored_in
 
 CONFIG = {
     "family": "llama",
@@ -56,7 +56,7 @@ def file_of(config: DecoderConfig, chosen: Any) -> dict[str, Stored]:
         if source.interleaved:
             heads = config.heads if ".query." in ours else config.key_heads
             values = pairs_of(values, heads)
-        form: Format = chosen(source.name) if values.ndim == 2 else formats.F32
+        form: Format = chosen(source.name) if values.ndim > 1 else formats.F32
         found[source.name] = Stored(source.name, values.shape, form, form.pack(values))
     return found
 
@@ -154,6 +154,62 @@ def test_quantised_weights_of_every_kind_of_block(traits: dict[str, Any]) -> Non
     model, got = logits(config, file, keep="quantised")
     assert stored_in([model.blocks[0].attention.query.weight])
     assert np.abs(got - logits(config, file)[1]).max() < 3e-3 * np.abs(got).max()
+
+
+def greedy(model: Decoder, count: int = 8) -> list[int]:
+    """The likeliest tokens after a prompt."""
+    found = [5, 17, 3, 42, 8]
+    for _ in range(count):
+        found.append(int(model(tg.tensor([found])).numpy()[0, -1].argmax()))
+    return found
+
+
+EXPERTS = {"family": "qwen3moe", "experts": 6, "experts_used": 2, "layers": 2}
+FORMATS = ["Q4_0", "Q4_1", "Q8_0", "MXFP4", "Q4_K", "Q6_K"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_experts_stay_quantised(name: str) -> None:
+    """Tokens are those of unpacked experts, and memory holds little more than the file."""
+    form = formats.format_of(name)
+    wide = max(64, form.block)
+    config = DecoderConfig(**{**CONFIG, **EXPERTS, "width": wide, "expert_hidden": wide})
+    file = file_of(config, lambda name: form if "_exps" in name else formats.F32)
+    model, got = logits(config, file, keep="quantised")
+    plain, want = logits(config, file)
+    kept = stored_in(model.parameters())
+    assert len(kept) == 3 * 2 and all(tuple(t.shape) == (6, wide, wide) for t in kept)
+    assert np.abs(got - want).max() < 1e-4 * np.abs(want).max()
+    assert greedy(model) == greedy(plain)
+    held, stored = sum(b.bytes for b in buffers_of(model)), [s for s in file.values()]
+    size = sum(s.bytes for s in stored if s.format.quantised)
+    assert size <= held <= 1.2 * size
+    assert held == bytes_to_prepare(kept, "cpu")
+
+
+def test_experts_of_a_tensor_each_stay_too() -> None:
+    config = DecoderConfig(**{**CONFIG, **EXPERTS, "expert_hidden": 64})
+    file = file_of(config, lambda name: formats.Q4_0 if "_exps" in name else formats.F32)
+    apart = {}
+    for name, tensor in file.items():
+        if "_exps" not in name:
+            apart[name] = tensor
+            continue
+        for number, raw in enumerate(tensor.raw):
+            one = name.replace("_exps.", f".{number}.")
+            apart[one] = Stored(one, tensor.shape[1:], tensor.format, raw)
+    model, got = logits(config, apart, keep="quantised")
+    assert len(stored_in(model.parameters())) == 3 * 2
+    np.testing.assert_array_equal(got, logits(config, file, keep="quantised")[1])
+
+
+def test_experts_that_no_kernel_reads_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    config = DecoderConfig(**{**CONFIG, **EXPERTS, "expert_hidden": 64})
+    form = formats.format_of("E4M3_ROW_F32")
+    file = file_of(config, lambda name: form if "_exps" in name else formats.F32)
+    model, got = logits(config, file, keep="quantised")
+    assert not stored_in(model.parameters()) and "are unpacked" in caplog.text
+    np.testing.assert_array_equal(got, logits(config, file)[1])
 
 
 def test_formats_that_differ_are_packed_apart() -> None:

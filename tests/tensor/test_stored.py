@@ -184,9 +184,9 @@ def test_bytes() -> None:
 def test_errors() -> None:
     with pytest.raises(DTypeError, match="not quantised"):
         stored(file_of(formats.F16, 4, 4))
-    raw = formats.Q4_1.pack(np.ones((2, 3, 32), np.float32))
+    raw = formats.Q4_1.pack(np.ones((1, 2, 3, 32), np.float32))
     with pytest.raises(ShapeError, match="rows, columns"):
-        stored(Stored("w", (2, 3, 32), formats.Q4_1, raw))
+        stored(Stored("w", (1, 2, 3, 32), formats.Q4_1, raw))
 
 
 def test_reading_values_leaves_the_weights_where_they_are() -> None:

@@ -192,12 +192,14 @@ def licence_of(opened: Any) -> str:
 
 
 def formats_of(tensors: Any) -> dict[str, dict[str, int]]:
-    """Count and bytes of the tensors by Format, the largest first."""
+    """Count and bytes of the tensors by Format, the largest first, and how many are experts'."""
     found: dict[str, dict[str, int]] = {}
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
         entry = found.setdefault(str(tensor.format), {"tensors": 0, "bytes": 0})
         entry["tensors"] += 1
         entry["bytes"] += tensor.bytes
+        if EXPERT.search(name):
+            entry["experts"] = entry.get("experts", 0) + 1
     return dict(sorted(found.items(), key=lambda item: -item[1]["bytes"]))
 
 
@@ -211,7 +213,7 @@ def lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         ("weights", size_text(record["bytes"])),
     ]
     found += [
-        ("", f"{name}: {size_text(e['bytes'])} in {_tensors(e['tensors'])}")
+        ("", f"{name}: {size_text(e['bytes'])} in {_tensors(e['tensors'])}{_of_experts(e)}")
         for name, e in record["formats"].items()
     ]
     if "cannot_run" in record:
@@ -257,6 +259,12 @@ def _elements(tensor: Any) -> int:
     for size in tensor.shape:
         count *= size
     return count
+
+
+def _of_experts(entry: dict[str, int]) -> str:
+    count = entry.get("experts", 0)
+    whose = "all" if count == entry["tensors"] else str(count)
+    return f", {whose} of experts" if count else ""
 
 
 def _tensors(count: int) -> str:

@@ -22,6 +22,7 @@ from ..ir.callee import Callee
 from ..ir.node import Node
 from ..ir.text import ATTRIBUTE_PARSERS
 from ..ir.types import Array, Type
+from ..kernels.quantised.prepare import rows_of
 
 NdArray = np.ndarray[Any, Any]
 KIND = "as stored"
@@ -80,7 +81,7 @@ class AsStored(Callee):
     def result_types(self, argument_types: tuple[Type, ...]) -> tuple[Type, ...]:
         """The types of the parts."""
         wanted = [(self.rows[0], self.row_bytes)]
-        got = [t.shape for t in argument_types if isinstance(t, Array)]
+        got = [rows_of(t) for t in argument_types if isinstance(t, Array)]
         if got != wanted:
             raise ShapeError("these are other weights", op=self.name, expected=wanted, got=got)
         return tuple(Array(shape, dtype) for _, shape, dtype in self.parts())
@@ -91,7 +92,7 @@ class AsStored(Callee):
 
     def interpret(self, *arrays: Any) -> tuple[Any, ...]:
         """The parts."""
-        made = self.pack(np.asarray(arrays[0]))
+        made = self.pack(np.asarray(arrays[0]).reshape(-1, self.row_bytes))
         return tuple(made[name] for name, _, _ in self.parts())
 
 
@@ -110,13 +111,14 @@ def unpacked_there(node: Node) -> Node:
     (raw,) = node.inputs
     fields = stored_fields(form, raw, node.shape[-1])
     if not form.apart:
-        return unpacked(ops.unpack(fields["raw"], **node.attrs))
+        return build.reshape(unpacked(ops.unpack(fields["raw"], **node.attrs)), node.shape)
     return values_of(form, fields, node.shape, node.dtype)
 
 
 def stored_fields(form: Format, raw: Node, columns: int) -> dict[str, Node]:
     """The parts of rows of bytes, as they are prepared."""
-    callee = AsStored(form.name, raw.shape[0], columns)
+    assert isinstance(raw.type, Array)
+    callee = AsStored(form.name, rows_of(raw.type)[0], columns)
     call = ops.call(raw, callee=callee)
     items = build.items(call) if len(callee.parts()) > 1 else [call]
     return {name: item for (name, _, _), item in zip(callee.parts(), items)}

@@ -6,6 +6,7 @@ imported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..core.target import Target
@@ -54,8 +55,8 @@ def _any_unpack(results: Sequence[Node]) -> bool:
     )
 
 
-def bytes_to_prepare(form: str, rows: int, columns: int, device: str) -> int:
-    """Bytes that weights take on a device once they are prepared."""
+def bytes_to_prepare(form: str, sizes: Sequence[int], device: str) -> int:
+    """Bytes that weights (..., rows, columns) take on a device once they are prepared."""
     from ..core.format import format_of
     from ..kernels.quantised.prepare import Preparation, kind_of
     from ..kernels.quantised.shape import QuantisedShape
@@ -63,8 +64,8 @@ def bytes_to_prepare(form: str, rows: int, columns: int, device: str) -> int:
     from ..schedule.quantised import families_of
     from .as_stored import AsStored
 
-    target = target_for(device)
-    shape = QuantisedShape(format_of(form), rows, columns)
+    target, columns, rows = target_for(device), sizes[-1], math.prod(sizes[:-1])
+    shape = QuantisedShape(format_of(form), rows, columns, groups=rows // sizes[-2])
     if families_of(target)[1].why_not_shape(shape, target):
         return prepared_bytes(AsStored(form, rows, columns))
     return prepared_bytes(Preparation(kind_of(target), form, (rows,), columns))

@@ -5,10 +5,11 @@ with the norm before, bias, gates and residual around them where a kernel takes 
 the same tokens with weights of one Format are one product (queries, keys and values). What the
 kernels read are the parts that a `Preparation` makes of the bytes; it stands in the Graph as a call
 until `prepared.lift_preparations` makes inputs of the parts: the runtime prepares them once.
-Where no kernel takes a Format, or something else reads the weights, they are unpacked to scratch
-memory by ordinary ops, with a word in the log. Invariant: which weights are prepared together
-depends on what reads them, never on the number of tokens, so all Executables of a model read the
-same bytes.
+Products of groups, of which each has its own weights (experts), are calls too: only the weights
+of groups with rows are read. Where no kernel takes a Format, or something else reads the weights,
+they are unpacked to scratch memory by ordinary ops, with a word in the log. Invariant: which
+weights are prepared together depends on what reads them, never on the number of tokens, so all
+Executables of a model read the same bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_field
 from typing import Any
 
 from ..core.config import config
@@ -27,9 +29,9 @@ from ..graph.unpack import unpacked
 from ..ir.node import Node, topological, users
 from ..ir.rewrite import Log, rebuild, replace
 from ..ir.symbol import Size
-from ..ir.types import Tuple
+from ..ir.types import Array, Tuple
 from ..ir.types import product as product_of
-from ..kernels.quantised.prepare import kernels_of
+from ..kernels.quantised.prepare import kernels_of, rows_of
 from ..kernels.quantised.shape import Around, QuantisedShape
 from ..schedule.quantised import UNPACK, chosen_for, families_of
 from . import array_weights
@@ -86,6 +88,8 @@ class Weights:
                     self.builds[node] = functools.partial(self._codes, node)
             if node.op is ops.gather and node.inputs[0].op is ops.unpack:
                 self.builds[node] = functools.partial(self._take, node)
+            if node.op is ops.grouped_dot and node.inputs[1].op is ops.unpack:
+                self.builds[node] = functools.partial(self._groups, node)
         for node in self.order:
             build_it = self.builds.get(node)
             made = None if build_it is None else build_it()
@@ -212,7 +216,7 @@ class Weights:
 
     def _parts(self, raws: Sequence[Node], form: Format, columns: int) -> list[Node]:
         """What kernels read of some weights."""
-        rows = [raw.shape[0] for raw in raws]
+        rows = [rows_of(raw.type)[0] for raw in raws if isinstance(raw.type, Array)]
         callee = self.family.layout_of(rows, form.name, columns, self.target)
         return build.items(ops.call(*raws, callee=callee))
 
@@ -316,6 +320,23 @@ class Weights:
         _, callee.verdict = chosen_for(shape, self.target, rows=True)
         return ops.call(ids, *parts, callee=callee)
 
+    def _groups(self, node: Node) -> Node | None:
+        """A product of groups of rows with weights of their own; None where no kernel takes it."""
+        x, weight, offsets, *blocks = node.inputs
+        raw, form = weight.inputs[0], format_of(weight.attrs["format"])
+        if raw not in self.number or node.attrs["axis"] != 2 or weight.shape[0] < 2:
+            return None
+        rows = _count(weight.shape[:-1])
+        shape = replace_field(_problem(form, rows, x), groups=weight.shape[0])
+        if self.family.why_not_shape(shape, self.target):
+            return None
+        callee = _grouped_callee(shape, self.target, node.attrs["block"])
+        _, callee.verdict = chosen_for(shape, self.target, rows=True)
+        self._count("quantised_groups")
+        where = blocks[0] if self.target.has_threads else offsets
+        parts = self._parts([raw], form, shape.columns)
+        return ops.call(self.done[x], self.done[where], *parts, callee=callee)
+
     def _why_no_codes(self, dot: Node) -> str:
         """Why a product with stored weights is none of codes; '' where it is."""
         if self.target.array is not None:
@@ -340,7 +361,7 @@ class Weights:
         if not why and not node.dtype.is_float and len(node.shape) == 2:
             return array_weights.whole_values(node, self.target)
         if len(node.shape) != 2:
-            why = "they have other axes than rows and columns"
+            why = why or "they have other axes than rows and columns, and no kernel of groups"
         shape = None if why else _problem(form, raw.shape[0], node, raw.shape[0])
         why = why or self.family.why_not_shape(shape, self.target)  # type: ignore[arg-type]
         self.log.notes.append(
@@ -349,7 +370,7 @@ class Weights:
             + "".join(f"; {found}" for found in self.not_codes.get(raw, ()))
         )
         if shape is None or why:
-            return unpacked_there(node) if shape is not None else unpacked(node)
+            return unpacked_there(node) if raw in self.number else unpacked(node)
         if self.unpacked.first(form, shape.rows, node.dtype, self.target):
             parts = self._parts([raw], form, shape.columns)
             one = _problem(form, shape.rows, node, 1)
@@ -384,6 +405,11 @@ def _callee(shape: QuantisedShape, target: Target, determinism: str) -> Any:
 @functools.lru_cache(maxsize=256)
 def _around_callee(shape: QuantisedShape, target: Target, around: Around) -> Any:
     return kernels_of(target).around_callee(shape, target, around)
+
+
+@functools.lru_cache(maxsize=64)
+def _grouped_callee(shape: QuantisedShape, target: Target, block: int) -> Any:
+    return kernels_of(target).grouped_callee(shape, target, block)
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,28 +6,29 @@ they lie. Invariant: what passes here has a meaning in `attention_reference` for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..core.dtype import DType, bool_, float32, float64, int32, uint32
-from ..core.errors import InternalError
+from ..core.errors import DTypeError, InternalError, ShapeError, UserError
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size
-from ..ir.types import Array, Tuple, Type
+from ..ir.types import Array, Tuple, Type, show_shape
 
+OP = "attention"
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")  # orders of q, k, v and the result
-EXTRAS = (
-    "bias",
-    "mask",
-    "slopes",
-    "sinks",
-    "key_lengths",
-    "query_starts",
-    "key_starts",
-    "key",
-    "offset",
-)
+EXTRAS = {  # axes (of the scores b, h, i, j, each of which may be 1; s: starts), dtype, meaning
+    "bias": ("bhij", None, "what is added to scores"),
+    "mask": ("bhij", bool_, "True where a key is seen"),
+    "slopes": ("h", None, "one for each head"),
+    "sinks": ("h", None, "one for each head"),
+    "key_lengths": ("b", int32, "one for each of the batch"),
+    "query_starts": ("s", int32, "a start for each sequence and the end of the last"),
+    "key_starts": ("s", int32, "as many as query_starts"),
+    "key": ("", uint32, "of random bits"),
+    "offset": ("", uint32, "of random bits"),
+}
 WANTED = ("bias", "slopes", "sinks")  # extras that may have a gradient, in this order
 ATTRS = ("scale", "band", "softcap", "dropout", "extras", "orders")
 
@@ -76,12 +77,6 @@ def _fail(message: str) -> InternalError:
     return InternalError("graph.attention", message)
 
 
-def _named(x: Node, order: str, name: str) -> dict[str, Any]:
-    if not isinstance(x.type, Array) or len(x.shape) != 4 or not x.dtype.is_float:
-        raise _fail(f"{name} is {x.type}, expected four axes of floats")
-    return dict(zip(order, x.shape))
-
-
 def sizes(q: Node, k: Node, v: Node, orders: Sequence[str]) -> Sizes:
     """The sizes that q, k and v have; an error where they do not fit."""
     if len(orders) != 4:
@@ -89,36 +84,59 @@ def sizes(q: Node, k: Node, v: Node, orders: Sequence[str]) -> Sizes:
     for order in orders:
         if sorted(order) != list("bdht") or order[-1] != "d":
             raise _fail(f"{order!r} is not an order of b, h, t and d that ends in d")
-    of_q, of_k, of_v = (_named(x, order, name) for x, order, name in zip((q, k, v), orders, "qkv"))
+    for name, x in zip("qkv", (q, k, v)):
+        if not isinstance(x.type, Array) or len(x.shape) != 4:
+            raise _fail(f"{name} is {x.type}, expected four axes")
+    got = f"{q.type}, {k.type}, {v.type}"
     if not q.dtype is k.dtype is v.dtype:
-        raise _fail(f"dtypes differ: {q.dtype}, {k.dtype}, {v.dtype}")
-    heads, key_heads = of_q["h"], of_k["h"]
-    if not isinstance(heads, int) or not isinstance(key_heads, int):
-        raise _fail("the number of heads is not known")
-    if heads % key_heads if key_heads else heads:
-        raise _fail(f"{heads} heads do not divide by {key_heads} key heads")
+        raise DTypeError("the dtypes differ", op=OP, expected="one dtype", got=got)
+    if not q.dtype.is_float:
+        raise DTypeError("needs floats", op=OP, expected="a float dtype", got=q.dtype)
+    of_q, of_k, of_v = (dict(zip(order, x.shape)) for x, order in zip((q, k, v), orders))
     same = [(of_k[a], of_v[a]) for a in "bht"] + [(of_q[a], of_k[a]) for a in "bd"]
     if any(a != b for a, b in same):
-        raise _fail(f"shapes do not fit: {q.type}, {k.type}, {v.type} as {orders}")
+        raise ShapeError(
+            "the shapes do not fit",
+            op=OP,
+            got=got,
+            expected="q (batch, heads, queries, d), k (batch, key heads, keys, d), "
+            f"v (batch, key heads, keys, e), their axes in the orders {orders[:3]}",
+        )
+    heads, key_heads = of_q["h"], of_k["h"]
+    if not isinstance(heads, int) or not isinstance(key_heads, int):
+        raise ShapeError("the number of heads is not known", op=OP, expected="an int", got=got)
+    if heads % key_heads if key_heads else heads:
+        raise ShapeError(
+            "the heads do not divide",
+            op=OP,
+            got=f"{heads} heads",
+            expected=f"query heads a multiple of {key_heads} key heads",
+        )
     return Sizes(of_q["b"], heads, key_heads, of_q["t"], of_k["t"], of_q["d"], of_v["d"])
 
 
-def _check_extra(name: str, x: Node, s: Sizes) -> None:
-    if name in ("bias", "mask"):
-        fits = len(x.shape) == 4 and all(a in (1, b) for a, b in zip(x.shape, s.scores))
-        if not fits or not (x.dtype is bool_ if name == "mask" else x.dtype.is_float):
-            raise _fail(f"{name} is {x.type}, scores are {s.scores}")
-    elif name in ("slopes", "sinks"):
-        if x.shape != (s.heads,) or not x.dtype.is_float:
-            raise _fail(f"{name} is {x.type}, expected a float for each of {s.heads} heads")
-    elif name == "key_lengths":
-        if x.type != Array((s.batch,), int32):
-            raise _fail(f"key_lengths is {x.type}, expected int32[{s.batch}]")
-    elif name in ("query_starts", "key_starts"):
-        if len(x.shape) != 1 or x.dtype is not int32 or s.batch != 1 or x.shape[0] == 0:
-            raise _fail(f"{name} is {x.type}, expected int32 with one axis, and a batch of 1")
-    elif x.type != Array((), uint32):
-        raise _fail(f"{name} is {x.type}, expected a uint32 scalar")
+def _check_extras(given: Mapping[str, Node], s: Sizes) -> None:
+    """Every extra against its row of the table."""
+    by_axis: dict[str, Size] = dict(zip("bhij", s.scores))
+    starts = given.get("query_starts")
+    if starts is not None and len(starts.shape) == 1 and starts.shape[0] != 0:
+        by_axis["s"] = starts.shape[0]
+    for name, x in given.items():
+        axes, dtype, meaning = EXTRAS[name]
+        if not (x.dtype.is_float if dtype is None else x.dtype is dtype):
+            expected = f"{dtype or 'a float dtype'}: {meaning}"
+            raise DTypeError(f"{name} has another dtype", op=OP, expected=expected, got=x.dtype)
+        wanted = tuple(by_axis.get(axis) for axis in axes)
+        least = (1,) if axes == "bhij" else ()
+        if len(x.shape) != len(axes) or any(a not in (b, *least) for a, b in zip(x.shape, wanted)):
+            shape = ", ".join(str(size or "sequences + 1") for size in wanted)
+            expected = f"({shape}), or 1 in place of a size" if least else f"({shape})"
+            raise ShapeError(
+                f"{name} does not fit",
+                op=OP,
+                expected=f"{expected}: {meaning}",
+                got=f"({show_shape(x.shape)})",
+            )
 
 
 def _check(s: Sizes, more: Sequence[Node], attrs: dict[str, Any]) -> None:
@@ -129,17 +147,29 @@ def _check(s: Sizes, more: Sequence[Node], attrs: dict[str, Any]) -> None:
         raise _fail(f"band is {band}")
     if not 0.0 <= attrs["dropout"] < 1.0 or attrs["softcap"] < 0.0:
         raise _fail(f"dropout is {attrs['dropout']}, softcap is {attrs['softcap']}")
-    given = dict(zip(extras, more))
-    pairs = (("query_starts", "key_starts"), ("key", "offset"))
-    if any((a in given) != (b in given) for a, b in pairs):
-        raise _fail(f"query_starts and key_starts, key and offset go together: {extras}")
-    if ("key" in given) != (attrs["dropout"] > 0.0):
+    if not ("key" in extras) == ("offset" in extras) == (attrs["dropout"] > 0.0):
         raise _fail("key and offset belong to dropout")
-    if "query_starts" in given:
-        if "key_lengths" in given or given["query_starts"].type != given["key_starts"].type:
-            raise _fail("packed sequences have equally many starts, and no key_lengths")
-    for name, x in given.items():
-        _check_extra(name, x, s)
+    packed = [name for name in ("query_starts", "key_starts") if name in extras]
+    if len(packed) == 1:
+        raise UserError(
+            "query_starts and key_starts go together", op=OP, expected="both", got=packed[0]
+        )
+    if packed and "key_lengths" in extras:
+        raise UserError(
+            "packed sequences have their lengths in the starts",
+            op=OP,
+            expected="starts or key_lengths",
+            got="both",
+        )
+    if packed and s.batch != 1:
+        raise ShapeError(
+            "packed sequences lie in one batch entry",
+            op=OP,
+            expected="a batch of 1",
+            got=f"a batch of {s.batch}",
+            hint='layout="thd" leaves the batch out',
+        )
+    _check_extras(dict(zip(extras, more)), s)
 
 
 def attention_type(q: Node, k: Node, v: Node, *more: Node, **attrs: Any) -> Type:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.dtype import float32, int32
-from ..core.errors import InternalError
+from ..core.errors import DTypeError, InternalError, ShapeError, UserError
 from ..ir.node import Node
 from ..ir.symbol import combine
 from ..ir.types import Array, Tuple, Type
@@ -39,7 +39,7 @@ def named(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(names, inputs))
 
 
-def wanted_types(given: Mapping[str, Any]) -> dict[str, Array]:
+def _wanted_types(given: Mapping[str, Any]) -> dict[str, Array]:
     """The type that each input must have, as the sizes of q, keys, values, table and lengths say;
     these have as many axes as `RANKS` says."""
     q, keys, values = (given[name] for name in ("q", "keys", "values"))
@@ -63,26 +63,46 @@ def wanted_types(given: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _checked(op: str, names: Sequence[str], inputs: Sequence[Node]) -> dict[str, Node]:
+    """Inputs by name, where they agree."""
     given: dict[str, Node] = named(names, inputs)
     for name, rank in RANKS.items():
-        if len(given[name].shape) != rank:
-            raise InternalError(f"graph.{op}", f"{name} is {given[name].type}: {rank} axes")
-    for name, type_ in wanted_types(given).items():
-        if given[name].type != type_:
-            raise InternalError(f"graph.{op}", f"{name} is {given[name].type}, expected {type_}")
+        axes = len(given[name].shape)
+        if axes != rank:
+            got = str(given[name].type)
+            raise ShapeError(f"{name} has {axes} axes", op=op, expected=f"{rank} axes", got=got)
     heads, key_heads = given["q"].shape[1], given["keys"].shape[1]
     if not isinstance(heads, int) or not isinstance(key_heads, int) or heads % max(1, key_heads):
-        raise InternalError(f"graph.{op}", f"{heads} heads for {key_heads} key heads")
+        raise ShapeError(
+            "the heads do not divide",
+            op=op,
+            expected=f"a multiple of {key_heads} key heads",
+            got=f"{heads} heads",
+        )
     if ("scales" in given) != (given["keys"].dtype.bits == 8):
-        raise InternalError(f"graph.{op}", "scales belong to a cache of 8 bits")
+        raise UserError(
+            "scales belong to a cache of 8 bits",
+            op=op,
+            expected="scales (2, key heads) with it, and none without",
+            got=given["keys"].dtype,
+        )
+    for name, wanted in _wanted_types(given).items():
+        type_ = given[name].type
+        if type_ != wanted:
+            if given[name].shape != wanted.shape:
+                raise ShapeError(f"{name} does not fit", op=op, expected=wanted, got=type_)
+            raise DTypeError(f"{name} has another dtype", op=op, expected=wanted, got=type_)
     return given
 
 
 def append_type(*inputs: Node, width: int, interleaved: bool, factor: float) -> Type:
     """(q rotated, keys, values)."""
-    given = _checked("paged_append", APPEND, inputs)
-    speeds = given["frequencies"]
-    if speeds.type != Array((max(1, width // 2),), float32) or width > given["q"].shape[2]:
+    op = "paged_append"
+    given = _checked(op, APPEND, inputs)
+    speeds, most = given["frequencies"], given["q"].shape[2]
+    if width > most:
+        expected, got = f"at most {most // 2}", width // 2
+        raise ShapeError("more frequencies than pairs", op=op, expected=expected, got=got)
+    if speeds.type != Array((max(1, width // 2),), float32):
         raise InternalError("graph.paged_append", f"{speeds.type} turn {width} elements")
     return Tuple(tuple(given[name].type for name in ("q", "keys", "values")))
 

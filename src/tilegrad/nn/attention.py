@@ -10,8 +10,8 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..tensor.creation import zeros
-from ..tensor.heads import heads
-from ..tensor.tensor import Tensor
+from ..tensor.heads import multi_head_attention_forward
+from ..tensor.tensor import Tensor, lift
 from . import init
 from .linear import Linear, new_parameter
 from .module import Module, Parameter
@@ -78,29 +78,35 @@ class MultiheadAttention(Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """(output, weights): of (tokens, batch, features), or batch first where set so."""
-        if self.in_proj_weight is not None:
-            weights = self.in_proj_weight.chunk(3)
-        else:
-            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-        return heads(
-            query,
-            key,
-            value,
+        given = [lift(x) for x in (query, key, value)]
+        turned = self.batch_first and given[0].ndim == 3
+        q, k, v = (x.transpose(0, 1) if turned else x for x in given)
+        joined, weights = multi_head_attention_forward(
+            q,
+            k,
+            v,
+            self.embed_dim,
             self.num_heads,
-            weights,
+            self.in_proj_weight,
             self.in_proj_bias,
-            self.out_proj,
             self.bias_k,
             self.bias_v,
             self.add_zero_attn,
-            self.dropout if self.training else 0.0,
+            self.dropout,
+            None,
+            None,
+            self.training,
             key_padding_mask,
             need_weights,
             attn_mask,
-            average_attn_weights,
-            is_causal,
-            self.batch_first,
+            self.in_proj_weight is None,
+            self.q_proj_weight,
+            self.k_proj_weight,
+            self.v_proj_weight,
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
         )
+        return self.out_proj(joined.transpose(0, 1) if turned else joined), weights
 
 
 __all__ = ["MultiheadAttention"]

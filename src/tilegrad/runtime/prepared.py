@@ -38,20 +38,21 @@ Tell = Callable[[str, float, float], None]
 
 
 class Source(Buffer):
-    """Bytes of weights as a file stores them, (rows, bytes of a row), read when they are needed.
+    """Bytes of weights as a file stores them, (..., bytes of a row), read when they are needed.
 
     It adapts: what runs elsewhere is given what was prepared of it, never the bytes.
     """
 
     def __init__(
         self,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         read: Callable[[], Array],
         drop: Callable[[], None],
         name: str = "",
     ) -> None:
-        """`name` tells it from others of its model, in a Bundle."""
-        super().__init__(0, shape[0] * shape[1], None, label="weights of a file", writable=False)
+        """`read` gives (rows, bytes of a row), of all leading axes; `name` tells it from others of
+        its model, in a Bundle."""
+        super().__init__(0, math.prod(shape), None, label="weights of a file", writable=False)
         self.shape, self.read, self.drop, self.name = shape, read, drop, name
         self.adapts = True
 

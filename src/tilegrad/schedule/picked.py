@@ -32,8 +32,15 @@ WARPS = 4  # that make a list
 REPEATED = [ops.reshape, ops.expand, ops.reshape]  # each row several times
 
 
+def is_quantised(node: Node) -> bool:
+    """Whether the weights are stored quantised: only what is picked of them is read."""
+    return node.op is ops.grouped_dot and node.inputs[1].op is ops.unpack
+
+
 def has_blocks(node: Node, target: Target) -> bool:
     """Whether kernels take blocks of few rows of a group."""
+    if is_quantised(node):
+        return target.has_threads
     units = bool(target.asynchronous_units)
     return node.op is ops.grouped_dot and units and node.inputs[0].dtype.bits == 16
 
@@ -42,7 +49,8 @@ def alone(node: Node, target: Target) -> bool:
     """Whether rows read their own weights."""
     rows, count = high(node.shape[0]), high(node.inputs[1].shape[0])
     if node.op is ops.grouped_dot:
-        return not invariant() and rows <= count and not has_blocks(node, target)
+        own = has_blocks(node, target) or is_quantised(node)
+        return not invariant() and rows <= count and not own
     most = count if target.has_threads else 0 if count == 1 else rows
     return invariant() or rows <= most
 
@@ -87,7 +95,8 @@ class OneProduct(Chosen):
         known = near.listed.get(offsets)
         if known is None:
             known = near.listed[offsets] = self.listed(x, offsets, near, target)
-        source = source_of(x, known) if high(x.shape[0]) <= MOST_GATHERED else None
+        few = high(x.shape[0]) <= MOST_GATHERED and not is_quantised(node)
+        source = source_of(x, known) if few else None
         attrs = {**node.attrs, "block": known.block}
         if source is None or known.rows is None:
             return [ops.grouped_dot(x, weights, offsets, known.blocks, **attrs)]

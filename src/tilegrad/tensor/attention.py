@@ -15,6 +15,8 @@ from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import attention as graph
 from ..graph import build, ops
+from ..graph.attention_types import EXTRAS, Sizes, sum_dtype
+from ..graph.attention_types import sizes as sizes_of
 from ..ir.block import argument_op
 from ..ir.node import Node
 from ..ir.symbol import Size, combine
@@ -61,8 +63,7 @@ def attention(
     """
     op = "attention"
     nodes, order = _laid(op, (q, k, v), layout)
-    _check_dtypes(op, nodes)
-    sizes = _sizes(op, nodes, order)
+    sizes = sizes_of(nodes[0], nodes[1], nodes[2], (order,) * 4)
     extras = {
         "bias": bias,
         "mask": mask,
@@ -73,7 +74,7 @@ def attention(
         "key_starts": key_starts,
     }
     parents = [q, k, v, bias, slopes, sinks]
-    more = _extras(op, extras, sizes, nodes[0].dtype)
+    more = _extras(extras, sum_dtype(nodes[0].dtype))
     band = _band(op, causal, window, sizes, packed="query_starts" in more)
     _check_number(op, "softcap", softcap)
     out, lse = _attend(op, nodes, more, scale, band, softcap, dropout, order, generator)
@@ -148,44 +149,6 @@ def _laid(op: str, values: tuple[Any, ...], layout: str) -> tuple[list[Node], st
     return [build.unsqueeze(x, 0) for x in nodes], "b" + layout
 
 
-def _check_dtypes(op: str, nodes: list[Node]) -> None:
-    q, k, v = nodes
-    if not q.dtype is k.dtype is v.dtype:
-        raise DTypeError(
-            "the dtypes differ",
-            op=op,
-            expected="one dtype",
-            got=f"{q.dtype}, {k.dtype} and {v.dtype}",
-        )
-    if not q.dtype.is_float:
-        raise DTypeError("needs floats", op=op, expected="a float dtype", got=q.dtype)
-
-
-def _sizes(op: str, nodes: list[Node], order: str) -> dict[str, Any]:
-    """Sizes by letter: b, h (heads), k (key heads), i (queries), j (keys)."""
-    of_q, of_k, of_v = (dict(zip(order, x.shape)) for x in nodes)
-    got = ", ".join(build.show(x.shape) for x in nodes)
-    if of_q["b"] != of_k["b"] or of_q["d"] != of_k["d"] or any(of_k[a] != of_v[a] for a in "bht"):
-        raise ShapeError(
-            "the shapes do not fit",
-            op=op,
-            got=got,
-            expected="q (batch, heads, queries, d), k (batch, key heads, keys, d), "
-            f"v (batch, key heads, keys, e), their axes in the order {order!r}",
-        )
-    heads, key_heads = of_q["h"], of_k["h"]
-    if not isinstance(heads, int) or not isinstance(key_heads, int):
-        raise ShapeError("the number of heads is not known", op=op, expected="an int", got=got)
-    if heads % key_heads if key_heads else heads:
-        raise ShapeError(
-            "the heads do not divide",
-            op=op,
-            got=f"{heads} heads",
-            expected=f"query heads a multiple of {key_heads} key heads",
-        )
-    return {"b": of_q["b"], "h": heads, "k": key_heads, "i": of_q["t"], "j": of_k["t"]}
-
-
 def _check_number(op: str, name: str, value: Any) -> None:
     if not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
         raise UserError(
@@ -193,9 +156,7 @@ def _check_number(op: str, name: str, value: Any) -> None:
         )
 
 
-def _band(
-    op: str, causal: bool | str, window: Any, sizes: dict[str, Any], packed: bool
-) -> graph.Band:
+def _band(op: str, causal: bool | str, window: Any, sizes: Sizes, packed: bool) -> graph.Band:
     """Bounds of j - i."""
     if causal not in (True, False, "top_left", "bottom_right"):
         raise UserError(
@@ -219,7 +180,7 @@ def _band(
             expected="causal=True with query_starts",
             got="'bottom_right'",
         )
-    shift = combine(sizes["j"], sizes["i"], -1)
+    shift = combine(sizes.keys, sizes.queries, -1)
     return (None if low is None else combine(low, shift, 1)), shift
 
 
@@ -235,110 +196,18 @@ def _window(op: str, window: Any, causal: bool) -> tuple[int | None, int | None]
     )
 
 
-def _extras(op: str, given: dict[str, Any], s: dict[str, Any], dtype: DType) -> dict[str, Node]:
-    """The further inputs that were given, checked and shaped."""
+def _extras(given: dict[str, Any], wide: DType) -> dict[str, Node]:
+    """The further inputs that were given, with the axes and of the dtypes that the Node has."""
     found = {name: node_of(x) for name, x in given.items() if x is not None}
-    for name in ("bias", "mask"):
-        if name in found:
-            found[name] = _over_scores(op, name, found[name], s)
-    for name in ("slopes", "sinks"):
-        if name in found:
-            _check_extra(op, name, found[name], (s["h"],), "float", "one for each head")
-            found[name] = build.cast(found[name], graph.sum_dtype(dtype))
-    if "key_lengths" in found:
-        _check_extra(
-            op,
-            "key_lengths",
-            found["key_lengths"],
-            (s["b"],),
-            "integer",
-            "one for each of the batch",
-        )
-        found["key_lengths"] = build.cast(found["key_lengths"], dtypes.int32)
-    _check_starts(op, found, s)
-    for name in {"query_starts", "key_starts"} & set(found):
-        found[name] = build.cast(found[name], dtypes.int32)
+    for name, x in found.items():
+        axes, dtype, _ = EXTRAS[name]
+        if axes == "bhij":
+            found[name] = build.reshape(x, (1,) * (4 - len(x.shape)) + x.shape)
+        elif dtype is None and x.dtype.is_float:
+            found[name] = build.cast(x, wide)
+        elif dtype is not None and x.dtype.is_integer:
+            found[name] = build.cast(x, dtype)
     return found
-
-
-def _check_extra(op: str, name: str, x: Node, shape: Shape, kind: str, what: str) -> None:
-    if not (x.dtype.is_float if kind == "float" else x.dtype.is_integer):
-        raise DTypeError(
-            f"{name} has another dtype", op=op, expected=f"a {kind} dtype", got=x.dtype
-        )
-    if x.shape != shape:
-        raise ShapeError(
-            f"{name} does not fit",
-            op=op,
-            expected=f"{build.show(shape)}: {what}",
-            got=build.show(x.shape),
-        )
-
-
-def _over_scores(op: str, name: str, x: Node, s: dict[str, Any]) -> Node:
-    """A bias or mask with four axes that broadcast to the scores."""
-    if name == "mask" and x.dtype is not dtypes.bool_:
-        raise DTypeError(
-            "a mask is bool",
-            op=op,
-            expected="bool, True where a key is seen",
-            got=x.dtype,
-            hint="what is added to scores is the bias",
-        )
-    if name == "bias" and not x.dtype.is_float:
-        raise DTypeError(
-            "a bias is float",
-            op=op,
-            expected="a float dtype",
-            got=x.dtype,
-            hint="what is seen is said by the mask",
-        )
-    scores = (s["b"], s["h"], s["i"], s["j"])
-    shape = (1,) * (4 - len(x.shape)) + x.shape
-    if len(shape) != 4 or any(a not in (1, b) for a, b in zip(shape, scores)):
-        raise ShapeError(
-            f"the {name} does not fit",
-            op=op,
-            got=build.show(x.shape),
-            expected=f"what broadcasts to (batch, heads, queries, keys) = {build.show(scores)}",
-        )
-    return build.reshape(x, shape)
-
-
-def _check_starts(op: str, found: dict[str, Node], s: dict[str, Any]) -> None:
-    given = [name for name in ("query_starts", "key_starts") if name in found]
-    if not given:
-        return
-    if len(given) == 1:
-        raise UserError(
-            "query_starts and key_starts go together", op=op, expected="both or none", got=given[0]
-        )
-    if "key_lengths" in found:
-        raise UserError(
-            "packed sequences have their lengths in the starts",
-            op=op,
-            expected="starts or key_lengths",
-            got="both",
-        )
-    if s["b"] != 1:
-        raise ShapeError(
-            "packed sequences lie in one batch entry",
-            op=op,
-            expected="a batch of 1",
-            got=f"a batch of {s['b']}",
-            hint='layout="thd" leaves the batch out',
-        )
-    count = found[given[0]].shape
-    for name in given:
-        x = found[name]
-        if len(x.shape) != 1 or x.shape[0] == 0 or x.shape != count or not x.dtype.is_integer:
-            raise ShapeError(
-                f"{name} does not fit",
-                op=op,
-                got=str(x.type),
-                expected="one axis of integers: a start for each sequence and the "
-                "end of the last, equally many for queries and keys",
-            )
 
 
 # ---- PyTorch's function ---------------------------------------------------------------------
@@ -362,8 +231,7 @@ def scaled_dot_product_attention(
     op = "scaled_dot_product_attention"
     tensors = [lift(x) for x in (query, key, value)]
     mask = None if attn_mask is None else lift(attn_mask)
-    _check_dtypes(op, [x.node for x in tensors])
-    _check_torch(op, tensors, mask, is_causal, enable_gqa)
+    _check_torch(op, tensors, mask, is_causal)
     nodes = [node_of(x) for x in tensors]
     given = None if mask is None else node_of(mask)
     if given is not None and given.dtype.is_float and is_data(given):
@@ -404,6 +272,14 @@ def _four(op: str, nodes: list[Node], shared: bool) -> tuple[Shape, list[Node]]:
     heads, key_heads = counts[0], counts[1] if counts[2] == 1 else counts[2]
     if not shared and heads == 1:
         heads = key_heads  # one query head against many
+    if not shared and key_heads not in (1, heads):
+        raise ShapeError(
+            "the heads differ",
+            op=op,
+            expected=f"{heads} heads in key and value, as in query",
+            got=key_heads,
+            hint="enable_gqa=True shares them",
+        )
     found = []
     for x, count in zip(nodes, (heads, key_heads, key_heads)):
         whole = build.broadcast_to(x, (*lead, count, *x.shape[-2:]), op)
@@ -430,16 +306,12 @@ def _flat_mask(op: str, x: Node, lead: Shape, scores: Shape) -> Node:
     return build.reshape(wide, (product(lead), *rest))
 
 
-def _check_torch(
-    op: str, tensors: list[Tensor], mask: Tensor | None, is_causal: bool, enable_gqa: bool
-) -> None:
-    q, k, v = tensors
-    got = ", ".join(build.show(x.shape) for x in tensors)
-    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+def _check_torch(op: str, tensors: list[Tensor], mask: Tensor | None, is_causal: bool) -> None:
+    if min(x.ndim for x in tensors) < 2:
         raise ShapeError(
             "the shapes do not fit",
             op=op,
-            got=got,
+            got=", ".join(build.show(x.shape) for x in tensors),
             expected="query (..., queries, d), key (..., keys, d), value (..., keys, e)",
         )
     if mask is not None and is_causal:
@@ -452,32 +324,6 @@ def _check_torch(
         )
     if mask is not None and not (mask.dtype is dtypes.bool_ or mask.dtype.is_float):
         raise DTypeError("a mask is bool or float", op=op, got=mask.dtype)
-    if min(q.ndim, k.ndim, v.ndim) < 3:
-        return
-    heads, counts = q.shape[-3], [x.shape[-3] for x in (k, v)]
-    if counts[0] != counts[1] and 1 not in counts:
-        raise ShapeError(
-            "key and value have not the same heads",
-            op=op,
-            got=got,
-            expected="as many heads in value as in key",
-        )
-    if enable_gqa:
-        if any(not isinstance(c, int) or c == 0 or heads % c for c in counts):
-            raise ShapeError(
-                "the heads do not divide",
-                op=op,
-                got=got,
-                expected="query heads a multiple of key heads",
-            )
-    elif any(heads != c and 1 not in (heads, c) for c in counts):
-        raise ShapeError(
-            "the heads differ",
-            op=op,
-            expected="as many heads in key and value as in query",
-            got=got,
-            hint="enable_gqa=True shares them",
-        )
 
 
 __all__ = ["attention", "scaled_dot_product_attention"]

@@ -7,7 +7,6 @@ at, and a mask of numbers is added to the scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core import dtype as dtypes
@@ -50,7 +49,8 @@ def multi_head_attention_forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """(output, weights) of queries, keys and values of (tokens, batch, features)."""
+    """(output, weights) of queries, keys and values of (tokens, batch, features); without an
+    `out_proj_weight` the heads of the output are joined, and that is all."""
     if static_k is not None or static_v is not None:
         raise UserError(
             "not supported",
@@ -67,74 +67,34 @@ def multi_head_attention_forward(
     _check_heads(lift(query), embed_dim_to_check, num_heads)
     separate = (q_proj_weight, k_proj_weight, v_proj_weight)
     weights = separate if use_separate_proj_weight else lift(in_proj_weight).chunk(3)
-    return heads(
-        query,
-        key,
-        value,
-        num_heads,
-        weights,
-        in_proj_bias,
-        lambda joined: linear(joined, out_proj_weight, out_proj_bias),
-        bias_k,
-        bias_v,
-        add_zero_attn,
-        dropout_p if training else 0.0,
-        key_padding_mask,
-        need_weights,
-        attn_mask,
-        average_attn_weights,
-        is_causal,
-    )
-
-
-def heads(
-    query: Any,
-    key: Any,
-    value: Any,
-    num_heads: int,
-    weights: Sequence[Any],
-    bias: Any,
-    project: Callable[[Tensor], Tensor],
-    bias_k: Any,
-    bias_v: Any,
-    add_zero: bool,
-    rate: float,
-    padding: Any,
-    need_weights: bool,
-    attn_mask: Any,
-    average: bool,
-    is_causal: bool,
-    batch_first: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """(output, weights): `weights` and `bias` make queries, keys and values; `project` joins."""
     q, k, v = (lift(x) for x in (query, key, value))
     single = q.ndim == 2  # without a batch
-    if single:
-        q, k, v = (x.unsqueeze(0) for x in (q, k, v))
-    elif not batch_first:
-        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-    biases = (None,) * 3 if bias is None else lift(bias).chunk(3)
+    q, k, v = (x.unsqueeze(0) if single else x.transpose(0, 1) for x in (q, k, v))
+    biases = (None,) * 3 if in_proj_bias is None else lift(in_proj_bias).chunk(3)
     q, k, v = (linear(x, w, b) for x, w, b in zip((q, k, v), weights, biases))
     shape = (*q.shape[:2], k.shape[1])  # batch, queries, keys without the added ones
-    k, v = _extended(k, bias_k, add_zero), _extended(v, bias_v, add_zero)
+    k, v = _extended(k, bias_k, add_zero_attn), _extended(v, bias_v, add_zero_attn)
     q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
-    added = int(bias_k is not None) + int(add_zero)
-    alone = not need_weights and attn_mask is None and padding is None and not added
+    added = int(bias_k is not None) + int(add_zero_attn)
+    alone = not need_weights and attn_mask is None and key_padding_mask is None and not added
     causal = is_causal and alone  # said by a band, not by a mask
-    mask = _mask(q, shape, num_heads, padding, attn_mask, is_causal and not causal)
+    mask = _mask(q, shape, num_heads, key_padding_mask, attn_mask, is_causal and not causal)
     mask = pad(mask, (0, added)) if added and mask is not None else mask
+    rate = dropout_p if training else 0.0
     shown: Tensor | None = None
     if need_weights:
         scores = matmul(q, k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
         shown = dropout(softmax(scores if mask is None else scores + mask, -1), rate)
         result = matmul(shown, v)
-        shown = mean(shown, 1) if average else shown
+        shown = mean(shown, 1) if average_attn_weights else shown
     else:
         result = scaled_dot_product_attention(q, k, v, mask, rate, causal)
-    joined = project(result.transpose(1, 2).flatten(2))
+    joined = result.transpose(1, 2).flatten(2)
+    if out_proj_weight is not None:
+        joined = linear(joined, out_proj_weight, out_proj_bias)
     if single:
         return joined.squeeze(0), None if shown is None else shown.squeeze(0)
-    return (joined if batch_first else joined.transpose(0, 1)), shown
+    return joined.transpose(0, 1), shown
 
 
 def _check_heads(q: Tensor, features: int, num_heads: int) -> None:

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from ..core import dtype as dtypes
-from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import build, ops
-from ..graph.paged_types import APPEND, ATTEND, RANKS, wanted_types
+from ..graph.paged_types import APPEND, ATTEND, RANKS
 from ..ir.node import Node
 from .maths import cast
 from .tensor import Tensor, lift, node_of, wrap
@@ -56,13 +55,11 @@ def paged_attention(
     (a number or a Symbol) how many keys a request has at most: a wrong answer of the last two is
     undefined.
     """
-    op = "paged_attention"
-    given = _given(op, q, keys, values, table, lengths, query_starts, scales)
+    given = _given(q, keys, values, table, lengths, query_starts, scales)
     if sinks is not None:
         given["sinks"] = cast(lift(sinks), dtypes.float32)
-    _check(op, given)
     if scale is None:
-        scale = 1.0 / math.sqrt(max(1, given["q"].shape[2]))
+        scale = 1.0 / math.sqrt(max(1, given["q"].shape[-1]))
     made = ops.paged_attention(
         *_nodes(ATTEND, given),
         scale=float(scale),
@@ -96,24 +93,12 @@ def paged_append(
     i + len(frequencies), or neighbours where `interleaved`; cosines and sines are multiplied by
     `factor`. Keys and values are written in place where they are donated.
     """
-    op = "paged_append"
-    given = _given(op, q, keys, values, table, lengths, query_starts, scales)
-    given.update(k=lift(k), v=lift(v))
-    _check(op, given)
+    given = _given(q, keys, values, table, lengths, query_starts, scales)
     speeds = lift(np.zeros(1, np.float32) if frequencies is None else frequencies)
-    rotated_width = 0 if frequencies is None else 2 * int(speeds.shape[0])
-    width = given["q"].shape[2]
-    if rotated_width > width:
-        raise ShapeError(
-            "more frequencies than pairs",
-            op=op,
-            expected=f"at most {width // 2}",
-            got=rotated_width // 2,
-        )
-    given["frequencies"] = cast(speeds, dtypes.float32)
+    given.update(k=lift(k), v=lift(v), frequencies=cast(speeds, dtypes.float32))
     made = ops.paged_append(
         *_nodes(APPEND, given),
-        width=rotated_width,
+        width=0 if frequencies is None else 2 * int(speeds.shape[0]),
         interleaved=bool(interleaved),
         factor=float(factor),
     )
@@ -145,28 +130,11 @@ def paged_step(
     return paged_attention(q_rotated, keys, values, *pages, scales=scales, **how), keys, values
 
 
-# ---- sizes --------------------------------------------------------------------------------------
-
-
 def _given(
-    op: str,
-    q: Any,
-    keys: Any,
-    values: Any,
-    table: Any,
-    lengths: Any,
-    query_starts: Any,
-    scales: Any,
+    q: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, scales: Any
 ) -> Given:
     """Arguments by the names that `graph.paged_types` has for them."""
     given = dict(zip(RANKS, map(lift, (q, keys, values, table, lengths, query_starts))))
-    if (scales is None) is (given["keys"].dtype.bits == 8):
-        raise UserError(
-            "scales belong to a cache of 8 bits",
-            op=op,
-            got=given["keys"].dtype,
-            expected="scales (2, key heads) with it, and none without",
-        )
     if scales is not None:
         found = cast(lift(scales), dtypes.float32)
         every = found.ndim == 1 and given["keys"].ndim == 4
@@ -174,39 +142,6 @@ def _given(
             found[:, None].expand(found.shape[0], given["keys"].shape[1]) if every else found
         )
     return given
-
-
-def _check(op: str, given: Given) -> None:
-    """Refuse arguments that do not agree."""
-    for name, rank in RANKS.items():
-        if given[name].ndim != rank:
-            raise ShapeError(
-                f"{name} has {given[name].ndim} axes",
-                op=op,
-                expected=f"{rank} axes",
-                got=build.show(given[name].shape),
-            )
-    heads, key_heads = given["q"].shape[1], given["keys"].shape[1]
-    if not key_heads or heads % key_heads:
-        raise ShapeError(
-            "the heads do not divide",
-            op=op,
-            got=f"{heads} heads",
-            expected=f"a multiple of {key_heads} key heads",
-        )
-    for name, wanted in wanted_types(given).items():
-        tensor = given[name]
-        if tensor.shape != wanted.shape:
-            raise ShapeError(
-                f"{name} does not fit",
-                op=op,
-                expected=build.show(wanted.shape),
-                got=build.show(tensor.shape),
-            )
-        if tensor.dtype is not wanted.dtype:
-            raise DTypeError(
-                f"{name} has another dtype", op=op, expected=wanted.dtype, got=tensor.dtype
-            )
 
 
 def _nodes(names: tuple[str, ...], given: Given) -> list[Node]:

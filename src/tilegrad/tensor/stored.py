@@ -29,7 +29,7 @@ class StoredWeights(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(rows, columns)."""
+        """(rows, columns), or (experts, rows, columns)."""
 
     @property
     def format(self) -> Format:
@@ -37,24 +37,32 @@ class StoredWeights(Protocol):
 
     @property
     def raw(self) -> Array:
-        """Bytes (rows, bytes of a row)."""
+        """Bytes (..., bytes of a row), with the axes of the shape before."""
 
     def drop(self) -> None:
         """Let the system take back the pages of the source."""
 
 
 def stored(weights: StoredWeights, dtype: DType = float32) -> Tensor:
-    """Weights (rows, columns) of a file as a Tensor; their bytes stay where they are."""
+    """Weights (rows, columns) of a file, or (experts, rows, columns), as a Tensor; their bytes stay
+    where they are."""
     form = weights.format
     if not form.quantised:
         raise DTypeError("these weights are not quantised", op="stored", got=form)
-    if len(weights.shape) != 2:
+    if len(weights.shape) not in (2, 3):
         raise ShapeError(
-            "weights are (rows, columns)", op="stored", expected="two axes", got=weights.shape
+            "weights are (rows, columns), of experts (experts, rows, columns)",
+            op="stored",
+            expected="two or three axes",
+            got=weights.shape,
         )
-    shape = (weights.shape[0], form.row_bytes(weights.shape[1]))
+    shape = (*weights.shape[:-1], form.row_bytes(weights.shape[-1]))
     raw = build.input_(shape, uint8)
-    values[raw] = Source(shape, lambda: weights.raw, weights.drop, getattr(weights, "name", ""))
+
+    def read() -> Array:
+        return weights.raw.reshape(-1, shape[-1])
+
+    values[raw] = Source(shape, read, weights.drop, getattr(weights, "name", ""))
     return wrap(build.unpack(raw, form.name, dtype))
 
 
@@ -67,9 +75,7 @@ def bytes_to_prepare(tensors: Iterable[Tensor], device: str) -> int:
     """Bytes that weights of files among some Tensors take on a device, prepared."""
     from ..compiler.weights import bytes_to_prepare as needed
 
-    return sum(
-        needed(t._node.attrs["format"], t.shape[0], t.shape[1], device) for t in stored_in(tensors)
-    )
+    return sum(needed(t._node.attrs["format"], t.shape, device) for t in stored_in(tensors))
 
 
 __all__ = ["StoredWeights", "bytes_to_prepare", "stored", "stored_in"]

@@ -32,6 +32,8 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
         return f"weights of {shape.format} are not quantised"
     if shape.columns % STEP or not shape.columns or not shape.rows:
         return f"columns are a multiple of {STEP}"
+    if shape.rows % (ROWS * shape.groups) and shape.groups > 1:
+        return f"rows of a group are a multiple of {ROWS}"
     if shape.dtype not in (float32, bfloat16, float16):
         return "tokens are float32, bfloat16 or float16"
     return ""
@@ -52,12 +54,7 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     bodies: list[Body] = []
     names = ["x", *(n for n, _, _ in parts(shape))]
     if invariant():
-        bodies += (
-            [decode(shape, target, most, whole=True)]
-            if most > 1
-            else prefill(shape, target, vectors=True)
-        )
-        return _callee("quantised_matmul", bodies, names)
+        return _callee("quantised_matmul", of_any_number(shape, target), names)
     if low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
         bodies.append(decode(shape, target, most, own))
@@ -65,6 +62,20 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
         own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
         bodies += prefill(shape, target, own)
     return _callee("quantised_matmul", bodies, names)
+
+
+def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
+    """The product of groups: x, offsets and the parts to (tokens, rows of a group)."""
+    names = ["x", "offsets", *(n for n, _, _ in parts(shape))]
+    return _callee("grouped_quantised", of_any_number(shape, target), names)
+
+
+def of_any_number(shape: QuantisedShape, target: Target) -> list[Body]:
+    """The kernel that takes any number of tokens."""
+    most = few(target)
+    if most > 1:
+        return [decode(shape, target, most, whole=True)]
+    return prefill(shape, target, vectors=True)
 
 
 def few(target: Target) -> int:
@@ -138,6 +149,7 @@ __all__ = [
     "around_callee",
     "callee",
     "few",
+    "grouped_callee",
     "many",
     "pack",
     "parts",

@@ -11,7 +11,8 @@ What lies around a product in a decoder may be `Around` it. The factor of a norm
 sums, so the squares of a token are added up while it is written as whole numbers, times the norm's
 weight. Gates and what they gate are rows half of all rows apart, in one program.
 
-Any number of tokens may be there: a program takes `most` at a time. Invariant: rows past the last
+Any number of tokens may be there: a program takes `most` at a time, and of groups one group after
+the other. Invariant: rows past the last
 are computed (their codes are zeros) but not stored; a sum is the same for any number of tokens
 beside it.
 """
@@ -41,9 +42,9 @@ PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
 def programs(shape: QuantisedShape, target: Target) -> int:
     """How many programs share the rows: a few for each worker, none of them too small."""
-    blocks, workers = padded(shape.rows, ROWS) // ROWS, max(1, target.cores)
+    blocks, workers = padded(shape.outputs, ROWS) // ROWS, max(1, target.cores)
     each = blocks * ROWS * shape.row_bytes // (PROGRAM_BYTES * workers)  # of a worker
-    each = min(each, shape.rows // (PROGRAM_ROWS * workers), 8)
+    each = min(each, shape.outputs // (PROGRAM_ROWS * workers), 8)
     return min(blocks, workers * max(1, each))
 
 
@@ -143,7 +144,7 @@ def doubled(words: Any) -> Any:
 def parameters(shape: QuantisedShape, around: Around) -> list[tuple[str, Memory]]:
     """The parameters in order; see `Around`."""
     dtype, results = shape.dtype, around.results(shape)
-    made = [("x", Memory((shape.tokens, shape.columns), dtype))]
+    made = [("x", Memory((shape.tokens, shape.columns), dtype)), *offsets_of(shape)]
     if around.norm is not None:
         made.append(("norm", Memory((shape.columns,), dtype)))
     made += [(n, Memory(s, d)) for n, s, d in parts(shape)]
@@ -158,6 +159,17 @@ def parameters(shape: QuantisedShape, around: Around) -> list[tuple[str, Memory]
             for n, size in zip(result_names(shape, around), results)
         ),
     ]
+
+
+def offsets_of(shape: QuantisedShape) -> list[tuple[str, Memory]]:
+    """The parameter that says where groups of tokens begin."""
+    return [("offsets", Memory((shape.groups + 1,), int32))] if shape.groups > 1 else []
+
+
+def ends_of(shape: QuantisedShape, memory: dict[str, Any], number: Any) -> list[Any]:
+    """The first token of a group, and the one after its last."""
+    found = [tile.load(memory["offsets"], number + i).to(tile.i64) for i in range(2)]
+    return [tile.hold(x, "offset", (0, high(shape.tokens))) for x in found]
 
 
 def result_names(shape: QuantisedShape, around: Around) -> list[str]:
@@ -180,13 +192,14 @@ class Decode:
         self.shape, self.target, self.most, self.around = shape, target, most, around
         self.whole = whole  # whether there may be more tokens than `most`
         self.first: Size = 0  # of the tokens at work
+        self.base: Size = 0  # the first block of a group's rows
         given = parameters(shape, around)
         self.b = BodyBuilder(name, given)
         self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
         self.weights = Weights(shape, self.memory)
         self.layout = self.weights.layout
         self.sides = 2 if around.gated else 1  # blocks of rows that results are made of
-        self.blocks = padded(shape.rows, ROWS) // ROWS // self.sides
+        self.blocks = padded(shape.outputs, ROWS) // ROWS // self.sides
 
     def build(self, share: Size = 1) -> Body:
         """The Body; `share` is 1 where it has work to do and 0 where another one has."""
@@ -201,16 +214,22 @@ class Decode:
         tokens = self.shape.tokens
         self.allocate_scratch()
         ends = [(program + i) * self.blocks // count for i in range(2)]
-        if self.whole and high(tokens) > self.most:
+        if self.shape.groups > 1:
+            for number in tile.range(self.shape.groups):
+                self.base = number * self.blocks
+                start, stop = ends_of(self.shape, self.memory, number)
+                for some in tile.range(start, stop, self.most, bounds=(0, high(tokens) - 1)):
+                    self.some(some, ends, stop)
+        elif self.whole and high(tokens) > self.most:
             for some in tile.range(0, tokens, self.most, bounds=(0, high(tokens) - 1)):
-                self.some(some, ends)
+                self.some(some, ends, tokens)
         else:
-            self.some(0, ends)
+            self.some(0, ends, tokens)
 
     @tile.function
-    def some(self, first: Any, ends: Sequence[Any]) -> None:
+    def some(self, first: Any, ends: Sequence[Any], stop: Any) -> None:
         """Some tokens as whole numbers, then their products."""
-        self.first, self.tokens = first, tile.minimum(self.shape.tokens - first, self.most)
+        self.first, self.tokens = first, tile.minimum(stop - first, self.most)
         for token in tile.range(self.tokens, bounds=(0, self.most - 1)):
             self.take(token)
         for block in tile.range(*ends, bounds=(0, self.blocks - 1)):
@@ -302,7 +321,8 @@ class Decode:
         """The results of a block for some tokens."""
         shape, around = self.shape, self.around
         tokens = [first + i for i in range(count)]
-        sides = [self.product(block + side * self.blocks, tokens) for side in range(self.sides)]
+        own_block = self.base + block
+        sides = [self.product(own_block + side * self.blocks, tokens) for side in range(self.sides)]
         row = block * ROWS
         mask = tile.arange(ROWS) + row < shape.rows if shape.rows % ROWS else None
         for n, token in enumerate(tokens):
@@ -400,4 +420,4 @@ def decode(
     return Decode(shape, target, most, name, around, whole).build(share)
 
 
-__all__ = ["Weights", "decode", "multiply_add", "programs", "result_names"]
+__all__ = ["Weights", "decode", "ends_of", "multiply_add", "offsets_of", "programs", "result_names"]

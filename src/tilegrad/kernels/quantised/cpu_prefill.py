@@ -21,7 +21,7 @@ from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .cpu_decode import Weights, multiply_add, shifted
+from .cpu_decode import Weights, ends_of, multiply_add, offsets_of, shifted
 from .cpu_parts import ROWS, STEP, parts
 from .shape import QuantisedShape, padded
 
@@ -265,8 +265,9 @@ class Vectors(Writer):
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
         given = [
             ("x", Memory((shape.tokens, shape.columns), shape.dtype)),
+            *offsets_of(shape),
             *((n, Memory(s, d)) for n, s, d in parts(shape)),
-            ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
+            ("out", Memory((shape.tokens, shape.outputs), shape.dtype, use="result")),
         ]
         super().__init__(shape, target, given, name)
         lanes, many = target.lanes(float32), target.vector_registers >= 32
@@ -276,40 +277,50 @@ class Vectors(Writer):
 
     def build(self, share: Size) -> Body:
         """The Body."""
-        blocks = padded(self.shape.rows, ROWS) // ROWS
+        blocks = padded(self.shape.outputs, ROWS) // ROWS
         panels = -(-blocks // self.across)
         with tile.into(self.b):
             self.first = tile.grid(panels) * self.across
             self.panel = tile.scratch((self.shape.columns, self.across * ROWS))
-            self.work(blocks - 1)
+            self.work(blocks)
         return self.b.finish((panels * share,))
 
     @tile.function
-    def work(self, last: int) -> None:
-        """Unpack the panel, past the last block that one again; then all tokens, some at once."""
+    def work(self, blocks: int) -> None:
+        """All tokens with all rows, or those of each group with its own."""
+        if self.shape.groups == 1:
+            self.panel_products(0, blocks, 0, self.shape.tokens)
+        else:
+            for number in tile.range(self.shape.groups):
+                start, stop = ends_of(self.shape, self.memory, number)
+                if tile.less(start, stop):
+                    self.panel_products(number * blocks, blocks, start, stop)
+
+    @tile.function
+    def panel_products(self, base: Any, blocks: int, start: Any, stop: Any) -> None:
+        """Unpack the panel, past the last block that one again; then tokens, some at once."""
         shape = self.shape
         for unpack in tile.range(shape.columns // STEP):
             for i in range(self.across):
-                block = tile.minimum(self.first + i, last)
+                block = base + tile.minimum(self.first + i, blocks - 1)
                 for k, value in enumerate(self.values(block, unpack)):
                     tile.store(self.panel, (unpack * STEP + k, i * ROWS), value)
         bounds = (0, max(0, high(shape.tokens) - 1))
-        for tokens in tile.range(0, shape.tokens, self.tokens, bounds=bounds):
-            self.product(tokens)
+        for tokens in tile.range(start, stop, self.tokens, bounds=bounds):
+            self.product(tokens, stop)
 
     @tile.function
-    def product(self, first: Any) -> None:
+    def product(self, first: Any, stop: Any) -> None:
         """Some tokens by a panel; past the last token it is repeated."""
         shape, wide = self.shape, self.across * ROWS
-        last = shape.tokens - 1
-        tokens = [tile.minimum(first + i, last) for i in range(self.tokens)]
+        tokens = [tile.minimum(first + i, stop - 1) for i in range(self.tokens)]
         sums = [tile.zeros((wide,)) for _ in tokens]
         for depth in tile.range(shape.columns, unroll=2):
             line = tile.load(self.panel, (depth, 0), wide)
             xs = [tile.load(self.memory["x"], (t, depth)).to(float32) for t in tokens]
             sums = [multiply_add(self.target, x, line, total) for x, total in zip(xs, sums)]
         row = self.first * ROWS
-        mask = None if shape.rows % wide == 0 else self.below(row, wide, shape.rows)
+        mask = None if shape.outputs % wide == 0 else self.below(row, wide, shape.outputs)
         for token, total in zip(tokens, sums):
             tile.store(self.memory["out"], (token, row), total.to(shape.dtype), mask=mask)
 

@@ -43,6 +43,8 @@ def why_not(shape: QuantisedShape, target: Target) -> str:
         return f"weights of {shape.format} are not quantised"
     if not shape.columns or not shape.rows or high(shape.tokens) < 1:
         return "there is nothing to multiply"
+    if shape.rows % (ROWS * shape.groups) and shape.groups > 1:
+        return f"rows of a group are a multiple of {ROWS}"
     if shape.dtype not in (float32, bfloat16, float16):
         return "tokens are float32, bfloat16 or float16"
     return ""
@@ -70,21 +72,22 @@ def rows_plan(shape: QuantisedShape) -> RowsPlan:
     return RowsPlan(32, 16, 64, together=2, stages=stages, resident=1)
 
 
-def matrix_plan(shape: QuantisedShape) -> MatrixPlan:
-    """The Plan for more tokens: a warp for every 8 rows, and what is heavy on all cores."""
+def matrix_plan(shape: QuantisedShape, block: int = 0) -> MatrixPlan:
+    """The Plan for more tokens, or blocks of groups: a warp for every 8 rows, and what is heavy on
+    all cores."""
     most = high(shape.tokens)
     if not isinstance(shape.tokens, int):
         most = min(most, 64)  # steps are of all sizes
     if invariant():
         most = 64
-    tokens = next((t for t in (16, 32) if most <= t), 64)
-    rows = padded(shape.rows, ROWS)
+    tokens = max(16, block) if block else next((t for t in (16, 32) if most <= t), 64)
+    rows = padded(shape.outputs, ROWS)
     sizes = [r for r in (64, 32, 16) if rows % r == 0 and (r <= 32 or tokens <= 32)]
     programs = -(-most // tokens)
     fill = [r for r in sizes if rows // r * programs >= CORES]
     heavy = is_heavy(shape)
     tall = (fill or sizes)[0] if heavy else sizes[0]
-    return MatrixPlan(tokens, tall, 2 if heavy and tokens > 32 else 4, tall // 8)
+    return MatrixPlan(tokens, tall, 2 if heavy and tokens > 32 else 4, tall // 8, block)
 
 
 def are_few(shape: QuantisedShape, target: Target) -> bool:
@@ -144,6 +147,12 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     return _callee("quantised_matmul", shape, target, NOTHING)
 
 
+def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
+    """The product of groups: x, a list of blocks and the parts to (tokens, rows of a group)."""
+    body = many_tokens(shape, matrix_plan(shape, block), "grouped_quantised")
+    return _of_body(body, 1)
+
+
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
     """Why a product is not computed with what is around it; '' where it is."""
     if is_for_warps(shape, target, around) or is_packed(shape, target, around):
@@ -162,24 +171,26 @@ def around_callee(shape: QuantisedShape, target: Target, around: Around) -> Kern
 
 def _callee(name: str, shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
     body = body_of(shape, plans_for(shape, target, around)[0], name, around)
-    results = len(around.results(shape))
+    return _of_body(body, len(around.results(shape)))
+
+
+def _of_body(body: Body, results: int) -> KernelCallee:
+    """A callee whose last parameters are its results."""
     roles = (
         *(("read", i) for i in range(len(body.parameters) - results)),
         *(("store", i) for i in range(results)),
     )
-    return KernelCallee(name, ((body, roles),))
+    return KernelCallee(body.name, ((body, roles),))
 
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
-    roles = (*(("read", i) for i in range(1 + len(parts(shape)))), ("store", 0))
-    return KernelCallee("quantised_take", ((take(shape), roles),))
+    return _of_body(take(shape), 1)
 
 
 def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """All rows: the parts to (rows, columns)."""
-    roles = (*(("read", i) for i in range(len(parts(shape)))), ("store", 0))
-    return KernelCallee("quantised_unpack", ((unpack(shape), roles),))
+    return _of_body(unpack(shape), 1)
 
 
 __all__ = [
@@ -188,6 +199,7 @@ __all__ = [
     "around_callee",
     "body_of",
     "callee",
+    "grouped_callee",
     "many",
     "pack",
     "parts",

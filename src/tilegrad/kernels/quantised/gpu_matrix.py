@@ -4,7 +4,8 @@ A program computes a tile of tokens by rows. For each step of columns its thread
 groups they hold (asked for a step ahead), lay the values down in shared memory in x's dtype
 beside the tile of x, and multiply by the matrix units. Weights are read packed, once for each
 block of tokens, mostly from L2. Values are rounded to x's dtype, as those of a model that is
-stored in it would be; sums are float32. float32 tokens are multiplied as float32.
+stored in it would be; sums are float32. float32 tokens are multiplied as float32. Of groups, a
+program has a block of tokens of one group, by a list (see `kernels.grouped`), and its rows.
 
 Invariant: the order of every sum depends on the shape and the Plan alone; tokens past the end
 are neither read nor written.
@@ -17,10 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
+from ...core.dtype import int32
 from ...core.errors import InternalError
-from ...ir.symbol import ceil_divide
+from ...ir.symbol import ceil_divide, high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
+from ..grouped import COLUMNS, FIRST, LAST, most_blocks
+from ..grouped import GROUP as GROUP_OF
+from ..matmul.wide_grouped import listed
 from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, part_parameters
 from .shape import QuantisedShape, padded
 
@@ -33,16 +38,21 @@ class MatrixPlan:
     rows: int = 128
     groups: int = 2  # of a step of columns
     warps: int = 8
+    block: int = 0  # tokens of a block of a group, at most those of a tile; 0: there is one group
 
 
 def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_matrix") -> Body:
     """The kernel: x (tokens, columns), the parts, out (tokens, rows)."""
-    rows = padded(shape.rows, ROWS)
+    rows = padded(shape.outputs, ROWS)
     if BLOCK % plan.groups or rows % plan.rows:
         raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
     x = ("x", Memory((shape.tokens, shape.columns), shape.dtype))
-    out = ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result"))
-    b = BodyBuilder(name, [x, *part_parameters(shape), out])
+    out = ("out", Memory((shape.tokens, shape.outputs), shape.dtype, use="result"))
+    given = [x, *part_parameters(shape), out]
+    if plan.block:
+        most = most_blocks(shape.tokens, shape.groups, plan.block)
+        given.insert(1, ("blocks", Memory((1 + most, COLUMNS), int32)))
+    b = BodyBuilder(name, given)
     with tile.into(b):
         grid = multiply(shape, plan, *map(tile.memory, b.parameters))
     return b.finish(grid, warps=plan.warps, level="placed")
@@ -50,36 +60,66 @@ def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_
 
 @tile.function
 def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tuple[Any, Any]:
-    """Step by step along the columns, then write; gives the grid."""
+    """A tile of tokens by rows, or of a block of a list; gives the grid."""
+    across = padded(shape.outputs, ROWS) // plan.rows
+    if not plan.block:
+        grid = (across, ceil_divide(shape.tokens, plan.tokens))
+        number, tokens = tile.grid(*grid)
+        first = tokens * plan.tokens
+        one_tile(shape, plan, x, rest, number * plan.rows, 0, first, shape.tokens)
+    else:
+        blocks, *others = rest
+        grid = (across, most_blocks(shape.tokens, shape.groups, plan.block))
+        number, block = tile.grid(*grid)
+        tile.grid_dependency_wait()
+        wide = high(shape.tokens)
+        if tile.less(block, listed(blocks, 0, 0, high(grid[1]))):
+            own = listed(blocks, GROUP_OF, block + 1, shape.groups - 1) * shape.outputs
+            first, stop = (listed(blocks, what, block + 1, wide) for what in (FIRST, LAST))
+            one_tile(shape, plan, x, others, number * plan.rows, own, first, stop)
+    return grid
+
+
+@tile.function
+def one_tile(
+    shape: QuantisedShape,
+    plan: MatrixPlan,
+    x: Any,
+    rest: Sequence[Any],
+    column: Any,
+    own: Any,
+    token: Any,
+    stop: Any,
+) -> None:
+    """Step by step along the columns, then write. `own` is the first row of a group's weights."""
     *parts, out = rest
-    weights, rows = Groups(shape, parts), padded(shape.rows, ROWS)
-    grid = (rows // plan.rows, ceil_divide(shape.tokens, plan.tokens))
-    number, block = tile.grid(*grid)
-    row, token, last = number * plan.rows, block * plan.tokens, groups_of(shape) - plan.groups
+    weights, row, last = Groups(shape, parts), own + column, groups_of(shape) - plan.groups
     while last * GROUP >= shape.columns:
         last -= plan.groups  # groups that are there for their number alone
     loaded = weights.load(row, 0, plan.rows, plan.groups)
     # the launch after this one begins when it ends: programs that wait would take its place
-    tile.grid_dependency_wait()
+    if not plan.block:
+        tile.grid_dependency_wait()
     total = tile.zeros((plan.tokens, plan.rows))
-    left = load_input(shape, plan, x, token, 0)
+    left = load_input(shape, plan, x, token, stop, 0)
     for group in tile.range(0, last + 1, plan.groups):
         at = tile.minimum(group + plan.groups, last)
-        ahead = load_input(shape, plan, x, token, at)
+        ahead = load_input(shape, plan, x, token, stop, at)
         following = weights.load(row, at, plan.rows, plan.groups)
         total = tile.dot(left, values(weights, loaded, shape.dtype).T, total)
         left, loaded = ahead, following
     size = (plan.tokens, plan.rows)
-    mask = there(size, 0, token, shape.tokens, plan.tokens)
-    mask = and_masks(mask, there(size, 1, row, shape.rows, ROWS))
-    tile.store(out, (token, row), total.to(shape.dtype), mask=mask)
-    return grid
+    mask = there(size, 0, token, stop, plan.tokens)
+    mask = and_masks(mask, there(size, 1, column, shape.outputs, ROWS))
+    tile.store(out, (token, column), total.to(shape.dtype), mask=mask)
 
 
-def load_input(shape: QuantisedShape, plan: MatrixPlan, x: Any, token: Any, group: Any) -> Any:
+def load_input(
+    shape: QuantisedShape, plan: MatrixPlan, x: Any, token: Any, stop: Any, group: Any
+) -> Any:
     """A step of x, 0 past its ends."""
     size = (plan.tokens, plan.groups * GROUP)
-    mask = there(size, 0, token, shape.tokens, plan.tokens)
+    mask = there(size, 0, token, stop, plan.tokens)
     mask = and_masks(mask, there(size, 1, group * GROUP, shape.columns, size[1]))
     return tile.load(x, (token, group * GROUP), size, mask=mask)
 

@@ -1,10 +1,11 @@
 """How the bytes of weights are prepared for a machine's kernels: once, by the runtime.
 
 A `Preparation` is called in a Graph on the bytes of weights as a file stores them, (rows, bytes of
-a row) each, and gives the parts that kernels read (see `shape`); rows of several weights follow one
-another. What it makes depends on Format, sizes and the kind of kernels alone, so that whatever
-reads the weights reads the same bytes. The Schedule never computes one: the Recipe names it, and
-`runtime.prepared` keeps what was made. Invariant: equal keys make equal parts of equal bytes.
+a row) each or (experts, rows, bytes of a row), and gives the parts that kernels read (see `shape`);
+rows of several weights follow one another. What it makes depends on Format, sizes and the kind of
+kernels alone, so that whatever reads the weights reads the same bytes. The Schedule never computes
+one: the Recipe names it, and `runtime.prepared` keeps what was made. Invariant: equal keys make
+equal parts of equal bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from ...core.errors import InternalError, ShapeError
 from ...core.format import format_of
 from ...core.target import Target
 from ...ir.callee import Callee
+from ...ir.symbol import high
 from ...ir.text import ATTRIBUTE_PARSERS
-from ...ir.types import Array, Type
+from ...ir.types import Array, Type, product
 from .shape import QuantisedShape
 
 NdArray = np.ndarray[Any, Any]
@@ -107,7 +109,7 @@ class Preparation(Callee):
     def result_types(self, argument_types: tuple[Type, ...]) -> tuple[Type, ...]:
         """The types of the parts."""
         wanted = [(rows, self.row_bytes) for rows in self.rows]
-        got = [t.shape for t in argument_types if isinstance(t, Array)]
+        got = [rows_of(t) for t in argument_types if isinstance(t, Array)]
         if got != wanted:
             raise ShapeError("these are other weights", op=self.name, expected=wanted, got=got)
         return tuple(Array(shape, dtype) for _, shape, dtype in self.parts())
@@ -118,8 +120,13 @@ class Preparation(Callee):
 
     def interpret(self, *arrays: Any) -> tuple[Any, ...]:
         """The parts."""
-        made = self.pack(np.concatenate(arrays))
+        made = self.pack(np.concatenate([x.reshape(-1, x.shape[-1]) for x in arrays]))
         return tuple(made[name] for name, _, _ in self.parts())
+
+
+def rows_of(raw: Array) -> tuple[int, ...]:
+    """Bytes of weights as (rows, bytes of a row): rows of all experts follow one another."""
+    return high(product(raw.shape[:-1])), high(raw.shape[-1])
 
 
 def parse_preparation(text: str) -> Preparation:
@@ -129,4 +136,4 @@ def parse_preparation(text: str) -> Preparation:
 
 ATTRIBUTE_PARSERS["prepare"] = parse_preparation
 
-__all__ = ["Preparation", "kernels_of", "kind_of", "parse_preparation"]
+__all__ = ["Preparation", "kernels_of", "kind_of", "parse_preparation", "rows_of"]

@@ -15,6 +15,9 @@ Target, `cpu` and `gpu`, with the same functions:
   added that count for nothing.
 - `callee(shape, target) -> KernelCallee`: the product. Arguments: x (tokens, columns) in
   `shape.dtype`, then the parts in order. Result: (tokens, rows) in `shape.dtype`; sums in float32.
+- `grouped_callee(shape, target, block)`: the product of `shape.groups` groups of rows of x, each
+  with its own rows of the weights. Arguments: x, where groups begin (on CPUs the offsets, on GPUs a
+  list of blocks of `block` rows; see `kernels.grouped`), then the parts.
 - `take_callee(shape, target) -> KernelCallee`: rows by number. Arguments: ids (tokens,) int32,
   each within the rows, then the parts. Result: (tokens, columns) in `shape.dtype`.
 - `why_not_around(shape, target, around)` and `around_callee(shape, target, around)`: the same for a
@@ -46,6 +49,12 @@ class QuantisedShape:
     columns: int  # inputs, whole blocks of the Format
     tokens: Size = 1
     dtype: DType = float32  # of x and of the result
+    groups: int = 1  # of rows of x, which have as many rows of the weights each
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the result: rows of the weights of a group."""
+        return self.rows // self.groups
 
     @property
     def row_bytes(self) -> int:
@@ -71,7 +80,7 @@ class Around:
 
     def results(self, shape: QuantisedShape) -> tuple[int, ...]:
         """Rows of each result."""
-        return self.splits or (shape.rows // (2 if self.gated else 1),)
+        return self.splits or (shape.outputs // (2 if self.gated else 1),)
 
 
 NOTHING = Around()

@@ -5,12 +5,14 @@ rows of it, and whether it is transposed or its rows are in the order of llama.c
 them, first match wins. Weights arrive as a mapping from name to array, so any reader plugs in;
 arrays may be NumPy's, torch's or Tensors, and are only sliced, reshaped and transposed here.
 Tensors of files (`exchange.Stored`) are read, or stay there if they are quantised (see
-`tensor.stored`); weights stored transposed and experts are always read.
+`tensor.stored`), those of experts too; weights stored transposed are always read.
 Invariant: nothing is loaded unless all shapes fit and, if strict, no name is missing or unused.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from .config import DecoderConfig
 
 OP = "Decoder.load"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -242,11 +245,24 @@ class Names:
         return None
 
     def stays(self, source: Source | None) -> bool:
-        """Whether a weight can be read where the file stores it: rows of a quantised tensor."""
-        if source is None or source.transposed or "{}" in source.name:
+        """Whether a weight can be read where the file stores it: rows of a quantised tensor, or of
+        those of all experts if they are blocks of one Format."""
+        if source is None:
             return False
-        found = self.given[source.name]
-        return _quantised(found) and len(found.shape) == 2
+        first, *others = self.given_names(source)
+        found = self.given[first]
+        if not _quantised(found):
+            return False
+        if "{}" not in source.name and len(found.shape) == 2:
+            return not source.transposed
+        alike = all(
+            _quantised(one) and one.format is found.format and one.shape == found.shape
+            for one in map(self.given.__getitem__, others)
+        )
+        if not alike or found.format.apart or getattr(found, "order", None) is not None:
+            log.warning("experts %s of %s are unpacked: no kernel reads them", first, found.format)
+            return False
+        return len(found.shape) == (2 if others else 3)
 
     # ---- values -----------------------------------------------------------------------------
 
@@ -391,7 +407,7 @@ def _as_stored(model: Module, name: str, rows: Rows, scales: dict[tuple[str, flo
     side by side (q, k and v) share a scale of inputs that is the same for each, so that what they
     read is rounded once; `scales` are those before."""
     order, given = getattr(rows.stored, "order", None), getattr(rows.stored, "input", None)
-    if order is None and given is None:
+    if (order is None and given is None) or len(rows.shape) == 3:  # experts round no inputs
         return
     path = name.removesuffix(".weight")
     layer = model.get_submodule(path)
@@ -410,22 +426,32 @@ class Rows:
 
     def __init__(self, names: Names, name: str, source: Source) -> None:
         self.names, self.name, self.source = names, name, source
-        self.stored = names.given[source.name]
+        self.given = [names.given[n] for n in names.given_names(source)]
+        self.stored = self.given[0]
         self.format = self.stored.format
-        count = self.stored.shape[0]
-        self.rows = names.arranged(name, source, np.arange(count).reshape(count, 1))[:, 0]
-        self.shape = (len(self.rows), self.stored.shape[1])
+        *lead, columns = self.stored.shape
+        lead = [len(self.given), *lead] if "{}" in source.name else lead
+        self.count = math.prod(lead)
+        self.rows = self._arranged(np.arange(self.count).reshape(*lead, 1))[..., 0]
+        self.shape = (*self.rows.shape, columns)
+
+    def _arranged(self, array: Any) -> Any:
+        if "{}" in self.source.name:
+            return array
+        return self.names.arranged(self.name, self.source, array)
 
     @property
     def raw(self) -> Any:
-        """Their bytes; a copy where the file has another order."""
-        raw = self.stored.raw
-        straight = len(raw) == len(self.rows) and (self.rows[1:] > self.rows[:-1]).all()
-        return raw if straight else self.names.arranged(self.name, self.source, raw)
+        """Their bytes; a copy where the file has another order, or one tensor for each expert."""
+        several = "{}" in self.source.name
+        raw = np.stack([one.raw for one in self.given]) if several else self.stored.raw
+        straight = np.array_equal(self.rows.ravel(), np.arange(self.count))
+        return raw if straight else self._arranged(raw)
 
     def drop(self) -> None:
         """Let the system take back the file's pages."""
-        self.stored.drop()
+        for one in self.given:
+            one.drop()
 
 
 def _checked(
