@@ -108,9 +108,7 @@ def elementwise(name: str, *values: Any) -> Any:
         dtype = dtypes.float32
     if name in BITS and dtype.is_float:
         raise DTypeError(
-            "bits of floats cannot be combined",
-            expected="integers or bools",
-            got=dtype,
+            "bits of floats cannot be combined", expected="integers or bools", got=dtype
         )
     b = current().builder
     tiles = [cast(tile_of(v, dtype), dtype) for v in values]

@@ -78,9 +78,7 @@ class Stage:
         if not isinstance(values, Range):
             if isinstance(values, (TileValue, Index, MemoryValue)):
                 raise TraceError(
-                    "this cannot be looped over",
-                    got=repr(values),
-                    hint="use tile.range(n)",
+                    "this cannot be looped over", got=repr(values), hint="use tile.range(n)"
                 )
             for item in values:
                 given = body(item, *given)

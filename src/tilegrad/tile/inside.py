@@ -227,6 +227,7 @@ def offsets_within(
 ) -> tuple[Node, Node | None, Box | None]:
     """Offsets and mask of an access, so that it stays inside, and the Box that they are."""
     t, shape = tracer(), memory.type.shape
+    offset = t.builder.cast(offset, int64)
     box = box_of(t, shape, offset, mask, lambda at, size: _halves(t, at, size)[:2])
     if box is not None:
         return offset, mask, box

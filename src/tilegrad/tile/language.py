@@ -733,9 +733,7 @@ def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> W
         return source
     if not isinstance(source, MemoryValue):
         raise DTypeError(
-            "not an array",
-            expected="an argument, a result or a place",
-            got=repr(source),
+            "not an array", expected="an argument, a result or a place", got=repr(source)
         )
     start = (
         index
@@ -753,9 +751,7 @@ def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> W
     sizes = static_shape(() if shape is None else shape)
     if len(sizes) > source.ndim:
         raise ShapeError(
-            "the tile has more axes than the array",
-            expected=source.node.type,
-            got=sizes,
+            "the tile has more axes than the array", expected=source.node.type, got=sizes
         )
     along = tuple(range(source.ndim - len(sizes), source.ndim)) if axes is None else tuple(axes)
     if len(along) != len(sizes) or any(not 0 <= a < source.ndim for a in along):
@@ -858,9 +854,7 @@ def _given_mask(mask: Any, shape: tuple[int, ...]) -> Node | None:
     test = tile_of(mask, dtypes.bool_ if isinstance(mask, bool) else None)
     if test.dtype is not dtypes.bool_ or broadcast_shape([test.shape, shape]) != shape:
         raise ShapeError(
-            "the mask does not fit the tile",
-            expected=f"a bool tile {shape}",
-            got=repr(test),
+            "the mask does not fit the tile", expected=f"a bool tile {shape}", got=repr(test)
         )
     if not test.shape and tracer().trusts:
         return test.node  # one answer for all elements
@@ -871,10 +865,9 @@ def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> T
     b = tracer().builder
     given = _given_mask(mask, offsets.shape)
     whole = b.logical_and(mask_of(offsets.shape, offsets.edges), given)
-    wide_offsets = b.cast(offsets.node, dtypes.int64)
-    wide_offsets, whole, box = offsets_within("load", source, wide_offsets, whole)
+    wide_offsets, whole, box = offsets_within("load", source, offsets.node, whole)
     node = b.gather(source.node, wide_offsets, whole)
-    tracer().touch_at("load", source, box, wide_offsets, offsets.shape, whole)
+    tracer().touch_at("load", source, box, wide_offsets, offsets.shape, mask=whole)
     return _masked(TileValue(node, offsets.edges, (True,) * offsets.ndim), whole, other)
 
 
@@ -920,9 +913,7 @@ def store(
 def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> None:
     if broadcast_shape([tile.shape, box.shape]) != box.shape:
         raise ShapeError(
-            "the tile does not fit the part of the array",
-            expected=box.shape,
-            got=tile.shape,
+            "the tile does not fit the part of the array", expected=box.shape, got=tile.shape
         )
     tile = broadcast_tile(tile, box.shape)
     edges = join_edges([tile, TileValue(tile.node, box.edges())])
@@ -931,16 +922,8 @@ def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> Non
     whole = b.logical_and(mask_of(box.shape, edges), given)
     index, whole = within("store", box, whole, given is not None)
     b.store(box.memory.node, tile.node, index, box.axes, whole)
-    tracer().touch(
-        "store",
-        box.memory,
-        box.index,
-        box.shape,
-        box.axes,
-        mask=whole,
-        cut=given is not None or edges != box.edges(),
-        unique=unique,
-    )
+    facts = {"cut": given is not None or edges != box.edges(), "mask": whole, "unique": unique}
+    tracer().touch("store", box.memory, box.index, box.shape, box.axes, **facts)
 
 
 def _scatter(
@@ -951,10 +934,10 @@ def _scatter(
     edges = join_edges([tile, broadcast_tile(offsets, tile.shape)])
     given = _given_mask(mask, tile.shape)
     whole = b.logical_and(mask_of(tile.shape, edges), given)
-    wide_offsets = b.cast(offsets.node, dtypes.int64)
-    wide_offsets, whole, box = offsets_within("store", memory, wide_offsets, whole)
+    wide_offsets, whole, box = offsets_within("store", memory, offsets.node, whole)
     b.scatter(memory.node, tile.node, wide_offsets, whole)
-    tracer().touch_at("store", memory, box, wide_offsets, tile.shape, whole, unique)
+    facts = {"mask": whole, "unique": unique}
+    tracer().touch_at("store", memory, box, wide_offsets, tile.shape, **facts)
 
 
 def store_rows(memory: MemoryValue, tile: TileValue) -> None:
@@ -1002,15 +985,8 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         _, whole = within("atomic_add", box, whole, given is not None)
     inputs = [memory.node, tile.node, wide_offsets]
     node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
-    tracer().touch(
-        "add",
-        memory,
-        None if box is None else box.index,
-        offsets.shape,
-        offsets=wide_offsets if box is None else None,
-        mask=whole,
-        cut=True,
-    )
+    at, each = (None, wide_offsets) if box is None else (box.index, None)
+    tracer().touch("add", memory, at, offsets.shape, offsets=each, mask=whole, cut=True)
     return TileValue(node, edges)
 
 

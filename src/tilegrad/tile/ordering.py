@@ -138,10 +138,13 @@ class Order:
         hint: str = "",
         severity: str = "error",
     ) -> None:
-        """Note a Finding, each pair of ops once."""
-        key = (rule, node, other)
-        if key not in self.findings and len(self.findings) < MOST_FINDINGS:
-            self.findings[key] = finding(rule, message, node, other, hint, severity)
+        """A Finding, each pair of ops once."""
+        self.note((rule, node, other), finding(rule, message, node, other, hint, severity))
+
+    def note(self, key: object, found: Finding) -> None:
+        """Note a Finding under a key, unless it is known or there are enough."""
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.setdefault(key, found)
 
     # ---- roles ------------------------------------------------------------------------------
 

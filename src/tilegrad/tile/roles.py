@@ -90,17 +90,9 @@ def _part(value: Any) -> Part:
 def _box(value: Any, part: Part | None) -> Window:
     """The part of an array that a copy reads or writes; of the shape of a place."""
     if not isinstance(value, Window):
-        raise DTypeError(
-            "not a part of an array",
-            expected="x[i, a:b, c:d]",
-            got=repr(value),
-        )
+        raise DTypeError("not a part of an array", expected="x[i, a:b, c:d]", got=repr(value))
     if part is not None and part.shape != value.shape:
-        raise ShapeError(
-            "a copy between different shapes",
-            expected=part.shape,
-            got=value.shape,
-        )
+        raise ShapeError("a copy between different shapes", expected=part.shape, got=value.shape)
     return value
 
 
@@ -214,8 +206,7 @@ def pipeline(name: str, stages: int, consumers: int = 1, producers: int = 1) -> 
     """The barriers of a ring of `stages` stages."""
     if stages < 1 or consumers < 1 or producers < 1:
         raise UserError(
-            "a pipeline needs stages, producers and consumers",
-            got=(stages, producers, consumers),
+            "a pipeline needs stages, producers and consumers", got=(stages, producers, consumers)
         )
     full = barrier(f"{name}_full", producers, stages)
     return Pipeline(full, barrier(f"{name}_empty", consumers, stages))

@@ -126,15 +126,15 @@ class Access:
     node: Node
     memory: Node
     shape: tuple[Size, ...]
+    branches: tuple[tuple[Node, bool], ...]
+    empty: tuple[Expr | Node, ...]
     index: tuple[Size, ...] | None
     tile: tuple[int, ...]
     axes: tuple[int, ...]
-    offsets: Node | None
-    mask: Node | None
-    cut: bool
-    unique: bool
-    branches: tuple[tuple[Node, bool], ...]
-    empty: tuple[Expr | Node, ...]
+    offsets: Node | None = None
+    mask: Node | None = None
+    cut: bool = False
+    unique: bool = False
 
     @property
     def writes(self) -> bool:
@@ -221,50 +221,25 @@ class Tracer:
         index: Sequence[Size] | None = None,
         tile: tuple[int, ...] = (),
         axes: tuple[int, ...] = (),
-        *,
-        offsets: Node | None = None,
-        mask: Node | None = None,
-        cut: bool = False,
-        unique: bool = False,
+        **facts: Any,
     ) -> None:
-        """Note the access of a result by the Node that was added last."""
+        """Note the access of a result by the Node that was added last, with facts of an Access."""
         if any(memory.node is r.node for r in self.results):
             node = self.builder.builder.open[-1].nodes[-1]
-            self.accesses[node] = Access(
-                kind,
-                node,
-                memory.node,
-                memory.type.shape,
-                None if index is None else tuple(index),
-                tile,
-                tuple(axes),
-                offsets,
-                mask,
-                cut,
-                unique,
-                tuple(self.branches),
-                tuple(self.empty),
-            )
+            at = None if index is None else tuple(index)
+            around = tuple(self.branches), tuple(self.empty)
+            place = memory.node, memory.type.shape
+            made = Access(kind, node, *place, *around, at, tile, tuple(axes), **facts)
+            self.accesses[node] = made
 
     def touch_at(
-        self,
-        kind: str,
-        memory: MemoryValue,
-        box: Any,
-        offsets: Node,
-        tile: tuple[int, ...],
-        mask: Node | None,
-        unique: bool = False,
+        self, kind: str, memory: MemoryValue, box: Any, offsets: Node, tile: Any, **facts: Any
     ) -> None:
         """Note an access by offsets, which may be a Box."""
         if box is not None and offsets.shape == tile:
-            self.touch(
-                kind, memory, box.start, tile, box.axes, mask=mask, cut=box.cut, unique=unique
-            )
+            self.touch(kind, memory, box.start, tile, box.axes, cut=box.cut, **facts)
         else:
-            self.touch(
-                kind, memory, None, tile, offsets=offsets, mask=mask, cut=True, unique=unique
-            )
+            self.touch(kind, memory, None, tile, offsets=offsets, cut=True, **facts)
 
     # ---- grid and results -----------------------------------------------------------------
 
@@ -386,9 +361,7 @@ def check_grid(sizes: Sequence[Size]) -> None:
         )
     if not sizes or any(high(size) < 0 for size in sizes):
         raise ShapeError(
-            "no grid has such sizes",
-            expected="one size or more, none negative",
-            got=tuple(sizes),
+            "no grid has such sizes", expected="one size or more, none negative", got=tuple(sizes)
         )
     count = prod(low(size) for size in sizes)
     if count > GRID_LIMIT:

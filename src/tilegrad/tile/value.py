@@ -41,8 +41,7 @@ def current() -> Any:
     """The Tracer (see `trace`) of the kernel that is being traced in this thread."""
     if state.tracer is None:
         raise TraceError(
-            "used outside of a kernel",
-            hint="call it inside a function decorated with @kernel",
+            "used outside of a kernel", hint="call it inside a function decorated with @kernel"
         )
     return state.tracer
 
