@@ -21,7 +21,6 @@ from ...core.target import Target
 from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.types import Tile
-from ...tile.bounds import near_angle
 from ...tile.build import Body, body_sites, body_symbols
 from ...tile.row import emitters
 from . import emit_memory, emit_shape
@@ -33,6 +32,15 @@ def emit(body: Body, name: str | None = None, target: Target | None = None) -> t
     """The LLVM IR of a Body and the scratch bytes it needs."""
     native = frozenset() if target is None else target.feature_set
     return run(Emission(body, native), name or body.name)
+
+
+ANGLES = ("sin", "cos", "tan")
+
+
+def _is_near(node: Node) -> bool:
+    from ...tile.bounds import near_angle  # not needed where nothing has an angle
+
+    return near_angle(node)
 
 
 # ---- frame ----------------------------------------------------------------------------
@@ -115,7 +123,7 @@ def elementwise(e: Emission, node: Node) -> Values:
     inputs = [e.values[i] for i in node.inputs]
     dtype = node.inputs[-1].dtype
     lanes = lanes_of(node.type)
-    row = row_for(node.op.name, near_angle(node))
+    row = row_for(node.op.name, node.op.name in ANGLES and _is_near(node))
     return [row(e.w, dtype, lanes, list(parts)) for parts in zip(*inputs)]
 
 
