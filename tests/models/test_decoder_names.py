@@ -5,6 +5,7 @@ What GGUF files hold is made from the peer's weights as llama.cpp's converter ma
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ import pytest
 from decoder_families import loaded, peer
 from safetensors.numpy import save_file
 
+from tilegrad.core import format as formats
 from tilegrad.core.errors import ShapeError, UserError
 from tilegrad.exchange.folder import read_folder
+from tilegrad.exchange.gguf import read_gguf
+from tilegrad.exchange.gguf_write import write_gguf
+from tilegrad.exchange.mapped import Stored
 from tilegrad.models.decoder.config import DecoderConfig
 from tilegrad.models.decoder.model import Decoder
-from tilegrad.models.decoder.names import halves_of
+from tilegrad.models.decoder.names import Names, halves_of
 from tilegrad.tensor.stored import stored_in
 
 ARCHITECTURES = {
@@ -41,6 +46,7 @@ ARCHITECTURES = {
     "smollm3_fourth": "smollm3",
     "gpt_neox": "gptneox",
     "gpt_neox_serial": "gptneox",
+    "gpt_oss": "gpt-oss",
 }
 # Endings of names, longest first where one is within another.
 PLAIN = [
@@ -52,7 +58,7 @@ PLAIN = [
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"), ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down"),
-    ("mlp.gate", "ffn_gate_inp"), ("input_layernorm", "attn_norm"),
+    ("mlp.gate", "ffn_gate_inp"), ("mlp.router", "ffn_gate_inp"), ("input_layernorm", "attn_norm"),
     ("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output"),
     ("attn.c_attn", "attn_qkv"), ("attn.c_proj", "attn_output"), ("mlp.c_fc", "ffn_up"),
     ("mlp.c_proj", "ffn_down"), ("ln_1", "attn_norm"), ("ln_2", "ffn_norm"),
@@ -64,6 +70,7 @@ PLAIN = [
     ("gpt_neox.embed_in", "token_embd"), ("gpt_neox.final_layer_norm", "output_norm"),
 ]  # fmt: skip
 LLAMA = [("post_attention_layernorm", "ffn_norm")]
+GPT_OSS = [("post_attention_layernorm", "post_attention_norm")]
 GEMMA = [
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
@@ -84,7 +91,7 @@ def pairs_of(array: Any, heads: int) -> Any:
 def gguf_tensors(name: str) -> dict[str, Any]:
     """The peer's weights as a GGUF file has them."""
     config, found = loaded(name).config, {}
-    rules = PLAIN + (GEMMA if config.post_norms else LLAMA)
+    rules = PLAIN + (GEMMA if config.post_norms else GPT_OSS if config.sinks else LLAMA)
     for path, array in arrays(name).items():
         if path == "lm_head.weight" and config.tied:
             continue
@@ -94,6 +101,10 @@ def gguf_tensors(name: str) -> dict[str, Any]:
         if "query_key_value" in path:  # all queries, then all keys, then all values
             cut = array.reshape(config.heads, 3, config.head_width, *array.shape[1:])
             array = cut.swapaxes(0, 1).reshape(array.shape)
+        if "mlp.experts." in path and config.sinks:
+            found |= _clamped_experts(path, array)
+            continue
+        path = path.replace("self_attn.sinks", "attn_sinks.weight")
         if path.endswith("experts.gate_up_proj"):
             block = path.removesuffix("mlp.experts.gate_up_proj")
             gate, up = np.split(array, 2, 1)
@@ -117,6 +128,17 @@ def gguf_tensors(name: str) -> dict[str, Any]:
     if name == "phi3":
         found["rope_factors_short.weight"] = np.array(config.rotary.divisors, np.float32)
     return found
+
+
+def _clamped_experts(path: str, array: Any) -> dict[str, Any]:
+    """Weights (experts, in, out) and biases of gpt-oss, as files of GGUF have them."""
+    block, _, part = path.partition("mlp.experts.")
+    suffix = "bias" if part.endswith("_bias") else "weight"
+    array = np.ascontiguousarray(array.swapaxes(1, 2)) if suffix == "weight" else array
+    if "down" in part:
+        return {f"{block}ffn_down_exps.{suffix}": array}
+    halves = [np.ascontiguousarray(array[:, first::2]) for first in range(2)]
+    return {f"{block}ffn_{p}_exps.{suffix}": a for p, a in zip(("gate", "up"), halves)}
 
 
 def gguf_metadata(name: str) -> dict[str, Any]:
@@ -152,6 +174,13 @@ def gguf_metadata(name: str) -> dict[str, Any]:
         found |= {"attention.sliding_window": 7, "attention.scale": config.scale}
     if name == "gemma3":
         found["attention.sliding_window"] = 7
+    if config.sinks:
+        found |= {
+            "attention.sliding_window": 7,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": config.rotary.factor,
+            "rope.scaling.original_context_length": config.rotary.original,
+        }
     if config.experts:
         found |= {
             "expert_count": config.experts,
@@ -176,6 +205,7 @@ def test_gguf_gives_the_same_model(name: str) -> None:
             "windows",
             "normalize_experts",
             "longest",
+            "gate_limit",  # a number that no file says
         ):
             continue
         assert getattr(config, field) == getattr(ours.config, field), field
@@ -337,3 +367,57 @@ def test_experts_of_gpt_oss_in_mxfp4_are_those_of_plain_weights(tmp_path: Path) 
     np.testing.assert_allclose(*made, atol=1e-4)
     np.testing.assert_array_equal(*(m.argmax(-1) for m in made))
     assert np.abs(made[0]).max() > 0.1
+
+
+def test_a_gguf_file_of_gpt_oss(tmp_path: Path) -> None:
+    """Experts of MXFP4 stay so; the values are those that the gguf package reads."""
+    draw = np.random.default_rng(1)
+    config = DecoderConfig.from_huggingface(OSS)
+    names = Names(replace(config, family="gpt-oss"), {"token_embd.weight": None})
+    tensors: dict[str, Any] = {}
+    for ours, parameter in Decoder(config).named_parameters():
+        name = names.sources(ours)[0].name
+        values = (draw.standard_normal(tuple(parameter.shape)) * 0.2).astype(np.float32)
+        tensors[name] = values
+        if name.endswith("_exps.weight"):
+            tensors[name] = Stored(name, values.shape, formats.MXFP4, formats.MXFP4.pack(values))
+    said = {
+        "context_length": 64,
+        "embedding_length": 64,
+        "block_count": 2,
+        "feed_forward_length": 64,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.sliding_window": 8,
+        "expert_count": 3,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 64,
+    }
+    metadata = {"general.architecture": "gpt-oss", **{f"gpt-oss.{k}": v for k, v in said.items()}}
+    path = tmp_path / "oss.gguf"
+    write_gguf(path, metadata, tensors)
+    file = read_gguf(path)
+    found = DecoderConfig.from_gguf(file.metadata, file.tensors)
+    epsilon = float(np.float32(config.norm_epsilon))
+    assert replace(config, family="gpt-oss", norm_epsilon=epsilon) == found
+    model = Decoder(found).requires_grad_(False).eval()
+    model.load(file.tensors, keep="quantised")
+    assert len(stored_in(model.parameters())) == 3 * 2
+    plain = Decoder(found).requires_grad_(False).eval()
+    plain.load({n: t.values() for n, t in file.tensors.items()})
+    logits = [m(np.arange(12)[None]).numpy() for m in (model, plain)]
+    np.testing.assert_allclose(*logits, atol=1e-4)
+    np.testing.assert_array_equal(*(x.argmax(-1) for x in logits))
+    gguf = pytest.importorskip("gguf")
+    from gguf.quants import dequantize
+
+    known = {gguf.TENSOR_NAMES[t] for t in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.GPT_OSS]}
+    for tensor in gguf.GGUFReader(path).tensors:
+        own = re.sub(r"^blk\.\d+\.", "blk.{bid}.", tensor.name).rsplit(".", 1)[0]
+        assert own in known, tensor.name
+        theirs = dequantize(tensor.data, tensor.tensor_type)
+        values = file.tensors[tensor.name].values()
+        np.testing.assert_array_equal(theirs.reshape(values.shape), values)

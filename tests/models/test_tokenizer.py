@@ -13,6 +13,7 @@ import pytest
 from tilegrad.core.errors import UserError
 from tilegrad.exchange.fetch import kept_models
 from tilegrad.exchange.gguf import read_gguf
+from tilegrad.models.tokens import byte_pairs
 from tilegrad.models.tokens.sentencepiece import PieceEncoder
 from tilegrad.models.tokens.tokenizer import Tokenizer
 from tilegrad.models.tokens.vocabulary import read_vocabulary
@@ -470,3 +471,19 @@ def test_a_byte_that_is_no_token_keeps_its_neighbours_apart() -> None:
     )
     assert tokenizer.encode("abc") == [2, 3]
     assert tokenizer.encode("axbc") == [0, 1, 3]
+
+
+def test_words_of_gpt_oss() -> None:
+    """Capitals begin a word, endings stay with it, digits go by three, slashes with signs."""
+    from tokenizers import Regex, pre_tokenizers
+
+    (pattern,), whole_words = byte_pairs.KINDS["gpt-4o"]
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    for text, want in (
+        ("Hello world", ["Hello", " world"]),
+        ("getHTTPResponse it's WE'LL", ["get", "HTTPResponse", " it's", " WE'LL"]),
+        ("12345 a//\n b", ["123", "45", " a", "//\n", " b"]),
+        ("naïve  日本語\n\n", ["naïve", " ", " 日本語", "\n\n"]),
+    ):
+        assert [piece for piece, _ in split.pre_tokenize_str(text)] == want
+    assert whole_words

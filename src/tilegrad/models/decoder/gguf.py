@@ -21,6 +21,7 @@ GEMMA: dict[str, Any] = {"gemma": True, "tied": True, "activation": "gelu_tanh"}
 GEMMA_2 = {**GEMMA, "post_norms": True}
 BIASED = {"qkv_bias": True, "output_bias": True, "feed_bias": True}
 LAYERED: dict[str, Any] = {**BIASED, "norm": "layer", "gated": False, "activation": "gelu_tanh"}
+OSS = {"qkv_bias": True, "output_bias": True, "clamped": True, "sinks": True}
 # What the architectures are where metadata is silent. `wide` is the depth of the one size whose
 # scores are scaled by width / heads and not by the width of a head.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -37,9 +38,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "qwen2moe": {"qkv_bias": True, "shared": True, "normalize_experts": False},
     "qwen3moe": {"head_norms": True},
+    "gpt-oss": {**OSS, "base": 150000.0, "pattern": 2, "window": 128, "truncate": False},
     "gptneox": {**LAYERED, "activation": "gelu", "parallel": True},
     "gpt2": {**LAYERED, "tied": True, "learned": True},
 }
+CLAMPED = {"expert_bias": True, "gate_limit": 7.0}  # numbers that these files do not say
 TRAITS = (
     "norm",
     "pre_norms",
@@ -50,6 +53,7 @@ TRAITS = (
     "parallel",
     "shared_norm",
     "activation",
+    "sinks",
 )
 
 
@@ -171,7 +175,8 @@ def _told(family: dict[str, Any], tensors: Mapping[str, Any] | None) -> dict[str
 
 
 def _windows(fields: Fields, family: dict[str, Any], layers: int) -> tuple[int, ...]:
-    window = fields.whole("attention.sliding_window", 4096 if "pattern" in family else 0)
+    usual = family.get("window", 4096 if "pattern" in family else 0)
+    window = fields.whole("attention.sliding_window", usual)
     every = family.get("pattern", 0)
     return tuple(window if not every or (i + 1) % every else 0 for i in range(layers))
 
@@ -191,6 +196,7 @@ def _experts(
         "shared_hidden": fields.whole("expert_shared_feed_forward_length") if shared else 0,
         "normalize_experts": family.get("normalize_experts", True),
         "routed": routed,
+        **(CLAMPED if "clamped" in family else {}),
     }
 
 
@@ -221,6 +227,7 @@ def _positions(
     elif kind == "yarn":
         by = fields.number("rope.scaling.attn_factor", 1.0) * yarn_factor(factor)
         rotary |= {"kind": "yarn", "factor": factor, "original": original, "attention_factor": by}
+        rotary["truncate"] = family.get("truncate", True)
     elif kind != "none":
         raise fields.wrong("rope.scaling.type", "none, linear or yarn, or tensors of factors", kind)
     return {"rotary": Rotary(**rotary), **extra}

@@ -136,6 +136,7 @@ GGUF: dict[str, tuple[Source, ...]] = {
 GGUF_LLAMA = {
     f"attention.{p}": (Source(f"attn_{p[0]}", interleaved=True),) for p in ("query", "key")
 }
+GGUF_GPT_OSS = {"feed_norm": (Source("post_attention_norm"),)}
 GGUF_PHI3 = {f"feed.{p}": (s,) for p, s in fused("ffn_up", *GATED).items()}
 # By family, where they differ: names outside of blocks, in them, of the blocks, before all of them.
 FOLDERS: dict[str, tuple[dict[str, str], dict[str, tuple[Source, ...]], str, str]] = {
@@ -147,7 +148,11 @@ FOLDERS: dict[str, tuple[dict[str, str], dict[str, tuple[Source, ...]], str, str
         (HUGGINGFACE_TOP, {**HUGGINGFACE, **GEMMA}, "layers", "model."),
     ),
 }
-FILES = {"phi3": GGUF_PHI3, **dict.fromkeys(("llama", "granite", "smollm3"), GGUF_LLAMA)}
+FILES = {
+    "phi3": GGUF_PHI3,
+    "gpt-oss": GGUF_GPT_OSS,
+    **dict.fromkeys(("llama", "granite", "smollm3"), GGUF_LLAMA),
+}
 
 # Weights of all experts, whole names: fused, stacked, or one by one.
 HUGGINGFACE_EXPERTS = {
@@ -181,9 +186,13 @@ GPT_OSS_WHOLE = {
     "feed.down": (Source("mlp.experts.down_proj", transposed=True),),
     "feed.down_bias": (Source("mlp.experts.down_proj_bias"),),
 }
-GGUF_EXPERTS = {
-    f"feed.{p}": (Source(f"ffn_{p}_exps.weight"), Source(f"ffn_{p}.{{}}.weight"))
-    for p in (*GATED, "down")
+GGUF_WHOLE = {
+    "attention.sinks": (Source("attn_sinks.weight"),),
+    **{
+        f"feed.{p}": (Source(f"ffn_{p}_exps.weight"), Source(f"ffn_{p}.{{}}.weight"))
+        for p in (*GATED, "down")
+    },
+    **{f"feed.{p}_bias": (Source(f"ffn_{p}_exps.bias"),) for p in (*GATED, "down")},
 }
 
 # Names in files that are no weights of the text model.
@@ -200,7 +209,7 @@ class Names:
         self.config, self.given = config, given
         self.gguf = "token_embd.weight" in given
         folder = GPT_OSS_WHOLE if config.family == "gpt_oss" else HUGGINGFACE_EXPERTS
-        self.whole = GGUF_EXPERTS if self.gguf else folder  # names without a suffix
+        self.whole = GGUF_WHOLE if self.gguf else folder  # names without a suffix
         if self.gguf:
             self.top, self.block = GGUF_TOP, {**GGUF, **FILES.get(config.family, {})}
             self.layers, self.prefix = "blk", ""

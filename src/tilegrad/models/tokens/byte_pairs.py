@@ -51,6 +51,11 @@ SHORT = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
 REST = rf" ?{OTHER}+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = rf"{SHORT}|{LEAD}?{LETTER}+|{NUMBER}{{1,3}}|{REST}"
 QWEN2 = rf"{SHORT}|{LEAD}?{LETTER}+|{NUMBER}|{REST}"
+# Words with capitals first, then small letters; endings stay with them (o200k, of gpt-oss).
+CAPITAL = rf"[[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]&&[^{NEW}]]"
+SMALL = rf"[[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]&&[^{NEW}]]"
+O200K_WORD = rf"{LEAD}?{CAPITAL}*{SMALL}+(?:{SHORT})?|{LEAD}?{CAPITAL}+{SMALL}*(?:{SHORT})?"
+O200K = rf"{O200K_WORD}|{NUMBER}{{1,3}}| ?{OTHER}+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SIGNS = rf"[[\p{{P}}\$\+<=>\^~\|]&&[^{NEW}]]+"
 DEFAULT = [SIGNS, GPT2, rf"{NUMBER}+", r"[0-9][0-9][0-9]"]
 # The patterns of each kind, applied one after the other, and whether a whole word that is a token
@@ -68,6 +73,7 @@ KINDS: dict[str, tuple[list[str], bool]] = {
     "llama-bpe": ([LLAMA3], True),
     "llama3": ([LLAMA3], True),
     "llama-v3": ([LLAMA3], True),
+    "gpt-4o": ([O200K], True),
     "dbrx": ([LLAMA3], False),
     "smaug-bpe": ([LLAMA3], False),
     "qwen2": ([QWEN2], False),
