@@ -203,7 +203,7 @@ def test_tokens_known_at_run_time() -> None:
     shape = QuantisedShape(form, 48, 96, count)
     raw, callee = random_rows(form, 48, 96), kernels.callee(shape, host())
     w, parts = form.to_float32(raw).astype(np.float64), packed(shape, raw)
-    assert len(callee.launches) >= 2
+    assert (len(callee.launches) == 1) == kernels.takes_any_number(host())
     for tokens in (1, 2, 6, kernels.few(host()), kernels.few(host()) + 1, 33, 40):
         x = tokens_of(tokens, 96)
         check(x, callee.interpret(x, *parts)[0], x.astype(np.float64) @ w.T, w)

@@ -222,20 +222,20 @@ class DotLowering:
         for i in b.each("k", 0, count, lanes, bounds=(0, self.plan.block_k - 1)):
             for piece in range(0, self.plan.nr, lanes):
                 columns = [start + (piece + r) for r in range(lanes)]
-                square = self.turned(
-                    p.b, [lambda k, n=n: p.index_b(self.batch, k, n) for n in columns], at + i
-                )
+                square = self.turned(p.b, lambda k, n: p.index_b(self.batch, k, n), columns, at + i)
                 square = b.add(tile_ops.reshape(square, shape=(1, lanes, lanes)))
                 b.store(self.packed_b, square, (j, i, piece), (0, 1, 2))
 
-    def turned(self, x: Node, places: Sequence[Callable[[Size], Index]], k: Size) -> Node:
-        """A square of x whose lines are elements of k; each place gives the index of an element
-        of k in one of its columns."""
+    def turned(
+        self, x: Node, index: Callable[[Size, Size], Index], others: Sequence[Size], k: Size
+    ) -> Node:
+        """A square of x: a line for each element of k, a column for each of the other axis; index
+        takes both."""
         b, e, lanes = self.b, self.e, self.plan.lanes
         rows = []
-        for place in places:
+        for other in others:
             with e.vector(k, lanes, self.problem.sizes[2], True) as lane:
-                rows.append(b.cast(e.value(x, place(lane)), self.accumulator))
+                rows.append(b.cast(e.value(x, index(lane, other)), self.accumulator))
         return b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
@@ -243,10 +243,12 @@ class DotLowering:
         b, e, p, plan = self.b, self.e, self.problem, self.plan
         (_, m, k, _), bounds = p.sizes, (0, plan.block_k - 1)
         if self.lines_of_k and not self.along_m:
-            places = [lambda k, row=row: p.index_a(self.batch, row, k) for row in rows]
             for i in b.each("k", 0, count, plan.lanes, bounds=bounds):
                 for r in range(0, plan.mr, plan.lanes):
-                    square = self.turned(p.a, places[r : r + plan.lanes], at + i)
+                    some = rows[r : r + plan.lanes]
+                    square = self.turned(
+                        p.a, lambda k, row: p.index_a(self.batch, row, k), some, at + i
+                    )
                     b.store(self.packed_a, square, (i, r), (0, 1))
             return
         if self.along_m:  # neighbouring rows at once

@@ -81,6 +81,7 @@ from .language import scratch
 from .language import shared
 from .language import sigmoid
 from .language import sign
+from .language import signed_byte_dot
 from .language import sin
 from .language import softmax_accumulate
 from .language import softmax_online
@@ -241,6 +242,7 @@ __all__ = [
     "shared",
     "sigmoid",
     "sign",
+    "signed_byte_dot",
     "sin",
     "softmax_accumulate",
     "softmax_online",
