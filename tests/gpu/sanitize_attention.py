@@ -69,7 +69,7 @@ def run(device: Any, steps: Steps) -> str:
     from tilegrad.targets.ptx.assemble import assemble, find_ptxas
     from tilegrad.targets.ptx.cuda_api import call
     from tilegrad.targets.ptx.emit import emit
-    from tilegrad.targets.ptx.prepare import Prepared
+    from tilegrad.targets.ptx.launch import Prepared
 
     ready = []
     for body, names in steps.launches:
