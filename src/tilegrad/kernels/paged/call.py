@@ -43,8 +43,8 @@ def list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
 
 @functools.lru_cache(maxsize=64)
 def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
-    """(q, keys, values, scales if of 8 bits, table, items, and counters if parts are joined, else
-    cuts) -> (out, partial, sums)."""
+    """(q, keys, values, scales if of 8 bits, table, sinks if there are any, items, and counters if
+    parts are joined, else cuts) -> (out, partial, sums)."""
     bodies = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
     return KernelCallee.named("paged_attention", bodies, ("out", "partial", "sums"))
 
@@ -57,9 +57,10 @@ def tiles_callee(x: PagedShape, plan: AttentionPlan, least: int) -> KernelCallee
 
 @functools.lru_cache(maxsize=64)
 def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelCallee:
-    """(q, keys, values, table, items, counters or cuts as `attention_callee` has them, tiles) ->
-    (out, partial, sums, lse): requests with fewer new tokens than the Plan says by the list, the
-    others by `prefill`. Queries and results are of a batch of one."""
+    """(q, keys, values, table, sinks if there are any, items, counters or cuts as
+    `attention_callee` has them, tiles) -> (out, partial, sums, lse): requests with fewer new tokens
+    than the Plan says by the list, the others by `prefill`. Queries and results are of a batch of
+    one."""
     few = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
     others = prefill(x, many)
     results = ("out", "partial", "sums", "lse")
@@ -81,7 +82,7 @@ def short_callee(
     x: PagedShape, plan: ShortPlan, rotary: Rotary, norms: HeadNorms | None = None
 ) -> KernelCallee:
     """(q, k, v, frequencies, weights of norms if they have some, scales if of 8 bits, table,
-    lengths, query_starts, keys, values) -> (out, keys, values): append and attention of a step with
-    one token a request at most."""
+    lengths, query_starts, sinks if there are any, keys, values) -> (out, keys, values): append and
+    attention of a step with one token a request at most."""
     bodies = (step_attend(x, plan, rotary, norms),)
     return KernelCallee.named("paged_attention_short", bodies, ("out",), ("keys", "values"))

@@ -32,7 +32,13 @@ from ..attention.holes import Holes
 from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import STARTS, AttentionShape, Parameters
 from ..attention.tile_order import TileOrder, Work, bounded
-from .shape import PagedShape, attention_of, cache_parameters, step_parameters
+from .shape import (
+    PagedShape,
+    attention_of,
+    cache_parameters,
+    list_parameters,
+    step_parameters,
+)
 from .steps import page_numbers
 from .work import CHUNK, HELD, for_row_blocks, power
 
@@ -50,15 +56,19 @@ def shape_of(x: PagedShape) -> AttentionShape:
     last = symbol("offset", 0, high(x.most_pages * x.page))
     first = last - (x.window - 1) if x.window else None
     orders = ("bthd", "bhtd", "bhtd", "bthd")
-    return attention_of(x, band=(first, last), extras=STARTS, orders=orders)
+    extras = (*STARTS, "sinks") if x.sinks else STARTS
+    return attention_of(x, band=(first, last), extras=extras, orders=orders)
 
 
 def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
-    """q (1, tokens, heads, width), keys, values, table, tiles; out and lse."""
+    """q (1, tokens, heads, width), keys, values, table, sinks (if there are any), tiles; out and
+    lse."""
+    sinks = [p for p in step_parameters(x) if p[0] == "sinks"]
     return [
         ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)),
         *cache_parameters(x),
         ("table", Memory((x.requests, x.most_pages), int32)),
+        *sinks,
         ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32)),
         ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
         ("lse", Memory((1, x.heads, x.tokens), float32, use="result")),
@@ -172,15 +182,10 @@ class _Prefill(WideAttention):
 # ---- the list ---------------------------------------------------------------------------------
 
 
-def list_parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
-    """lengths, query_starts; tiles."""
-    tiles = Memory((most_tiles(x, plan) + 1, RECORD), int32, use="result")
-    return [*step_parameters(x)[-2:], ("tiles", tiles)]
-
-
 def tile_list(x: PagedShape, plan: AttentionPlan, least: int, name: str = "paged_tiles") -> Body:
     """(lengths, query_starts) -> tiles: those of requests with so many new tokens or more."""
-    b = BodyBuilder(name, list_parameters(x, plan))
+    tiles = Memory((most_tiles(x, plan) + 1, RECORD), int32, use="result")
+    b = BodyBuilder(name, [*list_parameters(x), ("tiles", tiles)])
     with tile.into(b):
         _List(x, plan, least, *map(tile.memory, b.parameters)).run()
     return b.finish((1,), warps=8, distinct=True)

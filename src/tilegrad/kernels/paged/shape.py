@@ -137,7 +137,6 @@ def item_rows(x: PagedShape, plan: PagedPlan) -> Size:
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
     wrong = [
-        (x.sinks, "sinks are no part of these sums"),
         (per(x, plan) < 1, "the rows hold a token's query heads"),
         (plan.rows % 8 or not 8 <= plan.rows <= 256, "rows are a multiple of 8 up to 256"),
         (plan.warps not in (4, 8), "4 or 8 warps multiply"),
@@ -316,10 +315,17 @@ def step_parameters(x: PagedShape, use: str = "state") -> Parameters:
     ]
 
 
+def list_parameters(x: PagedShape) -> Parameters:
+    """What lists are made of: lengths and query_starts."""
+    return [p for p in step_parameters(x) if p[0] in ("lengths", "query_starts")]
+
+
 def attend_parameters(x: PagedShape, plan: PagedPlan) -> Parameters:
-    """q, keys, values, scales (of a cache of 8 bits), table, items, out, partial, sums, and
-    counters, which are 0 before and after, if parts are combined here."""
-    made = [*step_parameters(x)[:-2], work_parameters(x, plan)[0]]
+    """q, keys, values, scales (of a cache of 8 bits), table, sinks (if there are any), items, out,
+    partial, sums, and counters, which are 0 before and after, if parts are combined here."""
+    listed = list_parameters(x)
+    made = [p for p in step_parameters(x) if p not in listed]
+    made.append(work_parameters(x, plan)[0])
     made.append(("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")))
     made += scratch_parameters(x, plan, "result")
     if plan.joined:

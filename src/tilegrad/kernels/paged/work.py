@@ -39,10 +39,10 @@ from .shape import (
     TOKENS,
     PagedPlan,
     PagedShape,
+    list_parameters,
     per,
     ranges,
     row_blocks,
-    step_parameters,
     work_parameters,
 )
 
@@ -53,7 +53,7 @@ KNOWN = (REQUEST, TOKEN, TOKENS, SEES, FIRST, BLOCKS)  # of a row block
 
 def work_parameters_of(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
     """lengths, query_starts, items, cuts."""
-    return [*step_parameters(x)[-2:], *work_parameters(x, plan, "result")]
+    return [*list_parameters(x), *work_parameters(x, plan, "result")]
 
 
 def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
