@@ -235,7 +235,7 @@ class Measured:
         self, built: Sequence[Built], scratch: Sequence[tuple[str, Any]]
     ) -> tuple[list[Callable[[], None]], list[list[Callable[[], None]]]]:
         """Whole passes by set of inputs, and single launches by number and set."""
-        from tilegrad.targets.ptx.prepare import Prepared
+        from tilegrad.targets.ptx.launch import Prepared
 
         torch = self.torch
         buffers = {

@@ -35,7 +35,7 @@ from tilegrad.kernels.attention import threads_backward, threads_forward
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.kernels.attention.threads import WarpPlan
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.prepare import Prepared
+from tilegrad.targets.ptx.launch import Prepared
 from tilegrad.tile.build import Body
 
 BARS = {"forward": (0.85, 0.75), "backward": (0.85, 0.75)}  # geometric mean, least

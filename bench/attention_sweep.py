@@ -188,7 +188,7 @@ class Measured:
 
     def ours(self, cubin: bytes, entry: Entry, dependent: bool) -> list[Any]:
         """Launches of one of our kernels."""
-        from tilegrad.targets.ptx.prepare import Prepared
+        from tilegrad.targets.ptx.launch import Prepared
 
         function = self.bench.device.load(cubin).function(
             "attention", entry.shared_bytes, entry.cluster

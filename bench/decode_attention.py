@@ -42,7 +42,7 @@ from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, int8
 from tilegrad.kernels.paged.append import Rotary, append
 from tilegrad.kernels.paged.call import attend
 from tilegrad.kernels.paged.combine import combine_parts
-from tilegrad.kernels.paged.shape import BLOCKS, PagedPlan, PagedShape, choose, why_not
+from tilegrad.kernels.paged.shape import FIELDS, PagedPlan, PagedShape, choose, why_not
 from tilegrad.kernels.paged.work import work_list
 
 HEADS, KEY_HEADS, WIDTH = 32, 8, 128
@@ -141,7 +141,7 @@ class Case:
             return
         self.list_kernel = bench.kernel(work_list(x, plan), "paged_work")
         self.run(self.make_list)
-        there = items[:, BLOCKS] > 0
+        there = items[:, FIELDS.index("blocks")] > 0
         same = (self.items.cpu().numpy()[there][:, :8] == items[there][:, :8]).all()
         if not same or not (self.cuts.cpu().numpy()[:, :5] == cuts[:, :5]).all():
             print(f"  THE WORK LIST IS{wrong(False)}", flush=True)

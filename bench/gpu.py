@@ -20,7 +20,7 @@ from tilegrad.core.target import Target
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.driver import open_device
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.prepare import Prepared
+from tilegrad.targets.ptx.launch import Prepared
 from tilegrad.tile.build import Body
 
 L2_BYTES = 60 << 20

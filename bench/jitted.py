@@ -13,7 +13,7 @@ from typing import Any
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.runtime.executable import Executable
 from tilegrad.targets.ptx.driver import Device
-from tilegrad.targets.ptx.graph import Operation, run_directly
+from tilegrad.targets.ptx.launcher import Operation, run_directly
 from tilegrad.tensor.container import flatten
 
 

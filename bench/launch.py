@@ -75,7 +75,7 @@ class Counted:
     """A graph that counts its launches."""
 
     def __init__(self, device: Any, operations: Sequence[Any]) -> None:
-        from tilegrad.targets.ptx.graph import LaunchGraph
+        from tilegrad.targets.ptx.launcher import LaunchGraph
 
         self.replay, self.turns = LaunchGraph(device, operations), 0
 
@@ -99,7 +99,7 @@ def generated_chain(device: Any) -> tuple[list[Any], int]:
     from jitted import Launches
 
     import tilegrad as tg
-    from tilegrad.targets.ptx.graph import Operation
+    from tilegrad.targets.ptx.launcher import Operation
 
     x = tg.rand(BLOCKS * 512, device="cuda").realize()
     other = tg.rand(BLOCKS * 512, device="cuda").realize()

@@ -139,7 +139,7 @@ class Run:
     def __init__(self, bench: Any, case: Case, made: Any, weights: Weights) -> None:
         import torch
 
-        from tilegrad.targets.ptx.prepare import Prepared
+        from tilegrad.targets.ptx.launch import Prepared
 
         cubin, entry = made
         function = bench.device.load(cubin).function("quantised", entry.shared_bytes, entry.cluster)

@@ -17,7 +17,7 @@ from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
-from tilegrad.tile.finding import Finding
+from tilegrad.tile.check import Finding
 from tilegrad.tile.prove import check_body
 
 ROUNDING = {float32: 1e-5, bfloat16: 2.0**-8, float16: 2.0**-10}

@@ -13,8 +13,7 @@ import numpy as np
 from tilegrad.core.errors import InternalError
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.targets.ptx.context import Context, Event
-from tilegrad.targets.ptx.launch import launch_config, parameter_memory, start
-from tilegrad.targets.ptx.module import Function
+from tilegrad.targets.ptx.launch import Function, launch_config, parameter_memory, start
 
 
 def launch(

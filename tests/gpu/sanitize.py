@@ -257,7 +257,7 @@ def run_library(device: Any, run: Run) -> str:
     from tilegrad.targets.ptx.assemble import assemble, find_ptxas
     from tilegrad.targets.ptx.cuda_api import call
     from tilegrad.targets.ptx.emit import emit
-    from tilegrad.targets.ptx.prepare import Prepared
+    from tilegrad.targets.ptx.launch import Prepared
 
     text, entry = emit(run.body, "kernel", device.target)
     code: bytes | str = assemble(text, device.arch).cubin if find_ptxas() else text

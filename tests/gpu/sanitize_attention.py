@@ -30,20 +30,17 @@ from tilegrad.kernels.attention.backward_plan import BackwardPlan
 from tilegrad.kernels.attention.forward import AttentionPlan, wide_attention
 from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
-from tilegrad.kernels.paged.append import HeadNorms, Rotary, append, append_parameters
+from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
 from tilegrad.kernels.paged.call import attend
-from tilegrad.kernels.paged.combine import combine_parameters, combine_parts
+from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import (
     PagedPlan,
     PagedShape,
     ShortPlan,
-    attend_parameters,
-    cache_parameters,
-    scratch_parameters,
-    work_parameters,
 )
-from tilegrad.kernels.paged.short import short_parameters, step_attend
-from tilegrad.kernels.paged.work import work_list, work_parameters_of
+from tilegrad.kernels.paged.shape import parameters as step_parameters
+from tilegrad.kernels.paged.short import step_attend
+from tilegrad.kernels.paged.work import work_list
 from tilegrad.tile.build import Body
 
 Array = np.ndarray[Any, Any]
@@ -72,7 +69,7 @@ def run(device: Any, steps: Steps) -> str:
     from tilegrad.targets.ptx.assemble import assemble, find_ptxas
     from tilegrad.targets.ptx.cuda_api import call
     from tilegrad.targets.ptx.emit import emit
-    from tilegrad.targets.ptx.prepare import Prepared
+    from tilegrad.targets.ptx.launch import Prepared
 
     ready = []
     for body, names in steps.launches:
@@ -357,8 +354,8 @@ def paged(
 
 def cache(x: PagedShape, lengths: Sequence[int], queries: Sequence[int]) -> Memories:
     """A step's inputs; nan where no key lies."""
-    draw = np.random.default_rng(0)
-    found = {n: draw.standard_normal(m.shape).astype(np.float32) for n, m in cache_parameters(x)}
+    draw, cached = np.random.default_rng(0), step_parameters(x, ("keys", "values"))
+    found = {n: draw.standard_normal(m.shape).astype(np.float32) for n, m in cached}
     order, at = draw.permutation(x.pages), 0
     table = np.full((x.requests, x.most_pages), 10**6, np.int32)
     used = np.zeros((x.pages, x.page), np.bool_)
@@ -398,10 +395,9 @@ def attended(
     """The work list, attention, and the combining of parts."""
     given = cache(x, lengths, queries)
     items, cuts = work_lists.work_list(x, plan, given["lengths"], given["query_starts"])
-    for name, type_ in (*work_parameters(x, plan), *attend_parameters(x, plan)):
-        if name not in given:
-            given[name] = np.zeros(type_.shape, type_.dtype.numpy)
-    for name, type_ in scratch_parameters(x, plan):
+    for name, type_ in step_parameters(x, ("items", "cuts", "out", "counters"), plan):
+        given[name] = np.zeros(type_.shape, type_.dtype.numpy)
+    for name, type_ in step_parameters(x, ("partial", "sums"), plan):
         given[name] = np.full(type_.shape, np.nan, np.float32)
     out = paged_reference.attention(
         x,
@@ -413,16 +409,18 @@ def attended(
         given["query_starts"],
         scales_of(x),
     )
-    launches = [
-        (work_list(x, plan), [n for n, _ in work_parameters_of(x, plan)]),
-        (attend(x, plan), [n for n, _ in attend_parameters(x, plan)]),
-    ]
+    bodies = [work_list(x, plan), attend(x, plan)]
     wanted = {"items": (items, 0.0), "cuts": (cuts, 0.0), "out": (out, 2 * STEP[x.dtype])}
     if plan.joined:
         wanted["counters"] = (np.zeros(given["counters"].shape), 0.0)
     else:
-        launches.append((combine_parts(x, plan), [n for n, _ in combine_parameters(x, plan)]))
-    return Steps(launches, given, wanted)
+        bodies.append(combine_parts(x, plan))
+    return Steps([(body, names_of(body)) for body in bodies], given, wanted)
+
+
+def names_of(body: Body) -> list[str]:
+    """The parameters of a Body."""
+    return [p.attrs["name"] for p in body.parameters]
 
 
 def appended(x: PagedShape, rotary: Rotary, queries: Sequence[int]) -> Steps:
@@ -447,11 +445,12 @@ def appended(x: PagedShape, rotary: Rotary, queries: Sequence[int]) -> Steps:
         *wide,
         scales_of(x),
     )
-    names = [n for n, _ in append_parameters(x, rotary)]
+    body = append(x, rotary)
+    names = names_of(body)
     given[names[-1]] = np.zeros(given["q"].shape, x.dtype.numpy)
     within = 2.0**-4 if x.scaled else STEP[x.dtype]
     return Steps(
-        [(append(x, rotary), names)],
+        [(body, names)],
         given,
         {
             names[-1]: (turned, STEP[x.dtype]),
@@ -490,7 +489,7 @@ def prefilled(
     given["out"] = np.full((1, *out.shape), np.nan).astype(x.dtype.numpy)
     given["lse"] = np.full((1, x.heads, x.tokens), np.nan, np.float32)
     body = paged_prefill.prefill(x, replace(plan, programs=programs))
-    before = [n for n, _ in paged_prefill.list_parameters(x, plan)]
+    before = names_of(listed)
     return Steps(
         [(listed, before), (body, names)],
         {n: given[n] for n in (*before[:2], *names)},
@@ -547,11 +546,11 @@ def stepped(
     )
     kept = [m.astype(x.cache.numpy) for m in wide]
     out = paged_reference.attention(x, turned.astype(x.dtype.numpy), *kept, *places, scales_of(x))
-    names = [n for n, _ in short_parameters(x, rotary, norms)]
+    body = step_attend(x, plan, rotary, norms)
     given["out"] = np.zeros(out.shape, x.dtype.numpy)
     within = 2.0**-4 if x.scaled else STEP[x.dtype]
     return Steps(
-        [(step_attend(x, plan, rotary, norms), names)],
+        [(body, names_of(body))],
         given,
         {"out": (out, 2 * STEP[x.dtype]), "keys": (wide[0], within), "values": (wide[1], within)},
     )

@@ -327,8 +327,8 @@ def tensor_map(device: Any) -> str:
     from direct import launch
 
     from tilegrad.core.dtype import float32
+    from tilegrad.targets.ptx.launch import Prepared
     from tilegrad.targets.ptx.maps import encoded, shape_of
-    from tilegrad.targets.ptx.prepare import Prepared
     from tilegrad.targets.ptx.program import Entry, TensorMap
 
     data = np.random.default_rng(1).standard_normal((100, 96)).astype(np.float32)
@@ -359,8 +359,8 @@ def swizzled(tile: np.ndarray) -> np.ndarray:
 
 
 def chain_operations(device: Any, buffers: list[Any], count: int, dependent: bool) -> list[Any]:
-    from tilegrad.targets.ptx.graph import Operation
-    from tilegrad.targets.ptx.prepare import Prepared
+    from tilegrad.targets.ptx.launch import Prepared
+    from tilegrad.targets.ptx.launcher import Operation
     from tilegrad.targets.ptx.program import Entry
 
     entry = Entry("chain", (("pointer", 0), ("pointer", 1)), (132,), 128, dependent=dependent)
@@ -373,7 +373,7 @@ def chain_operations(device: Any, buffers: list[Any], count: int, dependent: boo
 def graphs(device: Any) -> str:
     from direct import timed
 
-    from tilegrad.targets.ptx.graph import LaunchGraph
+    from tilegrad.targets.ptx.launcher import LaunchGraph
 
     size, count, said = 132 * 128 * 4, 200, []
     for dependent in (False, True):
@@ -411,8 +411,8 @@ def edges(replay: Any) -> str:
 
 @check
 def host_cost(device: Any) -> str:
-    from tilegrad.targets.ptx.graph import LaunchGraph
-    from tilegrad.targets.ptx.prepare import Prepared
+    from tilegrad.targets.ptx.launch import Prepared
+    from tilegrad.targets.ptx.launcher import LaunchGraph
     from tilegrad.targets.ptx.program import Entry
 
     buffers = [device.allocate(132 * 128 * 4) for _ in range(3)]

@@ -35,8 +35,7 @@ from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body
-from tilegrad.tile.check import verify_body
-from tilegrad.tile.finding import Finding
+from tilegrad.tile.check import Finding, verify_body
 from tilegrad.tile.prove import check_body
 
 Array = np.ndarray

@@ -47,7 +47,7 @@ from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.emit_send import STORE
+from tilegrad.targets.ptx.emit_placed import STORE
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body, fill
 from tilegrad.tile.check import verify_body

@@ -25,8 +25,7 @@ from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
 from tilegrad.tile.build import Body, fill
-from tilegrad.tile.check import verify_body
-from tilegrad.tile.finding import Finding
+from tilegrad.tile.check import Finding, verify_body
 from tilegrad.tile.prove import check_body
 
 Case = tuple[Operands, WidePlan]

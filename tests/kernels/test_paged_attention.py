@@ -33,11 +33,8 @@ from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
 from tilegrad.kernels.paged.call import attend, attention_callee, list_callee
 from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import (
-    BLOCKS,
-    CUT_PARTS,
-    PARTIAL,
-    START,
-    STOP,
+    CUT_FIELDS,
+    FIELDS,
     PagedPlan,
     PagedShape,
     choose,
@@ -53,6 +50,7 @@ from tilegrad.tile.callee import parse_callee
 from tilegrad.tile.check import verify_body
 from tilegrad.tile.prove import check_body
 
+START, STOP, BLOCKS, PARTIAL = map(FIELDS.index, ("start", "stop", "blocks", "partial"))
 ROUNDING = {bfloat16: 2.0**-8, float16: 2.0**-10}
 
 
@@ -402,7 +400,7 @@ def test_work_list(number: int) -> None:
     assert max(busy) - min(busy) <= 1
     there = items[items[:, BLOCKS] > 0]
     assert covered == len(there)
-    assert int(found[1][:, CUT_PARTS].sum()) == int((there[:, PARTIAL] >= 0).sum())
+    assert int(found[1][:, CUT_FIELDS.index("parts")].sum()) == int((there[:, PARTIAL] >= 0).sum())
 
 
 @pytest.mark.parametrize("joined", (True, False))

@@ -23,7 +23,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.call import mixed_callee
 from tilegrad.kernels.paged.prefill import FEW_NEW_TOKENS, choose, prefill, why_not
 from tilegrad.kernels.paged.prefill import tile_list as tiles_body
-from tilegrad.kernels.paged.shape import BLOCKS, REQUEST, PagedShape, item_rows
+from tilegrad.kernels.paged.shape import FIELDS, PagedShape, item_rows
 from tilegrad.kernels.paged.shape import choose as choose_list
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -217,7 +217,8 @@ def test_called_by_a_graph(label: str) -> None:
     agree(step, parse_callee(callee.to_text()).interpret(*given)[0][0])
     for body, _ in callee.launches:
         verify_body(fitted(body, H200), "placed", H200)
-    listed = {int(item[REQUEST]) for item in items if item[BLOCKS]}
+    request, blocks = map(FIELDS.index, ("request", "blocks"))
+    listed = {int(item[request]) for item in items if item[blocks]}
     assert listed == {r for r, n in enumerate(queries) if 0 < n < FEW_NEW_TOKENS}
 
 

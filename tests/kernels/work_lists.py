@@ -12,23 +12,10 @@ import numpy as np
 
 from tilegrad.ir.symbol import high
 from tilegrad.kernels.paged.shape import (
-    BLOCKS,
     CUT,
-    CUT_PARTIAL,
-    CUT_PARTS,
-    CUT_TOKEN,
-    CUT_TOKENS,
-    FIRST,
-    FROM,
-    PARTIAL,
-    PARTS,
+    CUT_FIELDS,
+    FIELDS,
     RECORD,
-    REQUEST,
-    SEES,
-    START,
-    STOP,
-    TOKEN,
-    TOKENS,
     PagedPlan,
     PagedShape,
     item_rows,
@@ -47,14 +34,14 @@ def work_list(
     items = np.zeros((high(item_rows(x, plan)), RECORD), np.int32)
     cuts = np.zeros((many, CUT), np.int32)
     found = _pairs(x, plan, lengths, query_starts)
-    total = sum(one[BLOCKS] for one in found)
+    total = sum(one["blocks"] for one in found)
     busy = min(many, total)
     bounds = [p * total // max(1, busy) for p in range(busy + 1)]
-    items[busy:many, STOP] = -1
+    items[busy:many, FIELDS.index("stop")] = -1
     unit = number = 0
     begun: set[int] = set()
     for one in found:
-        stop, at, pieces = unit + one[BLOCKS], unit, []
+        stop, at, pieces = unit + one["blocks"], unit, []
         while at < stop:
             program = bisect_right(bounds, at) - 1
             pieces.append((program, at, min(stop, bounds[program + 1])))
@@ -62,28 +49,28 @@ def work_list(
         for part, (program, at, end) in enumerate(pieces):
             place = program if program not in begun else many + number + part - program - 1
             if program not in begun:
-                items[place, START] = number + part
+                items[place, FIELDS.index("start")] = number + part
             begun.add(program)
-            items[program, STOP] = number + part
+            items[program, FIELDS.index("stop")] = number + part
             fields = {
                 **one,
-                FIRST: one[FIRST] + at - unit,
-                BLOCKS: end - at,
-                PARTIAL: -1 if len(pieces) == 1 else number + part,
-                FROM: number,
-                PARTS: len(pieces),
+                "first": one["first"] + at - unit,
+                "blocks": end - at,
+                "partial": -1 if len(pieces) == 1 else number + part,
+                "from": number,
+                "parts": len(pieces),
             }
-            for column, value in fields.items():
-                items[place, column] = value
+            for name, value in fields.items():
+                items[place, FIELDS.index(name)] = value
         if len(pieces) > 1:
             values = {
-                CUT_PARTIAL: number,
-                CUT_PARTS: len(pieces),
-                CUT_TOKEN: one[TOKEN],
-                CUT_TOKENS: one[TOKENS],
+                "partial": number,
+                "parts": len(pieces),
+                "token": one["token"],
+                "tokens": one["tokens"],
             }
-            for column, value in values.items():
-                cuts[pieces[1][0], column] = value
+            for name, value in values.items():
+                cuts[pieces[1][0], CUT_FIELDS.index(name)] = value
         unit, number = stop, number + len(pieces)
     return items, cuts
 
@@ -111,7 +98,7 @@ def tile_list(
 
 def _pairs(
     x: PagedShape, plan: PagedPlan, lengths: Array, query_starts: Array
-) -> list[dict[int, int]]:
+) -> list[dict[str, int]]:
     """Row blocks, in order."""
     found, each = [], per(x, plan)
     for request, length in enumerate(lengths.tolist()):
@@ -125,12 +112,12 @@ def _pairs(
             blocks = max(1, -(-max(0, sees + tokens - 1) // plan.block) - begin)
             found.append(
                 {
-                    REQUEST: request,
-                    TOKEN: start,
-                    TOKENS: tokens,
-                    SEES: sees,
-                    FIRST: begin,
-                    BLOCKS: blocks,
+                    "request": request,
+                    "token": start,
+                    "tokens": tokens,
+                    "sees": sees,
+                    "first": begin,
+                    "blocks": blocks,
                 }
             )
     return found

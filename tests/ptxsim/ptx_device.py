@@ -19,7 +19,7 @@ import pytest
 import ptxsim
 from tilegrad.core.dtype import BY_NUMPY
 from tilegrad.targets.ptx.driver import open_device
-from tilegrad.targets.ptx.prepare import Prepared
+from tilegrad.targets.ptx.launch import Prepared
 from tilegrad.targets.ptx.program import Entry, TensorMap
 
 HERE = Path(__file__).resolve().parent

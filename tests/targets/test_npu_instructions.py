@@ -23,8 +23,7 @@ from tilegrad.targets.npu.instructions import (
     text,
 )
 from tilegrad.targets.npu.machine import Machine
-from tilegrad.targets.npu.timing import timeline
-from tilegrad.targets.npu.trace import perfetto
+from tilegrad.targets.npu.timing import perfetto, timeline
 
 
 @st.composite

@@ -10,13 +10,12 @@ from npu_programs import Writer, random_memory, random_program, small
 from tilegrad.core.errors import UserError
 from tilegrad.targets.npu import execute, timing
 from tilegrad.targets.npu.check import check_word
-from tilegrad.targets.npu.count import counts_of
 from tilegrad.targets.npu.functional import Functional
 from tilegrad.targets.npu.instructions import assemble, instruction
 from tilegrad.targets.npu.machine import Machine
 from tilegrad.targets.npu.mesh import Mesh
 from tilegrad.targets.npu.parameters import Parameters
-from tilegrad.targets.npu.timing import run_cycles, timeline
+from tilegrad.targets.npu.timing import counts_of, run_cycles, timeline
 
 CHIPS = {
     "ws": small(),

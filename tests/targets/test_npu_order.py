@@ -6,10 +6,9 @@ import pytest
 from npu_programs import small
 
 from tilegrad.core.errors import UserError
-from tilegrad.targets.npu.check import check
+from tilegrad.targets.npu.check import Order, check, prove
 from tilegrad.targets.npu.instructions import TOKENS, Instruction, assemble, instruction
 from tilegrad.targets.npu.layout import Stored, VectorOperand
-from tilegrad.targets.npu.order import Order, prove
 from tilegrad.targets.npu.parameters import Parameters
 from tilegrad.targets.npu.product import Product
 from tilegrad.targets.npu.timing import timeline

@@ -9,13 +9,13 @@ from npu_programs import small
 
 from tilegrad.core.errors import UserError
 from tilegrad.targets.npu.arithmetic import requantise
-from tilegrad.targets.npu.count import Counts
 from tilegrad.targets.npu.functional import Functional
 from tilegrad.targets.npu.instructions import Instruction
 from tilegrad.targets.npu.layout import Narrow, Stored, VectorOperand
 from tilegrad.targets.npu.machine import Machine
 from tilegrad.targets.npu.parameters import Parameters
 from tilegrad.targets.npu.product import Product
+from tilegrad.targets.npu.timing import Counts
 from tilegrad.tile.array import VectorStep
 
 SIZES = [(5, 7, 9), (40, 9, 20), (1, 13, 70), (33, 4, 4)]

@@ -1,4 +1,4 @@
-"""targets/ptx/emit_send.py and plan_cluster.py: what programs of a cluster send one another.
+"""targets/ptx/emit_placed.py and emit_barriers.py: what programs of a cluster send one another.
 
 Emitted, simulated, assembled; and each part of the handing over is left out in turn, which the
 simulator sees.
@@ -31,8 +31,8 @@ from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit
-from tilegrad.targets.ptx.emit_send import STORE
-from tilegrad.targets.ptx.plan_cluster import ends_alone, waits_for_sends
+from tilegrad.targets.ptx.emit_barriers import ends_alone, waits_for_sends
+from tilegrad.targets.ptx.emit_placed import STORE
 from tilegrad.tile import ops
 from tilegrad.tile.build import Body, fill
 

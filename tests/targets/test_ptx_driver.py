@@ -14,10 +14,10 @@ from fake_cuda import FakeCuda, floats
 
 from tilegrad.core.config import override
 from tilegrad.core.errors import InternalError, MemoryLimitError, UserError
-from tilegrad.targets.ptx import context, cuda_api, driver, module
+from tilegrad.targets.ptx import context, cuda_api, driver
 from tilegrad.targets.ptx.context import Event
 from tilegrad.targets.ptx.driver import Device
-from tilegrad.targets.ptx.launch import launch_config, parameter_memory
+from tilegrad.targets.ptx.launch import FUNCTION_FACTS, launch_config, parameter_memory
 
 
 @pytest.fixture
@@ -225,10 +225,10 @@ def test_every_call_has_as_many_arguments_as_the_real_one(bindings) -> None:
 
 
 def test_names_of_the_real_enumerations(bindings) -> None:
-    for attribute in driver.ATTRIBUTES:
+    for attribute in context.ATTRIBUTES:
         assert hasattr(bindings.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute.upper()}")
     for kind in (
-        *module.FUNCTION_FACTS.values(),
+        *FUNCTION_FACTS.values(),
         "MAX_DYNAMIC_SHARED_SIZE_BYTES",
         "NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
     ):

@@ -846,21 +846,19 @@ LOADS = {"b16": 2, "b32": 4, "b64": 8}
 def fetch_operand(w: Writer, dtype: DType, offset: int, base: str = "%d0") -> str:
     """A register of the DType with bits from memory."""
     if dtype.kind == "bool":
-        return w.value(
-            "pred", "setp.ne.b32", w.value("b32", "ld.global.b32", f"[{base}+{offset}]"), "0"
-        )
+        return w.value("setp.ne.b32", w.value("ld.global.b32", f"[{base}+{offset}]"), "0")
     kind = rules.kind_of(dtype)
-    return w.value(kind, f"ld.global.{kind}", f"[{base}+{offset}]")
+    return w.value(f"ld.global.{kind}", f"[{base}+{offset}]")
 
 
 def kernel(name: str, write: Callable[[Writer], list[tuple[str, DType]]]) -> str:
     """An entry that stores what `write` gives."""
     w = Writer()
-    w.value("b64", "ld.param.u64", "[memory]")
+    w.value("ld.param.u64", "[memory]")
     for number, (result, dtype) in enumerate(write(w)):
         kind = rules.kind_of(dtype)
         if kind == "pred":
-            result, kind = w.value("b32", "selp.b32", "1", "0", result), "b32"
+            result, kind = w.value("selp.b32", "1", "0", result), "b32"
         w.put(f"st.global.{kind}", f"[%d0+{1024 + 8 * number}]", result)
     w.put("ret")
     body = "\n".join([*w.declarations(), *w.lines])
@@ -927,17 +925,17 @@ HEADER = ".version 8.0\n.target {}\n.address_size 64\n\n"
 def simulated(dtype: DType, result: DType, write: Callable[..., str], inputs: list[Array]) -> Array:
     """What the simulator of the target makes of an op, a warp of elements at a time."""
     w, count = Writer(), len(inputs[0])
-    base = w.value("b64", "ld.param.u64", "[memory]")
-    lane = w.value("b32", "mov.u32", "%tid.x")
-    offset = w.value("b64", "mul.wide.u32", lane, "32")
-    at = w.value("b64", "add.s64", base, offset)
+    base = w.value("ld.param.u64", "[memory]")
+    lane = w.value("mov.u32", "%tid.x")
+    offset = w.value("mul.wide.u32", lane, "32")
+    at = w.value("add.s64", base, offset)
     registers = []
     kinds = [dtypes.bool_ if x.dtype == np.bool_ else dtype for x in inputs]
     for number, kind in enumerate(kinds):
         registers.append(fetch_operand(w, kind, 8 * number, at))
     found, kind = write(w, *registers), rules.kind_of(result)
     if kind == "pred":
-        found, kind = w.value("b16", "selp.b16", "1", "0", found), "b16"
+        found, kind = w.value("selp.b16", "1", "0", found), "b16"
     w.put(f"st.global.{kind}", f"[{at}+24]", found)
     w.put("ret")
     body = "\n".join([*w.declarations(), *w.lines])

@@ -26,7 +26,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.nn import PagedCache
 from tilegrad.runtime.language import LANGUAGES
 from tilegrad.targets.ptx import context, cuda_api, driver
-from tilegrad.targets.ptx.pinned import Ring
+from tilegrad.targets.ptx.context import Ring
 from tilegrad.tensor import placement
 
 

@@ -1,4 +1,4 @@
-"""tile/banks.py: turns of shared-memory accesses, against counting by hand and by brute force."""
+"""tile/budget.py: turns of shared-memory accesses, against counting by hand and by brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from placed_builder import PlacedBuilder
 from tilegrad.core.dtype import DType, bfloat16, float32
 from tilegrad.core.target import AVX512
 from tilegrad.ir.types import Memory
-from tilegrad.tile.banks import address, check_banks, turns
+from tilegrad.tile.budget import address, check_banks, turns
 from tilegrad.tile.build import Body
 
 

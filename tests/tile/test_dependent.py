@@ -1,4 +1,4 @@
-"""tile/dependent.py and its part of protocol.py: the dependency wait comes first on all paths."""
+"""tile/prove.py and its part of protocol.py: the dependency wait comes first on all paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilegrad.ir.node import Node
 from tilegrad.ir.types import Memory
 from tilegrad.tile import placed
 from tilegrad.tile.build import Body
-from tilegrad.tile.finding import Finding
+from tilegrad.tile.check import Finding
 from tilegrad.tile.prove import check_body
 
 PARAMETERS = [

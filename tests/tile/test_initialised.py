@@ -1,4 +1,4 @@
-"""tile/initialised.py: places of portable Bodies that are read before they are written."""
+"""tile/prove.py: places of portable Bodies that are read before they are written."""
 
 from __future__ import annotations
 

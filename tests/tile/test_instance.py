@@ -1,4 +1,4 @@
-"""tile/instance.py and tile/reach.py: a call holds a definition, Bodies are made for a Target."""
+"""tile/define.py and tile/define.py: a call holds a definition, Bodies are made for a Target."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tilegrad.core.target import AVX512, H200, SSE2
 from tilegrad.graph import ops
 from tilegrad.ir.node import topological
 from tilegrad.schedule.schedule import Launch
-from tilegrad.tile.instance import Instance
-from tilegrad.tile.reach import reached, stable
+from tilegrad.tile.define import Instance, reached, stable
 from tilegrad.tile.text import body_text
 
 SCALE = 2.0

@@ -1,4 +1,4 @@
-"""tile/protocol.py: races, deadlock and fences of placed Bodies, proved by breaking them.
+"""tile/prove.py: races, deadlock and fences of placed Bodies, proved by breaking them.
 
 Every barrier op, fence, wait and commit of each kernel is dropped or changed in turn (see
 golden/mutants.py); the check or, where it finds nothing, the interpreter must catch it. What both
@@ -32,10 +32,9 @@ from tilegrad.kernels.matmul.shape import Operands, WidePlan
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile import interpret, ops, placed
 from tilegrad.tile.build import Body, fill
-from tilegrad.tile.finding import Finding
+from tilegrad.tile.check import Finding
 from tilegrad.tile.happening import DO
-from tilegrad.tile.protocol import check_protocol
-from tilegrad.tile.prove import check_body
+from tilegrad.tile.prove import check_body, check_protocol
 from tilegrad.tile.row import Effect
 from tilegrad.tile.skeleton import Skeleton
 

@@ -85,6 +85,11 @@ class UserError(TilegradError):
             lines.append(f"  hint: {shortened(hint)}")
         super().__init__("\n".join(lines))
 
+    def name(self, op: str) -> None:
+        """Say which op it was, where nobody has."""
+        if self.op is None:
+            self.op, self.args = op, (f"{op}: {self.args[0]}",)
+
 
 class ShapeError(UserError, ValueError):
     """Shapes do not fit."""
@@ -116,8 +121,13 @@ class InternalError(TilegradError):
     """A fault of tilegrad itself; names the pass."""
 
     def __init__(self, where: str, message: str) -> None:
-        self.where = where
+        self.where, self.message = where, message
         super().__init__(f"internal error in {where}: {message} (please report this)")
+
+    def name(self, where: str) -> None:
+        """Say where it was, where nobody has."""
+        if not self.where:
+            InternalError.__init__(self, where, self.message)
 
 
 class Site(NamedTuple):

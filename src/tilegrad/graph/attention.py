@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 
 from ..core.dtype import bfloat16, int32, uint32
 from ..core.errors import InternalError
@@ -108,7 +108,7 @@ class _Scores:
             last = build.size_value(build.offset_size(self.extras["key_starts"].shape[0], -1))
             inside = build.less(of_j, build.cast(last, int32))
             equal = build.equal(build.unsqueeze(of_i, 1), build.unsqueeze(of_j, 0))
-            together = build.binary(ops.bit_and, equal, build.unsqueeze(inside, 0))
+            together = and_masks(equal, build.unsqueeze(inside, 0))
         return build.unsqueeze(i, 1), build.unsqueeze(j, 0), together
 
     @property
@@ -133,7 +133,7 @@ class _Scores:
             found.append(build.less(build.iota(self.sizes.keys, int32), lengths))
         if "mask" in self.extras:
             found.append(self.grouped(self.extras["mask"]))
-        return _every(found)
+        return reduce(and_masks, found) if found else None
 
     @cached_property
     def capped(self) -> Node:
@@ -169,11 +169,9 @@ class _Scores:
         return build.where(keep, build.multiply(x, 1.0 / (1.0 - rate)), 0.0)
 
 
-def _every(found: Sequence[Node]) -> Node | None:
-    total: Node | None = None
-    for x in found:
-        total = x if total is None else build.binary(ops.bit_and, total, x)
-    return total
+def and_masks(a: Node, b: Node) -> Node:
+    """Where two masks hold."""
+    return build.binary(ops.bit_and, a, b)
 
 
 def _in_sequence(token: Node, starts: Node) -> tuple[Node, Node]:

@@ -108,7 +108,8 @@ class Attention:
             scores = np.concatenate([scores, sinks], axis=3)
         top = np.max(scores, axis=3, initial=-np.inf)
         safe = np.where(top == -np.inf, 0.0, top)
-        return np.log(np.sum(np.exp(scores - safe[..., None]), axis=3)) + safe
+        with np.errstate(divide="ignore"):  # nothing is seen
+            return np.log(np.sum(np.exp(scores - safe[..., None]), axis=3)) + safe
 
     def probabilities(self, lse: Ndarray) -> Ndarray:
         """exp(scores - lse), 0 in a row that sees nothing."""

@@ -11,41 +11,29 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from ..core.errors import InternalError
+from .attention_reference import attention as dense
 from .paged_types import APPEND, ATTEND, named
 
 Ndarray = np.ndarray[Any, Any]
 
 
 class Scores(Protocol):
-    """How scores are made: the attrs of `paged_attention`, or a record of a kernel's."""
+    """How scores are made: the attrs of `paged_attention`, or a record of a kernel's. A token sees
+    so many keys of the window, itself included; 0 for all."""
 
-    @property
-    def scale(self) -> float:
-        """Of products."""
-
-    @property
-    def window(self) -> int:
-        """Keys that a token sees, itself included; 0 for all."""
-
-    @property
-    def softcap(self) -> float:
-        """0 for none."""
+    scale: float
+    window: int
+    softcap: float
 
 
 class Rotation(Protocol):
-    """How places turn queries and keys: the attrs of `paged_append`, or a kernel's record."""
+    """How places turn queries and keys: the attrs of `paged_append`, or a kernel's record. So many
+    elements of a head are turned, neighbours or halves; cosines and sines have the factor."""
 
-    @property
-    def width(self) -> int:
-        """Elements of a head that are rotated."""
-
-    @property
-    def interleaved(self) -> bool:
-        """Whether pairs are neighbours, else halves."""
-
-    @property
-    def factor(self) -> float:
-        """Of cosines and sines."""
+    width: int
+    interleaved: bool
+    factor: float
 
 
 def attention(
@@ -59,10 +47,12 @@ def attention(
     scales: Any = (1.0, 1.0),
     sinks: Any = None,
 ) -> Ndarray:
-    """(tokens, heads, value_width)."""
-    _, key_heads, page, _ = keys.shape
-    heads = q.shape[1]
+    """(tokens, heads, value_width): of each request an attention over its keys, which lie in order;
+    the last query sees the last key."""
+    key_heads, page = keys.shape[1:3]
     out = np.zeros((*q.shape[:2], values.shape[3]))
+    how = {"scale": x.scale, "softcap": x.softcap, "dropout": 0.0, "orders": ("hbtd",) * 4}
+    how["extras"], more = ((), []) if sinks is None else (("sinks",), [sinks])
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
         chosen = table[request, : -(-length // page)]
@@ -71,19 +61,16 @@ def attention(
             for m in (keys, values)
         )
         k, v = (m.astype(np.float64) * s[:, None] for m, s in zip(by_head, _by_head(scales)))
-        for token in range(first, last):
-            end = length - (last - token) + 1
-            begin = max(0, end - x.window) if x.window else 0
-            for head in range(heads if end > 0 else 0):
-                rows = head // (heads // key_heads), slice(begin, end)
-                s = x.scale * (k[rows] @ q[token, head].astype(np.float64))
-                if x.softcap:
-                    s = x.softcap * np.tanh(s / x.softcap)
-                more = -np.inf if sinks is None else float(sinks[head])
-                most = max(s.max(), more)
-                p = np.exp(s - most)
-                out[token, head] = p @ v[rows] / (p.sum() + np.exp(more - most))
+        own = q[first:last].astype(np.float64).swapaxes(0, 1)
+        end = length - (last - first)
+        how["band"] = (end - x.window + 1 if x.window else None, end)
+        given = [m[:, None] for m in (own, k, v)]
+        out[first:last] = dense([*given, *more], how, _no_bits)[0][:, 0].swapaxes(0, 1)
     return out
+
+
+def _no_bits(inputs: list[Any], attrs: dict[str, Any]) -> Any:
+    raise InternalError("graph.paged", "nothing is dropped")
 
 
 def append(

@@ -8,7 +8,8 @@ Invariant: the extras say what was read from the scores, for every query and key
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
 from ..ir.node import Node, is_shallow
@@ -45,8 +46,7 @@ from .recognize_softmax import Softmax
 from .recognize_terms import NoMatch, Term, summed, terms
 
 
-@dataclass(frozen=True)
-class Axes:
+class Axes(NamedTuple):
     """Which Atoms are what: batch, key heads, heads of a group, queries, keys, widths."""
 
     batch: Atoms
@@ -70,15 +70,7 @@ class Axes:
     @property
     def parts(self) -> Axes:
         """The same axes after some were split."""
-        return Axes(
-            flat(self.batch),
-            flat(self.key_heads),
-            flat(self.group),
-            flat(self.queries),
-            flat(self.keys),
-            flat(self.width),
-            flat(self.value_width),
-        )
+        return Axes(*map(flat, self))
 
     def on_scores(self, value: Node) -> Node:
         """A value on the axes of the scores as (b, h, i, j), sizes 1 where it has none."""
@@ -94,13 +86,9 @@ class _FiniteMask(NoMatch):
 
 def look_through(scores: Scores, sinks: Sequence[Term]) -> None:
     """Follow all that is added or hides down to the end: no Atom is split afterwards."""
-    found = [*scores.added, *sinks, *[t for _, t in scores.choices]]
-    for node, indices in [(t.node, t.indices) for t in found]:
-        depends(node, indices)
-    hiding = [*scores.masks, *scores.finite, *[c.condition for c, _ in scores.choices]]
-    for condition in hiding:
-        depends(condition.node, condition.indices)
-    for node, indices, _ in scores.rows:
+    for term in (*scores.added, *sinks, *[t for _, t in scores.choices]):
+        depends(term.node, term.indices)
+    for node, indices, _ in (*scores.hiding, *scores.rows):
         depends(node, indices)
 
 
@@ -117,7 +105,6 @@ class Extras(NamedTuple):
 
 def extras_of(axes: Axes, softmax: Softmax, scores: Scores, derived: bool) -> Extras:
     """What an attention reads beside q, k and v."""
-    more: dict[str, Node] = {}
     seen = None
     try:
         band, masks, bias, slopes = _seen(axes, bool(softmax.sinks), scores, derived)
@@ -128,14 +115,9 @@ def extras_of(axes: Axes, softmax: Softmax, scores: Scores, derived: bool) -> Ex
         bands, masks = _read(scores.finite, axes)
         band, bias, slopes = meet(bands), [], []
         seen = build.max_(_mask(scores.finite, axes), 3, keep=True)
-    if slopes:
-        more["slopes"] = _total(slopes)
-    if bias:
-        more["bias"] = axes.on_scores(summed(bias, axes.scores))
-        if not softmax.sinks and ops.is_constant(more["bias"]):
-            del more["bias"]  # what all keys share changes nothing
-    if masks:
-        more["mask"] = _mask(masks, axes)
+    more = _named(axes, masks, bias, slopes)
+    if "bias" in more and not softmax.sinks and ops.is_constant(more["bias"]):
+        del more["bias"]  # what all keys share changes nothing
     if softmax.sinks:
         more["sinks"] = _by_head(summed(softmax.sinks, axes.scores), axes, "the sink")
     if softmax.dropout is not None:
@@ -171,12 +153,9 @@ def refined(node: Node) -> Node:
     look_through(scores, ())
     axes = axes.parts
     band, masks, bias, slopes = _seen(axes, True, scores)  # the log-sum-exp stays as it is
-    if slopes:
-        others["slopes"] = _total([*([others["slopes"]] if "slopes" in others else []), *slopes])
-    if bias:
-        others["bias"] = axes.on_scores(summed(bias, axes.scores))
-    if masks:
-        others["mask"] = _mask(masks, axes)
+    if slopes and "slopes" in others:
+        slopes = [others["slopes"], *slopes]
+    others |= _named(axes, masks, bias, slopes)
     band = meet([node.attrs["band"], band])
     shapes = [{n: x.shape for n, x in some.items()} for some in (others, given)]
     low = any(read.otherwise < LEAST_SCORE for read, _ in scores.choices)
@@ -213,7 +192,7 @@ def _seen(
     under a derivative, which would need the logarithm of a sum to more digits than it has.
     """
     bands, masks = _read(scores.masks, axes)
-    finite = [*scores.finite, *[c.condition for c, _ in scores.choices]]
+    finite = scores.hiding[len(scores.masks) :]
     low, other = _read(finite, axes)
     band = meet([*bands, *low])
     slopes, bias = _slopes(scores.added, axes, band, sinks)
@@ -268,21 +247,22 @@ def _read(found: Sequence[Condition], axes: Axes) -> tuple[list[Band], list[Cond
     return bands, general
 
 
+def _named(
+    axes: Axes, masks: Sequence[Condition], bias: Sequence[Term], slopes: Sequence[Node]
+) -> dict[str, Node]:
+    """Extras of what hides and of what is added."""
+    found = {"slopes": reduce(build.add, slopes)} if slopes else {}
+    if bias:
+        found["bias"] = axes.on_scores(summed(bias, axes.scores))
+    if masks:
+        found["mask"] = _mask(masks, axes)
+    return found
+
+
 def _mask(masks: Sequence[Condition], axes: Axes) -> Node:
-    total: Node | None = None
-    for node, indices, truth in masks:
-        value = on_atoms(node, indices, axes.scores)
-        value = value if truth else ops.bit_not(value)
-        total = value if total is None else build.binary(ops.bit_and, total, value)
-    assert total is not None
-    return axes.on_scores(total)
-
-
-def _total(values: Sequence[Node]) -> Node:
-    total = values[0]
-    for value in values[1:]:
-        total = build.add(total, value)
-    return total
+    values = [(on_atoms(m.node, m.indices, axes.scores), m.truth) for m in masks]
+    every = [value if truth else ops.bit_not(value) for value, truth in values]
+    return axes.on_scores(reduce(attention.and_masks, every))
 
 
 def _by_head(value: Node, axes: Axes, name: str) -> Node:

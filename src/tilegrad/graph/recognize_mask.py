@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 from ..core.dtype import bool_
 from ..ir.node import Node
 from ..ir.symbol import Size, combine, floor_divide, high, low, maximum, minimum
 from . import build, ops
+from .attention_types import Band
 from .axes import ELEMENTWISE, Atom, Atoms, Indices, down, flat
 from .notation import fold
 
-Band = tuple[Size | None, Size | None]
 COMPARES = (ops.less, ops.less_equal, ops.equal, ops.not_equal)
 
 
@@ -37,50 +38,32 @@ class Condition(NamedTuple):
 
 def known(node: Node, indices: Indices, given: Condition | None = None) -> Any:
     """The one value a Node has everywhere, under the condition given; None where it has more."""
-    found = _known(node, indices, given, {})
-    return None if found is None else found.attrs["value"]
 
-
-def _known(
-    node: Node, indices: Indices, given: Condition | None, seen: dict[Any, Node | None]
-) -> Node | None:
-    key = (node, indices)
-    if key in seen:
-        return seen[key]
-    seen[key] = found = _known_now(node, indices, given, seen)
-    return found
-
-
-def _known_now(
-    node: Node, indices: Indices, given: Condition | None, seen: dict[Any, Node | None]
-) -> Node | None:
-    if given is not None and node is given.node and indices == given.indices:
-        return build.constant(given.truth, bool_)
-    if ops.is_constant(node):
-        while node.op is not ops.constant:
-            node = node.inputs[0]
-        return node
-    if node.op.category in ELEMENTWISE:
+    @cache
+    def constant(node: Node, indices: Indices) -> Node | None:
+        if given is not None and node is given.node and indices == given.indices:
+            return build.constant(given.truth, bool_)
+        if ops.is_constant(node):
+            while node.op is not ops.constant:
+                node = node.inputs[0]
+            return node
         if node.op is ops.where:
-            return _known_choice(node, indices, given, seen)
-        values = []
-        for i in node.inputs:
-            value = _known(i, indices, given, seen)
-            if value is None:
-                return None
-            values.append(value)
-        return fold(node.op, values, node.attrs)
-    below = down(node, indices)
-    return None if below is None else _known(*below, given, seen)
+            test = constant(node.inputs[0], indices)
+            chosen = None if test is None else node.inputs[1 if test.attrs["value"] else 2]
+            return None if chosen is None else constant(chosen, indices)
+        if node.op.category in ELEMENTWISE:
+            values: list[Node] = []
+            for i in node.inputs:
+                value = constant(i, indices)
+                if value is None:
+                    return None
+                values.append(value)
+            return fold(node.op, values, node.attrs)
+        below = down(node, indices)
+        return None if below is None else constant(*below)
 
-
-def _known_choice(
-    node: Node, indices: Indices, given: Condition | None, seen: dict[Any, Node | None]
-) -> Node | None:
-    test = _known(node.inputs[0], indices, given, seen)
-    if test is None:
-        return None
-    return _known(node.inputs[1 if test.attrs["value"] else 2], indices, given, seen)
+    found = constant(node, indices)
+    return None if found is None else found.attrs["value"]
 
 
 # ---- affine functions of positions ----------------------------------------------------------
@@ -117,7 +100,8 @@ def affine(node: Node, indices: Indices) -> Affine | None:
     if op is ops.size:
         return Affine({}, node.attrs["value"])
     if op is ops.iota:
-        return _affine_iota(indices)
+        line = Affine(index_of(flat(indices[0].atoms)))
+        return line.times(indices[0].step).plus(Affine({}, indices[0].start))
     if op is ops.cast or op is ops.stop_gradient:
         inner = node.inputs[0]
         return (
@@ -137,16 +121,6 @@ def affine(node: Node, indices: Indices) -> Affine | None:
         return None if b.terms else a.times(b.constant)
     below = down(node, indices)
     return None if below is None else affine(*below)
-
-
-def _affine_iota(indices: Indices) -> Affine:
-    index = indices[0]
-    terms: dict[Atom, Size] = {}
-    stride: Size = index.step
-    for atom in reversed(flat(index.atoms)):
-        terms[atom] = stride
-        stride = stride * atom.size
-    return Affine(terms, index.start)
 
 
 # ---- choices between two constants ----------------------------------------------------------

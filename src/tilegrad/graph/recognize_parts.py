@@ -195,7 +195,7 @@ def _axes(
 def _queries(own: list[Atom], power: Node, indices: Indices, keys: Atoms, scores: Scores) -> Atoms:
     """Of the axes that only queries have: the one masks compare with keys, or that is next."""
     compared: set[Atom] = set()
-    for c in (*scores.masks, *scores.finite, *[c.condition for c, _ in scores.choices]):
+    for c in scores.hiding:
         for part in conditions(c):
             for function in comparisons(part) or ():
                 if set(function.terms) & set(keys):

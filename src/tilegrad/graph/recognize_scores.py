@@ -41,6 +41,16 @@ class Scores:
     zeroed: Condition | None = None
     adds: bool = False
 
+    @property
+    def hiding(self) -> tuple[Condition, ...]:
+        """All conditions that must hold for a key to be seen: `masks`, then those of numbers."""
+        return (*self.masks, *self.finite, *[c.condition for c, _ in self.choices])
+
+    @property
+    def bare(self) -> bool:
+        """Whether nothing is added, and nothing hides."""
+        return not self.added and not self.hiding
+
 
 def find_scores(found: Sequence[Term], keys: Atoms) -> Scores:
     """The sum of terms as scores: one of them holds the dot."""
@@ -108,7 +118,7 @@ def _scores(term: Term, keys: Atoms) -> Scores:
         return _masked(term._replace(node=node, indices=indices), keys)
     if node.op is ops.tanh:
         inner = find_scores(terms(node.inputs[0], indices), keys)
-        if inner.cap is not None or inner.added or inner.masks or inner.finite or inner.choices:
+        if inner.cap is not None or not inner.bare:
             raise NoMatch("something is added or masked before the softcap")
         sign = -1.0 if factor < 0 else 1.0
         dot = inner.dot._replace(factor=inner.dot.factor * sign)
@@ -147,7 +157,7 @@ def _row_factor(node: Node, indices: Indices, factor: float, keys: Atoms) -> Sco
         if depends(other, indices) & set(flat(keys)):
             return _zeroed(scores, other, indices, factor, keys)
         inner = find_scores(terms(scores, indices, factor), keys)
-        if inner.cap is not None or inner.added or inner.masks or inner.finite or inner.choices:
+        if inner.cap is not None or not inner.bare:
             raise NoMatch("a scale that is no constant follows a softcap, a bias or a mask")
         row = (other, indices, node.op is ops.divide)
         return replace(inner, rows=(*inner.rows, row))
@@ -160,7 +170,7 @@ def _zeroed(scores: Node, mask: Node, indices: Indices, factor: float, keys: Ato
     if found is None or (found.then, found.otherwise) not in ((1, 0), (0, 1)):
         raise NoMatch("the scale depends on the key")
     inner = find_scores(terms(scores, indices, factor), keys)
-    if inner.added or inner.masks or inner.finite or inner.choices or inner.zeroed:
+    if not inner.bare or inner.zeroed:
         raise NoMatch("masked scores are multiplied by a mask")
     condition = found.condition._replace(truth=found.then == 1)
     return replace(inner, zeroed=condition)

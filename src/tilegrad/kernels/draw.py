@@ -140,7 +140,7 @@ def listed(p: Any, tokens: Any, row: Any, bound: Any, block: int, skip: bool) ->
         if some > 0:
             place = tile.cumsum(tile.cast(wanted, int32))
             at = tile.cast(row, int32) * whole(columns) + size + place - whole(1)
-            tracer("pick").hints["distinct"] = True  # of those that are written
+            tracer().hints["distinct"] = True  # of those that are written
             tile.store(tokens, at, here, mask=wanted, unique=True)
             size = size + tile.sum(tile.cast(wanted, int32))
     return size

@@ -56,7 +56,7 @@ def group_rows(ids: Any, *, groups: int, block: int) -> None:
         if count > 0:
             here = tile.cast(tile.arange(block), int32) + tile.cast(start, int32)
             at = place + tile.cumsum(tile.cast(own, int32)) - whole(1)
-            tracer("group_rows").hints["distinct"] = True  # of those that are written
+            tracer().hints["distinct"] = True  # of those that are written
             tile.store(order, at, here, mask=own, unique=True)
             tile.store(inverse, here, at, mask=own, unique=True)
             place = place + count
@@ -100,7 +100,7 @@ def write_list(out: Any, first: Any, rows: Any, block: int) -> None:
         here = (tile.cast(number, int32) < count) & (at < room)
         found = (lane, row, tile.minimum(row + whole(block), first + rows))
         for column, value in zip((GROUP, FIRST, LAST), found):
-            tracer("write_list").hints["distinct"] = True  # of those that are written
+            tracer().hints["distinct"] = True  # of those that are written
             to = (at + whole(1)) * whole(COLUMNS) + whole(column)
             tile.store(out, to, value, mask=here, unique=True)
     tile.store(out, (0, 0), tile.minimum(tile.sum(count), room), unique=True)

@@ -78,7 +78,7 @@ def write_sorted(results: Any, own: Any, ranks: Any, token: Any, first: Any, cou
     place = first[None, :] + tile.cumsum(tile.cast(own, int32), axis=0) - whole(1)
     row = token * whole(count) + ranks
     for to, at, value in ((order, place, row), (inverse, row, place), (tokens, place, token)):
-        tracer("write_sorted").hints["distinct"] = True  # of those that are written
+        tracer().hints["distinct"] = True  # of those that are written
         tile.store(to, at, value, mask=own, unique=True)
 
 
@@ -111,7 +111,7 @@ def route(
     sorted_, offsets, out = results_of(rows * count, experts, block, most)
     x, ranks = picked(scores, 0, tokens, count, powers, shared)
     own, token = own_of(ranks, 0, rows)
-    tracer("route").hints["distinct"] = True  # of those that are written
+    tracer().hints["distinct"] = True  # of those that are written
     tile.store(shares, token * whole(count) + ranks, x, mask=own, unique=True)
     total = tile.sum(tile.cast(own, int32), axis=0)
     write_sorted(sorted_, own, ranks, token, tile.cumsum(total) - total, count)
@@ -132,7 +132,7 @@ def count_routes(scores: Any, *, count: int, powers: bool, shared: bool, tokens:
     own, token = own_of(ranks, program * tokens, rows)
     column = tile.cast(tile.arange(x.shape[1]), int32)[None, :]
     for to, value in ((shares, x), (found, tile.broadcast(column, x.shape))):
-        tracer("count_routes").hints["distinct"] = True  # of those that are written
+        tracer().hints["distinct"] = True  # of those that are written
         tile.store(to, token * whole(count) + ranks, value, mask=own, unique=True)
     tile.store(counts, (program, 0), tile.sum(tile.cast(own, int32), axis=0))
 

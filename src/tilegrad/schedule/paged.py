@@ -7,14 +7,14 @@ none has many keys, appending and attention are one launch. Machines of vectors 
 need no list; others have the portable one. At the level `invariant` only kernels whose sums do not
 depend on other requests offer.
 Invariant: keys and values that are state stay so, since the kernels that append write them in
-place; kernels are imported where a Family offers them.
+place; kernels of attention are imported where a Family offers them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.config import invariant
 from ..core.dtype import int32
@@ -25,6 +25,7 @@ from ..graph.paged_types import APPEND, ATTEND, named
 from ..graph.recognize_norm import LastNorm, last_norm
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, high
+from ..kernels.paged.append import HeadNorms, Rotary, heads_each, takes_norms
 from ..kernels.paged.shape import (
     PagedPlan,
     PagedShape,
@@ -40,9 +41,6 @@ from .chosen import Chosen, Surroundings, roofline_of
 from .families import threads_units
 from .family import Offer
 
-if TYPE_CHECKING:
-    from ..kernels.paged.append import HeadNorms, Rotary
-
 OTHER_SUMS = "at the level invariant: its sums are not those of single tokens"
 CUT_KEYS = "at the level invariant: keys are cut by who else is there"
 
@@ -55,23 +53,10 @@ def shape_of(node: Node) -> PagedShape:
     (tokens, heads, width), (pages, key_heads, page, _) = q.shape, keys.shape
     requests, most_pages = table.shape
     attrs: dict[str, Any] = {"scale": 1.0, "window": 0, "softcap": 0.0} if append else node.attrs
-    return PagedShape(
-        heads,
-        key_heads,
-        width,
-        values.shape[3],
-        page,
-        tokens,
-        requests,
-        pages,
-        most_pages,
-        attrs["scale"],
-        q.dtype,
-        keys.dtype,
-        attrs["window"],
-        attrs["softcap"],
-        "sinks" in given,
-    )
+    of_heads = (heads, key_heads, width, values.shape[3], page)
+    counts = (tokens, requests, pages, most_pages)
+    how = (attrs["scale"], q.dtype, keys.dtype, attrs["window"], attrs["softcap"])
+    return PagedShape(*of_heads, *counts, *how, "sinks" in given)
 
 
 def queries_of(node: Node) -> int:
@@ -288,7 +273,6 @@ class AppendAttend(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch; nothing reads the queries but that attention."""
-        from ..kernels.paged.append import Rotary
         from ..kernels.paged.call import short_callee
 
         attention, rotary = attention_of(node, near), Rotary(**node.attrs)
@@ -311,7 +295,6 @@ class Append(Chosen):
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
         """One launch."""
-        from ..kernels.paged.append import Rotary, heads_each
         from ..kernels.paged.call import append_callee
 
         x, rotary, each = shape_of(node), Rotary(**node.attrs), heads_each(shape_of(node), target)
@@ -323,8 +306,6 @@ def with_norms(
     node: Node, inputs: Sequence[Node], rotary: Rotary, near: Surroundings, target: Target
 ) -> tuple[Sequence[Node], HeadNorms | None]:
     """What an append that does the norms of heads takes, and those norms, where it may."""
-    from ..kernels.paged.append import HeadNorms, takes_norms
-
     found = head_norms(node, inputs, near)
     if not found or not target.has_threads or invariant():
         return inputs, None

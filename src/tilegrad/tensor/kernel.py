@@ -22,13 +22,10 @@ from ..ir.node import Node
 from ..ir.symbol import Size, evaluate, high
 from ..ir.types import Array, Tuple
 from ..runtime.buffer import HOST, Buffer
-from ..tile.batch import batched_launches
 from ..tile.build import Body
-from ..tile.callee import KernelCallee, Launches, Source
-from ..tile.define import Definition
-from ..tile.instance import instance
+from ..tile.callee import KernelCallee, Launches, Source, batched_launches
+from ..tile.define import Definition, instance, reached, stable
 from ..tile.plan import Plan
-from ..tile.reach import reached, stable
 from .tensor import Tensor, lift, mode, node_of, wrap
 
 Function = Callable[..., Any]

@@ -5,6 +5,7 @@ they are first asked for.
 """
 
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 # Where each name of the language stands, and what it is called there (builtins are not hidden).
@@ -53,10 +54,12 @@ DTYPES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in LANGUAGE:
-        return getattr(import_module(".language", __name__), RENAMED.get(name, name))
-    if name in ROLES:
-        return getattr(import_module(".roles", __name__), name)
+    if name in LANGUAGE or name in ROLES:
+        file = import_module(".language" if name in LANGUAGE else ".roles", __name__)
+        found = getattr(file, RENAMED.get(name, name))
+        if isinstance(found, FunctionType):
+            found = import_module(".value", __name__).named(f"tile.{name}", found)
+        return globals().setdefault(name, found)
     if name in DTYPES:
         return getattr(import_module("tilegrad.core.dtype"), DTYPES[name])
     if name in INTO:

@@ -44,7 +44,7 @@ def common_dtype(values: Sequence[Any]) -> DType:
     return dtypes.float32 if dtype is None else dtype
 
 
-def broadcast_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The shape that shapes broadcast to, or an error that names them."""
     rank = max(len(s) for s in shapes)
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
@@ -54,7 +54,6 @@ def broadcast_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ..
         if len(live) > 1:
             raise ShapeError(
                 "the shapes of tiles do not fit",
-                op=f"tile.{op}",
                 expected="equal sizes, or 1",
                 got=" and ".join(map(str, shapes)),
             )
@@ -71,10 +70,10 @@ def broadcast(x: TileValue, shape: tuple[int, ...]) -> TileValue:
         None if i < pad or x.shape[i - pad] == 1 else x.edges[i - pad] for i in range(len(shape))
     )
     zero = (False,) * pad + x.zero
-    return TileValue(current("broadcast").builder.broadcast(x.node, shape), edges, zero)
+    return TileValue(current().builder.broadcast(x.node, shape), edges, zero)
 
 
-def join_edges(op: str, values: Sequence[TileValue]) -> Edges:
+def join_edges(values: Sequence[TileValue]) -> Edges:
     """The edges of an elementwise result: an element is one where all operands have one."""
     result: list[Edge | None] = []
     for axis in range(len(values[0].shape)):
@@ -84,7 +83,6 @@ def join_edges(op: str, values: Sequence[TileValue]) -> Edges:
             if len(starts) > 1:
                 raise ShapeError(
                     f"partial tiles that end in different places along axis {axis}",
-                    op=f"tile.{op}",
                     hint="give one of them values first: tile.fill(x, 0)",
                 )
             limit = found[0].limit  # type: ignore[union-attr]
@@ -102,7 +100,7 @@ BITS = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right"}
 def elementwise(name: str, *values: Any) -> Any:
     """An elementwise op on tiles, indices and numbers: promoted, broadcast, floats in float32."""
     read = (Undefined, Window, MemoryValue)
-    values = tuple([tile_of(v, op=name) if isinstance(v, read) else v for v in values])
+    values = tuple([tile_of(v) if isinstance(v, read) else v for v in values])
     if name == "power" and values[1].__class__ is int and 1 <= values[1] <= 4:
         return _small_power(values[0], values[1])
     dtype = common_dtype(values)
@@ -110,21 +108,18 @@ def elementwise(name: str, *values: Any) -> Any:
         dtype = dtypes.float32
     if name in BITS and dtype.is_float:
         raise DTypeError(
-            "bits of floats cannot be combined",
-            op=f"tile.{name}",
-            expected="integers or bools",
-            got=dtype,
+            "bits of floats cannot be combined", expected="integers or bools", got=dtype
         )
-    b = current(name).builder
-    tiles = [cast(tile_of(v, dtype, name), dtype) for v in values]
-    shape = broadcast_shape(name, [t.shape for t in tiles])
+    b = current().builder
+    tiles = [cast(tile_of(v, dtype), dtype) for v in values]
+    shape = broadcast_shape([t.shape for t in tiles])
     tiles = [broadcast(t, shape) for t in tiles]
     wide = dtypes.float32 if dtype.is_float and dtype.bits < 32 else dtype
     nodes = [b.cast(t.node, wide) for t in tiles]
     node = b.apply(name, *nodes)
     if node.dtype is wide:
         node = b.cast(node, dtype)
-    return TileValue(node, join_edges(name, tiles), linear=_linear(name, values))
+    return TileValue(node, join_edges(tiles), linear=_linear(name, values))
 
 
 def _small_power(x: Any, count: int) -> Any:

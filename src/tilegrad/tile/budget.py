@@ -1,24 +1,35 @@
-"""What a Body takes of a GPU: shared bytes, registers, barriers, and the shapes engines accept.
+"""What a Body takes of a GPU: shared bytes, registers, barriers, the shapes engines accept, banks.
 
 Facts come from `target.memories` and `target.limits`, else from the defaults below, which hold for
-every GPU with warps of 32. Registers are an estimate: the tiles alive at a time and the register
-places, spread over the threads of the role, and a margin for addresses and scalars; an 'error' is
-only what the register places alone exceed. Invariant: Targets that are no GPU have no Findings.
+every GPU with warps of 32. Of registers the places alone are counted, spread over the threads of
+the role: what more a role holds, and whether it spills, the assembler says.
+
+Shared memory has 32 banks of 4 bytes. A warp's access is served in parts of 128 bytes: all lanes at
+once up to 4 bytes each, half of them at 8, a quarter at 16; lanes of a part that want different
+words of one bank take turns. Who touches what follows the emitter's habits: a tile that comes from
+an accumulator lies as the matrix unit leaves it (and goes out by stmatrix, 16 bytes a row, where
+the place is swizzled over 128 bytes and the values have 2), any other tile as rows of vectors of up
+to 16 bytes held by neighbouring threads. Addresses here are those of the swizzled places in
+`ir.layout` and of hopper's tensor maps: column blocks of one span. Invariant: Targets that are no
+GPU have no Findings.
 """
 
 from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from ..core.target import Target
 from ..ir.block import Block
+from ..ir.distribution import wgmma_accumulator
+from ..ir.layout import byte_swizzle
 from ..ir.node import Node
 from ..ir.symbol import high
 from ..ir.types import Memory, Tile
 from .build import Body
-from .check import walk
-from .finding import Finding, finding, place_name
-from .row import is_place
+from .check import Finding, finding, place_name, walk
+from .row import is_place, memory_of
 
 LIMITS = {
     "registers_per_thread": 255,
@@ -29,7 +40,6 @@ LIMITS = {
 }
 BOX = 256  # the longest side of a box that one copy moves
 SPANS = {"swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
-MARGIN = 24  # addresses, indices, descriptors
 SLACK = 1024  # to bring the start of shared memory to a swizzle's boundary
 WHOLE_BLOCK = 1  # the numbered barrier that all threads of a program use
 
@@ -52,8 +62,7 @@ def check_budget(body: Body, target: Target) -> list[Finding]:
 
 def place_bytes(node: Node) -> int:
     """Bytes of a place."""
-    type_ = node.type
-    assert isinstance(type_, Memory)
+    type_ = memory_of(node)
     return type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
 
 
@@ -89,8 +98,7 @@ def boxes(body: Body) -> list[Finding]:
         if node.op.name not in ("copy_async", "copy_store", "copy_pages"):
             continue
         place = node.inputs[1 if node.op.name == "copy_store" else 0]
-        shape, type_ = node.attrs["shape"], place.type
-        assert isinstance(type_, Memory)
+        shape, type_ = node.attrs["shape"], memory_of(place)
         span, row = SPANS.get(type_.layout, 0), type_.dtype.storage_bytes(shape[-1])
         sides = [*shape[:-1], span * shape[-1] // row if span and row > span else shape[-1]]
         if max(sides) > BOX:
@@ -161,139 +169,126 @@ def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Fin
             found.append(finding("registers", text, role))
         most = min(asked or given, limits["registers_per_thread"])
         taken += (asked or given) * threads
-        place_registers, peak = estimate(role.blocks[0], threads)
-        least = place_registers - operands(role.blocks[0], threads)
+        least = held(role.blocks[0], threads)
         if least > most:
             text = f"register places of {name} take {least} registers a thread, it may hold {most}"
             hint = "smaller tiles, or more warps for the role"
             found.append(finding("registers", text, role, hint=hint))
-        elif peak + MARGIN > most:
-            text = f"{name} holds about {peak + MARGIN} registers a thread, it may hold {most}"
-            found.append(finding("registers", f"{text}: it may spill", role, severity="warning"))
     if roles and taken > file:
         text = f"the roles take {taken} registers, there are {file}"
         found.append(finding("registers", text, roles[0], hint="ask for fewer"))
     return found
 
 
-def operands(block: Block, threads: int) -> int:
-    """Registers a thread of places that products only read: they may take over those of the
-    tiles they are written from."""
-    nodes = [n for n in block.all_nodes() if n.op.name in ("matrix_async", "matrix_sync")]
-    totals = {node.inputs[0] for node in nodes}
-    read = {place for node in nodes for place in node.inputs[1:3]}
-    found = {place for place in read if place.type.scope == "register"}  # type: ignore[union-attr]
-    return sum(-(-place_bytes(place) // (4 * threads)) for place in found - totals)
+def held(block: Block, threads: int) -> int:
+    """Registers a thread of the places of a role, but for those that products only read: these may
+    take over the registers of the tiles they are written from."""
+    nodes = list(block.all_nodes())
+    products = [n for n in nodes if n.op.name in ("matrix_async", "matrix_sync")]
+    read = {place for node in products for place in node.inputs[1:3]}
+    read -= {node.inputs[0] for node in products}
+    taken = [n for n in nodes if isinstance(n.type, Memory) and n.type.scope == "register"]
+    return sum(-(-place_bytes(n) // (4 * threads)) for n in taken if n not in read)
 
 
-FREE = ("constant", "iota")
-ALIASES = ("broadcast", "reshape", "part", "extract", "transpose")
+# ---- banks --------------------------------------------------------------------------------------
 
 
-def estimate(block: Block, threads: int) -> tuple[int, int]:
-    """Registers a thread of register places alone, and of these and the tiles alive with them."""
-    walker = _Liveness(threads)
-    walker.block(block, ())
-    return walker.place_registers, walker.place_registers + walker.peak()
+BANKS, WORD, LANES = 32, 4, 32
+SCATTERED = ("reshape", "transpose", "reduce", "load", "gather", "broadcast", "read_place")
+ACCESSES = ("read_place", "write_place", "load", "store")
 
 
-class _Liveness:
-    """Positions where tiles are made and last used."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self.position = 0
-        self.made: dict[Node, tuple[int, tuple[int, ...]]] = {}  # position, loops around
-        self.last: dict[Node, int] = {}
-        self.pending: list[tuple[Node, tuple[int, ...]]] = []
-        self.ends: dict[int, int] = {}
-        self.place_registers = 0
-        self.order: list[Node] = []
-
-    def block(self, block: Block, loops: tuple[int, ...]) -> None:
-        """Number the Nodes of a Block in order."""
-        for node in block.nodes:
-            self.position += 1
-            if node.op.name == "register_tile" or (is_place(node) and self.held(node)):
-                self.place_registers += -(-place_bytes(node) // (4 * self.threads))
-            for source in node.inputs:
-                self.use(source, loops)
-            for inner in node.blocks:
-                own = (*loops, self.position) if node.op.name == "loop" else loops
-                for given in inner.arguments:
-                    self.make(given, own)
-                self.block(inner, own)
-                self.position += 1
-                for result in inner.results:
-                    self.use(result, own)
-                if node.op.name == "loop":
-                    self.ends[own[-1]] = self.position
-            self.make(node, loops)
-
-    def held(self, node: Node) -> bool:
-        return node.type.scope == "register"  # type: ignore[union-attr]
-
-    def make(self, node: Node, loops: tuple[int, ...]) -> None:
-        self.order.append(node)
-        if self.cost(node):
-            self.made[node] = (self.position, loops)
-
-    def use(self, node: Node, loops: tuple[int, ...]) -> None:
-        node = root(node)
-        self.last[node] = self.position
-        self.pending.append((node, loops))
-
-    def cost(self, node: Node) -> int:
-        """Registers a thread of one tile; views, constants and register places cost nothing."""
-        type_ = node.type
-        if not isinstance(type_, Tile) or type_.shape == () or node.op.name in (*FREE, *ALIASES):
-            return 0
-        if node.op.name == "read_place" and self.held(node.inputs[0]):
-            return 0
-        count = prod(type_.shape)
-        bytes_ = -(-count // 8) if type_.dtype.kind == "bool" else type_.dtype.storage_bytes(count)
-        return -(-bytes_ // (4 * self.threads))
-
-    def peak(self) -> int:
-        """The most that is alive at once."""
-        for node, loops in self.pending:
-            if node in self.made:  # used in a loop it was made outside of: alive to its end
-                for loop in loops:
-                    if loop not in self.made[node][1]:
-                        self.last[node] = max(self.last[node], self.ends[loop])
-        changes: list[tuple[int, int]] = []
-        inherited = self.inherited()
-        for node, (start, _) in self.made.items():
-            if node in inherited:
-                continue
-            stop = self.last.get(node, start)
-            if stop > start:
-                changes += [(start, self.cost(node)), (stop, -self.cost(node))]
-        most = alive = 0
-        for _, change in sorted(changes):  # what dies at a Node makes room for its result
-            alive += change
-            most = max(most, alive)
-        return most
-
-    def inherited(self) -> set[Node]:
-        """Tiles that take over the registers of a place whose value dies as they are made."""
-        found: set[Node] = set()
-        room: dict[Node, int] = {}
-        for node in self.order:
-            if node.op.name == "read_place" and self.held(node.inputs[0]):
-                room[node] = -(-place_bytes(node.inputs[0]) // (4 * self.threads))
-            elif node in self.made and node.op.category in ("unary", "binary", "ternary", "hole"):
-                start = self.made[node][0]
-                for source in map(root, node.inputs):
-                    if self.last.get(source) == start and room.get(source, 0) >= self.cost(node):
-                        room[node] = room.pop(source)
-                        found.add(node)
-                        break
-        return found
+def check_banks(body: Body, target: Target) -> list[Finding]:
+    """Plain accesses to shared places that take several turns."""
+    if not target.has_threads:
+        return []
+    accumulators = {n.inputs[0] for n in body.block.all_nodes() if n.op.name == "matrix_async"}
+    found = []
+    for node in body.block.all_nodes():
+        if node.op.name not in ACCESSES or not is_place(node.inputs[0]):
+            continue
+        place = node.inputs[0]
+        if place.type.scope != "shared":  # type: ignore[union-attr]
+            continue
+        turns = turns_of(node, place, accumulators)
+        if turns > 1:
+            text = f"{node.op.name} of {place_name(place)} takes {turns} turns where one would do"
+            found.append(finding("bank_conflict", text, node, place, severity="warning"))
+    return found
 
 
-def root(node: Node) -> Node:
-    """The tile that a view shows."""
-    while node.op.name in ALIASES:
-        node = node.inputs[0]
-    return node
+def turns_of(node: Node, place: Node, accumulators: set[Node]) -> int:
+    """The worst number of turns of a warp's access."""
+    writes = node.op.name in ("write_place", "store")
+    value = node.inputs[1] if writes else node
+    type_, tile = place.type, value.type
+    assert isinstance(type_, Memory) and isinstance(tile, Tile)
+    rank = len(type_.shape)
+    axes = node.attrs.get("axes", tuple(range(rank - len(tile.shape), rank)))
+    size = type_.dtype.size
+    if not tile.shape or prod(tile.shape) < 2 or type_.layout == "held":  # threads side by side
+        return 1
+    if writes and from_accumulator(value, accumulators) and fits_accumulator(tile.shape):
+        if type_.layout == "swizzle128" and size == 2:
+            lanes = [(lane % 8, 0) for lane in range(8)]  # stmatrix: rows of 16 bytes
+            return turns(address(type_, tile.shape, axes, np.array(lanes)), 16)
+        held = wgmma_accumulator(min(tile.shape[1], 256)).elements()[0]  # (lane, register)
+        where = np.stack(np.divmod(held[:, 0], min(tile.shape[1], 256)), axis=1)
+        return turns(address(type_, tile.shape, axes, where), 2 * size)
+    straight = axes[-1] == rank - 1
+    vector = max(1, min(16 // size, tile.shape[-1])) if straight else 1
+    first = np.arange(LANES) * vector % prod(tile.shape)
+    where = np.stack(np.unravel_index(first, tile.shape), axis=1)
+    return turns(address(type_, tile.shape, axes, where), vector * size)
+
+
+def from_accumulator(node: Node, accumulators: set[Node]) -> bool:
+    """Whether a tile is computed elementwise from what a matrix unit left."""
+    stack, seen = [node], {node}
+    while stack:
+        tile = stack.pop()
+        if tile.op.name == "read_place" and tile.inputs[0] in accumulators:
+            return True
+        if tile.op.name in SCATTERED:
+            continue
+        for source in tile.inputs:
+            if isinstance(source.type, Tile) and source.type.shape and source not in seen:
+                seen.add(source)
+                stack.append(source)
+    return False
+
+
+def fits_accumulator(shape: tuple[int, ...]) -> bool:
+    """Whether a matrix unit's accumulator has this shape."""
+    return len(shape) == 2 and shape[0] % 64 == 0 and shape[1] % 8 == 0
+
+
+def address(
+    type_: Memory, shape: tuple[int, ...], axes: tuple[int, ...], where: np.ndarray
+) -> np.ndarray:
+    """Byte offsets of elements of a tile (an array (lane, axis)) in a place."""
+    sizes = [int(s) for s in type_.shape]
+    size, span = type_.dtype.size, SPANS.get(type_.layout, 0)
+    index = np.zeros((len(where), len(sizes)), np.int64)
+    for tile_axis, axis in enumerate(axes):
+        index[:, axis] += where[:, tile_axis]
+    if not span or len(sizes) < 2 or sizes[-1] * size < span:
+        steps = [prod(sizes[a + 1 :]) for a in range(len(sizes))]
+        return (index @ np.array(steps, np.int64)) * size
+    row, column = index[:, -2], index[:, -1] * size
+    plain = (column // span) * sizes[-2] * span + row * span + column % span
+    return np.asarray(byte_swizzle(span)(plain))
+
+
+def turns(offsets: np.ndarray, width: int) -> int:
+    """The most different words that lanes of one part want of one bank."""
+    part = LANES if width <= WORD else max(1, BANKS * WORD // width)
+    worst = 1
+    for start in range(0, len(offsets), part):
+        words: set[int] = set()
+        for offset in offsets[start : start + part]:
+            words.update(range(int(offset) // WORD, (int(offset) + width - 1) // WORD + 1))
+        counts = np.bincount([w % BANKS for w in words], minlength=BANKS)
+        worst = max(worst, int(counts.max()))
+    return worst

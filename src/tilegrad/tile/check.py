@@ -1,18 +1,23 @@
 """Is a Body well formed at its level? Run after every pass that makes or changes one.
 
 On top of what `ir.verify` knows of every IR: index counts and masks, Scopes that exist in the
-Target, marks of the parameters (nothing stores to a constant; at the portable level a result is
-not read before it is written), sizes of places against target.memories, and which ops a level
-has. The proofs of races, deadlock, dependent launch, bank conflicts and register pressure stand in
-`prove`. Invariant: a check reads and never changes.
+Target, marks of the parameters (nothing stores to a constant; at the portable level a result is not
+read before it is written), sizes of places against target.memories, and which ops a level has. The
+proofs of races, deadlock, dependent launch, bank conflicts and register pressure stand in `prove`.
+Invariant: a check reads and never changes.
+
+Findings are what the checks before launch say about a Body, in words a person can act on: a Finding
+names its rule, both of the kernel's own lines where two ops are at odds, and is equal to every
+other one that says the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from math import prod
 
-from ..core.errors import InternalError
+from ..core.errors import InternalError, Location
 from ..core.target import Target
 from ..ir.block import Block, argument_op
 from ..ir.node import Node
@@ -22,7 +27,7 @@ from ..ir.types import Memory, Tile
 from ..ir.verify import verify
 from . import ops, placed
 from .build import Body
-from .row import TileOp, is_place, read_by, touches_of, written_by
+from .row import TileOp, is_place, memory_of, read_by, touches_of, written_by
 
 LEVELS = ("portable", "placed")
 USES = ("constant", "state", "value", "result")
@@ -168,8 +173,7 @@ class _Check:
                 raise self.fail(f"{self.target.name} has no matrix unit {unit!r}", node)
 
     def allocation(self, node: Node) -> None:
-        type_ = node.type
-        assert isinstance(type_, Memory)
+        type_ = memory_of(node)
         self.scope(type_.scope, node)
         if type_.scope == "register":
             return  # per role and subject to the target's own allocation: a later check
@@ -192,3 +196,75 @@ class _Check:
                 if memory.op is argument_op and memory.type.use == "result":  # type: ignore[union-attr]
                     raise self.fail("it reads a result that nothing has written yet", node)
             written |= written_by(node)
+
+
+# ---- Findings -----------------------------------------------------------------------------------
+
+
+HINTS = {  # of rules, where one fits all that break them
+    "deadlock": "count who arrives, with how many bytes, and look at the parity",
+    "race": "order the two: arrive on a barrier after the one, wait for it before the other",
+    "phase": "wait for the barrier's phase before it is used again, in this role or one before it",
+    "arrivals": "the count of a barrier is who arrives in one phase",
+    "bytes": "expect exactly the bytes that the copies land",
+    "fence": "fence('async') after the stores, then a barrier, then the asynchronous op",
+    "matrix_fence": "matrix_fence between the last touch of the registers and the matrix op",
+    "unfinished": "wait for all groups before the role ends, for barriers before the program does",
+    "uninitialised": "write it first on every path",
+    "unwritten": "a grid and stores that reach all of it, or tile.result(..., fill=0)",
+    "dependent": "grid_dependency_wait before it, where every program comes by: in this role, "
+    "before a branch or loop, or in one this role waits for",
+    "bank_conflict": "a swizzled layout whose span is a row, or rows of another length",
+    "shared_bytes": "fewer stages or smaller tiles",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong ('error') or slow or unproved ('warning')."""
+
+    severity: str
+    rule: str
+    message: str
+    hint: str = ""
+    line: str = ""
+    other: str = ""
+    location: Location | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        text = f"{self.severity}: {self.rule}: {self.message}"
+        if self.line:
+            text += f"\n    at {self.line}"
+        if self.other and self.other != self.line:
+            text += f"\n    and {self.other}"
+        return text + (f"\n    hint: {self.hint}" if self.hint else "")
+
+
+def line_of(node: Node | None) -> str:
+    """The kernel's own line of a Node, with the op that stands there."""
+    if node is None:
+        return ""
+    where: Location | None = node.location
+    return f"{where if where is not None else 'an unknown line'} ({node.op.name})"
+
+
+def finding(
+    rule: str,
+    message: str,
+    node: Node | None = None,
+    other: Node | None = None,
+    hint: str = "",
+    severity: str = "error",
+) -> Finding:
+    """A Finding located at Nodes; without a hint of its own it has that of its rule."""
+    where, hint = None if node is None else node.location, hint or HINTS.get(rule, "")
+    return Finding(severity, rule, message, hint, line_of(node), line_of(other), where)
+
+
+def place_name(node: Node) -> str:
+    """A place or a parameter in words: its name, or Scope, shape and dtype."""
+    if "name" in node.attrs:
+        return str(node.attrs["name"])
+    type_ = memory_of(node)
+    shape = "x".join(str(s) for s in type_.shape)
+    return f"the {type_.scope} place {shape} {type_.dtype.name}"

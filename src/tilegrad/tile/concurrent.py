@@ -20,6 +20,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from .access import Place, Region
 from .build import Body
+from .check import Finding
 from .ordering import Order, Role
 from .row import Touch
 
@@ -56,19 +57,11 @@ class Waiting:
 class Judge(Order):
     """An Order of a run with data: it knows elements, not only boxes, and raises what it finds."""
 
-    def report(
-        self,
-        rule: str,
-        message: str,
-        node: Node,
-        other: Node | None = None,
-        hint: str = "",
-        severity: str = "error",
-    ) -> None:
+    def note(self, key: object, found: Finding) -> None:
         """End the run; what nothing has written shows in the data itself."""
-        if severity == "error" and rule != "uninitialised":
-            kind = InternalError if rule in ("index", "arrivals") else RaceError
-            raise kind("tile.interpret", f"{rule}: {message}")
+        if found.severity == "error" and found.rule != "uninitialised":
+            kind = InternalError if found.rule in ("index", "arrivals") else RaceError
+            raise kind("tile.interpret", f"{found.rule}: {found.message}")
 
     def may_touch(self, role: Role) -> bool:
         """Whether a role has itself waited for the launches before."""

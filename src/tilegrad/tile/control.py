@@ -49,7 +49,6 @@ class Stage:
         if isinstance(values, Range):
             raise TraceError(
                 "a loop over tile.range cannot be left early",
-                op="kernel",
                 hint="no return, break, continue or else in it: use tile.where, or "
                 "a smaller upper bound",
             )
@@ -60,7 +59,6 @@ class Stage:
         if isinstance(value, (TileValue, Index)):
             raise TraceError(
                 "the condition is known only when the kernel runs",
-                op="kernel",
                 got=repr(value),
                 hint="such a branch cannot contain return, break or continue; loop with tile.range",
             )
@@ -80,10 +78,7 @@ class Stage:
         if not isinstance(values, Range):
             if isinstance(values, (TileValue, Index, MemoryValue)):
                 raise TraceError(
-                    "this cannot be looped over",
-                    op="kernel",
-                    got=repr(values),
-                    hint="use tile.range(n)",
+                    "this cannot be looped over", got=repr(values), hint="use tile.range(n)"
                 )
             for item in values:
                 given = body(item, *given)
@@ -139,7 +134,6 @@ class Stage:
         if test.shape != () or test.dtype is not dtypes.bool_:
             raise DTypeError(
                 "the condition is not a scalar",
-                op="if",
                 expected="a bool scalar",
                 got=repr(test),
                 hint="use tile.where for whole tiles",
@@ -158,7 +152,7 @@ class Stage:
             for i in kept
         ]
         for i, edge in zip(kept, edges):
-            _check_leaving(names[i], edge, known, "if")
+            _check_leaving(names[i], edge, known)
         for block, values in sides:  # numbers become tiles, now that their types are known
             with b.builder.within(block):
                 nodes = [b.add(fitted(values[i], type_).node) for i, type_ in zip(kept, types)]
@@ -208,7 +202,6 @@ def _flat(
         if count is not None and _count(value) != count:
             raise ShapeError(
                 f"the list {name!r} changes in a loop of the kernel",
-                op="for",
                 expected=f"{count} tiles",
                 got=repr(value),
             )
@@ -253,7 +246,6 @@ def _common(name: str, values: Sequence[Any]) -> Tile:
         if not isinstance(v, TileValue) and not number(v):
             raise DTypeError(
                 f"the variable {name!r} holds {type(v).__name__} after code that is staged",
-                op="kernel",
                 expected="a tile or a number",
                 hint="only tiles and numbers can change in a loop or a branch of the kernel",
             )
@@ -268,7 +260,6 @@ def _common(name: str, values: Sequence[Any]) -> Tile:
         if v.node.type != first:
             raise ShapeError(
                 f"the variable {name!r} changes its type",
-                op="kernel",
                 expected=first,
                 got=v.node.type,
                 hint="cast or broadcast it before",
@@ -287,14 +278,13 @@ def _join(name: str, several: Sequence[Edges]) -> Edges | None:
         if len(found) > 1:
             raise ShapeError(
                 f"the variable {name!r} holds partial tiles that end in different places",
-                op="kernel",
                 hint="give it values first: tile.fill(x, 0)",
             )
         result.append(found[0] if found else None)
     return tuple(result)
 
 
-def _check_leaving(name: str, edges: Edges | None, known: set[Expr], op: str) -> None:
+def _check_leaving(name: str, edges: Edges | None, known: set[Expr]) -> None:
     """Edges that depend on what is known only inside of a Block cannot leave it."""
     for edge in edges or ():
         if edge is None:
@@ -303,7 +293,6 @@ def _check_leaving(name: str, edges: Edges | None, known: set[Expr], op: str) ->
         if inside:
             raise ShapeError(
                 f"the variable {name!r} carries a partial tile whose end moves",
-                op=op,
                 hint="give it values first: tile.fill(x, 0)",
             )
 
@@ -349,7 +338,7 @@ class _Loop:
                 return self.finish(block, found)
             self.carried = dict(sorted(self.carried.items()))
             self.tracer.builder.serial = serial
-        raise UserError("the types of variables keep changing", op="for", got=list(self.names))
+        raise UserError("the types of variables keep changing", got=list(self.names))
 
     def attempt(self) -> tuple[Block, tuple[Any, ...]]:
         """The body traced once with the carried variables known so far."""
@@ -410,7 +399,7 @@ class _Loop:
                 raise after.fail()
             type_ = _common(self.names[i], [after])
             edges = after.edges if isinstance(after, TileValue) else None
-            _check_leaving(self.names[i], edges, known, "for")
+            _check_leaving(self.names[i], edges, known)
             news |= self.note(i, type_, edges)
         return news
 
@@ -420,7 +409,6 @@ class _Loop:
             if start.node.type != type_:
                 raise ShapeError(
                     f"the loop changes the type of {name!r}",
-                    op="for",
                     expected=f"{start.node.type}, as before the loop",
                     got=type_,
                     hint="cast or broadcast it before the loop",
@@ -432,7 +420,7 @@ class _Loop:
         if known is not None:
             if known[0] != type_ and known[0].shape != ():
                 raise ShapeError(
-                    f"the loop changes the type of {name!r}", op="for", expected=known[0], got=type_
+                    f"the loop changes the type of {name!r}", expected=known[0], got=type_
                 )
             edges = _join(name, [e for e in (known[1], edges) if e is not None])
             if known == (type_, edges):

@@ -1,17 +1,33 @@
 """Define kernels: a Python function, the types of a call, and a Plan give a Callee of Bodies.
 
-Invariant: a Definition traces a function once for each signature (types of arrays, values of
-the other arguments, all that the function reaches, Plan, Target); every Body it gives has been
+Invariant: a Definition traces a function once for each signature (types of arrays, values of the
+other arguments, all that the function reaches, Plan, Target); every Body it gives has been
 verified, and passed the checks before launch that need no machine.
+
+An Instance is a kernel's definition, what one call gives it, and the Plan that a person stated. A
+Graph that calls a kernel holds an Instance and no Target: Bodies for a Target, and what nobody
+stated of its Plan, are made when the Schedule asks. An Instance means what the kernel meant when it
+was called: where something that it reaches has changed since, or where a Plan that is chosen gives
+results of other shapes, the Bodies for any machine are taken, which were traced then.
+
+A function reaches what its code names: free variables, globals, defaults of arguments, members of
+modules. Through functions of the user it goes on; the package's own are covered by the compiler's
+version, and those of Python and of array libraries are taken as known. `reached` gives equal lists
+only for functions that trace alike, as far as plain values and code say; other objects are told
+apart by their identity. `code_key` is the same in every process.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import config
@@ -20,13 +36,12 @@ from ..core.errors import DTypeError, TraceError, UserError
 from ..core.target import Target
 from ..ir.node import exact
 from ..ir.symbol import Size, ceil_divide, high
-from ..ir.types import Array, Memory, product
+from ..ir.types import Array, Memory, Type, product
 from . import language  # noqa: F401  (values call it)
 from .build import Body, BodyBuilder, prune
 from .callee import KernelCallee, Launches
 from .control import Stage
 from .plan import Plan
-from .reach import reached
 from .stage import staged
 from .trace import Tracer
 from .value import state
@@ -233,3 +248,195 @@ def fill_body(name: str, type_: Memory, value: float) -> Body:
         b_mask = b.apply("less", b.apply("add", b.index(start), line), b.index(count))
     b.store(b.parameters[0], tile, (start,), (0,), b_mask)
     return b.finish((ceil_divide(count, lanes),), level="portable")
+
+
+# ---- Instances ----------------------------------------------------------------------------------
+
+
+# What is filled in of Plans for any machine: small blocks, or large ones where a kernel needs them.
+PORTABLE = (Plan(32, 64, 64, 1, 1, 8, "none"), Plan(128, 128, 64, 8, 3, 8, "xor"))
+
+
+class Instance:
+    """What makes the Bodies of one call of a kernel."""
+
+    def __init__(self, definition: Definition, given: Mapping[str, Any], plan: Plan) -> None:
+        self.definition, self.given, self.plan = definition, dict(given), plan
+        self.reached = reached(definition.function)
+        self.values = staged(definition.function).values()
+        self.checked = config().checked
+        self._portable: Launches | None = None
+        self.known: dict[tuple[str, bool], Launches] = {}
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of the code that is reached, the arguments, and the Plan."""
+        given = [
+            f"{n}: {v}" if isinstance(v, Array) else f"{n}={stable(value_key(v))} {v}"
+            for n, v in self.given.items()
+        ]
+        parts = (stable(self.reached), given, str(self.plan), self.checked)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    @property
+    def portable(self) -> Launches:
+        """Bodies for any machine; the kernel's own mistakes are told here."""
+        first: UserError | None = None
+        for other in PORTABLE if self._portable is None else ():
+            try:
+                self._portable = self._traced(other, guards=True)
+                break
+            except UserError as error:
+                first = first or error
+        if self._portable is None:
+            assert first is not None
+            raise first
+        return self._portable
+
+    def launches(self, target: Target) -> Launches:
+        """Bodies for a Target, by the Plan that suits it."""
+        guards = not target.has_threads or self.checked
+        found = self.known.get((target.key, guards))
+        if found is None:
+            found = self._made(target, guards)
+            self.known[target.key, guards] = found
+        return found
+
+    def _made(self, target: Target, guards: bool) -> Launches:
+        name = self.definition.name
+        if reached(self.definition.function) != self.reached:
+            LOG.info("kernel %s: what it reaches has changed since it was called", name)
+            return self.portable
+        made = self._traced(self.plan.filled(target), guards)
+        if _results(made) != _results(self.portable):
+            LOG.info("kernel %s: shapes of its results follow from its Plan", name)
+            return self.portable
+        return made
+
+    def _traced(self, filled: Plan, guards: bool) -> Launches:
+        own = {n: v for n, v in vars(self.plan).items() if v is not None}
+        full = Plan(**{**vars(filled), **own})
+        return self.definition.trace(self.given, self.plan, full, guards, self.values)
+
+
+def instance(definition: Definition, given: Mapping[str, Any], plan: Plan) -> Instance:
+    """The Instance of a call; calls that are alike share one."""
+    values = tuple([(n, exact(v)) for n, v in given.items()])
+    key = (
+        "instance",
+        values,
+        plan,
+        exact(plan.sizes),
+        reached(definition.function),
+        config().checked,
+    )
+    found: Instance | None = definition.recall(key, given)
+    if found is None:
+        found = definition.known[key] = Instance(definition, given, plan)
+    return found
+
+
+def _results(launches: Launches) -> dict[int, Type]:
+    """Types of the results."""
+    return {
+        place: parameter.type
+        for body, roles in launches
+        for parameter, (kind, place) in zip(body.parameters, roles)
+        if kind == "store"
+    }
+
+
+# ---- what a function reaches --------------------------------------------------------------------
+
+
+KNOWN = {__package__.partition(".")[0], "numpy", "ml_dtypes", "torch", *sys.stdlib_module_names}
+PLAIN = (bool, int, float, complex, str, bytes, type(None), DType)
+
+
+@functools.lru_cache(maxsize=4096)
+def code_key(code: CodeType) -> str:
+    """A hash of what a function does, the same in every process: its code, names, constants."""
+    parts = [code.co_code, repr((code.co_names, code.co_freevars)).encode()]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            parts.append(code_key(constant).encode())
+        elif isinstance(constant, frozenset):
+            parts.append(repr(sorted(map(repr, constant))).encode())
+        else:
+            parts.append(repr(constant).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: CodeType) -> tuple[str, ...]:
+    """Globals and attributes that a function names, and the functions inside it."""
+    inner = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return tuple(dict.fromkeys([*code.co_names, *[n for names in inner for n in names]]))
+
+
+def reached(function: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
+    """(name, key) of all that a function reaches, in a fixed order."""
+    found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+    waiting: list[Any] = [function]
+    while waiting:
+        now = inspect.unwrap(waiting.pop())
+        if id(now) in seen:
+            continue
+        seen.add(id(now))
+        found.append(("code", code_key(now.__code__)))
+        for name, value in _values(now):
+            if isinstance(value, FunctionType):
+                if not _is_known(inspect.unwrap(value).__module__):
+                    waiting.append(value)
+            elif not isinstance(value, ModuleType):
+                found.append((name, value_key(value)))
+    return tuple(found)
+
+
+def value_key(value: Any) -> Any:
+    """A key of a plain value, or of tuples of them; of a function what it reaches; of any other
+    object its identity."""
+    if isinstance(value, PLAIN):
+        return exact(value)
+    if isinstance(value, tuple):
+        return tuple([value_key(v) for v in value])
+    if isinstance(value, FunctionType):
+        return reached(value)
+    return (type(value), id(value))
+
+
+def stable(key: Any) -> str:
+    """A key as text that is the same in every process: objects go by their type alone."""
+    if isinstance(key, tuple):
+        if len(key) == 2 and isinstance(key[0], type):
+            kind, value = key
+            plain = issubclass(kind, PLAIN)
+            return f"{kind.__qualname__} {value!r}" if plain else kind.__qualname__
+        return "(" + ", ".join([stable(k) for k in key]) + ")"
+    return repr(key)
+
+
+def _values(function: Any) -> Iterator[tuple[str, Any]]:
+    """Values of the names that a function's code has."""
+    names, space = _names(function.__code__), function.__globals__
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not set yet
+            yield name, None
+    yield from (("default", value) for value in function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()
+    for name in names:
+        if name in space:
+            value = space[name]
+            yield name, value
+            if isinstance(value, ModuleType) and not _is_known(value.__name__):
+                members = vars(value)
+                for member in names:
+                    if isinstance(members.get(member, ...), (FunctionType, *PLAIN)):
+                        yield f"{name}.{member}", members[member]
+
+
+def _is_known(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in KNOWN

@@ -11,9 +11,8 @@ from typing import Any
 
 from ..ir.node import Node
 from . import row
-from .access import join
+from .access import Round, join
 from .ordering import Order, Role, scalar
-from .phases import Round
 from .row import Touch, effects_of, is_place
 
 

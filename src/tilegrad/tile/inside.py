@@ -6,24 +6,28 @@ program numbers, loop indices and Symbols prove most of them. One that some prog
 wrong is an error at the kernel's line. What only the data decides is guarded where the Tracer has
 `guards` (on a CPU, and on a GPU under `checked=True`): a `require` with the kernel's line, and the
 access masked or its index clamped. Invariant: with guards no access leaves its array.
+
+Offsets may be a box of their array, written out. `offset = row[:, None] * columns + column[None,
+:]` with `row < rows` and `column < columns` in its mask touches what a box at (row, column) does.
+Seen so, it is proved inside and apart from other programs' as boxes are. The offsets are those of
+the box, element by element, and where the mask holds each is inside of the array along every axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import product as corners_of
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core.dtype import int64
 from ..core.errors import AxisError, user_location
 from ..ir.node import Node, topological
-from ..ir.symbol import Expr, Size, atoms, combine, high, low, substitute
+from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, multiply, substitute
 from ..ir.types import product
 from .bounds import WIDE, Range, node_range
-from .linear import Box, box_of
 from .row import TileOp, compute
 from .trace import Tracer, tracer
 from .value import MemoryValue, Window
@@ -90,10 +94,9 @@ def _halves(t: Tracer, index: Size, size: Size) -> tuple[bool, bool, bool]:
     return below, above, wrong
 
 
-def _error(op: str, name: str, size: Size, axis: int, got: object) -> AxisError:
+def _error(name: str, size: Size, axis: int, got: object) -> AxisError:
     return AxisError(
         f"an index of {name} is out of bounds",
-        op=f"tile.{op}",
         expected=f"0 <= index < {size} along axis {axis}",
         got=got,
         hint="a mask, or a branch, keeps a program from what is not there",
@@ -115,7 +118,7 @@ def message(op: str, name: str, size: Size, axis: int | None = None) -> str:
 def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple[Size, ...], Any]:
     """The index of a box and its mask, so that it stays inside along axes that the box has not;
     `masked` says that the kernel gave a mask of its own."""
-    t = tracer(op)
+    t = tracer()
     if t.trusts:
         return box.index, mask
     index, b, name = list(box.index), t.builder, box.memory.name
@@ -126,13 +129,13 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
             length = box.shape[box.axes.index(axis)]
             outside = high(at) + length <= 0 or low(combine(at, size, -1)) >= 0
             if certain and outside and low(size) > 0:
-                raise _error(op, name, size, axis, f"{at} .. {combine(at, length, 1)}")
+                raise _error(name, size, axis, f"{at} .. {combine(at, length, 1)}")
             continue
         below, above, wrong = _halves(t, at, size)
         if below and above:
             continue
         if wrong and certain:
-            raise _error(op, name, size, axis, _shown(t, at))
+            raise _error(name, size, axis, _shown(t, at))
         if not t.guards:
             continue
         inside = _between(t, at, size, below, above)
@@ -223,7 +226,8 @@ def offsets_within(
     op: str, memory: MemoryValue, offset: Node, mask: Node | None
 ) -> tuple[Node, Node | None, Box | None]:
     """Offsets and mask of an access, so that it stays inside, and the Box that they are."""
-    t, shape = tracer(op), memory.type.shape
+    t, shape = tracer(), memory.type.shape
+    offset = t.builder.cast(offset, int64)
     box = box_of(t, shape, offset, mask, lambda at, size: _halves(t, at, size)[:2])
     if box is not None:
         return offset, mask, box
@@ -242,7 +246,6 @@ def _guarded(
     if bad is not None:
         raise AxisError(
             f"an offset into {memory.name} is out of bounds",
-            op=f"tile.{op}",
             expected=f"0 <= offset < {count}",
             got=bad,
             hint="a mask keeps elements that are not there out",
@@ -306,3 +309,164 @@ def bounded(t: Tracer, node: Node, least: int, most: int) -> Node:
         user_location(),
     )
     return kept
+
+
+# ---- offsets that are a box ---------------------------------------------------------------------
+
+
+class Lines(NamedTuple):
+    """A tile whose elements are `base` plus each coordinate times its factor."""
+
+    factors: tuple[Size, ...]
+    base: Size
+
+
+class Box(NamedTuple):
+    """Where offsets begin along each axis of the array, and which tile axis lies along which."""
+
+    start: tuple[Size, ...]
+    axes: tuple[int, ...]
+    cut: bool  # the mask leaves out more than what lies beyond the ends
+
+
+def lines_of(t: Tracer, node: Node) -> Lines | None:
+    """A tile of integers as Lines, if it is one."""
+    known = t.lines
+    atoms_ = {n: e for e, n in t.builder.atoms.items()}
+    for one in topological([node], stop=known.__contains__):
+        if one not in known:
+            known[one] = _lines(t, one, atoms_)
+    return known[node]
+
+
+def _lines(t: Tracer, node: Node, atoms_: dict[Node, Expr]) -> Lines | None:
+    name, attrs = node.op.name, node.attrs
+    if node in atoms_:
+        return Lines((0,) * len(node.shape), atoms_[node])
+    if getattr(node.type, "dtype", None) is None or not node.dtype.is_integer:
+        return None
+    if name == "program":
+        return Lines((), t.programs[attrs["axis"]])
+    if name == "symbol":
+        return Lines((), attrs["value"])
+    if name == "constant":
+        return Lines((0,) * len(node.shape), int(attrs["value"]))
+    if name == "iota":
+        return Lines((1,), 0)
+    given = [t.lines.get(i) for i in node.inputs]
+    if not given or any(g is None for g in given):
+        return None
+    first = given[0]
+    assert first is not None
+    if name == "cast" and node.inputs[0].dtype.bits <= node.dtype.bits:
+        return first
+    if name in ("broadcast", "reshape"):
+        return _moved(first, node)
+    if name in ("add", "subtract", "multiply"):
+        second = given[1]
+        assert second is not None
+        return _combined(name, first, second)
+    return None
+
+
+def _moved(given: Lines, node: Node) -> Lines | None:
+    """A tile after a broadcast, or after a reshape that adds or drops axes of size 1."""
+    own, to = node.inputs[0].shape, node.shape
+    if node.op.name == "broadcast":
+        held = [
+            0 if s == 1 < n else f for s, n, f in zip(own, to[len(to) - len(own) :], given.factors)
+        ]
+        return Lines((*[0] * (len(to) - len(own)), *held), given.base)
+    if [s for s in own if s != 1] != [s for s in to if s != 1]:
+        return None
+    live = iter([f for f, s in zip(given.factors, own) if s != 1])
+    return Lines(tuple(0 if s == 1 else next(live) for s in to), given.base)
+
+
+def _combined(name: str, a: Lines, b: Lines) -> Lines | None:
+    if name != "multiply":
+        sign = 1 if name == "add" else -1
+        pairs = zip(a.factors, b.factors)
+        return Lines(tuple(combine(x, y, sign) for x, y in pairs), combine(a.base, b.base, sign))
+    if any(a.factors):
+        a, b = b, a
+    if any(a.factors):
+        return None
+    return Lines(tuple(multiply(f, a.base) for f in b.factors), multiply(b.base, a.base))
+
+
+Inside = Callable[[Size, Size], tuple[bool, bool]]
+
+
+def box_of(
+    t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None, inside: Inside
+) -> Box | None:
+    """The Box that offsets are; `inside(index, size)` says what bounds prove of an index: whether
+    it is at least 0, and whether it is below the size."""
+    whole = lines_of(t, offset)
+    if whole is None or not shape or any(f == 0 for f in whole.factors):
+        return None
+    tests, others = _tests(t, mask)
+    index: list[Size] = []
+    along: list[int | None] = []
+    rest, used = whole.base, 0
+    for size, stride in zip(shape, _strides(shape)):
+        axis = next(
+            (a for a, f in enumerate(whole.factors) if f == stride and a not in along), None
+        )
+        test = next((v for v, limit in tests if limit == size and _counts(v, axis)), None)
+        start = test.base if test is not None else floor_divide(rest, stride)
+        end = combine(start, 0 if axis is None else offset.shape[axis] - 1, 1)
+        if not inside(start, size)[0] or (test is None and not inside(end, size)[1]):
+            return None
+        index.append(start)
+        along.append(axis)
+        used += test is not None
+        rest = combine(rest, multiply(start, stride), -1)
+    if rest != 0 or any(a not in along for a in range(len(whole.factors))):
+        return None
+    axes = tuple(along.index(a) for a in range(len(whole.factors)))
+    return Box(tuple(index), axes, others > 0 or used < len(tests))
+
+
+def _strides(shape: Sequence[Size]) -> list[Size]:
+    found: list[Size] = [1]
+    for size in reversed(shape[1:]):
+        found.insert(0, multiply(found[0], size))
+    return found
+
+
+def _counts(v: Lines, axis: int | None) -> bool:
+    """Whether a coordinate counts up along one axis of the tile, or along none."""
+    return all(f == (1 if a == axis else 0) for a, f in enumerate(v.factors))
+
+
+def _tests(t: Tracer, mask: Node | None) -> tuple[list[tuple[Lines, Size]], int]:
+    """The comparisons (coordinate, limit) that a mask is made of, as wide as it is; and how many
+    other conditions it has."""
+    found: list[tuple[Lines, Size]] = []
+    others = 0
+    stack: list[tuple[Node, tuple[Node, ...]]] = [] if mask is None else [(mask, ())]
+    while stack:
+        one, around = stack.pop()
+        if one.op.name == "bit_and":
+            stack += [(i, around) for i in one.inputs]
+        elif one.op.name in ("broadcast", "reshape"):
+            stack.append((one.inputs[0], (*around, one)))
+        else:
+            test = _test(t, one, around)
+            others += test is None
+            found += [] if test is None else [test]
+    return found, others
+
+
+def _test(t: Tracer, test: Node, around: Sequence[Node]) -> tuple[Lines, Size] | None:
+    if test.op.name != "less":
+        return None
+    value, limit = (lines_of(t, i) for i in test.inputs)
+    if limit is None or any(f != 0 for f in limit.factors):
+        return None
+    for node in reversed(around):
+        if value is not None:
+            value = _moved(value, node)
+    return None if value is None else (value, limit.base)

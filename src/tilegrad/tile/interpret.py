@@ -29,13 +29,13 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from ..ir.text import print_node
-from ..ir.types import Memory, Tile
+from ..ir.types import Tile
 from . import numeric, row
 from .build import Body
 from .concurrent import Judge, Machine, Steps, Waiting
 from .happening import event
 from .ordering import Role, scalar
-from .row import TileOp, Touch, compute, effects_of, is_placed
+from .row import TileOp, Touch, compute, effects_of, is_placed, memory_of
 
 Array = np.ndarray[Any, Any]
 Values = dict[Node, Any]
@@ -101,8 +101,7 @@ class Storage:
     """A Memory at run time: flat data, sizes and strides as numbers."""
 
     def __init__(self, name: str, node: Node, data: Array, symbols: Mapping[str, int]) -> None:
-        type_ = node.type
-        assert isinstance(type_, Memory)
+        type_ = memory_of(node)
         self.name, self.type, self.data = name, type_, data
         self.shape = tuple(evaluate(s, symbols) for s in type_.shape)
         self.strides = tuple(evaluate(s, symbols) for s in type_.element_strides())
@@ -378,8 +377,7 @@ class Interpreter:
 
 def _place(self: Interpreter, frame: Frame, node: Node) -> Storage:
     data = poison(node.attrs["shape"], node.attrs["dtype"])
-    type_ = node.type
-    assert isinstance(type_, Memory)
+    type_ = memory_of(node)
     storage = Storage(f"{type_.scope}#{node.serial}", node, data, self.symbols)
     if self.machine.order is not None and frame.role is not None:
         event(self.machine.order, frame.role, node, frame.values)

@@ -63,17 +63,16 @@ IDENTITY: dict[str, Callable[[DType], Any]] = {
 
 def grid(*sizes: Any) -> Any:
     """Declare the grid; gives this program's number along each axis (one, or a tuple)."""
-    found = [index_of(i) for i in tracer("grid").set_grid([size_of(s, "size") for s in sizes])]
+    found = [index_of(i) for i in tracer().set_grid([size_of(s, "size") for s in sizes])]
     return found[0] if len(found) == 1 else tuple(found)
 
 
 def program_id(axis: int = 0) -> Any:
     """This program's number along an axis of the grid."""
-    t = tracer("program_id")
+    t = tracer()
     if t.grid is None or not 0 <= axis < len(t.grid):
         raise AxisError(
             "the grid has no such axis",
-            op="tile.program_id",
             expected=f"0 <= axis < {len(t.grid or ())}",
             got=axis,
             hint="declare the grid first: tile.grid(...)",
@@ -84,14 +83,14 @@ def program_id(axis: int = 0) -> Any:
 def num_programs(axis: int = 0) -> Any:
     """How many programs there are along an axis of the grid."""
     program_id(axis)
-    return index_of((tracer("num_programs").grid or ())[axis])
+    return index_of((tracer().grid or ())[axis])
 
 
 class Context:
     """Block sizes and other choices of the Plan, as the kernel sees them."""
 
     def __getattr__(self, name: str) -> Any:
-        t = tracer("context")
+        t = tracer()
         if name in ("m", "n", "k"):
             return t.block_of(name)
         if name == "d":
@@ -105,14 +104,13 @@ class Context:
 
     def _columns(self) -> int:
         """The columns of the first array, which one tile holds whole."""
-        t = tracer("context")
+        t = tracer()
         columns = t.inputs[0].type.shape[-1] if t.inputs and t.inputs[0].ndim else None
         if not isinstance(columns, int):
-            raise ShapeError("T.d needs a static number of columns", op="tile.context", got=columns)
+            raise ShapeError("T.d needs a static number of columns", got=columns)
         if t.stated.k is not None and t.block_of("k") < columns:
             raise ShapeError(
                 "the Plan's k does not hold a whole row",
-                op="tile.context",
                 expected=f"k >= {columns}",
                 got=t.block_of("k"),
             )
@@ -121,7 +119,7 @@ class Context:
 
 def context() -> Context:
     """The Plan of this kernel: T.m, T.n, T.k (blocks), T.d (columns), T.vector, ..."""
-    tracer("context")
+    tracer()
     return Context()
 
 
@@ -138,19 +136,15 @@ def result(
     not known, the rest is 0. With fill="none" nothing is set, and nobody may read the rest.
     """
     if isinstance(fill, str) and fill != "none":
-        raise UserError(
-            "no such fill", op="tile.result", expected='a number or "none"', got=repr(fill)
-        )
+        raise UserError("no such fill", expected='a number or "none"', got=repr(fill))
     sizes = [size_of(s, "size") for s in (shape if isinstance(shape, (tuple, list)) else [shape])]
     if any(high(s) < 0 for s in sizes):
-        raise ShapeError("no array has such sizes", op="tile.result", got=tuple(sizes))
+        raise ShapeError("no array has such sizes", got=tuple(sizes))
     own = dtype_of(dtype)
     if own.is_integer and isinstance(fill, (int, float)):
         if fill != fill or fill % 1 or not own.lowest <= fill <= own.highest:
-            raise DTypeError(
-                "the dtype has no such number", op="tile.result", expected=own, got=fill
-            )
-    return tracer("result").add_result(sizes, own, name, fill)
+            raise DTypeError("the dtype has no such number", expected=own, got=fill)
+    return tracer().add_result(sizes, own, name, fill)
 
 
 # ---- loops and sizes --------------------------------------------------------------------------
@@ -168,8 +162,8 @@ def range_(
     least and the most that the index is, where the kernel knows more than the ends say.
     """
     if stages is not None:
-        tracer("range").hints["stages"] = stages
-    return make_range("tile.range", *ends, unroll=unroll, bounds=bounds)
+        tracer().hints["stages"] = stages
+    return make_range(*ends, unroll=unroll, bounds=bounds)
 
 
 def range_n(size: Any, block: int) -> Range:
@@ -178,7 +172,7 @@ def range_n(size: Any, block: int) -> Range:
     if isinstance(size, (tuple, list)):
         size = size[-2]
     count = static(block, "block")
-    return make_range("tile.range_n", 0, size, count, block=count)
+    return make_range(0, size, count, block=count)
 
 
 def static(value: Any, what: str) -> int:
@@ -187,7 +181,6 @@ def static(value: Any, what: str) -> int:
         return value
     raise ShapeError(
         f"the {what} is not static",
-        op="kernel",
         expected="a plain integer",
         got=repr(value),
         hint="the shape of a tile is fixed when it is compiled; "
@@ -207,17 +200,17 @@ def index(value: Any, low: int = 0, high: int = FAR) -> Any:
 
     That it keeps to them is checked while the kernel runs, as indices are.
     """
-    tile = tile_of(value, op="index")
+    tile = tile_of(value)
     if tile.shape != () or not tile.dtype.is_integer:
-        raise DTypeError("not an integer scalar", op="tile.index", got=repr(tile))
-    t = tracer("index")
+        raise DTypeError("not an integer scalar", got=repr(tile))
+    t = tracer()
     return index_of(t.atom_of(bounded(t, tile.node, low, high), low, high))
 
 
 def hold(value: Any, name: str = "held", bounds: tuple[int, int] | None = None) -> Any:
     """An index computed here, once: what follows knows its bounds (or those that are given), and
     not how it came about."""
-    t = tracer("hold")
+    t = tracer()
     b = t.builder
     if isinstance(value, TileValue) and bounds is not None:
         return index_of(b.atom(name, bounded(t, value.node, *bounds), *bounds))
@@ -233,7 +226,7 @@ def hold(value: Any, name: str = "held", bounds: tuple[int, int] | None = None) 
 
 def less_equal(a: Any, b: Any) -> TileValue:
     """a <= b of indices, found out when the kernel runs, whatever their bounds say."""
-    return TileValue(tracer("less").builder.less_equal(size_of(a, "index"), size_of(b, "index")))
+    return TileValue(tracer().builder.less_equal(size_of(a, "index"), size_of(b, "index")))
 
 
 def most(value: Any) -> int:
@@ -243,14 +236,14 @@ def most(value: Any) -> int:
 
 def less(a: Any, b: Any) -> TileValue:
     """a < b of indices, found out when the kernel runs, whatever their bounds say."""
-    return TileValue(tracer("less").builder.less(size_of(a, "index"), size_of(b, "index")))
+    return TileValue(tracer().builder.less(size_of(a, "index"), size_of(b, "index")))
 
 
 def hole(name: str, shape: Any, *inputs: Any, dtype: Any = dtypes.float32) -> TileValue:
     """A tile that whoever uses the kernel computes from `inputs`; see `build.fill`."""
-    given = [tile_of(i, op="hole").node for i in inputs]
+    given = [tile_of(i).node for i in inputs]
     type_ = Tile(static_shape(shape), dtype_of(dtype))
-    return TileValue(tracer("hole").builder.do(ops.hole, *given, name=name, type=type_))
+    return TileValue(tracer().builder.do(ops.hole, *given, name=name, type=type_))
 
 
 def _sizes(function: Callable[[Size, Size], Size], name: str) -> Callable[[Any, Any], Any]:
@@ -284,8 +277,8 @@ def full(shape: Any, value: Any, dtype: Any = dtypes.float32) -> TileValue:
     """One value everywhere."""
     sizes, chosen = static_shape(shape), dtype_of(dtype)
     if isinstance(value, (int, float)):
-        return TileValue(tracer("full").builder.constant(value, chosen, sizes))
-    return broadcast_tile(cast_tile(tile_of(value, op="full"), chosen), sizes)
+        return TileValue(tracer().builder.constant(value, chosen, sizes))
+    return broadcast_tile(cast_tile(tile_of(value), chosen), sizes)
 
 
 def zeros(shape: Any, dtype: Any = dtypes.float32) -> TileValue:
@@ -298,8 +291,8 @@ def arange(start: int, stop: int | None = None, dtype: Any = dtypes.int64) -> Ti
     first, last = (0, start) if stop is None else (start, stop)
     size = static(last, "end") - static(first, "start")
     if size < 1:
-        raise ShapeError("an empty tile", op="tile.arange", got=(first, last))
-    b = tracer("arange").builder
+        raise ShapeError("an empty tile", got=(first, last))
+    b = tracer().builder
     chosen = dtype_of(dtype)
     line = TileValue(b.add(ops.iota(size=size, dtype=chosen)), linear=0)
     return elementwise("add", line, first) if first else line
@@ -310,23 +303,19 @@ def arange(start: int, stop: int | None = None, dtype: Any = dtypes.int64) -> Ti
 
 def broadcast(x: Any, shape: Any) -> TileValue:
     """x repeated to a shape."""
-    value, sizes = tile_of(x, op="broadcast"), static_shape(shape)
-    if broadcast_shape("broadcast", [value.shape, sizes]) != sizes:
-        raise ShapeError(
-            "the tile does not broadcast", op="tile.broadcast", expected=sizes, got=value.shape
-        )
+    value, sizes = tile_of(x), static_shape(shape)
+    if broadcast_shape([value.shape, sizes]) != sizes:
+        raise ShapeError("the tile does not broadcast", expected=sizes, got=value.shape)
     return broadcast_tile(value, sizes)
 
 
 def reshape(x: Any, shape: Any) -> TileValue:
     """The elements in row-major order under another shape."""
-    value, sizes = tile_of(x, op="reshape"), static_shape(shape)
+    value, sizes = tile_of(x), static_shape(shape)
     if math.prod(sizes) != math.prod(value.shape):
-        raise ShapeError(
-            "another number of elements", op="tile.reshape", expected=value.shape, got=sizes
-        )
+        raise ShapeError("another number of elements", expected=value.shape, got=sizes)
     edges, zero = _reshaped_edges(value, sizes)
-    node = tracer("reshape").builder.add(ops.reshape(value.node, shape=sizes))
+    node = tracer().builder.add(ops.reshape(value.node, shape=sizes))
     return TileValue(node, edges, zero)
 
 
@@ -340,7 +329,6 @@ def _reshaped_edges(value: TileValue, sizes: tuple[int, ...]) -> tuple[Edges, tu
     ):
         raise ShapeError(
             "a partial tile cannot be cut up",
-            op="tile.reshape",
             got=value.shape,
             hint="give it values first: tile.fill(x, 0)",
         )
@@ -351,15 +339,15 @@ def _reshaped_edges(value: TileValue, sizes: tuple[int, ...]) -> tuple[Edges, tu
 
 def transpose(x: Any, order: Sequence[int] | None = None) -> TileValue:
     """Axes in another order; alone, the last two swapped."""
-    value = tile_of(x, op="transpose")
+    value = tile_of(x)
     if order is None:
         if value.ndim < 2:
-            raise AxisError("a transpose needs two axes", op="tile.transpose", got=value.shape)
+            raise AxisError("a transpose needs two axes", got=value.shape)
         order = (*range(value.ndim - 2), value.ndim - 1, value.ndim - 2)
-    axes = tuple(_axis(value, a, "transpose") for a in order)
+    axes = tuple(_axis(value, a) for a in order)
     if sorted(axes) != list(range(value.ndim)):
-        raise AxisError("not an order of the axes", op="tile.transpose", got=tuple(order))
-    node = tracer("transpose").builder.add(ops.transpose(value.node, order=axes))
+        raise AxisError("not an order of the axes", got=tuple(order))
+    node = tracer().builder.add(ops.transpose(value.node, order=axes))
     edges = tuple(value.edges[a] for a in axes)
     return TileValue(node, edges, tuple(value.zero[a] for a in axes))
 
@@ -367,12 +355,12 @@ def transpose(x: Any, order: Sequence[int] | None = None) -> TileValue:
 def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
     """x[:, None] and the like: new axes of size 1, and parts; a leading integer picks from the
     first axis."""
-    value = tile_of(x, op="index")
+    value = tile_of(x)
     if key and isinstance(key[0], int) and not isinstance(key[0], bool):
         place = key[0] + value.shape[0] if key[0] < 0 else key[0]
         if not 0 <= place < value.shape[0]:
-            raise AxisError("no such element", op="tile index", expected=value.shape, got=key[0])
-        node = tracer("index").builder.add(ops.extract(value.node, index=place))
+            raise AxisError("no such element", expected=value.shape, got=key[0])
+        node = tracer().builder.add(ops.extract(value.node, index=place))
         return expand(TileValue(node, value.edges[1:], value.zero[1:]), key[1:])
     if Ellipsis in key:
         place, given = key.index(Ellipsis), [k for k in key if k is not None and k is not Ellipsis]
@@ -385,7 +373,7 @@ def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
         sizes.append(1 if k is None else next(rest, 0))
     sizes += list(rest)
     if 0 in sizes:
-        raise AxisError("too many subscripts", op="tile index", expected=value.shape, got=key)
+        raise AxisError("too many subscripts", expected=value.shape, got=key)
     return reshape(value, tuple(sizes)) if tuple(sizes) != value.shape else value
 
 
@@ -397,7 +385,6 @@ def _part(value: TileValue, key: Sequence[Any]) -> TileValue:
         if not (0 <= first < last <= size):
             raise ShapeError(
                 "no part of a tile",
-                op="tile index",
                 expected=f"start:stop within 0:{size}, plain integers",
                 got=k,
                 hint="a part that moves is loaded from where it lies",
@@ -405,7 +392,7 @@ def _part(value: TileValue, key: Sequence[Any]) -> TileValue:
         start[axis], shape[axis] = first, last - first
     if tuple(shape) == value.shape:
         return value
-    node = tracer("index").builder.add(ops.part(value.node, start=tuple(start), shape=tuple(shape)))
+    node = tracer().builder.add(ops.part(value.node, start=tuple(start), shape=tuple(shape)))
     edges = [e and Edge(e.start + at, e.limit) for e, at in zip(value.edges, start)]
     return TileValue(node, tuple(edges), value.zero)
 
@@ -422,31 +409,29 @@ def _slice(k: Any) -> bool:
 
 def stack(values: Sequence[Any]) -> TileValue:
     """Tiles of one shape along a new first axis; scalars become a column, (n, 1)."""
-    nodes = [tile_of(v, op="stack").node for v in values]
+    nodes = [tile_of(v).node for v in values]
     op = ops.stack_rows if nodes[0].shape else ops.stack
-    return TileValue(tracer("stack").builder.add(op(*nodes)))
+    return TileValue(tracer().builder.add(op(*nodes)))
 
 
 def cast(x: Any, dtype: Any) -> TileValue:
     """x converted to a dtype."""
-    return cast_tile(tile_of(x, op="cast"), dtype_of(dtype))
+    return cast_tile(tile_of(x), dtype_of(dtype))
 
 
 def bitcast(x: Any, dtype: Any) -> TileValue:
     """The same bits as another dtype of the same width."""
-    value, chosen = tile_of(x, op="bitcast"), dtype_of(dtype)
+    value, chosen = tile_of(x), dtype_of(dtype)
     if value.dtype.bits != chosen.bits:
-        raise DTypeError(
-            "dtypes of different widths", op="tile.bitcast", expected=value.dtype, got=chosen
-        )
-    node = tracer("bitcast").builder.bitcast(value.node, chosen)
+        raise DTypeError("dtypes of different widths", expected=value.dtype, got=chosen)
+    node = tracer().builder.bitcast(value.node, chosen)
     return TileValue(node, value.edges)
 
 
 def repeat_bits(x: Any) -> TileValue:
     """The 16 bits of each element in both halves of an int32."""
-    value = tile_of(x, op="repeat_bits")
-    node = tracer("repeat_bits").builder.add(ops.repeat_bits(value.node))
+    value = tile_of(x)
+    node = tracer().builder.add(ops.repeat_bits(value.node))
     return TileValue(node, value.edges)
 
 
@@ -455,16 +440,16 @@ def repeat_bits(x: Any) -> TileValue:
 
 def where(condition: Any, a: Any, b: Any) -> TileValue:
     """a where the condition holds, else b."""
-    test = tile_of(condition, dtypes.bool_ if number(condition) else None, "where")
+    test = tile_of(condition, dtypes.bool_ if number(condition) else None)
     if test.dtype is not dtypes.bool_:
-        raise DTypeError("the condition is not bool", op="tile.where", got=test.dtype)
-    a, b = (v if number(v) else tile_of(v, op="where") for v in (a, b))
+        raise DTypeError("the condition is not bool", got=test.dtype)
+    a, b = (v if number(v) else tile_of(v) for v in (a, b))
     dtype = common_dtype([a, b])
-    values = [test, *[cast_tile(tile_of(v, dtype, "where"), dtype) for v in (a, b)]]
-    shape = broadcast_shape("where", [v.shape for v in values])
+    values = [test, *[cast_tile(tile_of(v, dtype), dtype) for v in (a, b)]]
+    shape = broadcast_shape([v.shape for v in values])
     values = [broadcast_tile(v, shape) for v in values]
-    node = tracer("where").builder.add(ops.where(*[v.node for v in values]))
-    return TileValue(node, join_edges("where", values))
+    node = tracer().builder.add(ops.where(*[v.node for v in values]))
+    return TileValue(node, join_edges(values))
 
 
 def multiply_add(a: Any, b: Any, c: Any) -> TileValue:
@@ -553,7 +538,7 @@ def sigmoid(x: Any) -> Any:
 
 def edge_mask(edge: Edge, size: int) -> Node:
     """Which positions of an axis are elements."""
-    b = tracer("mask").builder
+    b = tracer().builder
     line = b.add(ops.iota(size=size, dtype=dtypes.int64))
     at = b.apply("add", b.index(edge.start), line)
     mask = b.apply("less", at, b.index(edge.limit))
@@ -564,7 +549,7 @@ def edge_mask(edge: Edge, size: int) -> Node:
 
 def mask_of(shape: tuple[int, ...], edges: Edges) -> Node | None:
     """Which elements of a tile exist; None if all do."""
-    b = tracer("mask").builder
+    b = tracer().builder
     found: Node | None = None
     for axis, (size, edge) in enumerate(zip(shape, edges)):
         if edge is None:
@@ -579,13 +564,13 @@ def mask_of(shape: tuple[int, ...], edges: Edges) -> Node | None:
 
 def fill(x: Any, value: Any) -> TileValue:
     """A partial tile with a value where it has no elements: then it is a whole tile."""
-    tile = tile_of(x, op="fill")
+    tile = tile_of(x)
     mask = mask_of(tile.shape, tile.edges)
     padded = all(z for e, z in zip(tile.edges, tile.zero) if e is not None)
     if mask is None or (padded and isinstance(value, (int, float)) and value == 0):
         return TileValue(tile.node)
-    b = tracer("fill").builder
-    other = cast_tile(tile_of(value, tile.dtype, "fill"), tile.dtype)
+    b = tracer().builder
+    other = cast_tile(tile_of(value, tile.dtype), tile.dtype)
     node = b.apply("where", mask, tile.node, other.node)
     return TileValue(node)
 
@@ -603,21 +588,21 @@ def fill_axis(x: TileValue, axis: int, value: Any) -> TileValue:
 # ---- reductions, scans, products ---------------------------------------------------------------
 
 
-def _axis(x: TileValue, axis: int, op: str) -> int:
+def _axis(x: TileValue, axis: int) -> int:
     place = axis + x.ndim if axis < 0 else axis
     if not isinstance(axis, int) or not 0 <= place < x.ndim:
-        raise AxisError("no such axis", op=f"tile.{op}", expected=f"an axis of {x.shape}", got=axis)
+        raise AxisError("no such axis", expected=f"an axis of {x.shape}", got=axis)
     return place
 
 
 def _reduce(x: Any, axis: int | None, keep: bool, kind: str) -> TileValue:
-    value = tile_of(x, op=kind)
+    value = tile_of(x)
     if axis is None:
         for _ in range(value.ndim):
             value = _reduce(value, value.ndim - 1, False, kind)
         return value
-    place = _axis(value, axis, kind)
-    b = tracer(kind).builder
+    place = _axis(value, axis)
+    b = tracer().builder
     own = value.dtype
     wide = dtypes.float32 if own.is_float and own.bits < 32 else own
     whole = cast_tile(fill_axis(value, place, IDENTITY[kind](own)), wide)
@@ -651,10 +636,10 @@ def min_(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
 
 def _scan(kind: str, text: str) -> Callable[..., TileValue]:
     def apply(x: Any, axis: int = -1) -> TileValue:
-        value = tile_of(x, op=f"cumulative_{kind}")
-        place, own = _axis(value, axis, f"cumulative_{kind}"), value.dtype
+        value = tile_of(x)
+        place, own = _axis(value, axis), value.dtype
         wide = dtypes.float32 if own.is_float and own.bits < 32 else own
-        b = tracer(kind).builder
+        b = tracer().builder
         node = b.add(ops.cumulative(b.cast(value.node, wide), axis=place, kind=kind))
         return TileValue(b.cast(node, own), value.edges)
 
@@ -670,11 +655,10 @@ cummin = _scan("min", "The running minimum along an axis.")
 
 def dot(a: Any, b: Any, c: Any = None, dtype: Any = None) -> TileValue:
     """a @ b (+ c) of tiles (m, k) and (k, n); sums are kept in float32 (int32 for integers)."""
-    left, right = tile_of(a, op="dot"), tile_of(b, op="dot")
+    left, right = tile_of(a), tile_of(b)
     if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
         raise ShapeError(
             "the tiles do not multiply",
-            op="tile.dot",
             expected="(m, k) and (k, n)",
             got=f"{left.shape} and {right.shape}",
             hint="tile.transpose(b) swaps the axes of a tile",
@@ -682,18 +666,16 @@ def dot(a: Any, b: Any, c: Any = None, dtype: Any = None) -> TileValue:
     common = promote(left.dtype, right.dtype)
     chosen = dtype_of(dtype) if dtype is not None else accumulator(common)
     shape = (left.shape[0], right.shape[1])
-    start = zeros(shape, chosen) if c is None else tile_of(c, chosen, "dot")
+    start = zeros(shape, chosen) if c is None else tile_of(c, chosen)
     if start.shape != shape:
-        if not (number(c) or broadcast_shape("dot", [start.shape, shape]) == shape):
-            raise ShapeError(
-                "the accumulator has another shape", op="tile.dot", expected=shape, got=start.shape
-            )
+        if not (number(c) or broadcast_shape([start.shape, shape]) == shape):
+            raise ShapeError("the accumulator has another shape", expected=shape, got=start.shape)
         start = broadcast_tile(start, shape)
     edges: list[Edge | None] = [left.edges[0], right.edges[1]]
     whole = TileValue(start.node, tuple(edges)) if not any(start.edges) else start
     left, right = fill_axis(left, 1, 0), fill_axis(right, 0, 0)
-    node = tracer("dot").builder.add(ops.dot(left.node, right.node, start.node))
-    return TileValue(node, join_edges("dot", [whole, TileValue(node, tuple(edges))]))
+    node = tracer().builder.add(ops.dot(left.node, right.node, start.node))
+    return TileValue(node, join_edges([whole, TileValue(node, tuple(edges))]))
 
 
 def softmax_online(scores: Any) -> tuple[TileValue, TileValue, TileValue]:
@@ -701,11 +683,10 @@ def softmax_online(scores: Any) -> tuple[TileValue, TileValue, TileValue]:
 
     Columns without elements, and rows of only -inf, give p = 0 and l = 0.
     """
-    value = tile_of(scores, op="softmax_online")
+    value = tile_of(scores)
     if value.ndim != 2 or not value.dtype.is_float:
         raise ShapeError(
             "scores are not a tile of rows and columns",
-            op="tile.softmax_online",
             expected="a float tile (rows, columns)",
             got=repr(value),
         )
@@ -744,18 +725,15 @@ def softmax_accumulate(
 # ---- memory -----------------------------------------------------------------------------------
 
 
-def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None, op: str) -> Window:
+def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> Window:
     """The Window that load, store and copies mean."""
     if isinstance(source, Window):
         if index is not None:
-            raise UserError("an index on top of subscripts", op=f"tile.{op}", got=repr(index))
+            raise UserError("an index on top of subscripts", got=repr(index))
         return source
     if not isinstance(source, MemoryValue):
         raise DTypeError(
-            "not an array",
-            op=f"tile.{op}",
-            expected="an argument, a result or a place",
-            got=repr(source),
+            "not an array", expected="an argument, a result or a place", got=repr(source)
         )
     start = (
         index
@@ -767,30 +745,24 @@ def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None, op: 
     if len(start) != source.ndim:
         raise ShapeError(
             f"{len(start)} indices for {source.name}",
-            op=f"tile.{op}",
             expected=f"{source.ndim}, one for each axis of {source.node.type}",
             got=len(start),
         )
     sizes = static_shape(() if shape is None else shape)
     if len(sizes) > source.ndim:
         raise ShapeError(
-            "the tile has more axes than the array",
-            op=f"tile.{op}",
-            expected=source.node.type,
-            got=sizes,
+            "the tile has more axes than the array", expected=source.node.type, got=sizes
         )
     along = tuple(range(source.ndim - len(sizes), source.ndim)) if axes is None else tuple(axes)
     if len(along) != len(sizes) or any(not 0 <= a < source.ndim for a in along):
-        raise AxisError(
-            "axes do not fit the tile", op=f"tile.{op}", expected=f"{len(sizes)} axes", got=along
-        )
+        raise AxisError("axes do not fit the tile", expected=f"{len(sizes)} axes", got=along)
     shifted = tuple(a + len(source.lead) for a in along)
     return Window(source, [*source.lead, *(size_of(i, "index") for i in start)], sizes, shifted)
 
 
 def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
     """Whole or partial rows of an array, at this program's block or at a loop's."""
-    t = tracer("load")
+    t = tracer()
     own = t.implied_rows()
     chosen = rows if isinstance(rows, Rows) else Rows(own.start, static(rows, "rows"))
     if memory.ndim < 2:
@@ -800,7 +772,6 @@ def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
     if len(lead) > len(t.lead):
         raise ShapeError(
             f"{memory.name} has more leading axes than the first argument",
-            op="tile.load",
             expected=t.inputs[0].node.type,
             got=memory.node.type,
         )
@@ -810,7 +781,6 @@ def _rows_window(memory: MemoryValue, rows: Any, cols: Any) -> Window:
         if size != wanted and size != 1:
             raise ShapeError(
                 f"the leading axes of {memory.name} differ from the grid's",
-                op="tile.load",
                 expected=wanted,
                 got=size,
             )
@@ -825,7 +795,7 @@ def _offsets(source: Any, index: Any) -> TileValue | None:
         index = load(index)
     if isinstance(source, MemoryValue) and isinstance(index, TileValue) and index.shape:
         if not index.dtype.is_integer:
-            raise DTypeError("offsets are not integers", op="tile.load", got=index.dtype)
+            raise DTypeError("offsets are not integers", got=index.dtype)
         return index
     return None
 
@@ -848,7 +818,7 @@ def load(
     Beyond the end of the array the tile has no elements (see `fill`); where a mask is false it
     holds `other` (0), and nothing is read.
     """
-    t = tracer("load")
+    t = tracer()
     for name, hint in (("vector", vector), ("prefetch", prefetch)):
         if hint is not None:
             t.hints[name] = hint
@@ -860,9 +830,9 @@ def load(
     elif isinstance(index, Rows) or rows is not None:
         box = _rows_window(source, index if isinstance(index, Rows) else rows, cols)
     else:
-        box = window(source, index, shape, axes, "load")
+        box = window(source, index, shape, axes)
     edges = box.edges()
-    given = _given_mask(mask, box.shape, "load")
+    given = _given_mask(mask, box.shape)
     whole = t.builder.logical_and(mask_of(box.shape, edges), given)
     index, whole = within("load", box, whole, given is not None)
     node = t.builder.load(box.memory.node, index, box.shape, box.axes, whole)
@@ -873,35 +843,31 @@ def load(
 def _masked(value: TileValue, mask: Node | None, other: Any) -> TileValue:
     if other is None or mask is None:
         return value
-    b = tracer("load").builder
-    rest = cast_tile(tile_of(other, value.dtype, "load"), value.dtype)
+    b = tracer().builder
+    rest = cast_tile(tile_of(other, value.dtype), value.dtype)
     return TileValue(b.apply("where", mask, value.node, rest.node), value.edges)
 
 
-def _given_mask(mask: Any, shape: tuple[int, ...], op: str) -> Node | None:
+def _given_mask(mask: Any, shape: tuple[int, ...]) -> Node | None:
     if mask is None or mask is True:
         return None
-    test = tile_of(mask, dtypes.bool_ if isinstance(mask, bool) else None, op)
-    if test.dtype is not dtypes.bool_ or broadcast_shape(op, [test.shape, shape]) != shape:
+    test = tile_of(mask, dtypes.bool_ if isinstance(mask, bool) else None)
+    if test.dtype is not dtypes.bool_ or broadcast_shape([test.shape, shape]) != shape:
         raise ShapeError(
-            "the mask does not fit the tile",
-            op=f"tile.{op}",
-            expected=f"a bool tile {shape}",
-            got=repr(test),
+            "the mask does not fit the tile", expected=f"a bool tile {shape}", got=repr(test)
         )
-    if not test.shape and tracer(op).trusts:
+    if not test.shape and tracer().trusts:
         return test.node  # one answer for all elements
     return broadcast_tile(test, shape).node
 
 
 def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> TileValue:
-    b = tracer("load").builder
-    given = _given_mask(mask, offsets.shape, "load")
+    b = tracer().builder
+    given = _given_mask(mask, offsets.shape)
     whole = b.logical_and(mask_of(offsets.shape, offsets.edges), given)
-    wide_offsets = b.cast(offsets.node, dtypes.int64)
-    wide_offsets, whole, box = offsets_within("load", source, wide_offsets, whole)
+    wide_offsets, whole, box = offsets_within("load", source, offsets.node, whole)
     node = b.gather(source.node, wide_offsets, whole)
-    tracer("load").touch_at("load", source, box, wide_offsets, offsets.shape, whole)
+    tracer().touch_at("load", source, box, wide_offsets, offsets.shape, mask=whole)
     return _masked(TileValue(node, offsets.edges, (True,) * offsets.ndim), whole, other)
 
 
@@ -920,7 +886,6 @@ def store(
     if len(given) not in (1, 2):
         raise UserError(
             "wrong number of arguments",
-            op="tile.store",
             expected="store(array[...], tile) or store(array, index, tile)",
             got=1 + len(given),
         )
@@ -929,12 +894,11 @@ def store(
     if isinstance(memory, MemoryValue) and not memory.writable:
         raise TraceError(
             f"the argument {memory.name} is only read",
-            op="tile.store",
             hint="write to an array made by tile.result(...)",
         )
     if not isinstance(memory, MemoryValue):
-        raise DTypeError("not an array", op="tile.store", got=repr(target))
-    tile = cast_tile(tile_of(value, memory.dtype, "store"), memory.dtype)
+        raise DTypeError("not an array", got=repr(target))
+    tile = cast_tile(tile_of(value, memory.dtype), memory.dtype)
     offsets = _offsets(target, index)
     if offsets is not None and (offsets.linear is None or memory.ndim != 1):
         _scatter(memory, offsets, tile, mask, unique)
@@ -942,54 +906,43 @@ def store(
     if offsets is not None:
         box = Window(memory, [offsets.linear], offsets.shape, (0,))  # type: ignore[list-item]
     else:
-        box = window(target, index, tile.shape, axes, "store")
+        box = window(target, index, tile.shape, axes)
     _store(box, tile, mask, unique)
 
 
 def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> None:
-    if broadcast_shape("store", [tile.shape, box.shape]) != box.shape:
+    if broadcast_shape([tile.shape, box.shape]) != box.shape:
         raise ShapeError(
-            "the tile does not fit the part of the array",
-            op="tile.store",
-            expected=box.shape,
-            got=tile.shape,
+            "the tile does not fit the part of the array", expected=box.shape, got=tile.shape
         )
     tile = broadcast_tile(tile, box.shape)
-    edges = join_edges("store", [tile, TileValue(tile.node, box.edges())])
-    b = tracer("store").builder
-    given = _given_mask(mask, box.shape, "store")
+    edges = join_edges([tile, TileValue(tile.node, box.edges())])
+    b = tracer().builder
+    given = _given_mask(mask, box.shape)
     whole = b.logical_and(mask_of(box.shape, edges), given)
     index, whole = within("store", box, whole, given is not None)
     b.store(box.memory.node, tile.node, index, box.axes, whole)
-    tracer("store").touch(
-        "store",
-        box.memory,
-        box.index,
-        box.shape,
-        box.axes,
-        mask=whole,
-        cut=given is not None or edges != box.edges(),
-        unique=unique,
-    )
+    facts = {"cut": given is not None or edges != box.edges(), "mask": whole, "unique": unique}
+    tracer().touch("store", box.memory, box.index, box.shape, box.axes, **facts)
 
 
 def _scatter(
     memory: MemoryValue, offsets: TileValue, tile: TileValue, mask: Any, unique: bool
 ) -> None:
-    b = tracer("store").builder
-    tile = broadcast_tile(tile, broadcast_shape("store", [tile.shape, offsets.shape]))
-    edges = join_edges("store", [tile, broadcast_tile(offsets, tile.shape)])
-    given = _given_mask(mask, tile.shape, "store")
+    b = tracer().builder
+    tile = broadcast_tile(tile, broadcast_shape([tile.shape, offsets.shape]))
+    edges = join_edges([tile, broadcast_tile(offsets, tile.shape)])
+    given = _given_mask(mask, tile.shape)
     whole = b.logical_and(mask_of(tile.shape, edges), given)
-    wide_offsets = b.cast(offsets.node, dtypes.int64)
-    wide_offsets, whole, box = offsets_within("store", memory, wide_offsets, whole)
+    wide_offsets, whole, box = offsets_within("store", memory, offsets.node, whole)
     b.scatter(memory.node, tile.node, wide_offsets, whole)
-    tracer("store").touch_at("store", memory, box, wide_offsets, tile.shape, whole, unique)
+    facts = {"mask": whole, "unique": unique}
+    tracer().touch_at("store", memory, box, wide_offsets, tile.shape, **facts)
 
 
 def store_rows(memory: MemoryValue, tile: TileValue) -> None:
     """A returned block of rows to its place in the result."""
-    t = tracer("return")
+    t = tracer()
     rows = t.implied_rows()
     tail = [0] if tile.ndim == 2 else []
     axes = tuple(range(memory.ndim - tile.ndim, memory.ndim))
@@ -1004,28 +957,26 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
     if not isinstance(memory, MemoryValue) or not memory.writable:
         raise TraceError(
             "not an array the kernel writes",
-            op="tile.atomic_add",
             got=repr(memory),
             hint="tile.result(shape, dtype, fill=0)",
         )
     if memory.dtype.bits < 32 or memory.dtype.kind == "bool":
         raise DTypeError(
             "no atomic op on this dtype",
-            op="tile.atomic_add",
             expected="floats and integers of 32 or 64 bits",
             got=memory.dtype,
         )
-    b = tracer("atomic_add").builder
+    b = tracer().builder
     offsets, box = _offsets(memory, index), None
     if offsets is None:
-        box = window(memory, index, (), None, "atomic_add")
+        box = window(memory, index, (), None)
         total: Size = 0
         for i, stride in zip(box.index, memory.type.element_strides()):
             total = total + i * stride
         offsets = TileValue(b.index(total))
     tile = broadcast_tile(cast_tile(tile_of(value, memory.dtype), memory.dtype), offsets.shape)
-    edges = join_edges("atomic_add", [tile, offsets])
-    given = _given_mask(mask, offsets.shape, "atomic_add")
+    edges = join_edges([tile, offsets])
+    given = _given_mask(mask, offsets.shape)
     whole = b.logical_and(mask_of(offsets.shape, edges), given)
     wide_offsets = b.cast(offsets.node, dtypes.int64)
     if box is None:
@@ -1034,15 +985,8 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         _, whole = within("atomic_add", box, whole, given is not None)
     inputs = [memory.node, tile.node, wide_offsets]
     node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
-    tracer("atomic_add").touch(
-        "add",
-        memory,
-        None if box is None else box.index,
-        offsets.shape,
-        offsets=wide_offsets if box is None else None,
-        mask=whole,
-        cut=True,
-    )
+    at, each = (None, wide_offsets) if box is None else (box.index, None)
+    tracer().touch("add", memory, at, offsets.shape, offsets=each, mask=whole, cut=True)
     return TileValue(node, edges)
 
 
@@ -1051,12 +995,10 @@ def require(condition: Any, message: str) -> None:
 
     The program itself goes on: what must not happen needs a mask as well.
     """
-    test = tile_of(condition, None, "require")
+    test = tile_of(condition)
     if test.dtype is not dtypes.bool_:
-        raise DTypeError(
-            "not a condition", op="tile.require", expected="a bool tile", got=repr(test)
-        )
-    b = tracer("require").builder
+        raise DTypeError("not a condition", expected="a bool tile", got=repr(test))
+    b = tracer().builder
     b.require(
         test.node, f"tile.require: {message}", user_location(), mask_of(test.shape, test.edges)
     )
@@ -1064,18 +1006,18 @@ def require(condition: Any, message: str) -> None:
 
 def prefetch(memory: Any, index: Sequence[Any], to: str = "l1") -> None:
     """Bring the line at an index of an array into a cache."""
-    tracer("prefetch").builder.prefetch(memory.node, *(size_of(i, "index") for i in index), to=to)
+    tracer().builder.prefetch(memory.node, *(size_of(i, "index") for i in index), to=to)
 
 
 def scratch(shape: Any, dtype: Any = dtypes.float32, scope: str = "l2") -> MemoryValue:
     """A place of the program's own in a cache, not initialised."""
-    node = tracer("scratch").builder.allocate(static_shape(shape), dtype_of(dtype), scope)
+    node = tracer().builder.allocate(static_shape(shape), dtype_of(dtype), scope)
     return MemoryValue("scratch", node, True)
 
 
 def matrix_load(memory: Any, index: Sequence[Any], shape: Any, unit: str) -> TileValue:
     """A tile in the registers of a CPU's matrix unit."""
-    b, at = tracer("matrix_load").builder, [size_of(i, "index") for i in index]
+    b, at = tracer().builder, [size_of(i, "index") for i in index]
     attrs = {"shape": static_shape(shape), "unit": unit}
     return TileValue(b.do(ops.matrix_load, memory.node, *at, **attrs))
 
@@ -1083,24 +1025,24 @@ def matrix_load(memory: Any, index: Sequence[Any], shape: Any, unit: str) -> Til
 def matrix_zero(shape: Any, dtype: Any, unit: str) -> TileValue:
     """A tile of a matrix unit, all 0."""
     made = ops.matrix_zero(shape=static_shape(shape), dtype=dtype_of(dtype), unit=unit)
-    return TileValue(tracer("matrix_zero").builder.add(made))
+    return TileValue(tracer().builder.add(made))
 
 
 def matrix_dot(total: TileValue, a: TileValue, b: TileValue, unit: str) -> TileValue:
     """total + a @ b, on a matrix unit."""
     made = ops.matrix_dot(total.node, a.node, b.node, unit=unit)
-    return TileValue(tracer("matrix_dot").builder.add(made))
+    return TileValue(tracer().builder.add(made))
 
 
 def matrix_store(memory: Any, index: Sequence[Any], value: TileValue, unit: str) -> None:
     """Write a tile of a matrix unit."""
-    b, at = tracer("matrix_store").builder, [size_of(i, "index") for i in index]
+    b, at = tracer().builder, [size_of(i, "index") for i in index]
     b.do(ops.matrix_store, memory.node, value.node, *at, unit=unit)
 
 
 def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryValue:
     """A place that all of a program shares, not initialised: read and written as an array is."""
-    node = tracer("shared").builder.allocate(static_shape(shape), dtype_of(dtype), "shared", layout)
+    node = tracer().builder.allocate(static_shape(shape), dtype_of(dtype), "shared", layout)
     return MemoryValue("shared", node, True)
 
 

@@ -16,23 +16,18 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import DType, bool_, int32, int64
-from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.types import NOTHING, Memory, Tile, Tuple, Type
 from . import numeric
-from .row import Make, TileOp, Touch, box, read_and_write, row, scattered, tile
+from .row import Make, TileOp, Touch, box, memory_of, misfit, read_and_write, row, scattered, tile
 
 __all__ = ["tile"]  # and every row
 
 
-def _fail(op: str, message: str) -> InternalError:
-    return InternalError(f"tile.{op}", message)
-
-
 def _tile(node: Node) -> Tile:
     if not isinstance(node.type, Tile):
-        raise InternalError("tile", f"{node!r} is not a tile")
+        raise misfit(f"{node!r} is not a tile")
     return node.type
 
 
@@ -83,11 +78,11 @@ COMMUTATIVE = {
 }
 
 
-def _same(op: str, *inputs: Node) -> Tile:
+def _same(*inputs: Node) -> Tile:
     first = _tile(inputs[0])
     for other in inputs[1:]:
         if other.type != first:
-            raise _fail(op, f"operands differ: {first} and {other.type}")
+            raise misfit(f"operands differ: {first} and {other.type}")
     return first
 
 
@@ -95,9 +90,9 @@ def _elementwise(name: str, category: str, function: Callable[..., Any]) -> Tile
     """The row of an op on elements of equal tiles."""
 
     def infer(*inputs: Node) -> Type:
-        found = _same(name, *inputs)
+        found = _same(*inputs)
         if name.startswith("byte_") and found.dtype is not int32:
-            raise _fail(name, f"bytes of {found}, not of int32")
+            raise misfit(f"bytes of {found}, not of int32")
         return Tile(found.shape, bool_) if category == "compare" else found
 
     return TileOp(
@@ -122,9 +117,9 @@ COMPARE = tuple(numeric.COMPARE)
 @row("ternary", numpy=lambda n, *values: np.where(*values))
 def where(condition: Node, a: Node, b: Node) -> Type:
     """a where the condition holds, else b"""
-    result = _same("where", a, b)
+    result = _same(a, b)
     if condition.type != Tile(result.shape, bool_):
-        raise _fail("where", f"condition is {condition.type}, values are {result}")
+        raise misfit(f"condition is {condition.type}, values are {result}")
     return result
 
 
@@ -147,7 +142,7 @@ def bitcast(x: Node, *, dtype: DType) -> Type:
 def repeat_bits(x: Node) -> Type:
     """the 16 bits of an element in both halves of an int32"""
     if _tile(x).dtype.bits != 16:
-        raise _fail("repeat_bits", f"{x.type} has no elements of 16 bits")
+        raise misfit(f"{x.type} has no elements of 16 bits")
     return Tile(_tile(x).shape, int32)
 
 
@@ -160,7 +155,7 @@ def broadcast(x: Node, *, shape: tuple[int, ...]) -> Type:
     own = _tile(x).shape
     pad = (1,) * (len(shape) - len(own)) + own
     if any(a != b and a != 1 for a, b in zip(pad, shape)):
-        raise _fail("broadcast", f"{own} does not broadcast to {shape}")
+        raise misfit(f"{own} does not broadcast to {shape}")
     return Tile(shape, x.dtype)
 
 
@@ -218,17 +213,11 @@ def dot(a: Node, b: Node, c: Node) -> Type:
     """a @ b + c in c's dtype"""
     (m, k), (k2, n) = _tile(a).shape, _tile(b).shape
     if k != k2 or _tile(c).shape != (m, n):
-        raise _fail("dot", f"{a.type} @ {b.type} + {c.type}")
+        raise misfit(f"{a.type} @ {b.type} + {c.type}")
     return _tile(c)
 
 
 # ---- memory ---------------------------------------------------------------------------------
-
-
-def _memory(node: Node) -> Memory:
-    if not isinstance(node.type, Memory):
-        raise InternalError("tile", f"{node!r} is not a Memory")
-    return node.type
 
 
 def _boxed(node: Node) -> tuple[Touch]:
@@ -247,20 +236,20 @@ def load(
 ) -> Type:
     """a tile at the index (one scalar per Memory axis): tile axis i lies along Memory axis axes[i];
     where a last mask input is false the value is 0 and nothing is read"""
-    rank = len(_memory(memory).shape)
+    rank = len(memory_of(memory).shape)
     if len(inputs) != rank + int(masked) or len(axes) != len(shape):
-        raise _fail("load", f"{len(inputs)} indices for rank {rank}, axes {axes}, shape {shape}")
+        raise misfit(f"{len(inputs)} indices for rank {rank}, axes {axes}, shape {shape}")
     if masked and inputs[-1].type not in (Tile(shape, bool_), Tile((), bool_)):
-        raise _fail("load", f"mask is {inputs[-1].type}, tile is {shape}")
+        raise misfit(f"mask is {inputs[-1].type}, tile is {shape}")
     return Tile(shape, memory.dtype)
 
 
 @row("memory", effects=_boxed)
 def store(memory: Node, value: Node, *inputs: Node, axes: tuple[int, ...], masked: bool) -> Type:
     """write a tile at the index, as load reads it"""
-    rank = len(_memory(memory).shape)
+    rank = len(memory_of(memory).shape)
     if len(inputs) != rank + int(masked) or value.dtype is not memory.dtype:
-        raise _fail("store", f"{len(inputs)} indices, rank {rank}, {value.type} to {memory.type}")
+        raise misfit(f"{len(inputs)} indices, rank {rank}, {value.type} to {memory.type}")
     return NOTHING
 
 
@@ -332,7 +321,7 @@ def require(condition: Node, *, message: str, location: str) -> Type:
     at 'file:line'; the program goes on, so an access guards itself by its mask or a clamped
     index"""
     if _tile(condition).dtype is not bool_:
-        raise _fail("require", f"the condition is {condition.type}")
+        raise misfit(f"the condition is {condition.type}")
     return NOTHING
 
 
@@ -345,7 +334,7 @@ def loop(*inputs: Node, step: int, unroll: int, blocks: tuple[Block, ...]) -> Ty
     lower, lower+step, ... < upper"""
     carried = tuple(i.type for i in inputs[2:])
     if tuple(r.type for r in blocks[0].results) != carried:
-        raise _fail("loop", f"carries {carried}, body gives {[r.type for r in blocks[0].results]}")
+        raise misfit(f"carries {carried}, body gives {[r.type for r in blocks[0].results]}")
     return Tuple(carried)
 
 

@@ -33,12 +33,10 @@ from typing import Any
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from . import row
-from .access import Clock, Place, Plain, Region, join
+from .access import Bar, Clock, Group, Place, Plain, Region, Round, join
 from .access import Touch as Touched
 from .build import Body
-from .check import written_parameters
-from .finding import Finding, finding, line_of, place_name
-from .phases import Bar, Group, Round
+from .check import Finding, finding, line_of, place_name, written_parameters
 from .row import Scalar, Touch, effects_of, is_place
 
 MOST_FINDINGS = 24
@@ -140,10 +138,13 @@ class Order:
         hint: str = "",
         severity: str = "error",
     ) -> None:
-        """Note a Finding, each pair of ops once."""
-        key = (rule, node, other)
-        if key not in self.findings and len(self.findings) < MOST_FINDINGS:
-            self.findings[key] = finding(rule, message, node, other, hint, severity)
+        """A Finding, each pair of ops once."""
+        self.note((rule, node, other), finding(rule, message, node, other, hint, severity))
+
+    def note(self, key: object, found: Finding) -> None:
+        """Note a Finding under a key, unless it is known or there are enough."""
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.setdefault(key, found)
 
     # ---- roles ------------------------------------------------------------------------------
 

@@ -32,7 +32,6 @@ import numpy as np
 
 from ..core import kept
 from ..core.dtype import DType, bool_, float16, int32
-from ..core.errors import InternalError
 from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.types import NOTHING, Barrier, Memory, Tile, Type
@@ -51,27 +50,13 @@ from .row import (
     Work,
     box,
     lead,
+    memory_of,
+    misfit,
     read_and_write,
     row,
 )
 
 Array = np.ndarray[Any, Any]
-
-
-def _fail(op: str, message: str) -> InternalError:
-    return InternalError(f"tile.{op}", message)
-
-
-def _place(op: str, node: Node) -> Memory:
-    if not isinstance(node.type, Memory):
-        raise _fail(op, f"{node!r} is not a place")
-    return node.type
-
-
-def _barrier_of(op: str, node: Node) -> Barrier:
-    if not isinstance(node.type, Barrier):
-        raise _fail(op, f"{node!r} is not a barrier")
-    return node.type
 
 
 # ---- roles ----------------------------------------------------------------------------------
@@ -82,17 +67,18 @@ def role(*, name: str, warps: int, registers: int, blocks: tuple[Block, ...]) ->
     """warps that run this Block beside the roles next to it; registers is the most a thread may
     hold, 0 for what the target gives"""
     if len(blocks) != 1 or blocks[0].arguments or blocks[0].results:
-        raise _fail("role", f"{name} must have one Block without arguments and results")
+        raise misfit(f"{name} must have one Block without arguments and results")
     return NOTHING
 
 
 # ---- barriers -------------------------------------------------------------------------------
 
 
-def _on_barrier(op: str, barrier_: Node, *scalars: Node) -> Type:
-    _barrier_of(op, barrier_)
+def _on_barrier(barrier_: Node, *scalars: Node) -> Type:
+    if not isinstance(barrier_.type, Barrier):
+        raise misfit(f"{barrier_!r} is not a barrier")
     if any(s.type != ops.INDEX for s in scalars):
-        raise _fail(op, f"{[s.type for s in scalars]} are not scalars")
+        raise misfit(f"{[s.type for s in scalars]} are not scalars")
     return NOTHING
 
 
@@ -110,7 +96,7 @@ def _arrival(node: Node) -> tuple[Arrive]:
 @row("barrier", effects=_arrival, placed=True)
 def arrive(barrier_: Node, stage: Node) -> Type:
     """one arrival in the phase under way"""
-    return _on_barrier("arrive", barrier_, stage)
+    return _on_barrier(barrier_, stage)
 
 
 @row(
@@ -118,13 +104,13 @@ def arrive(barrier_: Node, stage: Node) -> Type:
 )
 def expect(barrier_: Node, stage: Node, *, bytes: int) -> Type:
     """one arrival that also announces bytes to land"""
-    return _on_barrier("expect", barrier_, stage)
+    return _on_barrier(barrier_, stage)
 
 
 @row("barrier", effects=lambda n: (Wait(*n.inputs),), placed=True)
 def wait(barrier_: Node, stage: Node, parity: Node) -> Type:
     """until the phase of this parity is over"""
-    return _on_barrier("wait", barrier_, stage, parity)
+    return _on_barrier(barrier_, stage, parity)
 
 
 @row("barrier", effects=lambda n: (Meet(**n.attrs, waits=True),), placed=True)
@@ -153,7 +139,6 @@ def fence(*, kind: str) -> Type:
 
 
 def _boxed(
-    op: str,
     place: Memory,
     memory: Memory,
     shape: tuple[int, ...],
@@ -161,18 +146,18 @@ def _boxed(
     scalars: int,
 ) -> Type:
     if len(axes) != len(shape) or place.shape[len(place.shape) - len(shape) :] != shape:
-        raise _fail(op, f"a box of {shape} over axes {axes} does not fit the place {place}")
+        raise misfit(f"a box of {shape} over axes {axes} does not fit the place {place}")
     wanted = len(memory.shape) + len(place.shape) - len(shape)
     if place.dtype is not memory.dtype or scalars != wanted:
-        raise _fail(op, f"{scalars} indices, from {memory} with {place}")
+        raise misfit(f"{scalars} indices, from {memory} with {place}")
     return NOTHING
 
 
-def _rows(op: str, place: Memory, shape: tuple[int, ...], row: int) -> Memory:
+def _rows(place: Memory, shape: tuple[int, ...], row: int) -> Memory:
     """A place as if it had only those rows that begin at `row`."""
     whole = place.shape[len(place.shape) - len(shape) :]
     if shape[1:] != whole[1:] or not 0 <= row <= whole[0] - shape[0]:
-        raise _fail(op, f"a box of {shape} from row {row} on leaves {place}")
+        raise misfit(f"a box of {shape} from row {row} on leaves {place}")
     return changed(place, shape=(*place.shape[: len(place.shape) - len(shape)], *shape))
 
 
@@ -205,11 +190,9 @@ def copy_async(
 ) -> Type:
     """index: the Memory's, then the place's leading one. Copies a box, tile axis i along Memory
     axis axes[i], into the last axes of the place from `row` on; its bytes land on the barrier"""
-    _barrier_of("copy_async", barrier_)
-    into, source = _place("copy_async", place), _place("copy_async", memory)
-    return _boxed(
-        "copy_async", _rows("copy_async", into, shape, row), source, shape, axes, len(index)
-    )
+    _on_barrier(barrier_)
+    into, source = memory_of(place), memory_of(memory)
+    return _boxed(_rows(into, shape, row), source, shape, axes, len(index))
 
 
 @row("copy", effects=lambda n: (Work("copy_store", _ends(n, 2, True)),), placed=True)
@@ -218,8 +201,8 @@ def copy_store(
 ) -> Type:
     """index: the Memory's, then the place's leading one. Writes a box back, in the group being
     collected"""
-    source, into = _place("copy_store", place), _place("copy_store", memory)
-    return _boxed("copy_store", source, into, shape, axes, len(index))
+    source, into = memory_of(place), memory_of(memory)
+    return _boxed(source, into, shape, axes, len(index))
 
 
 def _to_several(node: Node) -> tuple[Land]:
@@ -245,14 +228,14 @@ def copy_multicast(
     """copy_async of some rows of a place, to the same place of every program of the cluster whose
     bit of the mask is set, its bytes landing on the same barrier there; the last inputs are the
     first row, and the rank that bit 0 of the mask stands for"""
-    _barrier_of("copy_multicast", barrier_)
-    into, source = _place("copy_multicast", place), _place("copy_multicast", memory)
+    _on_barrier(barrier_)
+    into, source = memory_of(place), memory_of(memory)
     rows = into.shape[len(into.shape) - len(shape)]
     whole = (rows, *shape[1:])
     if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:
-        raise _fail("copy_multicast", f"a box of {shape} is no share of the rows of {into}")
+        raise misfit(f"a box of {shape} is no share of the rows of {into}")
     part = changed(into, shape=(*into.shape[: -len(shape)], *shape))
-    return _boxed("copy_multicast", part, source, shape, axes, len(index) - 2)
+    return _boxed(part, source, shape, axes, len(index) - 2)
 
 
 HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves first
@@ -280,18 +263,18 @@ def copy_pages(
 ) -> Type:
     """one copy_async for each page, its number added to the Memory's first index, into the rows of
     the place one after another; each thread of the first warp issues one"""
-    _barrier_of("copy_pages", barrier_)
-    into, source = _place("copy_pages", place), _place("copy_pages", memory)
+    _on_barrier(barrier_)
+    into, source = memory_of(place), memory_of(memory)
     rows = into.shape[len(into.shape) - len(shape)]
     if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:
-        raise _fail("copy_pages", f"boxes of {shape} do not fill the rows of {into}")
+        raise misfit(f"boxes of {shape} do not fill the rows of {into}")
     count = rows // shape[0]
     if pages.type != Tile((count,), ops.INDEX.dtype) or not 1 <= count <= 32 or count & (count - 1):
-        raise _fail("copy_pages", f"{pages.type} are not the pages of {count} boxes of {shape}")
+        raise misfit(f"{pages.type} are not the pages of {count} boxes of {shape}")
     if hint not in HINTS:
-        raise _fail("copy_pages", f"no hint is called {hint!r}")
+        raise misfit(f"no hint is called {hint!r}")
     part = changed(into, shape=(*into.shape[: -len(shape)], *shape))
-    return _boxed("copy_pages", part, source, shape, axes, len(index))
+    return _boxed(part, source, shape, axes, len(index))
 
 
 @row("copy", effects=lambda n: (Close("copy_store"),), placed=True)
@@ -313,12 +296,10 @@ def copy_threads(
     """index: the Memory's, then the place's leading one. The role's threads copy a box into the
     place's rows from `row` on, in the group being collected; what lies outside of the Memory is
     0"""
-    into, source = _place("copy_threads", place), _place("copy_threads", memory)
+    into, source = memory_of(place), memory_of(memory)
     if len(shape) != 2:
-        raise _fail("copy_threads", f"a box of {shape} has no rows")
-    return _boxed(
-        "copy_threads", _rows("copy_threads", into, shape, row), source, shape, axes, len(index)
-    )
+        raise misfit(f"a box of {shape} has no rows")
+    return _boxed(_rows(into, shape, row), source, shape, axes, len(index))
 
 
 @row("copy", effects=lambda n: (Close("copy_threads"),), placed=True)
@@ -339,8 +320,8 @@ def store_threads(
 ) -> Type:
     """index: the Memory's, then the place's leading one. The role's threads write a box of the
     place, of which what lies outside of the Memory is dropped"""
-    source, into = _place("store_threads", place), _place("store_threads", memory)
-    return _boxed("store_threads", source, into, shape, axes, len(index))
+    source, into = memory_of(place), memory_of(memory)
+    return _boxed(source, into, shape, axes, len(index))
 
 
 # ---- matrix products ------------------------------------------------------------------------
@@ -395,22 +376,22 @@ def matrix_async(
     stored (k, m) or (n, k); an a of int32 in registers has two elements of b's dtype in a word.
     Where a holds two of every four, the first of `index` is the place of the words (m / 16, k / 2)
     that say which, as `kept` orders them, and its leading indices come last"""
-    words = [_place("matrix_async", x) for x in index[:1] if isinstance(x.type, Memory)]
-    operands = [*(_place("matrix_async", x) for x in (accumulator, a, b)), *words]
+    words = [memory_of(x) for x in index[:1] if isinstance(x.type, Memory)]
+    operands = [*(memory_of(x) for x in (accumulator, a, b)), *words]
     if len(index) - len(words) != sum(len(p.shape) - 2 for p in operands):
-        raise _fail("matrix_async", f"{len(index)} leading indices for {operands}")
+        raise misfit(f"{len(index)} leading indices for {operands}")
     (m, n), left, right = (p.shape[-2:] for p in operands[:3])
     if operands[1].dtype is int32 and operands[1].scope == "register":
         left = (left[0], left[1] * 2)
     left = left[::-1] if transpose_a else left
     right = right[::-1] if transpose_b else right
     if words and (transpose_a or words[0].shape[-2:] != (m // 16, left[1]) or left[1] % 32):
-        raise _fail("matrix_async", f"{words[0]} does not say where {operands[1]} lies")
+        raise misfit(f"{words[0]} does not say where {operands[1]} lies")
     left = (left[0], left[1] * 2) if words else left
     if left[0] != m or right[1] < n or left[1] != right[0]:
-        raise _fail("matrix_async", f"{left} @ {right} does not add to {(m, n)}")
+        raise misfit(f"{left} @ {right} does not add to {(m, n)}")
     if accumulate.type != Tile((), bool_):
-        raise _fail("matrix_async", f"accumulate is {accumulate.type}, not a bool")
+        raise misfit(f"accumulate is {accumulate.type}, not a bool")
     return NOTHING
 
 
@@ -464,14 +445,14 @@ def load_operand(operand: Node, place: Node, *index: Node, start: int, transpose
     """registers (m, k) or (n, k), from some of the columns (of the rows, if transposed) of the
     place at its leading index, from `start` on; those of a place of 8 bits are widened to 16 for
     matrix_async, in another order: see `mixed_order`"""
-    into, source = _place("load_operand", operand), _place("load_operand", place)
+    into, source = memory_of(operand), memory_of(place)
     rows, columns = source.shape[-2:][:: -1 if transpose else 1]
     fits = len(into.shape) == 2 and into.shape[0] == rows
     fits &= into.dtype is source.dtype or (source.dtype.bits == 8 and into.dtype is float16)
     if not fits or len(index) != len(source.shape) - 2 or into.scope != "register":
-        raise _fail("load_operand", f"{into} from {source} at {len(index)} indices")
+        raise misfit(f"{into} from {source} at {len(index)} indices")
     if not 0 <= start <= columns - into.shape[1]:
-        raise _fail("load_operand", f"{into} from {start} on leaves {source}")
+        raise misfit(f"{into} from {start} on leaves {source}")
     return NOTHING
 
 
@@ -497,14 +478,14 @@ def matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int]) 
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, all in registers, by warps that stand
     in a grid (down, across). Where b has rows for every warp down (down n, k), each warp multiplies
     its own rows of all three; then an a of int32 has two elements of b's dtype in a word"""
-    operands = [_place("matrix_sync", x) for x in (accumulator, a, b)]
+    operands = [memory_of(x) for x in (accumulator, a, b)]
     shapes = [p.shape for p in operands]
     if any(p.scope != "register" or len(p.shape) != 2 for p in operands):
-        raise _fail("matrix_sync", f"{operands} are not all matrices in registers")
+        raise misfit(f"{operands} are not all matrices in registers")
     rows = shapes[2][0] // (warps[0] if apart(accumulator, b, warps) else 1)
     depth = shapes[1][1] * (2 if operands[1].dtype is int32 else 1)
     if shapes[0] != (shapes[1][0], rows) or depth != shapes[2][1]:
-        raise _fail("matrix_sync", f"{shapes[1]} and {shapes[2]} do not add to {shapes[0]}")
+        raise misfit(f"{shapes[1]} and {shapes[2]} do not add to {shapes[0]}")
     return NOTHING
 
 
@@ -529,18 +510,17 @@ def register_tile(*, shape: tuple[int, ...], dtype: DType) -> Type:
 )
 def read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
     """the tile at the leading index of a place, or `rows` (first, count) of it"""
-    type_ = _place("read_place", place)
+    type_ = memory_of(place)
     shape = type_.shape[len(index) :]
     if rows:
         first, count = rows
         if type_.scope == "register" or first % 8:
-            raise _fail(
-                "read_place",
+            raise misfit(
                 f"rows {rows} of {type_}: registers are read whole, other "
                 "places from a multiple of 8 on",
             )
         shape = (count, *shape[1:])
-        _rows("read_place", type_, shape, first)  # type: ignore[arg-type]
+        _rows(type_, shape, first)  # type: ignore[arg-type]
     return Tile(shape, type_.dtype)  # type: ignore[arg-type]
 
 
@@ -548,7 +528,7 @@ def read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
 def write_place(place: Node, value: Node, *index: Node) -> Type:
     """replace the tile at the leading index of a place"""
     if read_place.infer(place, *index, rows=()) != value.type:
-        raise _fail("write_place", f"{value.type} into {place.type} at {len(index)} indices")
+        raise misfit(f"{value.type} into {place.type} at {len(index)} indices")
     return NOTHING
 
 
@@ -568,8 +548,8 @@ def cleared(node: Node) -> tuple[int, int] | None:
 def clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
     """zeros in the rows from start to before stop, as far as there are any, of the tile at the
     leading index of a place"""
-    if len(_place("clear_rows", place).shape) != len(index) + 2:
-        raise _fail("clear_rows", f"{len(index)} indices of {place.type} leave no rows")
+    if len(memory_of(place).shape) != len(index) + 2:
+        raise misfit(f"{len(index)} indices of {place.type} leave no rows")
     return NOTHING
 
 
@@ -587,7 +567,7 @@ def cluster_rank() -> Type:
 @row("barrier", effects=_arrival, placed=True)
 def arrive_remote(barrier_: Node, stage: Node, rank: Node) -> Type:
     """arrive at the barrier of the cluster's program of that rank"""
-    return _on_barrier("arrive_remote", barrier_, stage, rank)
+    return _on_barrier(barrier_, stage, rank)
 
 
 SENDS = ("all", "shares", "one")
@@ -608,19 +588,17 @@ def send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, to
     """into places, at their leading index, of programs of the cluster, the bytes landing on the
     barrier there; to 'all' (this one too) the whole value, or 'shares' of its rows in the order of
     ranks; to 'one' the whole value, its rank being an input after the stage"""
-    _barrier_of("send", barrier_)
-    into = _place("send", place)
+    _on_barrier(barrier_)
+    into = memory_of(place)
     if to not in SENDS or (to == "one" and not index):
-        raise _fail(
-            "send",
-            f"to {to!r} with {len(index)} indices: to one of {SENDS}, and to 'one' with its rank",
-        )
+        rule = f"to one of {SENDS}, and to 'one' with its rank"
+        raise misfit(f"to {to!r} with {len(index)} indices: {rule}")
     at = index[1:] if to == "one" else index
     shape, given = into.shape[len(at) :], value.shape
     rows = given[:1] if to == "shares" else shape[:1]
     whole = bool(shape) and given == (*rows, *shape[1:]) and rows[0] % shape[0] == 0
     if not whole or value.dtype is not into.dtype:
-        raise _fail("send", f"{value.type} to {into} at {len(at)} indices")
+        raise misfit(f"{value.type} to {into} at {len(at)} indices")
     return NOTHING
 
 
@@ -650,9 +628,9 @@ def _added(node: Node) -> tuple[Touch, Touch]:
 def store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) -> Type:
     """add a tile to what lies at the index, each element in one step as seen by all programs, in
     no order"""
-    into = _place("store_add", memory)
+    into = memory_of(memory)
     if into.scope != "global" or value.dtype is not into.dtype or len(index) != len(into.shape):
-        raise _fail("store_add", f"{len(index)} indices, {value.type} to {into}")
+        raise misfit(f"{len(index)} indices, {value.type} to {into}")
     return NOTHING
 
 

@@ -1,29 +1,61 @@
 """The checks before launch: everything that can be said of a Body without running it.
 
-`check_body` gathers the Findings of `protocol` (races, deadlock, fences, uninitialised places),
-`dependent`, `handover`, `initialised`, `budget` and `banks`; `require` turns errors into one
-exception that lists all of them. A Finding of a trace that left out the middle of a loop counts
-only if the whole loop shows it too, where that is short enough to be run. Invariant: a Body is
-read and never changed, and no data is computed, so a kernel of real size is judged in milliseconds.
+`check_body` gathers the Findings below (races, deadlock, fences, uninitialised places, work handed
+over, the dependency wait) and those of `budget`; `require` turns errors into one exception that
+lists all of them. A Finding of a trace that left out the middle of a loop counts only if the whole
+loop shows it too, where that is short enough to be run.
+
+`check_protocol` runs the events of all roles (`skeleton`) once, each as far as it can go, and an
+Order (`ordering`) finds races, missing fences, uninitialised boxes, phases that are not certain,
+deadlock and accesses before the dependency wait, whatever the order in which roles run. What is
+found does not hang on whose turn it was.
+
+A parameter that a placed Body both stores to and reads is *handed over* if the Body counts with
+`atomic_add`: who counts last reads what other programs stored. Before an atomic_add the role's
+stores have a fence('global') after them, and then its warps meet (one thread counts for all); after
+it, a fence('global') comes before any read. Nodes are judged in the order they stand in, of a loop
+twice.
+
+A Body that waits for its dependency does so on all paths. The wait is followed through barriers in
+the programs that are run; and the shape of the code is judged, for all programs: a
+`grid_dependency_wait` under a condition or in a loop that hangs on the program's number, a Symbol
+or data may be left out by a program that was not run, and an access under such a condition may come
+before it in one.
+
+Bodies of the portable level, where one thread of control runs, are judged by the order of the code
+for places that are read before anything wrote them. An element counts as written from the first
+store that may reach it; a loop counts as run at least once unless its bounds say that it is not (a
+loop that may be empty is as a rule empty for the reader too). What is not read in every turn of a
+loop (in a branch, or in a loop that may be empty) may read what the turn before wrote. An 'error'
+is a read that comes before every write on all paths, a 'warning' one that does on some.
+
+Invariant: a Body is read and never changed, and no data is computed, so a kernel of real size is
+judged in milliseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import prod
+from typing import Any
+
+import numpy as np
 
 from ..core.errors import InternalError, UserError
 from ..core.target import Target
-from .banks import check_banks
-from .budget import check_budget
+from ..ir.block import Block
+from ..ir.node import Node
+from ..ir.symbol import high, low
+from .budget import check_banks, check_budget
 from .build import Body
-from .check import PLACED_OPS
-from .dependent import check_dependent
-from .finding import Finding, finding
-from .handover import check_handover
-from .initialised import check_initialised
-from .protocol import check_protocol
-from .skeleton import Skeleton, TooLong
+from .check import PLACED_OPS, Finding, finding, place_name, walk
+from .happening import event
+from .ordering import Order, Role
+from .row import Touch, effects_of, is_place, read_by, touches_of, written_by
+from .skeleton import Event, Scenario, Skeleton, TooLong, computable
 
 ENOUGH = 4_000  # events, after which only the first and last programs are run
 
@@ -80,3 +112,357 @@ def require(
             raise InternalError(maker, text)
         raise UserError(text, location=errors[0].location)
     return found
+
+
+# ---- races and deadlock -------------------------------------------------------------------------
+
+
+class _Turn:
+    """A role, and the events it has to run."""
+
+    def __init__(self, role: Role, events: list[Event]) -> None:
+        self.role, self.events, self.base, self.at = role, events, role.epoch, 0
+
+    @property
+    def done(self) -> bool:
+        return self.at >= len(self.events)
+
+    @property
+    def here(self) -> Event:
+        return self.events[self.at]
+
+    def advance(self, order: Order) -> bool:
+        """Run until it waits or ends; whether it moved."""
+        before, role = self.at, self.role
+        while not self.done:
+            role.clock[role.number] = self.base + self.at + 1
+            if not event(order, role, *self.here):
+                break
+            self.at += 1
+        return self.at > before
+
+
+def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) -> list[Finding]:
+    """Races, deadlock, fences, uninitialised places and the dependency wait of one scenario."""
+    ranks, program = prod(skeleton.body.notes.get("cluster", (1,))), scenario.program
+    first = program[0] // ranks * ranks if program else 0
+    traces = []
+    for rank in range(ranks):
+        own = (first + rank, *program[1:]) if program else ()
+        traces.append(skeleton.trace(replace(scenario, program=own, rank=rank), whole))
+    order = Order(skeleton.body, scenario.symbols, ranks)
+    if _run(order, traces):
+        order.end()
+    return list(order.findings.values())
+
+
+Part = tuple[list[Event], list[tuple[Node, list[Event]]]]
+
+
+def _parts(trace: list[Any]) -> list[Part]:
+    """A trace cut behind each set of roles: the program's events, then those of the roles."""
+    found: list[Part] = [([], [])]
+    for item in trace:
+        if item[0] == "roles":
+            found[-1] = (found[-1][0], item[1])
+            found.append(([], []))
+        else:
+            found[-1][0].append(item)
+    return found
+
+
+def _run(order: Order, traces: list[list[Any]]) -> bool:
+    """Run all ranks' events, up to roles, then these, and so on; False after a deadlock."""
+    for parts in zip_longest(*map(_parts, traces), fillvalue=([], [])):
+        mains = [_Turn(order.roles[rank, None], events) for rank, (events, _) in enumerate(parts)]
+        if not _schedule(order, mains):
+            return False
+        forks = [(rank, [node for node, _ in roles]) for rank, (_, roles) in enumerate(parts)]
+        events = [events for _, roles in parts for _, events in roles]
+        turns = [_Turn(role, own) for role, own in zip(order.fork(forks), events)]
+        if not _schedule(order, turns):
+            return False
+        for turn in turns:
+            order.settled(turn.role)
+            order.joined(turn.role)
+    return True
+
+
+def _schedule(order: Order, turns: list[_Turn]) -> bool:
+    """Give turns until all have ended; False after a deadlock."""
+    while any([turn.advance(order) for turn in turns]):
+        pass
+    stuck = [turn for turn in turns if not turn.done]
+    if stuck:
+        waits = [order.awaited(turn.role, *turn.here) for turn in stuck]
+        nodes: list[Node] = [turn.here[0] for turn in stuck]
+        order.report("deadlock", "; ".join(waits), nodes[0], nodes[1] if len(nodes) > 1 else None)
+    return not stuck
+
+
+# ---- work that is handed over -------------------------------------------------------------------
+
+
+@dataclass
+class _State:
+    """What one role has done since its last count."""
+
+    warps: int
+    stored: Node | None = None
+    fenced: bool = False
+    met: bool = False
+    counted: Node | None = None
+
+
+def check_handover(body: Body) -> list[Finding]:
+    """Counts without a fence or a meeting before them, and reads without a fence after one."""
+    nodes = list(body.block.all_nodes())
+    if not any(node.op.name == "atomic_add" for node in nodes):
+        return []
+    stored, read = ({m for n in nodes for m in _plain(n, writes)} for writes in (True, False))
+    counters = {n.inputs[0] for n in nodes if n.op.name == "atomic_add"}
+    exchanged = (stored & read) - counters
+    found: dict[Finding, None] = {}
+    for role in [n for n in nodes if n.op.name == "role"]:
+        _walk(role.blocks[0], _State(role.attrs["warps"]), exchanged, found)
+    return list(found)
+
+
+def _plain(node: Node, writes: bool) -> set[Node]:
+    """Parameters that a Node itself stores to, or reads."""
+    plain = [e for e in effects_of(node) if isinstance(e, Touch) and e.writes is writes]
+    return {touch.memory for touch in plain if not is_place(touch.memory)}
+
+
+def _walk(block: Block, state: _State, exchanged: set[Node], found: dict[Finding, None]) -> None:
+    for node in block.nodes:
+        _visit(node, state, exchanged, found)
+        for inner in node.blocks:
+            for _ in range(2 if node.op.name == "loop" else 1):
+                _walk(inner, state, exchanged, found)
+
+
+def _visit(node: Node, state: _State, exchanged: set[Node], found: dict[Finding, None]) -> None:
+    name = node.op.name
+    if name == "fence" and node.attrs["kind"] == "global":
+        state.fenced, state.counted = True, None
+    elif name == "named_sync" and node.attrs["threads"] >= 32 * state.warps:
+        state.met = state.fenced
+    elif name == "atomic_add":
+        if state.stored is not None and not (state.fenced and (state.met or state.warps == 1)):
+            what = state.stored.inputs[0].attrs["name"]
+            text = "is stored and counted without a fence('global') and a meeting of the warps"
+            hint = "fence('global') after the stores, then named_sync of the role, then count"
+            found[finding("fence", f"{what} {text} between", node, state.stored, hint)] = None
+        state.stored, state.counted = None, node
+    elif _plain(node, True) & exchanged:
+        state.stored, state.fenced, state.met = node, False, False
+    elif _plain(node, False) & exchanged and state.counted is not None:
+        text = "is read after a count without a fence('global') between"
+        hint = "fence('global') after the atomic_add, before what other programs stored is read"
+        what = node.inputs[0].attrs["name"]
+        found[finding("fence", f"{what} {text}", node, state.counted, hint)] = None
+
+
+# ---- the dependency wait ------------------------------------------------------------------------
+
+
+ALL, SOME, NONE = "all", "some", "none"
+TELL = {"grid_dependency_wait", "wait", "named_sync"}  # what a role may know of the dependency by
+
+
+def check_dependent(skeleton: Skeleton) -> list[Finding]:
+    """Waits that stand on some paths only."""
+    body = skeleton.body
+    waits = [(n, around) for n, around in walk(body.block) if n.op.name == "grid_dependency_wait"]
+    found = []
+    for node, around in waits:
+        parts = [n for n in around if n.op.name == "role"]
+        block = parts[0].blocks[0] if parts else body.block
+        unsure = [n for n in around if n.op.name in ("branch", "loop") and varies(skeleton, n)]
+        if unsure and state(block) != ALL:
+            who = f"the role {parts[0].attrs['name']}" if parts else "the program"
+            text = f"{who} comes to grid_dependency_wait on some paths only"
+            found.append(finding("dependent", text, node, unsure[-1]))
+    return found + (early(skeleton) if waits else [])
+
+
+def early(skeleton: Skeleton) -> list[Finding]:
+    """Accesses that only some programs come to, before the wait and before anything that another
+    role could tell of it with."""
+    block = skeleton.body.block
+    roles = [n for n in block.nodes if n.op.name == "role"]
+    told: list[Node] = []
+    found = _early(skeleton, block, "the program", False, told)
+    before = bool(told)
+    for role in roles:
+        who = str(role.attrs["name"])
+        found += [] if before else _early(skeleton, role.blocks[0], who, False, [])
+    return found
+
+
+def _early(
+    skeleton: Skeleton, block: Block, who: str, unsure: bool, told: list[Node]
+) -> list[Finding]:
+    """Walk a Block until something tells of the dependency; `told` holds what does."""
+    found: list[Finding] = []
+    for node in block.nodes:
+        name = node.op.name
+        if name in TELL:
+            told.append(node)
+        if told or name == "role":
+            break
+        for touch in touches_of(node) if unsure else ():
+            memory, verb = touch.memory, "writes" if touch.writes else "reads"
+            if memory not in skeleton.body.parameters:
+                continue
+            if touch.writes or memory.type.use != "constant":  # type: ignore[union-attr]
+                what = f"{verb} {memory.attrs['name']} in some programs"
+                text = f"{who} {what} before it knows of grid_dependency_wait"
+                found.append(finding("dependent", text, node))
+        inside = unsure or (name in ("branch", "loop") and varies(skeleton, node))
+        for inner in node.blocks:
+            found += _early(skeleton, inner, who, inside, told)
+    return found
+
+
+def state(block: Block) -> str:
+    """Whether all paths through a Block wait, some do, or none."""
+    result = NONE
+    for node in block.nodes:
+        here = NONE
+        if node.op.name == "grid_dependency_wait":
+            here = ALL
+        elif node.op.name == "branch":
+            arms = {state(b) for b in node.blocks}
+            here = arms.pop() if len(arms) == 1 else SOME
+        elif node.op.name == "loop":
+            here = state(node.blocks[0])
+            lower, upper = (i.attrs.get("value") for i in node.inputs[:2])
+            if here == ALL and (lower is None or upper is None or low(upper) <= high(lower)):
+                here = SOME
+        elif node.op.name == "role":
+            here = state(node.blocks[0])
+        if here == ALL:
+            return ALL
+        result = SOME if SOME in (here, result) else NONE
+    return result
+
+
+def varies(skeleton: Skeleton, node: Node) -> bool:
+    """Whether a condition or bound differs between programs, Symbols or data."""
+    stack = list(node.inputs[:1] if node.op.name == "branch" else node.inputs[:2])
+    seen: set[Node] = set()
+    while stack:
+        scalar = stack.pop()
+        if scalar in seen:
+            continue
+        seen.add(scalar)
+        name = scalar.op.name
+        if name in ("program", "symbol", "cluster_rank"):
+            return True
+        if name not in ("constant", "get") and scalar not in skeleton.owner:
+            if not computable(scalar):
+                return True
+        stack += skeleton.parts(scalar)
+    return False
+
+
+# ---- places that nothing wrote ------------------------------------------------------------------
+
+
+MANY = 1 << 22  # elements of a place that are looked at one by one
+
+
+def check_initialised(body: Body) -> list[Finding]:
+    """Reads of places that nothing has written."""
+    walker = _Walker()
+    walker.block(body.block, set(), set())
+    return list(walker.found.values())
+
+
+class _Walker:
+    def __init__(self) -> None:
+        self.found: dict[Node, Finding] = {}
+        self.reached: dict[Node, Any] = {}  # elements of places that some store may reach
+        self.loops: tuple[Block, ...] = ()  # around the Node that is walked
+        self.turns: tuple[Block, ...] = ()  # of these, those that may be in a later turn
+
+    def block(self, block: Block, surely: set[Node], maybe: set[Node]) -> None:
+        """Walk a Block; the sets of written places grow."""
+        for node in block.nodes:
+            name = node.op.name
+            if name == "branch":
+                self.branch(node, surely, maybe)
+            elif name == "loop":
+                lower, upper = (i.attrs.get("value") for i in node.inputs[:2])
+                empty = runs = False
+                if lower is not None and upper is not None:
+                    empty, runs = high(upper) <= low(lower), low(upper) > high(lower)
+                loops, turns = self.loops, self.turns
+                if not runs:
+                    self.turns = loops
+                self.loops = (*loops, node.blocks[0])
+                self.block(node.blocks[0], set(surely) if empty else surely, maybe)
+                self.loops, self.turns = loops, turns
+            elif node.blocks:
+                for inner in node.blocks:
+                    self.block(inner, surely, maybe)
+            else:
+                self.node(node, surely, maybe)
+
+    def branch(self, node: Node, surely: set[Node], maybe: set[Node]) -> None:
+        arms = []
+        turns, self.turns = self.turns, self.loops
+        for inner in node.blocks:
+            arm = set(surely)
+            self.block(inner, arm, maybe)
+            arms.append(arm)
+        self.turns = turns
+        surely |= set.intersection(*arms)
+        maybe |= set.union(*arms)
+
+    def node(self, node: Node, surely: set[Node], maybe: set[Node]) -> None:
+        for memory in filter(is_place, read_by(node)):
+            if memory not in surely and memory not in self.found:
+                text = f"{place_name(memory)} is read before anything wrote it"
+                severity = "error"
+                if memory in maybe or any(t.memory is memory for t in self.carried()):
+                    severity, text = "warning", text + " on some paths"
+                self.found[memory] = finding("uninitialised", text, node, memory, severity=severity)
+        for touch in touches_of(node):
+            if is_place(touch.memory) and prod(touch.memory.shape) <= MANY:
+                self.elements(node, touch)
+        surely |= written_by(node)
+        maybe |= written_by(node)
+
+    def carried(self) -> list[Touch]:
+        """What a turn before may have stored."""
+        nodes = (n for block in self.turns for n in block.all_nodes())
+        return [t for n in nodes for t in touches_of(n) if t.writes]
+
+    def elements(self, node: Node, touch: Touch) -> None:
+        """Note what a store may reach, or that a load has elements no store before it reaches."""
+        place, part = touch.memory, _part(touch)
+        reached = self.reached.setdefault(place, np.zeros(place.shape, np.bool_))
+        if touch.writes:
+            reached[part or ...] = True
+        elif part is not None and not reached[part].all() and place not in self.found:
+            reached = reached.copy()
+            for other in (t for t in self.carried() if t.memory is place):
+                reached[_part(other) or ...] = True
+            if reached[part].all():
+                return
+            text = f"some of {place_name(place)} is read that nothing wrote"
+            self.found[place] = finding("uninitialised", text, node, place)
+
+
+def _part(touch: Touch) -> tuple[slice, ...] | None:
+    """The box of a place that is touched, if it is known and has no mask."""
+    at: list[Any] = [getattr(i, "attrs", {"value": i}).get("value") for i in touch.index or ()]
+    if touch.mask is not None or not at or not all(isinstance(i, int) for i in at):
+        return None
+    return tuple(
+        slice(i, i + (touch.shape[touch.axes.index(a)] if a in touch.axes else 1))
+        for a, i in enumerate(at)
+    )

@@ -39,25 +39,25 @@ from .trace import Tracer, tracer
 from .value import MemoryValue, TileValue, Window, cast, index_of, size_of, tile_of
 
 
-def _placed(op: str) -> Tracer:
-    found = tracer(op)
+def _placed() -> Tracer:
+    found = tracer()
     found.placed = True
     return found
 
 
 def _do(op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
-    return _placed(op.name).builder.do(op, *inputs, **attrs)
+    return _placed().builder.do(op, *inputs, **attrs)
 
 
 def _indices(*parts: Sequence[Size]) -> list[Node]:
     """Indices as Nodes, before what else an op takes."""
-    b = tracer("index").builder
+    b = tracer().builder
     return [b.index(i) for part in parts for i in part]
 
 
-def _memory(value: Any, op: str) -> MemoryValue:
+def _memory(value: Any) -> MemoryValue:
     if not isinstance(value, MemoryValue):
-        raise DTypeError("not an array or a place", op=f"tile.{op}", got=repr(value))
+        raise DTypeError("not an array or a place", got=repr(value))
     return value
 
 
@@ -70,55 +70,44 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _part(value: Any, op: str) -> Part:
+def _part(value: Any) -> Part:
     """What `place`, `place[i]` and `place[i][a:b, :]` name."""
     if isinstance(value, MemoryValue):
         shape = tuple(int(s) for s in value.shape)
         return Part(value.node, value.lead, None, shape)
     if not isinstance(value, Window):
-        raise DTypeError("not a place", op=f"tile.{op}", got=repr(value))
+        raise DTypeError("not a place", got=repr(value))
     at, whole = value.lead, value.memory.type.shape[len(value.lead) :]
     if any(value.index[len(at) + 1 :]) or tuple(whole[1:]) != value.shape[1:]:
         raise ShapeError(
             "rows of a place are taken whole",
-            op=f"tile.{op}",
             expected=f"place[..., first:last, :] of {value.memory!r}",
             got=f"{value.shape} at {value.index}",
         )
     return Part(value.memory.node, at, (value.index[len(at)], value.shape[0]), value.shape)
 
 
-def _box(value: Any, part: Part | None, op: str) -> Window:
+def _box(value: Any, part: Part | None) -> Window:
     """The part of an array that a copy reads or writes; of the shape of a place."""
     if not isinstance(value, Window):
-        raise DTypeError(
-            "not a part of an array",
-            op=f"tile.{op}",
-            expected="x[i, a:b, c:d]",
-            got=repr(value),
-        )
+        raise DTypeError("not a part of an array", expected="x[i, a:b, c:d]", got=repr(value))
     if part is not None and part.shape != value.shape:
-        raise ShapeError(
-            "a copy between different shapes",
-            op=f"tile.{op}",
-            expected=part.shape,
-            got=value.shape,
-        )
+        raise ShapeError("a copy between different shapes", expected=part.shape, got=value.shape)
     return value
 
 
-def _static(rows: tuple[Size, int] | None, op: str) -> tuple[int, int] | None:
+def _static(rows: tuple[Size, int] | None) -> tuple[int, int] | None:
     if rows is None or isinstance(rows[0], int):
         return rows  # type: ignore[return-value]
-    raise ShapeError("the first row is not static", op=f"tile.{op}", got=rows[0])
+    raise ShapeError("the first row is not static", got=rows[0])
 
 
 @contextmanager
 def role(name: str, warps: int, registers: int = 0) -> Iterator[None]:
     """Warps that run what stands inside, beside the roles next to it."""
-    t = _placed("role")
+    t = _placed()
     if t.depth:
-        raise TraceError("a role stands inside a loop, a branch or a role", op="tile.role")
+        raise TraceError("a role stands inside a loop, a branch or a role")
     b = t.builder
     t.depth += 1
     try:
@@ -217,9 +206,7 @@ def pipeline(name: str, stages: int, consumers: int = 1, producers: int = 1) -> 
     """The barriers of a ring of `stages` stages."""
     if stages < 1 or consumers < 1 or producers < 1:
         raise UserError(
-            "a pipeline needs stages, producers and consumers",
-            op="tile.pipeline",
-            got=(stages, producers, consumers),
+            "a pipeline needs stages, producers and consumers", got=(stages, producers, consumers)
         )
     full = barrier(f"{name}_full", producers, stages)
     return Pipeline(full, barrier(f"{name}_empty", consumers, stages))
@@ -230,21 +217,21 @@ def register(shape: Any, dtype: Any = dtypes.float32, fill: float | None = None)
     sizes, chosen = static_shape(shape), dtype_of(dtype)
     node = _do(placed.register_tile, shape=sizes, dtype=chosen)
     if fill is not None:
-        _do(placed.write_place, node, tracer("register").builder.constant(fill, chosen, sizes))
+        _do(placed.write_place, node, tracer().builder.constant(fill, chosen, sizes))
     return MemoryValue("register", node, True)
 
 
 def read(place: Any) -> TileValue:
     """The tile of a place: `read(total)`, `read(ring[stage])`, `read(ring[stage][0:64, :])`."""
-    part = _part(place, "read")
-    rows = _static(part.rows, "read") or ()
+    part = _part(place)
+    rows = _static(part.rows) or ()
     return TileValue(_do(placed.read_place, part.node, *part.at, rows=rows))
 
 
 def write(place: Any, value: Any) -> None:
     """Replace the tile of a place."""
-    part = _part(place, "write")
-    tile = cast(tile_of(value, part.node.dtype, "write"), part.node.dtype)
+    part = _part(place)
+    tile = cast(tile_of(value, part.node.dtype), part.node.dtype)
     _do(placed.write_place, part.node, tile.node, *part.at)
 
 
@@ -254,8 +241,8 @@ def _bytes(part: Part, shape: Sequence[int]) -> int:
 
 def _copy(op: Op, place: Any, source: Any, *stage: Node | Size) -> Part:
     """A part of an array into a place, or into some rows of it."""
-    part = _part(place, op.name)
-    box, rows = _box(source, part, op.name), _static(part.rows, op.name)
+    part = _part(place)
+    box, rows = _box(source, part), _static(part.rows)
     at, attrs = _indices(box.index, part.at), {"shape": part.shape, "axes": box.axes}
     _do(op, part.node, box.memory.node, *stage, *at, row=rows[0] if rows else 0, **attrs)
     return part
@@ -273,11 +260,11 @@ def copy_store(target: Any, place: Any) -> None:
 
 
 def _store(op: Op, target: Any, place: Any) -> None:
-    part = _part(place, op.name)
-    box = _box(target, part, op.name)
+    part = _part(place)
+    box = _box(target, part)
     at = (*box.index, *part.at)
     _do(op, box.memory.node, part.node, *at, shape=part.shape, axes=box.axes)
-    tracer("store").touch("store", box.memory, box.index, box.shape, box.axes)
+    tracer().touch("store", box.memory, box.index, box.shape, box.axes)
 
 
 def matrix_async(
@@ -285,8 +272,8 @@ def matrix_async(
 ) -> None:
     """accumulator = a @ b (+ accumulator), at some time before a matrix_wait covers it; an `a` of
     which two of every four are kept has the place of the words that say which."""
-    words = [] if kept is None else [_memory(kept, "matrix_async")]
-    total, left, right = (_memory(x, "matrix_async") for x in (accumulator, a, b))
+    words = [] if kept is None else [_memory(kept)]
+    total, left, right = (_memory(x) for x in (accumulator, a, b))
     operands, test = [x.node for x in (total, left, right)], tile_of(accumulate).node
     at = [i for x in (total, left, right, *words) for i in x.lead]
     turned = {"transpose_a": left.turned, "transpose_b": right.turned}
@@ -316,20 +303,20 @@ def store_threads(target: Any, place: Any) -> None:
 def load_operand(operand: Any, place: Any, start: int = 0) -> None:
     """Registers (m, 16) or (n, 16) from columns of a place (transposed: its rows), from `start`
     on."""
-    into, source = _memory(operand, "load_operand"), _memory(place, "load_operand")
+    into, source = _memory(operand), _memory(place)
     attrs = {"start": start, "transpose": source.turned}
     _do(placed.load_operand, into.node, source.node, *source.lead, **attrs)
 
 
 def matrix_sync(accumulator: Any, a: Any, b: Any, warps: tuple[int, int]) -> None:
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, by a grid of warps."""
-    operands = [_memory(x, "matrix_sync").node for x in (accumulator, a, b)]
+    operands = [_memory(x).node for x in (accumulator, a, b)]
     _do(placed.matrix_sync, *operands, warps=warps)
 
 
 def cluster(size: int) -> Any:
     """Run `size` neighbouring programs together; gives this one's number among them."""
-    t = _placed("cluster")
+    t = _placed()
     t.hints["cluster"] = (size,)
     return index_of(t.builder.atom("rank", _do(placed.cluster_rank), 0, size - 1))
 
@@ -337,8 +324,8 @@ def cluster(size: int) -> Any:
 def copy_multicast(place: Any, source: Any, stage: BarrierStage, mask: int, first: Any = 0) -> None:
     """Copy a part of an array into (rows of) a place of every program of the cluster in a mask,
     whose bit 0 stands for the rank `first`."""
-    part = _part(place, "copy_multicast")
-    box, row = _box(source, part, "copy_multicast"), part.rows[0] if part.rows else 0
+    part = _part(place)
+    box, row = _box(source, part), part.rows[0] if part.rows else 0
     at = _indices(box.index, part.at, (row, size_of(first, "rank")))
     attrs = {"shape": part.shape, "axes": box.axes, "mask": mask}
     _do(placed.copy_multicast, part.node, box.memory.node, *stage, *at, **attrs)
@@ -347,8 +334,8 @@ def copy_multicast(place: Any, source: Any, stage: BarrierStage, mask: int, firs
 def copy_pages(place: Any, source: Any, pages: Any, stage: BarrierStage, hint: str = "") -> int:
     """Copy a part of each of several pages of an array into the rows of a place, one below the
     other; a tile of numbers says which pages, `source` what of page 0. Gives the bytes."""
-    numbers = cast(tile_of(pages, op="copy_pages"), dtypes.int64).node
-    part, box = _part(place, "copy_pages"), _box(source, None, "copy_pages")
+    numbers = cast(tile_of(pages), dtypes.int64).node
+    part, box = _part(place), _box(source, None)
     at, attrs = _indices(box.index, part.at), {"shape": box.shape, "axes": box.axes, "hint": hint}
     _do(placed.copy_pages, part.node, box.memory.node, *stage, numbers, *at, **attrs)
     return _bytes(part, (*numbers.shape, *box.shape))
@@ -356,21 +343,19 @@ def copy_pages(place: Any, source: Any, pages: Any, stage: BarrierStage, hint: s
 
 def store_add(target: Any, value: Any) -> None:
     """Add a tile to a part of an array, which other programs may add to: in any order."""
-    box = _box(target, None, "store_add")
-    tile = cast(tile_of(value, box.memory.dtype, "store_add"), box.memory.dtype)
+    box = _box(target, None)
+    tile = cast(tile_of(value, box.memory.dtype), box.memory.dtype)
     _do(placed.store_add, box.memory.node, tile.node, *box.index, axes=box.axes)
-    tracer("store_add").touch("add", box.memory, box.index, tile.shape, box.axes)
+    tracer().touch("add", box.memory, box.index, tile.shape, box.axes)
 
 
 def send(place: Any, value: Any, stage: BarrierStage, to: Any = "all") -> None:
     """Send a tile to the place of programs of the cluster, its bytes landing on the barrier there:
     to 'all', as 'shares' of its rows, or to the one whose rank is given."""
     if isinstance(to, str) and to not in ("all", "shares"):
-        raise UserError(
-            "unknown receivers", op="tile.send", expected="all, shares or a rank", got=to
-        )
-    part = _part(place, "send")
-    tile = cast(tile_of(value, part.node.dtype, "send"), part.node.dtype)
+        raise UserError("unknown receivers", expected="all, shares or a rank", got=to)
+    part = _part(place)
+    tile = cast(tile_of(value, part.node.dtype), part.node.dtype)
     one = () if isinstance(to, str) else (size_of(to, "rank"),)
     kind = "one" if one else to
     _do(placed.send, part.node, tile.node, *stage, *one, *part.at, to=kind)
@@ -378,7 +363,7 @@ def send(place: Any, value: Any, stage: BarrierStage, to: Any = "all") -> None:
 
 def clear_rows(place: Any, start: Any, stop: Any) -> None:
     """Zeros in the rows from start to before stop of a place."""
-    part, ends = _part(place, "clear_rows"), (size_of(start, "start"), size_of(stop, "stop"))
+    part, ends = _part(place), (size_of(start, "start"), size_of(stop, "stop"))
     _do(placed.clear_rows, part.node, *ends, *part.at)
 
 
@@ -410,7 +395,7 @@ def matrix_wait(pending: int = 0) -> None:
 def fence(kind: str = "async") -> None:
     """'async': plain stores are seen by copies and matrix ops; 'global': by other programs."""
     if kind not in placed.FENCES:
-        raise UserError("unknown fence", op="tile.fence", expected=placed.FENCES, got=kind)
+        raise UserError("unknown fence", expected=placed.FENCES, got=kind)
     _do(placed.fence, kind=kind)
 
 

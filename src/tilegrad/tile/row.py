@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.errors import InternalError
 from ..ir.node import DIALECTS, Dialect, Infer, Node, Op
-from ..ir.types import Memory
+from ..ir.types import Memory, Type
 
 tile = Dialect("tile")
 Scalar = Node | int
@@ -146,7 +146,7 @@ Effects = Callable[[Node], tuple[Effect, ...]]
 class TileOp(Op):
     """An Op with the rest of its row."""
 
-    __slots__ = ("effects", "numpy", "placed")
+    __slots__ = ("effects", "numpy", "placed", "row")
 
     def __init__(
         self,
@@ -158,8 +158,16 @@ class TileOp(Op):
         placed: bool = False,
         **facts: Any,
     ) -> None:
-        super().__init__(tile, name, infer, **facts)
-        self.numpy, self.effects, self.placed = numpy, effects, placed
+        super().__init__(tile, name, self.typed, **facts)
+        self.row, self.numpy, self.effects, self.placed = infer, numpy, effects, placed
+
+    def typed(self, *inputs: Node, **attrs: Any) -> Type:
+        """The type that the row gives; an error names the op."""
+        try:
+            return self.row(*inputs, **attrs)
+        except InternalError as error:
+            error.name(f"tile.{self.name}")
+            raise
 
 
 def row(
@@ -189,6 +197,18 @@ def row(
         )
 
     return make
+
+
+def misfit(message: str) -> InternalError:
+    """What a row raises where its inputs do not fit."""
+    return InternalError("", message)
+
+
+def memory_of(node: Node) -> Memory:
+    """The type of a Memory or place."""
+    if not isinstance(node.type, Memory):
+        raise misfit(f"{node!r} is not a Memory")
+    return node.type
 
 
 # ---- reading rows -----------------------------------------------------------------------------

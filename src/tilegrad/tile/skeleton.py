@@ -24,8 +24,18 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Expr, atoms, evaluate, high, low
 from .build import Body
-from .periodic import Periods
-from .scalars import BINARY, COMPARES, EXTREMES, TERNARY, UNARY, Scalars, Scenario, computable, uses
+from .scalars import (
+    BINARY,
+    COMPARES,
+    EXTREMES,
+    TERNARY,
+    UNARY,
+    Periods,
+    Scalars,
+    Scenario,
+    computable,
+    uses,
+)
 
 Event = tuple[Node, dict[Node, Any]]
 MOST_EVENTS = 60_000

@@ -68,7 +68,6 @@ def _compiled(function: Function) -> types.CodeType:
     except (OSError, TypeError):
         raise UserError(
             "the source of the kernel cannot be read",
-            op="kernel",
             got=getattr(function, "__qualname__", function),
             hint="write the kernel in a file, not in a prompt",
         ) from None
@@ -78,7 +77,6 @@ def _compiled(function: Function) -> types.CodeType:
     if not isinstance(definition, ast.FunctionDef):
         raise UserError(
             "a kernel is a plain function",
-            op="kernel",
             expected="def name(...):",
             got=type(definition).__name__,
             location=Location(file, first),

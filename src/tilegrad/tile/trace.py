@@ -87,7 +87,6 @@ class Range:
     def __iter__(self) -> Iterator[Any]:
         raise TraceError(
             "a loop that runs in the kernel is a `for` statement of the kernel",
-            op="tile.range",
             hint="a comprehension or a list takes Python's own range, which is unrolled",
         )
 
@@ -127,15 +126,15 @@ class Access:
     node: Node
     memory: Node
     shape: tuple[Size, ...]
+    branches: tuple[tuple[Node, bool], ...]
+    empty: tuple[Expr | Node, ...]
     index: tuple[Size, ...] | None
     tile: tuple[int, ...]
     axes: tuple[int, ...]
-    offsets: Node | None
-    mask: Node | None
-    cut: bool
-    unique: bool
-    branches: tuple[tuple[Node, bool], ...]
-    empty: tuple[Expr | Node, ...]
+    offsets: Node | None = None
+    mask: Node | None = None
+    cut: bool = False
+    unique: bool = False
 
     @property
     def writes(self) -> bool:
@@ -198,6 +197,9 @@ class Tracer:
         before, state.tracer = state.tracer, self
         try:
             yield
+        except UserError as error:
+            error.name("kernel")
+            raise
         finally:
             state.tracer = before
 
@@ -219,50 +221,25 @@ class Tracer:
         index: Sequence[Size] | None = None,
         tile: tuple[int, ...] = (),
         axes: tuple[int, ...] = (),
-        *,
-        offsets: Node | None = None,
-        mask: Node | None = None,
-        cut: bool = False,
-        unique: bool = False,
+        **facts: Any,
     ) -> None:
-        """Note the access of a result by the Node that was added last."""
+        """Note the access of a result by the Node that was added last, with facts of an Access."""
         if any(memory.node is r.node for r in self.results):
             node = self.builder.builder.open[-1].nodes[-1]
-            self.accesses[node] = Access(
-                kind,
-                node,
-                memory.node,
-                memory.type.shape,
-                None if index is None else tuple(index),
-                tile,
-                tuple(axes),
-                offsets,
-                mask,
-                cut,
-                unique,
-                tuple(self.branches),
-                tuple(self.empty),
-            )
+            at = None if index is None else tuple(index)
+            around = tuple(self.branches), tuple(self.empty)
+            place = memory.node, memory.type.shape
+            made = Access(kind, node, *place, *around, at, tile, tuple(axes), **facts)
+            self.accesses[node] = made
 
     def touch_at(
-        self,
-        kind: str,
-        memory: MemoryValue,
-        box: Any,
-        offsets: Node,
-        tile: tuple[int, ...],
-        mask: Node | None,
-        unique: bool = False,
+        self, kind: str, memory: MemoryValue, box: Any, offsets: Node, tile: Any, **facts: Any
     ) -> None:
         """Note an access by offsets, which may be a Box."""
         if box is not None and offsets.shape == tile:
-            self.touch(
-                kind, memory, box.start, tile, box.axes, mask=mask, cut=box.cut, unique=unique
-            )
+            self.touch(kind, memory, box.start, tile, box.axes, cut=box.cut, **facts)
         else:
-            self.touch(
-                kind, memory, None, tile, offsets=offsets, mask=mask, cut=True, unique=unique
-            )
+            self.touch(kind, memory, None, tile, offsets=offsets, cut=True, **facts)
 
     # ---- grid and results -----------------------------------------------------------------
 
@@ -271,11 +248,10 @@ class Tracer:
         if self.grid is not None:
             raise TraceError(
                 "the grid is declared twice",
-                op="tile.grid",
                 hint="tile.load(rows=...) implies a grid of row blocks",
             )
         if self.depth:
-            raise TraceError("the grid is declared inside a loop or a branch", op="tile.grid")
+            raise TraceError("the grid is declared inside a loop or a branch")
         check_grid(sizes)
         self.grid = tuple(sizes)
         self.programs = [self.builder.program(i, s) for i, s in enumerate(sizes)]
@@ -291,7 +267,6 @@ class Tracer:
             if not self.inputs or self.inputs[0].ndim < 2:
                 raise ShapeError(
                     "the grid cannot be implied",
-                    op="tile.load",
                     expected="a first argument of shape (..., rows, columns)",
                     got=repr(self.inputs[:1]),
                     hint="declare it with tile.grid(...)",
@@ -307,7 +282,7 @@ class Tracer:
         """A block size of the Plan."""
         found = getattr(self.plan, name)
         if found is None:
-            raise UserError(f"the Plan has no {name}", op="tile.context")
+            raise UserError(f"the Plan has no {name}")
         return int(found)
 
     def add_result(
@@ -319,7 +294,7 @@ class Tracer:
     ) -> MemoryValue:
         """A new array that the kernel gives back."""
         if self.depth:
-            raise TraceError("a result is declared inside a loop or a branch", op="tile.result")
+            raise TraceError("a result is declared inside a loop or a branch")
         name = name or f"out{len(self.results)}"
         number = isinstance(fill, (int, float))
         type_ = Memory(tuple(shape), dtype, use="state" if number else "result")
@@ -338,12 +313,11 @@ class Tracer:
         if value is None:
             return
         for item in value if isinstance(value, tuple) else (value,):
-            found = tile_of(item, op="return")
+            found = tile_of(item)
             rows = self.implied_rows()
             if not found.shape or found.shape[0] != rows.count or found.ndim > 2:
                 raise ShapeError(
                     "a returned tile is not a block of rows",
-                    op="kernel",
                     expected=f"shape ({rows.count},) or ({rows.count}, columns)",
                     got=repr(found),
                     hint="declare other results with tile.result and write them with tile.store",
@@ -363,7 +337,6 @@ class Tracer:
         if not self.results:
             raise UserError(
                 f"the kernel {self.name} has no result",
-                op="kernel",
                 expected="tile.result(...), or a returned tile",
             )
         notes = {k: v for k, v in {**self.plan.notes(), **self.hints}.items() if v is not None}
@@ -372,9 +345,9 @@ class Tracer:
         return body
 
 
-def tracer(op: str) -> Tracer:
+def tracer() -> Tracer:
     """The Tracer of the kernel that is being traced in this thread."""
-    found: Tracer = current(op)
+    found: Tracer = current()
     return found
 
 
@@ -383,22 +356,17 @@ def check_grid(sizes: Sequence[Size]) -> None:
     if any(a.kind != "symbol" for size in sizes for a in atoms(size)):
         raise TraceError(
             "the grid depends on what the kernel computes",
-            op="tile.grid",
             expected="integers and symbolic sizes",
             got=tuple(sizes),
         )
     if not sizes or any(high(size) < 0 for size in sizes):
         raise ShapeError(
-            "no grid has such sizes",
-            op="tile.grid",
-            expected="one size or more, none negative",
-            got=tuple(sizes),
+            "no grid has such sizes", expected="one size or more, none negative", got=tuple(sizes)
         )
     count = prod(low(size) for size in sizes)
     if count > GRID_LIMIT:
         raise ShapeError(
             "the grid is too large",
-            op="tile.grid",
             expected=f"at most {GRID_LIMIT} programs",
             got=count,
             hint="let each program do more: a larger block, or a loop",
@@ -406,7 +374,6 @@ def check_grid(sizes: Sequence[Size]) -> None:
 
 
 def make_range(
-    op: str,
     *given: Any,
     unroll: int = 1,
     block: int | None = None,
@@ -414,8 +381,8 @@ def make_range(
 ) -> Range:
     """tile.range(stop), (start, stop) or (start, stop, step)."""
     if not 1 <= len(given) <= 3:
-        raise UserError("wrong number of bounds", op=op, expected="1, 2 or 3", got=len(given))
+        raise UserError("wrong number of bounds", expected="1, 2 or 3", got=len(given))
     lower, upper, step = (0, *given, 1) if len(given) == 1 else (*given, 1)[:3]
     if not isinstance(step, int) or isinstance(step, bool) or step < 1:
-        raise UserError("the step is not a positive integer", op=op, got=repr(step))
+        raise UserError("the step is not a positive integer", got=repr(step))
     return Range(size_of(lower, "bound"), size_of(upper, "bound"), step, unroll, block, bounds)

@@ -11,6 +11,7 @@ The file is long because these kinds of values know each other.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, combine, high, low
 from ..ir.types import Memory
+from .row import memory_of
 
 FAR = 1 << 40  # the most that an index is, unless the kernel says more
 
@@ -35,15 +37,27 @@ state = _State()
 ABOVE: dict[str, Callable[..., Any]] = {}
 
 
-def current(op: str) -> Any:
+def current() -> Any:
     """The Tracer (see `trace`) of the kernel that is being traced in this thread."""
     if state.tracer is None:
         raise TraceError(
-            "used outside of a kernel",
-            op=f"tile.{op}",
-            hint="call it inside a function decorated with @kernel",
+            "used outside of a kernel", hint="call it inside a function decorated with @kernel"
         )
     return state.tracer
+
+
+def named(op: str, function: Any) -> Any:
+    """The function, whose errors say which op they are of."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except UserError as error:
+            error.name(op)
+            raise
+
+    return call
 
 
 class Undefined:
@@ -56,7 +70,6 @@ class Undefined:
         """The error of using it."""
         return UserError(
             f"the variable {self.name!r} {self.why}",
-            op="kernel",
             hint="set it before the loop or the branch that changes it",
         )
 
@@ -168,7 +181,6 @@ class Index:
     def _refuse(self) -> Any:
         raise TraceError(
             f"{self.size} is known only when the kernel runs",
-            op="kernel",
             hint="loop with tile.range(...); a tile's shape is made of plain integers",
         )
 
@@ -196,7 +208,7 @@ def _operator(name: str, mirrored: bool = False) -> Callable[[Any, Any], TileVal
             return NotImplemented
         return elementwise(name, *((other, self) if mirrored else (self, other)))
 
-    return apply
+    return named(f"tile.{name}", apply)
 
 
 def _function(name: str) -> Callable[[Any], TileValue]:
@@ -248,14 +260,13 @@ class TileValue(Operators):
         self.edges: Edges = (None,) * len(node.shape) if edges is None else edges
         self.zero = zero or (False,) * len(node.shape)  # axes beyond whose edge all is 0
         self.linear = linear  # start, for a tile start, start+1, ...
-        self.block = current("tile").builder.builder.open[-1]  # where it can be used
+        self.block = current().builder.builder.open[-1]  # where it can be used
 
     def checked(self) -> TileValue:
         """Itself, unless the loop, branch or role it was made in is over."""
-        if self.block not in current("tile").builder.builder.open:
+        if self.block not in current().builder.builder.open:
             raise UserError(
                 f"a tile made in a loop, a branch or a role ({self.block.name}) is used after it",
-                op="kernel",
                 got=repr(self),
                 hint="what leaves a loop or a branch is a variable set before it; "
                 "roles share places, not tiles",
@@ -298,7 +309,6 @@ class TileValue(Operators):
     def _refuse(self) -> Any:
         raise TraceError(
             "a tile has no value while the kernel is traced",
-            op="kernel",
             got=repr(self),
             hint="use tile.where, or & | ~ in place of and, or, not; `if` takes a scalar tile, "
             "without return, break or continue inside",
@@ -339,8 +349,7 @@ class MemoryValue(Operators):
     @property
     def type(self) -> Memory:
         """The Memory type."""
-        assert isinstance(self.node.type, Memory)
-        return self.node.type
+        return memory_of(self.node)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -368,7 +377,6 @@ class MemoryValue(Operators):
     def __iter__(self) -> Any:
         raise DTypeError(
             "an array is not looped over in a kernel",
-            op="kernel",
             got=repr(self),
             hint="loop over tile.range(n), and read a part of it",
         )
@@ -398,7 +406,7 @@ class Window(Operators):
 
     def edges(self) -> Edges:
         """Where the box leaves the Memory, unless it provably does not."""
-        if current("part").trusts:
+        if current().trusts:
             return (None,) * len(self.shape)
         found: list[Edge | None] = []
         for size, axis in zip(self.shape, self.axes):
@@ -417,7 +425,6 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
     if len(key) != len(sizes):
         raise ShapeError(
             f"{len(key)} subscripts for {memory.name}",
-            op="kernel",
             expected=f"{len(sizes)} for {memory.node.type}",
             got=len(key),
             hint="name every axis: x[i, 0:16], or use ...",
@@ -435,7 +442,6 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
         if k.step not in (None, 1) or not isinstance(length, int) or length < 1:
             raise ShapeError(
                 f"axis {axis} of {memory.name} is cut to a length that is not a static integer",
-                op="kernel",
                 expected="start:start+length with an integer length",
                 got=f"{start}:{stop}",
                 hint="the shape of a tile is fixed when it is compiled; an "
@@ -452,7 +458,7 @@ def window_of(memory: MemoryValue, key: tuple[Any, ...]) -> Window:
 
 def scalar(size: Size) -> TileValue:
     """A Size as a scalar tile of int64."""
-    return TileValue(current("index").builder.index(size))
+    return TileValue(current().builder.index(size))
 
 
 def size_of(value: Any, what: str) -> Size:
@@ -466,13 +472,12 @@ def size_of(value: Any, what: str) -> Size:
     if isinstance(value, Undefined):
         raise value.fail()
     if isinstance(value, Window) or (isinstance(value, MemoryValue) and not value.ndim):
-        value = tile_of(value, op=what)  # a number that is read here
+        value = tile_of(value)  # a number that is read here
     if isinstance(value, TileValue) and value.dtype.is_integer and value.shape == ():
         own = value.dtype if value.dtype.bits < 64 else dtypes.int64
-        return current(what).atom_of(value.checked().node, int(own.lowest), int(own.highest))
+        return current().atom_of(value.checked().node, int(own.lowest), int(own.highest))
     raise DTypeError(
         f"the {what} is not an integer",
-        op="kernel",
         expected="an int, an index or an integer scalar",
         got=repr(value),
     )
@@ -483,13 +488,13 @@ def number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, Index))
 
 
-def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileValue:
+def tile_of(value: Any, dtype: DType | None = None) -> TileValue:
     """A value as a tile; a number becomes a scalar of the dtype given, or of its own."""
     if isinstance(value, TileValue):
         return value.checked()
     if isinstance(value, Undefined):
         raise value.fail()
-    b = current(op).builder
+    b = current().builder
     if isinstance(value, Index):
         return cast(scalar(value.size), dtype or dtypes.int64)
     if isinstance(value, (bool, int, float)):
@@ -506,7 +511,6 @@ def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileVal
             if not -(1 << (chosen.bits - 1)) <= value < 1 << chosen.bits:
                 raise DTypeError(
                     "a number does not fit the dtype of its partner",
-                    op=f"tile.{op}",
                     expected=chosen,
                     got=value,
                     hint="cast the tile first",
@@ -519,16 +523,15 @@ def tile_of(value: Any, dtype: DType | None = None, op: str = "tile") -> TileVal
     if isinstance(value, MemoryValue):
         raise DTypeError(
             "an array is not a tile",
-            op=f"tile.{op}",
             got=repr(value),
             hint="read a part of it: x[i, 0:64] or tile.load(...)",
         )
-    raise DTypeError("not a tile or a number", op=f"tile.{op}", got=type(value).__name__)
+    raise DTypeError("not a tile or a number", got=type(value).__name__)
 
 
 def cast(x: TileValue, dtype: DType) -> TileValue:
     """x converted to a dtype; its edges stay."""
     if x.dtype is dtype:
         return x
-    node = current("cast").builder.cast(x.node, dtype)
+    node = current().builder.cast(x.node, dtype)
     return TileValue(node, x.edges, x.zero)

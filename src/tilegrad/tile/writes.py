@@ -33,9 +33,8 @@ from ..ir.symbol import (
     multiply,
 )
 from .build import Body
-from .finding import Finding, finding
-from .inside import extremes, value_of
-from .linear import lines_of
+from .check import Finding, finding
+from .inside import extremes, lines_of, value_of
 from .trace import Access, Limit, Tracer
 
 FEW_BOXES = 1 << 15  # boxes that are counted out

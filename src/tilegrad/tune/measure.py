@@ -22,8 +22,8 @@ from ..kernels.matmul.shape import Operands
 from ..runtime.buffer import Buffer
 from ..targets.ptx.context import Event
 from ..targets.ptx.driver import Device, open_device
-from ..targets.ptx.graph import LaunchGraph, Operation
-from ..targets.ptx.prepare import Prepared
+from ..targets.ptx.launch import Prepared
+from ..targets.ptx.launcher import LaunchGraph, Operation
 from ..targets.ptx.program import Entry
 
 PERIOD = (1 << 20) - 3  # elements after which random operands repeat: odd, so that rows differ

@@ -22,7 +22,7 @@ from ...tile.value import index_of
 from .backward_consumer import BackwardConsumer
 from .backward_plan import OWN, ROWS, BackwardPlan, columns_of
 from .holes import Holes
-from .shape import AttentionShape, Parameters, tokens_of
+from .shape import AttentionShape, Parameters, swizzled, tokens_of
 from .softmax import LOG2_E, and_masks, line
 from .tile_order import block_count, corner, sequence_at, span_of
 
@@ -73,11 +73,10 @@ class BackwardBody:
 
     def place(self) -> None:
         """What is kept, the ring, what is known of each query; ds on its way to dq."""
-        count = 2 if self.with_changes else 1
-        self.kept = [self.shared(2, n, OWN, w) for n, w in zip(self.pieces[:count], self.wide)]
-        self.ring = [
-            self.shared(self.stages, n, self.columns, w) for n, w in zip(self.pieces, self.wide)
-        ]
+        dtype, pairs = self.x.dtype, list(zip(self.pieces, self.wide))
+        kept = pairs if self.with_changes else pairs[:1]
+        self.kept = [swizzled(dtype, 2, n, OWN, w) for n, w in kept]
+        self.ring = [swizzled(dtype, self.stages, n, self.columns, w) for n, w in pairs]
         self.ready = tile.barrier("ready", 1)
         full = [tile.barrier(f"full{i}", 1, self.stages) for i in range(2)]
         empty = tile.barrier("empty", 2, self.stages)
@@ -86,11 +85,7 @@ class BackwardBody:
             self.known = tile.shared((self.stages, 2, self.columns))
             self.told = tile.Pipeline(tile.barrier("told", 1, self.stages), empty)
         if self.fast:  # (turn, keys, queries, ...)
-            self.passed = self.shared(2, 2, self.columns // 64, OWN, 64)
-
-    def shared(self, *shape: int) -> Any:
-        """A swizzled place of 16-bit floats."""
-        return tile.shared(shape, self.x.dtype, "swizzle64" if shape[-1] % 64 else "swizzle128")
+            self.passed = swizzled(dtype, 2, 2, self.columns // 64, OWN, 64)
 
     # ---- which tokens -----------------------------------------------------------------------
 

@@ -128,11 +128,9 @@ class ConsumerRows:
         top = largest * holes.factor  # -inf where nothing was seen
         over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
         result = tile.cast(tile.read(self.total) * over, self.x.dtype)
-        if self.k.order.packed:  # what lies after the last row is another sequence's
-            if tile.less(0, self.row(work) + 64 - work.queries):
-                self.write_rows(work, result)
-            else:
-                self.write_out(work, stage, result)
+        # what lies after the last row of several sequences is another one's
+        if self.k.order.packed and tile.less(0, self.row(work) + 64 - work.queries):
+            self.write_rows(work, result)
         else:
             self.write_out(work, stage, result)
         self.write_sums(work, softmax.log_sums(sums, top))

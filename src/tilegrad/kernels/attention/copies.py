@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from ... import tile
-from ..matmul.shape import swizzle_of
 from .holes import Holes
 from .plan import AttentionPlan
-from .shape import AttentionShape, tokens_of
+from .shape import AttentionShape, swizzled, tokens_of
 from .tile_order import Work
 
 
@@ -28,32 +27,22 @@ class AttentionPlaces:
 
     def place(self) -> None:
         """Queries, the rings, results on their way out, and the barriers."""
-        x, plan, halves = self.x, self.plan, self.halves
-        self.queries = self.shared(plan.query_stages, halves, 64, self.width)
+        dtype, plan, halves = self.x.dtype, self.plan, self.halves
+        self.queries = swizzled(dtype, plan.query_stages, halves, 64, self.width)
         # of a tile's last block a consumer may multiply fewer keys
         columns = [self.order.first_columns(own) for own in range(halves)]
         self.columns = columns if plan.narrow else [self.keys] * halves
         self.pieces = self.keys // 64 if min(self.columns) < self.keys else 1  # of values
         self.ring = [
-            self.shared(plan.stages, 1, self.keys, self.width),
-            self.shared(plan.stages, self.pieces, self.keys // self.pieces, self.value_width),
+            swizzled(dtype, plan.stages, 1, self.keys, self.width),
+            swizzled(dtype, plan.stages, self.pieces, self.keys // self.pieces, self.value_width),
         ]
         if plan.staged:
-            shape, layout = (
-                (halves, plan.together, 64, plan.staged),
-                swizzle_of(plan.staged, x.dtype),
-            )
-            self.staged = tile.shared(shape, x.dtype, layout)
+            self.staged = swizzled(dtype, halves, plan.together, 64, plan.staged)
         self.tiles = tile.pipeline("query", plan.query_stages, halves)
         full = [tile.barrier(f"{of}_full", 1, plan.stages) for of in ("key", "value")]
         empty = [tile.barrier(f"{of}_empty", halves, plan.stages) for of in ("key", "value")]
         self.blocks = [tile.Pipeline(*pair) for pair in zip(full, empty)]  # of keys, of values
-
-    def shared(self, *shape: int) -> Any:
-        """A place as the matrix units read it."""
-        bytes_ = shape[-1] * self.x.dtype.size
-        layout = next(f"swizzle{span}" for span in (128, 64, 32) if bytes_ % span == 0)
-        return tile.shared(shape, self.x.dtype, layout)
 
     def tokens(self, which: int, holes: Holes, token: Any, shape: Any, column: int = 0) -> Any:
         """Tokens of q, k, v or the result."""

@@ -144,7 +144,7 @@ class Holes:
         pair = (down[:, None], across * keys) if self.turned else ((down * keys)[:, None], across)
         linear = pair[0] + pair[1] + start
         seed, offset = (tile.load(self.extras[name], (), ()) for name in ("key", "offset"))
-        b = tracer("attention").builder
+        b = tracer().builder
         drawn = TileValue(random_bits(b, seed.node, offset.node, linear.node))
         least = int(float(float32.numpy.type(x.dropout)) * (1 << 24))  # the rate in 24 bits
         return (drawn >> tile.full((), 8, uint32)) > least
@@ -181,7 +181,7 @@ class Holes:
         if any(isinstance(i, int) and high(n) <= i for i, n in zip(index, memory.type.shape)):
             return tile.full(shape, 0, memory.dtype)  # all of it lies beyond
         mask = None
-        if tracer("attention").trusts:  # else the language finds the ends
+        if tracer().trusts:  # else the language finds the ends
             for number, (axis, size) in enumerate(zip(axes, sizes)):
                 left = index_of(memory.type.shape[axis]) - index[axis]
                 if self.exact and tile.most(size - left) <= 0:

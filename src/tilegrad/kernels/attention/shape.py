@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ... import tile
 from ...core.dtype import DType, bfloat16, float16, float32, float64
 from ...ir.symbol import Size, high, low
 from ...ir.types import Memory
@@ -108,6 +109,13 @@ def backward_parameters(x: AttentionShape, more: Sequence[Memory] = ()) -> Param
     made += list(zip(x.extras, more))
     results = [(f"d{name}", Memory(x.sizes(name), x.dtype, use="result")) for name in "qkv"]
     return made + results
+
+
+def swizzled(dtype: DType, *shape: int) -> Any:
+    """A place in shared memory as matrix units that run beside the threads read it."""
+    row = shape[-1] * dtype.size
+    layout = next(f"swizzle{span}" for span in (128, 64, 32) if row % span == 0)
+    return tile.shared(shape, dtype, layout)
 
 
 def tokens_of(

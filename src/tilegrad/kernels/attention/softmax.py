@@ -84,6 +84,11 @@ def folded(op: Callable[[Any, Any], Any], x: Any) -> Any:
     return total
 
 
+def finite(most: Any) -> Any:
+    """What is subtracted from exponents: their maximum, or 0 where nothing was seen."""
+    return tile.where(most == -tile.INF, 0.0, most)
+
+
 def top_of(largest: Any, factor: float, guarded: bool) -> Any:
     """factor * the largest score; 0 where nothing was seen, if that may be."""
     top = largest * factor
@@ -102,7 +107,7 @@ def finished(sums: Any, top: Any, begun: Any | None, grown: float) -> tuple[Any,
     shrink = None
     if begun is not None:
         most = tile.maximum(top, begun)
-        safe = tile.where(most == -tile.INF, 0.0, most)
+        safe = finite(most)
         shrink = tile.quick_exp2(top - safe)
         extra = tile.quick_exp2(begun - safe)
         sums, top = tile.multiply_add(sums, shrink, extra), most

@@ -42,6 +42,15 @@ def padded(width: int) -> int:
     return max(DEPTH, 1 << (width - 1).bit_length())
 
 
+def fitting(made: Sequence[tuple[int, WarpPlan]], target: Target) -> list[WarpPlan]:
+    """Plans whose bytes of shared memory fit, first those of which two programs share a core, and
+    of these the ones with two stages."""
+    core = target.limits["shared_bytes_per_core"]
+    fits = [one for one in made if one[0] <= target.memories["shared"].bytes]
+    fits.sort(key=lambda one: (2 * (one[0] + 1024) >= core, one[1].stages == 1))
+    return [plan for _, plan in fits]
+
+
 def shared_place(dtype: DType, *shape: int) -> Any:
     """A place whose rows matrices are read from without two wanting one bank."""
     return tile.shared(shape, dtype, swizzle_of(shape[-1], dtype))

@@ -28,7 +28,7 @@ from . import threads_forward
 from .holes import Holes
 from .shape import AttentionShape, backward_parameters
 from .softmax import LOG2_E
-from .threads import DEPTH, ThreadBlocks, WarpPlan, multiply, padded, shared_place, traced
+from .threads import DEPTH, ThreadBlocks, WarpPlan, fitting, multiply, padded, shared_place, traced
 
 SIDES = ("keys", "queries")  # whose tokens a program keeps
 
@@ -60,9 +60,7 @@ def tiles(x: AttentionShape, side: str) -> tuple[int, int]:
 def plans(x: AttentionShape, target: Target, side: str) -> list[WarpPlan]:
     """Plans of a side that fit, the likeliest first: those of which two programs share a core."""
     made = [WarpPlan(tiles(x, side), 4, stages) for stages in (2, 1)]
-    core = target.limits["shared_bytes_per_core"]
-    fits = [p for p in made if shared_bytes(x, p) <= target.memories["shared"].bytes]
-    return sorted(fits, key=lambda p: 2 * (shared_bytes(x, p) + 1024) > core)
+    return fitting([(shared_bytes(x, plan), plan) for plan in made], target)
 
 
 # ---- the kernel ------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from ...tile.value import index_of
 from . import softmax
 from .holes import Holes
 from .shape import AttentionShape, parameters, unit_why_not
-from .threads import DEPTH, ThreadBlocks, WarpPlan, multiply, padded, shared_place, traced
+from .threads import DEPTH, ThreadBlocks, WarpPlan, fitting, multiply, padded, shared_place, traced
 
 
 def shared_bytes(x: AttentionShape, plan: WarpPlan) -> int:
@@ -68,9 +68,7 @@ def plans(x: AttentionShape, target: Target) -> list[WarpPlan]:
     made = [
         WarpPlan((rows, keys), warps, stages) for rows, keys, warps in tiles(x) for stages in (2, 1)
     ]
-    core = target.limits["shared_bytes_per_core"]
-    fits = [p for p in made if shared_bytes(x, p) <= target.memories["shared"].bytes]
-    return sorted(fits, key=lambda p: (2 * (shared_bytes(x, p) + 1024) >= core, p.stages == 1))
+    return fitting([(shared_bytes(x, plan), plan) for plan in made], target)
 
 
 # ---- the kernel ------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from ...ir.symbol import Size, high
 from ...ir.types import Memory
 from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters, parameters
+from ..attention.softmax import finite
 from .engine import CpuPlan, up
-from .kernel import BodyWriter, base_of, greater
+from .kernel import BodyWriter, greater
 from .source import Source, below
 
 KEYS = 64  # of a block: their values are still near when they are read again
@@ -260,7 +261,7 @@ class Decode(Rows):
             top = greater(tile.load(self.scores, (r, j), (n,), axes=(1,)), top)
         before = tile.load(self.most, (r,), ())
         most = greater(tile.max(top, 0) * factor, before)
-        base = base_of(most)
+        base = finite(most)
         decay, minus = self.power(before - base), -base
         sums = tile.zeros((n,), self.sum)
         for j in tile.range(0, stop, n, bounds=bounds):
@@ -355,7 +356,7 @@ class Combine(Rows):
             most = maxima[0]
             for other in maxima[1:]:
                 most = greater(other, most)
-            base = base_of(most)
+            base = finite(most)
             weights = [self.power(one - base) for one in maxima]
             total = tile.zeros((), self.sum)
             for index, weight in zip(indices, weights):

@@ -76,6 +76,20 @@ class Weights(NamedTuple):
     keys: int = 1
 
 
+class Product(NamedTuple):
+    """place[:, shift ...] = left @ right, added to what is there (times `fade`) if it `adds`."""
+
+    down: Any
+    across: int
+    depth: Any
+    left: Operand
+    right: Operand
+    place: Any
+    adds: bool = False
+    fade: Any | None = None
+    shift: Any = 0
+
+
 class Vectors:
     """Rows of a left operand times panels of columns of a right one."""
 
@@ -163,35 +177,22 @@ class Vectors:
     # ---- products -------------------------------------------------------------------------
 
     @tile.function
-    def product(
-        self,
-        down: Any,
-        across: int,
-        depth: Any,
-        left: Operand,
-        right: Operand,
-        place: Any,
-        adds: bool = False,
-        fade: Any | None = None,
-        shift: Any = 0,
-    ) -> None:
-        """place[:, shift ...] = left @ right, added to what is there (times `fade`) if it `adds`.
-
-        Rows of `place` up to the next multiple of the register tile's height are written too where
-        `down` is known only at run time."""
+    def product(self, of: Product) -> None:
+        """What the record says; rows of its place up to the next multiple of the register tile's
+        height are written too where `down` is known only at run time."""
         panel = self.plan.panel
-        for start, stop, size in self.spans(down):
+        for start, stop, size in self.spans(of.down):
             for row in tile.range(start, stop, size, bounds=(0, tile.most(stop))):
-                for column in tile.range(0, up(across, panel), panel):
+                for column in tile.range(0, up(of.across, panel), panel):
                     total = tile.zeros((size, panel), self.sum)
-                    if adds:
-                        total = tile.load(place, (row, column), (size, panel))
-                    if fade is not None:
-                        total = total * fade[column : column + panel]
-                    for step in tile.range(0, depth, unroll=4):
-                        line = right(step, column)
-                        total = tile.dot(left(row, step, size), line, total)
-                    tile.store(place, (row, column), total)
+                    if of.adds:
+                        total = tile.load(of.place, (row, column), (size, panel))
+                    if of.fade is not None:
+                        total = total * of.fade[column : column + panel]
+                    for step in tile.range(0, of.depth, unroll=4):
+                        line = of.right(step, column)
+                        total = tile.dot(of.left(row, step, size), line, total)
+                    tile.store(of.place, (row, column), total)
 
     def spans(self, rows: Any) -> list[tuple[Any, Any, int]]:
         """(first, stop, step) of register tiles: of nearly equal ones."""
@@ -337,59 +338,41 @@ class TileUnit(Vectors):
     # ---- products -------------------------------------------------------------------------
 
     @tile.function
-    def product(
-        self,
-        down: Any,
-        across: int,
-        depth: Any,
-        left: Operand,
-        right: Operand,
-        place: Any,
-        adds: bool = False,
-        fade: Any | None = None,
-        shift: Any = 0,
-    ) -> None:
+    def product(self, of: Product) -> None:
         """As on vectors, in squares of two by two tiles."""
-        if fade is not None:
-            for row in tile.range(up(down, TILE)):
-                line = place[row, shift : shift + across] * fade[shift : shift + across]
-                tile.store(place, (row, shift), line, axes=(1,))
-        rows = tile.ceil_divide(down, TILE)
+        if of.fade is not None:
+            for row in tile.range(up(of.down, TILE)):
+                columns = slice(of.shift, of.shift + of.across)
+                line = of.place[row, columns] * of.fade[columns]
+                tile.store(of.place, (row, of.shift), line, axes=(1,))
+        rows = tile.ceil_divide(of.down, TILE)
         even = rows // 2 * 2 if isinstance(rows, int) else rows
         for row in tile.range(0, even, 2, bounds=(0, max(0, tile.most(even) - 2))):
-            self.row([row, row + 1], across, depth, left, right, place, adds, shift // TILE)
+            self.row(of, [row, row + 1])
         if even is not rows and even != rows:
-            self.row([even], across, depth, left, right, place, adds, shift // TILE)
+            self.row(of, [even])
 
     @tile.function
-    def row(
-        self,
-        rows: Sequence[Any],
-        across: int,
-        depth: Any,
-        left: Operand,
-        right: Operand,
-        place: Any,
-        adds: bool,
-        shift: Any,
-    ) -> None:
+    def row(self, of: Product, rows: Sequence[Any]) -> None:
         """One or two rows of tiles."""
-        unit = self.plan.unit
-        for column in tile.range(0, up(across, PAIR) // TILE, 2):
+        unit, shift = self.plan.unit, of.shift // TILE
+        for column in tile.range(0, up(of.across, PAIR) // TILE, 2):
             spots = [(r * TILE, (column + shift + n) * TILE) for r in rows for n in range(2)]
             sums = [
-                self.held(place, *spot) if adds else tile.matrix_zero((TILE, TILE), self.sum, unit)
+                self.held(of.place, *spot)
+                if of.adds
+                else tile.matrix_zero((TILE, TILE), self.sum, unit)
                 for spot in spots
             ]
-            for step in tile.range(tile.ceil_divide(depth, PAIR)):
-                above = [left(r, step) for r in rows]
-                besides = [right(step, column + n) for n in range(2)]
+            for step in tile.range(tile.ceil_divide(of.depth, PAIR)):
+                above = [of.left(r, step) for r in rows]
+                besides = [of.right(step, column + n) for n in range(2)]
                 sums = [
                     tile.matrix_dot(total, above[n // 2], besides[n % 2], unit)
                     for n, total in enumerate(sums)
                 ]
             for total, spot in zip(sums, spots):
-                tile.matrix_store(place, spot, total, unit)
+                tile.matrix_store(of.place, spot, total, unit)
 
 
 def turned_pairs(rows: Sequence[Any]) -> Any:

@@ -21,7 +21,7 @@ from ...tile.value import index_of
 from ..attention.holes import steepness
 from ..attention.shape import AttentionShape, backward_parameters
 from ..attention.softmax import LOG2_E
-from .engine import PAIR, TILE, CpuPlan, Vectors, Weights, engine_of, up
+from .engine import PAIR, TILE, CpuPlan, Product, Vectors, Weights, engine_of, up
 from .kernel import Scored
 from .score_tiles import fitting, unit_of
 from .source import Source, below
@@ -96,7 +96,7 @@ class Backward(Scored):
             (self.k, self.q, x.width, self.scores),
             (self.v, self.dout, x.value_width, self.change_of),
         ):
-            engine.product(rows, plan.queries, width, left.plain, right.plain, place)
+            engine.product(Product(rows, plan.queries, width, left.plain, right.plain, place))
         self.change()
         bounds, unroll = (0, plan.keys - together), 2 // together
         for c in tile.range(0, plan.queries, plan.panel):
@@ -149,7 +149,7 @@ class QueryGradient(Backward):
             block.take(self.key_head, self.key, self.count)
         self.gradients(None)
         operands, sizes = (self.k.turned, self.gradient.operand), (self.x.width, self.plan.queries)
-        self.engine.product(*sizes, self.count, *operands, self.result, adds=True)
+        self.engine.product(Product(*sizes, self.count, *operands, self.result, adds=True))
 
     @tile.function
     def finish(self) -> None:
@@ -223,7 +223,7 @@ class KeyGradient(Backward):
         rows, depth = self.engine.whole(self.count), self.stop - self.first
         for name, left, right in (("dv", self.weights, self.dout), ("dk", self.gradient, self.q)):
             operands, width = (left.operand, right.turned), self.source.width(name)
-            self.engine.product(rows, width, depth, *operands, self.sums[name], adds=True)
+            self.engine.product(Product(rows, width, depth, *operands, self.sums[name], True))
 
     @tile.function
     def put(self, name: str, every: Any) -> None:

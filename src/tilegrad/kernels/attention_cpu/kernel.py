@@ -15,7 +15,7 @@ from ...ir.symbol import Size, high
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from ..attention.shape import Parameters
-from ..attention.softmax import LN2
+from ..attention.softmax import LN2, finite
 from .engine import CpuPlan, Vectors, engine_of, up
 from .source import Source
 
@@ -34,11 +34,6 @@ SHORT = (0.6931241750717163, 0.24024099111557007, 0.055906426161527634, 0.009582
 def greater(x: Any, y: Any) -> Any:
     """The greater of two; y where one is nan."""
     return tile.where(y < x, x, y)
-
-
-def base_of(most: Any) -> Any:
-    """What is subtracted from exponents: their maximum, or 0 where nothing was seen."""
-    return tile.where(most == -tile.INF, 0.0, most)
 
 
 class BodyWriter:
@@ -103,7 +98,7 @@ class BodyWriter:
         shrink: Any = 1.0
         if begun is not None:
             before, most = most, greater(begun, most)
-            base = base_of(most)
+            base = finite(most)
             shrink = self.power(before - base)
             total = tile.multiply_add(total, shrink, self.power(begun - base))
         none = total == 0.0

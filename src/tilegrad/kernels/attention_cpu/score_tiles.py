@@ -25,8 +25,9 @@ from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.value import index_of
 from ..attention.shape import AttentionShape, parameters
-from .engine import PAIR, TILE, CpuPlan, Vectors, up
-from .kernel import Scored, base_of, greater
+from ..attention.softmax import finite
+from .engine import PAIR, TILE, CpuPlan, Product, Vectors, up
+from .kernel import Scored, greater
 from .source import Source, below
 
 
@@ -119,22 +120,14 @@ class Forward(Scored):
                     seen = self.stop + index_of(x.band[1]) - self.key
                     self.count = tile.maximum(0, tile.minimum(count, seen))
             queries, rows = engine.shifted(self.q.plain, offset), engine.whole(self.count)
-            engine.product(rows, size, x.width, self.k.plain, queries, self.scores)
+            engine.product(Product(rows, size, x.width, self.k.plain, queries, self.scores))
             self.change()
             self.soften(offset, rows)
             if size == plan.queries:
                 self.v.take(*where)
-            engine.product(
-                x.value_width,
-                size,
-                self.count,
-                self.v.turned,
-                self.weights.operand,
-                self.result,
-                adds=True,
-                fade=self.decay,
-                shift=offset,
-            )
+            operands = (self.v.turned, self.weights.operand)
+            sums = (self.result, True, self.decay, offset)
+            engine.product(Product(x.value_width, size, self.count, *operands, *sums))
         self.first, self.stop = first, stop
 
     @tile.function
@@ -153,7 +146,7 @@ class Forward(Scored):
             for j in tile.range(0, rows, unroll=4, bounds=(0, keys - 1)):
                 top = greater(tile.load(self.scores[j, c : c + width]), top)
             most = greater(top * self.factor, before)
-            base = base_of(most)
+            base = finite(most)
             decay = self.power(before - base)
             total = self.total[at : at + width] * decay
             self.most[at : at + width] = most

@@ -19,7 +19,7 @@ Invariant: of the cache, what belongs to the new tokens is written, and that res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .shape import PagedShape, step_parameters
+from .shape import PagedShape, parameters
 
 CLEARED = 8  # rows that are written at once
 MANY = 256  # tokens of a step from which programs that take all heads of one fill a machine
@@ -45,6 +45,12 @@ class Rotary:
     interleaved: bool = False  # pairs are neighbours, else halves
     factor: float = 1.0  # of cosines and sines
 
+    def turns(self, frequencies: Any, place: Any) -> Iterator[Any]:
+        """Cosines and sines of a place."""
+        angle, factor = frequencies * tile.cast(place, float32), tile.full((), self.factor)
+        for function in (tile.cos, tile.sin):
+            yield function(angle) * factor
+
 
 @dataclass(frozen=True)
 class HeadNorms:
@@ -54,23 +60,26 @@ class HeadNorms:
     epsilons: tuple[float, float]  # of queries, of keys
     dtype: DType  # of the weights
 
+    def applied(
+        self, name: str, squares: Any, parts: Sequence[Any], weights: Iterable[Any], dtype: DType
+    ) -> list[Any]:
+        """Parts (float32) of heads of q or k, whose mean squares are known: as if stored."""
+        factor = tile.rsqrt(squares + self.epsilons["qk".index(name)])[:, None]
+        made = (part * factor * weight for part, weight in zip(parts, weights))
+        return [tile.cast(tile.cast(part, dtype), float32) for part in made]
+
 
 def append_parameters(
-    x: PagedShape, rotary: Rotary, norms: HeadNorms | None = None
+    x: PagedShape, rotary: Rotary, norms: HeadNorms | None, result: str
 ) -> list[tuple[str, Memory]]:
     """q, k, v, frequencies, weights of norms, scales (of 8 bits), table, lengths, query_starts,
-    keys, values, and the turned queries."""
-    q, keys, values, *rest = step_parameters(x)
-    made = [
-        q,
-        ("k", Memory((x.tokens, x.key_heads, x.width), x.dtype)),
-        ("v", Memory((x.tokens, x.key_heads, x.value_width), x.dtype)),
-        ("frequencies", Memory((max(1, rotary.width // 2),), float32)),
-    ]
+    keys, values, and the result."""
+    made = parameters(x, ("q", "k", "v"))
+    made.append(("frequencies", Memory((max(1, rotary.width // 2),), float32)))
     if norms is not None:
         made += [(name, Memory((x.width,), norms.dtype)) for name in ("q_norm", "k_norm")]
-    turned = ("turned", Memory((x.tokens, x.heads, x.width), x.dtype, use="result"))
-    return [*made, *rest, keys, values, turned]
+    rest = ("scales", "table", "lengths", "query_starts", "sinks", "keys", "values", result)
+    return [*made, *parameters(x, rest, turned="result")]
 
 
 def heads_each(x: PagedShape, target: Target) -> int:
@@ -95,7 +104,7 @@ def append(
     """The kernel; a program takes `each` key heads of a token."""
     if rotary.width % 2 or rotary.width > x.width or (norms and not takes_norms(x, rotary)):
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
-    b = BodyBuilder(name, append_parameters(x, rotary, norms))
+    b = BodyBuilder(name, append_parameters(x, rotary, norms, "turned"))
     memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
     with tile.into(b):
         _Append(x, rotary, memory, each, norms).run()
@@ -211,9 +220,7 @@ class _Append:
         """Cosines and sines of the token's place."""
         if not self.half:
             return None
-        angle = self.brought["frequencies"][0] * tile.cast(place, float32)
-        factor = tile.full((), self.rotary.factor)
-        cosine, sine = (function(angle) * factor for function in (tile.cos, tile.sin))
+        cosine, sine = self.rotary.turns(self.brought["frequencies"][0], place)
         return cosine[None, :], sine[None, :]
 
     def rotate(
@@ -223,7 +230,11 @@ class _Append:
         parts = [tile.cast(part, float32) for part in self.brought[name]]
         count = parts[0].shape[0]
         if angle is not None:
-            first, second = parts[:2] if self.norms is None else self.normed(name, parts)
+            first, second = parts[:2]
+            if self.norms is not None:
+                squares = tile.sum(first * first + second * second, 1) / self.x.width
+                weights = (tile.cast(w, float32)[None, :] for w in self.brought[f"{name}_norm"])
+                first, second = self.norms.applied(name, squares, parts, weights, self.x.dtype)
             cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):
@@ -233,19 +244,6 @@ class _Append:
         if self.rotary.width < self.x.width:
             value = kept(parts[-1], into.dtype, scale)
             tile.store(into, (*to, self.rotary.width), value, axes=self.axes(into))
-
-    def normed(self, name: str, halves: Sequence[Any]) -> list[Any]:
-        """Both halves of heads by their norm, rounded as stored."""
-        assert self.norms is not None
-        first, second = halves
-        total = tile.sum(first * first + second * second, 1)
-        epsilon = self.norms.epsilons["qk".index(name)]
-        factor = tile.broadcast(tile.rsqrt(total / self.x.width + epsilon)[:, None], first.shape)
-        made = []
-        for half, weight in zip(halves, self.brought[f"{name}_norm"]):
-            weight = tile.broadcast(tile.cast(weight, float32)[None, :], half.shape)
-            made.append(tile.cast(tile.cast(half * factor * weight, self.x.dtype), float32))
-        return made
 
     def axes(self, memory: Any) -> tuple[int, int]:
         """Heads, and the elements of each."""

@@ -30,17 +30,7 @@ from ...tile.build import Body, BodyBuilder
 from ..attention.softmax import finished
 from .combine import mixed
 from .shape import (
-    BLOCKS,
-    FIRST,
-    FROM,
-    PARTIAL,
-    PARTS,
-    REQUEST,
-    SEES,
-    START,
-    STOP,
-    TOKEN,
-    TOKENS,
+    FIELDS,
     PagedPlan,
     PagedShape,
     item_rows,
@@ -50,9 +40,9 @@ from .shape import (
 )
 from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
 
-PRODUCER_FIELDS = (REQUEST, TOKENS, SEES, FIRST, BLOCKS)
-CONSUMER_FIELDS = (TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, FROM, PARTS)
-Item = dict[int, Any]  # fields of a record
+PRODUCER_FIELDS = ("request", "tokens", "sees", "first", "blocks")
+CONSUMER_FIELDS = ("token", "tokens", "sees", "first", "blocks", "partial", "from", "parts")
+Item = dict[str, Any]  # fields of a record
 
 
 class Items(Steps):
@@ -80,16 +70,16 @@ class Items(Steps):
 
     # ---- items ------------------------------------------------------------------------------
 
-    def number(self, row: Any, field: int) -> Any:
+    def number(self, row: Any, field: str) -> Any:
         """An integer of a record, as it stands there."""
-        return tile.cast(tile.load(self.items, (row, field), ()), int64)
+        return tile.cast(tile.load(self.items, (row, FIELDS.index(field)), ()), int64)
 
     @tile.function
-    def for_items(self, fields: Sequence[int], body: Callable[[Item, Any], None]) -> None:
+    def for_items(self, fields: Sequence[str], body: Callable[[Item, Any], None]) -> None:
         """body(the record's fields, turns of the ring before) for every item of the program; the
         next record is asked for before an item is worked on."""
         stages, most = self.plan.stages, self.rows
-        first, last, *loaded = [self.number(self.own_range, f) for f in (START, STOP, *fields)]
+        first, last, *loaded = [self.number(self.own_range, f) for f in ("start", "stop", *fields)]
         start = tile.hold(within(first, 0, most), "start", (0, most))
         stop = tile.hold(within(last, -1, most), "stop", (-1, most))
         found = [within(v, *self.bounds(f)) for f, v in zip(fields, loaded)]
@@ -101,32 +91,35 @@ class Items(Steps):
         turn = tile.full((), 0, int64)
         for item in tile.range(items):
             following = self.record(self.ranges + start - self.own_range + item, fields)
-            sizes = {f: tile.hold(v, f"field{f}", self.bounds(f)) for f, v in zip(fields, found)}
+            # their order is that of the records, in sums too
+            names = [f"field{FIELDS.index(f)}" for f in fields]
+            held = [tile.hold(v, n, self.bounds(f)) for n, f, v in zip(names, fields, found)]
+            sizes = dict(zip(fields, held))
             before = tile.hold(turn, "turn", (0, 2 * stages - 1))
             body(sizes, before)
-            turn = tile.cast((before + sizes[BLOCKS]) % (2 * stages), int64)
+            turn = tile.cast((before + sizes["blocks"]) % (2 * stages), int64)
             found = following
 
-    def record(self, row: Any, fields: Sequence[int]) -> list[Any]:
+    def record(self, row: Any, fields: Sequence[str]) -> list[Any]:
         """Fields of a record that is not the program's first."""
         last = self.rows - 1
         row = tile.hold(tile.minimum(tile.maximum(row, 0), last), "row", (0, last))
         return [within(self.number(row, f), *self.bounds(f)) for f in fields]
 
-    def bounds(self, field: int) -> tuple[int, int]:
+    def bounds(self, field: str) -> tuple[int, int]:
         """What a field of a record can be."""
         x, plan = self.x, self.plan
         keys = self.most_blocks * plan.block
         return {
-            REQUEST: (0, high(x.requests) - 1),
-            TOKEN: (0, high(x.tokens) - 1),
-            TOKENS: (0, self.per),
-            SEES: (-high(x.tokens), keys),
-            FIRST: (0, self.most_blocks - 1),
-            BLOCKS: (0, self.most_blocks),
-            PARTIAL: (-1, self.rows - 1),
-            FROM: (0, self.rows - 1),
-            PARTS: (1, self.ranges),
+            "request": (0, high(x.requests) - 1),
+            "token": (0, high(x.tokens) - 1),
+            "tokens": (0, self.per),
+            "sees": (-high(x.tokens), keys),
+            "first": (0, self.most_blocks - 1),
+            "blocks": (0, self.most_blocks),
+            "partial": (-1, self.rows - 1),
+            "from": (0, self.rows - 1),
+            "parts": (1, self.ranges),
         }[field]
 
     # ---- what roles do ----------------------------------------------------------------------
@@ -137,14 +130,14 @@ class Items(Steps):
 
         def item(of: Item, before: Any) -> None:
             def number(step: Any) -> Any:
-                return of[FIRST] + step
+                return of["first"] + step
 
             def pages(step: Any) -> Any:
                 at = number(step) * self.plan.block // self.x.page
-                keys = tile.maximum(of[SEES] + of[TOKENS] - 1, 0)
-                return page_numbers(self.x, self.table, of[REQUEST], at, count, keys)
+                keys = tile.maximum(of["sees"] + of["tokens"] - 1, 0)
+                return page_numbers(self.x, self.table, of["request"], at, count, keys)
 
-            self.bring(which, Blocks(of[BLOCKS], self.head, before, number, pages))
+            self.bring(which, Blocks(of["blocks"], self.head, before, number, pages))
 
         self.for_items(PRODUCER_FIELDS, item)
 
@@ -166,9 +159,9 @@ class Items(Steps):
     def item(self, of: Item, before: Any) -> None:
         """One item."""
         best, sums = self.begin(of)
-        for step in tile.range(of[BLOCKS]):
+        for step in tile.range(of["blocks"]):
             best, sums = self.step(
-                before + step, of[FIRST] + step, of[SEES], of[TOKENS], best, sums
+                before + step, of["first"] + step, of["sees"], of["tokens"], best, sums
             )
         self.finish(of, best, sums)
 
@@ -176,8 +169,8 @@ class Items(Steps):
         """Rows of queries: tokens, and within them the heads that share the key head."""
         x, rows, wide = self.x, self.plan.rows, self.widths[0]
         if self.per * x.group == rows and wide == x.width and not x.scaled:
-            inside = (tile.arange(self.per) < of[TOKENS])[:, None, None]
-            shape, at = (self.per, x.group, x.width), (of[TOKEN], self.head * x.group, 0)
+            inside = (tile.arange(self.per) < of["tokens"])[:, None, None]
+            shape, at = (self.per, x.group, x.width), (of["token"], self.head * x.group, 0)
             found = tile.reshape(tile.load(self.q, at, shape, mask=inside), (rows, wide))
         else:
             at = self.at_key(counted((rows, wide), 1))
@@ -194,9 +187,9 @@ class Items(Steps):
         x, row = self.x, counted(shape, axis)
         token = tile.unsigned_divide(row, x.group)
         head = tile.unsigned_remainder(row, x.group)
-        token_at, head = token + of[TOKEN], head + self.head * x.group
+        token_at, head = token + of["token"], head + self.head * x.group
         offset = (token_at * x.heads + head) * width + at
-        inside = token < tile.minimum(of[TOKENS], self.per)
+        inside = token < tile.minimum(of["tokens"], self.per)
         if shape[1 - axis] != width:
             inside = inside & (at < width)
         return offset, inside
@@ -208,13 +201,13 @@ class Items(Steps):
         """The result of a whole row block, or the part of one."""
         sums, begun = tile.sum(sums, 0, keep=True), self.sinks
         if begun is not None:  # they count in the first part of a row block
-            begun = tile.where(tile.less_equal(of[PARTIAL], of[FROM]), begun, -tile.INF)
+            begun = tile.where(tile.less_equal(of["partial"], of["from"]), begun, -tile.INF)
         share, sums, best = finished(sums, best, begun, 1.0)
         some = sums > 0.0
         if self.factors:
             share = share * self.factors[1]
         result = tile.read(self.total) * share
-        if tile.less(of[PARTIAL], 0):
+        if tile.less(of["partial"], 0):
             shape = (self.widths[1], self.plan.rows)
             at = self.at_value(counted(shape, 0))
             offset, inside = self.offsets_of(of, shape, 1, self.x.value_width, at)
@@ -225,7 +218,7 @@ class Items(Steps):
     @tile.function
     def leave(self, of: Item, result: Any, best: Any, sums: Any, some: Any) -> None:
         """A part of a row block; who counts the last one combines them."""
-        x, rows, partial = self.x, self.plan.rows, tile.maximum(of[PARTIAL], 0)
+        x, rows, partial = self.x, self.plan.rows, tile.maximum(of["partial"], 0)
         at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
         offset = (row + (partial * x.key_heads + self.head) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
@@ -236,18 +229,18 @@ class Items(Steps):
         if self.counters is not None:
             tile.fence("global")
             tile.named_sync(BARRIER, self.threads)
-            before = tile.atomic_add(self.counters, (of[FROM], self.head), 1)
-            if tile.cast(before, int64) == of[PARTS] - 1:
+            before = tile.atomic_add(self.counters, (of["from"], self.head), 1)
+            if tile.cast(before, int64) == of["parts"] - 1:
                 self.join(of)
 
     def join(self, of: Item) -> None:
         """All parts of a row block, some at a time, weighted by their sums of weights."""
         x, rows, wide = self.x, self.plan.rows, self.x.value_width
         tile.fence("global")
-        tile.store(self.counters, (of[FROM], self.head), 0)
+        tile.store(self.counters, (of["from"], self.head), 0)
         room = max(1, min(16, 128 * self.threads // (rows * padded(wide))))
         shape = (1 << (room.bit_length() - 1), rows, wide)
-        parts, where = (self.partial, self.sums), (of[FROM], self.head, 0)
-        result = mixed(parts, where, of[PARTS], shape, self.per * x.group)
+        parts, where = (self.partial, self.sums), (of["from"], self.head, 0)
+        result = mixed(parts, where, of["parts"], shape, self.per * x.group)
         offset, inside = self.offsets_of(of, (rows, wide), 0, wide, counted((rows, wide), 1))
         tile.store(self.out, offset, result, mask=inside)

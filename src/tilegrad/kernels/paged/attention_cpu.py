@@ -28,7 +28,6 @@ from ...core.config import invariant
 from ...core.dtype import float32, int64
 from ...core.target import Target
 from ...ir.symbol import high
-from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape, Parameters
@@ -43,7 +42,7 @@ from ..attention_cpu.decode import (
 )
 from ..attention_cpu.engine import CpuPlan
 from ..attention_cpu.source import Place, Source, row_blocks
-from .shape import PagedShape, attention_of, step_parameters
+from .shape import STEP, PagedShape, attention_of, parameters
 
 ROWS = 32  # of a program, about
 LEAST_NEW_TOKENS = (
@@ -90,9 +89,8 @@ def parts_of(x: PagedShape, target: Target) -> int:
 def attend_parameters(x: PagedShape) -> Parameters:
     """q, k, v, scales (of a cache of 8 bits), table, lengths, query_starts, sinks (if there are
     any), out."""
-    q, (_, keys), (_, values), *rest = step_parameters(x, "value")
-    out = ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result"))
-    return [q, ("k", keys), ("v", values), *rest, out]
+    given = parameters(x, (*STEP, "out"), keys="value", values="value")
+    return [({"keys": "k", "values": "v"}.get(name, name), memory) for name, memory in given]
 
 
 def attend(x: PagedShape, plan: CpuPlan, parts: int = 1) -> list[Body]:

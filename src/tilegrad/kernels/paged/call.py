@@ -20,19 +20,24 @@ from .append import HeadNorms, Rotary, append
 from .attention import Items
 from .combine import combine_parts
 from .prefill import prefill, tile_list
-from .shape import PagedPlan, PagedShape, ShortPlan, attend_parameters, why_not
+from .shape import PagedPlan, PagedShape, ShortPlan, parameters, why_not
 from .short import step_attend
 from .threads_attention import ThreadItems
 from .work import work_list
 
+SCRATCH = ("partial", "sums")
+
 
 def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Body:
-    """Attention by a list; parameters as `attend_parameters` has them."""
+    """Attention by a list."""
     why = why_not(x, plan)
     if why:
         raise InternalError("kernels.paged", f"{why}: {plan} for {x}")
     made = ThreadItems if plan.threads else Items
-    return made(x, plan, BodyBuilder(name, attend_parameters(x, plan))).build()
+    step = ("q", "keys", "values", "scales", "table", "sinks")
+    names = (*step, "items", "out", *SCRATCH, "counters")
+    given = parameters(x, names, plan, partial="result", sums="result")
+    return made(x, plan, BodyBuilder(name, given)).build()
 
 
 @functools.lru_cache(maxsize=64)
@@ -45,8 +50,12 @@ def list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
 def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, sinks if there are any, items, and counters if
     parts are joined, else cuts) -> (out, partial, sums)."""
-    bodies = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
-    return KernelCallee.named("paged_attention", bodies, ("out", "partial", "sums"))
+    return KernelCallee.named("paged_attention", _listed(x, plan), ("out", *SCRATCH))
+
+
+def _listed(x: PagedShape, plan: PagedPlan) -> tuple[Body, ...]:
+    """The launches that take a list."""
+    return (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,10 +70,8 @@ def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelC
     `attention_callee` has them, tiles) -> (out, partial, sums, lse): requests with fewer new tokens
     than the Plan says by the list, the others by `prefill`. Queries and results are of a batch of
     one."""
-    few = (attend(x, plan),) if plan.joined else (attend(x, plan), combine_parts(x, plan))
-    others = prefill(x, many)
-    results = ("out", "partial", "sums", "lse")
-    return KernelCallee.named("paged_attention", (*few, others), results)
+    bodies = (*_listed(x, plan), prefill(x, many))
+    return KernelCallee.named("paged_attention", bodies, ("out", *SCRATCH, "lse"))
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,36 +13,17 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int64
 from ...ir.symbol import high
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .shape import (
-    CUT_PARTIAL,
-    CUT_PARTS,
-    CUT_TOKEN,
-    CUT_TOKENS,
-    PagedPlan,
-    PagedShape,
-    per,
-    ranges,
-    scratch_parameters,
-    work_parameters,
-)
+from ..attention.softmax import finite
+from .shape import CUT_FIELDS, PagedPlan, PagedShape, parameters, per, ranges
 
 TOGETHER = 32  # parts that are read at once
 
 
-def combine_parameters(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
-    """cuts, partial, sums, out (of which whole row blocks are there)."""
-    return [
-        work_parameters(x, plan)[1],
-        *scratch_parameters(x, plan),
-        ("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="state")),
-    ]
-
-
 def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -> Body:
-    """The kernel."""
-    b = BodyBuilder(name, combine_parameters(x, plan))
+    """The kernel; whole row blocks are in `out` already."""
+    given = parameters(x, ("cuts", "partial", "sums", "out"), plan, out="state")
+    b = BodyBuilder(name, given)
     rows = per(x, plan) * x.group
     with tile.into(b):
         _combine(x, plan, *tile.grid(plan.programs, rows), *map(tile.memory, b.parameters))
@@ -62,15 +43,14 @@ def _combine(
 ) -> None:
     near = x.key_heads
 
-    def field(number: int, most: int) -> Any:
+    def field(name: str, most: int) -> Any:
+        number = CUT_FIELDS.index(name)
         found = tile.cast(tile.load(records, (cut // near, number), ()), int64)
         return tile.hold(found, f"field{number}", (0, most))
 
-    first, parts = (
-        field(CUT_PARTIAL, high(partial.type.shape[0]) - 1),
-        field(CUT_PARTS, ranges(x, plan)),
-    )
-    token, tokens = field(CUT_TOKEN, high(x.tokens) - 1), field(CUT_TOKENS, per(x, plan))
+    first = field("partial", high(partial.type.shape[0]) - 1)
+    parts = field("parts", ranges(x, plan))
+    token, tokens = field("token", high(x.tokens) - 1), field("tokens", per(x, plan))
     head = cut % near
     if tile.less(1, parts) & tile.less(row // x.group, tokens):
         shape, where = (TOGETHER, 1, x.value_width), (first, head, row)
@@ -102,7 +82,7 @@ def mixed(
         found = tile.load(partial, at, shape, axes=(0, 2, 3), mask=there[:, :, None])
         logs = tile.where(there, logs, nothing)
         now = tile.maximum(best, tile.max(logs, 0))
-        base = tile.where(now == nothing, zero, now)
+        base = finite(now)
         weights, shrink = tile.exp2(logs - base), tile.exp2(best - base)
         by_row, more = shrink[:, None], found * weights[:, :, None]
         by_row = tile.broadcast(by_row, result.shape)

@@ -19,7 +19,8 @@ from ...ir.types import Array
 from ...tile.callee import KernelCallee
 from ...tile.define import Definition
 from ...tile.plan import Plan
-from .shape import PagedShape, step_parameters
+from ..attention.holes import Holes
+from .shape import STEP, PagedShape, attention_of, parameters
 
 LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units take them
 
@@ -35,9 +36,8 @@ def paged_attention_portable(
     query_starts: Any,
     sinks: Any,
     *,
-    scale: float,
+    holes: Holes,
     window: int,
-    softcap: float,
 ) -> None:
     """(tokens, heads, value_width) as q; scales are None but for a cache of 8 bits, sinks where
     there are none."""
@@ -74,11 +74,10 @@ def paged_attention_portable(
         k = tile.load(keys, (at, head, 0, 0), (block, padded(width)))
         v = tile.load(values, (at, head, 0, 0), (block, padded(value_width)))
         k, v = (tile.where(sees[:, None], tile.fill(x, 0.0), 0.0) for x in (k, v))
-        scores = tile.dot(row, tile.transpose(tile.cast(k, q.dtype))) * scale
+        scores = tile.dot(row, tile.transpose(tile.cast(k, q.dtype)))
         if scales is not None:
             scores = scores * factors[0]
-        if softcap:
-            scores = tile.tanh(scores / softcap) * softcap
+        scores = holes.bent(scores) * holes.unit
         scores = tile.where(sees[None, :], scores, -tile.INF)
         p, now, sums = tile.softmax_online(scores)
         acc, most, total = tile.softmax_accumulate(
@@ -107,8 +106,8 @@ def padded(size: int) -> int:
 def callee(x: PagedShape, target: Target) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
     -> out."""
-    types = {name: Array(m.shape, m.dtype) for name, m in step_parameters(x)}
-    how: dict[str, Any] = {"scale": x.scale, "window": x.window, "softcap": x.softcap}
-    how |= {"scales": None, "sinks": None}
+    types = {name: Array(m.shape, m.dtype) for name, m in parameters(x, STEP)}
+    holes = Holes(attention_of(x), {}, 0, 0, exact=True)
+    how: dict[str, Any] = {"holes": holes, "window": x.window, "scales": None, "sinks": None}
     plan, definition = Plan(), paged_attention_portable
     return definition.callee(definition.bind((), {**how, **types}, plan), plan, target)

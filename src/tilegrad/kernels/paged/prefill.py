@@ -32,13 +32,8 @@ from ..attention.holes import Holes
 from ..attention.plan import AttentionPlan, fitted, padded
 from ..attention.shape import STARTS, AttentionShape, Parameters
 from ..attention.tile_order import TileOrder, Work, bounded
-from .shape import (
-    PagedShape,
-    attention_of,
-    cache_parameters,
-    list_parameters,
-    step_parameters,
-)
+from .shape import PagedShape, attention_of
+from .shape import parameters as step_parameters
 from .steps import page_numbers
 from .work import CHUNK, HELD, for_row_blocks, power
 
@@ -63,12 +58,9 @@ def shape_of(x: PagedShape) -> AttentionShape:
 def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
     """q (1, tokens, heads, width), keys, values, table, sinks (if there are any), tiles; out and
     lse."""
-    sinks = [p for p in step_parameters(x) if p[0] == "sinks"]
     return [
         ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)),
-        *cache_parameters(x),
-        ("table", Memory((x.requests, x.most_pages), int32)),
-        *sinks,
+        *step_parameters(x, ("keys", "values", "table", "sinks")),
         ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32)),
         ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
         ("lse", Memory((1, x.heads, x.tokens), float32, use="result")),
@@ -185,7 +177,8 @@ class _Prefill(WideAttention):
 def tile_list(x: PagedShape, plan: AttentionPlan, least: int, name: str = "paged_tiles") -> Body:
     """(lengths, query_starts) -> tiles: those of requests with so many new tokens or more."""
     tiles = Memory((most_tiles(x, plan) + 1, RECORD), int32, use="result")
-    b = BodyBuilder(name, [*list_parameters(x), ("tiles", tiles)])
+    given = step_parameters(x, ("lengths", "query_starts"))
+    b = BodyBuilder(name, [*given, ("tiles", tiles)])
     with tile.into(b):
         _List(x, plan, least, *map(tile.memory, b.parameters)).run()
     return b.finish((1,), warps=8, distinct=True)

@@ -17,6 +17,7 @@ reference alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,12 +35,15 @@ FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = (
 SHARED = 227 << 10  # bytes that a program may have
 UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
 RECORD = 16  # int32 of an item
-REQUEST, TOKEN, TOKENS, SEES, FIRST, BLOCKS, PARTIAL, START, STOP, FROM, PARTS = range(11)
-# SEES: how many keys the item's first token sees; PARTIAL: where a part of a row block goes, -1 for
-# the whole of one; START, STOP: numbers of the program's first and last item, in its first record;
-# FROM, PARTS: the first partial of the item's row block, and how many parts that has
+KNOWN = ("request", "token", "tokens", "sees", "first", "blocks")  # of a row block
+FIELDS = (*KNOWN, "partial", "start", "stop", "from", "parts")
+# sees: how many keys the item's first token sees; partial: where a part of a row block goes, -1 for
+# the whole of one; start, stop: numbers of the program's first and last item, in its first record;
+# from, parts: the first partial of the item's row block, and how many parts that has
 CUT = 8  # int32 of a row block that programs share
-CUT_PARTIAL, CUT_PARTS, CUT_TOKEN, CUT_TOKENS = range(4)
+CUT_FIELDS = ("partial", "parts", "token", "tokens")
+STEP = ("q", "keys", "values", "scales", "table", "lengths", "query_starts", "sinks")
+USES = {"keys": "state", "values": "state", "counters": "state", "out": "result"}  # as a rule
 
 
 @dataclass(frozen=True)
@@ -272,63 +276,39 @@ def _ring(x: PagedShape, target: Target, rows: int, block: int, most: int) -> Pa
 # ---- parameters ---------------------------------------------------------------------------------
 
 
-def work_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
-    """The work list: items (those a program begins with first), and row blocks that were cut, each
-    in the row of the program that has its second part."""
-    return [
-        ("items", Memory((item_rows(x, plan), RECORD), int32, use=use)),
-        ("cuts", Memory((ranges(x, plan), CUT), int32, use=use)),
-    ]
+def parameters(
+    x: PagedShape, names: Sequence[str], plan: PagedPlan | None = None, **uses: str
+) -> Parameters:
+    """Arrays of a step by name, those that the shape and the Plan have; `uses` are of this kernel.
 
-
-def scratch_parameters(x: PagedShape, plan: PagedPlan, use: str = "value") -> Parameters:
-    """Parts of row blocks: results and log2 of their sums of weights."""
-    lead = (item_rows(x, plan), x.key_heads, plan.rows)
-    return [
-        ("partial", Memory((*lead, x.value_width), float32, use=use)),
-        ("sums", Memory(lead, float32, use=use)),
-    ]
-
-
-def cache_parameters(x: PagedShape, use: str = "state") -> Parameters:
-    """Keys and values."""
-    lead = (x.pages, x.key_heads, x.page)
-    return [
-        ("keys", Memory((*lead, x.width), x.cache, use=use)),
-        ("values", Memory((*lead, x.value_width), x.cache, use=use)),
-    ]
-
-
-def step_parameters(x: PagedShape, use: str = "state") -> Parameters:
-    """What attention of a step takes: q, keys, values, scales (of 8 bits, what keys and values of
-    each key head are multiplied with), table, lengths, query_starts, sinks (if there are any)."""
-    scales = [("scales", Memory((2, x.key_heads), float32))] if x.scaled else []
-    sinks = [("sinks", Memory((x.heads,), float32))] if x.sinks else []
-    return [
-        ("q", Memory((x.tokens, x.heads, x.width), x.dtype)),
-        *cache_parameters(x, use),
-        *scales,
-        ("table", Memory((x.requests, x.most_pages), int32)),
-        ("lengths", Memory((x.requests,), int32)),
-        ("query_starts", Memory((x.requests + 1,), int32)),
-        *sinks,
-    ]
-
-
-def list_parameters(x: PagedShape) -> Parameters:
-    """What lists are made of: lengths and query_starts."""
-    return [p for p in step_parameters(x) if p[0] in ("lengths", "query_starts")]
-
-
-def attend_parameters(x: PagedShape, plan: PagedPlan) -> Parameters:
-    """q, keys, values, scales (of a cache of 8 bits), table, sinks (if there are any), items, out,
-    partial, sums, and counters, which are 0 before and after, if parts are combined here."""
-    listed = list_parameters(x)
-    made = [p for p in step_parameters(x) if p not in listed]
-    made.append(work_parameters(x, plan)[0])
-    made.append(("out", Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")))
-    made += scratch_parameters(x, plan, "result")
-    if plan.joined:
-        lead = (item_rows(x, plan), x.key_heads)
-        made.append(("counters", Memory(lead, int32, use="state")))
-    return made
+    scales: what keys and values of each key head are multiplied with. items, cuts: the work list,
+    items that a program begins with first; row blocks that were cut, each in the row of the program
+    that has its second part. partial, sums: parts of row blocks, results and log2 of their sums of
+    weights. counters: 0 before and after, if parts are joined."""
+    cache = (x.pages, x.key_heads, x.page)
+    found = {
+        "q": ((x.tokens, x.heads, x.width), x.dtype),
+        "k": ((x.tokens, x.key_heads, x.width), x.dtype),
+        "v": ((x.tokens, x.key_heads, x.value_width), x.dtype),
+        "keys": ((*cache, x.width), x.cache),
+        "values": ((*cache, x.value_width), x.cache),
+        "table": ((x.requests, x.most_pages), int32),
+        "lengths": ((x.requests,), int32),
+        "query_starts": ((x.requests + 1,), int32),
+        "turned": ((x.tokens, x.heads, x.width), x.dtype),
+        "out": ((x.tokens, x.heads, x.value_width), x.dtype),
+    }
+    if x.scaled:
+        found["scales"] = ((2, x.key_heads), float32)
+    if x.sinks:
+        found["sinks"] = ((x.heads,), float32)
+    if plan is not None:
+        items = item_rows(x, plan)
+        rows = (items, x.key_heads, plan.rows)
+        found["items"] = ((items, RECORD), int32)
+        found["cuts"] = ((ranges(x, plan), CUT), int32)
+        found["partial"], found["sums"] = ((*rows, x.value_width), float32), (rows, float32)
+        if plan.joined:
+            found["counters"] = ((items, x.key_heads), int32)
+    uses = {**USES, **uses}
+    return [(n, Memory(*found[n], use=uses.get(n, "value"))) for n in names if n in found]

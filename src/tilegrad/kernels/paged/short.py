@@ -28,23 +28,13 @@ from ... import tile
 from ...core.dtype import float32, int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
+from ..attention.softmax import finite
 from .append import HeadNorms, Rotary, append_parameters, clear_rest, kept
 from .shape import PagedShape, ShortPlan, short_why_not
-from .steps import BARRIER, Blocks, Steps, counted, finite, page_numbers, within
+from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
 
 CLEARED = 16  # rows that are written at once
-
-
-def short_parameters(
-    x: PagedShape, rotary: Rotary, norms: HeadNorms | None
-) -> list[tuple[str, Memory]]:
-    """q, k, v, frequencies, weights of norms, scales (of 8 bits), table, lengths, query_starts,
-    sinks (if there are any), keys, values, and the result."""
-    made = append_parameters(x, rotary, norms)[:-1]
-    out = Memory((x.tokens, x.heads, x.value_width), x.dtype, use="result")
-    return [*made, ("out", out)]
 
 
 def step_attend(
@@ -58,7 +48,7 @@ def step_attend(
     why = short_why_not(x, plan)
     if why:
         raise InternalError("kernels.paged.short", f"{why}: {plan} for {x}")
-    b = BodyBuilder(name, short_parameters(x, rotary, norms))
+    b = BodyBuilder(name, append_parameters(x, rotary, norms, "out"))
     return _Short(x, plan, rotary, norms, b).build()
 
 
@@ -211,10 +201,8 @@ class _Short(Steps):
         if not half:
             return None
         found = tile.load(self.memory["frequencies"], (0,), (half,))
-        angle = found * tile.cast(self.before, float32)
-        factor = tile.full((), self.rotary.factor)
-        for row, function in enumerate((tile.cos, tile.sin)):
-            tile.write(self.turns[row], function(angle) * factor)
+        for row, values in enumerate(self.rotary.turns(found, self.before)):
+            tile.write(self.turns[row], values)
         tile.named_sync(BARRIER, self.threads)
         number = tile.full((), half, int64)
         if self.rotary.interleaved:
@@ -249,11 +237,9 @@ class _Short(Steps):
         """Heads (float32) by their norm, if they have one, their first elements turned."""
         wide = [tile.cast(part, float32) for part, *_ in heads]
         if self.norms is not None:
-            total = tile.sum(wide[0] * wide[0], 1)[:, None] / self.x.width
-            factor = tile.rsqrt(total + self.norms.epsilons["qk".index(name)])
-            for i, (_, weight) in enumerate(heads):
-                made = wide[i] * factor * tile.cast(weight, float32)
-                wide[i] = tile.cast(tile.cast(made, self.x.dtype), float32)  # as if stored
+            squares = tile.sum(wide[0] * wide[0], 1) / self.x.width
+            weights = (tile.cast(weight, float32) for _, weight in heads)
+            wide = self.norms.applied(name, squares, wide, weights, self.x.dtype)
         if angle is None:
             return wide[0]
         return wide[0] * angle[0] + wide[1] * angle[1]

@@ -27,9 +27,11 @@ from ... import tile
 from ...core.dtype import float16, int64
 from ...ir.symbol import ceil_divide, high
 from ...tile.build import BodyBuilder
-from .shape import PagedPlan, PagedShape, ShortPlan, padded
+from ..attention.holes import Holes
+from ..attention.shape import swizzled
+from ..attention.softmax import LOG2_E, finite
+from .shape import PagedPlan, PagedShape, ShortPlan, attention_of, padded
 
-LOG2_E = 1.4426950408889634
 BARRIER = 0  # at which the warps that multiply meet
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 
@@ -58,11 +60,6 @@ def counted(shape: tuple[int, int], axis: int, start: Any = 0) -> Any:
     return tile.reshape(line, tuple(size if a == axis else 1 for a, size in enumerate(shape)))
 
 
-def finite(best: Any) -> Any:
-    """0 for -inf, so that differences are no nan."""
-    return tile.where(best == -tile.INF, 0.0, best)
-
-
 def page_numbers(
     x: PagedShape, table: Any, request: Any, at: Any, count: int, keys: Any, early: bool = False
 ) -> Any:
@@ -88,6 +85,7 @@ class Steps:
         self.factors: list[Any] = []  # of keys and values of 8 bits
         self.head: Any = 0  # the key head at work
         self.sinks: Any = None
+        self.holes = Holes(attention_of(x), {}, 0, 0, exact=True)
         # float16 holds the floats of 8 bits exactly, and one instruction makes two of them
         self.operand = float16 if x.scaled else x.dtype
         # few rows leave registers for values that are widened while keys are multiplied
@@ -103,11 +101,10 @@ class Steps:
         plan, x, dtype = self.plan, self.x, self.operand
         self.rings, self.pipes = [], []
         for name, width in zip(("keys", "values"), self.widths):
-            layout = "swizzle64" if width * x.cache.size % 128 else "swizzle128"
-            self.rings.append(tile.shared((plan.stages, plan.block, width), x.cache, layout))
+            self.rings.append(swizzled(x.cache, plan.stages, plan.block, width))
             self.pipes.append(tile.pipeline(name, plan.stages))
-        self.queries = tile.shared((plan.rows, self.widths[0]), dtype, "swizzle128")
-        self.weights = tile.shared((plan.rows, plan.block), dtype, "swizzle128")
+        self.queries = swizzled(dtype, plan.rows, self.widths[0])
+        self.weights = swizzled(dtype, plan.rows, plan.block)
 
     def make_tiles(self) -> None:
         """Places in the registers of the role that multiplies."""
@@ -255,13 +252,10 @@ class Steps:
             self.pipes[1].release(turn)
 
     def scaled(self, scores: Any) -> Any:
-        """Scores times log2(e) and the scale, softly capped if asked."""
-        x = self.x
+        """Scores as exponents of 2."""
         if self.factors:
             scores = scores * self.factors[0]
-        if x.softcap:
-            return tile.tanh(scores * (x.scale / x.softcap)) * (x.softcap * LOG2_E)
-        return scores * (x.scale * LOG2_E)
+        return self.holes.score(scores, 0, 0) * self.holes.factor
 
     def seen(self, scores: Any, sees: Any, key: Any) -> Any:
         """Scores, -inf where a token does not see a key: as many keys as its place says, the

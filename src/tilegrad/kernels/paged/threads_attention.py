@@ -17,7 +17,6 @@ from ...core.dtype import int64
 from ...ir.symbol import high
 from ..attention.threads import DEPTH, multiply, shared_place
 from .attention import CONSUMER_FIELDS, Item, Items
-from .shape import BLOCKS, FIRST, REQUEST, SEES, TOKENS
 from .steps import BARRIER, within
 
 
@@ -43,7 +42,7 @@ class ThreadItems(Items):
         """One, that copies and multiplies."""
         with tile.role("multiply", self.plan.warps):
             self.make_tiles()
-            self.for_items((REQUEST, *CONSUMER_FIELDS), self.item)
+            self.for_items(("request", *CONSUMER_FIELDS), self.item)
 
     def meet(self) -> None:
         """What the threads stored is there for all of them."""
@@ -59,28 +58,30 @@ class ThreadItems(Items):
         for ahead in range(stages - 1):
             self.load(of, ahead, self.pages(of, ahead))
         pages = self.pages(of, stages - 1)
-        for step in tile.range(of[BLOCKS]):
+        for step in tile.range(of["blocks"]):
             tile.wait_threads(stages - 2)
             self.meet()
             self.load(of, step + stages - 1, pages)
             pages = self.pages(of, step + stages)
-            best, sums = self.step(step, of[FIRST] + step, of[SEES], of[TOKENS], best, sums)
+            best, sums = self.step(step, of["first"] + step, of["sees"], of["tokens"], best, sums)
         tile.wait_threads(0)
         self.finish(of, best, sums)
 
     def pages(self, of: Item, step: Any) -> list[Any]:
         """Numbers of the pages of a step; past the last key the last page again."""
         x, plan = self.x, self.plan
-        keys = tile.minimum(tile.maximum(of[SEES] + of[TOKENS] - 1, 1), high(x.most_pages) * x.page)
-        first, last = (of[FIRST] + step) * plan.block // x.page, (keys - 1) // x.page
+        keys = tile.minimum(
+            tile.maximum(of["sees"] + of["tokens"] - 1, 1), high(x.most_pages) * x.page
+        )
+        first, last = (of["first"] + step) * plan.block // x.page, (keys - 1) // x.page
         entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
-        return [tile.cast(tile.load(self.table, (of[REQUEST], p), ()), int64) for p in entries]
+        return [tile.cast(tile.load(self.table, (of["request"], p), ()), int64) for p in entries]
 
     def load(self, of: Item, step: Any, pages: list[Any]) -> None:
         """A block of keys and one of values, page by page, in a group of their own."""
         x, plan, most = self.x, self.plan, high(self.x.pages) - 1
         rows = min(x.page, plan.block)
-        row = (of[FIRST] + step) * plan.block % x.page if x.page > plan.block else 0
+        row = (of["first"] + step) * plan.block % x.page if x.page > plan.block else 0
         for number, page in enumerate(pages):
             at = tile.hold(within(page, 0, most), "page", (0, most))
             for ring, cache, width in zip(self.rings, self.cache, self.widths):

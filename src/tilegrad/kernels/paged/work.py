@@ -20,45 +20,30 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int32, int64
 from ...ir.symbol import Size, floor_divide, high
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..attention.tile_order import bounded
 from .shape import (
-    BLOCKS,
     CUT,
-    FIRST,
-    FROM,
-    PARTIAL,
-    PARTS,
+    FIELDS,
+    KNOWN,
     RECORD,
-    REQUEST,
-    SEES,
-    START,
-    STOP,
-    TOKEN,
-    TOKENS,
     PagedPlan,
     PagedShape,
-    list_parameters,
+    parameters,
     per,
     ranges,
     row_blocks,
-    work_parameters,
 )
 
 CHUNK = 64  # row blocks whose requests are looked up at once, at most
 HELD = 1 << 14  # elements of a tile that the threads hold without spilling
-KNOWN = (REQUEST, TOKEN, TOKENS, SEES, FIRST, BLOCKS)  # of a row block
-
-
-def work_parameters_of(x: PagedShape, plan: PagedPlan) -> list[tuple[str, Memory]]:
-    """lengths, query_starts, items, cuts."""
-    return [*list_parameters(x), *work_parameters(x, plan, "result")]
 
 
 def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
     """The kernel that makes the list."""
-    return _Work(x, plan, BodyBuilder(name, work_parameters_of(x, plan))).build()
+    names = ("lengths", "query_starts", "items", "cuts")
+    given = parameters(x, names, plan, items="result", cuts="result")
+    return _Work(x, plan, BodyBuilder(name, given)).build()
 
 
 def power(size: Size) -> int:
@@ -151,7 +136,7 @@ class _Work:
             field: tile.cast(tile.load(self.known, (place, 0), (self.count,)), int64)
             for place, field in enumerate(KNOWN)
         }
-        size = found[BLOCKS]
+        size = found["blocks"]
         stop, total = tile.cumsum(size), tile.sum(size, 0)
         start = stop - size
         self.total = tile.maximum(total, 1)
@@ -164,7 +149,7 @@ class _Work:
         self.write_idle(total)
 
     @tile.function
-    def write_parts(self, known: Sequence[Any], found: dict[int, Any]) -> None:
+    def write_parts(self, known: Sequence[Any], found: dict[str, Any]) -> None:
         """All parts: at once where they are few enough, else one of each after another."""
         size, blocks = power(self.ranges), known[0].shape[0]
         many = high(row_blocks(self.x, self.plan)) * 4 <= self.ranges  # parts of each
@@ -185,11 +170,11 @@ class _Work:
         """Where a program's units begin."""
         return program * self.total // self.programs
 
-    def write_cuts(self, first: Any, partials: Any, parts: Any, found: dict[int, Any]) -> None:
+    def write_cuts(self, first: Any, partials: Any, parts: Any, found: dict[str, Any]) -> None:
         """What the combining kernel reads: a row block that was cut, in the row of the program that
         has its second part; where there is none, no parts do."""
         size = power(self.ranges)
-        values = (partials, parts, found[TOKEN], found[TOKENS])  # CUT_PARTIAL, ...
+        values = (partials, parts, found["token"], found["tokens"])  # CUT_FIELDS
         place = tile.shared((len(values), size), int32)
         for field in range(len(values)):
             tile.store(place, (field, 0), tile.full((size,), 0, int32))
@@ -202,7 +187,7 @@ class _Work:
             at = number * CUT + field
             tile.store(self.cuts, at, tile.load(place, (field, 0), (size,)), mask=inside)
 
-    def write_part(self, k: Any, known: Sequence[Any], found: dict[int, Any]) -> None:
+    def write_part(self, k: Any, known: Sequence[Any], found: dict[str, Any]) -> None:
         """Part k of every row block that has so many."""
         first, start, stop, parts, partials = known
         there = k < parts
@@ -216,22 +201,22 @@ class _Work:
         alone = parts <= 1
         values = {
             **found,
-            FIRST: found[FIRST] + (low - start),
-            BLOCKS: high_ - low,
-            PARTIAL: tile.where(alone, -1, partial),
-            FROM: partials,
-            PARTS: parts,
+            "first": found["first"] + (low - start),
+            "blocks": high_ - low,
+            "partial": tile.where(alone, -1, partial),
+            "from": partials,
+            "parts": parts,
         }
         for field, value in values.items():
             self.put(row, field, value, there)
         own = program * RECORD
-        for field, ours in ((START, leads), (STOP, closes)):
+        for field, ours in (("start", leads), ("stop", closes)):
             self.put(own, field, partial, there, ours)
 
-    def put(self, row: Any, field: int, value: Any, there: Any, ours: Any = None) -> None:
+    def put(self, row: Any, field: str, value: Any, there: Any, ours: Any = None) -> None:
         """A field of records, where they are there and ours."""
         value = tile.broadcast(tile.cast(value, int32), there.shape)
-        at = tile.broadcast(row + field, there.shape)
+        at = tile.broadcast(row + FIELDS.index(field), there.shape)
         tile.store(self.items, at, value, mask=there if ours is None else there & ours)
 
     def write_idle(self, total: Any) -> None:
@@ -239,6 +224,6 @@ class _Work:
         size = power(self.ranges)
         number = tile.arange(size)
         none = (total <= number) & (number < self.ranges)
-        for field, value in ((START, 0), (STOP, -1)):
-            at = number * RECORD + field
+        for field, value in (("start", 0), ("stop", -1)):
+            at = number * RECORD + FIELDS.index(field)
             tile.store(self.items, at, tile.full((size,), value, int32), mask=none)

@@ -13,6 +13,7 @@ from ...ir.node import Node
 from ...ir.symbol import Size, floor_divide, high, low, modulo
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
+from ...tile.row import memory_of
 
 FAR = 1 << 40  # the size of a view's axis whose bounds the offset itself keeps
 
@@ -70,8 +71,7 @@ class Viewed(BodyBuilder):
 
 
 def _use(parameter: Node) -> str:
-    type_ = parameter.type
-    assert isinstance(type_, Memory)
+    type_ = memory_of(parameter)
     return type_.use
 
 

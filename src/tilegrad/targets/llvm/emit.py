@@ -38,7 +38,7 @@ ANGLES = ("sin", "cos", "tan")
 
 
 def _is_near(node: Node) -> bool:
-    from ...tile.magnitude import near_angle  # not needed where nothing has an angle
+    from ...tile.bounds import near_angle  # not needed where nothing has an angle
 
     return near_angle(node)
 

@@ -14,8 +14,9 @@ from typing import Any
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...ir.node import Node
-from ...ir.types import Memory, unravel
+from ...ir.types import unravel
 from ...tile.numeric import SCATTER
+from ...tile.row import memory_of
 from .emit_shape import (
     Emission,
     Values,
@@ -42,8 +43,7 @@ from .rules import (
 
 def offset_of(e: Emission, memory: Node, index: list[str]) -> str:
     """The element offset of an index."""
-    type_ = memory.type
-    assert isinstance(type_, Memory)
+    type_ = memory_of(memory)
     total = "0"
     for position, stride in zip(index, type_.element_strides()):
         if position == "0" or stride == 0:
@@ -346,8 +346,7 @@ def _sort(e: Emission, node: Node) -> None:
 
 
 def _allocate(e: Emission, node: Node) -> Values:
-    type_ = node.type
-    assert isinstance(type_, Memory)
+    type_ = memory_of(node)
     size = type_.dtype.size * math.prod(type_.shape)
     start, e.scratch = e.scratch, e.scratch + (size + 63) // 64 * 64
     return [e.w.value(f"getelementptr i8, ptr %scratch, i64 {start}")]
@@ -378,8 +377,7 @@ def tile_from(e: Emission, node: Node, where: str, pitch: str) -> str:
 
 def matrix_address(e: Emission, memory: Node, index: list[Node]) -> tuple[str, str]:
     """Address and row pitch in bytes of a 2-D tile (the last two axes of the Memory)."""
-    type_ = memory.type
-    assert isinstance(type_, Memory)
+    type_ = memory_of(memory)
     where = address_of(e, memory, offset_of(e, memory, [e.values[i][0] for i in index]))
     pitch = size_text(e, type_.element_strides()[-2] * type_.dtype.size)
     return where, pitch

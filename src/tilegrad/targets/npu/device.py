@@ -25,10 +25,10 @@ from ...runtime.buffer import HOST, Buffer
 from ...runtime.device import Device, device
 from ...runtime.launcher import Launcher, SlotCopy, Steps
 from ...runtime.recipe import Recipe, Step
-from .count import Counters, Counts, counters_of
 from .kernel import LEVELS, ArrayKernel, kernel_of
 from .parameters import Parameters, chip_of
 from .target import npu_target
+from .timing import Counters, Counts, counters_of
 
 
 @dataclass(frozen=True)

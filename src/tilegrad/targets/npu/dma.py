@@ -2,26 +2,96 @@
 
 A row begins on a beat of the port, and bursts end at 4096 bytes as AXI4 asks. Load asks for all
 bursts, one a cycle, while beats come; a whole row is unpacked and written in the cycle after its
-last beat. Store reads a row of sums, makes it narrow some lanes a cycle, and sends it.
-Invariant: load alone writes the scratchpad, store alone has the second read port of the
-accumulators, so that no port is used twice in a cycle.
+last beat. Store reads a row of sums, makes it narrow some lanes a cycle, and sends it. Load alone
+writes the scratchpad, store alone has the second read port of the accumulators, so that no port is
+used twice in a cycle.
+
+Load, execute and store are units. A unit is idle, runs or posts. It takes the head of its queue in
+an idle cycle, if the tokens that the instruction waits for are there; runs a number of cycles that
+follows from the instruction and the parameters; and posts in one more cycle, later if a channel is
+full. Registers change in `step` alone, once a cycle.
+
+The memory behind the port has a fixed latency and a fixed rate, as AXI4 sees it. A read's first
+beat comes `latency` cycles after its address, later beats every `gap` cycles, reads in order.
+Writes are taken every `gap` cycles and answered `latency` cycles after their last beat. With
+`stalls` addresses and beats are held back by a seeded chance. Invariant: outputs depend on what was
+taken in earlier cycles alone, so that one object serves the simulator and an RTL testbench.
 """
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from typing import Any
 
 import numpy as np
 
+from ...core.errors import InternalError, UserError
 from .arithmetic import TO_NARROW, float_bits, requantise, seeded, wide_of, xorshift
-from .dram import Dram
-from .front import Queue, Tokens
+from .front import Queue, Tokens, posts, waits
 from .instructions import Instruction
 from .parameters import BITS, Parameters
 from .timing import burst, row_beats, row_bytes
-from .unit import RUN, Unit
 
 READ, LATCH, NARROW, ADDRESS, BEATS, ANSWERS = range(6)  # states of the store within a row
+
+
+# ---- units --------------------------------------------------------------------------------------
+
+
+IDLE, RUN, POST = 0, 1, 2
+NOTHING = Instruction("halt")
+
+
+class Unit:
+    """The states of one unit."""
+
+    number = 0
+
+    def __init__(self, p: Parameters, queue: Queue, tokens: Tokens) -> None:
+        self.p, self.queue, self.tokens = p, queue, tokens
+        self.state = IDLE
+        self.word = NOTHING
+        self.cause = "empty"  # what this cycle was spent on
+
+    def step(self) -> None:
+        """One edge."""
+        if self.state == IDLE:
+            self._take()
+        elif self.state == RUN:
+            self.cause = "busy"
+            if self.run():
+                self.state = POST
+        else:
+            done = self.tokens.put(posts(self.number, self.word["tokens"]))
+            self.cause = "busy" if done else "token_room"
+            if done:
+                self.state = IDLE
+
+    def _take(self) -> None:
+        if not self.queue.items:
+            self.cause = "empty"
+            return
+        word = self.queue.items[0]
+        if not self.tokens.take(waits(self.number, word["tokens"])):
+            self.cause = "token"
+            return
+        self.cause = "busy"
+        self.queue.popped = True
+        self.word = word
+        self.state = POST if word.op == "sync" else RUN
+        if self.state == RUN:
+            self.begin(word)
+
+    def begin(self, word: Instruction) -> None:
+        """Sets the registers of an instruction that runs from the next cycle on."""
+
+    def run(self) -> bool:
+        """One cycle of it; whether it was the last."""
+        return True
+
+
+# ---- load and store -----------------------------------------------------------------------------
 
 
 def unpack(p: Parameters, word: Instruction, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -236,3 +306,95 @@ class Store(Unit):
         self.row_address = (self.row_address + word["stride"]) % 2**32
         self.address = self.row_address
         self.phase = ANSWERS if self.row == word["rows"] else READ
+
+
+# ---- DRAM ---------------------------------------------------------------------------------------
+
+
+class Dram:
+    """Bytes behind AXI4; see the module's docstring."""
+
+    def __init__(
+        self, data: np.ndarray, width: int, latency: int, gap: int, stalls: int | None = None
+    ) -> None:
+        self.data, self.width, self.latency, self.gap = data, width, latency, gap
+        self.chance = random.Random(stalls) if stalls is not None else None
+        self.now = 0
+        self.reads: deque[tuple[int, bytes, bool]] = deque()
+        self.last_read = -gap
+        self.next_write = 0
+        self.bursts: deque[list[int]] = deque()  # address and beats of writes under way
+        self.answers: deque[int] = deque()
+        self.read_bytes = self.written_bytes = 0
+        self.nothing = (0, bytes(width), False)
+        self.arready = self.awready = True
+        self.outputs()
+
+    def outputs(self) -> None:
+        """What the port shows in this cycle."""
+        if self.chance is not None:
+            self.arready = self.chance.random() < 0.7
+            self.awready = self.chance.random() < 0.7
+        self.wready = self.awready and self.now >= self.next_write
+        self.rvalid = bool(self.reads) and self.reads[0][0] <= self.now
+        _, self.rdata, self.rlast = self.reads[0] if self.rvalid else self.nothing
+        self.bvalid = bool(self.answers) and self.answers[0] <= self.now
+
+    def _span(self, address: int, beats: int) -> slice:
+        end = address + beats * self.width
+        if end > len(self.data):
+            raise UserError(
+                "an address outside of DRAM",
+                op="npu",
+                expected=f"at most {len(self.data)}",
+                got=f"{address:#x} to {end:#x}",
+            )
+        if address // 4096 != (end - 1) // 4096:
+            raise InternalError("npu dram", f"a burst at {address:#x} crosses 4096 bytes")
+        return slice(address, end)
+
+    def step(
+        self,
+        read: tuple[int, int] | None,
+        rready: bool,
+        write: tuple[int, int] | None,
+        beat: tuple[bytes, int, bool] | None,
+        bready: bool,
+    ) -> None:
+        """One edge: what the master shows (addresses with beats, a beat with its strobes)."""
+        if read is not None and self.arready:
+            self._take_read(*read)
+        if self.rvalid and rready:
+            self.reads.popleft()
+            self.read_bytes += self.width
+        if write is not None and self.awready:
+            self._span(*write)
+            self.bursts.append(list(write))
+        if beat is not None and self.wready:
+            self._take_beat(*beat)
+        if self.bvalid and bready:
+            self.answers.popleft()
+        self.now += 1
+        self.outputs()
+
+    def _take_read(self, address: int, beats: int) -> None:
+        data = self.data[self._span(address, beats)].tobytes()
+        for i in range(beats):
+            when = max(self.now + self.latency, self.last_read + self.gap)
+            part = data[i * self.width : (i + 1) * self.width]
+            self.reads.append((when, part, i == beats - 1))
+            self.last_read = when
+
+    def _take_beat(self, data: bytes, strobes: int, last: bool) -> None:
+        burst = self.bursts[0]
+        written = [i for i in range(self.width) if strobes >> i & 1]
+        self.data[burst[0] + np.array(written, int)] = np.frombuffer(data, np.uint8)[written]
+        self.written_bytes += len(written)
+        burst[0] += self.width
+        burst[1] -= 1
+        if last != (burst[1] == 0):
+            raise InternalError("npu dram", "WLAST is not at the last beat")
+        if last:
+            self.bursts.popleft()
+            self.answers.append(self.now + self.latency)
+        self.next_write = self.now + self.gap

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic
-from .dma import Load
+from .dma import Load, Unit
 from .front import Queue, Tokens
 from .instructions import Instruction
 from .mesh import Mesh, Row
 from .parameters import Parameters
 from .timing import run_cycles
-from .unit import Unit
 
 Array = np.ndarray
 READERS = ("first", "second")  # of the scratchpad

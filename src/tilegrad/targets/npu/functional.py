@@ -14,10 +14,9 @@ import numpy as np
 
 from ...core.errors import UserError
 from . import arithmetic
-from .check import check
+from .check import Order, check
 from .dma import stored, unpack
 from .instructions import Instruction, text
-from .order import Order
 from .parameters import Parameters
 from .timing import row_bytes
 

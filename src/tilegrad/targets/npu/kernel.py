@@ -20,7 +20,6 @@ from ...core.errors import UserError
 from ...graph.interpret import interpret
 from ...ir.text import parse_block
 from ...tile.array import HELD, LEFT, MIXED, RIGHT, SPARSE, ArrayWork, Operand
-from .count import Counters, Counts, counters_of
 from .functional import Functional
 from .instructions import Instruction, disassemble
 from .layout import Narrow, Stored, Strides, VectorOperand
@@ -28,6 +27,7 @@ from .machine import Machine
 from .parameters import Parameters
 from .product import Product
 from .target import ELEMENTS, HALVES, parameters_of
+from .timing import Counters, Counts, counters_of
 
 LEVELS = ("compiled", "words", "registers")
 SHOWN = 120  # words of a listing

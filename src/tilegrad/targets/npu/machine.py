@@ -15,14 +15,12 @@ import numpy as np
 from ...core.errors import UserError
 from .arithmetic import seeded
 from .check import check
-from .count import Counters, Counts, counters_of
-from .dma import Load, Store
-from .dram import Dram
+from .dma import IDLE, RUN, Dram, Load, Store
 from .execute import Execute
 from .front import HALT, Front, Queue, Tokens
 from .instructions import QUEUES, Instruction
 from .parameters import Parameters
-from .unit import IDLE, RUN
+from .timing import Counters, Counts, counters_of
 
 WAITING = frozenset(
     ("token", "empty", "token_room")

@@ -14,12 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
-from .count import Counts, counts_of
+from .check import prove
 from .instructions import Instruction, instruction
 from .layout import Layout, too_small
 from .machine import Machine
-from .order import prove
 from .result import Result
+from .timing import Counts, counts_of
 
 HALT = instruction("halt")
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from ...tile.array import ROWS, VectorStep
 from .instructions import Instruction, instruction
-from .layout import Layout
-from .rows import BLOCK, HELD, LINE
+from .layout import BLOCK, HELD, LINE, Layout
 
 UNROLLED = 7  # steps of a result that are written out; more are a loop
 

@@ -51,11 +51,11 @@ def _quotient(w: Writer, d: DType, a: str, b: str, name: str) -> tuple[str, str,
         raise refuse(name, d)
     kind, bits = kind_of(d), max(16, d.bits)
     special, safe = _safe(w, d, b)
-    raw = w.value(kind, f"div.{type_of(d)}", a, safe)
+    raw = w.value(f"div.{type_of(d)}", a, safe)
     product = "0"
     if d.kind == "int":
-        product = w.value(kind, f"mul.lo.s{bits}", raw, b)  # by 0 or -1, where raw is a
-    return w.value(kind, f"selp.{kind}", product, raw, special), raw, safe
+        product = w.value(f"mul.lo.s{bits}", raw, b)  # by 0 or -1, where raw is a
+    return w.value(f"selp.{kind}", product, raw, special), raw, safe
 
 
 def _safe(w: Writer, d: DType, b: str) -> tuple[str, str]:
@@ -64,15 +64,15 @@ def _safe(w: Writer, d: DType, b: str) -> tuple[str, str]:
     if d.kind == "uint":
         special = test(w, d, "eq", b, "0")
     else:
-        above = w.value(kind, f"add.s{bits}", b, "1")
-        special = w.value("pred", f"setp.le.u{bits}", above, "1")
-    return special, w.value(kind, f"selp.{kind}", "1", b, special)
+        above = w.value(f"add.s{bits}", b, "1")
+        special = w.value(f"setp.le.u{bits}", above, "1")
+    return special, w.value(f"selp.{kind}", "1", b, special)
 
 
 def _crossed(w: Writer, d: DType, remainder: str, divisor: str) -> str:
     """Whether a non-zero remainder has another sign than the divisor."""
     differ = test(w, d, "lt", logic(w, "xor", d, remainder, divisor), "0")
-    return w.value("pred", "and.pred", differ, test(w, d, "ne", remainder, "0"))
+    return w.value("and.pred", differ, test(w, d, "ne", remainder, "0"))
 
 
 def floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
@@ -80,10 +80,10 @@ def floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
     quotient, raw, safe = _quotient(w, d, a, b, "floor_divide")
     if d.kind == "uint":
         return quotient
-    kind, letter = kind_of(d), type_of(d)
-    back = w.value(kind, f"mul.lo.{letter}", raw, safe)
-    rest = w.value(kind, f"sub.{letter}", a, back)
-    less = w.value(kind, f"sub.{letter}", quotient, "1")
+    letter = type_of(d)
+    back = w.value(f"mul.lo.{letter}", raw, safe)
+    rest = w.value(f"sub.{letter}", a, back)
+    less = w.value(f"sub.{letter}", quotient, "1")
     return wrap(w, d, select(w, d, _crossed(w, d, rest, safe), less, quotient))
 
 
@@ -92,10 +92,10 @@ def remainder(w: Writer, d: DType, a: str, b: str) -> str:
     if not d.is_integer:
         raise refuse("remainder", d)
     _, safe = _safe(w, d, b)
-    rest = w.value(kind_of(d), f"rem.{type_of(d)}", a, safe)
+    rest = w.value(f"rem.{type_of(d)}", a, safe)
     if d.kind == "uint":
         return rest
-    more = w.value(kind_of(d), f"add.{type_of(d)}", rest, safe)
+    more = w.value(f"add.{type_of(d)}", rest, safe)
     return select(w, d, _crossed(w, d, rest, safe), more, rest)
 
 
@@ -103,7 +103,7 @@ def fmod(w: Writer, d: DType, a: str, b: str) -> str:
     """Of integers, with the sign of the dividend; 0 of a zero divisor."""
     if not d.is_integer:
         raise refuse("fmod", d)
-    return w.value(kind_of(d), f"rem.{type_of(d)}", a, _safe(w, d, b)[1])
+    return w.value(f"rem.{type_of(d)}", a, _safe(w, d, b)[1])
 
 
 def unsigned_division(name: str, form: str) -> Row:
@@ -114,11 +114,11 @@ def unsigned_division(name: str, form: str) -> Row:
             raise refuse(name, d)
         kind, letter = kind_of(d), f"u{max(16, d.bits)}"
         a, b = unsigned(w, d, a), unsigned(w, d, b)
-        bad = w.value("pred", f"setp.eq.{letter}", b, "0")
-        safe = w.value(kind, f"selp.{kind}", "1", b, bad)
-        result = w.value(kind, f"{form}.{letter}", a, safe)
+        bad = w.value(f"setp.eq.{letter}", b, "0")
+        safe = w.value(f"selp.{kind}", "1", b, bad)
+        result = w.value(f"{form}.{letter}", a, safe)
         if form == "div":  # a remainder by 1 is 0 already
-            result = w.value(kind, f"selp.{kind}", "0", result, bad)
+            result = w.value(f"selp.{kind}", "0", result, bad)
         return wrap(w, d, result) if d.kind == "int" else result
 
     return row
@@ -147,10 +147,10 @@ def by_literal(w: Writer, row: Row, name: str, d: DType, a: str, b: str) -> str:
         return _by_instruction(w, name, d, a, b)
     if divisor & (divisor - 1) == 0:
         if name == "remainder":
-            return w.value(kind, f"and.{kind}", a, str(divisor - 1))
-        return w.value(kind, f"shr.s{bits}", a, str(divisor.bit_length() - 1))
+            return w.value(f"and.{kind}", a, str(divisor - 1))
+        return w.value(f"shr.s{bits}", a, str(divisor.bit_length() - 1))
     # below zero: floor(a / b) = ~((~a) / b), and ~a has a bit less
-    sign = w.value(kind, f"shr.s{bits}", a, str(bits - 1))
+    sign = w.value(f"shr.s{bits}", a, str(bits - 1))
     folded = _by_product(w, bits, bits - 1, logic(w, "xor", d, a, sign), divisor)
     quotient = logic(w, "xor", d, folded, sign)
     return quotient if name == "floor_divide" else _rest(w, bits, a, quotient, divisor)
@@ -159,8 +159,8 @@ def by_literal(w: Writer, row: Row, name: str, d: DType, a: str, b: str) -> str:
 def _rest(w: Writer, bits: int, a: str, quotient: str, divisor: int) -> str:
     """a - quotient * divisor."""
     if divisor & (divisor - 1) == 0:
-        return w.value(f"b{bits}", f"and.b{bits}", a, str(divisor - 1))
-    return w.value(f"b{bits}", f"mad.lo.s{bits}", quotient, literal(-divisor, WORDS[bits]), a)
+        return w.value(f"and.b{bits}", a, str(divisor - 1))
+    return w.value(f"mad.lo.s{bits}", quotient, literal(-divisor, WORDS[bits]), a)
 
 
 def _by_product(w: Writer, bits: int, known: int, a: str, divisor: int) -> str:
@@ -168,34 +168,33 @@ def _by_product(w: Writer, bits: int, known: int, a: str, divisor: int) -> str:
 
     Rounded up by e / divisor, the inverse is right for all a where a * e < 2**(bits + shift).
     """
-    kind = f"b{bits}"
     if divisor & (divisor - 1) == 0:
         amount = divisor.bit_length() - 1
-        return w.value(kind, f"shr.u{bits}", a, str(amount)) if amount else a
+        return w.value(f"shr.u{bits}", a, str(amount)) if amount else a
     for shift in range(bits):
         inverse = -(-(1 << (bits + shift)) // divisor)
         error = inverse * divisor - (1 << (bits + shift))
         if inverse < 1 << bits and error * ((1 << known) - 1) < 1 << (bits + shift):
-            high = w.value(kind, f"mul.hi.u{bits}", a, str(inverse))
-            return w.value(kind, f"shr.u{bits}", high, str(shift)) if shift else high
+            high = w.value(f"mul.hi.u{bits}", a, str(inverse))
+            return w.value(f"shr.u{bits}", high, str(shift)) if shift else high
     # the inverse has a bit too many: (a + high) / 2 without the carry
     shift = (divisor - 1).bit_length()
     inverse = -(-(1 << (bits + shift)) // divisor) - (1 << bits)
-    high = w.value(kind, f"mul.hi.u{bits}", a, str(inverse))
-    half = w.value(kind, f"shr.u{bits}", w.value(kind, f"sub.u{bits}", a, high), "1")
-    total = w.value(kind, f"add.u{bits}", half, high)
-    return w.value(kind, f"shr.u{bits}", total, str(shift - 1)) if shift > 1 else total
+    high = w.value(f"mul.hi.u{bits}", a, str(inverse))
+    half = w.value(f"shr.u{bits}", w.value(f"sub.u{bits}", a, high), "1")
+    total = w.value(f"add.u{bits}", half, high)
+    return w.value(f"shr.u{bits}", total, str(shift - 1)) if shift > 1 else total
 
 
 def _by_instruction(w: Writer, name: str, d: DType, a: str, b: str) -> str:
     """A signed division by a literal other than 0 and -1."""
-    kind, letter = kind_of(d), type_of(d)
-    result = w.value(kind, f"{'rem' if name == 'remainder' else 'div'}.{letter}", a, b)
+    letter = type_of(d)
+    result = w.value(f"{'rem' if name == 'remainder' else 'div'}.{letter}", a, b)
     if name == "divide":
         return result
     rest = result
     if name == "floor_divide":
-        back = w.value(kind, f"mul.lo.{letter}", result, b)
-        rest = w.value(kind, f"sub.{letter}", a, back)
-    moved = w.value(kind, f"add.{letter}", result, b if name == "remainder" else "-1")
+        back = w.value(f"mul.lo.{letter}", result, b)
+        rest = w.value(f"sub.{letter}", a, back)
+    moved = w.value(f"add.{letter}", result, b if name == "remainder" else "-1")
     return select(w, d, _crossed(w, d, rest, b), moved, result)

@@ -21,11 +21,10 @@ from ...runtime import device as runtime
 from ...runtime.buffer import Buffer
 from ...runtime.recipe import Recipe
 from ...runtime.store import content_key
-from .context import Context, Event
+from .context import Context, Event, Landing, Landings, Ring
 from .cuda_api import call
+from .launch import Module
 from .launcher import CudaLauncher
-from .module import Module
-from .pinned import Landing, Landings, Ring
 
 MODULES = 8  # of machine code, that are kept for each Executable that is
 

@@ -1,8 +1,13 @@
-"""Elements in registers: their kinds, constants of them, and the smallest instructions on them.
+"""Elements in registers: kinds, constants, the smallest instructions on them, and casts.
 
-An integer narrower than its register is kept extended (by its sign or by zeros), a float of 8
-bits is its raw byte, a bool is a predicate. Invariant: a function here gives a register that is
-extended as its DType asks, except `logic`, which works on bits alone.
+An integer narrower than its register is kept extended (by its sign or by zeros), a float of 8 bits
+is its raw byte, a bool is a predicate.
+
+Casts, of one element or of two packed, mean what `tile.numeric.cast` says: floats narrower than 32
+bits go through float32; floats become integers by truncation that saturates at int32 or int64, nan
+gives 0, and then they wrap. Invariant: a function here gives a register that is extended as its
+DType asks, except `logic`, which works on bits alone. Casts from float8_e4m3 and to either float of
+8 bits need sm_89 or later.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import numpy as np
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...core.errors import InternalError
+from ...ir.node import Node
 from .write import Writer
 
 FLOATS = (dtypes.float32, dtypes.float64)
@@ -63,24 +69,24 @@ def constant(w: Writer, value: Any, dtype: DType) -> str:
     """A register that holds a constant."""
     kind = kind_of(dtype)
     if kind == "pred":
-        return w.value("pred", "setp.eq.s32" if value else "setp.ne.s32", "0", "0")
+        return w.value("setp.eq.s32" if value else "setp.ne.s32", "0", "0")
     return w.copy(kind, literal(value, dtype))
 
 
 def wrap(w: Writer, dtype: DType, x: str) -> str:
     """An integer in its register, extended again after arithmetic in 16 bits."""
     if dtype is dtypes.int8:
-        return w.value("b16", "cvt.s16.s8", x)
+        return w.value("cvt.s16.s8", x)
     if dtype is dtypes.uint8:
-        return w.value("b16", "and.b16", x, "255")
+        return w.value("and.b16", x, "255")
     if dtype is dtypes.int4:
-        return w.value("b16", "shr.s16", w.value("b16", "shl.b16", x, "12"), "12")
+        return w.value("shr.s16", w.value("shl.b16", x, "12"), "12")
     return x
 
 
 def unsigned(w: Writer, dtype: DType, x: str) -> str:
     """An integer in its register, extended by zeros."""
-    return w.value("b16", "and.b16", x, "255") if dtype is dtypes.int8 else x
+    return w.value("and.b16", x, "255") if dtype is dtypes.int8 else x
 
 
 def refuse(name: str, d: DType) -> InternalError:
@@ -90,20 +96,195 @@ def refuse(name: str, d: DType) -> InternalError:
 
 def typed(w: Writer, d: DType, form: str, *operands: str) -> str:
     """An instruction typed by the DType, and the integer it gives extended."""
-    return wrap(w, d, w.value(kind_of(d), f"{form}.{type_of(d)}", *operands))
+    return wrap(w, d, w.value(f"{form}.{type_of(d)}", *operands))
 
 
 def test(w: Writer, d: DType, form: str, a: str, b: str) -> str:
     """A comparison."""
-    return w.value("pred", f"setp.{form}.{type_of(d)}", a, b)
+    return w.value(f"setp.{form}.{type_of(d)}", a, b)
 
 
 def select(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     """a where the mask holds, else b."""
     kind = kind_of(d)
-    return w.value(kind, f"selp.{type_of(d) if d in FLOATS else kind}", a, b, mask)
+    return w.value(f"selp.{type_of(d) if d in FLOATS else kind}", a, b, mask)
 
 
 def logic(w: Writer, form: str, d: DType, *inputs: str) -> str:
     """An instruction on bits."""
-    return w.value(kind_of(d), f"{form}.{kind_of(d)}", *inputs)
+    return w.value(f"{form}.{kind_of(d)}", *inputs)
+
+
+# ---- casts --------------------------------------------------------------------------------------
+
+
+# The first magnitude that rounds past the largest 8-bit float, and the comparison that finds it:
+# halfway goes to the even neighbour, which is 448 (e4m3) but infinity (e5m2).
+PAST = {"float8_e4m3": ("setp.gt.f32", 464.0), "float8_e5m2": ("setp.ge.f32", 61440.0)}
+MOST_FINITE = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
+PAIRS = {"float8_e4m3": "e4m3x2", "float8_e5m2": "e5m2x2"}
+
+
+def convert(w: Writer, source: DType, target: DType, x: str) -> str:
+    """One element converted, as `tile.cast` does."""
+    if source is target:
+        return x
+    if source.is_float and source.bits < 32:
+        return convert(w, dtypes.float32, target, widen(w, source, x))
+    if target.is_float and target.bits < 32:
+        return narrow(w, target, convert(w, source, dtypes.float32, x))
+    if target.kind == "bool":
+        form = "setp.neu" if source.is_float else "setp.ne"
+        return w.value(f"{form}.{type_of(source)}", x, literal(0, source))
+    kind = kind_of(target)
+    if source.kind == "bool":
+        return w.value(f"selp.{kind}", _bits(1, target), _bits(0, target), x)
+    if source.is_float and target.is_float:
+        if target is dtypes.float64:
+            return w.value("cvt.f64.f32", x)
+        return w.value("cvt.rn.f32.f64", x)
+    if source.is_float:
+        return _to_integer(w, source, target, x)
+    if target.is_float:
+        return w.value(f"cvt.rn.{type_of(target)}.{type_of(source)}", x)
+    return _between_integers(w, source, target, x)
+
+
+def _bits(value: int, dtype: DType) -> str:
+    """A constant operand of an instruction on untyped bits."""
+    if not dtype.is_float:
+        return str(value)
+    return str(int(np.asarray(value, dtype.numpy).view(f"u{dtype.size}")))
+
+
+def _between_integers(w: Writer, source: DType, target: DType, x: str) -> str:
+    """An integer widened by its own sign, or cut."""
+    before, after = max(16, source.bits), max(16, target.bits)
+    if after > before:
+        letter = type_of(source)[0]
+        return w.value(f"cvt.{letter}{after}.{type_of(source)}", x)
+    if after < before:
+        x = w.value(f"cvt.u{after}.u{before}", x)
+    elif target.bits == after or (source.bits < target.bits and source.kind == target.kind):
+        return x  # all bits of the register are kept
+    return wrap(w, target, x)
+
+
+def _to_integer(w: Writer, source: DType, target: DType, x: str) -> str:
+    """Truncated and saturated by the instruction; a nan is 0 by itself only from f32 to s32."""
+    wide = dtypes.int64 if target.bits >= 32 and target is not dtypes.int32 else dtypes.int32
+    kind = kind_of(wide)
+    whole = w.value(f"cvt.rzi.{type_of(wide)}.{type_of(source)}", x)
+    if source is dtypes.float64 or wide is dtypes.int64:
+        is_nan = w.value(f"setp.nan.{type_of(source)}", x, x)
+        whole = w.value(f"selp.{kind}", "0", whole, is_nan)
+    return _between_integers(w, wide, target, whole) if wide is not target else whole
+
+
+def widen(w: Writer, source: DType, x: str) -> str:
+    """A float narrower than 32 bits as a float32, exactly."""
+    if source is dtypes.bfloat16:
+        if x in w.halves:  # of a word: one instruction rather than one to cut and one to move
+            word, number = w.halves[x]
+            form, by = ("and.b32", "-65536") if number else ("shl.b32", "16")
+            return w.value(form, word, by)
+        return w.value("cvt.f32.bf16", x)
+    if source is dtypes.float8_e5m2:
+        x = w.value("shl.b16", x, "8")
+    elif source is dtypes.float8_e4m3:
+        pair = w.value("cvt.rn.f16x2.e4m3x2", x)
+        x = w.value("cvt.u16.u32", pair)
+    return w.value("cvt.f32.f16", x)
+
+
+def narrow(w: Writer, target: DType, x: str) -> str:
+    """A float32 rounded to a narrower float; past the largest: infinity, or nan without one."""
+    if target.bits == 16:
+        return w.value(f"cvt.rn.{type_of(target)}.f32", x)
+    zero = literal(0, dtypes.float32)
+    held = w.value(f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", zero, x)
+    return _past(w, target, held, x, 1)
+
+
+def _past(w: Writer, target: DType, held: str, x: str, step: int) -> str:
+    """The instruction stops at the largest value: one step on where x rounds past it."""
+    form, limit = PAST[target.name]
+    magnitude = w.value("abs.f32", x)
+    over = w.value(form, magnitude, literal(limit, dtypes.float32))
+    beyond = w.value("add.u16", held, str(step))
+    return w.value("selp.b16", beyond, held, over)
+
+
+def convert_pair(w: Writer, source: DType, target: DType, low: str, high: str) -> str | None:
+    """Two neighbouring elements in one register, packed, where an instruction does both."""
+    if source.name in PAIRS and target is dtypes.float16:
+        (word, first), (other, second) = (w.bytes.get(x, ("", -1)) for x in (low, high))
+        if first % 2 or second != first + 1 or word != other:
+            return None
+        halves = w.new("b16"), w.new("b16")
+        w.put("mov.b32", f"{{{halves[0]}, {halves[1]}}}", word)
+        return w.value(f"cvt.rn.f16x2.{PAIRS[source.name]}", halves[first // 2])
+    if source is not dtypes.float32 or not target.is_float or target.bits > 16:
+        return None
+    if target.bits == 16:
+        return w.value(f"cvt.rn.{type_of(target)}x2.f32", high, low)
+    held = w.value(f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
+    return _past(w, target, _past(w, target, held, low, 1), high, 256)
+
+
+def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high: str) -> None:
+    """Four values of 8 bits to float16 in two registers: neighbours in one, or every other."""
+    if source.name in PAIRS:
+        if apart:
+            word = w.value("prmt.b32", word, word, str(0x3120))
+        halves = w.new("b16"), w.new("b16")
+        w.put("mov.b32", f"{{{halves[0]}, {halves[1]}}}", word)
+        for into, half in zip((low, high), halves):
+            w.put(f"cvt.rn.f16x2.{PAIRS[source.name]}", into, half)
+        return
+    if source is not dtypes.int8:
+        raise InternalError("ptx.convert", f"no words of {source}")
+    moved = w.value("xor.b32", word, str(-0x7F7F7F80))  # x + 128, from 0 on
+    base, chosen = w.value("mov.b32", str(0x64806480)), (0x4240, 0x4341)  # 1152, twice
+    for into, four in zip((low, high), chosen if apart else (0x4140, 0x4342)):
+        held = w.value("prmt.b32", moved, str(0x64646464), str(four))  # 1024 + x + 128
+        w.put("sub.rn.f16x2", into, held, base)
+
+
+def cut_pair(w: Writer, target: DType, low: str, high: str) -> str:
+    """Two float32 as floats of 8 bits, in a 16-bit register; past the largest: the largest."""
+    return w.value(f"cvt.rn.satfinite.{PAIRS[target.name]}.f32", high, low)
+
+
+def uncut(node: Node, target: DType) -> Node | None:
+    """What a value is that ends at the largest float of 8 bits, without its ends."""
+    if target.name not in PAIRS or node.dtype is not dtypes.float32:
+        return None
+    for name, end in (
+        ("maximum", -MOST_FINITE[target.name]),
+        ("minimum", MOST_FINITE[target.name]),
+    ):
+        if node.op.name != name:
+            return None
+        x, limit = node.inputs
+        while limit.op.name == "broadcast":
+            limit = limit.inputs[0]
+        if limit.op.name != "constant" or limit.attrs["value"] != end:
+            return None
+        node = x
+    return node
+
+
+def bitcast(w: Writer, source: DType, target: DType, x: str) -> str:
+    """The same bits as another DType of the same width."""
+    if source is target:
+        return x
+    if source.bits != target.bits or dtypes.int4 in (source, target):
+        raise InternalError("ptx.convert", f"{source} and {target} differ in width")
+    if target.kind == "bool":
+        return w.value("setp.ne.s16", x, "0")
+    if source.kind == "bool":
+        return w.value("selp.b16", "1", "0", x)
+    if target is dtypes.int8:
+        return wrap(w, target, x)
+    return unsigned(w, source, x)

@@ -12,15 +12,13 @@ from functools import cached_property
 from ...core.target import Target
 from ...ir.block import Block
 from ...ir.node import Node
-from ...ir.types import Memory
 from ...tile.bounds import Bounds
 from ...tile.build import Body, body_sites
-from ...tile.row import touches_of
+from ...tile.row import memory_of, touches_of
 from .plan_spread import SpreadPlan
 from .program import TensorMap
-from .shared import SWIZZLES, Shared
+from .shared import SWIZZLES, Memo, Shared, Threads
 from .spread import Spread
-from .threads import Memo, Threads
 from .values import Values
 from .write import Writer
 
@@ -96,12 +94,6 @@ class Emission:
     def swizzled(self) -> bool:
         """Whether some place is swizzled: its address must be a multiple of 1024."""
         return any(n.op.name == "allocate" and SWIZZLES.get(n.attrs["layout"]) for n in self.nodes)
-
-
-def memory_of(node: Node) -> Memory:
-    """The type of a Memory or place."""
-    assert isinstance(node.type, Memory)
-    return node.type
 
 
 def warps_of(body: Body) -> int:

@@ -1,20 +1,32 @@
-"""Barriers and fences, and who waits for whom: threads, roles, programs and launches.
+"""Roles, barriers and fences, and who waits for whom: threads, roles, programs and launches.
+
+Every role of a Body is an arm of one branch over the block's warps; barriers are made ready before,
+and programs of a cluster meet before the first role and after the last.
 
 One lane arrives for its warp, so a barrier's count is multiplied by the warps of the roles that
-arrive; where roles hand plain values to one another each thread arrives for itself. Invariant: all
-who arrive at a barrier do it alike, and its count says how often.
+arrive; where roles hand plain values to one another each thread arrives for itself.
+
+`mbarrier.try_wait` without a scope acquires what the threads of one block did, not more. What is
+sent (`st.async`) completes its bytes on the receiver's barrier by a release of the cluster's scope,
+so the waits on that barrier acquire at that scope; there is no fence and no arrival. Arrivals at
+other programs' barriers carry no stores and keep their plain forms.
+
+Invariant: all who arrive at a barrier do it alike, and its count says how often; a warp runs one
+role, with the registers that it asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from ...core.dtype import int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
+from ...tile.build import Body
 from .emission import Emission
-from .plan_cluster import waits_for_sends
+from .shared import Hazards
 
 WRITES, READS = ("write_place", "store", "clear_rows"), ("read_place", "load", "load_operand")
 
@@ -46,7 +58,7 @@ def arrive_remote(e: Emission, node: Node) -> None:
     """At the barrier of another program of the cluster."""
     address = barrier_address(e, *node.inputs[:2])
     rank = e.values.index32(node.inputs[2])
-    remote = e.w.value("b32", "mapa.shared::cluster.u32", address, rank)
+    remote = e.w.value("mapa.shared::cluster.u32", address, rank)
     guard = e.threads.one_lane()
     e.w.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]", guard=guard)
 
@@ -103,7 +115,7 @@ def grid_launch_dependents(e: Emission, node: Node) -> None:
 
 def cluster_rank(e: Emission, node: Node) -> list[str]:
     """This program's number in its cluster."""
-    rank = e.w.value("b32", "mov.u32", "%cluster_ctarank")
+    rank = e.w.value("mov.u32", "%cluster_ctarank")
     return [e.values.resize(rank, int32, e.values.dtype(node))]
 
 
@@ -178,3 +190,131 @@ def _shared_touched(role: Node, names: Sequence[str]) -> set[Node]:
     """The shared places that ops of these names touch."""
     touched = {n.inputs[0] for n in role.blocks[0].all_nodes() if n.op.name in names}
     return {m for m in touched if isinstance(m.type, Memory) and m.type.scope == "shared"}
+
+
+# ---- clusters -----------------------------------------------------------------------------------
+
+
+REACHING = ("arrive_remote", "copy_multicast")
+
+
+def waits_for_sends(body: Body) -> set[Node]:
+    """The waits that acquire what other programs sent."""
+    nodes = list(body.block.all_nodes())
+    landed = {n.inputs[2] for n in nodes if n.op.name == "send"}
+    return {n for n in nodes if n.op.name == "wait" and n.inputs[0] in landed}
+
+
+def ends_alone(body: Body) -> bool:
+    """Whether a program may end before the others of its cluster do: they reach into it by sends
+    only, for all of which it waits, as each of them does, right where it sends itself."""
+    nodes, waited = list(body.block.all_nodes()), 0
+    for block in (b for n in nodes if n.op.name == "role" for b in n.blocks):
+        for at, node in enumerate(block.nodes):
+            later = {n.inputs[0] for n in block.nodes[at:] if n.op.name == "wait"}
+            waited += node.op.name == "send" and node.inputs[2] in later
+    sends = sum(n.op.name == "send" for n in nodes)
+    return 0 < sends == waited and not any(n.op.name in REACHING for n in nodes)
+
+
+# ---- roles --------------------------------------------------------------------------------------
+
+
+REGISTERS = 65_536  # of a multiprocessor
+ONE_THREAD = {
+    "wait",
+    "expect",
+    "arrive",
+    "arrive_remote",
+    "copy_async",
+    "copy_multicast",
+    "copy_store",
+    "cluster_rank",
+    "commit_copies",
+    "wait_copies",
+    "loop",
+    "branch",
+    "get",
+    "grid_dependency_wait",
+    "grid_launch_dependents",
+    "program",
+    "symbol",
+    "constant",
+    "fence",
+}
+
+
+def entry_registers(warps: int) -> int:
+    """Registers that a thread has at entry where so many warps have the machine to themselves."""
+    return min(255, REGISTERS // (32 * warps) // 8 * 8)
+
+
+def dependent(e: Emission) -> bool:
+    """Whether the Body waits for its dependency itself."""
+    return e.overlaps and e.has("grid_dependency_wait")
+
+
+def roles(e: Emission, nodes: list[Node]) -> None:
+    """Barriers are made ready; then every role is an arm of one branch over the warps."""
+    w, threads = e.w, e.threads
+    start_barriers(e, [(node, one_thread(node)) for node in nodes])
+    whole, count = threads.number, threads.count
+    warp = threads.alike(w.shr(whole, 5))
+    join, first = w.label("join"), 0
+    for number, node in enumerate(nodes):
+        warps = node.attrs["warps"]
+        after = w.label("role")
+        if number + 1 < len(nodes):
+            w.put("bra", after, guard=w.test("ge.u32", warp, first + warps))
+        with e.memo.inside():
+            threads.number = w.sub(whole, 32 * first) if first else whole
+            threads.count, threads.role = 32 * warps, number
+            e.shared.hazards = Hazards()
+            role(e, node, join)
+        w.put("bra", join)
+        w.place(after)
+        first += warps
+    w.place(join)
+    if dependent(e):  # warps without work wait too
+        w.put("griddepcontrol.wait")
+    if e.body.notes.get("cluster") and not ends_alone(e.body):
+        cluster_meets(e)  # nobody leaves while another may still reach in
+    threads.number, threads.count, threads.role, threads.single = whole, count, -1, False
+
+
+def role(e: Emission, node: Node, join: str) -> None:
+    """One role: its registers, then its Block."""
+    w, registers = e.w, node.attrs["registers"]
+    if registers:
+        way = "inc" if registers > entry_registers(e.warps) else "dec"
+        w.put(f"setmaxnreg.{way}.sync.aligned.u32", str(registers))
+    e.threads.single = one_thread(node)
+    if e.threads.single or one_warp(node):
+        w.put("bra", join, guard=w.test("ge.u32", e.threads.number, 32))
+    with e.memo.inside():
+        e.block(node.blocks[0])
+
+
+def one_thread(role: Node) -> bool:
+    """Whether a role does nothing that needs more than one thread: one warp runs it."""
+    nodes = list(role.blocks[0].all_nodes())
+    plain = all(n.op.name in ONE_THREAD or getattr(n.type, "shape", None) == () for n in nodes)
+    return plain and any(n.op.name.startswith("copy_") for n in nodes)
+
+
+def one_warp(role: Node) -> bool:
+    """Whether a role of copies needs the threads of one warp alone: the others leave. They would
+    wait at barriers that come round without them, and one late by a round would wait for ever."""
+    nodes = list(role.blocks[0].all_nodes())
+    small = all(n.op.name in (*ONE_THREAD, "copy_pages") or _elements(n) <= 32 for n in nodes)
+    return (
+        small
+        and any(n.op.name == "copy_pages" for n in nodes)
+        and not any(n.op.name in ("arrive", "arrive_remote", "named_sync") for n in nodes)
+    )
+
+
+def _elements(node: Node) -> int:
+    """How many values a Node has in a role; many for what is no tile."""
+    shape = getattr(node.type, "shape", None)
+    return 64 if shape is None or isinstance(node.type, Memory) else prod(shape)

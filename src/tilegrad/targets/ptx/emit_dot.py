@@ -157,7 +157,7 @@ def held_alike(e: Emission, a: Node, to: Spread) -> Held | None:
 def own_piece(w: Writer, held: Held, row: int, step: int) -> str:
     """Four registers of a 16 x 16 piece of what a warp holds."""
     words = [
-        w.value("b32", "mov.b32", braced((held[r, c], held[r, c + 1])))
+        w.value("mov.b32", braced((held[r, c], held[r, c + 1])))
         for c in (step, step + 8)
         for r in (row, row + 8)
     ]

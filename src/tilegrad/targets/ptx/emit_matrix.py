@@ -1,23 +1,26 @@
 """Products on matrix units: wgmma over places, and mma.sync of what a role's warps hold.
 
 Warps of mma.sync stand in a grid and take turns along both axes, 16 rows or columns each, so that
-any whole turn of the result is a rectangle. Invariant: a product's registers are those of its
-places; nothing is copied on the way.
+any whole turn of the result is a rectangle.
+
+A descriptor of a shared operand of wgmma is 64 bits: the address, the distances between groups of 8
+rows and between column blocks, in units of 16 bytes, and the swizzle. Only its low half depends on
+where the operand lies, so a step along k or to another block of rows is one addition. Invariant: a
+product's registers are those of its places; nothing is copied on the way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...core.dtype import bfloat16, float8_e4m3, float8_e5m2, float16, float32, int32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...tile.placed import apart, kept_words
-from .addresses import lead_address
-from .convert import widen_word
-from .descriptor import Operand
-from .emission import Emission, memory_of
-from .placed_tiles import PIECE, Exchanged, piece_offset
+from ...tile.row import memory_of
+from .addresses import PIECE, Exchanged, lead_address, piece_offset
+from .element import widen_word
+from .emission import Emission
 from .shared import SWIZZLES
 from .write import braced, vector
 
@@ -252,3 +255,48 @@ def serpentine(high: int, wide: int) -> Iterator[tuple[int, int]]:
         return
     for i in range(high):
         yield from ((i, wide - 1 - j if i % 2 else j) for j in range(wide))
+
+
+# ---- descriptors --------------------------------------------------------------------------------
+
+
+SWIZZLE_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
+
+
+class Operand:
+    """Descriptors of a shared operand of wgmma."""
+
+    def __init__(
+        self, e: Emission, place: Node, lead: Sequence[Node], along_k: bool, depth: int
+    ) -> None:
+        self.w, self.threads, self.along_k, self.depth = e.w, e.threads, along_k, depth
+        type_ = memory_of(place)
+        self.size = type_.dtype.size
+        self.swizzle = SWIZZLES[type_.layout]
+        if not self.swizzle:
+            raise InternalError("ptx.emit", "a matrix operand lies in a swizzled place")
+        self.span = self.swizzle // self.size  # columns of a block
+        self.block = int(type_.shape[-2]) * self.swizzle  # bytes of one
+        leading = 1 if along_k else self.block >> 4
+        high = (8 * self.swizzle >> 4) | SWIZZLE_CODES[self.swizzle] << 30
+        # an address in a cluster has the rank of its program above the bits of the place
+        low = e.w.value("bfe.u32", lead_address(e, place, lead), "4", "14")
+        self.low = e.w.value("or.b32", low, str(leading << 16))
+        self.high = e.w.copy("b32", high)
+        self.known: dict[int, str] = {}
+
+    def at(self, row: int, step: int, groups: int = 1) -> str:
+        """The descriptor for elements from `row` (of m or n) on, at a step of k."""
+        k = step * self.depth
+        column, down = (k, row) if self.along_k else (row, k)
+        offset = (column // self.span) * self.block
+        offset += column % self.span * self.size + down * self.swizzle
+        if offset not in self.known:
+            low = self.low
+            if groups > 1:
+                apart = 64 * self.swizzle if self.along_k else 64 // self.span * self.block
+                low = self.w.mad(self.threads.group(), apart >> 4, low)
+            if offset:
+                low = self.w.add(low, offset >> 4)
+            self.known[offset] = self.w.value("mov.b64", braced((low, self.high)))
+        return self.known[offset]

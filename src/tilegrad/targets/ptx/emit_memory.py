@@ -1,12 +1,14 @@
 """Loads and stores of Tiles at an index: vectors of up to 16 bytes, masks.
 
 Runs of neighbouring elements whose place is known to be aligned move as one; where a mask may cut
-runs apart, a thread that is wholly inside still moves them whole. Invariant: a masked-off element
-is never touched, and of several threads that hold a copy of an element one writes it.
+runs apart, a thread that is wholly inside still moves them whole. What is seen of a mask says which
+runs it never cuts. Invariant: a masked-off element is never touched, and of several threads that
+hold a copy of an element one writes it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,10 +16,11 @@ from ...core.dtype import DType, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, high
+from ...tile.bounds import Bounds
+from ...tile.row import memory_of
 from . import rules
 from .addresses import addresses_of, load_form, store_form, uniform_address
-from .emission import Emission, memory_of
-from .masks import uncut
+from .emission import Emission
 from .moves import Run, read_run, write_run
 from .spread import Spread
 from .write import vector
@@ -238,3 +241,86 @@ def prefetch(e: Emission, node: Node) -> None:
             limit = str(size) if isinstance(size, int) else e.values.size64(size)
             guard = and_guards(guard, w.test("lt.s64", wide, limit))
     w.put("prefetch.global.L2", f"[{uniform_address(e, memory, index)}]", guard=guard)
+
+
+# ---- what masks cut -----------------------------------------------------------------------------
+
+
+def grain(bounds: Bounds, node: Node, axis: int) -> int:
+    """Aligned groups of so many elements along an axis have one value of a mask: 0 for all.
+
+    `less` of counted places and a bound both divisible by n changes only at multiples of n.
+    """
+    if node.shape == () or node.shape[axis] == 1 or node.op.name == "constant":
+        return 0
+    name = node.op.name
+    if name == "broadcast":
+        inner = axis - len(node.shape) + len(node.inputs[0].shape)
+        return grain(bounds, node.inputs[0], inner) if inner >= 0 else 0
+    if (
+        name == "reshape"
+        and node.shape[axis] == node.inputs[0].shape[-1]
+        and (axis == len(node.shape) - 1)
+    ):
+        return grain(bounds, node.inputs[0], len(node.inputs[0].shape) - 1)
+    if name in ("bit_and", "bit_or", "bit_xor", "bit_not"):
+        return math.gcd(*(grain(bounds, i, axis) for i in node.inputs))
+    if name in ("less", "less_equal"):
+        counted, bound = node.inputs if name == "less" else reversed(node.inputs)
+        start = counts(bounds, counted, axis)
+        if start is not None and constant_along(bound, axis):
+            return math.gcd(start, bounds.divisor(bound))
+    return 1
+
+
+def counts(bounds: Bounds, node: Node, axis: int) -> int | None:
+    """What divides the start of a value that counts up along an axis; None where it does
+    something else."""
+    name = node.op.name
+    if node.shape == () or node.shape[axis] == 1:
+        return None
+    if name == "iota":
+        return 0
+    if name == "broadcast":
+        inner = axis - len(node.shape) + len(node.inputs[0].shape)
+        return counts(bounds, node.inputs[0], inner) if inner >= 0 else None
+    if name == "cast":
+        return counts(bounds, node.inputs[0], axis)
+    if name == "add":
+        for one, other in (node.inputs, node.inputs[::-1]):
+            start = counts(bounds, one, axis)
+            if start is not None and constant_along(other, axis):
+                return math.gcd(start, bounds.divisor(other))
+    return None
+
+
+def constant_along(node: Node, axis: int) -> bool:
+    """Whether a value does not change along an axis."""
+    if node.shape == () or node.shape[axis] == 1 or node.op.name == "constant":
+        return True
+    if node.op.name == "broadcast":
+        inner = axis - len(node.shape) + len(node.inputs[0].shape)
+        return inner < 0 or constant_along(node.inputs[0], inner)
+    return node.op.category in ("unary", "binary") and all(
+        constant_along(i, axis) for i in node.inputs
+    )
+
+
+def uncut(bounds: Bounds, mask: Node, spread: Spread, runs: list[Run]) -> bool:
+    """Whether every run is wholly inside or outside of a mask."""
+    for start, count in runs:
+        if count == 1:
+            continue
+        run = spread.registers[start : start + count]
+        for axis in range(len(spread.shape)):
+            coordinates = sorted({at[axis] for at in run})
+            many = len(coordinates)
+            if many == 1:
+                continue
+            align = coordinates[0]
+            for _, _, a, stride in spread.fields:
+                align = math.gcd(align, stride) if a == axis else align
+            near = coordinates == list(range(coordinates[0], coordinates[0] + many))
+            if not near or align % many or grain(bounds, mask, axis) % many:
+                return False
+    return True

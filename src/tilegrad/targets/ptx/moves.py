@@ -57,7 +57,7 @@ def read_run(
         w.put(f"{form}.b{8 * bytes_}", one, where, guard=guard)
         if count == 1:
             return [_from_bits(w, one, dtype)]
-        return split(w, w.value("b32", "cvt.u32.u16", one), dtype, count)
+        return split(w, w.value("cvt.u32.u16", one), dtype, count)
     kind = "b64" if dtype.size == 8 else "b32"
     words = [w.new(kind) for _ in range(bytes_ // (8 if dtype.size == 8 else 4))]
     if guard:
@@ -79,7 +79,7 @@ def write_run(
         if len(registers) == 1:
             value = _to_bits(w, registers[0], dtype)
         else:
-            value = w.value("b16", "cvt.u16.u32", join(w, registers, dtype))
+            value = w.value("cvt.u16.u32", join(w, registers, dtype))
     w.put(form, where, value, guard=guard)
 
 
@@ -106,8 +106,8 @@ def split(w: Writer, word: str, dtype: DType, count: int) -> list[str]:
         return halves[:count]
     found = []
     for i in range(count):
-        part = w.value("b32", "bfe.u32", word, str(8 * i), "8")
-        found.append(_from_bits(w, w.value("b16", "cvt.u16.u32", part), dtype))
+        part = w.value("bfe.u32", word, str(8 * i), "8")
+        found.append(_from_bits(w, w.value("cvt.u16.u32", part), dtype))
         if dtype.is_float:
             w.note_byte(found[-1], word, i)
     return found
@@ -120,11 +120,11 @@ def join(w: Writer, registers: Sequence[str], dtype: DType) -> str:
     if [n for _, n in parts] == [*range(4 // dtype.size)] and len({p for p, _ in parts}) == 1:
         return parts[0][0]  # it was one word
     if dtype.size == 2:
-        return w.value("b32", "mov.b32", braced(registers))
+        return w.value("mov.b32", braced(registers))
     word = ""
     for i, register in enumerate(registers):
-        part = w.value("b32", "cvt.u32.u16", _to_bits(w, register, dtype))
-        word = part if not i else w.value("b32", "bfi.b32", part, word, str(8 * i), "8")
+        part = w.value("cvt.u32.u16", _to_bits(w, register, dtype))
+        word = part if not i else w.value("bfi.b32", part, word, str(8 * i), "8")
     return word
 
 
@@ -136,7 +136,7 @@ def _from_bits(w: Writer, register: str, dtype: DType) -> str:
 
 
 def _to_bits(w: Writer, register: str, dtype: DType) -> str:
-    return w.value("b16", "selp.b16", "1", "0", register) if dtype.kind == "bool" else register
+    return w.value("selp.b16", "1", "0", register) if dtype.kind == "bool" else register
 
 
 # ---- one value in a word of its own -------------------------------------------------------------
@@ -146,8 +146,8 @@ def word_of(w: Writer, register: str, dtype: DType) -> str:
     """One value in 32 bits, or in 64 where it has as many."""
     kind = kind_of(dtype)
     if kind == "pred":
-        return w.value("b32", "selp.b32", "1", "0", register)
-    return w.value("b32", "cvt.u32.u16", register) if kind == "b16" else register
+        return w.value("selp.b32", "1", "0", register)
+    return w.value("cvt.u32.u16", register) if kind == "b16" else register
 
 
 def value_of(w: Writer, word: str, dtype: DType) -> str:
@@ -155,7 +155,7 @@ def value_of(w: Writer, word: str, dtype: DType) -> str:
     kind = kind_of(dtype)
     if kind == "pred":
         return w.test("ne.s32", word, 0)
-    return w.value("b16", "cvt.u16.u32", word) if kind == "b16" else word
+    return w.value("cvt.u16.u32", word) if kind == "b16" else word
 
 
 def put_word(w: Writer, where: str, register: str, dtype: DType, guard: str = "") -> None:
@@ -167,17 +167,17 @@ def put_word(w: Writer, where: str, register: str, dtype: DType, guard: str = ""
 def get_word(w: Writer, where: str, dtype: DType) -> str:
     """Take it back."""
     kind = "b64" if kind_of(dtype) == "b64" else "b32"
-    return value_of(w, w.value(kind, f"ld.shared.{kind}", where), dtype)
+    return value_of(w, w.value(f"ld.shared.{kind}", where), dtype)
 
 
 def shuffle(w: Writer, register: str, distance: int, dtype: DType) -> str:
     """The register of the lane whose number differs in some bits."""
 
     def other(word: str) -> str:
-        return w.value("b32", "shfl.sync.bfly.b32", word, str(distance), "31", "-1")
+        return w.value("shfl.sync.bfly.b32", word, str(distance), "31", "-1")
 
     if kind_of(dtype) != "b64":
         return value_of(w, other(word_of(w, register, dtype)), dtype)
     low, high = w.new("b32"), w.new("b32")
     w.put("mov.b64", braced((low, high)), register)
-    return w.value("b64", "mov.b64", braced((other(low), other(high))))
+    return w.value("mov.b64", braced((other(low), other(high))))

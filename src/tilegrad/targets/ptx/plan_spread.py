@@ -24,6 +24,7 @@ from ...ir.types import Memory, Tile, product
 from ...tile.bounds import Bounds, divisor_of
 from ...tile.build import Body
 from ...tile.placed import apart
+from ...tile.row import memory_of
 from .spread import (
     SCALAR,
     Spread,
@@ -99,8 +100,7 @@ class Wish:
 
 def far(memory: Node) -> bool:
     """Whether a Memory is too large to stay near the threads."""
-    type_ = memory.type
-    assert isinstance(type_, Memory)
+    type_ = memory_of(memory)
     return type_.scope == "global" and high(product(type_.shape)) >= NEAR
 
 
@@ -284,8 +284,7 @@ class SpreadPlan:
 
     def _together(self, node: Node) -> int:
         """How many neighbours an access moves at once at most; 0 where 16 bytes are aligned."""
-        type_, first = node.inputs[0].type, 1 if node.op.name == "load" else 2
-        assert isinstance(type_, Memory)
+        type_, first = memory_of(node.inputs[0]), 1 if node.op.name == "load" else 2
         most = max(1, 16 // max(1, type_.dtype.size))
         found = most
         for axis, stride in enumerate(type_.element_strides()):

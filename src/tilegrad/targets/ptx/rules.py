@@ -22,18 +22,22 @@ from ...tile import functions
 from ...tile.numeric import COMBINE, FUNCTIONS
 from ...tile.scope import Element, Rare, where
 from . import division
-from .convert import bitcast, convert, convert_pair, narrow, widen
 from .element import (
+    bitcast,
     constant,
+    convert,
+    convert_pair,
     kind_of,
     literal,
     logic,
+    narrow,
     refuse,
     select,
     test,
     type_of,
     typed,
     unsigned,
+    widen,
     wrap,
 )
 from .write import Writer
@@ -106,9 +110,9 @@ class Machine:
             return ROWS[name](w, dtype, *values)
         x, amount = values
         if dtype.bits == 64 and amount.startswith("%"):
-            amount = w.value("b32", "cvt.u32.u64", amount)
+            amount = w.value("cvt.u32.u64", amount)
         form = f"shl.{kind_of(dtype)}" if name == "shift_left" else f"shr.{type_of(dtype)}"
-        return w.value(kind_of(dtype), form, x, amount)
+        return w.value(form, x, amount)
 
     def bitcast(self, x: str, source: DType, target: DType) -> str:
         """The same register."""
@@ -192,9 +196,9 @@ def _mend(
         some = some | mask
     head, end = w.label(f"far_{rare.name}"), w.label(f"near_{rare.name}")
     w.put("bra", end, guard="!" + some.held)
-    number = w.value("b32", "mov.b32", "0")
+    number = w.value("mov.b32", "0")
     w.place(head)
-    turns = [w.value("pred", "setp.eq.s32", number, str(i)) for i in range(len(several))]
+    turns = [w.value("setp.eq.s32", number, str(i)) for i in range(len(several))]
     inputs = list(several[0])
     for own, turn in zip(several[1:], turns[1:]):
         mask = Element(m, turn, dtypes.bool_)
@@ -208,7 +212,7 @@ def _mend(
         for place, value in zip(registers, values):
             w.put(f"mov.{kind_of(place.dtype)}", place.held, value.held, guard=mine)
     w.put("add.s32", number, number, "1")
-    more = w.value("pred", "setp.lt.s32", number, str(len(several)))
+    more = w.value("setp.lt.s32", number, str(len(several)))
     w.put("bra", head, guard=more)
     w.place(end)
 
@@ -236,21 +240,21 @@ def _exp(w: Writer, d: DType, x: str) -> str:
     """
     if d is not F32:
         return _function("exp")(w, d, x)
-    x = w.value("b32", "max.NaN.f32", x, literal(-104.0, F32))
-    x = w.value("b32", "min.NaN.f32", x, literal(EXP_HIGHEST, F32))
-    t = w.value("b32", "mul.rn.f32", x, literal(LOG2_E, F32))
-    rest = w.value("b32", "fma.rn.f32", t, literal(-LN2, F32), x)
-    rest = w.value("b32", "fma.rn.f32", t, literal(-LN2_LOW, F32), rest)
-    power = w.value("b32", "ex2.approx.f32", t)
-    return w.value("b32", "fma.rn.f32", power, rest, power)
+    x = w.value("max.NaN.f32", x, literal(-104.0, F32))
+    x = w.value("min.NaN.f32", x, literal(EXP_HIGHEST, F32))
+    t = w.value("mul.rn.f32", x, literal(LOG2_E, F32))
+    rest = w.value("fma.rn.f32", t, literal(-LN2, F32), x)
+    rest = w.value("fma.rn.f32", t, literal(-LN2_LOW, F32), rest)
+    power = w.value("ex2.approx.f32", t)
+    return w.value("fma.rn.f32", power, rest, power)
 
 
 def _quick_exp(w: Writer, d: DType, x: str) -> str:
     """2**(x log2(e)) with the product rounded: off by |x| 2**-24 or so."""
     if d is not F32:
         return _exp(w, d, x)
-    t = w.value("b32", "mul.rn.f32", x, literal(LOG2_E, F32))
-    return w.value("b32", "ex2.approx.ftz.f32", t)
+    t = w.value("mul.rn.f32", x, literal(LOG2_E, F32))
+    return w.value("ex2.approx.ftz.f32", t)
 
 
 def _floats_only(name: str, form: str) -> Row:
@@ -264,7 +268,7 @@ def _floats_only(name: str, form: str) -> Row:
 
 def _single(form: str, otherwise: Row) -> Row:
     """A row that is one instruction on float32."""
-    return lambda w, d, *x: w.value("b32", form, *x) if d is F32 else otherwise(w, d, *x)
+    return lambda w, d, *x: w.value(form, *x) if d is F32 else otherwise(w, d, *x)
 
 
 _exp2 = _single("ex2.approx.f32", _function("exp2"))
@@ -279,20 +283,20 @@ def _tanh(w: Writer, d: DType, x: str) -> str:
     """A polynomial near zero, then 1 - 2 / (e**(2|x|) + 1)."""
     if d is not F32:
         return _function("tanh")(w, d, x)
-    square = w.value("b32", "mul.rn.f32", x, x)
+    square = w.value("mul.rn.f32", x, x)
     bend = literal(TANH_NEAR[0], F32)
     for coefficient in TANH_NEAR[1:]:
-        bend = w.value("b32", "fma.rn.f32", bend, square, literal(coefficient, F32))
-    near = w.value("b32", "fma.rn.f32", w.value("b32", "mul.rn.f32", square, bend), x, x)
-    a = w.value("b32", "abs.f32", x)
-    grown = w.value("b32", "mul.rn.f32", a, literal(2 * LOG2_E, F32))
-    grown = w.value("b32", "ex2.approx.ftz.f32", grown)
-    grown = w.value("b32", "add.rn.f32", grown, literal(1.0, F32))
-    inverse = w.value("b32", "rcp.approx.ftz.f32", grown)
-    far = w.value("b32", "fma.rn.f32", inverse, literal(-2.0, F32), literal(1.0, F32))
+        bend = w.value("fma.rn.f32", bend, square, literal(coefficient, F32))
+    near = w.value("fma.rn.f32", w.value("mul.rn.f32", square, bend), x, x)
+    a = w.value("abs.f32", x)
+    grown = w.value("mul.rn.f32", a, literal(2 * LOG2_E, F32))
+    grown = w.value("ex2.approx.ftz.f32", grown)
+    grown = w.value("add.rn.f32", grown, literal(1.0, F32))
+    inverse = w.value("rcp.approx.ftz.f32", grown)
+    far = w.value("fma.rn.f32", inverse, literal(-2.0, F32), literal(1.0, F32))
     result = select(w, F32, test(w, F32, "lt", a, literal(TANH_SPLIT, F32)), near, far)
-    sign = w.value("b32", "and.b32", x, "-2147483648")
-    return w.value("b32", "or.b32", result, sign)  # of -0.0 too
+    sign = w.value("and.b32", x, "-2147483648")
+    return w.value("or.b32", result, sign)  # of -0.0 too
 
 
 # ---- arithmetic -----------------------------------------------------------------------------
@@ -322,7 +326,7 @@ def _rounding(direction: str) -> Row:
 
 def _negative(w: Writer, d: DType, x: str) -> str:
     if d.is_float and d.bits < 32:
-        return w.value("b16", "xor.b16", x, str(1 << (d.bits - 1)))
+        return w.value("xor.b16", x, str(1 << (d.bits - 1)))
     if d.is_float or d.kind == "int":
         return typed(w, d, "neg", x)
     return x if d.kind == "bool" else typed(w, d, "sub", "0", x)
@@ -330,7 +334,7 @@ def _negative(w: Writer, d: DType, x: str) -> str:
 
 def _absolute(w: Writer, d: DType, x: str) -> str:
     if d.is_float and d.bits < 32:
-        return w.value("b16", "and.b16", x, str((1 << (d.bits - 1)) - 1))
+        return w.value("and.b16", x, str((1 << (d.bits - 1)) - 1))
     return typed(w, d, "abs", x) if d.kind in ("float", "int") else x
 
 
@@ -339,11 +343,11 @@ def _sign(w: Writer, d: DType, x: str) -> str:
     if d.kind == "bool":
         return x
     if d.kind == "uint":
-        return w.value(kind_of(d), f"min.{type_of(d)}", x, "1")
+        return w.value(f"min.{type_of(d)}", x, "1")
     zero, one, minus = (literal(v, d) for v in (0, 1, -1))
     if d.kind == "int":
-        low = w.value(kind_of(d), f"min.{type_of(d)}", x, one)
-        return w.value(kind_of(d), f"max.{type_of(d)}", low, minus)
+        low = w.value(f"min.{type_of(d)}", x, one)
+        return w.value(f"max.{type_of(d)}", low, minus)
     low = select(w, d, test(w, d, "lt", x, zero), minus, x)
     return select(w, d, test(w, d, "gt", x, zero), one, low)
 
@@ -355,7 +359,7 @@ def _extreme(form: str) -> Row:
         if d.kind == "bool":
             return logic(w, "or" if form == "max" else "and", d, a, b)
         if not d.is_float:
-            return w.value(kind_of(d), f"{form}.{type_of(d)}", a, b)
+            return w.value(f"{form}.{type_of(d)}", a, b)
         if d is not F64:
             return typed(w, d, f"{form}.NaN", a, b)
         found = typed(w, d, form, a, b)
@@ -385,12 +389,12 @@ def _shift(name: str) -> Row:
         if not d.is_integer:
             raise refuse(name, d)
         if d.bits == 64:
-            amount = w.value("b64", "min.u64", amount, "64")
-            amount = w.value("b32", "cvt.u32.u64", amount)
+            amount = w.value("min.u64", amount, "64")
+            amount = w.value("cvt.u32.u64", amount)
         elif d.bits < 32:
-            amount = w.value("b32", "cvt.u32.u16", amount)
+            amount = w.value("cvt.u32.u16", amount)
         if name == "shift_right":
-            return w.value(kind_of(d), f"shr.{type_of(d)}", x, amount)
+            return w.value(f"shr.{type_of(d)}", x, amount)
         return wrap(w, d, logic(w, "shl", d, x, amount))
 
     return row
@@ -401,9 +405,9 @@ def _multiply_high(w: Writer, d: DType, a: str, b: str) -> str:
     if not d.is_integer:
         raise refuse("multiply_high", d)
     if d.bits >= 16:
-        return w.value(kind_of(d), f"mul.hi.u{d.bits}", a, b)
-    product = w.value("b16", "mul.lo.u16", unsigned(w, d, a), unsigned(w, d, b))
-    return wrap(w, d, w.value("b16", "shr.u16", product, "8"))
+        return w.value(f"mul.hi.u{d.bits}", a, b)
+    product = w.value("mul.lo.u16", unsigned(w, d, a), unsigned(w, d, b))
+    return wrap(w, d, w.value("shr.u16", product, "8"))
 
 
 def _multiply_add(w: Writer, d: DType, a: str, b: str, c: str) -> str:
@@ -416,14 +420,14 @@ def _byte_dot(w: Writer, d: DType, a: str, b: str, c: str) -> str:
     """Four products of bytes, a's unsigned and b's signed."""
     if d.name != "int32":
         raise refuse("byte_dot", d)
-    return w.value("b32", "dp4a.u32.s32", a, b, c)
+    return w.value("dp4a.u32.s32", a, b, c)
 
 
 def _byte_permute(w: Writer, d: DType, a: str, b: str, chosen: str) -> str:
     """Four of the eight bytes of two registers; a digit's highest bit counts for nothing."""
     if d.name != "int32":
         raise refuse("byte_permute", d)
-    return w.value("b32", "prmt.b32", a, b, w.value("b32", "and.b32", chosen, "30583"))
+    return w.value("prmt.b32", a, b, w.value("and.b32", chosen, "30583"))
 
 
 def _pair_multiply_add(form: str) -> Row:
@@ -431,14 +435,14 @@ def _pair_multiply_add(form: str) -> Row:
         """Two narrow floats in each register."""
         if d.name != "int32":
             raise refuse("pair_multiply_add", d)
-        return w.value("b32", f"fma.rn.{form}", a, b, c)
+        return w.value(f"fma.rn.{form}", a, b, c)
 
     return row
 
 
 def _where(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
     if d.kind != "bool":
-        return w.value(kind_of(d), f"selp.{kind_of(d)}", a, b, mask)
+        return w.value(f"selp.{kind_of(d)}", a, b, mask)
     chosen, other = logic(w, "and", d, mask, a), logic(w, "not", d, mask)
     return logic(w, "or", d, chosen, logic(w, "and", d, other, b))
 

@@ -13,11 +13,10 @@ from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size
-from ...tile.bounds import Bounds
-from ...tile.magnitude import near_angle
+from ...tile.bounds import Bounds, near_angle
 from . import rules
-from .convert import cut_pair, uncut
 from .division import DIVISIONS
+from .element import cut_pair, uncut
 from .moves import split
 from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
 from .shared import Shared
@@ -47,8 +46,8 @@ class Values:
         if source is to:
             return register
         if to is int64:
-            return self.w.value("b64", "cvt.s64.s32", register)
-        return self.w.value("b32", "cvt.u32.u64", register)
+            return self.w.value("cvt.s64.s32", register)
+        return self.w.value("cvt.u32.u64", register)
 
     def sized(self, x: Node, registers: Sequence[str], to: DType) -> list[str]:
         """Registers of a value for one held as `to`: int64 may be in 32 or 64 bits."""
@@ -249,7 +248,7 @@ class Values:
         for at in range(0, len(registers), 4):
             some = registers[at : at + 4]
             halves = [cut_pair(self.w, to, *some[i : i + 2]) for i in (0, 2)]
-            word = self.w.value("b32", "mov.b32", braced(halves))
+            word = self.w.value("mov.b32", braced(halves))
             found += split(self.w, word, to, 4)
         return found
 
@@ -266,7 +265,7 @@ class Values:
             wide = self.widened(node.inputs, operands)
             return rules.bitcast(w, of, node.dtype, wide[0])
         if name == "repeat_bits":
-            return w.value("b32", "mov.b32", braced((operands[0], operands[0])))
+            return w.value("mov.b32", braced((operands[0], operands[0])))
         if of is not int64:
             given = self.literal_divisor(node, of, operands) if of.is_integer else operands
             return rules.apply(w, name, of, *given, near=near_angle(node))
@@ -316,6 +315,6 @@ class Values:
         for product, factor in size.terms:
             term = w.copy("b64", factor)
             for atom in product:
-                term = w.value("b64", "mul.lo.s64", term, self.size64(atom))
-            total = w.value("b64", "add.s64", total, term)
+                term = w.value("mul.lo.s64", term, self.size64(atom))
+            total = w.value("add.s64", total, term)
         return total

@@ -8,8 +8,12 @@ every line goes through `put`, which the tests hold to the forms that ptxas know
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 KINDS = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%d"}
+TYPES = {f"{letter}{bits}": f"b{bits}" for letter in "bsuf" for bits in (16, 32, 64)}
+TYPES |= {"pred": "pred", "bf16": "b16", "e4m3x2": "b16", "e5m2x2": "b16"}
+TYPES |= {"f16x2": "b32", "bf16x2": "b32"}
 
 
 def braced(registers: Sequence[str]) -> str:
@@ -22,6 +26,16 @@ def vector(form: str, kind: str, registers: Sequence[str]) -> tuple[str, str]:
     if len(registers) == 1:
         return f"{form}.{kind}", registers[0]
     return f"{form}.v{len(registers)}.{kind}", braced(registers)
+
+
+@cache
+def written(form: str) -> str:
+    """The kind of register that an instruction writes: its first type says it."""
+    name, *parts = form.split(".")
+    if name == "setp":
+        return "pred"
+    first = next(p for p in parts if p in TYPES)
+    return "b64" if "wide" in parts else TYPES[first]
 
 
 class Writer:
@@ -64,57 +78,57 @@ class Writer:
         self._cut.setdefault(word, []).append(register)
         self.bytes[register] = (word, number)
 
-    def value(self, kind: str, form: str, *operands: str, guard: str = "") -> str:
+    def value(self, form: str, *operands: str) -> str:
         """The register a new instruction writes first."""
-        result = self.new(kind)
-        self.put(form, result, *operands, guard=guard)
+        result = self.new(written(form))
+        self.put(form, result, *operands)
         return result
 
     # ---- on 32 bits, and whole registers ----------------------------------------------------
 
     def add(self, a: str, b: str | int) -> str:
         """a + b."""
-        return self.value("b32", "add.s32", a, str(b))
+        return self.value("add.s32", a, str(b))
 
     def sub(self, a: str, b: str | int) -> str:
         """a - b."""
-        return self.value("b32", "sub.s32", a, str(b))
+        return self.value("sub.s32", a, str(b))
 
     def mul(self, a: str, b: str | int) -> str:
         """a * b."""
-        return self.value("b32", "mul.lo.s32", a, str(b))
+        return self.value("mul.lo.s32", a, str(b))
 
     def mad(self, a: str, b: str | int, c: str) -> str:
         """a * b + c."""
-        return self.value("b32", "mad.lo.s32", a, str(b), c)
+        return self.value("mad.lo.s32", a, str(b), c)
 
     def shl(self, a: str, b: str | int) -> str:
         """a << b."""
-        return self.value("b32", "shl.b32", a, str(b))
+        return self.value("shl.b32", a, str(b))
 
     def shr(self, a: str, b: str | int) -> str:
         """a >> b, of what is not negative."""
-        return self.value("b32", "shr.u32", a, str(b))
+        return self.value("shr.u32", a, str(b))
 
     def mask(self, a: str, b: str | int) -> str:
         """a & b."""
-        return self.value("b32", "and.b32", a, str(b))
+        return self.value("and.b32", a, str(b))
 
     def xor(self, a: str, b: str | int) -> str:
         """a ^ b."""
-        return self.value("b32", "xor.b32", a, str(b))
+        return self.value("xor.b32", a, str(b))
 
     def test(self, form: str, a: str, b: str | int) -> str:
         """A predicate: `form` is the comparison and the type, such as lt.s32."""
-        return self.value("pred", f"setp.{form}", a, str(b))
+        return self.value(f"setp.{form}", a, str(b))
 
     def and_predicates(self, a: str, b: str) -> str:
         """Whether two predicates hold."""
-        return self.value("pred", "and.pred", a, b)
+        return self.value("and.pred", a, b)
 
     def copy(self, kind: str, value: str | int) -> str:
         """A fresh register with a value."""
-        return self.value(kind, f"mov.{kind}", str(value))
+        return self.value(f"mov.{kind}", str(value))
 
     def move(self, to: Sequence[str], registers: Sequence[str], kind: str, guard: str = "") -> None:
         """Set registers to others."""
