@@ -33,8 +33,8 @@ from tilegrad.core.config import configure
 from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, float32
 from tilegrad.core.target import Target
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.matmul.plan import Choice, choose, ranked, transposed
-from tilegrad.kernels.matmul.shape import Operands, WidePlan
+from tilegrad.kernels.matmul.plan import choose, ranked, transposed
+from tilegrad.kernels.matmul.shape import Choice, Operands, WidePlan
 from tilegrad.kernels.matmul.table import tuned
 from tilegrad.kernels.matmul.wide import wide_matmul
 from tilegrad.tile.build import fill

@@ -26,9 +26,9 @@ from tilegrad.kernels.matmul.matvec import LINE, WARPS, Matvec, MatvecPlan, choo
 from tilegrad.kernels.matmul.shape import Operands
 from tilegrad.kernels.quantised import gpu as quantised_gpu
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens, parameters
+from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens
 from tilegrad.kernels.quantised.gpu_take import take, unpack
-from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape
+from tilegrad.kernels.quantised.shape import NOTHING, Around, QuantisedShape, parameters
 from tilegrad.tile.build import Body, BodyBuilder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
@@ -182,7 +182,7 @@ def few(x: QuantisedShape, plan: RowsPlan | None = None, around: Around = NOTHIN
         for i, (name, shape) in enumerate(shapes.items())
     }
     whole = surrounded(x, around, given, weights.values)
-    names = [name for name, _ in parameters(x, around)]
+    names = [name for name, _ in parameters(x, quantised_gpu.parts(x), around)]
     made = np.split(whole, np.cumsum(sizes)[:-1], axis=1)
     results = names[len(names) - len(sizes) :]
     given |= weights.parts

@@ -360,9 +360,8 @@ def by_decode(form: Format, tokens: Any, x: np.ndarray, raw: np.ndarray) -> Any:
     """Products of bytes with all tokens, 24 at a time, on this machine."""
     shape = QuantisedShape(form, len(raw), x.shape[1], tokens)
     body = decode(shape, host(), 24, whole=True)
-    names = ["x", *(n for n, _, _ in kernels.parts(shape))]
     given = [x, *packed(shape, raw)]
-    return compiled(kernels._callee("q", [body], names), given, (len(x), len(raw)), float32)
+    return compiled(kernels._callee([body]), given, (len(x), len(raw)), float32)
 
 
 @pytest.mark.sampled(2)

@@ -24,14 +24,9 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.quantised import gpu as kernels
 from tilegrad.kernels.quantised.gpu_layout import bytes_of
 from tilegrad.kernels.quantised.gpu_matrix import MatrixPlan, many_tokens
-from tilegrad.kernels.quantised.gpu_rows import (
-    RowsPlan,
-    few_tokens,
-    parameters,
-    shared_bytes,
-)
+from tilegrad.kernels.quantised.gpu_rows import RowsPlan, few_tokens, shared_bytes
 from tilegrad.kernels.quantised.gpu_take import take
-from tilegrad.kernels.quantised.shape import Around, QuantisedShape
+from tilegrad.kernels.quantised.shape import Around, QuantisedShape, parameters
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body
@@ -290,7 +285,9 @@ def test_around(name: str, dtype: Any) -> None:
     want = want + (residual.astype(np.float64) if around.residual else 0)
     body = few_tokens(case.shape, SMALL, around=around)
     sizes = around.results(case.shape)
-    order = [name for name, _ in parameters(case.shape, around)][: -len(sizes)]
+    order = [name for name, _ in parameters(case.shape, kernels.parts(case.shape), around)][
+        : -len(sizes)
+    ]
     found = kernels.around_callee(case.shape, H200, around).interpret(*map(given.get, order))
     simulated = [np.zeros((1, size), dtype.numpy) for size in sizes]
     simulate(*emit(checked(body), "entry", H200), [*map(given.get, order), *simulated])

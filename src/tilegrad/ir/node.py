@@ -11,9 +11,9 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.dtype import DType
 from ..core.errors import InternalError, Location, user_location
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .block import Block
 
 Infer = Callable[..., Type]
+Step = TypeVar("Step")
 _serial = itertools.count()
 
 
@@ -221,6 +222,24 @@ def topological(roots: Iterable[Node], stop: Callable[[Node], bool] | None = Non
             else:
                 order.append(node)
     return order
+
+
+def walk(
+    starts: Iterable[Step], step: Callable[[Step], Sequence[Step]], forward: bool = False
+) -> Iterator[Step]:
+    """Nodes (or Nodes with what is known of them) from some on, each once: step(one) says where to
+    go on, and is asked after one was given. Next ones come in their order where the walk is
+    `forward`, else the last one first."""
+    stack, seen = list(starts), set()
+    if forward:
+        stack.reverse()
+    while stack:
+        one = stack.pop()
+        if one not in seen:
+            seen.add(one)
+            yield one
+            found = step(one)
+            stack.extend(reversed(found) if forward else found)
 
 
 DEEP, LARGE, PATHS = 96, 1024, 1 << 14  # of what functions that recurse may read

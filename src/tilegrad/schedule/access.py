@@ -14,12 +14,13 @@ from typing import Any
 
 from ..core.errors import InternalError
 from ..graph import ops
-from ..ir.node import Node, Op
-from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, modulo
+from ..ir.node import Node, Op, walk
+from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, modulo, named
 from ..ir.types import product, row_major
 
 Index = tuple[Size, ...]
 Place = tuple[Node, Index]  # a value at an index
+Loaded = Callable[[Node], Size]  # the index that a loaded scalar is
 ELEMENTWISE = ("unary", "binary", "compare", "ternary")  # ops that read at their own index
 
 
@@ -143,6 +144,11 @@ MOVEMENT: dict[Op, Callable[[Node, Index], tuple[Index, list[Condition]]]] = {
 }
 
 
+def atom_of(name: str, size: Size) -> Expr:
+    """The atom that stands for any index along an axis, of two elements at least."""
+    return named("loop", name, 0, max(1, high(size) - 1))
+
+
 def depends(value: Size, inner: Sequence[Expr]) -> bool:
     """Whether an index mentions any of the atoms."""
     if isinstance(value, int):
@@ -213,23 +219,11 @@ def below(node: Node, index: Index, guarded: bool = True) -> list[Place]:
 
 def walk_down(
     starts: Iterable[Place],
-    step: Callable[[Node, Index], Sequence[Place]] = below,
+    step: Callable[[Node, Index], Sequence[Place]],
     forward: bool = False,
 ) -> Iterator[Place]:
-    """Some places and all below them, each once: step(node, index) says where to go on. Inputs
-    come in their order where the walk is `forward`, else the last one first."""
-    stack = list(starts)
-    if forward:
-        stack.reverse()
-    seen: set[Place] = set()
-    while stack:
-        place = stack.pop()
-        if place in seen:
-            continue
-        seen.add(place)
-        yield place
-        found = step(*place)
-        stack.extend(reversed(found) if forward else found)
+    """Some places and all below them; see `walk`."""
+    return walk(starts, lambda place: step(*place), forward)
 
 
 def reads_below(
@@ -243,13 +237,21 @@ def reads_below(
     return [place for place in walk_down(starts, step, forward) if place[0] in stored]
 
 
-def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
-    """An integer value that is an affine function of the index, as an Expr."""
+def symbolic(node: Node, index: Index, stored: Any, loaded: Loaded | None = None) -> Size | None:
+    """An integer value that is an affine function of the index, as an Expr; where it is said what
+    scalars that are loaded are, one with those added too."""
+    if loaded is None or product(node.shape) != 1:
+        return _symbolic(node, index, stored, loaded)
+    found = _symbolic(node, index, stored, None)
+    return loaded(node) if found is None else found
+
+
+def _symbolic(node: Node, index: Index, stored: Any, loaded: Loaded | None) -> Size | None:
     if node in stored:
         return None
     if node.op in MOVEMENT:
         inner, conditions = MOVEMENT[node.op](node, index)
-        return None if conditions else symbolic(node.inputs[0], inner, stored)
+        return None if conditions else symbolic(node.inputs[0], inner, stored, loaded)
     if node.op is ops.in_range:
         place = symbolic(node.inputs[0], index, stored)
         proved = place is not None and Condition(place, node.attrs["size"]).holds()
@@ -261,12 +263,13 @@ def symbolic(node: Node, index: Index, stored: Any) -> Size | None:
     if node.op is ops.size:
         return node.attrs["value"]
     if node.op in (ops.add, ops.subtract, ops.multiply) and node.dtype.is_integer:
-        a, b = (symbolic(i, index, stored) for i in node.inputs)
+        added = None if node.op is ops.multiply else loaded
+        a, b = (symbolic(i, index, stored, added) for i in node.inputs)
         if a is None or b is None:
             return None
         if node.op is ops.multiply:
             return a * b
         return combine(a, b, 1 if node.op is ops.add else -1)
     if node.op is ops.cast and node.dtype.is_integer and node.inputs[0].dtype.is_integer:
-        return symbolic(node.inputs[0], index, stored)
+        return symbolic(node.inputs[0], index, stored, loaded)
     return None

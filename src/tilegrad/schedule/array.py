@@ -20,8 +20,8 @@ from .array_steps import ALONG, VECTOR, Reader, Refused, takes_product
 from .array_work import work_of_region
 from .cut import Cut
 from .dot import VectorProducts
-from .family import Bodies, Offer
-from .loops import VectorLoops
+from .family import Bodies, ByFunction, Family, Offer
+from .loops import lower_loops
 from .region import Region, leaves_of
 
 
@@ -40,7 +40,7 @@ def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], cut
     return ""
 
 
-class ArrayFamily:
+class ArrayFamily(Family):
     """What both Families of an array share."""
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
@@ -82,7 +82,7 @@ class ArrayProducts(ArrayFamily, VectorProducts):
         return marked([lowering.lower()], offer.plan)
 
 
-class ArrayLoops(ArrayFamily, VectorLoops):
+class ArrayLoops(ArrayFamily):
     """Elements through the vector unit of the array."""
 
     def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
@@ -99,7 +99,7 @@ class ArrayLoops(ArrayFamily, VectorLoops):
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """The host's Body, with the array's work beside it."""
-        return marked(super().lower(region, offer, target, f"array_{name}"), offer.plan)
+        return marked(lower_loops(region, target, f"array_{name}"), offer.plan)
 
 
 def refuses_first(region: Region, cut: Cut) -> str:
@@ -120,10 +120,13 @@ class HostProducts(VectorProducts):
         return super().grow(region, node, leaves, cut)
 
 
-class HostLoops(VectorLoops):
+class HostLoops(ByFunction):
     """Loops that the array has not, on the CPU beside it."""
 
     fallback = True
+
+    def __init__(self) -> None:
+        super().__init__(lower_loops)
 
     def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
         """As without an array; what the array takes is left to it."""

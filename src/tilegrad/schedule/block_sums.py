@@ -11,8 +11,10 @@ Invariant: values taken out of the set are read by the epilogues of products alo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..graph import ops
-from ..ir.node import Node, topological, users
+from ..ir.node import Node, topological, users, walk
 from ..ir.symbol import high
 from ..ir.types import Array, product
 from ..kernels.matmul.matvec import warps_of
@@ -76,22 +78,20 @@ def _until_products(
 ) -> tuple[set[Node], set[Node]] | None:
     """What follows from a whole sum before products are multiplied by it, and those; None where
     anything else reads it."""
-    found, stack = {node}, [node]
-    scaled: set[Node] = set()
-    while stack:
-        current = stack.pop()
-        if current in given:
-            return None
-        for reader in readers.get(current, ()):
-            if reader.op is ops.multiply and any(map(_product, reader.inputs)):
-                scaled.add(reader)
-                continue
-            if reader.op not in MOVEMENT and reader.op.category not in ELEMENTWISE:
-                return None
-            if reader not in found:
-                found.add(reader)
-                stack.append(reader)
-    return found, scaled
+
+    def is_scaled(reader: Node) -> bool:
+        return reader.op is ops.multiply and any(map(_product, reader.inputs))
+
+    def follows(reader: Node) -> bool:
+        return reader is node or reader.op in MOVEMENT or reader.op.category in ELEMENTWISE
+
+    def step(current: Node) -> Sequence[Node]:
+        return readers.get(current, ()) if follows(current) and not is_scaled(current) else ()
+
+    reached = set(walk([node], step))
+    scaled = {n for n in reached if is_scaled(n)}
+    found = reached - scaled
+    return (found, scaled) if all(map(follows, found)) and found.isdisjoint(given) else None
 
 
 def _rounded(node: Node, readers: dict[Node, list[Node]]) -> Node:

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..core.target import Target
-from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import loop_index
 from ..ir.types import product
-from .access import MOVEMENT, Index, Place, walk_down
-from .region import REDUCE, Region, leaves_of, own_index, reduce_split
+from .region import REDUCE, Region, own_index, reads_of, reduce_split
 
 MOST_VALUES = 32  # of a Region of loops
 
@@ -72,23 +70,9 @@ class Cut:
         start = own_index(source, row, column, region)
         if start is None:
             return False
-        unknown: list[Node] = []  # what may read one of the Region's own elsewhere
-
-        def step(current: Node, index: Index) -> Sequence[Place]:
-            if current is not node and (current in inside or current in self.values):
-                return ()
-            if current.op in (ops.gather, ops.concatenate, ops.random_bits):
-                unknown.extend(inside.intersection(leaves_of(current, self.values)))
-                return ()
-            if current.op not in MOVEMENT:
-                return [(i, index) for i in current.inputs]
-            found, conditions = MOVEMENT[current.op](current, index)
-            unknown.extend(inside.intersection(current.inputs) if conditions else ())
-            return [(current.inputs[0], found)]
-
-        for current, index in walk_down([(source, start)], step):
-            if unknown:
-                break
-            if current in inside and own_index(current, row, column, region) != index:
-                return False
-        return not unknown
+        found = reads_of([(source, start)], self.values, {node})
+        return all(
+            index is not None and own_index(v, row, column, region) == index
+            for v, index in found
+            if v in inside
+        )

@@ -66,7 +66,6 @@ class _Joiner:
 
     def __init__(self, fuser: Fuser, target: Target) -> None:
         self.fuser, self.target = fuser, target
-        self.expected: dict[Operands, float] = {}  # seconds
         self.lowered: dict[int, WideDot] = {}
 
     def run(self) -> None:
@@ -185,12 +184,10 @@ class _Joiner:
         """What the model expects of a launch."""
         if x.block:
             return choose_grouped(transposed(x), self.target).seconds
-        if x not in self.expected and not matvec_why_not(x, self.target):
-            self.expected[x] = choose_matvec(x, self.target).seconds
-        elif x not in self.expected:
-            found = ranked(x, self.target)
-            self.expected[x] = found[0].seconds if found else float("inf")
-        return self.expected[x]
+        if not matvec_why_not(x, self.target):
+            return choose_matvec(x, self.target).seconds
+        found = ranked(x, self.target)
+        return found[0].seconds if found else float("inf")
 
     # ---- joining --------------------------------------------------------------------------
 

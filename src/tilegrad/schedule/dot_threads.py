@@ -8,8 +8,6 @@ applies. Invariant: the order of a sum over k depends on the shape alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..core import dtype as dtypes
 from ..core.config import invariant
 from ..core.dtype import DType
@@ -19,7 +17,6 @@ from ..ir.symbol import Size
 from ..tile import ops as tile_ops
 from . import sheet as parameters
 from .access import Index
-from .cut import Cut
 from .evaluate import wide
 from .family import Bodies, Family, Made, Offer
 from .problem import Problem, power_of_two, problem_of
@@ -116,10 +113,6 @@ class TiledProducts(Family):
     """The plain tiled matmul, where no kernel of the library applies."""
 
     fallback = True
-
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value can be computed of the product on its way out."""
-        return cut.follows(node, region, leaves)
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
         """One Body."""

@@ -20,18 +20,18 @@ from ..core.config import config, invariant
 from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int64
 from ..core.target import Target
 from ..graph import ops
-from ..ir.node import Node, topological
+from ..ir.node import Node, topological, walk
 from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
-from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecChoice, MatvecPlan
+from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import Choice, ranked, transposed, with_room
-from ..kernels.matmul.shape import Operands, in_ring, rows_stay, tile_counts
+from ..kernels.matmul.plan import ranked, transposed, with_room
+from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_stay, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
-from ..kernels.matmul.threads_plan import ThreadChoice, ranked_threads
+from ..kernels.matmul.threads_plan import ranked_threads
 from ..kernels.matmul.wide import WideMatmul
 from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
@@ -121,12 +121,12 @@ class WideDot:
         self.parts = self.parts or [self]
         # several products in one launch (choose=False) are made beside the threads alone
         self.operands = self._operands() if choose or self.asynchronous else None
-        self.choice: Choice | ThreadChoice | MatvecChoice | None = None
+        self.choice: Choice[Any] | None = None
         self.near: list[Node] = []  # what the epilogue reads and the ring brings
         if choose and self.operands is not None:
             self.choice = self._choose(self.operands)
 
-    def _choose(self, x: Operands) -> Choice | ThreadChoice | MatvecChoice | None:
+    def _choose(self, x: Operands) -> Choice[Any] | None:
         """The Plan that a table or the model of time puts first."""
         target = self.target
         if x.block:
@@ -144,7 +144,7 @@ class WideDot:
             return self.with_room(x, known)
         return next((self.with_room(x, c) for c in ranked(x, target) if self.suits(x, c)), None)
 
-    def with_room(self, x: Operands, choice: Choice) -> Choice:
+    def with_room(self, x: Operands, choice: Choice[WidePlan]) -> Choice[WidePlan]:
         """The Plan with as many stages as leave shared memory to the sums of an epilogue."""
         if not self.block_sums and not self.wholes:
             return choice
@@ -168,7 +168,7 @@ class WideDot:
         """Whether the Target has matrix units that run while their threads go on."""
         return bool(self.target.asynchronous_units)
 
-    def suits(self, x: Operands, choice: Choice) -> bool:
+    def suits(self, x: Operands, choice: Choice[WidePlan]) -> bool:
         """Whether each program of a Plan has the same tokens in all of its tiles, and whole blocks
         of columns in its pieces, where what is handed on asks for them."""
         m, x, plan = high(x.m), transposed(x) if choice.turned else x, choice.plan
@@ -264,7 +264,7 @@ class WideDot:
         known = {*self.reads, *self.region.values[:1]}
         costly = instructions(self.stored, known, self.region.rounded) > COSTLY
         self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
-        residuals = [self.like_result(self.b.parameters[self.reads.index(r)]) for r in self.near]
+        residuals = [self.like_result(self.e.memories[r]) for r in self.near]
         kind = GroupedMatmul if x.block else SparseMatmul if x.sparse else WideMatmul
         self.kernel = kind(
             x,
@@ -281,13 +281,11 @@ class WideDot:
         """A kernel that knows its list of blocks or the words of its weights, where it has some."""
         if isinstance(kernel, SparseMatmul):
             words = self.dot.inputs[2]
-            memory = self.b.parameters[self.reads.index(base_of(words, self.reads))]
+            memory = self.e.memories[base_of(words, self.reads)]
             kernel.words = tile.memory(self.b.matrix(memory, words.shape, (words.shape[1], 1)))
         if isinstance(kernel, Grouping):
             found = [
-                self.b.matrix(
-                    self.b.parameters[self.reads.index(base_of(n, self.reads))], n.shape, s
-                )
+                self.b.matrix(self.e.memories[base_of(n, self.reads)], n.shape, s)
                 for n, s in zip(self.dot.inputs[3:], ((COLUMNS, 1), (1,)))
             ]
             kernel.blocks, *kernel.rows = map(tile.memory, found)
@@ -305,7 +303,7 @@ class WideDot:
         assert self.choice is not None and self.operands is not None
         b, k, plan = self.b, high(self.operands.k), self.choice.plan
         assert isinstance(plan, MatvecPlan)
-        memories = [b.parameters[self.reads.index(p.right.node)] for p in self.parts]
+        memories = [self.e.memories[p.right.node] for p in self.parts]
         sizes = [high(p.problem.sizes[3]) for p in self.parts]
         self.kernel = Matvec(
             self.operands,
@@ -357,17 +355,15 @@ class WideDot:
 
     def residual_reads(self) -> list[Node]:
         """What the epilogue reads at the result's own places, whose rows a tensor map has."""
-        n = self.problem.sizes[3]
-        found: dict[Node, None] = {}
-        stack = list(self.stored)
-        while stack:
-            node = stack.pop()
-            if node in self.reads:
-                if node.shape == self.dot.shape and n * node.dtype.size % ALIGNMENT == 0:
-                    found[node] = None
-            elif node is not self.dot and node.op.category in ("unary", "binary", "ternary"):
-                stack.extend(node.inputs)
-        return list(found)
+        known, n = {*self.reads, self.dot}, self.problem.sizes[3]
+
+        def step(node: Node) -> Sequence[Node]:
+            inside = node not in known and node.op.category in ("unary", "binary", "ternary")
+            return node.inputs if inside else ()
+
+        found = [x for x in walk(self.stored, step) if x in self.reads]
+        whole = [x for x in found if x.shape == self.dot.shape]
+        return [x for x in whole if n * x.dtype.size % ALIGNMENT == 0]
 
     def like_result(self, memory: Node) -> Node:
         """A parameter with the result's elements, as a matrix or a batch of them."""
@@ -397,7 +393,7 @@ class WideDot:
         strides = (first, second)
         if second != 1:
             shape, strides = shape[::-1], strides[::-1]
-        memory = self.b.parameters[self.reads.index(x.node)]
+        memory = self.e.memories[x.node]
         if batch == 1 or not x.batch:
             return self.b.matrix(memory, shape, strides)
         return self.b.matrix(memory, (batch, *shape), (x.batch, *strides))
@@ -416,7 +412,7 @@ class WideDot:
             if shape[1] != size:
                 columns = b.apply("less", self.counted(shape[1], 0), b.index(size))
                 inside = b.apply("bit_and", inside, b.broadcast(columns, shape))
-            memory = b.view(self.b.parameters[self.reads.index(parts)], (size, 1))
+            memory = b.view(self.e.memories[parts], (size, 1))
             found = b.load(memory, (start, 0), shape, (0, 1), b.broadcast(inside, shape))
             total = b.add(tile_ops.reduce(found, axis=1, kind="sum"))
             if shape[0] != count:

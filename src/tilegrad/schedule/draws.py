@@ -34,16 +34,6 @@ RACING = 2  # a draw takes so many times fewer of both: lists are short
 class Draws(Chosen):
     """Rows of many tokens: the largest, what a list adds to, and one drawn."""
 
-    skips = False  # whether blocks without a token are skipped
-
-    def block(self, definition: Definition, columns: int) -> int:
-        """Tokens of a row that a program takes at a time."""
-        return OF_VECTORS
-
-    def plan(self, definition: Definition, columns: int) -> Plan:
-        """The Plan of a kernel that takes rows of so many tokens."""
-        return Plan()
-
     def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
@@ -51,7 +41,11 @@ class Draws(Chosen):
         columns = high(node.inputs[0].shape[1])
 
         def call(definition: Definition, given: Sequence[Node], **static: Any) -> list[Node]:
-            plan, block = self.plan(definition, columns), self.block(definition, columns)
+            plan, block = Plan(), OF_VECTORS
+            if target.has_threads:
+                fewer = RACING if definition is kernels.draw else 1
+                found = min(MOST_TOKENS, max(FEWEST_TOKENS, 1 << (columns - 1).bit_length()))
+                plan, block = Plan().with_(warps=found // EACH), found // fewer
             return near.launch(definition, given, plan, target, block=block, **static)
 
         if node.op is ops.top_k:
@@ -59,7 +53,7 @@ class Draws(Chosen):
         if node.op is ops.add_listed:
             return call(kernels.biased, inputs)
         parts = self.parts(node.inputs[0].shape[0], columns, target)
-        found = call(kernels.pick, inputs, parts=parts, skip=self.skips, **node.attrs)
+        found = call(kernels.pick, inputs, parts=parts, skip=not target.has_threads, **node.attrs)
         p, floats, _, seeds, slots, positions = inputs
         return call(kernels.draw, [p, *found, floats, seeds, slots, positions], **node.attrs)
 
@@ -71,23 +65,3 @@ class Draws(Chosen):
             most = max(most, min(SOME, programs))
         most = min(most, PARTS, columns // PART)
         return 1 << max(0, most.bit_length() - 1)
-
-
-class VectorDraws(Draws):
-    """Programs are single threads with vectors."""
-
-    skips = True
-
-
-class ThreadDraws(Draws):
-    """Programs are blocks of threads."""
-
-    def block(self, definition: Definition, columns: int) -> int:
-        """See `Draws`."""
-        found = min(MOST_TOKENS, max(FEWEST_TOKENS, 1 << (columns - 1).bit_length()))
-        return found // (RACING if definition is kernels.draw else 1)
-
-    def plan(self, definition: Definition, columns: int) -> Plan:
-        """See `Draws`."""
-        each = EACH // (RACING if definition is kernels.draw else 1)
-        return Plan().with_(warps=self.block(definition, columns) // each)

@@ -29,7 +29,6 @@ from ..ir.symbol import (
     low,
     maximum,
     minimum,
-    named,
     substitute,
 )
 from ..tile import ops as tile_ops
@@ -39,6 +38,7 @@ from .access import (
     Condition,
     Index,
     Place,
+    atom_of,
     base_of,
     below,
     depends,
@@ -114,7 +114,7 @@ class Evaluator:
         b = self.body
         steps = b.add(tile_ops.iota(size=count, dtype=int64))
         node = b.apply("add", b.broadcast(b.index(base), (count,)), steps)
-        atom = named("loop", name, 0, max(1, high(size) - 1))
+        atom = atom_of(name, size)
         b.atoms[atom] = node  # one name in all loops, so that indices compare equal
         self.lane_atoms.add(atom)
         return atom, node
@@ -322,7 +322,7 @@ def _bitcast(e: Evaluator, node: Node, index: Index) -> Node:
 def _fixed_point(e: Evaluator, node: Node, index: Index) -> Node:
     from .fixed_point import fixed_point
 
-    return fixed_point(e.body, node.attrs["kind"], e.value(node.inputs[0], index))
+    return fixed_point(e.body, node, e.value(node.inputs[0], index))
 
 
 def _stop_gradient(e: Evaluator, node: Node, index: Index) -> Node:

@@ -1,10 +1,10 @@
 """The table of Families: everything the Schedule can choose to compute a Region by.
 
 A row is data: which Graph ops start a Region of it, by which facts of a Target it is there, and
-where its class is. A class is imported when a Graph for such a Target first has such an op. A
-package from outside adds a row with `register`, or names one under the entry points of
-`outside.GROUP`; its
-Family then takes part wherever a Region starts with one of its ops. Invariant: a Region has one
+where its class is, or the function that lowers, which is imported when a Graph for such a Target
+first has such an op. A package from outside adds a row with `register`, or names one under the
+entry points of `outside.GROUP`; its Family then takes part wherever a Region starts with one of
+its ops. Invariant: a Region has one
 kind, which follows from its first op alone; what is registered is part of every compile key.
 """
 
@@ -69,8 +69,8 @@ _DRAWS, _GROUPS = ("draw", "top_k", "add_listed"), ("group_rows", "route", "grou
 TABLE = [
     Row("loops on the array", ANY, "schedule.array:ArrayLoops", array, _LOOPS),
     Row("loops on the host", ANY, "schedule.array:HostLoops", array, _LOOPS),
-    Row("loops on vectors", ANY, "schedule.loops:VectorLoops", vectors_alone, _LOOPS),
-    Row("loops on threads", ANY, "schedule.threads.loops_threads:ThreadLoops", threads, _LOOPS),
+    Row("loops on vectors", ANY, "schedule.loops:lower_loops", vectors_alone, _LOOPS),
+    Row("loops on threads", ANY, "schedule.threads.loops_threads:lower_loops", threads, _LOOPS),
     # Ways to see products with picked weights; a pass asks them, and products may be left.
     Row("own weights", _PICKED, "schedule.picked:OwnWeights", any_target, ("picked",)),
     Row("one product", _PICKED, "schedule.picked:OneProduct", any_target, ("picked",)),
@@ -100,14 +100,12 @@ TABLE = [
         threads,
         _ATTENTION,
     ),
-    Row("sort on vectors", ("sort",), "schedule.scan_sort:VectorSort", vectors),
-    Row("sort on threads", ("sort",), "schedule.threads.sort:ThreadSort", threads),
-    Row("running sums on vectors", ("cumulative",), "schedule.scan_sort:VectorScan", vectors),
-    Row("running sums on threads", ("cumulative",), "schedule.threads.axis:ThreadScan", threads),
-    Row("updates on vectors", ("update",), "schedule.update:VectorUpdates", vectors),
-    Row(
-        "updates on threads", ("update",), "schedule.threads.update_threads:ThreadUpdates", threads
-    ),
+    Row("sort on vectors", ("sort",), "schedule.scan_sort:lower_sort", vectors),
+    Row("sort on threads", ("sort",), "schedule.threads.sort:lower_sort", threads),
+    Row("running sums on vectors", ("cumulative",), "schedule.scan_sort:lower_scan", vectors),
+    Row("running sums on threads", ("cumulative",), "schedule.threads.axis:lower_scan", threads),
+    Row("updates on vectors", ("update",), "schedule.update:lower_update", vectors),
+    Row("updates on threads", ("update",), "schedule.threads.update_threads:lower_update", threads),
     # Ops that a pass rewrites to calls before Regions are cut: at a tie the first row wins.
     Row("append and attention", _APPEND, "schedule.paged:AppendAttend", asynchronous),
     Row("append", _APPEND, "schedule.paged:Append", any_target),
@@ -116,8 +114,7 @@ TABLE = [
     Row("paged prefill on vectors", _PAGED, "schedule.paged:VectorPrefill", vectors),
     Row("paged attention on vectors", _PAGED, "schedule.paged:VectorAttention", vectors),
     Row("paged attention on threads", _PAGED, "schedule.paged:PortableAttention", threads),
-    Row("draws on vectors", _DRAWS, "schedule.draws:VectorDraws", vectors, ("draws",)),
-    Row("draws on threads", _DRAWS, "schedule.draws:ThreadDraws", threads, ("draws",)),
+    Row("draws", _DRAWS, "schedule.draws:Draws", any_target, ("draws",)),
     Row("rows in groups", _GROUPS, "schedule.grouped:Groups", any_target, ("groups",)),
     Row("weights unpacked first", _UNPACK, "schedule.quantised:Unpacked", any_target),
     Row("quantised weights", _UNPACK, "schedule.quantised:Quantised", any_target),

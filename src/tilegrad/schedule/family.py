@@ -10,7 +10,7 @@ fallback's only where no other Family offers; at a tie the one that stands first
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,8 +55,9 @@ class Family:
     fallback = False  # whether it is taken only where no other Family offers
 
     def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value, which reads `leaves`, may join a Region of this Family."""
-        return False
+        """Whether a value, which reads `leaves`, may join a Region of this Family: one of loops at
+        its own elements, one of a product on the product's way out."""
+        return cut.fits_loops(node, region, leaves) or cut.follows(node, region, leaves)
 
     def why_not(self, node: Node, target: Target) -> str:
         """Why no Region that starts with a Node is taken, before Regions are cut; '' if one may."""
@@ -82,6 +83,17 @@ class Family:
     def verdict(self, region: Region, verdict: Verdict) -> Verdict:
         """What `explain` tells of a Region that this Family won."""
         return verdict
+
+
+class ByFunction(Family):
+    """A Family that lowers all Regions of its kinds by one function."""
+
+    def __init__(self, function: Callable[[Region, Target, str], Bodies]) -> None:
+        self.function = function
+
+    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
+        """What the function gives for (region, target, name)."""
+        return self.function(region, target, name)
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,11 @@ overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import loop_index
-from .access import MOVEMENT, Index, Place, base_of, below, ravel, unravel, walk_down
+from .access import base_of, ravel, unravel
 from .lowering import Lowering
-from .region import Region, leaves_of
+from .region import Region, reads_of
 from .reuse import find_lives
 from .schedule import Kernel, Launch, Schedule, Slot
 
@@ -66,20 +63,9 @@ def _may_take(result: Slot, owner: Slot, number: int) -> bool:
 def at_own_element(region: Region, read: Node, values: set[Node]) -> bool:
     """Whether a Region reads a value only at the element it is writing."""
     column = loop_index("column", region.total)
-    inside = set(region.values)
-
-    def step(node: Node, index: Index) -> Sequence[Place]:
-        if node is read or (node in values and node not in inside):
-            return ()
-        if node.op in MOVEMENT:
-            return below(node, index)
-        return () if node.op in (ops.gather, ops.concatenate) else [(i, index) for i in node.inputs]
-
-    for node, index in walk_down([(v, unravel(column, v.shape)) for v in region.stored], step):
-        if node is read and ravel(index, node.shape) != column:
-            return False
-        computed = node is not read and (node not in values or node in inside)
-        if computed and node.op in (ops.gather, ops.concatenate):
-            if read in leaves_of(node, values):
-                return False
-    return True
+    starts = [(v, unravel(column, v.shape)) for v in region.stored]
+    return all(
+        index is not None and ravel(index, node.shape) == column
+        for node, index in reads_of(starts, values, set(region.values))
+        if node is read
+    )

@@ -7,11 +7,11 @@ emitted for a float32 is at most twice what the table says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..core.dtype import float64
 from ..graph import ops
-from ..ir.node import Node, Op
+from ..ir.node import Node, Op, walk
 from ..ir.symbol import high
 from ..ir.types import product
 from .access import MOVEMENT
@@ -71,19 +71,16 @@ def evaluated(stored: Iterable[Node], known: set[Node]) -> Iterator[Node]:
     """
     moves: dict[tuple[int, Node], int] = {}  # a way down through movements has a number
     roots = dict.fromkeys(stored)
-    stack = [(node, 0) for node in roots]
-    seen = set(stack)
-    while stack:
-        node, way = stack.pop()
-        yield node
+
+    def step(at: tuple[Node, int]) -> Sequence[tuple[Node, int]]:
+        node, way = at
         if node in known and (way or node not in roots):
-            continue
+            return ()
         if node.op in MOVEMENT:
             way = moves.setdefault((way, node), len(moves) + 1)
-        for i in node.inputs:
-            if (i, way) not in seen:
-                seen.add((i, way))
-                stack.append((i, way))
+        return [(i, way) for i in node.inputs]
+
+    return (node for node, _ in walk([(node, 0) for node in roots], step))
 
 
 def weight_of(node: Node) -> int:

@@ -19,10 +19,10 @@ from ..core.dtype import float64, int64
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node
-from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, low, modulo, named
+from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, low, modulo
 from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
-from .access import Place, unravel
+from .access import Place, atom_of, unravel
 from .evaluate import wide
 from .sheet import Sheet
 from .space import COMBINE, KINDS, Part, Space, identity, is_blocked, reduce_index
@@ -235,12 +235,7 @@ class Sweep:
     def atoms(self, space: Space) -> tuple[Size, Expr]:
         """Those that stand for the number of a piece, and for the lane in it."""
         pieces = floor_divide(space.region.columns, self.inner)
-        return loop_index("outer", pieces), lane_of(self.inner)
-
-
-def lane_of(size: Size) -> Expr:
-    """The atom of a lane of an axis."""
-    return named("loop", "lane", 0, max(1, high(size) - 1))
+        return loop_index("outer", pieces), atom_of("lane", self.inner)
 
 
 def sweeps(
@@ -282,6 +277,14 @@ class Reductions(Part):
             place = x if v.op is not ops.argmax else b.broadcast(b.index(column), e.full)
             result += self.sums.take(v, x, place, e.inside(), old)
         return result
+
+    def combined(self, reduces: Sequence[Node], values: Sequence[Node]) -> dict[Node, Node]:
+        """What each reduction gave: its accumulators, along their first axis."""
+        own = dict(shared_out(reduces, values))
+        first = [v for v in reduces if v.op is ops.argmax]
+        found = {v: self.sums.first_largest(own[v][0], own[v][1], None, 0) for v in first}
+        sums = {v: self.sums.total(v, own[v][0]) for v in reduces if v not in found}  # side by side
+        return {**found, **sums}
 
 
 class RowSweeps(Reductions):
@@ -331,13 +334,5 @@ class RowSweeps(Reductions):
 
     def finish(self, sweep: Sweep, values: list[Node]) -> None:
         """Combine the lanes and say what each reduction gave."""
-        tops: dict[Node, Node] = {}
-        for v, own in shared_out(sweep.reduces, values):
-            if v.op is ops.argmax:
-                found = self.sums.first_largest(own[0], own[1], None, 0)
-                self.e.bind(v, unravel(sweep.row, v.shape), found)
-            else:
-                tops[v] = own[0]
-        totals = [(v, self.sums.total(v, x)) for v, x in tops.items()]  # side by side
-        for v, total in totals:
-            self.e.bind(v, unravel(sweep.row, v.shape), self.e.settled(total, v))
+        for v, x in self.combined(sweep.reduces, values).items():
+            self.e.bind(v, unravel(sweep.row, v.shape), self.e.settled(x, v))

@@ -11,8 +11,6 @@ workers, so results are the same bits run to run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..core.dtype import float32
 from ..core.target import Target
 from ..ir.node import Node
@@ -24,15 +22,13 @@ from ..ir.symbol import (
     high,
     loop_index,
     minimum,
-    named,
     substitute,
 )
 from ..tile import ops as tile_ops
 from . import sheet as parameters
-from .access import Index, offset_of, reads_below
-from .cut import Cut
+from .access import Index, atom_of, offset_of, reads_below
 from .evaluate import wide
-from .family import Bodies, Family, Offer
+from .family import Bodies
 from .lines import Lines
 from .reduce_rows import RowLoops
 from .region import Region
@@ -79,7 +75,7 @@ class FlatLoops(Part):
         def body(lane: Size, _: list[Node]) -> None:
             self.write_all(row, lane)
 
-        lane = named("loop", "lane", 0, max(1, high(inner) - 1))
+        lane = atom_of("lane", inner)
         with self.e.scope():
             for v in self.space.region.stored:
                 self.e.hoist(v, self.space.index_at(v, row, lane), [lane])
@@ -100,8 +96,8 @@ class FlatLoops(Part):
             return []
         if inner < side or rows % side or inner * rows < 1 << 12:
             return []
-        lane = named("loop", "lane", 0, max(1, inner - 1))
-        block, turn = loop_index("block", rows // side), named("loop", "turn", 0, side - 1)
+        lane = atom_of("lane", inner)
+        block, turn = loop_index("block", rows // side), atom_of("turn", side)
         row = block * side + turn
         found: dict[tuple[Node, Index], None] = {}
         for v in self.space.region.stored:
@@ -122,8 +118,8 @@ class FlatLoops(Part):
         self.lanes = side
         b, e = self.b, self.e
         p = b.program(0, rows // side)
-        lane = named("loop", "lane", 0, max(1, inner - 1))
-        block, turn = loop_index("block", rows // side), named("loop", "turn", 0, side - 1)
+        lane = atom_of("lane", inner)
+        block, turn = loop_index("block", rows // side), atom_of("turn", side)
 
         def place(index: Index, at_lane: Size, at_turn: Size) -> Index:
             mapping = {lane: at_lane, turn: at_turn}
@@ -160,15 +156,3 @@ class FlatLoops(Part):
         """Evaluate and store every wanted value at (row, lane)."""
         for v in self.space.region.stored:
             self.sheet.write(v, self.space.index_at(v, row, lane))
-
-
-class VectorLoops(Family):
-    """Generated loops over vectors."""
-
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value is read and written at the Region's own elements."""
-        return cut.fits_loops(node, region, leaves)
-
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """One Body."""
-        return lower_loops(region, target, name)

@@ -33,7 +33,7 @@ class Row:
 
     name: str
     anchors: tuple[str, ...]  # names of Graph ops
-    where: str | Family  # "folder.module:Class" of this package, or a Family from outside
+    where: str | Family  # "folder.module:Class or function" of this package, or one from outside
     applies: Callable[[Target], bool] = any_target
     kinds: tuple[str, ...] = ()  # of Regions, where they are not named as its anchors
 
@@ -53,7 +53,13 @@ def family_of(row: Row) -> Family:
     if found is None:
         if isinstance(row.where, str):
             module, _, name = row.where.partition(":")
-            found = getattr(import_module(f"{PACKAGE}.{module}"), name)()
+            found = getattr(import_module(f"{PACKAGE}.{module}"), name)
+            if isinstance(found, type):
+                found = found()
+            else:
+                from .family import ByFunction
+
+                found = ByFunction(found)
         else:
             found = row.where
         found.name = row.name

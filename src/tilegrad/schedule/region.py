@@ -8,16 +8,16 @@ column per result ('column' Regions). Invariant: `own_index` of (row, column) is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.dtype import DType, float32
 from ..core.errors import InternalError
 from ..graph import ops
-from ..ir.node import Node, needs, topological
+from ..ir.node import Node, needs, topological, walk
 from ..ir.symbol import Size, floor_divide
 from ..ir.types import Tuple, product
-from .access import MOVEMENT, Index, base_of, unravel
+from .access import MOVEMENT, Index, Place, base_of, unravel, walk_down
 from .evaluate import DIRECT
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
@@ -124,34 +124,44 @@ class Region:
 
 def cost(node: Node, values: set[Node], limit: int = 64) -> int:
     """About how many operations recomputing an inlined Node takes."""
-    total, seen, stack = 0, {node}, [node]
-    while stack and total < limit:
-        current = stack.pop()
+    total = 0
+    for current in walk([node], lambda n: [i for i in n.inputs if i not in values]):
         if current.op in COSTLY:
             total += 12
         elif current.op not in MOVEMENT and current.op is not ops.constant:
             total += 1
-        for i in current.inputs:
-            if i not in values and i not in seen:
-                seen.add(i)
-                stack.append(i)
+        if total >= limit:
+            break
     return total
 
 
 def leaves_of(node: Node, values: set[Node]) -> list[Node]:
     """The values (and inputs) an expression reads."""
-    found: dict[Node, None] = {}
-    stack, seen = list(needs(node)), set()
-    while stack:
-        current = stack.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        if current in values:
-            found[current] = None
-        else:
-            stack.extend(current.inputs)
-    return list(found)
+    found = walk(needs(node), lambda n: () if n in values else n.inputs)
+    return [n for n in found if n in values]
+
+
+def reads_of(
+    starts: Sequence[Place], values: set[Node], inside: Container[Node] = ()
+) -> Iterator[tuple[Node, Index | None]]:
+    """Values (but those `inside`) that are read below some places, and where: None where that is
+    not plain to see, of what is picked, joined, drawn or padded."""
+    hidden: list[Node] = []
+
+    def step(node: Node, index: Index) -> Sequence[Place]:
+        if node in values and node not in inside:
+            return ()
+        moves = MOVEMENT[node.op](node, index) if node.op in MOVEMENT else None
+        if (moves and moves[1]) or node.op in (ops.gather, ops.concatenate, ops.random_bits):
+            hidden.extend(leaves_of(node, values))
+            return ()
+        return [(node.inputs[0], moves[0])] if moves else [(i, index) for i in node.inputs]
+
+    for node, index in walk_down(starts, step):
+        if node in values and node not in inside:
+            yield node, index
+    for node in hidden:
+        yield node, None
 
 
 def own_index(node: Node, row: Size, column: Size, region: Region) -> Index | None:

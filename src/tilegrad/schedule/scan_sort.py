@@ -17,7 +17,7 @@ from ..tile import ops as tile_ops
 from . import sheet as parameters
 from .access import Index, offset_of, unravel
 from .evaluate import running, wide
-from .family import Bodies, Family, Made, Offer
+from .family import Bodies
 from .region import Region
 from .sheet import Sheet
 from .space import COMBINE, identity
@@ -49,10 +49,11 @@ class Axis:
         return offset_of(self.x, index)
 
 
-def lower_cumulative(node: Node, reads: list[Node], target: Target, name: str) -> Made:
+def lower_scan(region: Region, target: Target, name: str) -> Bodies:
     """A running sum, product, maximum or minimum."""
+    node = region.anchor
     axis = Axis(node)
-    sheet = Sheet(name, [*parameters.reads(reads), *parameters.results([node])])
+    sheet = Sheet(name, [*parameters.reads(region.inputs), *parameters.results([node])])
     lanes = target.lanes(wide(node.dtype)) if high(axis.inner) >= 4 else 1
     while lanes > 1 and lanes >= 2 * high(axis.inner):
         lanes //= 2
@@ -64,7 +65,7 @@ def lower_cumulative(node: Node, reads: list[Node], target: Target, name: str) -
         whole = modulo(axis.inner, lanes) == 0
         with sheet.e.vector(base, lanes, axis.inner, whole) as lane:
             _run_along(sheet, axis, outer, lane, (lanes,))
-    return sheet.end((grid,))
+    return [sheet.end((grid,))]
 
 
 def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[int, ...]) -> None:
@@ -93,7 +94,7 @@ def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[in
         all_[0] = b.apply(COMBINE[kind], all_[0], b.cast(total, kept))
 
 
-def lower_sort(region: Region, name: str) -> Made:
+def lower_sort(region: Region, target: Target, name: str) -> Bodies:
     """A stable sort of every line along the axis: values and indices."""
     node = region.anchor
     stored = [v for v in region.stored if v.op is ops.get]
@@ -115,20 +116,4 @@ def lower_sort(region: Region, name: str) -> Made:
         for v, memory in sheet.outputs.items():
             value = b.load(keys if v.attrs["index"] == 0 else numbers, (k,))
             e.store(memory, value, low.offset(low.index(outer, k, inner)))
-    return sheet.end((grid,))
-
-
-class VectorScan(Family):
-    """Running sums, products, maxima and minima over vectors."""
-
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """One Body."""
-        return [lower_cumulative(region.anchor, region.inputs, target, name)]
-
-
-class VectorSort(Family):
-    """A sort of every line by one program."""
-
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """One Body."""
-        return [lower_sort(region, name)]
+    return [sheet.end((grid,))]

@@ -25,10 +25,9 @@ from ..ir.symbol import (
     high,
     loop_index,
     modulo,
-    named,
 )
 from ..ir.types import product
-from .access import MOVEMENT, Index, Place, below, offset_of, symbolic, unravel, walk_down
+from .access import MOVEMENT, Index, Place, atom_of, below, offset_of, symbolic, unravel, walk_down
 from .region import COSTLY, REDUCE, Region, axes_of, leaves_of, own_index
 from .sheet import Sheet
 
@@ -175,7 +174,7 @@ class Space:
         """Whether every stored value is read linearly along an inner axis of this size."""
         if inner == 1 or inner == 0:
             return True
-        lane = named("loop", "lane", 0, max(1, high(inner) - 1))
+        lane = atom_of("lane", inner)
         outer = loop_index("outer", floor_divide(extent, inner))
         along = outer * inner + lane
         self.shape = self._shape(inner)

@@ -19,7 +19,7 @@ from ..tile.build import BodyBuilder
 from . import sheet as parameters
 from .access import Condition, Index, offset_of, symbolic, unravel
 from .evaluate import Evaluator
-from .family import Bodies, Family, Made, Offer
+from .family import Bodies, Made
 from .loops import lower_loops
 from .region import Region, leaves_of
 from .sheet import Sheet
@@ -131,16 +131,13 @@ def _of_update(made: Made, used: list[Node], reads: list[Node]) -> Made:
     return Made(made.body, [of[r](i) if r in of else (r, i) for r, i in made.roles])
 
 
-class VectorUpdates(Family):
-    """Updates over vectors."""
+def lower_update(region: Region, target: Target, name: str) -> Bodies:
+    """The Body that scatters; where the state is not stored, one that writes it comes first."""
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """The Body that scatters; where the state is not stored, one that writes it comes first."""
+    def write(reads: list[Node]) -> Bodies:
+        return [VectorUpdate(region.anchor, reads, region.known, target).lower()]
 
-        def write(reads: list[Node]) -> Bodies:
-            return [VectorUpdate(region.anchor, reads, region.known, target).lower()]
-
-        return update_bodies(region, target, lower_loops, write)
+    return update_bodies(region, target, lower_loops, write)
 
 
 class VectorUpdate(Update):

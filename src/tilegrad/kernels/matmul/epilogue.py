@@ -18,7 +18,7 @@ from ... import tile
 from ...core.dtype import bool_, float32
 from ...ir.symbol import high
 from .ring import Bringing
-from .shape import box, positions, side, waves
+from .shape import box, side, waves
 
 
 def held_as(value: Any, sums: Any) -> Any:
@@ -105,17 +105,15 @@ class Leaving(Bringing):
             tile.write(place, value.T if self.x.turned else value)
         tile.fence("async")
         tile.named_sync(own, 128)
-        for _, (batch, row, column), place in pieces:
-            at = side(row, column, not self.x.turned)
-            tile.copy_store(box(self.of_batch(self.c, batch), at, place.shape), place)
+        for _, where, place in pieces:
+            self.leave(place, where)
         tile.commit_copies()
 
-    def hole(self, piece: Any, *rest: Any) -> Any:
-        """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
-        *near, (batch, row, column) = rest
-        indices = [positions(64, row)[:, None], positions(piece.shape[1], column)[None, :]]
-        lead = [] if self.x.batch == 1 else [batch]
-        return tile.hole("epilogue", piece.shape, piece, *indices, *lead, *near)
+    def leave(self, place: Any, where: Any) -> None:
+        """One piece out of a staged place."""
+        batch, row, column = where
+        at = side(row, column, not self.x.turned)
+        tile.copy_store(box(self.of_batch(self.c, batch), at, place.shape), place)
 
     # ---- parts of k -------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .shape import Epilogue, Operands, Prologue, WidePlan, among, box, positions, side
+from .shape import Epilogue, Operands, Prologue, WidePlan, among, box, hole_of, side
 from .wide import WideMatmul
 
 
@@ -45,18 +45,6 @@ def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Bod
     return JointMatmul(
         x, plan, b, b.parameters[0], b.parameters[1:last], b.parameters[last:]
     ).build()
-
-
-def hole_of(name: str) -> Epilogue:
-    """The hole of a result, for whoever fills it."""
-
-    def hole(*given: Any) -> Any:
-        *pieces, (_, row, column) = given
-        shape = pieces[0].shape
-        indices = positions(64, row)[:, None], positions(shape[1], column)[None, :]
-        return tile.hole(name, shape, *pieces, *indices)
-
-    return hole
 
 
 class JointMatmul(WideMatmul):
@@ -87,7 +75,7 @@ class JointMatmul(WideMatmul):
         self.epilogues = [tile.outside(e) for e in epilogues or ()]
         if epilogues is None:
             names = ["epilogue"] if x.gated else [f"epilogue{i}" for i in range(len(self.results))]
-            self.epilogues = [hole_of(name) for name in names]
+            self.epilogues = [hole_of(x, name, self.products) for name in names]
         self.epilogue = self.epilogues[0]
         self.unit = self.span[0 if x.turned else 1]  # of a weight, in one tile
         self.starts = [0]  # where each weight begins, among tiles side by side

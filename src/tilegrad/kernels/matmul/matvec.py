@@ -27,7 +27,7 @@ from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from .shape import Ask, Epilogue, Operands, among
+from .shape import Ask, Choice, Epilogue, Operands, among
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
 WARPS = (8, 4)  # of a program, the first number that divides a row's lines
@@ -43,17 +43,6 @@ class MatvecPlan:
 
     rows: int = 8
     warps: int = 8
-    split: int = 1  # as the wide matmul's Plans: k is whole
-    cluster: int = 1
-
-
-@dataclass(frozen=True)
-class MatvecChoice:
-    """A Plan and the time expected; the weights are rows, as in a turned wide matmul."""
-
-    plan: MatvecPlan
-    seconds: float
-    turned: bool = True
 
 
 def warps_of(k: int) -> int:
@@ -79,8 +68,8 @@ def why_not(x: Operands, target: Target) -> str:
     return next((why for is_wrong, why in wrong if is_wrong), "")
 
 
-def choose(x: Operands, target: Target) -> MatvecChoice:
-    """A Plan: as many rows as registers hold well."""
+def choose(x: Operands, target: Target) -> Choice[MatvecPlan]:
+    """A Plan: as many rows as registers hold well; weights are rows, as in a turned wide matmul."""
     warps = warps_of(high(x.k))
     each = high(x.k) // (32 * warps)  # elements of a row that a thread holds
     rows = next(r for r in (8, 4, 2, 1) if r * each <= EACH or r == 1)
@@ -88,7 +77,7 @@ def choose(x: Operands, target: Target) -> MatvecChoice:
     sizes = x.weights or (high(x.n),)
     bytes_ = sum(sizes) * high(x.k) * x.dtype.size
     seconds = SECONDS + bytes_ / (RATE * target.peak_bytes())
-    return MatvecChoice(MatvecPlan(rows, warps), seconds)
+    return Choice(MatvecPlan(rows, warps), True, seconds)
 
 
 class Matvec:

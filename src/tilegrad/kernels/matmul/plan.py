@@ -15,12 +15,12 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.symbol import high
-from .shape import Operands, WidePlan, exchanged, staged_rooms, tile_counts, waves
+from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_counts, waves
 
 SPAN_BYTES = 128  # of a swizzled row
 SPARE_BYTES = 1024 + 512  # of shared memory: alignment and barriers
@@ -55,22 +55,13 @@ FEW_EXCHANGE = 9e10  # bytes/s of exchanging parts of a split k
 CLUSTERS = {1: 132, 2: 66, 3: 40, 4: 29, 6: 18, 8: 14}  # that run at once, one program a core
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A Plan, whether the operands are turned (weights as rows), and the time expected."""
-
-    plan: WidePlan
-    turned: bool
-    seconds: float
-
-
-def choose(x: Operands, target: Target) -> Choice:
+def choose(x: Operands, target: Target) -> Choice[WidePlan]:
     """The Plan with the least expected time."""
     return ranked(x, target)[0]
 
 
 @functools.lru_cache(maxsize=1024)  # layers, and the passes over one, ask for the same products
-def ranked(x: Operands, target: Target) -> tuple[Choice, ...]:
+def ranked(x: Operands, target: Target) -> tuple[Choice[WidePlan], ...]:
     """All Plans of the space, the most promising first; `x` is not turned."""
     found = [
         Choice(plan, turned, expected(x, plan, turned, target))
@@ -81,21 +72,7 @@ def ranked(x: Operands, target: Target) -> tuple[Choice, ...]:
 
 def transposed(x: Operands) -> Operands:
     """The same product with b's columns as rows: (a b)^T = b^T a^T."""
-    return Operands(
-        x.n,
-        x.m,
-        x.k,
-        x.dtype,
-        x.result,
-        x.b_along_k,
-        x.a_along_k,
-        x.batch,
-        True,
-        x.weights,
-        x.gated,
-        x.block,
-        x.sparse,
-    )
+    return replace(x, m=x.n, n=x.m, a_along_k=x.b_along_k, b_along_k=x.a_along_k, turned=True)
 
 
 def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:

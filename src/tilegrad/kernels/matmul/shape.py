@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ... import tile
 from ...core.dtype import DType, float32
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, high, multiply
+from ...ir.types import Memory
 
+P = TypeVar("P")
 Where = tuple[Size, Size, Size]  # batch, row, column
 # (piece of 64 rows of each product, of each residual, where they begin) -> what is stored
 Epilogue = Callable[..., Node]
@@ -41,6 +43,15 @@ class WidePlan:
 
 
 @dataclass(frozen=True)
+class Choice(Generic[P]):
+    """A Plan, whether the operands are turned (weights as rows), and the time expected."""
+
+    plan: P
+    turned: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Operands:
     """a (m, k), b (k, n) and the result, as they lie: strides in elements, one of them 1."""
 
@@ -59,14 +70,17 @@ class Operands:
     sparse: bool = False  # of the weights two of every four along k are stored
 
     @property
-    def stored(self) -> tuple[tuple[Size, ...], ...]:
-        """The shapes of a, b and the result in memory."""
+    def parameters(self) -> list[tuple[str, Memory]]:
+        """a, b and the result as parameters of a Body; weights are constants."""
         lead = () if self.batch == 1 else (self.batch,)
-        return (
-            (*lead, *side(self.m, self.k, self.a_along_k)),
-            (*lead, *side(self.n, self.k, self.b_along_k)),
-            (*lead, *side(self.m, self.n, not self.turned)),
-        )
+        a, b = side(self.m, self.k, self.a_along_k), side(self.n, self.k, self.b_along_k)
+        c = side(self.m, self.n, not self.turned)
+        uses = side("value", "constant", not self.turned)
+        return [
+            ("a", Memory((*lead, *a), self.dtype, use=uses[0])),
+            ("b", Memory((*lead, *b), self.dtype, use=uses[1])),
+            ("c", Memory((*lead, *c), self.result, use="result")),
+        ]
 
     def span(self, tile: tuple[int, int, int]) -> tuple[int, int]:
         """Rows and columns of results that a tile computes: those of each weight, if gated."""
@@ -89,6 +103,20 @@ def box(memory: Any, at: tuple[Any, Any], shape: tuple[int, int]) -> Any:
 def positions(size: int, start: Any) -> Any:
     """start, start + 1, ..."""
     return tile.arange(size) + start
+
+
+def hole_of(x: Operands, name: str = "epilogue", products: int = 1) -> Epilogue:
+    """The hole `name(piece of each product, rows, columns, batch, pieces of residuals)`, the batch
+    where there is one, for whoever fills it."""
+
+    def hole(*given: Any) -> Any:
+        *pieces, (batch, row, column) = given
+        rows, columns = shape = pieces[0].shape
+        indices = positions(rows, row)[:, None], positions(columns, column)[None, :]
+        lead = [] if x.batch == 1 else [batch]
+        return tile.hole(name, shape, *pieces[:products], *indices, *lead, *pieces[products:])
+
+    return hole
 
 
 def tile_at(at: Any, x: Operands, counts: tuple[Size, Size], group: int) -> tuple[Any, Any, Any]:

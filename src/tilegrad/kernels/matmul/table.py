@@ -19,8 +19,8 @@ from ...core.errors import UserError
 from ...core.target import Target
 from ...ir.symbol import high
 from ..plan_table import PlanTable, Record, plans
-from .plan import Choice, choose, in_spans, ranked, shared_bytes, tiles_of, transposed
-from .shape import Operands, WidePlan, why_not
+from .plan import choose, in_spans, ranked, shared_bytes, tiles_of, transposed
+from .shape import Choice, Operands, WidePlan, why_not
 from .threads_plan import ranked_threads
 
 MACHINES = ("h100", "h200")  # machines with names of their own in keys, whatever their memory
@@ -78,7 +78,7 @@ def bucket(m: int) -> int:
 
 def tuned(
     x: Operands, target: Target, epilogue: str = PLAIN, table: PlanTable | None = None
-) -> Choice | None:
+) -> Choice[WidePlan] | None:
     """The Plan that a table knows for a problem; None where it knows none that fits."""
     table = plans() if table is None else table
     for key, m in _keys(x, target, epilogue):
@@ -90,19 +90,19 @@ def tuned(
     return None
 
 
-def planned(x: Operands, target: Target, epilogue: str = PLAIN) -> Choice:
+def planned(x: Operands, target: Target, epilogue: str = PLAIN) -> Choice[WidePlan]:
     """The Plan to run: what the table knows, else what the model expects to be fastest."""
     return tuned(x, target, epilogue) or choose(x, target)
 
 
-def for_any_rows(x: Operands, target: Target) -> Iterator[Choice]:
+def for_any_rows(x: Operands, target: Target) -> Iterator[Choice[Any]]:
     """Plans that serve any number of rows alike, the most promising for ONE_SIZE of them first:
     whole k, nothing turned, no tables. None where a lies along m, whose size says what applies."""
     if not x.a_along_k:
         return
     sized = dataclasses.replace(x, m=ONE_SIZE)
     if not target.asynchronous_units:
-        yield from cast("list[Choice]", ranked_threads(sized, target))
+        yield from ranked_threads(sized, target)
         return
     for choice in ranked(sized, target):
         if choice.plan.split == choice.plan.cluster == 1 and not choice.turned:

@@ -23,9 +23,8 @@ from ... import tile
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import ceil_divide, low
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .shape import Epilogue, Operands, box, positions, side, swizzle_of, tile_at
+from .shape import Epilogue, Operands, box, hole_of, side, swizzle_of, tile_at
 
 DEPTH = 16  # of k in one product of the matrix units
 Corner = tuple[Any, Any, Any]  # batch, row, column
@@ -46,13 +45,7 @@ class ThreadPlan:
 
 def thread_matmul(x: Operands, plan: ThreadPlan, name: str = "thread_matmul") -> Body:
     """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it."""
-    a, b, c = x.stored
-    parameters = [
-        ("a", Memory(a, x.dtype)),
-        ("b", Memory(b, x.dtype, use="constant")),
-        ("c", Memory(c, x.result, use="result")),
-    ]
-    builder = BodyBuilder(name, parameters)
+    builder = BodyBuilder(name, x.parameters)
     return ThreadMatmul(x, plan, builder, builder.parameters).build()
 
 
@@ -68,7 +61,7 @@ class ThreadMatmul:
         epilogue: Epilogue | None = None,
     ) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.epilogue = self.hole if epilogue is None else tile.outside(epilogue)
+        self.epilogue = hole_of(x) if epilogue is None else tile.outside(epilogue)
         self.a, self.weight, self.c = map(tile.memory, memories)
         tm, tn, tk = plan.tile
         self.threads = 32 * plan.warps[0] * plan.warps[1]
@@ -244,12 +237,3 @@ class ThreadMatmul:
             tile.write(place, tile.cast(self.epilogue(piece, (batch, *at)), self.x.result))
             tile.named_sync(0, self.threads)
             tile.store_threads(box(out, at, (down, wide)), place)
-
-    def hole(self, piece: Any, where: Corner) -> Any:
-        """The hole `epilogue(piece, rows, columns)`, for whoever fills it."""
-        batch, row, column = where
-        down, wide = piece.shape
-        indices = [positions(down, row)[:, None], positions(wide, column)[None, :]]
-        return tile.hole(
-            "epilogue", piece.shape, piece, *indices, *([] if self.x.batch == 1 else [batch])
-        )

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from ...core.dtype import bfloat16
 from ...core.target import Target
 from ...ir.symbol import high, low, modulo, multiply
-from .shape import Operands
+from .shape import Choice, Operands
 from .threads_matmul import ThreadPlan
 
 SPARE_BYTES = 1024  # of shared memory of a program: alignment
@@ -45,15 +45,6 @@ TILES = (  # tile of m and n, warps down and across
 )
 
 
-@dataclass(frozen=True)
-class ThreadChoice:
-    """A Plan and the time expected; operands are never turned."""
-
-    plan: ThreadPlan
-    seconds: float
-    turned: bool = False
-
-
 def applies(x: Operands) -> bool:
     """Whether rows of both operands and of the result end with a piece of 16 bytes."""
     each = 16 // x.dtype.size
@@ -62,10 +53,10 @@ def applies(x: Operands) -> bool:
     return whole and not x.turned and modulo(multiply(x.n, x.result.size), 16) == 0
 
 
-def ranked_threads(x: Operands, target: Target) -> list[ThreadChoice]:
-    """All Plans of the space, the most promising first."""
+def ranked_threads(x: Operands, target: Target) -> list[Choice[ThreadPlan]]:
+    """All Plans of the space, the most promising first; operands are never turned."""
     plans = dict.fromkeys(space(x, target))
-    found = [ThreadChoice(plan, expected(x, plan, target)) for plan in plans]
+    found = [Choice(plan, False, expected(x, plan, target)) for plan in plans]
     return sorted(found, key=lambda c: c.seconds)
 
 
@@ -90,7 +81,7 @@ def space(x: Operands, target: Target) -> Iterator[ThreadPlan]:
                 steps = -(-low(x.k) // tk)
                 if resident == 1 and not small and steps >= plan.stages - 1:
                     if tiles * high(x.batch) > target.cores:
-                        yield with_programs(plan, target.cores)
+                        yield replace(plan, programs=target.cores)
 
 
 def fitted(
@@ -107,11 +98,6 @@ def fitted(
     if stages < 3:
         return None
     return ThreadPlan(tile, warps, stages, max(4, GROUP_ROWS // tm), (down, wide))
-
-
-def with_programs(plan: ThreadPlan, programs: int) -> ThreadPlan:
-    """The same Plan by persistent programs."""
-    return ThreadPlan(plan.tile, plan.warps, plan.stages, plan.group, plan.staged, programs)
 
 
 def shared_bytes(x: Operands, plan: ThreadPlan) -> int:

@@ -32,6 +32,7 @@ from .shape import (
     Operands,
     Prologue,
     WidePlan,
+    hole_of,
     in_ring,
     side,
     staged_rooms,
@@ -55,15 +56,9 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", residual
     With `residuals`, as many matrices like the result, in the operands' dtype, follow c and come
     through the ring; the hole's last inputs are their pieces.
     """
-    a, b, c = x.stored
-    uses = ("constant", "value") if x.turned else ("value", "constant")
-    parameters = [
-        ("a", Memory(a, x.dtype, use=uses[0])),
-        ("b", Memory(b, x.dtype, use=uses[1])),
-        ("c", Memory(c, x.result, use="result")),
-        *((f"r{i}", Memory(c, x.dtype, use="value")) for i in range(residuals)),
-    ]
-    builder = BodyBuilder(name, parameters)
+    *_, (_, result) = x.parameters
+    further = [(f"r{i}", Memory(result.shape, x.dtype)) for i in range(residuals)]
+    builder = BodyBuilder(name, [*x.parameters, *further])
     memories = builder.parameters
     return WideMatmul(x, plan, builder, memories[:3], residuals=memories[3:]).build()
 
@@ -89,7 +84,7 @@ class WideMatmul(Leaving):
         ask: Ask | None = None,
     ) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.epilogue: Epilogue = self.hole if epilogue is None else tile.outside(epilogue)
+        self.epilogue: Epilogue = hole_of(x) if epilogue is None else tile.outside(epilogue)
         self.prologue = prologue and tile.outside(prologue)
         self.ask = ask and tile.outside(ask)
         self.costly = costly and not x.gated  # the epilogue needs many registers

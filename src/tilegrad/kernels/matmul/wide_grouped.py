@@ -24,8 +24,8 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ..grouped import FIRST, GROUP, LAST
 from .joint import JointMatmul
-from .plan import START_SECONDS, Choice, most_stages
-from .shape import Operands, WidePlan, box, positions
+from .plan import START_SECONDS, most_stages
+from .shape import Choice, Operands, WidePlan, box, positions
 from .wide import WideMatmul
 
 MOST_STAGES = 24
@@ -92,29 +92,17 @@ class Grouping:
         """The weights of a group; rows of all groups lie in one matrix."""
         return memory[batch] if len(memory.shape) == 3 else memory
 
-    def write_pieces(self, own: int, group: Sequence[tuple[Any, Any, Any]]) -> None:
-        """Pieces of a result on their way out: (value, where it begins, the staged place)."""
-        tile.wait_copies(max(0, self.rooms // self.plan.together - 1))
-        for value, _, place in group:
-            tile.write(place, value.T)
-        tile.fence("async")
-        tile.named_sync(own, 128)
-        for _, (_, row, column), place in group:
-            leave(self, place, row, column)
-        tile.commit_copies()
-
-
-@tile.function
-def leave(kernel: Any, place: Any, row: Any, column: Any) -> None:
-    """One piece out of a staged place: those of its rows that are the block's."""
-    wide = kernel.plan.staged
-    if tile.less_equal(column + wide, kernel.last):
-        tile.copy_store(box(kernel.c, (column, row), place.shape), place)
-    else:
-        own = positions(wide, column) < kernel.last
-        inside = positions(64, row) < kernel.c.shape[1]
-        mask = tile.broadcast(own[:, None], place.shape) & inside[None, :]
-        tile.store(kernel.c, (column, row), tile.read(place), mask=mask)
+    @tile.function
+    def leave(self, place: Any, where: Any) -> None:
+        """One piece out of a staged place: those of its rows that are the block's."""
+        (_, row, column), wide = where, self.plan.staged
+        if tile.less_equal(column + wide, self.last):
+            tile.copy_store(box(self.c, (column, row), place.shape), place)
+        else:
+            own = positions(wide, column) < self.last
+            inside = positions(64, row) < self.c.shape[1]
+            mask = tile.broadcast(own[:, None], place.shape) & inside[None, :]
+            tile.store(self.c, (column, row), tile.read(place), mask=mask)
 
 
 class GroupedMatmul(Grouping, WideMatmul):
@@ -125,7 +113,7 @@ class GroupedJoint(Grouping, JointMatmul):
     """The same with several, of whose products the epilogue makes one."""
 
 
-def choose_grouped(x: Operands, target: Target) -> Choice:
+def choose_grouped(x: Operands, target: Target) -> Choice[WidePlan]:
     """The Plan for operands that are turned already, and about how long it takes: as weights of
     the groups that have rows come.
 

@@ -31,12 +31,11 @@ from .plan import (
     SPARE_BYTES,
     START_SECONDS,
     STEP_SECONDS,
-    Choice,
     efficiency,
     matrix_rate,
     tiles_of,
 )
-from .shape import Operands, WidePlan, box, staged_rooms
+from .shape import Choice, Operands, WidePlan, box, staged_rooms
 from .wide import WideMatmul
 
 ROWS = 128  # that weights are padded to
@@ -109,7 +108,7 @@ def step_bytes(x: Operands, plan: WidePlan) -> int:
     return tm * tk // 2 * x.dtype.size + tm * tk // 8 + tn * tk * x.dtype.size
 
 
-def choose_sparse(x: Operands, target: Target) -> Choice | None:
+def choose_sparse(x: Operands, target: Target) -> Choice[WidePlan] | None:
     """The Plan for weights on the right, which the kernel takes turned; None where none fits."""
     found = [Choice(plan, True, expected(x, plan, target)) for plan in plans(x, target)]
     return min(found, key=lambda c: c.seconds, default=None)

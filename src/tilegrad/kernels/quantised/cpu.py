@@ -7,8 +7,6 @@ Invariant: what a Target can run is decided by its facts alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...core.config import invariant
 from ...core.dtype import DType, bfloat16, float16, float32
 from ...core.format import Format
@@ -16,7 +14,7 @@ from ...core.target import Target
 from ...ir.symbol import Size, combine, high, low, maximum, minimum
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
-from .cpu_decode import decode, result_names
+from .cpu_decode import decode
 from .cpu_parts import LAYOUTS, ROWS, STEP, pack, parts
 from .cpu_prefill import prefill
 from .cpu_take import take
@@ -52,22 +50,20 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """
     most = few(target)
     bodies: list[Body] = []
-    names = ["x", *(n for n, _, _ in parts(shape))]
     if invariant():
-        return _callee("quantised_matmul", of_any_number(shape, target), names)
+        return _callee(of_any_number(shape, target))
     if low(shape.tokens) <= most:
         own = 1 if high(shape.tokens) <= most else _between(combine(most + 1, shape.tokens, -1))
         bodies.append(decode(shape, target, most, own))
     if high(shape.tokens) > most:
         own = 1 if low(shape.tokens) > most else _between(combine(shape.tokens, most, -1))
         bodies += prefill(shape, target, own)
-    return _callee("quantised_matmul", bodies, names)
+    return _callee(bodies)
 
 
 def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
     """The product of groups: x, offsets and the parts to (tokens, rows of a group)."""
-    names = ["x", "offsets", *(n for n, _, _ in parts(shape))]
-    return _callee("grouped_quantised", of_any_number(shape, target), names)
+    return KernelCallee.named("grouped_quantised", of_any_number(shape, target), ("out0",))
 
 
 def of_any_number(shape: QuantisedShape, target: Target) -> list[Body]:
@@ -91,26 +87,8 @@ def _between(value: Size) -> Size:
     return minimum(1, maximum(0, value))
 
 
-def _callee(
-    name: str,
-    bodies: Sequence[Body],
-    arguments: Sequence[str],
-    results: Sequence[str] = ("out", "split"),
-) -> KernelCallee:
-    """Parameters by name: arguments, else results."""
-    launches = []
-    for body in bodies:
-        names = [p.attrs["name"] for p in body.parameters]
-        launches.append(
-            (
-                body,
-                tuple(
-                    ("store", results.index(n)) if n in results else ("read", arguments.index(n))
-                    for n in names
-                ),
-            )
-        )
-    return KernelCallee(name, tuple(launches))
+def _callee(bodies: list[Body]) -> KernelCallee:
+    return KernelCallee.named("quantised_matmul", bodies, ("out0", "split"))
 
 
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
@@ -119,28 +97,18 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
         return "invariant: what is around a product is computed apart, for any number of tokens"
     if high(shape.tokens) > few(target):
         return f"more than {few(target)} tokens"
-    if around.gated not in ("", "silu"):
-        return f"the activation {around.gated}"
-    if around.gated and (around.bias or around.splits or shape.rows % (2 * ROWS)):
-        return f"gates of rows that are no multiple of {2 * ROWS}, or with more around them"
-    if around.splits and (
-        around.residual or sum(around.splits) != shape.rows or any(s % ROWS for s in around.splits)
-    ):
-        return f"results of rows that are no multiple of {ROWS}"
-    return why_not(shape, target)
+    return around.why_not(shape, ROWS) or why_not(shape, target)
 
 
 def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
     """A product with what is around it; arguments in the order of `Around`."""
     body = decode(shape, target, name="quantised_around", around=around)
-    names, results = [p.attrs["name"] for p in body.parameters], result_names(shape, around)
-    return _callee("quantised_around", [body], names[: -len(results)], results)
+    return KernelCallee.named("quantised_around", [body], around.names(shape))
 
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
-    names = ["ids", *(n for n, _, _ in parts(shape))]
-    return _callee("quantised_take", [take(shape, target)], names)
+    return KernelCallee.named("quantised_take", [take(shape, target)], ("out",))
 
 
 __all__ = [

@@ -29,7 +29,7 @@ from ...ir.symbol import Size, high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .cpu_parts import QUADS, ROWS, STEP, layout_of, parts
-from .shape import NOTHING, Around, QuantisedShape, padded
+from .shape import NOTHING, Around, QuantisedShape, padded, parameters
 
 LIMIT = 32639  # 127 * 256 + 127: the largest that two signed bytes hold
 MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2**23: its low bits count whole numbers
@@ -141,29 +141,11 @@ def doubled(words: Any) -> Any:
     return total + 12 * 0x01010101 - twice
 
 
-def parameters(shape: QuantisedShape, around: Around) -> list[tuple[str, Memory]]:
-    """The parameters in order; see `Around`."""
-    dtype, results = shape.dtype, around.results(shape)
-    made = [("x", Memory((shape.tokens, shape.columns), dtype)), *offsets_of(shape)]
-    if around.norm is not None:
-        made.append(("norm", Memory((shape.columns,), dtype)))
-    made += [(n, Memory(s, d)) for n, s, d in parts(shape)]
-    if around.bias:
-        made.append(("bias", Memory((shape.rows,), dtype)))
-    if around.residual:
-        made.append(("residual", Memory((shape.tokens, results[0]), dtype)))
-    return [
-        *made,
-        *(
-            (n, Memory((shape.tokens, size), dtype, use="result"))
-            for n, size in zip(result_names(shape, around), results)
-        ),
-    ]
-
-
-def offsets_of(shape: QuantisedShape) -> list[tuple[str, Memory]]:
-    """The parameter that says where groups of tokens begin."""
-    return [("offsets", Memory((shape.groups + 1,), int32))] if shape.groups > 1 else []
+def grouped(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[str, Memory]]:
+    """The parameters in order; where there are groups, their offsets come after x."""
+    x, *rest = parameters(shape, parts(shape), around)
+    offsets = ("offsets", Memory((shape.groups + 1,), int32))
+    return [x, offsets, *rest] if shape.groups > 1 else [x, *rest]
 
 
 def ends_of(shape: QuantisedShape, memory: dict[str, Any], number: Any) -> list[Any]:
@@ -172,12 +154,20 @@ def ends_of(shape: QuantisedShape, memory: dict[str, Any], number: Any) -> list[
     return [tile.hold(x, "offset", (0, high(shape.tokens))) for x in found]
 
 
-def result_names(shape: QuantisedShape, around: Around) -> list[str]:
-    """The names of the results."""
-    return [f"out{i or ''}" for i in range(len(around.results(shape)))]
+class Writer:
+    """What the Bodies of CPU kernels share: sizes, a builder, memories by name, weights."""
+
+    def __init__(
+        self, shape: QuantisedShape, target: Target, given: Sequence[tuple[str, Memory]], name: str
+    ) -> None:
+        self.shape, self.target = shape, target
+        self.b = BodyBuilder(name, given)
+        self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
+        self.weights = Weights(shape, self.memory)
+        self.layout = self.weights.layout
 
 
-class Decode:
+class Decode(Writer):
     """Builds the Body."""
 
     def __init__(
@@ -189,15 +179,11 @@ class Decode:
         around: Around = NOTHING,
         whole: bool = False,
     ) -> None:
-        self.shape, self.target, self.most, self.around = shape, target, most, around
+        super().__init__(shape, target, grouped(shape, around), name)
+        self.most, self.around = most, around
         self.whole = whole  # whether there may be more tokens than `most`
         self.first: Size = 0  # of the tokens at work
         self.base: Size = 0  # the first block of a group's rows
-        given = parameters(shape, around)
-        self.b = BodyBuilder(name, given)
-        self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
-        self.weights = Weights(shape, self.memory)
-        self.layout = self.weights.layout
         self.sides = 2 if around.gated else 1  # blocks of rows that results are made of
         self.blocks = padded(shape.outputs, ROWS) // ROWS // self.sides
 
@@ -343,7 +329,7 @@ class Decode:
     def put(self, value: Any, token: Any, block: Any, mask: Any) -> None:
         """Write a token's results of a block where they belong."""
         sizes, first = self.around.results(self.shape), 0
-        for name, size in zip(result_names(self.shape, self.around), sizes):
+        for name, size in zip(self.around.names(self.shape), sizes):
             out, row, last = self.memory[name], (block - first) * ROWS, first + size // ROWS
             if len(sizes) == 1 or tile.less_equal(first, block) & tile.less(block, last):
                 tile.store(out, (token, row), value, mask=mask)
@@ -420,4 +406,4 @@ def decode(
     return Decode(shape, target, most, name, around, whole).build(share)
 
 
-__all__ = ["Weights", "decode", "ends_of", "multiply_add", "offsets_of", "programs", "result_names"]
+__all__ = ["Weights", "Writer", "decode", "ends_of", "grouped", "multiply_add", "programs"]

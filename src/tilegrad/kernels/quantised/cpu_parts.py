@@ -21,7 +21,7 @@ import numpy as np
 
 from ...core.dtype import DType, float16, float32, int8, int32, uint8
 from ...core.format import NUMPY, Format
-from .shape import QuantisedShape, padded
+from .shape import Part, QuantisedShape, padded
 
 Array = np.ndarray[Any, Any]
 ROWS = 16  # of a block
@@ -68,11 +68,11 @@ def layout_of(form: Format) -> Layout:
     return LAYOUTS[form.name]
 
 
-def parts(shape: QuantisedShape) -> list[tuple[str, tuple[int, ...], DType]]:
+def parts(shape: QuantisedShape) -> list[Part]:
     """Names, shapes and dtypes of the parts, in order."""
     layout = layout_of(shape.format)
     blocks, columns = padded(shape.rows, ROWS) // ROWS, shape.columns
-    found: list[tuple[str, tuple[int, ...], DType]] = [
+    found: list[Part] = [
         ("codes", (blocks, columns // STEP, layout.vectors, ROWS), int32),
         ("scale", (blocks, columns // layout.span, ROWS), layout.scale),
     ]

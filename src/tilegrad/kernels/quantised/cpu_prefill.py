@@ -20,10 +20,10 @@ from ...core.dtype import bfloat16, float32, uint32
 from ...core.target import Target
 from ...ir.symbol import Size, ceil_divide, high
 from ...ir.types import Memory
-from ...tile.build import Body, BodyBuilder
-from .cpu_decode import Weights, ends_of, multiply_add, offsets_of, shifted
+from ...tile.build import Body
+from .cpu_decode import Writer, ends_of, grouped, multiply_add, shifted
 from .cpu_parts import ROWS, STEP, parts
-from .shape import QuantisedShape, padded
+from .shape import QuantisedShape, padded, parameters
 
 TILE = 16
 PAIR = 2 * TILE  # columns of a tile of bfloat16
@@ -66,16 +66,8 @@ def panel_blocks(shape: QuantisedShape, target: Target, each: int) -> int:
     return 2 * min(range(1, most + 1), key=longest)
 
 
-class Writer:
-    """What the Bodies share."""
-
-    def __init__(
-        self, shape: QuantisedShape, target: Target, given: Sequence[tuple[str, Memory]], name: str
-    ) -> None:
-        self.shape, self.target = shape, target
-        self.b = BodyBuilder(name, given)
-        self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
-        self.weights = Weights(shape, self.memory)
+class Panels(Writer):
+    """What the Bodies that unpack panels share."""
 
     def below(self, start: Any, size: int, limit: Any) -> Any:
         """Which of start, start + 1, ... are less than a limit; None where all are known to be."""
@@ -85,8 +77,7 @@ class Writer:
 
     def values(self, block: Any, step: Any) -> list[Any]:
         """The weights of 16 rows in 32 columns: a tile of 16 for each column, in float32."""
-        weights, found = self.weights, []
-        layout = weights.layout
+        weights, layout, found = self.weights, self.layout, []
         quads, groups = weights.quads(block, step), weights.groups(step)
         each = len(quads) // len(groups)
         for g, group in enumerate(groups):
@@ -110,11 +101,8 @@ class Split(Writer):
     """Writes the Body that splits tokens: a program for each tile of 16."""
 
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
-        given = [
-            ("x", Memory((shape.tokens, shape.columns), shape.dtype)),
-            ("split", split_memory(shape, "result")),
-        ]
-        super().__init__(shape, target, given, name)
+        x, *_ = parameters(shape, ())
+        super().__init__(shape, target, [x, ("split", split_memory(shape, "result"))], name)
 
     def build(self, share: Size) -> Body:
         """The Body."""
@@ -144,16 +132,12 @@ def halves(x: Any, depth: int) -> list[Any]:
     return [first, (x.to(float32) - first.to(float32)).to(bfloat16)]
 
 
-class Matrix(Writer):
+class Matrix(Panels):
     """Writes the Body that multiplies on a matrix unit: a program for each panel of rows."""
 
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
-        given = [
-            ("split", split_memory(shape, "value")),
-            *((n, Memory(s, d)) for n, s, d in parts(shape)),
-            ("out", Memory((shape.tokens, shape.rows), shape.dtype, use="result")),
-        ]
-        super().__init__(shape, target, given, name)
+        _, *rest = parameters(shape, parts(shape))
+        super().__init__(shape, target, [("split", split_memory(shape, "value")), *rest], name)
         self.unit, self.depth = unit_of(target), depth_of(shape)
         self.count = panel_blocks(shape, target, 2 * self.depth)
         self.steps = shape.columns // STEP
@@ -234,7 +218,7 @@ class Matrix(Writer):
         if shape.dtype is not float32 or shape.rows % PAIR:
             self.by_lines(sums, token, row)
         elif fits or tile.less_equal(token + PAIR, shape.tokens):
-            self.store(self.memory["out"], sums, token, row)
+            self.store(self.memory["out0"], sums, token, row)
         else:
             self.by_lines(sums, token, row)
 
@@ -253,23 +237,17 @@ class Matrix(Writer):
         stop = tile.minimum(shape.tokens - token, PAIR)
         for line in tile.range(stop, bounds=(0, PAIR - 1)):
             value = tile.load(self.sums, (line, 0), PAIR).to(shape.dtype)
-            tile.store(self.memory["out"], (token + line, row), value, mask=mask)
+            tile.store(self.memory["out0"], (token + line, row), value, mask=mask)
 
 
 # ---- vectors ------------------------------------------------------------------------------------
 
 
-class Vectors(Writer):
+class Vectors(Panels):
     """Writes the Body that multiplies by vectors: a program for each panel of rows."""
 
     def __init__(self, shape: QuantisedShape, target: Target, name: str) -> None:
-        given = [
-            ("x", Memory((shape.tokens, shape.columns), shape.dtype)),
-            *offsets_of(shape),
-            *((n, Memory(s, d)) for n, s, d in parts(shape)),
-            ("out", Memory((shape.tokens, shape.outputs), shape.dtype, use="result")),
-        ]
-        super().__init__(shape, target, given, name)
+        super().__init__(shape, target, grouped(shape), name)
         lanes, many = target.lanes(float32), target.vector_registers >= 32
         self.across = 2 if lanes == ROWS else 1  # blocks of a panel
         self.tokens = max(1, (24 if many else 10) * lanes // (ROWS * self.across))
@@ -322,7 +300,7 @@ class Vectors(Writer):
         row = self.first * ROWS
         mask = None if shape.outputs % wide == 0 else self.below(row, wide, shape.outputs)
         for token, total in zip(tokens, sums):
-            tile.store(self.memory["out"], (token, row), total.to(shape.dtype), mask=mask)
+            tile.store(self.memory["out0"], (token, row), total.to(shape.dtype), mask=mask)
 
 
 def prefill(
@@ -332,7 +310,7 @@ def prefill(
     name: str = "quantised_prefill",
     vectors: bool = False,
 ) -> list[Body]:
-    """The kernel: Bodies whose parameters are named x, split, the parts and out; by vectors where
+    """The kernel: Bodies whose parameters are named x, split, the parts and out0; by vectors where
     that is asked for."""
     if vectors or not unit_of(target):
         return [Vectors(shape, target, name).build(share)]

@@ -16,7 +16,7 @@ from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .cpu_decode import Weights, doubled, moved, shifted
 from .cpu_parts import QUADS, ROWS, STEP, parts
-from .shape import QuantisedShape
+from .shape import QuantisedShape, constants
 
 
 class Lane(Weights):
@@ -45,12 +45,12 @@ def take(shape: QuantisedShape, target: Target, name: str = "quantised_take") ->
     """The kernel; parameters are ids, the parts and the result (tokens, columns)."""
     given = [
         ("ids", Memory((shape.tokens,), int32)),
-        *((n, Memory(s, d)) for n, s, d in parts(shape)),
+        *constants(parts(shape)),
         ("out", Memory((shape.tokens, shape.columns), shape.dtype, use="result")),
     ]
     b = BodyBuilder(name, given)
     with tile.into(b):
-        write_row(shape, {n: tile.memory(p) for (n, _), p in zip(given, b.parameters)})
+        write_row(shape, {p.attrs["name"]: tile.memory(p) for p in b.parameters})
     return b.finish((shape.tokens,))
 
 

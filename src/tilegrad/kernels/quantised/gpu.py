@@ -19,7 +19,7 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
-from . import gpu_packed, gpu_rows, gpu_warps
+from . import gpu_packed, gpu_warps
 from .gpu_layout import LAYOUTS, ROWS, groups_of, layout_of, pack, parts
 from .gpu_matrix import MatrixPlan, many_tokens
 from .gpu_packed import PackedPlan, packed_matmul
@@ -150,7 +150,7 @@ def callee(shape: QuantisedShape, target: Target) -> KernelCallee:
 def grouped_callee(shape: QuantisedShape, target: Target, block: int) -> KernelCallee:
     """The product of groups: x, a list of blocks and the parts to (tokens, rows of a group)."""
     body = many_tokens(shape, matrix_plan(shape, block), "grouped_quantised")
-    return _of_body(body, 1)
+    return KernelCallee.named("grouped_quantised", [body], ("out0",))
 
 
 def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str:
@@ -161,7 +161,7 @@ def why_not_around(shape: QuantisedShape, target: Target, around: Around) -> str
         return gpu_packed.why_not(shape, target, around)
     if not are_few(shape, target):
         return f"more than {FEW_TOKENS} tokens, or too many columns"
-    return gpu_rows.why_not_around(shape, around) or why_not(shape, target)
+    return around.why_not(shape, ROWS) or why_not(shape, target)
 
 
 def around_callee(shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
@@ -171,26 +171,17 @@ def around_callee(shape: QuantisedShape, target: Target, around: Around) -> Kern
 
 def _callee(name: str, shape: QuantisedShape, target: Target, around: Around) -> KernelCallee:
     body = body_of(shape, plans_for(shape, target, around)[0], name, around)
-    return _of_body(body, len(around.results(shape)))
-
-
-def _of_body(body: Body, results: int) -> KernelCallee:
-    """A callee whose last parameters are its results."""
-    roles = (
-        *(("read", i) for i in range(len(body.parameters) - results)),
-        *(("store", i) for i in range(results)),
-    )
-    return KernelCallee(body.name, ((body, roles),))
+    return KernelCallee.named(name, [body], around.names(shape))
 
 
 def take_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """Rows by number: ids (tokens,) and the parts to (tokens, columns)."""
-    return _of_body(take(shape), 1)
+    return KernelCallee.named("quantised_take", [take(shape)], ("out",))
 
 
 def unpack_callee(shape: QuantisedShape, target: Target) -> KernelCallee:
     """All rows: the parts to (rows, columns)."""
-    return _of_body(unpack(shape), 1)
+    return KernelCallee.named("quantised_unpack", [unpack(shape)], ("out",))
 
 
 __all__ = [

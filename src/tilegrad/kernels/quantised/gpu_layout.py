@@ -24,17 +24,16 @@ Invariant: `codes - offset`, scales and minima are those of the Format, exactly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ... import tile
-from ...core.dtype import DType, float16, float32, int32, uint8, uint16
+from ...core.dtype import float16, float32, int32, uint8, uint16
 from ...core.format import NUMPY
-from ...ir.types import Memory
-from .shape import QuantisedShape, padded
+from .shape import Part, QuantisedShape, padded
 
 ROWS = 16  # rows are padded to a multiple of this
 GROUP = 32
@@ -98,13 +97,11 @@ def groups_of(shape: QuantisedShape) -> int:
     return padded(-(-shape.columns // GROUP), STEP)
 
 
-def parts(shape: QuantisedShape) -> list[tuple[str, tuple[int, ...], DType]]:
+def parts(shape: QuantisedShape) -> list[Part]:
     """The parts in order."""
     x, rows, groups = layout_of(shape), padded(shape.rows, ROWS), groups_of(shape)
     planes = 2 if x.codes == "bytes" else 1
-    made: list[tuple[str, tuple[int, ...], DType]] = [
-        ("codes", (rows, planes, groups * x.words), int32)
-    ]
+    made: list[Part] = [("codes", (rows, planes, groups * x.words), int32)]
     if x.more == "pairs":
         made.append(("pairs", (rows, groups, 2), int32))
     if x.more == "bits":
@@ -337,6 +334,18 @@ class Groups:
                 made[element] = tile.bitcast(bits, float32) - less
         return [made[element] for element in range(GROUP)]
 
+    def values(self, loaded: Sequence[Any], once: bool) -> Iterator[Any]:
+        """The values of groups by element: rounded `once`, or in the order of operations of the
+        Format."""
+        found = self.named(loaded)
+        scales = self.scales(found)
+        for element, code in enumerate(self.codes(found)):
+            scale, minimum = scales[element * len(scales) // GROUP]
+            if once and minimum is not None:
+                yield tile.multiply_add(scale, code, minimum)
+            else:
+                yield scale * code if minimum is None else scale * code + minimum
+
 
 def one(x: Any, at: int) -> Any:
     """Index `at` of the last axis, (rows, groups, 1)."""
@@ -384,8 +393,3 @@ def as_columns(values: Sequence[Any]) -> Any:
     rows, groups, _ = values[0].shape
     whole = tile.transpose(tile.stack(values), (1, 2, 3, 0))
     return tile.reshape(whole, (rows, groups * GROUP))
-
-
-def part_parameters(shape: QuantisedShape) -> list[tuple[str, Memory]]:
-    """The parts as parameters of a Body."""
-    return [(name, Memory(sizes, dtype, use="constant")) for name, sizes, dtype in parts(shape)]

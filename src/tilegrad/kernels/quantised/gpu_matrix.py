@@ -26,8 +26,8 @@ from ...tile.build import Body, BodyBuilder
 from ..grouped import COLUMNS, FIRST, LAST, most_blocks
 from ..grouped import GROUP as GROUP_OF
 from ..matmul.wide_grouped import listed
-from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, part_parameters
-from .shape import QuantisedShape, padded
+from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, parts
+from .shape import QuantisedShape, padded, parameters
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,7 @@ def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_
     rows = padded(shape.outputs, ROWS)
     if BLOCK % plan.groups or rows % plan.rows:
         raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
-    x = ("x", Memory((shape.tokens, shape.columns), shape.dtype))
-    out = ("out", Memory((shape.tokens, shape.outputs), shape.dtype, use="result"))
-    given = [x, *part_parameters(shape), out]
+    given = parameters(shape, parts(shape))
     if plan.block:
         most = most_blocks(shape.tokens, shape.groups, plan.block)
         given.insert(1, ("blocks", Memory((1 + most, COLUMNS), int32)))
@@ -92,8 +90,8 @@ def one_tile(
     stop: Any,
 ) -> None:
     """Step by step along the columns, then write. `own` is the first row of a group's weights."""
-    *parts, out = rest
-    weights, row, last = Groups(shape, parts), own + column, groups_of(shape) - plan.groups
+    *given, out = rest
+    weights, row, last = Groups(shape, given), own + column, groups_of(shape) - plan.groups
     while last * GROUP >= shape.columns:
         last -= plan.groups  # groups that are there for their number alone
     loaded = weights.load(row, 0, plan.rows, plan.groups)
@@ -139,10 +137,4 @@ def and_masks(a: Any, b: Any) -> Any:
 
 def values(weights: Groups, loaded: Sequence[Any], dtype: Any) -> Any:
     """Weights (rows, columns) of a step, rounded to the dtype of x."""
-    found, made = weights.named(loaded), []
-    scales = weights.scales(found)
-    for element, code in enumerate(weights.codes(found)):
-        scale, minimum = scales[element * len(scales) // GROUP]
-        value = scale * code if minimum is None else tile.multiply_add(scale, code, minimum)
-        made.append(value.to(dtype))
-    return as_columns(made)
+    return as_columns([value.to(dtype) for value in weights.values(loaded, once=True)])

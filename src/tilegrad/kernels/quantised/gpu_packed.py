@@ -31,13 +31,13 @@ from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import high
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..matmul.plan import CLUSTERS
 from ..matmul.shape import Operands, WidePlan, among, box, exchanged, staged_rooms
 from ..matmul.wide import WideMatmul
-from .gpu_layout import BLOCK, GROUP, bytes_of, half, layout_of, part_parameters, parts
-from .shape import NOTHING, Around, QuantisedShape, padded
+from .gpu_layout import BLOCK, GROUP, bytes_of, half, layout_of, parts
+from .gpu_rows import gate
+from .shape import NOTHING, Around, QuantisedShape, padded, parameters
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
 MOST_WIDE = {1: 256, 2: 256, 3: 64, 4: 64}  # columns of accumulators, by consumers
@@ -190,14 +190,7 @@ def packed_matmul(
     around: Around = NOTHING,
 ) -> Body:
     """The kernel: x (tokens, columns), the parts, what is around, results (tokens, rows)."""
-    dtype, results = shape.dtype, around.results(shape)
-    given = [("x", Memory((shape.tokens, shape.columns), dtype)), *part_parameters(shape)]
-    if around.bias:
-        given.append(("bias", Memory((shape.rows,), dtype, use="constant")))
-    if around.residual:
-        given.append(("residual", Memory((shape.tokens, results[0]), dtype)))
-    for i, size in enumerate(results):
-        given.append((f"out{i}", Memory((shape.tokens, size), dtype, use="result")))
+    given = parameters(shape, parts(shape), around)
     return PackedMatmul(shape, plan, BodyBuilder(name, given), around).build()
 
 
@@ -211,7 +204,7 @@ class PackedMatmul(WideMatmul):
     ) -> None:
         self.shape, self.around, self.layout = shape, around, layout_of(shape)
         memory = {p.attrs["name"]: p for p in b.parameters}
-        self.results = [tile.memory(memory[f"out{i}"]) for i in range(len(around.results(shape)))]
+        self.results = [tile.memory(memory[name]) for name in around.names(shape)]
         self.bias, self.residual = (
             tile.memory(memory[name]) if name in memory else None for name in ("bias", "residual")
         )
@@ -305,8 +298,7 @@ class PackedMatmul(WideMatmul):
             bias = tile.load(self.bias, row, 64, mask=below(64, row, self.x.m))
             value = value + tile.broadcast(bias.to(float32)[:, None], value.shape)
         if self.around.gated:
-            one = tile.full((), 1.0)
-            value = tile.quick_divide(value, tile.quick_exp(-value) + one) * pieces[1]
+            value = gate(value, pieces[1], quick=True)
         if self.residual is not None:
             there = tile.broadcast(below(wide, column, self.x.n)[:, None], (wide, 64))
             there = there & tile.broadcast(below(64, row, self.x.m)[None, :], (wide, 64))

@@ -30,10 +30,9 @@ from ... import tile
 from ...core.dtype import float32, int32
 from ...core.errors import InternalError
 from ...ir.symbol import ceil_divide, high
-from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .gpu_layout import BYTES, GROUP, ROWS, Groups, groups_of, layout_of, one, part_parameters
-from .shape import NOTHING, Around, QuantisedShape, padded
+from .gpu_layout import BYTES, GROUP, ROWS, Groups, groups_of, layout_of, one, parts
+from .shape import NOTHING, Around, QuantisedShape, padded, parameters
 
 MOST_INTEGER = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
 MAGIC = 12582912.0 + 128.0  # 1.5 * 2 ** 23: adding it leaves an integer in the low bits
@@ -60,39 +59,6 @@ def few_tokens(
     return _Rows(shape, plan, name, around).build()
 
 
-def why_not_around(shape: QuantisedShape, around: Around) -> str:
-    """Why something does not go around a product; '' where it does."""
-    if around.gated not in ("", "silu"):
-        return f"the activation {around.gated}"
-    if around.gated and (around.bias or around.splits or shape.rows % (2 * ROWS)):
-        return f"gates of rows that are no multiple of {2 * ROWS}, or with more around them"
-    if around.splits and (
-        around.residual or sum(around.splits) != shape.rows or any(s % ROWS for s in around.splits)
-    ):
-        return f"results of rows that are no multiple of {ROWS}"
-    return ""
-
-
-def parameters(shape: QuantisedShape, around: Around = NOTHING) -> list[tuple[str, Memory]]:
-    """The parameters in order."""
-    dtype, results = shape.dtype, around.results(shape)
-    made = [("x", Memory((shape.tokens, shape.columns), dtype))]
-    if around.norm is not None:
-        made.append(("norm", Memory((shape.columns,), dtype, use="constant")))
-    made += part_parameters(shape)
-    if around.bias:
-        made.append(("bias", Memory((shape.rows,), dtype, use="constant")))
-    if around.residual:
-        made.append(("residual", Memory((shape.tokens, results[0]), dtype)))
-    return [
-        *made,
-        *(
-            (f"out{i}", Memory((shape.tokens, size), dtype, use="result"))
-            for i, size in enumerate(results)
-        ),
-    ]
-
-
 def rounded_groups(shape: QuantisedShape, plan: RowsPlan) -> int:
     """Groups of x that are rounded: whole turns, and eight elements for every thread."""
     return padded(padded(groups_of(shape), plan.groups), 8 * plan.warps)
@@ -105,8 +71,10 @@ def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
     return min(plan.tokens, high(shape.tokens)) * each
 
 
-class _Rows:
-    """Builds the Body of `few_tokens`."""
+class RowsKernel:
+    """A Body whose programs have some rows each, and what is around their products."""
+
+    tokens: int  # of a program
 
     def __init__(self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around) -> None:
         self.shape, self.plan, self.around = shape, plan, around
@@ -116,15 +84,19 @@ class _Rows:
         self.results = sum(around.results(shape))
         self.rows = padded(self.results, ROWS)
         self.turns = -(-self.groups // plan.groups)
-        self.tokens = min(plan.tokens, high(shape.tokens))
-        self.limit = self.groups if self.groups % plan.groups else None
-        uneven = any(s % self.each for s in around.splits) or why_not_around(shape, around)
-        if self.rows % self.each or plan.groups % 32 or uneven:
+        uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
+        if self.rows % self.each or uneven or not self.fits():
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
-        given = parameters(shape, around)
-        self.b = BodyBuilder(name, given)
-        self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
-        self.weights = Groups(shape, [self.memory[n] for n, _ in part_parameters(shape)])
+        self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
+        self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
+
+    def fits(self) -> bool:
+        """Whether there is a Body with this Plan."""
+        return True
+
+    def work(self) -> None:
+        """All that a program does."""
+        raise InternalError("kernels.quantised", f"{type(self).__name__} does nothing")
 
     def build(self) -> Body:
         """Which rows and tokens a program has, then its work."""
@@ -138,13 +110,58 @@ class _Rows:
             else:
                 block, number = 0, tile.grid(*grid)
             self.token, self.row = block * self.tokens, number * self.each
-            self.finish(self.work())
+            self.work()
         notes = {"resident": plan.resident} if plan.resident else {}
         return self.b.finish(grid, warps=plan.warps, level="placed", **notes)
 
+    def rows_there(self) -> Any:
+        """Which rows of a program there are; None for all."""
+        if self.rows == self.results:
+            return None
+        return tile.arange(self.each) + self.row < self.results
+
+    def surrounded(self, sides: Sequence[Any], bias: Any, residual: Any) -> Any:
+        """Results with what is around them."""
+        value = sides[0] if bias is None else sides[0] + bias
+        if self.around.gated:
+            value = gate(value, sides[1], self.shape.dtype.bits < 32)
+        return value if residual is None else value + residual.to(float32)
+
     @tile.function
-    def work(self) -> list[Any]:
-        """Ask for weights, wait, multiply turn by turn; gives the sums, of a token for each side
+    def put(self, token: int, value: Any, mask: Any, number: int = 0) -> None:
+        """Rows from a token on into the result that has them, from a result on."""
+        sizes, out = self.around.results(self.shape), self.memory[f"out{number}"]
+        first = sum(sizes[:number])
+        row = self.row if not number else tile.maximum(self.row - first, 0)
+        if number + 1 == len(sizes) or tile.less(self.row, first + sizes[number]):
+            tile.store(out, (self.token + token, row), value, mask=mask)
+        else:
+            self.put(token, value, mask, number + 1)
+
+
+def gate(gates: Any, other: Any, quick: bool) -> Any:
+    """silu(gates) * other."""
+    unit = tile.full((), 1.0)
+    below = (tile.quick_exp if quick else tile.exp)(-gates) + unit
+    return (tile.quick_divide(gates, below) if quick else gates / below) * other
+
+
+class _Rows(RowsKernel):
+    """Builds the Body of `few_tokens`."""
+
+    def __init__(self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around) -> None:
+        super().__init__(shape, plan, name, around)
+        self.tokens = min(plan.tokens, high(shape.tokens))
+        self.limit = self.groups if self.groups % plan.groups else None
+        self.weights = Groups(shape, [self.memory[n] for n, _, _ in parts(shape)])
+
+    def fits(self) -> bool:
+        """Whether whole warps share the groups."""
+        return self.plan.groups % 32 == 0
+
+    @tile.function
+    def work(self) -> None:
+        """Ask for weights, wait, multiply turn by turn, write: sums are of a token for each side
         one after the other."""
         step, stages = self.plan.groups, min(self.plan.stages, self.turns)
         loaded = [x for i in range(stages) for x in self.load(i * step)]
@@ -162,7 +179,7 @@ class _Rows:
             loaded = [*loaded[each:], *following]
         for i in range(stages):
             sums = self.multiply(rest + i * step, loaded[i * each : (i + 1) * each], sums)
-        return sums
+        self.finish(sums)
 
     def load(self, group: Any) -> list[Any]:
         """The weights of a turn, side by side."""
@@ -186,12 +203,6 @@ class _Rows:
         there = self.token_there(token, (self.each,), self.rows_there())
         at = (self.token + token, self.row)
         return tile.load(self.memory["residual"], at, self.each, mask=there)
-
-    def rows_there(self) -> Any:
-        """Which rows of a program there are; None for all."""
-        if self.rows == self.results:
-            return None
-        return tile.arange(self.each) + self.row < self.results
 
     def columns_there(self, wide: int) -> Any:
         """Which columns there are; None for all."""
@@ -319,35 +330,12 @@ class _Rows:
         for token in range(self.tokens):
             there = self.token_there(token, (self.each,), mask)
             own = whole[token * self.sides : (token + 1) * self.sides]
-            if self.divisors[token] is not None:
-                own = [self.divide(value, self.divisors[token]) for value in own]
-            self.write(token, self.surrounded(token, own).to(self.shape.dtype), there)
-
-    @tile.function
-    def write(self, token: int, value: Any, there: Any, number: int = 0) -> None:
-        """Rows of a token into the result that has them, from a result on."""
-        sizes, out = self.around.results(self.shape), self.memory[f"out{number}"]
-        first = sum(sizes[:number])
-        row = self.row if not number else tile.maximum(self.row - first, 0)
-        if number + 1 == len(sizes) or tile.less(self.row, first + sizes[number]):
-            tile.store(out, (self.token + token, row), value, mask=there)
-        else:
-            self.write(token, value, there, number + 1)
-
-    def surrounded(self, token: int, sides: Sequence[Any]) -> Any:
-        """A token's results with what is around them."""
-        value, residual = sides[0], self.residuals[token]
-        if self.bias is not None:
-            value = value + self.bias.to(float32)
-        if self.around.gated:
-            exp = tile.quick_exp if self.shape.dtype.bits < 32 else tile.exp
-            unit = tile.full((), 1.0)
-            value = self.divide(value, exp(-value) + unit) * sides[1]
-        return value if residual is None else value + residual.to(float32)
-
-    def divide(self, a: Any, b: Any) -> Any:
-        """a / b, as exact as the result is kept."""
-        return tile.quick_divide(a, b) if self.shape.dtype.bits < 32 else a / b
+            if (root := self.divisors[token]) is not None:
+                quick = self.shape.dtype.bits < 32
+                own = [tile.quick_divide(x, root) if quick else x / root for x in own]
+            bias = None if self.bias is None else self.bias.to(float32)
+            value = self.surrounded(own, bias, self.residuals[token])
+            self.put(token, value.to(self.shape.dtype), there)
 
     def roots(self, token: int) -> Any:
         """The root of a token's mean square, for each row; None where there is no norm."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32
+from ...core.dtype import int32
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .gpu_layout import GROUP, Groups, as_columns, groups_of, part_parameters
-from .shape import QuantisedShape
+from .gpu_layout import GROUP, Groups, as_columns, groups_of, parts
+from .shape import QuantisedShape, constants
 
 MOST_GROUPS = 128  # that the threads of a program take at once
 
@@ -23,24 +23,24 @@ def take(shape: QuantisedShape, name: str = "quantised_take") -> Body:
     """The kernel: ids (tokens,), the parts, out (tokens, columns)."""
     out = Memory((shape.tokens, shape.columns), shape.dtype, use="result")
     ids = ("ids", Memory((shape.tokens,), int32))
-    b = BodyBuilder(name, [ids, *part_parameters(shape), ("out", out)])
+    b = BodyBuilder(name, [ids, *constants(parts(shape)), ("out", out)])
     with tile.into(b):
-        numbers, *parts, result = map(tile.memory, b.parameters)
+        numbers, *given, result = map(tile.memory, b.parameters)
         token = tile.grid(shape.tokens)
         row = tile.load(numbers[token]).to(tile.i64)
         row = tile.hold(row, "row", (0, shape.rows - 1))
-        warps = write_row(shape, Groups(shape, parts), row, result, token)
+        warps = write_row(shape, Groups(shape, given), row, result, token)
     return b.finish((shape.tokens,), warps=warps)
 
 
 def unpack(shape: QuantisedShape, name: str = "quantised_unpack") -> Body:
     """The kernel: the parts, out (rows, columns)."""
     out = Memory((shape.rows, shape.columns), shape.dtype, use="result")
-    b = BodyBuilder(name, [*part_parameters(shape), ("out", out)])
+    b = BodyBuilder(name, [*constants(parts(shape)), ("out", out)])
     with tile.into(b):
-        *parts, result = map(tile.memory, b.parameters)
+        *given, result = map(tile.memory, b.parameters)
         row = tile.grid(shape.rows)
-        warps = write_row(shape, Groups(shape, parts), row, result, row)
+        warps = write_row(shape, Groups(shape, given), row, result, row)
     return b.finish((shape.rows,), warps=warps)
 
 
@@ -53,20 +53,10 @@ def write_row(shape: QuantisedShape, weights: Groups, row: Any, out: Any, to: An
         groups //= 2
     wide = groups * GROUP
     for group in tile.range(0, count, groups):
-        found = weights.named(weights.load(row, group, 1, groups))
-        values = as_columns(unpacked(weights, found)).to(shape.dtype)
+        found = weights.values(weights.load(row, group, 1, groups), once=False)
+        values = as_columns(list(found)).to(shape.dtype)
         values = tile.reshape(values, (wide,))
         first = group * GROUP
         mask = None if count * GROUP == columns else tile.arange(wide) + first < columns
         tile.store(out[to, first : first + wide], values, mask=mask)
     return groups // 32
-
-
-def unpacked(weights: Groups, found: dict[str, Any]) -> list[Any]:
-    """The values of groups by element, in the order of operations of the Format."""
-    scales, made = weights.scales(found), []
-    for element, code in enumerate(weights.codes(found)):
-        scale, minimum = scales[element * len(scales) // GROUP]
-        value = scale * code
-        made.append(value if minimum is None else value + minimum)
-    return [v.to(float32) for v in made]

@@ -21,14 +21,13 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float32, int32
-from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import high
-from ...tile.build import Body, BodyBuilder
+from ...tile.build import Body
 from . import gpu_packed
 from .gpu_layout import GROUP, ROWS, groups_of
 from .gpu_matrix import and_masks
-from .gpu_rows import RowsPlan, parameters, why_not_around
+from .gpu_rows import RowsKernel, RowsPlan
 from .shape import NOTHING, Around, QuantisedShape, padded
 
 MOST_TOKENS = 8
@@ -44,7 +43,7 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
     """Why this is not for a product; '' where it is."""
     if high(shape.tokens) > MOST_TOKENS:
         return f"more than {MOST_TOKENS} tokens"
-    return gpu_packed.why_not(shape, target, around) or why_not_around(shape, around)
+    return gpu_packed.why_not(shape, target, around) or around.why_not(shape, ROWS)
 
 
 def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
@@ -64,35 +63,18 @@ def warp_tokens(
     return _Warps(shape, plan, name, around).build()
 
 
-class _Warps:
+class _Warps(RowsKernel):
     """Builds the Body of `warp_tokens`."""
 
     def __init__(self, shape: QuantisedShape, plan: WarpsPlan, name: str, around: Around) -> None:
-        self.shape, self.plan, self.around = shape, plan, around
-        self.sides = 2 if around.gated else 1
-        self.each = plan.rows // self.sides  # rows of a side in a program
-        self.results = sum(around.results(shape))
-        self.rows = padded(self.results, ROWS)
+        super().__init__(shape, plan, name, around)
         self.tokens, self.chunk = plan.tokens, plan.groups * GROUP
-        self.turns = groups_of(shape) // plan.groups
         self.stages = min(plan.stages, self.turns)
         self.steps = plan.groups // (4 * plan.warps)  # of a warp in a turn
-        uneven = any(s % self.each for s in around.splits) or self.rows % self.each
-        if groups_of(shape) % plan.groups or uneven or why_not_around(shape, around):
-            raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
-        given = parameters(shape, around)
-        self.b = BodyBuilder(name, given)
-        self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
 
-    def build(self) -> Body:
-        """Which rows a program has, then its work."""
-        plan, programs = self.plan, self.rows // self.each
-        with tile.into(self.b):
-            tile.grid_launch_dependents()
-            self.row = tile.grid(programs) * self.each
-            self.work()
-        notes = {"resident": plan.resident} if plan.resident else {}
-        return self.b.finish((programs,), warps=plan.warps, level="placed", **notes)
+    def fits(self) -> bool:
+        """Whether turns are whole."""
+        return self.groups % self.plan.groups == 0
 
     @tile.function
     def work(self) -> None:
@@ -215,12 +197,6 @@ class _Warps:
         rows = rows if rows is None else tile.broadcast(rows[None, :], size)
         return and_masks(self.tokens_there(size), rows)
 
-    def rows_there(self) -> Any:
-        """Which rows of a program there are; None for all."""
-        if self.rows == self.results:
-            return None
-        return tile.arange(self.each) + self.row < self.results
-
     def write_sums(self, added: Any) -> None:
         """Sum over the warps, do what is around and write."""
         warps, size, whole = self.plan.warps, (self.tokens, self.each), []
@@ -233,29 +209,12 @@ class _Warps:
             while len(parts) > 1:
                 parts = [a + b for a, b in zip(parts[::2], parts[1::2])]
             whole.append(parts[0])
-        self.put(self.surrounded(whole, added).to(self.shape.dtype), self.mask_of(size))
-
-    def surrounded(self, sides: Sequence[Any], added: Any) -> Any:
-        """Results with what is around them."""
-        value = sides[0]
+        bias = None
         if self.around.bias:
             bias = tile.load(self.memory["bias"], self.row, self.each, mask=self.rows_there())
-            value = value + tile.broadcast(bias.to(float32)[None, :], value.shape)
-        if self.around.gated:
-            one = tile.full((), 1.0)
-            value = tile.quick_divide(value, tile.quick_exp(-value) + one) * sides[1]
-        return value if added is None else value + added.to(float32)
-
-    @tile.function
-    def put(self, value: Any, mask: Any, number: int = 0) -> None:
-        """Into the result that has the rows, from a result on."""
-        sizes, out = self.around.results(self.shape), self.memory[f"out{number}"]
-        first = sum(sizes[:number])
-        row = self.row if not number else tile.maximum(self.row - first, 0)
-        if number + 1 == len(sizes) or tile.less(self.row, first + sizes[number]):
-            tile.store(out, (0, row), value, mask=mask)
-        else:
-            self.put(value, mask, number + 1)
+            bias = tile.broadcast(bias.to(float32)[None, :], size)
+        value = self.surrounded(whole, bias, added)
+        self.put(0, value.to(self.shape.dtype), self.mask_of(size))
 
 
 __all__ = ["WarpsPlan", "plan_of", "warp_tokens", "why_not"]

@@ -33,11 +33,15 @@ be a Symbol and nothing else may.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...core.dtype import DType, float32
 from ...core.format import Format
 from ...ir.symbol import Size
+from ...ir.types import Memory
+
+Part = tuple[str, tuple[int, ...], DType]  # a name, sizes, a dtype
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,47 @@ class Around:
         """Rows of each result."""
         return self.splits or (shape.outputs // (2 if self.gated else 1),)
 
+    def names(self, shape: QuantisedShape) -> list[str]:
+        """The names of the results."""
+        return [f"out{i}" for i in range(len(self.results(shape)))]
+
+    def why_not(self, shape: QuantisedShape, block: int) -> str:
+        """Why a kernel that takes rows in blocks has no such product; '' where it has."""
+        if self.gated not in ("", "silu"):
+            return f"the activation {self.gated}"
+        if self.gated and (self.bias or self.splits or shape.rows % (2 * block)):
+            return f"gates of rows that are no multiple of {2 * block}, or with more around them"
+        if self.splits and (
+            self.residual or sum(self.splits) != shape.rows or any(s % block for s in self.splits)
+        ):
+            return f"results of rows that are no multiple of {block}"
+        return ""
+
 
 NOTHING = Around()
+
+
+def constants(parts: Sequence[Part]) -> list[tuple[str, Memory]]:
+    """The parts as parameters of a Body."""
+    return [(name, Memory(sizes, dtype, use="constant")) for name, sizes, dtype in parts]
+
+
+def parameters(
+    shape: QuantisedShape, parts: Sequence[Part], around: Around = NOTHING
+) -> list[tuple[str, Memory]]:
+    """The parameters of a product, in the order of `Around`, then its results."""
+    dtype, results = shape.dtype, around.results(shape)
+    made = [("x", Memory((shape.tokens, shape.columns), dtype))]
+    if around.norm is not None:
+        made.append(("norm", Memory((shape.columns,), dtype, use="constant")))
+    made += constants(parts)
+    if around.bias:
+        made.append(("bias", Memory((shape.rows,), dtype, use="constant")))
+    if around.residual:
+        made.append(("residual", Memory((shape.tokens, results[0]), dtype)))
+    for name, size in zip(around.names(shape), results):
+        made.append((name, Memory((shape.tokens, size), dtype, use="result")))
+    return made
 
 
 def padded(rows: int, step: int) -> int:
@@ -91,4 +134,4 @@ def padded(rows: int, step: int) -> int:
     return -(-rows // step) * step
 
 
-__all__ = ["NOTHING", "Around", "QuantisedShape", "padded"]
+__all__ = ["NOTHING", "Around", "Part", "QuantisedShape", "constants", "padded", "parameters"]

@@ -14,7 +14,7 @@ from ...tile import ops as tile_ops
 from .. import sheet as parameters
 from ..access import Index
 from ..evaluate import running, wide
-from ..family import Bodies, Family, Made, Offer
+from ..family import Bodies
 from ..problem import power_of_two
 from ..region import Region
 from ..scan_sort import Axis
@@ -26,13 +26,14 @@ ELEMENTS = 2048  # of a tile
 LONG = 16  # inner sizes from which tiles lie along them
 
 
-def lower_cumulative(node: Node, reads: list[Node], name: str) -> Made:
+def lower_scan(region: Region, target: Target, name: str) -> Bodies:
     """A running sum, product, maximum or minimum."""
+    node = region.anchor
     axis = Axis(node)
-    sheet = ThreadSheet(name, [*parameters.reads(reads), *parameters.results([node])])
+    sheet = ThreadSheet(name, [*parameters.reads(region.inputs), *parameters.results([node])])
     along = _along_inner if high(axis.inner) >= LONG else _along_axis
     grid, elements = along(sheet, axis)
-    return sheet.end((grid,), warps=max(1, min(8, elements // (8 * WARP))))
+    return [sheet.end((grid,), warps=max(1, min(8, elements // (8 * WARP))))]
 
 
 def _along_axis(sheet: ThreadSheet, axis: Axis) -> tuple[Size, int]:
@@ -80,11 +81,3 @@ def _scan(sheet: ThreadSheet, axis: Axis, index: Index, carried: Node, along: in
     before = b.cast(carried, dtype)
     e.store(sheet.outputs[axis.node], b.apply(COMBINE[kind], before, run), axis.offset(index))
     return b.add(tile_ops.reduce(x, axis=along, kind=kind))
-
-
-class ThreadScan(Family):
-    """Running sums, products, maxima and minima by blocks of threads."""
-
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """Bodies, in the order they run."""
-        return [lower_cumulative(region.anchor, region.inputs, name)]

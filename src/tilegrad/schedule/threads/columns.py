@@ -135,12 +135,9 @@ class Columns(Reductions, ThreadPart):
 
     def bind(self, reduces: Sequence[Node], row: Size, values: list[Node]) -> None:
         """Add up the rows of the accumulators and say what each reduction gave."""
-        for v, own in shared_out(reduces, values):
-            found = own[-1]
-            if self.deep > 1 and v.op is ops.argmax:
-                found = self.sums.first_largest(own[0], own[1], None, 0)
-            elif self.deep > 1:
-                found = self.sums.total(v, own[0])
-            if found.shape == (1,):  # a block of one result is a scalar
-                found = self.b.add(tile_ops.reshape(found, shape=()))
-            self.e.bind(v, unravel(row, v.shape), found)
+        alone = {v: own[-1] for v, own in shared_out(reduces, values)}
+        found = self.combined(reduces, values) if self.deep > 1 else alone
+        for v, x in found.items():
+            if x.shape == (1,):  # a block of one result is a scalar
+                x = self.b.add(tile_ops.reshape(x, shape=()))
+            self.e.bind(v, unravel(row, v.shape), x)

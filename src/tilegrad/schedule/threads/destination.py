@@ -5,21 +5,19 @@ Invariant: a destination is -1 exactly where an index is out of range; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ...core.dtype import DType, int32, int64
-from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
     Size,
     ceil_divide,
-    combine,
     floor_divide,
     high,
 )
 from ...ir.types import Array, product
 from .. import sheet as parameters
-from ..access import MOVEMENT, Index, ravel, unravel
+from ..access import Index, ravel, symbolic, unravel
 from ..problem import power_of_two
 from ..update import Update
 from . import sort as sorting
@@ -39,6 +37,7 @@ class UpdateDestinations(Update):
     def __init__(self, node: Node, reads: list[Node], values: set[Node], name: str) -> None:
         super().__init__(node, values)
         self.reads, self.name = reads, name
+        self.indexed = tuple(self.state.shape[a] for a in self.axes)
         after = max(self.axes, default=-1) + 1  # what follows lies in one piece in the state
         tail = product(self.state.shape[after:])
         self.span = tail if high(tail) >= WIDE else self.rest
@@ -65,10 +64,7 @@ class UpdateDestinations(Update):
     @property
     def key_dtype(self) -> DType:
         """Of destinations: how many there are decides."""
-        count = 1
-        for a in self.axes:
-            count *= high(self.state.shape[a])
-        return int32 if count < 1 << 31 else int64
+        return int32 if high(product(self.indexed)) < 1 << 31 else int64
 
     @property
     def padded(self) -> int:
@@ -84,28 +80,11 @@ class UpdateDestinations(Update):
 
     def probed(self, node: Node, index: Index) -> Size | None:
         """See `Update`: a start that is loaded does not matter."""
-        return self.exact(node, index, lambda _: 0)
+        return symbolic(node, index, self.values, lambda _: 0)
 
-    def exact(
-        self, node: Node, index: Index, scalar: Callable[[Node], Size] | None = None
-    ) -> Size | None:
+    def exact(self, node: Node, index: Index) -> Size | None:
         """An index that is affine in the value's own index, beside scalars that are loaded."""
-        found = super().exact(node, index)
-        if found is not None:
-            return found
-        if product(node.shape) == 1:
-            return (scalar or self.scalar)(node)
-        if node in self.values or not node.dtype.is_integer:
-            return None
-        if node.op in MOVEMENT:
-            inner, conditions = MOVEMENT[node.op](node, index)
-            return None if conditions else self.exact(node.inputs[0], inner, scalar)
-        parts = [self.exact(i, index, scalar) for i in node.inputs]
-        if any(p is None for p in parts) or node.op not in (ops.add, ops.subtract, ops.cast):
-            return None
-        if node.op is ops.cast:
-            return parts[0]
-        return combine(parts[0], parts[1], 1 if node.op is ops.add else -1)
+        return symbolic(node, index, self.values, self.scalar)
 
     def scalar(self, node: Node) -> Size:
         """A loaded scalar as an index."""
@@ -117,8 +96,7 @@ class UpdateDestinations(Update):
     def destination(self, number: Size) -> Node:
         """The linear number of the place, -1 where it is outside."""
         found, inside = self.positions(number)
-        shape = [self.state.shape[a] for a in self.axes]
-        linear = ravel([found[a] for a in self.axes], shape)
+        linear = ravel([found[a] for a in self.axes], self.indexed)
         key = self.b.cast(self.b.index(linear), self.key_dtype)
         if inside is None:
             return key

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ...core.dtype import float32
 from ...graph import ops
-from ...ir.node import Node
+from ...ir.node import Node, walk
 from ...ir.symbol import Expr
 from ...tile.build import BodyBuilder
 from ..access import ELEMENTWISE, MOVEMENT, Index, base_of
@@ -116,16 +116,13 @@ class ExponentEvaluator(Evaluator):
     def hoist(self, node: Node, index: Index, inner: Sequence[Expr]) -> None:
         """What does not depend on the inner atoms, and of exponentials what follows from it."""
         super().hoist(node, index, inner)
-        seen, stack = {node}, [node]
-        while stack:
-            current = stack.pop()
-            if current in self.memories:
-                continue
-            if self._shifted(current):
-                at = index if current.shape == node.shape else None
-                shift = None if at is None else known_below(self, current.inputs[0].inputs[1], at)
+
+        def step(current: Node) -> Sequence[Node]:
+            inside = current not in self.memories and current.op.category in ELEMENTWISE
+            return current.inputs if inside else ()
+
+        for current in walk([node], step):
+            if self._shifted(current) and current.shape == node.shape:
+                shift = known_below(self, current.inputs[0].inputs[1], index)
                 if shift is not None and not shift.shape and shift.dtype is float32:
                     self.exponent(shift)
-            found = [i for i in current.inputs if i not in seen]
-            seen.update(found)
-            stack += found if current.op.category in ELEMENTWISE else []

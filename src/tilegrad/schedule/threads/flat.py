@@ -10,9 +10,9 @@ from collections.abc import Container, Sequence
 
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo, named
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import product
-from ..access import MOVEMENT, Condition, Index, Place, below, joined, walk_down
+from ..access import MOVEMENT, Condition, Index, Place, atom_of, below, joined, walk_down
 from ..family import Bodies
 from ..problem import power_of_two
 from .space_threads import WARP, ThreadPart
@@ -99,11 +99,11 @@ class FlatTiles(ThreadPart):
             or self.space.turned()
         ):
             return 1
-        row = named("loop", "row", 0, max(1, high(rows or 1) - 1))
+        row = atom_of("row", rows or 1)
 
         def undecided(count: int) -> int:
             size = self.space.inner // count
-            lane = named("loop", "lane", 0, max(1, size - 1))
+            lane = atom_of("lane", size)
             starts = [
                 (v, self.space.index_at(v, row, lane + k * size))
                 for v in self.space.region.stored

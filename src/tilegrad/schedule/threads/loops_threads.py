@@ -6,13 +6,9 @@ on shapes and the Target alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...core.target import Target
-from ...ir.node import Node
 from ...ir.symbol import Size, high
-from ..cut import Cut
-from ..family import Bodies, Family, Offer
+from ..family import Bodies
 from ..region import Region
 from .columns import by_columns
 from .flat import FlatTiles
@@ -25,6 +21,8 @@ UNEVEN = 512  # rows below this are better cut without regard to rows than read 
 
 def lower_loops(region: Region, target: Target, name: str) -> Bodies:
     """The Bodies of a Region."""
+    if isinstance(region, Pair):
+        return lower_pair(region, target, name)
     space = ThreadSpace(region, target, name)
     space.settle(space.pick_inner())
     if space.reduces:
@@ -39,17 +37,3 @@ def crooked(inner: Size) -> bool:
     if not isinstance(inner, int):
         return high(inner) < 8
     return inner < 8 or (inner < UNEVEN and inner % 4 != 0)
-
-
-class ThreadLoops(Family):
-    """Generated loops for blocks of threads."""
-
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value is read and written at the Region's own elements."""
-        return cut.fits_loops(node, region, leaves)
-
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """Bodies, in the order they run."""
-        if isinstance(region, Pair):
-            return lower_pair(region, target, name)
-        return lower_loops(region, target, name)

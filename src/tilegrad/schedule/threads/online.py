@@ -15,7 +15,7 @@ from functools import reduce
 
 from ...core.dtype import DType, float32
 from ...graph import ops
-from ...ir.node import Node
+from ...ir.node import Node, walk
 from ...ir.symbol import Size, modulo
 from ...tile import ops as tile_ops
 from ..access import MOVEMENT, unravel
@@ -50,15 +50,12 @@ def find_online(space: ThreadSpace) -> list[Online]:
 
 def own_below(space: ThreadSpace, node: Node) -> list[Node]:
     """The Region's own values that an expression rests on, itself included."""
-    found: dict[Node, None] = {}
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current in space.members and current not in found:
-            found[current] = None
-        if current in space.members or current not in space.all_values:
-            stack.extend(i for i in current.inputs if current not in space.reduces)
-    return list(found)
+
+    def step(current: Node) -> Sequence[Node]:
+        own = current in space.members or current not in space.all_values
+        return current.inputs if own and current not in space.reduces else ()
+
+    return [n for n in walk([node], step) if n in space.members]
 
 
 def _per_row(space: ThreadSpace, node: Node) -> bool:

@@ -116,10 +116,12 @@ class OrderedUpdate(UpdateDestinations):
             return self.owned_lines(memory)
         return self.owned_elements(memory)
 
-    def split(self, key: Size) -> dict[int, Size]:
+    def split(self, key: Node) -> dict[int, Size]:
         """A destination as places by axis."""
-        shape = tuple(self.state.shape[a] for a in self.axes)
-        return dict(zip(self.axes, unravel(key, shape)))
+        to = self.b.atom("to", key, 0, max(1, high(product(self.indexed)) - 1))
+        if key.shape:
+            self.e.lane_atoms.add(to)  # type: ignore[arg-type]
+        return dict(zip(self.axes, unravel(to, self.indexed)))
 
     def owned_lines(self, memory: dict[str, Node]) -> Made:
         """A program for each pair and block of unindexed elements."""
@@ -130,8 +132,7 @@ class OrderedUpdate(UpdateDestinations):
         longest = b.atom("length", length, 0, high(self.count))
         with b.when(b.apply("less", b.constant(0, int64), length)):
             key = b.cast(b.load(memory["keys"], (at,)), int64)
-            limit = max(1, high(product(tuple(self.state.shape[a] for a in self.axes))) - 1)
-            positions = self.split(b.atom("to", key, 0, limit))
+            positions = self.split(key)
             with e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
                 inner = self.inner(lane, head)
                 where = self.offset(positions, inner)
@@ -146,10 +147,10 @@ class OrderedUpdate(UpdateDestinations):
 
     def number(self, memory: dict[str, Node], at: Size) -> Size:
         """The index number at a place in the order."""
-        node = b_number = self.b.cast(self.e._load(memory["numbers"], at), int64)
-        found = self.b.atom("number", b_number, 0, max(1, high(self.count) - 1))
-        if node.shape and not isinstance(found, int):
-            self.e.lane_atoms.add(found)
+        node = self.b.cast(self.e._load(memory["numbers"], at), int64)
+        found = self.b.atom("number", node, 0, max(1, high(self.count) - 1))
+        if node.shape:
+            self.e.lane_atoms.add(found)  # type: ignore[arg-type]
         return found
 
     def owned_elements(self, memory: dict[str, Node]) -> Made:
@@ -163,10 +164,8 @@ class OrderedUpdate(UpdateDestinations):
             length = b.broadcast(b.cast(e._load(memory["lengths"], at), int64), (lanes,))
             owns = b.apply("less", b.constant(0, int64), length)
             key = b.cast(e._load(memory["keys"], at), int64)
-            limit = max(1, high(product(tuple(self.state.shape[a] for a in self.axes))) - 1)
-            to = b.atom("to", b.apply("maximum", key, b.constant(0, int64)), 0, limit)
-            e.lane_atoms.add(to)  # type: ignore[arg-type]
-            where = self.offset(self.split(to), inner)
+            key = b.apply("maximum", key, b.constant(0, int64))
+            where = self.offset(self.split(key), inner)
             longest = b.atom(
                 "longest", b.add(tile_ops.reduce(length, axis=0, kind="max")), 0, high(self.count)
             )

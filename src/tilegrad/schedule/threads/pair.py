@@ -18,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from ...core.target import Target
 from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Expr, Size, coefficient, high, minimum, named
+from ...ir.symbol import Expr, Size, coefficient, high, minimum
 from ...ir.types import product
-from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, depends, offset_of, walk_down
+from ..access import Index, atom_of, depends, offset_of
 from ..evaluate import wide
 from ..family import Bodies, Made
 from ..lines import Accumulators
 from ..lowering import Lowering
 from ..problem import power_of_two
-from ..region import REDUCE, Region, bit, leaves_of, own_index
+from ..region import REDUCE, Region, bit, leaves_of, own_index, reads_of
 from ..space import COMBINE, KINDS, reduce_index
 from .columns import sum_parts
 from .rows import HeldRows
@@ -138,28 +138,18 @@ def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> 
     """Whether a reduction by columns reads what the rows hold at its own element only."""
     if product(reduce.shape) != first.columns:
         return False
-    row = named("loop", "row", 0, max(1, high(first.rows or 1) - 1))
-    lane = named("loop", "lane", 0, max(1, high(first.columns) - 1))
+    row = atom_of("row", first.rows or 1)
+    lane = atom_of("lane", first.columns)
     inside, others = set(first.values), set(second.values)
-
-    def step(node: Node, index: Index) -> Sequence[Place]:
-        return () if node in others or node in inside or node in values else below(node, index)
-
-    for node, index in walk_down([(reduce.inputs[0], reduce_index(reduce, lane, row))], step):
+    for node, index in reads_of([(reduce.inputs[0], reduce_index(reduce, lane, row))], values):
         if node in others:
             return False  # a second stage
         if node in inside:
-            if own_index(node, row, lane, first) != index:
+            if index is None or own_index(node, row, lane, first) != index:
                 return False
-        elif node in values:
-            whole = product(node.shape) == first.total
-            if whole and coefficient(offset_of(node, index), lane) != 1:
+        elif index is not None and product(node.shape) == first.total:
+            if coefficient(offset_of(node, index), lane) != 1:
                 return False
-        elif node.op in MOVEMENT:
-            if MOVEMENT[node.op](node, index)[1]:
-                return False  # padding
-        elif node.op.category not in ELEMENTWISE and set(leaves_of(node, values)) & inside:
-            return False
     return True
 
 

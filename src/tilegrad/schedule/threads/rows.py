@@ -25,7 +25,7 @@ from ..problem import power_of_two
 from ..space import KINDS, identity, reduce_index
 from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads
 from .stream import StreamedRows, plan_stream
-from .sweep import WARPS, Sweeper, lanes_of, swept
+from .sweep import WARPS, Kept, Sweeper, lanes_of, swept
 
 HELD = 16384  # most elements of a row that is held
 COSTLY = 100  # instructions of an element of which a thread with half the registers holds few
@@ -43,10 +43,10 @@ def by_rows(space: ThreadSpace) -> Bodies:
     parts = row_parts(space, rows, columns)
     if parts > 1:
         return split(space, rows, columns, parts)
-    stream = plan_stream(space, rows, columns)
-    if stream is None:
+    kept = plan_stream(space, rows, columns)
+    if kept is None:
         return swept(space, rows, columns)
-    return StreamedRows(space, space.sheet(space.name), stream).lower()
+    return StreamedRows(space, space.sheet(space.name), kept).lower()
 
 
 # ---- held ---------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def first_parts(space: ThreadSpace, rows: Size, columns: Size, parts: int, lengt
     grid, (row, part) = sheet.programs(rows, parts)
     start = part * length
     stop = minimum(start + length, columns)
-    sweep, sweeper = Sweep(row, columns, space.reduces), Sweeper(space, sheet, WARPS)
+    sweep, sweeper = Sweep(row, columns, space.reduces), Sweeper(space, sheet, WARPS, Kept())
     sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
     for v, place in zip(space.reduces, sheet.others.values()):
         sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), row * parts + part)

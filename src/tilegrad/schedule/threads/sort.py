@@ -25,7 +25,7 @@ from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
 from .. import sheet as parameters
 from ..evaluate import wide
-from ..family import Bodies, Family, Made, Offer
+from ..family import Bodies, Made
 from ..problem import power_of_two
 from ..region import Region
 from ..scan_sort import Axis
@@ -268,9 +268,6 @@ class SortLowering(ScratchSort):
                 e.store(memory, pair[v.attrs["index"]], axis.offset(axis.line_index(line, lane)))
 
 
-class ThreadSort(Family):
+def lower_sort(region: Region, target: Target, name: str) -> Bodies:
     """A sort of every line by blocks of threads."""
-
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """Bodies, in the order they run."""
-        return SortLowering(region, name).lower()
+    return SortLowering(region, name).lower()

@@ -18,12 +18,12 @@ from ...ir.symbol import (
     high,
     loop_index,
     modulo,
-    named,
 )
 from ...ir.types import Array, product
 from .. import sheet as parameters
 from ..access import (
     Place,
+    atom_of,
     offset_of,
     reads_below,
     symbolic,
@@ -62,7 +62,7 @@ class ThreadSpace(Space):
 
     def pick_middle(self, rows: Size) -> Size:
         """How many neighbouring rows stay linear too: tiles of several rows lie within them."""
-        lane = named("loop", "lane", 0, max(1, high(self.inner) - 1))
+        lane = atom_of("lane", self.inner)
         sizes: dict[Size, None] = {rows: None}
         for v in [*self.region.values, *self.reads]:
             size: Size = 1
@@ -76,7 +76,7 @@ class ThreadSpace(Space):
         for middle in dict.fromkeys([rows, *exact]):
             if modulo(rows, middle) != 0:
                 continue
-            own = named("loop", "row", 0, max(1, high(middle) - 1))
+            own = atom_of("row", middle)
             outer = loop_index("outer", floor_divide(rows, middle))
             row = outer * middle + own
             if all(
@@ -139,7 +139,7 @@ class ThreadSpace(Space):
         rows, size = self.shape.rows, self.region.columns if self.reduces else self.inner
         if rows is None or high(rows) < 4 or high(size) < 4:
             return []
-        row, lane = (named("loop", n, 0, high(s) - 1) for n, s in (("row", rows), ("lane", size)))
+        row, lane = (atom_of(n, s) for n, s in (("row", rows), ("lane", size)))
         writes = [] if self.reduces else self.region.stored
         found: dict[Node, None] = {}
         starts = self.expressions_at(self.reduces, writes, row, lane)

@@ -16,19 +16,17 @@ Target alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from ...core.dtype import DType
 from ...ir.node import Node
-from ...ir.symbol import Size, floor_divide, named
-from ..access import Index
+from ...ir.symbol import Size, floor_divide, high
+from ..access import atom_of
 from ..evaluate import wide
 from ..family import Bodies
 from ..lines import Sweep
 from .online import Part
 from .space_threads import ThreadSpace
-from .sweep import Sweeper, lanes_of, reads_of_sweep, sweeps_of
+from .sweep import Kept, Sweeper, lanes_of, reads_of_sweep, sweeps_of
 from .tiles import ThreadSheet, lane_numbers
 
 TILES = 4  # of a turn
@@ -39,61 +37,45 @@ LEAST_ROWS = 2  # rows of a program
 Raw = list[list[Node]]  # for each tile the reads that are kept, as they lie in memory
 
 
-@dataclass
-class Stream:
-    """What of a row is kept: which reads of the first sweep, which of the second they are."""
-
-    rows: int
-    columns: int
-    size: int  # elements of a row in shared memory
-    first: list[int]
-    second: list[int]
-    dtypes: list[DType]
-    held: list[Node] = field(default_factory=list)
-
-
-def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Stream | None:
+def plan_stream(space: ThreadSpace, rows: Size, columns: Size) -> Kept | None:
     """What is kept, where rows are many and so long that one takes most of a core."""
     shared = space.target.memories.get("shared")
     if not isinstance(rows, int) or not isinstance(columns, int) or shared is None:
         return None
     if space.inner != columns or rows < LEAST_ROWS * space.target.cores:
         return None
-    row, lane = (
-        named("loop", name, 0, size - 1) for name, size in (("row", rows), ("lane", columns))
-    )
+    row, lane = (atom_of(name, size) for name, size in (("row", rows), ("lane", columns)))
     lanes = lanes_of(space, WARPS)
     found = [w for _, w in sweeps_of(space, row, lanes) if w.reduces or w.writes]
     if len(found) != 2 or found[0].writes or found[1].reduces:
         return None
     first, second = (reads_of_sweep(space, w, lane, lane) for w in found)
-    kept = [key for key in first if key in second]
-    step, each = TILES * lanes, sum(n.dtype.size for n, _ in kept)
-    if not kept or 2 * columns * each <= shared.bytes:
+    reads = [key for key in first if key in second]
+    step, each = TILES * lanes, sum(n.dtype.size for n, _ in reads)
+    if not reads or 2 * columns * each <= shared.bytes:
         return None
     size = min((shared.bytes - SPARE) // each, columns) // step * step
     if size < 2 * step or 2 * size < columns:
         return None
-    own, later = ([reads.index(k) for k in kept] for reads in (first, second))
-    return Stream(rows, columns, size, own, later, [n.dtype for n, _ in kept])
+    return Kept(size, (row, lane), reads)
 
 
 class StreamedRows(Sweeper):
     """Lowers Regions of long rows that one sweep reduces and another writes."""
 
-    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, stream: Stream) -> None:
-        super().__init__(space, sheet, WARPS)
-        self.stream = stream
+    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, kept: Kept) -> None:
+        super().__init__(space, sheet, WARPS, kept)
+        self.rows, self.columns = high(space.region.rows or 1), high(space.region.columns)
         self.values: list[Node] = []  # of the row that is about to end, and what is left of it
         self.rest: Raw = []
 
     def lower(self) -> Bodies:
         """Every so-many-th row a program."""
-        stream, b, rows = self.stream, self.b, self.stream.rows
+        b, rows = self.b, self.rows
         programs = -(-rows // -(-rows // self.space.target.cores))  # as many rows for each
         p = b.program(0, programs)
         first = self.sweeps_at(p)[0]
-        stream.held = [b.allocate((stream.size,), dtype, "shared") for dtype in stream.dtypes]
+        self.kept.allocate(b)
         with self.e.scope():
             values = self.start(first)
             values, rest = self.fill(first, values)
@@ -119,15 +101,9 @@ class StreamedRows(Sweeper):
 
     # ---- tiles ----------------------------------------------------------------------------
 
-    def kept_reads(self, sweep: Sweep, lane: Size) -> list[tuple[Node, Index]]:
-        """The reads of a sweep that are kept, at a lane."""
-        chosen = self.stream.second if sweep.writes else self.stream.first
-        found = reads_of_sweep(self.space, sweep, lane, lane)  # type: ignore[arg-type]
-        return [found[i] for i in chosen]
-
     def left(self) -> tuple[int, int]:
         """How many tiles of a row are not in shared memory, and how many of those are whole."""
-        rest = self.stream.columns - self.stream.size
+        rest = self.columns - self.kept.size
         return -(-rest // self.lanes), rest // self.lanes
 
     def rest_fits(self) -> bool:
@@ -139,22 +115,22 @@ class StreamedRows(Sweeper):
         b, e, found = self.b, self.e, []
         for k in range(count):
             with self.at(sweep, base + k * self.lanes, k < whole) as (_, lane):
-                reads = self.kept_reads(sweep, lane)
+                reads = self.kept.at(sweep.row, lane)
                 found.append([b.cast(e.value(n, i), n.dtype) for n, i in reads])
         return found
 
     def at(self, sweep: Sweep, at: Size, whole: bool) -> Any:
         """Lanes of a sweep's row from a place on; yields (row, lane)."""
-        return self.tile(sweep, at, self.stream.columns, whole)
+        return self.tile(sweep, at, self.columns, whole)
 
     def asked_rest(self, sweep: Sweep) -> Raw:
         """What shared memory does not hold of a row, where registers do."""
-        return self.asked(sweep, self.stream.size, *self.left()) if self.rest_fits() else []
+        return self.asked(sweep, self.kept.size, *self.left()) if self.rest_fits() else []
 
     def take_tile(self, sweep: Sweep, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
         """What a sweep does with one tile that is there."""
         with self.at(sweep, at, whole) as (_, lane):
-            for (node, index), x in zip(self.kept_reads(sweep, lane), values):
+            for (node, index), x in zip(self.kept.at(sweep.row, lane), values):
                 self.e.bind(node, index, self.b.cast(x, wide(node.dtype)))
             return self.taken(sweep, lane)
 
@@ -172,14 +148,14 @@ class StreamedRows(Sweeper):
     def keep_tiles(self, base: Size, tiles: Raw) -> None:
         """Tiles of a turn into shared memory."""
         for k, tile in enumerate(tiles):
-            for place, x in zip(self.stream.held, tile):
+            for place, x in zip(self.kept.held, tile):
                 self.b.store(place, x, (base + k * self.lanes,), (0,))
 
     def kept_tiles(self, base: Size) -> Raw:
         """Tiles of a turn from shared memory."""
         starts = (base + k * self.lanes for k in range(TILES))
         return [
-            [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.stream.held] for at in starts
+            [self.b.load(p, (at,), (self.lanes,), (0,)) for p in self.kept.held] for at in starts
         ]
 
     def write_tiles(self, sweep: Sweep, base: Size, tiles: Raw, whole: int = TILES) -> None:
@@ -218,19 +194,19 @@ class StreamedRows(Sweeper):
 
     def tiles_of(self, flat: Sequence[Node]) -> Raw:
         """Tiles as a loop carries them."""
-        width = len(self.stream.held)
+        width = len(self.kept.held)
         return [list(flat[i : i + width]) for i in range(0, len(flat), width)]
 
     # ---- rows -----------------------------------------------------------------------------
 
     def fill(self, sweep: Sweep, values: list[Node]) -> tuple[list[Node], Raw]:
         """The first row: into shared memory, reduced; its rest asked for."""
-        for base in self.b.each("i", 0, self.stream.size, TILES * self.lanes, values):
+        for base in self.b.each("i", 0, self.kept.size, TILES * self.lanes, values):
             with self.e.scope():
                 parts = []
                 for k, tile in enumerate(self.asked(sweep, base, TILES)):
                     at = base + k * self.lanes
-                    for place, x in zip(self.stream.held, tile):
+                    for place, x in zip(self.kept.held, tile):
                         self.b.store(place, x, (at,), (0,))
                     parts.append(self.take_tile(sweep, at, True, tile))
                 values[:] = self.combine_parts(sweep, parts, values)
@@ -247,11 +223,11 @@ class StreamedRows(Sweeper):
 
     def swept(self, sweep: Sweep) -> list[Node]:
         """Accumulators after the rest of a row."""
-        start, (base, whole) = self.start(sweep), (self.stream.size, self.left()[1])
+        start, (base, whole) = self.start(sweep), (self.kept.size, self.left()[1])
         values = self.values if sweep.reduces else start  # of what is the same for the whole row
         if not self.rest:
             sweep.tiles = TILES
-            return self.sweep(sweep, base, self.stream.columns, values)
+            return self.sweep(sweep, base, self.columns, values)
         if sweep.reduces:
             return self.take_tiles(sweep, base, whole, self.rest, values)
         self.write_tiles(sweep, base, self.rest, whole)
@@ -273,14 +249,14 @@ class StreamedRows(Sweeper):
                 taken = self.take_tiles(sweep, base, TILES, tiles, carried[:count])
                 return [*taken, *_flat(new)]
 
-        end = self.stream.size - step
+        end = self.kept.size - step
         found = b.loop("i", 0, end, step, trip, [*values, *_flat(ahead)])
         found = trip(end, found, last=True)
         return found[:count], self.tiles_of(found[count:])
 
     def empty(self, writes: Sweep) -> None:
         """Write the last row from shared memory."""
-        for base in self.b.each("i", 0, self.stream.size, TILES * self.lanes):
+        for base in self.b.each("i", 0, self.kept.size, TILES * self.lanes):
             with self.e.scope():
                 self.write_tiles(writes, base, self.kept_tiles(base))
 

@@ -10,7 +10,7 @@ Invariant: a row's sums are added in an order that depends on shapes and the Tar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...core.config import invariant
@@ -23,10 +23,11 @@ from ...ir.symbol import (
     modulo,
     substitute,
 )
-from ..access import Index, Place, depends, offset_of
+from ...tile.build import BodyBuilder
+from ..access import Index, Place, atom_of, depends, offset_of
 from ..evaluate import wide
 from ..family import Bodies
-from ..lines import RowSweeps, Sweep, lane_of, shared_out, sweeps
+from ..lines import RowSweeps, Sweep, shared_out, sweeps
 from ..space import reduce_index
 from .online import OnlineSums, Part, find_online
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
@@ -41,19 +42,20 @@ class Kept:
     """Reads that shared memory holds: the first `size` elements of a row."""
 
     size: int = 0
-    lane: Expr | None = None  # the atom that stands for the lane in `memories`
-    memories: dict[tuple[Node, Index], Node] = field(default_factory=dict)
+    atoms: tuple[Expr, ...] = ()  # that stand in `reads` for the lane, or for row and lane
+    reads: Sequence[Place] = ()
+    held: Sequence[Node] = ()  # where they lie
     within: bool = False  # whether a sweep is over those elements now
     filled: bool = False
 
-    def at(self, lane: Size) -> list[tuple[Node, Index, Node]]:
-        """The reads at a lane, with their places."""
-        assert self.lane is not None
-        moved = {self.lane: lane}
-        return [
-            (n, tuple(substitute(i, moved) for i in index), place)
-            for (n, index), place in self.memories.items()
-        ]
+    def allocate(self, b: BodyBuilder) -> None:
+        """Places in a Body."""
+        self.held = [b.allocate((self.size,), n.dtype, "shared") for n, _ in self.reads]
+
+    def at(self, *index: Size) -> list[Place]:
+        """The reads, with their atoms replaced."""
+        moved = dict(zip(self.atoms, index))
+        return [(n, tuple(substitute(i, moved) for i in at)) for n, at in self.reads]
 
 
 def sweeps_of(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Sweep]]:
@@ -77,47 +79,46 @@ def swept(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
     sheet = space.sheet(space.name)
     row = sheet.b.program(0, rows)
     found = sweeps_of(space, row, lanes_of(space, WARPS))
-    warps, size, reread = plan_kept(space, found)
-    sweeper = Sweeper(space, sheet, warps)
-    memories = {(n, i): sheet.b.allocate((size,), n.dtype, "shared") for n, i in reread}
-    sweeper.kept = Kept(size, lane_of(columns), memories)
+    warps, kept = plan_kept(space, found)
+    kept.allocate(sheet.b)
+    sweeper = Sweeper(space, sheet, warps, kept)
     sweeper.ask_row(found)
     sweeper.over_row(row, found)
     return [sheet.end((rows,), warps=warps)]
 
 
-def plan_kept(
-    space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]
-) -> tuple[int, int, list[Place]]:
-    """Keep what the first sweep reads and a later one reads again, as much as fits: the warps of a
-    program, the elements of a row that are kept, and of which reads."""
+def plan_kept(space: ThreadSpace, sweeps: Sequence[tuple[int, Sweep]]) -> tuple[int, Kept]:
+    """Keep what the first sweep reads and a later one reads again, as much as fits; and the warps
+    of a program."""
     columns = space.region.columns
-    lane = lane_of(columns)
+    lane = atom_of("lane", columns)
     first, *later = [
         reads_of_sweep(space, w, lane, lane) for _, w in sweeps if w.reduces or w.writes
     ]
     reread = [key for key in first if any(key in reads for reads in later)]
     shared = space.target.memories.get("shared")
     if not reread or shared is None or not isinstance(columns, int) or space.inner != columns:
-        return WARPS, 0, []
+        return WARPS, Kept()
     if invariant():
-        return WARPS, 0, []  # more threads would add in another order
+        return WARPS, Kept()  # more threads would add in another order
     lanes = lanes_of(space, MANY_WARPS)
     room = (shared.bytes - SPARE) // sum(n.dtype.size for n, _ in reread)
     size = min(room, columns) // lanes * lanes
-    return (WARPS, 0, []) if size * 4 < columns else (MANY_WARPS, size, reread)
+    if size * 4 < columns:
+        return WARPS, Kept()
+    return MANY_WARPS, Kept(size, (lane,), reread)
 
 
 class Sweeper(RowSweeps, ThreadPart):
     """Sweeps over long rows in one Body."""
 
-    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, warps: int) -> None:
+    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, warps: int, kept: Kept) -> None:
         super().__init__(space, sheet, lanes_of(space, warps))
-        self.online, self.kept = OnlineSums(space, sheet, self.lanes), Kept()
+        self.online, self.kept = OnlineSums(space, sheet, self.lanes), kept
 
     def ask_row(self, sweeps: Sequence[tuple[int, Sweep]]) -> None:
         """Ask for what a row has one of, so that nothing waits for it after a reduction."""
-        lane = lane_of(self.space.region.columns)
+        lane = atom_of("lane", self.space.region.columns)
         for _, sweep in sweeps:
             for node, index in plain_reads(
                 sweep.expressions(self.space, lane), self.space.stored_reads
@@ -224,7 +225,7 @@ class Sweeper(RowSweeps, ThreadPart):
     def keep(self, lane: Size, at: Size) -> None:
         """Put a tile's reads into shared memory, or take them from there."""
         b, e = self.b, self.e
-        for node, index, place in self.kept.at(lane):
+        for (node, index), place in zip(self.kept.at(lane), self.kept.held):
             if self.kept.filled:
                 x = b.load(place, (at,), (self.lanes,), (0,))
                 e.bind(node, index, b.cast(x, wide(node.dtype)))

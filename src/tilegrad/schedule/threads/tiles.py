@@ -20,7 +20,7 @@ from typing import Any
 from ...core.dtype import bool_, int32, int64
 from ...core.errors import InternalError
 from ...graph import ops
-from ...ir.node import Node
+from ...ir.node import Node, walk
 from ...ir.symbol import (
     Expr,
     Size,
@@ -311,22 +311,15 @@ def _short_sum(e: TileEvaluator, node: Node, index: Index) -> Node:
 def lane_numbers(e: TileEvaluator, node: Node, index: Index) -> list[Node]:
     """Which lanes, counted from the tile's first, some places below a value are at that are
     compared with values that all lanes share."""
-    found: dict[Node, None] = {}
-    stack, seen = [node], {node}
-    while stack:
-        current = stack.pop()
-        if current in e.memories or current.shape != node.shape:
-            continue
-        if current.op is ops.equal:
-            for x, other in (current.inputs, current.inputs[::-1]):
-                number = lane_number(e, x, other, index)
-                if number is not None:
-                    found[number] = None
-        elif current.op.category in ELEMENTWISE:
-            below = [i for i in current.inputs if i not in seen]
-            seen.update(below)
-            stack += below
-    return list(found)
+
+    def step(current: Node) -> Sequence[Node]:
+        inside = current.op is not ops.equal and current.op.category in ELEMENTWISE
+        inputs = current.inputs if inside else ()
+        return [i for i in inputs if i not in e.memories and i.shape == node.shape]
+
+    tests = [n.inputs for n in walk([node], step) if n.op is ops.equal and n not in e.memories]
+    found = [lane_number(e, *two, index) for x, y in tests for two in ((x, y), (y, x))]
+    return list(dict.fromkeys(number for number in found if number is not None))
 
 
 def lane_number(e: TileEvaluator, x: Node, other: Node, index: Index) -> Node | None:

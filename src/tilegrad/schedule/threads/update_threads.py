@@ -24,7 +24,7 @@ from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...tile import ops as tile_ops
 from ..access import Index
 from ..evaluate import wide
-from ..family import Bodies, Family, Made, Offer
+from ..family import Bodies, Made
 from ..problem import power_of_two
 from ..region import Region
 from ..update import update_bodies
@@ -169,14 +169,11 @@ class UpdateLowering(OrderedUpdate):
         return self.sheet.end((1,), warps=max(1, min(8, lanes // (4 * WARP))))
 
 
-class ThreadUpdates(Family):
-    """Updates by blocks of threads."""
+def lower_update(region: Region, target: Target, name: str) -> Bodies:
+    """An update by blocks of threads."""
 
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """Bodies, in the order they run."""
+    def write(reads: list[Node]) -> Bodies:
+        own = f"update_{region.anchor.attrs['mode']}"
+        return UpdateLowering(region.anchor, reads, region.known, own).lower()
 
-        def write(reads: list[Node]) -> Bodies:
-            own = f"update_{region.anchor.attrs['mode']}"
-            return UpdateLowering(region.anchor, reads, region.known, own).lower()
-
-        return update_bodies(region, target, lower_loops, write)
+    return update_bodies(region, target, lower_loops, write)
