@@ -5,7 +5,7 @@ Control and protocol of a Body hang on scalars: loop bounds, stages, parities, l
 events as a list. A scalar that comes from memory is *data*: a Scenario says what to take for it
 (the same in every role), as it says which value within its bounds a Symbol has.
 
-Long loops are not run whole. Where `periodic` proves that a trip does the same to the protocol
+Long loops are not run whole. Where `scalars` proves that a trip does the same to the protocol
 as the trip `period` later, the middle of the loop is left out, a whole number of periods, and the
 same index range in every role; `trace` checks that comparisons which may turn in the middle say
 the same at both of its ends, and runs the loop whole if one does not.
