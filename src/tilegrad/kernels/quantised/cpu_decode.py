@@ -406,8 +406,8 @@ class Decode(Writer):
             above = tile.load(self.above, (token, group))
             lower = tile.broadcast(above, (self.rows_at_once,))
         first, count = step * QUADS + quads[0][0], len(quads)
-        places = self.high_bytes, self.low_bytes
-        high_word, low_word = (self.words(place, token, first, count) for place in places)
+        high_word = self.words(self.high_bytes, token, first, count)
+        low_word = self.words(self.low_bytes, token, first, count)
         for i, (_, quad) in enumerate(quads):
             upper = dot(quad, high_word(i), upper)
             lower = dot(quad, low_word(i), lower)
