@@ -38,30 +38,18 @@ def recognize_attention(
     return _walk(list(roots), frozenset(), Log() if log is None else log, derived)
 
 
-def why_not(root: Node, roots: Sequence[Node] | None = None) -> str:
-    """Why a dot is not the last one of an attention; '' where it is."""
-    found = [root] if roots is None else list(roots)
-    order = topological(found)
-    try:
-        _matched(root, users(order), frozenset(found), False)
-    except NoMatch as reason:
-        return str(reason)
-    return ""
-
-
 # ---- the walk -------------------------------------------------------------------------------
 
 
 def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) -> list[Node]:
     order = topological(roots, stop=outside.__contains__)
-    likely = [n for n in order if n.op is ops.dot and n not in outside and looks_like(n)]
-    inner = [n for n in order if n.blocks and n not in outside and _has_dots(n)]
-    known = [n for n in order if n.op in KNOWN and {"mask", "bias"} & set(n.attrs["extras"])]
-    if not likely and not inner and not known:
-        return roots
-    reads = users(order)
+    own = [n for n in order if n not in outside]
+    inner = {n for n in own if n.blocks and _has_dots(n)}
+    known = {n for n in own if n.op in KNOWN and {"mask", "bias"} & set(n.attrs["extras"])}
     chosen: dict[Node, Surroundings] = {}
-    for node in likely:
+    reads: dict[Node, list[Node]] = {}
+    for node in [n for n in own if n.op is ops.dot and looks_like(n)]:
+        reads = reads or users(order)
         try:
             chosen[node] = _matched(node, reads, frozenset(roots), derived)
         except NoMatch as reason:
@@ -69,36 +57,21 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
                 log.notes.append(f"{node.location}: not attention: {reason}")
     if not chosen and not inner and not known:
         return roots
-    return _replaced(roots, order, chosen, outside, log, derived)
-
-
-def _replaced(
-    roots: list[Node],
-    order: list[Node],
-    chosen: dict[Node, Surroundings],
-    outside: frozenset[Node],
-    log: Log,
-    derived: bool,
-) -> list[Node]:
     done: dict[Node, Node] = {}
-    for node in order:
-        if node in outside:
-            continue
-        new = rebuild(node, done)
+    for node in own:
+        done[node] = new = rebuild(node, done)
         if node in chosen:
             with located(node.location):
-                new, _ = attention_of(new, chosen[node])
+                done[node], _ = attention_of(new, chosen[node])
             log.fired[NAME] = log.fired.get(NAME, 0) + 1
-        elif node.op in KNOWN:
-            better = refined(new)
-            if better is not new:
+        elif node in known:
+            done[node] = refined(new)
+            if done[node] is not new:
                 log.fired[BAND] = log.fired.get(BAND, 0) + 1
-                new = better
-        elif node.blocks and _has_dots(node):
+        elif node in inner:
             blocks = tuple([_in_block(b, log, derived) for b in new.blocks])
             if blocks != new.blocks:
-                new = new.with_inputs(new.inputs, blocks)
-        done[node] = new
+                done[node] = new.with_inputs(new.inputs, blocks)
     return [done.get(r, r) for r in roots]
 
 

@@ -33,7 +33,7 @@ from .axes import (
 )
 from .recognize_extras import Axes, extras_of, look_through
 from .recognize_mask import comparisons, conditions
-from .recognize_scores import Scores, cap_and_scale, find_scores
+from .recognize_scores import cap_and_scale, find_scores
 from .recognize_softmax import Softmax, find_softmax
 from .recognize_terms import NoMatch, Term, constant_factor, summed
 from .simplify import holds
@@ -61,28 +61,8 @@ class Operand(NamedTuple):
 
 def attention_of(root: Node, around: Surroundings) -> tuple[Node, Node]:
     """(what replaces the last dot, the dot of queries and keys); NoMatch where it is none."""
-    result = fresh(root.shape)
-    sides, inner = operand_indices(root, result)
-    keys = tuple([a for p in inner for a in p.atoms])
-    if not keys:
-        raise NoMatch("there is one key only")
-    side, softmax = _probabilities(root, sides, keys)
-    scores = find_scores(softmax.scores, keys)
-    dot = scores.dot.node
-    if not full(dot, scores.dot.indices):
-        raise NoMatch("only a part of the scores is used")
-    pair, widths = operand_indices(dot, scores.dot.indices)
-    first = 0 if set(flat(keys)) & set(atoms_of(pair[1])) else 1
-    q = operand(dot.inputs[first], pair[first])
-    k = operand(dot.inputs[1 - first], pair[1 - first])
-    v = operand(root.inputs[1 - side], sides[1 - side], scaled=False)
-    layouts = _layouts(result, around.above)
-    look_through(scores, softmax.sinks)
-    own = set(atoms_of(sides[side]))
-    values = tuple([a for a in flat(atoms_of(result)) if a not in own])
-    axes = _axes(q, k, v, keys, widths, values, softmax, scores)
-    lies = [flat(x) for x in layouts]
-    return _built(root, around, axes, (q, k, v), softmax, scores, (result, lies)), dot
+    match = _Match(root, around)
+    return match.built(), match.scores.dot.node
 
 
 def operand_indices(dot: Node, result: Indices) -> tuple[list[Indices], Indices]:
@@ -150,140 +130,6 @@ def _layouts(result: Indices, above: Sequence[Node]) -> list[Atoms]:
             axes = parts
         found.append(tuple([a for axis in axes for a in axis]))
     return [flat(f) for f in reversed(found)]
-
-
-# ---- which axis is what ---------------------------------------------------------------------
-
-
-def _axes(
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    keys: Atoms,
-    widths: Indices,
-    values: Atoms,
-    softmax: Softmax,
-    scores: Scores,
-) -> Axes:
-    keys, values = flat(keys), flat(values)
-    on_q, on_k, on_v = (set(atoms_of(x.indices)) for x in (q, k, v))
-    inner = set(atoms_of(widths))
-    if not inner <= on_q or not inner <= on_k or not inner:
-        raise NoMatch("the dot of queries and keys contracts a repeated axis")
-    if on_q & set(keys) or not set(keys) <= on_k or not set(keys) <= on_v:
-        raise NoMatch("the keys are not an axis of keys and values alone")
-    power, indices = softmax.power
-    order = [a for a in atoms_of(indices) if a not in keys]
-    missing = (on_q | on_k | on_v) - set(order) - set(keys) - inner - set(values)
-    if missing:
-        raise NoMatch("an axis of queries, keys or values is not one of the scores")
-    own = [a for a in order if a in on_q and a not in on_k and a not in on_v]
-    queries = _queries(own, power, indices, keys, scores)
-    group = tuple([a for a in own if a not in queries])
-    rest = [a for a in order if a not in own]
-    needed = {a for t in softmax.sinks for a in depends(t.node, t.indices)}
-    if not queries and not set(rest) <= on_k:
-        raise NoMatch("each query has values of its own, for keys that all share")
-    key_heads = _key_heads(rest, power, indices, keys, queries, needed)
-    if not all(isinstance(a.size, int) for a in (*group, *key_heads)):
-        raise NoMatch("the number of heads is not known")
-    width = tuple([a for a in atoms_of(q.indices) if a in inner])
-    batch = tuple([a for a in rest if a not in key_heads])
-    return Axes(batch, key_heads, group, queries, keys, width, values)
-
-
-def _queries(own: list[Atom], power: Node, indices: Indices, keys: Atoms, scores: Scores) -> Atoms:
-    """Of the axes that only queries have: the one masks compare with keys, or that is next."""
-    compared: set[Atom] = set()
-    for c in scores.hiding:
-        for part in conditions(c):
-            for function in comparisons(part) or ():
-                if set(function.terms) & set(keys):
-                    compared |= set(function.terms)
-    found = tuple([a for a in own if a in compared])
-    if found:
-        return found
-    last = next((n for n, p in enumerate(indices) if set(flat(p.atoms)) & set(keys)), 0)
-    if last > 0:
-        before = flat(indices[last - 1].atoms)
-        found = tuple([a for a in own if a in before])
-        if found or power.shape[last - 1] == 1:
-            return found
-    return tuple(own[-1:])
-
-
-def _key_heads(
-    rest: list[Atom], power: Node, indices: Indices, keys: Atoms, queries: Atoms, needed: set[Atom]
-) -> Atoms:
-    """Of the axes that keys have: those of the last but the first axis of the scores."""
-    asked = tuple([a for a in rest if a in needed])
-    if asked:
-        return asked
-    taken = {*keys, *queries}
-    lead = [p for n, p in enumerate(indices) if not set(flat(p.atoms)) & taken]
-    if lead and power.shape[indices.index(lead[-1])] == 1 and not queries:
-        lead = lead[:-1]  # the axis of one query
-    for number in range(len(lead) - 1, -1, -1):
-        found = tuple([a for a in flat(lead[number].atoms) if a in rest])
-        if found:
-            if number > 0:
-                return tuple([a for a in found if isinstance(a.size, int)])
-            return found[-1:] if len(found) > 1 and isinstance(found[-1].size, int) else ()
-    return ()
-
-
-# ---- the Node -------------------------------------------------------------------------------
-
-
-def _built(
-    root: Node,
-    around: Surroundings,
-    axes: Axes,
-    sides: tuple[Operand, Operand, Operand],
-    softmax: Softmax,
-    scores: Scores,
-    result: tuple[Indices, list[Atoms]],
-) -> Node:
-    dtype = _dtype(root, around.dtype, sides)
-    q, k, v = sides
-    of_q, of_k, of_v = _by_letter(axes)
-    wide_q, order_q = placed(q, of_q, dtype)
-    wide_k, order_k = placed(k, of_k, dtype)
-    wide_v, order_v = placed(v, of_v, dtype)
-    for node, indices, divides in scores.rows:
-        wide_q = _row_scaled(wide_q, order_q, axes, Term(1.0, node, indices), divides)
-    extras = extras_of(axes, softmax, scores, around.derived)
-    of_out = {**of_q, "d": axes.value_width}
-    order = next((o for x in result[1] if (o := order_of(x, of_out)) is not None), "bhtd")
-    softcap, scale = cap_and_scale(scores)
-    rate = 0.0 if softmax.dropout is None else softmax.dropout.rate
-    scale *= q.factor * k.factor
-    if scale < 0:
-        wide_q, scale = build.negative(wide_q), -scale
-    out, lse = attention.attention(
-        wide_q,
-        wide_k,
-        wide_v,
-        extras.more,
-        scale=scale,
-        band=extras.band,
-        softcap=softcap,
-        dropout=rate,
-        orders=(order_q, order_k, order_v, order),
-    )
-    if extras.seen is not None:
-        mean = _mean(attention.heads_first(wide_v, order_v), size_of(axes.heads))
-        chosen = [attention.as_order(x, order) for x in (extras.seen, mean)]
-        out = build.where(chosen[0], out, chosen[1])
-    elif extras.bare:
-        of_all = None
-        if around.derived and not scores.adds:
-            mean = _mean(attention.heads_first(wide_v, order_v), size_of(axes.heads))
-            of_all = attention.as_order(mean, order)
-        bare = build.unsqueeze(build.equal(lse, -math.inf), 3)
-        out = _not_a_number(out, attention.as_order(bare, order), of_all)
-    lies = tuple([a for letter in order for a in of_out[letter]])
-    return build.cast(_moved_to(out, lies, atoms_of(result[0]), root.shape), root.dtype)
 
 
 def _by_letter(axes: Axes) -> tuple[ByLetter, ByLetter, ByLetter]:
@@ -377,3 +223,146 @@ def _moved_to(x: Node, lies: Atoms, wanted: Atoms, shape: tuple[Size, ...]) -> N
         return build.reshape(x, shape)
     x = build.reshape(x, tuple([a.size for a in lies]))
     return build.reshape(build.permute(x, [lies.index(a) for a in wanted]), shape)
+
+
+# ---- which axis is what ---------------------------------------------------------------------
+
+
+class _Match:
+    """An attention that was found: its parts, which axes are what, the Node."""
+
+    def __init__(self, root: Node, around: Surroundings) -> None:
+        self.root, self.around, self.result = root, around, fresh(root.shape)
+        sides, inner = operand_indices(root, self.result)
+        keys = tuple([a for p in inner for a in p.atoms])
+        if not keys:
+            raise NoMatch("there is one key only")
+        side, self.softmax = _probabilities(root, sides, keys)
+        self.scores = find_scores(self.softmax.scores, keys)
+        dot = self.scores.dot.node
+        if not full(dot, self.scores.dot.indices):
+            raise NoMatch("only a part of the scores is used")
+        pair, widths = operand_indices(dot, self.scores.dot.indices)
+        first = 0 if set(flat(keys)) & set(atoms_of(pair[1])) else 1
+        self.q = operand(dot.inputs[first], pair[first])
+        self.k = operand(dot.inputs[1 - first], pair[1 - first])
+        self.v = operand(root.inputs[1 - side], sides[1 - side], scaled=False)
+        layouts = _layouts(self.result, around.above)
+        look_through(self.scores, self.softmax.sinks)
+        own = set(atoms_of(sides[side]))
+        self.keys = flat(keys)
+        self.inner = set(atoms_of(widths))
+        self.values = flat(tuple([a for a in flat(atoms_of(self.result)) if a not in own]))
+        self.axes = self.find_axes()
+        self.lies = [flat(x) for x in layouts]
+
+    def find_axes(self) -> Axes:
+        """Which Atoms are what."""
+        keys, softmax, inner = self.keys, self.softmax, self.inner
+        on_q, on_k, on_v = (set(atoms_of(x.indices)) for x in (self.q, self.k, self.v))
+        if not inner <= on_q or not inner <= on_k or not inner:
+            raise NoMatch("the dot of queries and keys contracts a repeated axis")
+        if on_q & set(keys) or not set(keys) <= on_k or not set(keys) <= on_v:
+            raise NoMatch("the keys are not an axis of keys and values alone")
+        order = [a for a in atoms_of(softmax.power[1]) if a not in keys]
+        missing = (on_q | on_k | on_v) - set(order) - set(keys) - inner - set(self.values)
+        if missing:
+            raise NoMatch("an axis of queries, keys or values is not one of the scores")
+        own = [a for a in order if a in on_q and a not in on_k and a not in on_v]
+        queries = self.find_queries(own)
+        group = tuple([a for a in own if a not in queries])
+        rest = [a for a in order if a not in own]
+        if not queries and not set(rest) <= on_k:
+            raise NoMatch("each query has values of its own, for keys that all share")
+        key_heads = self.find_key_heads(rest, queries)
+        if not all(isinstance(a.size, int) for a in (*group, *key_heads)):
+            raise NoMatch("the number of heads is not known")
+        width = tuple([a for a in atoms_of(self.q.indices) if a in inner])
+        batch = tuple([a for a in rest if a not in key_heads])
+        return Axes(batch, key_heads, group, queries, keys, width, self.values)
+
+    def find_queries(self, own: list[Atom]) -> Atoms:
+        """Of the axes that only queries have: the one masks compare with keys, or that is next."""
+        keys, (power, indices) = self.keys, self.softmax.power
+        compared: set[Atom] = set()
+        for c in self.scores.hiding:
+            for part in conditions(c):
+                for function in comparisons(part) or ():
+                    if set(function.terms) & set(keys):
+                        compared |= set(function.terms)
+        found = tuple([a for a in own if a in compared])
+        if found:
+            return found
+        last = next((n for n, p in enumerate(indices) if set(flat(p.atoms)) & set(keys)), 0)
+        if last > 0:
+            before = flat(indices[last - 1].atoms)
+            found = tuple([a for a in own if a in before])
+            if found or power.shape[last - 1] == 1:
+                return found
+        return tuple(own[-1:])
+
+    def find_key_heads(self, rest: list[Atom], queries: Atoms) -> Atoms:
+        """Of the axes that keys have: those of the last but the first axis of the scores."""
+        power, indices = self.softmax.power
+        needed = {a for t in self.softmax.sinks for a in depends(t.node, t.indices)}
+        asked = tuple([a for a in rest if a in needed])
+        if asked:
+            return asked
+        taken = {*self.keys, *queries}
+        lead = [p for n, p in enumerate(indices) if not set(flat(p.atoms)) & taken]
+        if lead and power.shape[indices.index(lead[-1])] == 1 and not queries:
+            lead = lead[:-1]  # the axis of one query
+        for number in range(len(lead) - 1, -1, -1):
+            found = tuple([a for a in flat(lead[number].atoms) if a in rest])
+            if found:
+                if number > 0:
+                    return tuple([a for a in found if isinstance(a.size, int)])
+                return found[-1:] if len(found) > 1 and isinstance(found[-1].size, int) else ()
+        return ()
+
+    # ---- the Node ---------------------------------------------------------------------------
+
+    def built(self) -> Node:
+        """What replaces the last dot."""
+        axes, scores, around = self.axes, self.scores, self.around
+        dtype = _dtype(self.root, around.dtype, (self.q, self.k, self.v))
+        of_q, of_k, of_v = _by_letter(axes)
+        (q, order_q), (k, order_k), (v, order_v) = (
+            placed(self.q, of_q, dtype),
+            placed(self.k, of_k, dtype),
+            placed(self.v, of_v, dtype),
+        )
+        for node, indices, divides in scores.rows:
+            q = _row_scaled(q, order_q, axes, Term(1.0, node, indices), divides)
+        extras = extras_of(axes, self.softmax, scores, around.derived)
+        of_out = {**of_q, "d": axes.value_width}
+        order = next((o for x in self.lies if (o := order_of(x, of_out)) is not None), "bhtd")
+        softcap, scale = cap_and_scale(scores)
+        scale *= self.q.factor * self.k.factor
+        if scale < 0:
+            q, scale = build.negative(q), -scale
+        out, lse = attention.attention(
+            q,
+            k,
+            v,
+            extras.more,
+            scale=scale,
+            band=extras.band,
+            softcap=softcap,
+            dropout=0.0 if self.softmax.dropout is None else self.softmax.dropout.rate,
+            orders=(order_q, order_k, order_v, order),
+        )
+
+        def mean() -> Node:
+            found = _mean(attention.heads_first(v, order_v), size_of(axes.heads))
+            return attention.as_order(found, order)
+
+        if extras.seen is not None:
+            out = build.where(attention.as_order(extras.seen, order), out, mean())
+        elif extras.bare:
+            of_all = mean() if around.derived and not scores.adds else None
+            bare = build.unsqueeze(build.equal(lse, -math.inf), 3)
+            out = _not_a_number(out, attention.as_order(bare, order), of_all)
+        lies = tuple([a for letter in order for a in of_out[letter]])
+        moved_out = _moved_to(out, lies, atoms_of(self.result), self.root.shape)
+        return build.cast(moved_out, self.root.dtype)

@@ -110,24 +110,22 @@ class Vectors:
 
     def keys(self, name: str, plain: bool, turned: bool) -> TokenBlock:
         """Blocks of keys or values; `take(head, first, count)`."""
-        width = self.source.width(name)
-        place = self.place(self.plan.keys, up(width, self.plan.panel))
+        place = self.place(self.plan.keys, up(self.source.width(name), self.plan.panel))
 
         def take(head: Any, first: Any, count: Any) -> None:
-            self.copy(name, head, first, count, width, place)
+            self.copy(name, head, first, count, place)
 
         return TokenBlock(take, self.left(place), self.left(place, (1, 0)))
 
     def queries(self, name: str, deep: bool) -> TokenBlock:
         """Blocks of queries or gradients; `take(head, first, stop)`."""
-        width = self.source.width(name)
-        wide, queries = up(width, self.plan.panel), self.plan.queries
+        wide, queries = up(self.source.width(name), self.plan.panel), self.plan.queries
         across, rows = self.place(wide, queries, 0), self.place(queries, wide) if deep else None
 
         def take(head: Any, first: Any, stop: Any) -> None:
-            self.take_transposed(name, head, first, width, across)
+            self.take_transposed(name, head, first, across)
             if deep:
-                self.copy(name, head, first, stop - first, width, rows)
+                self.copy(name, head, first, stop - first, rows)
 
         return TokenBlock(take, self.right(across), self.right(rows))
 
@@ -157,19 +155,19 @@ class Vectors:
         return Weights(put, self.right(scores) if deep else self.left(scores))
 
     @tile.function
-    def copy(self, name: str, head: Any, first: Any, count: Any, width: int, place: Any) -> None:
+    def copy(self, name: str, head: Any, first: Any, count: Any, place: Any) -> None:
         """place[r, :] = token first + r."""
         for r in tile.range(0, count, bounds=(0, place.shape[0] - 1)):
             token = self.source.place(name, head, first + r)
-            for d in range(0, width, self.plan.lanes):
+            for d in range(0, self.source.width(name), self.plan.lanes):
                 tile.store(place, (r, d), self.source.line(token, d, self.plan.lanes), axes=(1,))
 
     @tile.function
-    def take_transposed(self, name: str, head: Any, first: Any, width: int, place: Any) -> None:
+    def take_transposed(self, name: str, head: Any, first: Any, place: Any) -> None:
         """place[:, i] = query first + i, 0 past the last."""
         n = self.plan.lanes
         for i in tile.range(0, self.plan.queries, n):
-            for d in tile.range(0, width, n):
+            for d in tile.range(0, self.source.width(name), n):
                 inside = below(first + i, n, self.source.queries)
                 part = self.source.square(self.source.place(name, head, first + i), d, inside)
                 tile.store(place, (d, i), tile.cast(part, self.sum).T)
@@ -229,9 +227,9 @@ class TileUnit(Vectors):
 
         def take(head: Any, first: Any, count: Any) -> None:
             if plain:
-                self.pack_rows(name, head, first, count, width, rows)
+                self.pack_rows(name, head, first, count, rows)
             if turned:
-                self.pack_turned(name, head, first, count, width, columns)
+                self.pack_turned(name, head, first, count, columns)
 
         return TokenBlock(take, self.packed(rows), self.packed(columns))
 
@@ -242,9 +240,9 @@ class TileUnit(Vectors):
         rows = self.tiles(queries // PAIR, up(width, PAIR) // TILE) if deep else None
 
         def take(head: Any, first: Any, stop: Any) -> None:
-            self.pack_columns(name, head, first, width, across)
+            self.pack_columns(name, head, first, across)
             if deep:
-                self.pack_pairs(name, head, first, width, rows)
+                self.pack_pairs(name, head, first, rows)
 
         return TokenBlock(
             take,
@@ -292,45 +290,41 @@ class TileUnit(Vectors):
         return [self.source.line(place, d, size) for place in located]
 
     @tile.function
-    def pack_columns(self, name: str, head: Any, first: Any, width: int, place: Any) -> None:
+    def pack_columns(self, name: str, head: Any, first: Any, place: Any) -> None:
         """Pairs of d side by side, queries across; past the last it is repeated."""
         last = self.source.queries - 1
         for i in tile.range(self.plan.queries // TILE):
             tokens = self.locate(name, head, first + i * TILE, TILE, last)
-            for step in tile.range(-(-width // PAIR)):
+            for step in tile.range(-(-self.source.width(name) // PAIR)):
                 rows = self.lines(tokens, step * PAIR, PAIR)
                 tile.store(place, (i, step, 0, 0), turned_pairs(rows))
 
     @tile.function
-    def pack_pairs(self, name: str, head: Any, first: Any, width: int, place: Any) -> None:
+    def pack_pairs(self, name: str, head: Any, first: Any, place: Any) -> None:
         """Queries in pairs side by side, d across."""
         last = self.source.queries - 1
         for i in tile.range(self.plan.queries // 2):
             tokens = self.locate(name, head, first + i * 2, 2, last)
-            for t in range(-(-width // TILE)):
+            for t in range(-(-self.source.width(name) // TILE)):
                 pair = interleaved(*self.lines(tokens, t * TILE, TILE))
                 tile.store(place, (i // TILE, t, i % TILE, 0), pair)
 
     @tile.function
-    def pack_rows(
-        self, name: str, head: Any, first: Any, count: Any, width: int, place: Any
-    ) -> None:
+    def pack_rows(self, name: str, head: Any, first: Any, count: Any, place: Any) -> None:
         """Keys or values, tile by tile; the last one is repeated."""
         for r in tile.range(0, self.whole(count), bounds=(0, self.plan.keys - 1)):
             token = self.locate(name, head, first + r, 1, first + count - 1)
-            for step in range(-(-width // PAIR)):
+            for step in range(-(-self.source.width(name) // PAIR)):
                 (line,) = self.lines(token, step * PAIR, PAIR)
                 tile.store(place, (r // TILE, step, r % TILE, 0), line)
 
     @tile.function
-    def pack_turned(
-        self, name: str, head: Any, first: Any, count: Any, width: int, place: Any
-    ) -> None:
+    def pack_turned(self, name: str, head: Any, first: Any, count: Any, place: Any) -> None:
         """Keys or values turned, in pairs of keys; the last one is repeated."""
         most = self.plan.keys // PAIR - 1
         for group in tile.range(0, tile.ceil_divide(count, PAIR), bounds=(0, most)):
             tokens = self.locate(name, head, first + group * PAIR, PAIR, first + count - 1)
-            for t in tile.range(-(-width // TILE)):
+            for t in tile.range(-(-self.source.width(name) // TILE)):
                 lines = self.lines(tokens, t * TILE, TILE)
                 rows = [interleaved(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
                 tile.store(place, (t, group, 0, 0), turned_pairs(rows))
