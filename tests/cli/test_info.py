@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oss_folder import write_folder
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -254,3 +255,15 @@ def test_words() -> None:
     assert terminal.columns([]) == ""
     error: Any = UserError("no", op="x", hint="y")
     assert terminal.error_text(error) == "x: no\n  hint: y"
+
+
+def test_how_experts_are_quantised(tmp_path: Path, rate: None) -> None:
+    """By Format, and whose they are; memory counts them as they are stored."""
+    write_folder(tmp_path)
+    result = RUNNER.invoke(main.app, ["info", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "MXFP4: " in result.stdout and "in 4 tensors, all of experts" in result.stdout
+    record = json.loads(RUNNER.invoke(main.app, ["info", str(tmp_path), "--json"]).stdout)
+    stored = record["formats"]["MXFP4"]
+    assert stored == {"tensors": 4, "bytes": 2 * 3 * 192 * 64 * 17 // 32, "experts": 4}
+    assert record["needs"]["weights"] == record["bytes"] > stored["bytes"]

@@ -30,7 +30,12 @@ PLACES = {"table": (np.int32, (2, 4)), "lengths": (np.int32, (2,)), "starts": (n
 
 
 def paged(
-    tokens: int = 5, dtype: Any = tg.bfloat16, width: int = 64, page: int = 16, **how: Any
+    tokens: int = 5,
+    dtype: Any = tg.bfloat16,
+    width: int = 64,
+    page: int = 16,
+    sinks: bool = False,
+    **how: Any,
 ) -> tuple[list[Node], list[Node]]:
     """Inputs and results (out, keys, values) of a step of two requests."""
     shapes = [(tokens, 4, width), (tokens, 2, width), (tokens, 2, width)]
@@ -44,8 +49,9 @@ def paged(
     )
     turned, *after = build.items(appended)
     attrs = {"scale": 0.1, "window": 0, "softcap": 0.0, "queries": 0, "single": False}
-    out = ops.paged_attention(turned, *after, *places, **{**attrs, "most_keys": 0, **how})
-    return inputs, [out, *after]
+    more = [build.cast(build.input_((4,), dtype), tg.float32)] if sinks else []
+    out = ops.paged_attention(turned, *after, *places, *more, **{**attrs, "most_keys": 0, **how})
+    return [*inputs, *(n.inputs[0] for n in more)], [out, *after]
 
 
 LISTED = ["paged_append", "paged_attention", "paged_work"]
@@ -91,6 +97,25 @@ def test_single_tokens_are_one_launch() -> None:
         assert sorted(names([*results, more], H200)) == listed
     stale = results[0].with_inputs((turned, *appended.inputs[-2:], *results[0].inputs[3:]))
     assert sorted(names([stale, *results[1:]], H200)) == listed  # over the cache as it was
+
+
+@pytest.mark.parametrize("tokens, called", [(2, 1), (5, 3), (256, 4)])
+def test_sinks_go_by_the_kernels_of_matrix_units(tokens: int, called: int) -> None:
+    """Steps of single tokens, by a list, and prefill: the values are those of the ops."""
+    inputs, results = paged(tokens=tokens, sinks=True, single=tokens == 2, window=9)
+    found = names(results, H200)
+    assert len(found) == called and "paged_attention_portable" not in found
+    if tokens > 5:
+        return
+    draw = np.random.default_rng(0)
+    arrays = [draw.standard_normal(n.shape).astype(n.dtype.numpy) for n in inputs]
+    arrays[5] = np.array([[3, 1, 6, 7], [0, 5, 2, 4]], np.int32)
+    arrays[6] = np.array([18, 33], np.int32)
+    arrays[7] = np.array([0, tokens - 1, tokens], np.int32)
+    wanted = interpret(results, dict(zip(inputs, arrays)))
+    chosen, _ = run_pipeline(inputs, results, H200)
+    for a, b in zip(interpret(chosen, dict(zip(inputs, arrays))), wanted):
+        np.testing.assert_allclose(a.astype(float), b.astype(float), atol=2e-2, rtol=2e-2)
 
 
 def test_few_keys_are_what_the_table_holds_or_what_is_promised() -> None:

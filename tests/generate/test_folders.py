@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from decoder_families import peer, tokens
+from oss_folder import OSS, write_folder
+from safetensors.numpy import save_file
 from torch_peer import torch
 
 from tilegrad.core.errors import UserError
 from tilegrad.generate.llm import LLM
 from tilegrad.models.tokens.absent import NoTokenizer
+from tilegrad.tensor.stored import stored_in
 
 COUNT = 10
 # Every kind of block, of norms, of positions and of names; the other families share these.
@@ -41,6 +44,23 @@ def test_prefill_and_decode_as_transformers(name: str, tmp_path: Path) -> None:
         assert list(answer.tokens) == rows.argmax(-1).tolist()
         np.testing.assert_allclose(answer.logprobs, rows.max(-1), atol=1e-4)
         assert answer.text == "" and answer.finish == "length"
+
+
+def test_experts_of_mxfp4_stay_quantised(tmp_path: Path) -> None:
+    """Prefill and decode of the engine: tokens are those of a folder of plain weights."""
+    quantised, plain = tmp_path / "quantised", tmp_path / "plain"
+    for folder in (quantised, plain):
+        folder.mkdir()
+    save_file(write_folder(quantised), plain / "model.safetensors")
+    (plain / "config.json").write_text(json.dumps(OSS))
+    prompts = [[3, 9, 27, 5, 14], list(range(30))]
+    answers = []
+    for folder in (quantised, plain):
+        llm = LLM(folder, dtype="float32", requests=2, context=64)
+        assert len(stored_in(llm.model.parameters())) == (0 if folder is plain else 3 * 2)
+        found = llm.generate(prompts, max_tokens=COUNT, ignore_end=True)
+        answers.append([list(a.tokens) for a in found])
+    assert answers[0] == answers[1] and len({*answers[0][0]}) > 2
 
 
 def test_a_longer_context_where_the_file_has_a_scaling(tmp_path: Path) -> None:

@@ -67,16 +67,19 @@ class Step:
     starts: Any
 
     @property
+    def sinks(self) -> list[Any]:
+        """The score that each head has more, if it has one."""
+        return [np.linspace(-2.0, 4.0, self.x.heads, dtype=np.float32)] if self.x.sinks else []
+
+    @property
     def scales(self) -> list[Any]:
         """What a cache of 8 bits has beside it."""
         return [scales_of(self.x)] if self.x.scaled else []
 
     def wanted(self) -> Any:
         """The result in float64."""
-        scales = scales_of(self.x)
-        return paged_reference.attention(
-            self.x, self.q, self.keys, self.values, self.table, self.lengths, self.starts, scales
-        )
+        given = (self.q, self.keys, self.values, self.table, self.lengths, self.starts)
+        return paged_reference.attention(self.x, *given, scales_of(self.x), *self.sinks)
 
 
 def make_step(x: PagedShape, lengths: Sequence[int], queries: Sequence[int], seed: int = 0) -> Step:
@@ -195,6 +198,10 @@ case(
     value_width=128,
     cache=float8_e4m3,
 )
+case("sinks", 8, 2, 16, sinks=True)
+case("sinks, a window, after", 6, 2, 16, replace(SMALL, joined=False), sinks=True, window=70)
+case("sinks, several queries", 8, 2, 16, sinks=True, queries=(0, 1, 5, 2, 3))
+case("sinks, 8 bits", 4, 1, 16, cache=float8_e4m3, sinks=True)
 case("several queries", 8, 2, 16, queries=(0, 1, 5, 2, 3))
 case("several queries, 16 rows", 8, 2, 16, replace(SMALL, rows=16), queries=(0, 1, 5, 2, 3))
 case("prefill", 4, 1, 16, replace(SMALL, rows=64), (0, 70, 130), (0, 70, 21))
@@ -217,6 +224,7 @@ case(
 case("threads, long items", 4, 1, 16, replace(WARPS, programs=1, stages=4), (900, 333), (1, 1))
 case("threads, window, softcap", 4, 1, 16, WARPS, window=70, softcap=3.0)
 case("threads, several queries", 8, 2, 16, WARPS, queries=(0, 1, 5, 2, 3))
+case("threads, sinks", 8, 2, 16, WARPS, sinks=True)
 case("threads, float16", 2, 1, 8, WARPS, dtype=float16, cache=float16)
 
 
@@ -253,6 +261,7 @@ def run_step(
             step.values,
             *step.scales,
             step.table,
+            *step.sinks,
             items,
             out,
             partial,
@@ -283,7 +292,7 @@ def agree(step: Step, out: Any) -> None:
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, also=("sinks", "sinks, a window, after"))
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
@@ -309,6 +318,10 @@ SIMULATED = (
     "8 bits",
     "int8, two heads",
     "window",
+    "sinks",
+    "sinks, a window, after",
+    "sinks, several queries",
+    "threads, sinks",
     "prefill",
     "threads",
     "threads, page 256",
@@ -316,7 +329,7 @@ SIMULATED = (
 )
 
 
-@pytest.mark.sampled(2, also=("8 bits", "threads"))
+@pytest.mark.sampled(2, also=("8 bits", "threads", "sinks"))
 @pytest.mark.parametrize("label", SIMULATED)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""
@@ -416,7 +429,7 @@ def test_symbols(joined: bool) -> None:
 # ---- called by a Graph ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("label", ("page 16", "combined by another launch", "8 bits"))
+@pytest.mark.parametrize("label", ("page 16", "combined by another launch", "sinks, 8 bits"))
 def test_callees(label: str) -> None:
     """The list and the attention as a Graph calls them, read back from their text too; each Body
     is what the scheduler takes for a GPU."""
@@ -428,7 +441,8 @@ def test_callees(label: str) -> None:
             makers = [parse_callee(c.to_text()) for c in makers]
         items, cuts = makers[0].interpret(step.lengths, step.starts)
         last = np.zeros((len(items), x.key_heads), np.int32) if plan.joined else cuts
-        given = (step.q, step.keys, step.values, *step.scales, step.table, items, last)
+        given = (step.q, step.keys, step.values, *step.scales, step.table, *step.sinks)
+        given = (*given, items, last)
         assert [t.shape for t in makers[1].types("read")] == [g.shape for g in given]
         agree(step, makers[1].interpret(*given)[0])
     for callee in makers:
@@ -547,6 +561,8 @@ def test_pairs_that_are_all_cut(requests: int, queries: int, joined: bool) -> No
 def real_shapes(target: Target) -> Iterator[tuple[PagedShape, int]]:
     """Heads of models, pages, and how many new tokens a request has."""
     base = PagedShape(32, 8, 128, 128, 16, 16, 16, 4096, 2048, 128**-0.5)
+    wide = {"width": 64, "value_width": 64}
+    yield replace(base, heads=64, window=128, sinks=True, **wide), 1
     for page in (16, 64, 256):
         yield replace(base, page=page), 1
     yield replace(base, cache=float8_e4m3), 1
@@ -599,7 +615,7 @@ def test_assembled(step: int, target: Target) -> None:
             assert why in why_not(x, plan)
             continue
         assert not why_not(x, plan)
-        bodies = [*kernels(x, plan), append(x, Rotary(x.width))]
+        bodies = [*kernels(x, plan), append(replace(x, sinks=False), Rotary(x.width))]
         for body in bodies:
             errors = [f for f in check_body(body, target) if f.severity == "error"]
             assert not errors, (x, plan, errors)

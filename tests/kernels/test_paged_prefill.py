@@ -61,6 +61,7 @@ case("narrow", 2, 1, 16, (100, 70), (90, 70), width=40, value_width=32)
 case("window", 2, 1, 16, window=70)
 case("short window", 2, 1, 32, window=7)
 case("softcap", 2, 1, 16, (100, 70), (90, 70), softcap=3.0)
+case("sinks", 2, 1, 16, window=70, sinks=True)
 case("float16", 2, 1, 16, (100, 70), (90, 70), dtype=float16, cache=float16)
 
 
@@ -79,7 +80,8 @@ def run(step: Step, x: PagedShape, launch: Any) -> Any:
     assert plan is not None
     out = np.full((1, step.x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
     lse = np.zeros((1, x.heads, step.x.tokens), np.float32)
-    given = [step.q[None], step.keys, step.values, step.table, tiles_of(step, x, plan)]
+    given = [step.q[None], step.keys, step.values, step.table, *step.sinks]
+    given.append(tiles_of(step, x, plan))
     launch(prefill(x, replace(plan, programs=3)), [*given, out, lse])
     return out[0]
 
@@ -99,7 +101,7 @@ def agree(step: Step, out: Any) -> None:
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, also=("sinks",))
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
@@ -112,8 +114,8 @@ def test_interpreted(label: str) -> None:
     agree(step, run(step, x, lambda b, m: interpret.run(b, m, seed=len(label))))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("label", ("page 16", "page 256", "wide", "window"))
+@pytest.mark.sampled(2, also=("sinks",))
+@pytest.mark.parametrize("label", ("page 16", "page 256", "wide", "window", "sinks"))
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""
     x, lengths, queries = CASES[label]
@@ -244,7 +246,7 @@ def test_what_is_refused() -> None:
 def test_assembled() -> None:
     """No spills and no serialised products at the sizes of models."""
     texts = {}
-    for width, page, window in ((64, 64, 0), (128, 16, 0), (128, 64, 1024), (256, 64, 0)):
+    for width, page, window in ((64, 64, 128), (128, 16, 0), (128, 64, 1024), (256, 64, 0)):
         x = PagedShape(
             32,
             8,
@@ -259,6 +261,7 @@ def test_assembled() -> None:
             bfloat16,
             bfloat16,
             window,
+            sinks=width == 64,
         )
         name = f"width {width}, pages of {page}, window {window}"
         texts[name] = emit(prefill(x, choose(x, H200)), "prefill", H200)[0]

@@ -116,6 +116,7 @@ def make_step(
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
     scales = scales_of(x)
+    sinks = [np.linspace(-2.0, 4.0, x.heads, dtype=np.float32)] if x.sinks else []
     wide = [part.astype(np.float64) for part in (keys, values)]
     sizes = np.array(lengths, np.int32)
     weights = [draw.uniform(0.5, 1.5, x.width).astype(np.float32) for _ in range(2)]
@@ -132,10 +133,11 @@ def make_step(
         sizes,
         starts,
         scales,
+        *sinks,
     )
     more = [*weights, scales] if x.scaled else weights
     result = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
-    given = [*plain, v, frequencies, *more, table, sizes, starts, keys, values, result]
+    given = [*plain, v, frequencies, *more, table, sizes, starts, *sinks, keys, values, result]
     return Step(x, rotary, given, out, *wide, int(starts[-1]))
 
 
@@ -242,6 +244,8 @@ case("window", 4, 1, 16, lengths=(1, 130, 70, 200, 71), window=70)
 case("window within a block", 4, 1, 32, lengths=(1, 7, 8, 130, 65), window=7)
 case("window of one", 4, 1, 32, window=1)
 case("softcap", 4, 1, 16, softcap=3.0)
+case("sinks", 8, 2, 16, lengths=(1, 130, 70, 0), queries=(1, 1, 1, 0), sinks=True)
+case("sinks, a window, 8 bits", 6, 2, 16, sinks=True, window=70, cache=float8_e4m3)
 case("8 bits", 4, 1, 16, lengths=ALL, cache=float8_e4m3)
 case("int8, two heads", 8, 2, 16, lengths=ALL, cache=int8)
 case("8 bits, long", 4, 1, 16, lengths=(1500,), cache=float8_e4m3)
@@ -274,7 +278,7 @@ def step_of(label: str) -> Step:
     return make_step(x, rotary, lengths, queries, NORMS.get(label))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, also=("sinks", "sinks, a window, 8 bits"))
 @pytest.mark.parametrize("label", CASES)
 def test_interpreted(label: str) -> None:
     """The numbers are right in a random order of events, and the check finds no fault."""
@@ -299,10 +303,11 @@ SIMULATED = (
     "int8, two heads",
     "window",
     "norms",
+    "sinks",
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(2, also=("sinks",))
 @pytest.mark.parametrize("label", SIMULATED)
 def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""
@@ -411,7 +416,7 @@ def real_shapes() -> Iterator[PagedShape]:
     yield replace(BASE, cache=int8)
     yield replace(BASE, heads=64)
     yield replace(BASE, heads=8)
-    yield replace(BASE, width=64, value_width=64)
+    yield replace(BASE, heads=64, width=64, value_width=64, window=128, sinks=True)
     yield replace(BASE, width=256, value_width=256, softcap=50.0, window=4096, key_heads=4)
     yield replace(BASE, width=96, value_width=96)
     yield replace(BASE, heads=28, key_heads=4)

@@ -17,7 +17,7 @@ from tilegrad.core import format as formats
 from tilegrad.core.config import override
 from tilegrad.core.dtype import bfloat16, float16, float32, int32, uint8
 from tilegrad.core.format import QUANTISED, Format
-from tilegrad.core.target import AVX2, AVX512, AVX512_AMX, H200, NEON, Target
+from tilegrad.core.target import A100, AVX2, AVX512, AVX512_AMX, H200, NEON, Target
 from tilegrad.exchange.mapped import Stored
 from tilegrad.graph import build, ops
 from tilegrad.ir.symbol import high, symbol
@@ -134,7 +134,7 @@ def test_the_reason_for_no_kernel() -> None:
         assert "rows of a group" in kernels.why_not(shape, target)
 
 
-@pytest.mark.parametrize("target", [AVX512, NEON, H200], ids=lambda t: t.name)
+@pytest.mark.parametrize("target", [AVX512, NEON, A100, H200], ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
 def test_no_value_of_all_weights(target: Target, dtype: Any) -> None:
     """A Schedule reads the parts alone: no Slot holds what all groups' weights unpack to."""

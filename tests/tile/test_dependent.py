@@ -1,4 +1,4 @@
-"""tile/prove.py and its part of protocol.py: the dependency wait comes first on all paths."""
+"""tile/prove.py: the dependency wait comes first on all paths."""
 
 from __future__ import annotations
 

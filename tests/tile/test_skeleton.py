@@ -1,4 +1,4 @@
-"""tile/skeleton.py and periodic.py: traces of roles without data, and loops cut short."""
+"""tile/skeleton.py and scalars.py: traces of roles without data, and loops cut short."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ from ..kernels.paged.shape import (
     why_not,
 )
 from ..tile.callee import KernelCallee
+from .access import base_of
 from .chosen import Chosen, Surroundings, roofline_of
 from .families import threads_units
 from .family import Offer
@@ -134,9 +135,16 @@ class ListAttention(Attention):
 
         x = shape_of(node)
         plan = choose(x, target, queries_of(node))
-        *cache, table, lengths, starts = inputs
+        others, lengths, starts = _apart(x, inputs)
         shared = _work(x, plan, lengths, starts, near)
-        return near.call(*cache, table, *shared, callee=attention_callee(x, plan))[:1]
+        return near.call(*others, *shared, callee=attention_callee(x, plan))[:1]
+
+
+def _apart(x: PagedShape, inputs: Sequence[Node]) -> tuple[list[Node], Node, Node]:
+    """What attention by a list takes beside it; lengths and query starts, which the list is of."""
+    count = len(inputs) - x.sinks
+    *others, lengths, starts = inputs[:count]
+    return [*others, *inputs[count:]], lengths, starts
 
 
 def _work(
@@ -154,7 +162,7 @@ def _work(
 
 def _plain(x: PagedShape) -> PagedShape:
     """Without what no list depends on."""
-    return replace(x, scale=1.0, softcap=0.0)
+    return replace(x, scale=1.0, softcap=0.0, sinks=False)
 
 
 def _listed(callee: KernelCallee, lengths: Node, starts: Node, near: Surroundings) -> Node:
@@ -188,12 +196,12 @@ class UnitPrefill(Attention):
         x = shape_of(node)
         few, many = choose(x, target, below=prefill.FEW_NEW_TOKENS), prefill.choose(x, target)
         assert many is not None
-        q, *cache, table, lengths, starts = inputs
+        (q, *others), lengths, starts = _apart(x, inputs)
         shared = _work(x, few, lengths, starts, near)
         tiles = _listed(
             tiles_callee(_plain(x), many, prefill.FEW_NEW_TOKENS), lengths, starts, near
         )
-        given = (build.reshape(q, (1, *q.shape)), *cache, table, *shared, tiles)
+        given = (build.reshape(q, (1, *q.shape)), *others, *shared, tiles)
         out = near.call(*given, callee=mixed_callee(x, few, many))[0]
         return [build.reshape(out, node.shape)]
 
@@ -270,7 +278,10 @@ class AppendAttend(Chosen):
         attention, rotary = attention_of(node, near), Rotary(**node.attrs)
         assert attention is not None
         given, norms = with_norms(node, inputs, rotary, near, target)
-        callee = short_callee(shape_of(attention), offer.plan, rotary, norms)
+        x = shape_of(attention)
+        sinks = attention.inputs[-1:] if x.sinks else ()
+        given = (*given[:-2], *sinks, *given[-2:])  # keys and values are the last
+        callee = short_callee(x, offer.plan, rotary, norms)
         out, keys, values = near.call(*given, callee=callee)
         near.joined[attention] = out
         return [out, keys, values]
@@ -328,5 +339,9 @@ def attention_of(node: Node, near: Surroundings) -> Node | None:
         **named(APPEND, node.inputs),
         **dict(zip(("q", "keys", "values"), (items.get(i) for i in range(3)))),
     }
-    same = all(appended.get(n) is i for n, i in named(ATTEND, found.inputs).items())
+    given = named(ATTEND, found.inputs)
+    sinks = given.pop("sinks", None)
+    if sinks is not None and base_of(sinks, passing=(ops.cast,)).inputs:
+        return None  # they are computed, maybe of what comes after the append
+    same = all(appended.get(n) is i for n, i in given.items())
     return found if same else None

@@ -150,7 +150,7 @@ class BodyBuilder:
             names.update(div="unsigned_divide", mod="unsigned_remainder")
         args = sorted(value.args, key=repr) if value.kind in ("min", "max") else value.args
         a, b = (self.index(x) for x in args)
-        return self.binary(names[value.kind], a, b)
+        return self.apply(names[value.kind], a, b)
 
     def _sum(self, value: Expr) -> Node:
         total: Node | None = None
@@ -158,14 +158,14 @@ class BodyBuilder:
             term: Node | None = None
             for atom in sorted(product, key=repr):
                 node = self.index(atom)
-                term = node if term is None else self.binary("multiply", term, node)
+                term = node if term is None else self.apply("multiply", term, node)
             assert term is not None
             if factor != 1:
-                term = self.binary("multiply", term, self.constant(factor, int64))
-            total = term if total is None else self.binary("add", total, term)
+                term = self.apply("multiply", term, self.constant(factor, int64))
+            total = term if total is None else self.apply("add", total, term)
         assert total is not None
         if value.constant:
-            total = self.binary("add", total, self.constant(value.constant, int64))
+            total = self.apply("add", total, self.constant(value.constant, int64))
         return total
 
     def constant(self, value: Any, dtype: DType, shape: tuple[int, ...] = ()) -> Node:
@@ -191,8 +191,6 @@ class BodyBuilder:
     def apply(self, name: str, *inputs: Node) -> Node:
         """An elementwise op by name, shapes broadcast."""
         return self.add(ops.ELEMENTWISE[name](*self._broadcast_all(inputs)))
-
-    binary = apply
 
     def where(self, mask: Node | None, x: Node, other: Any) -> Node:
         """x where a mask holds, or everywhere without one; else a number."""

@@ -124,24 +124,29 @@ class Definition:
 
     def callee(self, given: Mapping[str, Any], plan: Plan, target: Target) -> KernelCallee:
         """The Callee for arguments by name: Array types, or values known now."""
-        values = tuple([(n, exact(v)) for n, v in given.items()])
         guards = not target.has_threads or config().checked
-        key = (values, plan, exact(plan.sizes), reached(self.function), target.key, guards)
-        found: KernelCallee | None = self.recall(key, given)
-        if found is None:
+
+        def make() -> KernelCallee:
             made = self.trace(given, plan, plan.filled(target), guards)
-            found = self.known[key] = KernelCallee(self.name, made)
+            return KernelCallee(self.name, made)
+
+        found: KernelCallee = self.once(make, given, plan, target.key, guards)
         return found
 
-    def recall(self, key: Any, given: Mapping[str, Any]) -> Any:
-        """What was made for a key, if anything was."""
+    def once(self, make: Function, given: Mapping[str, Any], plan: Plan, *more: Any) -> Any:
+        """What is made for a call; calls that are alike, and all that they reach, share it."""
+        values = tuple([(n, exact(v)) for n, v in given.items()])
+        key = (values, plan, exact(plan.sizes), reached(self.function), *more)
         try:
-            return self.known.get(key)
+            found = self.known.get(key)
         except TypeError:
             bad = [n for n, v in given.items() if getattr(v, "__hash__", None) is None]
             raise DTypeError(
                 "an argument that is no Tensor must be hashable", op=self.name, got=", ".join(bad)
             ) from None
+        if found is None:
+            found = self.known[key] = make()
+        return found
 
     def trace(
         self,
@@ -321,18 +326,9 @@ class Instance:
 
 def instance(definition: Definition, given: Mapping[str, Any], plan: Plan) -> Instance:
     """The Instance of a call; calls that are alike share one."""
-    values = tuple([(n, exact(v)) for n, v in given.items()])
-    key = (
-        "instance",
-        values,
-        plan,
-        exact(plan.sizes),
-        reached(definition.function),
-        config().checked,
+    found: Instance = definition.once(
+        lambda: Instance(definition, given, plan), given, plan, "instance", config().checked
     )
-    found: Instance | None = definition.recall(key, given)
-    if found is None:
-        found = definition.known[key] = Instance(definition, given, plan)
     return found
 
 

@@ -210,18 +210,14 @@ def index(value: Any, low: int = 0, high: int = FAR) -> Any:
 def hold(value: Any, name: str = "held", bounds: tuple[int, int] | None = None) -> Any:
     """An index computed here, once: what follows knows its bounds (or those that are given), and
     not how it came about."""
-    t = tracer()
-    b = t.builder
-    if isinstance(value, TileValue) and bounds is not None:
-        return index_of(b.atom(name, bounded(t, value.node, *bounds), *bounds))
-    size = size_of(value, "index")
+    t, tile = tracer(), isinstance(value, TileValue) and bounds is not None
+    size = 0 if tile else size_of(value, "index")
+    if bounds is None and isinstance(size, int):
+        return size
+    node = value.node if tile else t.builder.index(size)
     if bounds is not None:
-        return index_of(b.atom(name, bounded(t, b.index(size), *bounds), *bounds))
-    return (
-        size
-        if isinstance(size, int)
-        else index_of(b.atom(name, b.index(size), low(size), high(size)))
-    )
+        node = bounded(t, node, *bounds)
+    return index_of(t.builder.atom(name, node, *(bounds or (low(size), high(size)))))
 
 
 def less_equal(a: Any, b: Any) -> TileValue:

@@ -19,7 +19,7 @@ ordered after what all warps of the role did.
 The programs of a cluster are run together, as several sets of roles: each rank has places and
 barriers of its own, which the other ranks' copies, sends and arrivals reach; they end together.
 
-Both who run a Body without data (`protocol`) and with it (`interpret`) tell an Order of every
+Both who run a Body without data (`prove`) and with it (`interpret`) tell an Order of every
 Node that has effects (`happening`), in an order in which it may happen. Invariant: a Finding of
 level 'error' holds for some order in which the roles may run. The file is long because an Order is
 one record, and each question to it needs most of what it knows.

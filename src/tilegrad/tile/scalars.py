@@ -77,12 +77,10 @@ def uses(node: Node, tracked: set[Node]) -> tuple[list[Node], list[Node]] | None
 
 # ---- scalar arithmetic --------------------------------------------------------------------------
 
-UNARY: dict[str, Callable[[Any], Any]] = {
+ARITHMETIC: dict[str, Callable[..., Any]] = {
     "negative": operator.neg,
     "absolute": abs,
     "bit_not": lambda a: not a if isinstance(a, bool) else ~a,
-}
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
@@ -101,13 +99,11 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "not_equal": operator.ne,
     "less": operator.lt,
     "less_equal": operator.le,
-}
-EXTREMES = ("minimum", "maximum")
-COMPARES = ("equal", "not_equal", "less", "less_equal")
-TERNARY: dict[str, Callable[[Any, Any, Any], Any]] = {
     "where": lambda c, a, b: a if c else b,
     "multiply_add": lambda a, b, c: a * b + c,
 }
+EXTREMES = ("minimum", "maximum")
+COMPARES = ("equal", "not_equal", "less", "less_equal")
 
 
 def is_scalar(node: Node) -> bool:
@@ -124,7 +120,7 @@ def computable(node: Node) -> bool:
         return True
     if any(i.dtype.is_float for i in node.inputs) and name not in COMPARES:
         return False
-    return name in UNARY or name in BINARY or name in TERNARY
+    return name in ARITHMETIC
 
 
 class Scalars:
@@ -360,10 +356,10 @@ class _Loop:
             return None
         if name == "symbol":
             return evaluate(node.attrs["value"], self.scenario.symbols)
-        if name not in BINARY or not computable(node):
+        if name not in ARITHMETIC or not computable(node):
             return None
         parts = [self.constant(i) for i in node.inputs]
-        return None if None in parts else BINARY[name](*parts)
+        return None if None in parts else ARITHMETIC[name](*parts)
 
 
 def _added(given: Node, result: Node) -> int | None:

@@ -5,7 +5,7 @@ Control and protocol of a Body hang on scalars: loop bounds, stages, parities, l
 events as a list. A scalar that comes from memory is *data*: a Scenario says what to take for it
 (the same in every role), as it says which value within its bounds a Symbol has.
 
-Long loops are not run whole. Where `periodic` proves that a trip does the same to the protocol
+Long loops are not run whole. Where `scalars` proves that a trip does the same to the protocol
 as the trip `period` later, the middle of the loop is left out, a whole number of periods, and the
 same index range in every role; `trace` checks that comparisons which may turn in the middle say
 the same at both of its ends, and runs the loop whole if one does not.
@@ -25,11 +25,9 @@ from ..ir.node import Node
 from ..ir.symbol import Expr, atoms, evaluate, high, low
 from .build import Body
 from .scalars import (
-    BINARY,
+    ARITHMETIC,
     COMPARES,
     EXTREMES,
-    TERNARY,
-    UNARY,
     Periods,
     Scalars,
     Scenario,
@@ -54,7 +52,7 @@ def _convert(node: Node) -> Callable[[Any], Any]:
 
 # ---- the code of a skeleton ---------------------------------------------------------------------
 
-(ONE, TWO, THREE, WATCH, EXTREME, DATA, EVENT, LOOP, BRANCH, ROLES) = range(10)
+(APPLY, DATA, EVENT, LOOP, BRANCH, ROLES) = range(6)
 Code = list[tuple[Any, ...]]
 
 
@@ -115,15 +113,10 @@ class Skeleton(Scalars):
             self.has_data = True
             index = [self.number(i) for i in self.parts(node) if i.dtype.kind != "bool"]
             code.append((DATA, out, tuple(index), _convert(node)))
-        elif name == "cast":
-            code.append((ONE, out, _convert(node), self.number(node.inputs[0])))
-        elif name in UNARY:
-            code.append((ONE, out, UNARY[name], self.number(node.inputs[0])))
-        elif name in TERNARY:
-            code.append((THREE, out, TERNARY[name], *[self.number(i) for i in node.inputs]))
         else:
-            kind = WATCH if name in COMPARES else EXTREME if name in EXTREMES else TWO
-            code.append((kind, out, BINARY[name], *[self.number(i) for i in node.inputs], node))
+            function = _convert(node) if name == "cast" else ARITHMETIC[name]
+            watched = node if name in (*COMPARES, *EXTREMES) else None
+            code.append((APPLY, out, function, [self.number(i) for i in node.inputs], watched))
 
     def _loop(self, code: Code, node: Node) -> None:
         block = node.blocks[0]
@@ -251,21 +244,13 @@ class _Run:
         """Run code; `v` holds the scalars."""
         for item in code:
             kind = item[0]
-            if kind == TWO:
-                _, to, function, a, b, _ = item
-                v[to] = function(v[a], v[b])
+            if kind == APPLY:
+                _, to, function, inputs, watched = item
+                v[to] = function(*[v[i] for i in inputs])
+                if watched is not None:
+                    self.watch(watched, *[v[i] for i in inputs])
             elif kind == EVENT:
                 out.append((item[1], {n: v[s] for n, s in item[2]}))
-            elif kind == ONE:
-                v[item[1]] = item[2](v[item[3]])
-            elif kind == WATCH:
-                _, to, function, a, b, _ = item
-                v[to] = function(v[a], v[b])
-                self.signs.append((v[a] > v[b]) - (v[a] < v[b]))
-            elif kind == EXTREME:
-                _, to, function, a, b, node = item
-                v[to] = function(v[a], v[b])
-                self.extremes.append((node, (v[a] > v[b]) - (v[a] < v[b])))
             elif kind == LOOP:
                 self.loop(item, v, out)
             elif kind == BRANCH:
@@ -273,13 +258,19 @@ class _Run:
                 self.run(item[2 + taken], v, out)
                 for result in item[4]:
                     v[result[0]] = v[result[1 + taken]]
-            elif kind == THREE:
-                v[item[1]] = item[2](v[item[3]], v[item[4]], v[item[5]])
             elif kind == DATA:
                 base, index = self.scenario.data, sum(int(v[s]) for s in item[2])
                 v[item[1]] = item[3](base & 1 if item[3] is bool else base * (1 + index % 4))
             else:
                 self.roles(item[1], v, out)
+
+    def watch(self, node: Node, a: Any, b: Any) -> None:
+        """Note which of two is larger: for a comparison, or for the extreme of them."""
+        sign = (a > b) - (a < b)
+        if node.op.name in COMPARES:
+            self.signs.append(sign)
+        else:
+            self.extremes.append((node, sign))
 
     def roles(self, roles: list[tuple[Node, Code]], v: list[Any], out: list[Any]) -> None:
         """Trace roles that run at the same time, one after another."""

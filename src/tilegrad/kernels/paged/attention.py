@@ -27,6 +27,7 @@ from ... import tile
 from ...core.dtype import int64
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
+from ..attention.softmax import finished
 from .combine import mixed
 from .shape import (
     FIELDS,
@@ -149,6 +150,7 @@ class Items(Steps):
         """Queries, and empty sums."""
         rows = self.plan.rows
         self.load_factors(self.head)
+        self.load_sinks()
         self.load_queries(of)
         tile.write(self.total, tile.zeros((self.widths[1], rows)))
         return tile.full((1, rows), -tile.INF), tile.zeros((self.plan.block, rows))
@@ -197,9 +199,11 @@ class Items(Steps):
     @tile.function
     def finish(self, of: Item, best: Any, sums: Any) -> None:
         """The result of a whole row block, or the part of one."""
-        sums = tile.sum(sums, 0, keep=True)
+        sums, begun = tile.sum(sums, 0, keep=True), self.sinks
+        if begun is not None:  # they count in the first part of a row block
+            begun = tile.where(tile.less_equal(of["partial"], of["from"]), begun, -tile.INF)
+        share, sums, best = finished(sums, best, begun, 1.0)
         some = sums > 0.0
-        share = tile.where(some, 1.0 / tile.where(some, sums, 1.0), 0.0)
         if self.factors:
             share = share * self.factors[1]
         result = tile.read(self.total) * share

@@ -34,7 +34,8 @@ def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Bod
     if why:
         raise InternalError("kernels.paged", f"{why}: {plan} for {x}")
     made = ThreadItems if plan.threads else Items
-    names = ("q", "keys", "values", "scales", "table", "items", "out", *SCRATCH, "counters")
+    step = ("q", "keys", "values", "scales", "table", "sinks")
+    names = (*step, "items", "out", *SCRATCH, "counters")
     given = parameters(x, names, plan, partial="result", sums="result")
     return made(x, plan, BodyBuilder(name, given)).build()
 
@@ -47,8 +48,8 @@ def list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
 
 @functools.lru_cache(maxsize=64)
 def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
-    """(q, keys, values, scales if of 8 bits, table, items, and counters if parts are joined, else
-    cuts) -> (out, partial, sums)."""
+    """(q, keys, values, scales if of 8 bits, table, sinks if there are any, items, and counters if
+    parts are joined, else cuts) -> (out, partial, sums)."""
     return KernelCallee.named("paged_attention", _listed(x, plan), ("out", *SCRATCH))
 
 
@@ -65,9 +66,10 @@ def tiles_callee(x: PagedShape, plan: AttentionPlan, least: int) -> KernelCallee
 
 @functools.lru_cache(maxsize=64)
 def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelCallee:
-    """(q, keys, values, table, items, counters or cuts as `attention_callee` has them, tiles) ->
-    (out, partial, sums, lse): requests with fewer new tokens than the Plan says by the list, the
-    others by `prefill`. Queries and results are of a batch of one."""
+    """(q, keys, values, table, sinks if there are any, items, counters or cuts as
+    `attention_callee` has them, tiles) -> (out, partial, sums, lse): requests with fewer new tokens
+    than the Plan says by the list, the others by `prefill`. Queries and results are of a batch of
+    one."""
     bodies = (*_listed(x, plan), prefill(x, many))
     return KernelCallee.named("paged_attention", bodies, ("out", *SCRATCH, "lse"))
 
@@ -87,7 +89,7 @@ def short_callee(
     x: PagedShape, plan: ShortPlan, rotary: Rotary, norms: HeadNorms | None = None
 ) -> KernelCallee:
     """(q, k, v, frequencies, weights of norms if they have some, scales if of 8 bits, table,
-    lengths, query_starts, keys, values) -> (out, keys, values): append and attention of a step with
-    one token a request at most."""
+    lengths, query_starts, sinks if there are any, keys, values) -> (out, keys, values): append and
+    attention of a step with one token a request at most."""
     bodies = (step_attend(x, plan, rotary, norms),)
     return KernelCallee.named("paged_attention_short", bodies, ("out",), ("keys", "values"))

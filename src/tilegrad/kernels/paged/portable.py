@@ -20,6 +20,7 @@ from ...tile.callee import KernelCallee
 from ...tile.define import Definition
 from ...tile.plan import Plan
 from ..attention.holes import Holes
+from ..attention.shape import AttentionShape
 from .shape import STEP, PagedShape, attention_of, parameters
 
 LEAST_SIDE = 16  # rows, keys and width of a product at least, as matrix units take them
@@ -36,7 +37,7 @@ def paged_attention_portable(
     query_starts: Any,
     sinks: Any,
     *,
-    holes: Holes,
+    x: AttentionShape,
     window: int,
 ) -> None:
     """(tokens, heads, value_width) as q; scales are None but for a cache of 8 bits, sinks where
@@ -46,6 +47,7 @@ def paged_attention_portable(
     group = heads // key_heads
     out = tile.result((tokens, heads, value_width), q.dtype, fill="none")  # all is written
     token, head = tile.grid(tokens, key_heads)
+    holes = Holes(x, {}, 0, 0, exact=True)
     rows, block = padded(group), padded(page)
     here = tile.cast(token, int32)
     request, seen = tile.full((), 0, int32), tile.full((), 0, int32)
@@ -107,7 +109,6 @@ def callee(x: PagedShape, target: Target) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, lengths, query_starts, sinks if there are any)
     -> out."""
     types = {name: Array(m.shape, m.dtype) for name, m in parameters(x, STEP)}
-    holes = Holes(attention_of(x), {}, 0, 0, exact=True)
-    how: dict[str, Any] = {"holes": holes, "window": x.window, "scales": None, "sinks": None}
+    how: dict[str, Any] = {"x": attention_of(x), "window": x.window, "scales": None, "sinks": None}
     plan, definition = Plan(), paged_attention_portable
     return definition.callee(definition.bind((), {**how, **types}, plan), plan, target)

@@ -51,14 +51,16 @@ def shape_of(x: PagedShape) -> AttentionShape:
     last = symbol("offset", 0, high(x.most_pages * x.page))
     first = last - (x.window - 1) if x.window else None
     orders = ("bthd", "bhtd", "bhtd", "bthd")
-    return attention_of(x, band=(first, last), extras=STARTS, orders=orders)
+    extras = (*STARTS, "sinks") if x.sinks else STARTS
+    return attention_of(x, band=(first, last), extras=extras, orders=orders)
 
 
 def parameters(x: PagedShape, plan: AttentionPlan) -> Parameters:
-    """q (1, tokens, heads, width), keys, values, table, tiles; out and lse."""
+    """q (1, tokens, heads, width), keys, values, table, sinks (if there are any), tiles; out and
+    lse."""
     return [
         ("q", Memory((1, x.tokens, x.heads, x.width), x.dtype)),
-        *step_parameters(x, ("keys", "values", "table")),
+        *step_parameters(x, ("keys", "values", "table", "sinks")),
         ("tiles", Memory((most_tiles(x, plan) + 1, RECORD), int32)),
         ("out", Memory((1, x.tokens, x.heads, x.value_width), x.dtype, use="result")),
         ("lse", Memory((1, x.heads, x.tokens), float32, use="result")),

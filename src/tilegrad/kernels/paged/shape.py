@@ -141,7 +141,6 @@ def item_rows(x: PagedShape, plan: PagedPlan) -> Size:
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
     wrong = [
-        (x.sinks, "sinks are no part of these sums"),
         (per(x, plan) < 1, "the rows hold a token's query heads"),
         (plan.rows % 8 or not 8 <= plan.rows <= 256, "rows are a multiple of 8 up to 256"),
         (plan.warps not in (4, 8), "4 or 8 warps multiply"),

@@ -165,6 +165,7 @@ class _Short(Steps):
         down, across = (self.widths[1], 1), (1, self.widths[1])
         value = self.load_value(self.at_value(counted(down, 0)))
         self.value = self.load_value(counted(across, 1))
+        self.load_sinks()
         angle = self.angles(column)
         queries = tile.cast(tile.cast(self.rotated(heads, "q", angle), x.dtype), self.operand)
         tile.write(self.queries, queries)
@@ -266,10 +267,11 @@ class _Short(Steps):
         """Columns of the result: parts weighted by how far their best scores are apart."""
         best = [tile.read(self.weighed[r, 0]) for r in range(self.plan.cluster)]
         base = best[0]
-        for other in best[1:]:
+        begun = None if self.sinks is None else tile.reshape(self.sinks, base.shape)
+        for other in [*best[1:], *([] if begun is None else [begun])]:
             base = tile.maximum(base, other)
         base = finite(base)
-        total: Any = None
+        total: Any = None if begun is None else tile.quick_exp2(begun - base)
         result: Any = None
         for r, one in enumerate(best):
             weight = tile.quick_exp2(one - base)

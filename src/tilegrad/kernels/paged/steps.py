@@ -29,7 +29,7 @@ from ...ir.symbol import ceil_divide, high
 from ...tile.build import BodyBuilder
 from ..attention.holes import Holes
 from ..attention.shape import swizzled
-from ..attention.softmax import finite
+from ..attention.softmax import LOG2_E, finite
 from .shape import PagedPlan, PagedShape, ShortPlan, attention_of, padded
 
 BARRIER = 0  # at which the warps that multiply meet
@@ -83,6 +83,8 @@ class Steps:
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))
         self.cache = (self.memory["keys"], self.memory["values"])
         self.factors: list[Any] = []  # of keys and values of 8 bits
+        self.head: Any = 0  # the key head at work
+        self.sinks: Any = None
         self.holes = Holes(attention_of(x), {}, 0, 0, exact=True)
         # float16 holds the floats of 8 bits exactly, and one instruction makes two of them
         self.operand = float16 if x.scaled else x.dtype
@@ -127,6 +129,14 @@ class Steps:
         """The scales of a key head in a cache of 8 bits."""
         if self.x.scaled:
             self.factors = [tile.load(self.memory["scales"], (i, head), ()) for i in range(2)]
+
+    def load_sinks(self) -> None:
+        """The exponents of 2 that sums of the rows begin with, if heads have sinks."""
+        self.sinks = None
+        if self.x.sinks:
+            head = tile.unsigned_remainder(counted((1, self.plan.rows), 1), self.x.group)
+            found = tile.load(self.memory["sinks"], head + self.head * self.x.group)
+            self.sinks = found * LOG2_E
 
     def roles(self, multiply: Callable[[], None], bring: Callable[[int], None]) -> None:
         """Warps that multiply, and two that bring keys and values."""
