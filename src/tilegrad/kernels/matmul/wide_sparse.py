@@ -54,13 +54,9 @@ def sparse_matmul(x: Operands, plan: WidePlan, name: str = "sparse_matmul") -> B
     of the weights, tokens, the result and the words, then those that fill the hole."""
     rows, depth = -(-high(x.m) // ROWS) * ROWS, plan.tile[2]
     wide = -(-high(x.k) // depth) * depth
-    parameters = [
-        ("a", Memory((rows, high(x.k) // 2), x.dtype, use="constant")),
-        ("b", Memory((x.n, x.k), x.dtype, use="value")),
-        ("c", Memory((x.n, x.m), x.result, use="result")),
-        ("words", Memory((rows // 16, wide // 2), int32, use="constant")),
-    ]
-    builder = BodyBuilder(name, parameters)
+    kept = ("a", Memory((rows, high(x.k) // 2), x.dtype, use="constant"))
+    words_of = ("words", Memory((rows // 16, wide // 2), int32, use="constant"))
+    builder = BodyBuilder(name, [kept, *x.parameters[1:], words_of])
     *first, words = builder.parameters
     kernel = SparseMatmul(x, plan, builder, first)
     kernel.words = tile.memory(words)

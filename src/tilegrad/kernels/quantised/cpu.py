@@ -8,7 +8,7 @@ Invariant: what a Target can run is decided by its facts alone.
 from __future__ import annotations
 
 from ...core.config import invariant
-from ...core.dtype import DType, bfloat16, float16, float32
+from ...core.dtype import DType
 from ...core.format import Format
 from ...core.target import Target
 from ...ir.symbol import Size, combine, high, low, maximum, minimum
@@ -26,15 +26,9 @@ FEW_TOKENS = 24  # tokens; from about here on unpacking for a matrix unit costs 
 
 def why_not(shape: QuantisedShape, target: Target) -> str:
     """Why no kernel takes this; '' where one does."""
-    if shape.format.name not in LAYOUTS:
-        return f"weights of {shape.format} are not quantised"
     if shape.columns % STEP or not shape.columns or not shape.rows:
         return f"columns are a multiple of {STEP}"
-    if shape.rows % (ROWS * shape.groups) and shape.groups > 1:
-        return f"rows of a group are a multiple of {ROWS}"
-    if shape.dtype not in (float32, bfloat16, float16):
-        return "tokens are float32, bfloat16 or float16"
-    return ""
+    return shape.why_not(LAYOUTS, ROWS)
 
 
 def many(form: Format, rows: int, dtype: DType, target: Target) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.config import invariant
-from ...core.dtype import DType, bfloat16, float16, float32
+from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...core.format import Format
 from ...core.target import Target
@@ -39,15 +39,9 @@ FEW_TOKENS = 8  # tokens that byte products take faster than matrix units
 
 def why_not(shape: QuantisedShape, target: Target) -> str:
     """Why no kernel takes this; '' where one does."""
-    if shape.format.name not in LAYOUTS:
-        return f"weights of {shape.format} are not quantised"
     if not shape.columns or not shape.rows or high(shape.tokens) < 1:
         return "there is nothing to multiply"
-    if shape.rows % (ROWS * shape.groups) and shape.groups > 1:
-        return f"rows of a group are a multiple of {ROWS}"
-    if shape.dtype not in (float32, bfloat16, float16):
-        return "tokens are float32, bfloat16 or float16"
-    return ""
+    return shape.why_not(LAYOUTS, ROWS)
 
 
 def is_heavy(shape: QuantisedShape) -> bool:

@@ -33,10 +33,10 @@ be a Symbol and nothing else may.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
-from ...core.dtype import DType, float32
+from ...core.dtype import DType, bfloat16, float16, float32
 from ...core.format import Format
 from ...ir.symbol import Size
 from ...ir.types import Memory
@@ -64,6 +64,16 @@ class QuantisedShape:
     def row_bytes(self) -> int:
         """Bytes of a row as the Format stores it."""
         return self.format.row_bytes(self.columns)
+
+    def why_not(self, layouts: Container[str], block: int) -> str:
+        """Why no kernel with these Layouts and blocks of rows takes this; '' where one may."""
+        if self.format.name not in layouts:
+            return f"weights of {self.format} are not quantised"
+        if self.rows % (block * self.groups) and self.groups > 1:
+            return f"rows of a group are a multiple of {block}"
+        if self.dtype not in (float32, bfloat16, float16):
+            return "tokens are float32, bfloat16 or float16"
+        return ""
 
     def with_rows(self, rows: int) -> QuantisedShape:
         """The same for another number of rows."""

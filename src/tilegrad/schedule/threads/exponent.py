@@ -11,13 +11,14 @@ Invariant: what rests on one shift, in any kernel, is computed with the same fac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from ...core.dtype import float32
 from ...graph import ops
 from ...ir.node import Node, walk
 from ...ir.symbol import Expr
 from ...tile.build import BodyBuilder
-from ..access import ELEMENTWISE, MOVEMENT, Index, base_of
+from ..access import ELEMENTWISE, MOVEMENT, Index, Place, below, walk_down
 from ..evaluate import Evaluator
 
 LOG2_E = 1.4426950408889634
@@ -35,28 +36,23 @@ def below_largest(node: Node) -> bool:
 
 def _is_largest(node: Node) -> bool:
     """Whether a value is a largest one, or chosen between that and others."""
-    stack = [node]
-    for _ in range(CHOICES):
-        if not stack:
-            return False
-        node = base_of(stack.pop(), passing=(*MOVEMENT, ops.stop_gradient))
-        if node.op is ops.max_:
-            return True
-        if node.op is ops.where:
-            stack += node.inputs[1:]
-    return False
+
+    def step(current: Node) -> Sequence[Node]:
+        if current.op in MOVEMENT or current.op is ops.stop_gradient:
+            return current.inputs
+        return current.inputs[1:] if current.op is ops.where else ()
+
+    return any(n.op is ops.max_ for n in islice(walk([node], step), CHOICES))
 
 
 def known_below(e: Evaluator, node: Node, index: Index) -> Node | None:
     """A value found before, seen through movements."""
-    while True:
-        found = e.known(node, index)
-        if found is not None or node.op not in MOVEMENT:
-            return found
-        index, conditions = MOVEMENT[node.op](node, index)
-        if conditions:
-            return None
-        node = node.inputs[0]
+
+    def step(node: Node, index: Index) -> Sequence[Place]:
+        return below(node, index, guarded=False) if node.op in MOVEMENT else ()
+
+    found = (e.known(*place) for place in walk_down([(node, index)], step))
+    return next((value for value in found if value is not None), None)
 
 
 class ExponentEvaluator(Evaluator):
