@@ -44,6 +44,7 @@ from .value import (
     TileValue,
     Window,
     index_of,
+    named,
     number,
     size_of,
     tile_of,
@@ -1048,5 +1049,10 @@ def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryV
 
 
 ABOVE.update(
-    transpose=transpose, expand=expand, dot=dot, load=load, store=store, store_rows=store_rows
+    transpose=transpose,
+    expand=expand,
+    dot=dot,
+    load=named("tile.load", load),  # of a Window that is given as a value
+    store=store,
+    store_rows=store_rows,
 )
