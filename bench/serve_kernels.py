@@ -42,7 +42,7 @@ from tilegrad.kernels import draw as kernels
 from tilegrad.kernels.paged import prefill
 from tilegrad.kernels.paged.append import Rotary, append, heads_each
 from tilegrad.kernels.paged.shape import PagedShape
-from tilegrad.schedule.draws import ThreadDraws
+from tilegrad.schedule.draws import Draws
 from tilegrad.targets.ptx.assemble import assemble
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body
@@ -316,7 +316,7 @@ def draws(k: Kernels) -> None:
 
 def parts_of(k: Kernels, rows: int, columns: int) -> list[int]:
     """The parts that are chosen, and others beside them."""
-    chosen = ThreadDraws().parts(rows, columns, k.target)
+    chosen = Draws().parts(rows, columns, k.target)
     return list(dict.fromkeys([chosen, 1, *([4] if rows >= 64 else [])]))
 
 
@@ -333,7 +333,7 @@ class Draw:
             Array((slots, 2), uint32),
             *[Array((rows,), int32)] * 2,
         ]
-        family = ThreadDraws()
+        family = Draws()
 
         def made(definition: Any, types: Sequence[Array], **static: Any) -> Body:
             plan = family.plan(definition, columns)

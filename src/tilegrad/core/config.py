@@ -64,6 +64,19 @@ class Config:
     dots: str = "exact"  # or "tf32": float32 operands of products are rounded to 10 bits
 
 
+def cpu_flags() -> set[str]:
+    """What Linux says that this CPU has; empty where it does not say."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() in ("flags", "Features"):
+                    return set(value.split())
+    except OSError:
+        pass
+    return set()
+
+
 def usable_cores() -> int:
     """How many cores this process may use: its affinity, cut by a container's quota."""
     if hasattr(os, "sched_getaffinity"):

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.config import cpu_flags
 from ..core.errors import UserError
 from ..core.target import Target, from_text
 from .buffer import HOST, Buffer
@@ -299,19 +300,6 @@ def missing_features(features: str) -> set[str]:
     wanted = {f[1:] for f in features.split(",") if f.startswith("+")} & set(NEEDED)
     there = cpu_flags()
     return {f for f in wanted if LINUX_NAMES.get(f, f) not in there} if there else set()
-
-
-def cpu_flags() -> set[str]:
-    """What Linux says that this CPU has; empty where it does not say."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() in ("flags", "Features"):
-                    return set(value.split())
-    except OSError:
-        pass
-    return set()
 
 
 # ---- writing ------------------------------------------------------------------------------------

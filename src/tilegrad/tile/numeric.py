@@ -209,16 +209,22 @@ def _multiply_high(d: DType, a: Array, b: Array) -> Array:
     return np.asarray(wide >> d.bits).astype(kind).view(d.numpy)
 
 
-def _byte_dot(kind: type[np.generic]) -> Callable[..., Array]:
-    """c + the sum of the products of a's four bytes, of this kind, by b's, signed; int32 alone, and
-    it wraps."""
+def _bytes_of(x: Array, kind: type[np.generic]) -> Array:
+    return np.ascontiguousarray(x).view(kind).reshape(*x.shape, 4).astype(np.int32)
 
-    def row(d: DType, a: Array, b: Array, c: Array) -> Array:
-        left = np.ascontiguousarray(a).view(kind).reshape(*a.shape, 4).astype(np.int32)
-        right = np.ascontiguousarray(b).view(np.int8).reshape(*b.shape, 4).astype(np.int32)
-        return np.asarray(c + (left * right).sum(-1, dtype=np.int32))
 
-    return row
+def _byte_dot(d: DType, a: Array, b: Array, c: Array) -> Array:
+    """c + the sum of the products of a's four bytes, unsigned, by b's, signed; int32 alone, and it
+    wraps."""
+    products = _bytes_of(a, np.uint8) * _bytes_of(b, np.int8)
+    return np.asarray(c + products.sum(-1, dtype=np.int32))
+
+
+def _signed_byte_dot(d: DType, a: Array, b: Array, c: Array) -> Array:
+    """c + the sum of the products of a's four bytes by b's, all signed; int32 alone, and it
+    wraps."""
+    products = _bytes_of(a, np.int8) * _bytes_of(b, np.int8)
+    return np.asarray(c + products.sum(-1, dtype=np.int32))
 
 
 def _byte_permute(d: DType, a: Array, b: Array, chosen: Array) -> Array:
@@ -319,8 +325,8 @@ COMPARE: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 TERNARY: dict[str, Callable[..., Array]] = {
     "multiply_add": _multiply_add,
-    "byte_dot": _byte_dot(np.uint8),
-    "signed_byte_dot": _byte_dot(np.int8),
+    "byte_dot": _byte_dot,
+    "signed_byte_dot": _signed_byte_dot,
     "byte_permute": _byte_permute,
     "pair_multiply_add_bfloat16": _pair_multiply_add(dtypes.bfloat16),
     "pair_multiply_add_float16": _pair_multiply_add(dtypes.float16),

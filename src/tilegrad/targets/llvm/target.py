@@ -18,16 +18,15 @@ import re
 import sys
 from typing import Any
 
-from ...core.config import usable_cores
+from ...core.config import cpu_flags, usable_cores
 from ...core.target import GIB, Target, cpu_target
-from ...runtime.bundle import LINUX_NAMES, cpu_flags
 from ...runtime.store import content_key, default_store
 from .driver import llvm, llvm_version, request_amx
 from .probe import PROBES
 from .probe import VERSION as PROBE_VERSION
 
 LOG = logging.getLogger("tilegrad.target")
-ARM_FEATURES = ("dotprod", "i8mm")  # products of four bytes
+ARM_FEATURES = {"dotprod": "asimddp", "i8mm": "i8mm"}  # products of four bytes
 PROBE_SECONDS = 20.0
 # The LLVM features that each probe vouches for.
 VOUCHED = {
@@ -67,7 +66,7 @@ def find_host() -> dict[str, Any]:
             features |= {f: False for f in features if f.startswith("avx512")}
         features["amx-tile"] = bool(proved & {"amx-bf16", "amx-int8"})
     elif os.uname().machine == "aarch64":  # LLVM leaves out what Linux says
-        features |= {name: LINUX_NAMES.get(name, name) in cpu_flags() for name in ARM_FEATURES}
+        features |= {name: flag in cpu_flags() for name, flag in ARM_FEATURES.items()}
     return {
         "cpu": binding.get_host_cpu_name(),
         "triple": binding.get_process_triple(),
