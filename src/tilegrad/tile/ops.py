@@ -171,7 +171,7 @@ def broadcast(x: Node, *, shape: tuple[int, ...]) -> Type:
 def reshape(x: Node, *, shape: tuple[int, ...]) -> Type:
     """row-major order kept"""
     if math.prod(shape) != math.prod(_tile(x).shape):
-        raise Misfit(f"{x.shape} and {shape} have different numbers of elements")
+        raise Misfit(f"a reshape of {x.shape} to {shape}")
     return Tile(shape, x.dtype)
 
 
