@@ -749,6 +749,16 @@ def _offsets(source: Any, index: Any) -> TileValue | None:
     return None
 
 
+def _place(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> Window | TileValue:
+    """Where load and store go: a part of an array, or the offsets of elements."""
+    offsets = _offsets(source, index)
+    if offsets is None:
+        return window(source, index, shape, axes)
+    if offsets.linear is None or source.ndim != 1:
+        return offsets
+    return Window(source, [offsets.linear], offsets.shape, (0,))
+
+
 def load(
     source: Any,
     index: Any = None,
@@ -771,21 +781,18 @@ def load(
     for name, hint in (("vector", vector), ("prefetch", prefetch)):
         if hint is not None:
             t.hints[name] = hint
-    offsets = _offsets(source, index)
-    if offsets is not None and (offsets.linear is None or source.ndim != 1):
-        return _gather(source, offsets, mask, other)
-    if offsets is not None:
-        box = Window(source, [offsets.linear], offsets.shape, (0,))  # type: ignore[list-item]
-    elif isinstance(index, Rows) or rows is not None:
+    if isinstance(index, Rows) or rows is not None:
         box = _rows_window(source, index if isinstance(index, Rows) else rows, cols)
     else:
-        box = window(source, index, shape, axes)
+        place = _place(source, index, shape, axes)
+        if isinstance(place, TileValue):
+            return _gather(source, place, mask, other)
+        box = place
     edges = box.edges()
-    given = _given_mask(mask, box.shape)
-    whole = t.builder.logical_and(mask_of(box.shape, edges), given)
-    index, whole = within("load", box, whole, given is not None)
+    whole, cut = _whole_mask(mask, box.shape, edges)
+    index, whole = within("load", box, whole, cut)
     node = t.builder.load(box.memory.node, index, box.shape, box.axes, whole)
-    t.touch("load", box.memory, box.index, box.shape, box.axes, mask=whole, cut=given is not None)
+    t.touch("load", box.memory, box.index, box.shape, box.axes, mask=whole, cut=cut)
     return _masked(TileValue(node, edges, (True,) * len(edges)), whole, other)
 
 
@@ -797,21 +804,20 @@ def _masked(value: TileValue, mask: Node | None, other: Any) -> TileValue:
     return TileValue(b.apply("where", mask, value.node, rest.node), value.edges)
 
 
-def _given_mask(mask: Any, shape: tuple[int, ...]) -> Node | None:
+def _whole_mask(mask: Any, shape: tuple[int, ...], edges: Edges) -> tuple[Node | None, bool]:
+    """Which elements of a tile exist and are asked for, and whether the kernel gave a mask."""
     if mask is None or mask is True:
-        return None
+        return mask_of(shape, edges), False
     test = tile_of(mask, dtypes.bool_ if isinstance(mask, bool) else None)
-    if not test.shape and tracer().trusts:
-        return test.node  # one answer for all elements
-    return broadcast_tile(test, broadcast_shape([test.shape, shape])).node
+    if test.shape or not tracer().trusts:  # else one answer for all elements
+        test = broadcast_tile(test, broadcast_shape([test.shape, shape]))
+    return tracer().builder.logical_and(mask_of(shape, edges), test.node), True
 
 
 def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> TileValue:
-    b = tracer().builder
-    given = _given_mask(mask, offsets.shape)
-    whole = b.logical_and(mask_of(offsets.shape, offsets.edges), given)
+    whole, _ = _whole_mask(mask, offsets.shape, offsets.edges)
     wide_offsets, whole, box = offsets_within("load", source, offsets.node, whole)
-    node = b.gather(source.node, wide_offsets, whole)
+    node = tracer().builder.gather(source.node, wide_offsets, whole)
     tracer().touch_at("load", source, box, wide_offsets, offsets.shape, mask=whole)
     return _masked(TileValue(node, offsets.edges, (True,) * offsets.ndim), whole, other)
 
@@ -844,39 +850,31 @@ def store(
     if not isinstance(memory, MemoryValue):
         raise DTypeError("not an array", got=repr(target))
     tile = cast_tile(tile_of(value, memory.dtype), memory.dtype)
-    offsets = _offsets(target, index)
-    if offsets is not None and (offsets.linear is None or memory.ndim != 1):
-        _scatter(memory, offsets, tile, mask, unique)
-        return
-    if offsets is not None:
-        box = Window(memory, [offsets.linear], offsets.shape, (0,))  # type: ignore[list-item]
+    place = _place(target, index, tile.shape, axes)
+    if isinstance(place, TileValue):
+        _scatter(memory, place, tile, mask, unique)
     else:
-        box = window(target, index, tile.shape, axes)
-    _store(box, tile, mask, unique)
+        _store(place, tile, mask, unique)
 
 
 def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> None:
     tile = broadcast_tile(tile, box.shape)
     edges = join_edges([tile, TileValue(tile.node, box.edges())])
-    b = tracer().builder
-    given = _given_mask(mask, box.shape)
-    whole = b.logical_and(mask_of(box.shape, edges), given)
-    index, whole = within("store", box, whole, given is not None)
-    b.store(box.memory.node, tile.node, index, box.axes, whole)
-    facts = {"cut": given is not None or edges != box.edges(), "mask": whole, "unique": unique}
+    whole, cut = _whole_mask(mask, box.shape, edges)
+    index, whole = within("store", box, whole, cut)
+    tracer().builder.store(box.memory.node, tile.node, index, box.axes, whole)
+    facts = {"cut": cut or edges != box.edges(), "mask": whole, "unique": unique}
     tracer().touch("store", box.memory, box.index, box.shape, box.axes, **facts)
 
 
 def _scatter(
     memory: MemoryValue, offsets: TileValue, tile: TileValue, mask: Any, unique: bool
 ) -> None:
-    b = tracer().builder
     tile = broadcast_tile(tile, broadcast_shape([tile.shape, offsets.shape]))
     edges = join_edges([tile, broadcast_tile(offsets, tile.shape)])
-    given = _given_mask(mask, tile.shape)
-    whole = b.logical_and(mask_of(tile.shape, edges), given)
+    whole, _ = _whole_mask(mask, tile.shape, edges)
     wide_offsets, whole, box = offsets_within("store", memory, offsets.node, whole)
-    b.scatter(memory.node, tile.node, wide_offsets, whole)
+    tracer().builder.scatter(memory.node, tile.node, wide_offsets, whole)
     facts = {"mask": whole, "unique": unique}
     tracer().touch_at("store", memory, box, wide_offsets, tile.shape, **facts)
 
@@ -917,13 +915,12 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         offsets = TileValue(b.index(total))
     tile = broadcast_tile(cast_tile(tile_of(value, memory.dtype), memory.dtype), offsets.shape)
     edges = join_edges([tile, offsets])
-    given = _given_mask(mask, offsets.shape)
-    whole = b.logical_and(mask_of(offsets.shape, edges), given)
+    whole, cut = _whole_mask(mask, offsets.shape, edges)
     wide_offsets = b.cast(offsets.node, dtypes.int64)
     if box is None:
         wide_offsets, whole, _ = offsets_within("atomic_add", memory, wide_offsets, whole)
     else:
-        _, whole = within("atomic_add", box, whole, given is not None)
+        _, whole = within("atomic_add", box, whole, cut)
     inputs = [memory.node, tile.node, wide_offsets]
     node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
     at, each = (None, wide_offsets) if box is None else (box.index, None)
