@@ -17,9 +17,9 @@ from tilegrad.core.errors import InternalError, StateError
 from tilegrad.core.target import NEON, SSE2
 from tilegrad.targets.llvm import driver
 from tilegrad.targets.llvm import table as tables
+from tilegrad.targets.llvm.launcher import Record
 from tilegrad.targets.llvm.native_loop import native_loop_text
 from tilegrad.targets.llvm.table import ENTRY, check_table
-from tilegrad.targets.llvm.launcher import Record
 from tilegrad.targets.llvm.workers import RECORD, WorkerPool, native, worker_pool
 
 LONG = 600.0  # seconds; only against hanging

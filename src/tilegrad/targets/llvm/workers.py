@@ -208,8 +208,8 @@ class WorkerPool:
         self, record: int, n_slots: int, inline: bool = False, faults: Faults | None = None
     ) -> None:
         """Run the table of a packed RECORD at an address that stays valid; inline: on this thread
-        only. A condition that did not hold is raised at the end; where values decide how long a run takes,
-        at the next pause."""
+        only. A condition that did not hold is raised at the end; where values decide how long a run
+        takes, at the next pause."""
         with self._lock:
             team = self._team or self._form()
             if self._busy:
