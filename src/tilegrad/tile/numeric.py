@@ -335,9 +335,8 @@ CATEGORIES = {"unary": UNARY, "binary": BINARY, "compare": COMPARE, "ternary": T
 TABLE = {**UNARY, **BINARY, **COMPARE, **TERNARY}
 
 OF_FLOATS = {"square_root", "reciprocal", "quick_exp", "quick_exp2", "quick_reciprocal", *FUNCTIONS}
-OF_INTEGERS = {
-    "shift_left", "shift_right", "multiply_high", "unsigned_divide", "unsigned_remainder",
-}  # fmt: skip
+UNSIGNED = {"multiply_high", "unsigned_divide", "unsigned_remainder"}
+OF_INTEGERS = {"shift_left", "shift_right", *UNSIGNED}
 OF_BITS = {"bit_and", "bit_or", "bit_xor", "bit_not"}
 OF_NUMBERS = {"divide", "quick_divide", "floor_divide", "remainder", "fmod", "power"}
 OF_WORDS = {name for name in TERNARY if name != "multiply_add"}

@@ -224,11 +224,11 @@ class _Run:
         else:
             self.extremes.append((node, sign))
 
-    def role(self, node: Node, out: list[Any], beside: bool) -> None:
+    def role(self, node: Node, out: list[Any], joins: bool) -> None:
         """Trace a role, which may run at the same time as the one before."""
         events: list[Any] = []
         self.block(node.blocks[0], events)
-        if not beside:
+        if not joins:
             out.append(("roles", []))
         out[-1][1].append((node, events))
 
