@@ -15,7 +15,8 @@ the box, element by element, and where the mask holds each is inside of the arra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import product as corners_of
 from typing import Any, NamedTuple
@@ -229,7 +230,7 @@ def offsets_within(
     """Offsets and mask of an access, so that it stays inside, and the Box that they are."""
     t, shape = tracer(), memory.type.shape
     offset = t.builder.cast(offset, int64)
-    box = box_of(t, shape, offset, mask, lambda at, size: _halves(t, at, size)[:2])
+    box = box_of(t, shape, offset, mask)
     if box is not None:
         return offset, mask, box
     return *_guarded(t, op, memory, offset, mask), None
@@ -317,10 +318,11 @@ class Lines(NamedTuple):
     base: Size
 
 
-class Box(NamedTuple):
+@dataclass(frozen=True)
+class Box:
     """Where offsets begin along each axis of the array, and which tile axis lies along which."""
 
-    start: tuple[Size, ...]
+    index: tuple[Size, ...]
     axes: tuple[int, ...]
     cut: bool  # the mask leaves out more than what lies beyond the ends
 
@@ -391,14 +393,8 @@ def _combined(name: str, a: Lines, b: Lines) -> Lines | None:
     return Lines(tuple(multiply(f, a.base) for f in b.factors), multiply(b.base, a.base))
 
 
-Inside = Callable[[Size, Size], tuple[bool, bool]]
-
-
-def box_of(
-    t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None, inside: Inside
-) -> Box | None:
-    """The Box that offsets are; `inside(index, size)` says what bounds prove of an index: whether
-    it is at least 0, and whether it is below the size."""
+def box_of(t: Tracer, shape: Sequence[Size], offset: Node, mask: Node | None) -> Box | None:
+    """The Box that offsets are, if bounds or the mask prove that it is inside."""
     whole = lines_of(t, offset)
     if whole is None or not shape or any(f == 0 for f in whole.factors):
         return None
@@ -413,7 +409,7 @@ def box_of(
         test = next((v for v, limit in tests if limit == size and _counts(v, axis)), None)
         start = test.base if test is not None else floor_divide(rest, stride)
         end = combine(start, 0 if axis is None else offset.shape[axis] - 1, 1)
-        if not inside(start, size)[0] or (test is None and not inside(end, size)[1]):
+        if not _halves(t, start, size)[0] or (test is None and not _halves(t, end, size)[1]):
             return None
         index.append(start)
         along.append(axis)

@@ -792,7 +792,7 @@ def load(
     whole, cut = _whole_mask(mask, box.shape, edges)
     index, whole = within("load", box, whole, cut)
     node = t.builder.load(box.memory.node, index, box.shape, box.axes, whole)
-    t.touch("load", box.memory, box.index, box.shape, box.axes, mask=whole, cut=cut)
+    t.touch("load", box.memory, box, box.shape, mask=whole, cut=cut)
     return _masked(TileValue(node, edges, (True,) * len(edges)), whole, other)
 
 
@@ -864,7 +864,7 @@ def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> Non
     index, whole = within("store", box, whole, cut)
     tracer().builder.store(box.memory.node, tile.node, index, box.axes, whole)
     facts = {"cut": cut or edges != box.edges(), "mask": whole, "unique": unique}
-    tracer().touch("store", box.memory, box.index, box.shape, box.axes, **facts)
+    tracer().touch("store", box.memory, box, box.shape, **facts)
 
 
 def _scatter(
@@ -923,8 +923,8 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         _, whole = within("atomic_add", box, whole, cut)
     inputs = [memory.node, tile.node, wide_offsets]
     node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
-    at, each = (None, wide_offsets) if box is None else (box.index, None)
-    tracer().touch("add", memory, at, offsets.shape, offsets=each, mask=whole, cut=True)
+    each = wide_offsets if box is None else None
+    tracer().touch("add", memory, box, offsets.shape, offsets=each, mask=whole, cut=True)
     return TileValue(node, edges)
 
 

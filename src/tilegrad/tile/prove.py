@@ -62,18 +62,14 @@ ENOUGH = 4_000  # events, after which only the first and last programs are run
 
 def check_body(body: Body, target: Target | None = None) -> list[Finding]:
     """Findings of all checks, errors first; those of a machine only if there is one."""
-    found: dict[Finding, None] = {}
     if any(node.op.name in PLACED_OPS for node in body.block.all_nodes()):
         skeleton = Skeleton(body)
-        found.update(dict.fromkeys(check_dependent(skeleton)))
-        found.update(dict.fromkeys(_protocol(skeleton)))
-        found.update(dict.fromkeys(check_handover(body)))
+        found = [*check_dependent(skeleton), *_protocol(skeleton), *check_handover(body)]
     else:
-        found.update(dict.fromkeys(check_initialised(body)))
+        found = check_initialised(body)
     if target is not None:
-        found.update(dict.fromkeys(check_budget(body, target)))
-        found.update(dict.fromkeys(check_banks(body, target)))
-    return sorted(found, key=lambda f: f.severity != "error")
+        found += [*check_budget(body, target), *check_banks(body, target)]
+    return sorted(dict.fromkeys(found), key=lambda f: f.severity != "error")
 
 
 def _protocol(skeleton: Skeleton) -> list[Finding]:

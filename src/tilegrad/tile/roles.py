@@ -260,7 +260,7 @@ def _store(op: Op, target: Any, place: Any) -> None:
     box = _box(target, part)
     at = (*box.index, *part.at)
     _do(op, box.memory.node, part.node, *at, shape=part.shape, axes=box.axes)
-    tracer().touch("store", box.memory, box.index, box.shape, box.axes)
+    tracer().touch("store", box.memory, box, box.shape)
 
 
 def matrix_async(
@@ -332,7 +332,7 @@ def store_add(target: Any, value: Any) -> None:
     box = _box(target, None)
     tile = cast(tile_of(value, box.memory.dtype), box.memory.dtype)
     _do(placed.store_add, box.memory.node, tile.node, *box.index, axes=box.axes)
-    tracer().touch("add", box.memory, box.index, tile.shape, box.axes)
+    tracer().touch("add", box.memory, box, tile.shape)
 
 
 def send(place: Any, value: Any, stage: BarrierStage, to: Any = "all") -> None:

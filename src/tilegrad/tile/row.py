@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -51,13 +51,11 @@ class Touch:
         return self.memory.dtype.storage_bytes(math.prod(self.shape))
 
 
-@dataclass(frozen=True)
-class Make:
+class Make(NamedTuple):
     """A place, or an array of barriers, is set up."""
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """Done at some time by the role's engine of a kind, in the group being collected."""
 
     engine: str
@@ -69,8 +67,7 @@ class Work:
         return self.engine == "copy_threads"
 
 
-@dataclass(frozen=True)
-class Land:
+class Land(NamedTuple):
     """A box is written at some time, and its bytes land on a barrier: in this program, or in those
     of the cluster whose bit of the mask, moved by `first`, is set (-1: in all)."""
 
@@ -84,8 +81,7 @@ class Land:
     tells: bool = True  # who waits knows of all that the role did, or of the bytes alone
 
 
-@dataclass(frozen=True)
-class Arrive:
+class Arrive(NamedTuple):
     """One arrival at a barrier (of a rank of the cluster), which may announce bytes."""
 
     barrier: Node
@@ -94,8 +90,7 @@ class Arrive:
     rank: Scalar | None = None
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(NamedTuple):
     """Until the phase of a parity is over."""
 
     barrier: Node
@@ -103,8 +98,7 @@ class Wait:
     parity: Scalar
 
 
-@dataclass(frozen=True)
-class Meet:
+class Meet(NamedTuple):
     """Arrive with the role's threads at a numbered barrier, and wait there or go on."""
 
     number: int
@@ -112,30 +106,26 @@ class Meet:
     waits: bool
 
 
-@dataclass(frozen=True)
-class Fence:
+class Fence(NamedTuple):
     """What was stored is seen: 'async' ops, other programs ('global'), the 'matrix' unit."""
 
     kind: str
 
 
-@dataclass(frozen=True)
-class Close:
+class Close(NamedTuple):
     """The group of an engine that is being collected is closed."""
 
     engine: str
 
 
-@dataclass(frozen=True)
-class Drain:
+class Drain(NamedTuple):
     """Until at most `pending` groups of an engine are under way."""
 
     engine: str
     pending: int
 
 
-@dataclass(frozen=True)
-class Depend:
+class Depend(NamedTuple):
     """Until the launches before are done."""
 
 

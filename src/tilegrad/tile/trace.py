@@ -220,21 +220,16 @@ class Tracer:
         return known
 
     def touch(
-        self,
-        kind: str,
-        memory: MemoryValue,
-        index: Sequence[Size] | None = None,
-        tile: tuple[int, ...] = (),
-        axes: tuple[int, ...] = (),
-        **facts: Any,
+        self, kind: str, memory: MemoryValue, box: Any, tile: tuple[int, ...], **facts: Any
     ) -> None:
-        """Note the access of a result by the Node that was added last, with facts of an Access."""
+        """Note the access of a result by the Node that was added last, with facts of an Access:
+        at a Window or a Box, or (None) at offsets."""
         if any(memory.node is r.node for r in self.results):
             node = self.builder.builder.open[-1].nodes[-1]
-            at = None if index is None else tuple(index)
+            index, axes = (None, ()) if box is None else (box.index, box.axes)
             around = tuple(self.branches), tuple(self.empty)
             place = memory.node, memory.type.shape
-            made = Access(kind, node, *place, *around, at, tile, tuple(axes), **facts)
+            made = Access(kind, node, *place, *around, index, tile, axes, **facts)
             self.accesses[node] = made
 
     def touch_at(
@@ -242,7 +237,7 @@ class Tracer:
     ) -> None:
         """Note an access by offsets, which may be a Box."""
         if box is not None and offsets.shape == tile:
-            self.touch(kind, memory, box.start, tile, box.axes, cut=box.cut, **facts)
+            self.touch(kind, memory, box, tile, cut=box.cut, **facts)
         else:
             self.touch(kind, memory, None, tile, offsets=offsets, cut=True, **facts)
 

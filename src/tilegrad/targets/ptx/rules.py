@@ -73,7 +73,7 @@ def apply(w: Writer, name: str, dtype: DType, *inputs: str, near: bool = False) 
         return result if name in COMPARES else narrow(w, dtype, result)
     if dtype is dtypes.int4:
         result = row(w, dtypes.int8, *inputs)
-        return result if name in COMPARES | KEEPS else wrap(w, dtype, result)
+        return result if name in COMPARES else wrap(w, dtype, result)
     return row(w, dtype, *inputs)
 
 
@@ -520,21 +520,3 @@ COMPARES = frozenset({"equal", "not_equal", "less", "less_equal"})
 EXTREMES = frozenset({"maximum", "minimum"})
 # Rows that treat a narrow float as its bits.
 ON_BITS = frozenset({"where", "negative", "absolute"})
-# Rows that give one of their operands, 0, 1 or -1: what was extended stays so.
-KEEPS = frozenset(
-    {
-        "where",
-        "maximum",
-        "minimum",
-        "sign",
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "bit_and",
-        "bit_or",
-        "bit_xor",
-        "bit_not",
-        "shift_right",
-    }
-)
