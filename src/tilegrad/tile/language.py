@@ -25,7 +25,7 @@ from typing import Any
 from ..core import dtype as dtypes
 from ..core.dtype import DType, accumulator, dtype_of, promote
 from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserError, user_location
-from ..ir.node import Node
+from ..ir.node import Node, Op
 from ..ir.symbol import Expr, Size, high, low, maximum, minimum
 from ..ir.symbol import ceil_divide as ceil_divide_sizes
 from ..ir.types import Tile
@@ -52,6 +52,12 @@ from .value import (
 from .value import cast as cast_tile
 
 INF = math.inf
+
+
+def _do(op: Op, *inputs: Node | Size, **attrs: Any) -> Node:
+    return tracer().builder.do(op, *inputs, **attrs)
+
+
 IDENTITY: dict[str, Callable[[DType], Any]] = {
     "sum": lambda d: 0,
     "prod": lambda d: 1,
@@ -233,7 +239,7 @@ def hole(name: str, shape: Any, *inputs: Any, dtype: Any = dtypes.float32) -> Ti
     """A tile that whoever uses the kernel computes from `inputs`; see `build.fill`."""
     given = [tile_of(i).node for i in inputs]
     type_ = Tile(static_shape(shape), dtype_of(dtype))
-    return TileValue(tracer().builder.do(ops.hole, *given, name=name, type=type_))
+    return TileValue(_do(ops.hole, *given, name=name, type=type_))
 
 
 def _extreme(name: str, of_sizes: Callable[[Size, Size], Size], text: str) -> Any:
@@ -294,7 +300,7 @@ def broadcast(x: Any, shape: Any) -> TileValue:
 def reshape(x: Any, shape: Any) -> TileValue:
     """The elements in row-major order under another shape."""
     value, sizes = tile_of(x), static_shape(shape)
-    node = tracer().builder.add(ops.reshape(value.node, shape=sizes))
+    node = _do(ops.reshape, value.node, shape=sizes)
     return TileValue(node, *_reshaped_edges(value, sizes))
 
 
@@ -324,7 +330,7 @@ def transpose(x: Any, order: Sequence[int] | None = None) -> TileValue:
             raise AxisError("a transpose needs two axes", got=value.shape)
         order = (*range(value.ndim - 2), value.ndim - 1, value.ndim - 2)
     axes = tuple(_axis(value, a) for a in order)
-    node = tracer().builder.add(ops.transpose(value.node, order=axes))
+    node = _do(ops.transpose, value.node, order=axes)
     edges = tuple(value.edges[a] for a in axes)
     return TileValue(node, edges, tuple(value.zero[a] for a in axes))
 
@@ -337,7 +343,7 @@ def expand(x: Any, key: tuple[Any, ...]) -> TileValue:
         place = key[0] + value.shape[0] if key[0] < 0 else key[0]
         if not 0 <= place < value.shape[0]:
             raise AxisError("no such element", expected=value.shape, got=key[0])
-        node = tracer().builder.add(ops.extract(value.node, index=place))
+        node = _do(ops.extract, value.node, index=place)
         return expand(TileValue(node, value.edges[1:], value.zero[1:]), key[1:])
     if Ellipsis in key:
         place, given = key.index(Ellipsis), [k for k in key if k is not None and k is not Ellipsis]
@@ -369,7 +375,7 @@ def _part(value: TileValue, key: Sequence[Any]) -> TileValue:
         start[axis], shape[axis] = first, last - first
     if tuple(shape) == value.shape:
         return value
-    node = tracer().builder.add(ops.part(value.node, start=tuple(start), shape=tuple(shape)))
+    node = _do(ops.part, value.node, start=tuple(start), shape=tuple(shape))
     edges = [e and Edge(e.start + at, e.limit) for e, at in zip(value.edges, start)]
     return TileValue(node, tuple(edges), value.zero)
 
@@ -388,7 +394,7 @@ def stack(values: Sequence[Any]) -> TileValue:
     """Tiles of one shape along a new first axis; scalars become a column, (n, 1)."""
     nodes = [tile_of(v).node for v in values]
     op = ops.stack_rows if nodes[0].shape else ops.stack
-    return TileValue(tracer().builder.add(op(*nodes)))
+    return TileValue(_do(op, *nodes))
 
 
 def cast(x: Any, dtype: Any) -> TileValue:
@@ -405,7 +411,7 @@ def bitcast(x: Any, dtype: Any) -> TileValue:
 def repeat_bits(x: Any) -> TileValue:
     """The 16 bits of each element in both halves of an int32."""
     value = tile_of(x)
-    node = tracer().builder.add(ops.repeat_bits(value.node))
+    node = _do(ops.repeat_bits, value.node)
     return TileValue(node, value.edges)
 
 
@@ -420,7 +426,7 @@ def where(condition: Any, a: Any, b: Any) -> TileValue:
     values = [test, *[cast_tile(tile_of(v, dtype), dtype) for v in (a, b)]]
     shape = broadcast_shape([v.shape for v in values])
     values = [broadcast_tile(v, shape) for v in values]
-    node = tracer().builder.add(ops.where(*[v.node for v in values]))
+    node = _do(ops.where, *[v.node for v in values])
     return TileValue(node, join_edges(values))
 
 
@@ -627,7 +633,7 @@ def dot(a: Any, b: Any, c: Any = None, dtype: Any = None) -> TileValue:
     edges: list[Edge | None] = [left.edges[0], right.edges[1]]
     whole = TileValue(start.node, tuple(edges)) if not any(start.edges) else start
     left, right = fill_axis(left, 1, 0), fill_axis(right, 0, 0)
-    node = tracer().builder.add(ops.dot(left.node, right.node, start.node))
+    node = _do(ops.dot, left.node, right.node, start.node)
     return TileValue(node, join_edges([whole, TileValue(node, tuple(edges))]))
 
 
@@ -953,27 +959,26 @@ def scratch(shape: Any, dtype: Any = dtypes.float32, scope: str = "l2") -> Memor
 
 def matrix_load(memory: Any, index: Sequence[Any], shape: Any, unit: str) -> TileValue:
     """A tile in the registers of a CPU's matrix unit."""
-    b, at = tracer().builder, [size_of(i, "index") for i in index]
+    at = [size_of(i, "index") for i in index]
     attrs = {"shape": static_shape(shape), "unit": unit}
-    return TileValue(b.do(ops.matrix_load, memory.node, *at, **attrs))
+    return TileValue(_do(ops.matrix_load, memory.node, *at, **attrs))
 
 
 def matrix_zero(shape: Any, dtype: Any, unit: str) -> TileValue:
     """A tile of a matrix unit, all 0."""
-    made = ops.matrix_zero(shape=static_shape(shape), dtype=dtype_of(dtype), unit=unit)
-    return TileValue(tracer().builder.add(made))
+    attrs = {"shape": static_shape(shape), "dtype": dtype_of(dtype), "unit": unit}
+    return TileValue(_do(ops.matrix_zero, **attrs))
 
 
 def matrix_dot(total: TileValue, a: TileValue, b: TileValue, unit: str) -> TileValue:
     """total + a @ b, on a matrix unit."""
-    made = ops.matrix_dot(total.node, a.node, b.node, unit=unit)
-    return TileValue(tracer().builder.add(made))
+    return TileValue(_do(ops.matrix_dot, total.node, a.node, b.node, unit=unit))
 
 
 def matrix_store(memory: Any, index: Sequence[Any], value: TileValue, unit: str) -> None:
     """Write a tile of a matrix unit."""
-    b, at = tracer().builder, [size_of(i, "index") for i in index]
-    b.do(ops.matrix_store, memory.node, value.node, *at, unit=unit)
+    at = [size_of(i, "index") for i in index]
+    _do(ops.matrix_store, memory.node, value.node, *at, unit=unit)
 
 
 def shared(shape: Any, dtype: Any = dtypes.float32, layout: str = "") -> MemoryValue:

@@ -306,7 +306,7 @@ def prefetch(memory: Node, *index: Node, to: str) -> Type:
     return NOTHING
 
 
-@row("memory", effects=lambda n: (Make(),))
+@row("memory", effects=Make())
 def allocate(*, shape: tuple[int, ...], dtype: DType, scope: str, layout: str) -> Type:
     """a place in a Scope, private to the program, not initialised"""
     return Memory(shape, dtype, scope, "state", None, layout)

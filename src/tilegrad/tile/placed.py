@@ -26,6 +26,7 @@ the interpreter hold a Body to that. It is long because the level's ops stand on
 from __future__ import annotations
 
 from dataclasses import replace as changed
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,13 @@ from .row import (
 )
 
 Array = np.ndarray[Any, Any]
+placed_row = partial(row, placed=True)
 
 
 # ---- roles ----------------------------------------------------------------------------------
 
 
-@row("role", effect=True, placed=True)
+@placed_row("role", effect=True)
 def role(*, name: str, warps: int, registers: int, blocks: tuple[Block, ...]) -> Type:
     """warps that run this Block beside the roles next to it; registers is the most a thread may
     hold, 0 for what the target gives"""
@@ -82,7 +84,7 @@ def _on_barrier(barrier_: Node, *scalars: Node) -> Type:
     return NOTHING
 
 
-@row("barrier", effects=lambda n: (Make(),), placed=True)
+@placed_row("barrier", effects=Make())
 def barrier(*, name: str, count: int, stages: int) -> Type:
     """an array of barriers, one per stage of a pipeline"""
     if count < 1 or stages < 1:
@@ -95,33 +97,31 @@ def _arrival(node: Node) -> tuple[Arrive]:
     return (Arrive(barrier_, stage, node.attrs.get("bytes", 0), rank[0] if rank else None),)
 
 
-@row("barrier", effects=_arrival, placed=True)
+@placed_row("barrier", effects=_arrival)
 def arrive(barrier_: Node, stage: Node) -> Type:
     """one arrival in the phase under way"""
     return _on_barrier(barrier_, stage)
 
 
-@row(
-    "barrier", effects=lambda n: (Arrive(n.inputs[0], n.inputs[1], n.attrs["bytes"]),), placed=True
-)
+@placed_row("barrier", effects=_arrival)
 def expect(barrier_: Node, stage: Node, *, bytes: int) -> Type:
     """one arrival that also announces bytes to land"""
     return _on_barrier(barrier_, stage)
 
 
-@row("barrier", effects=lambda n: (Wait(*n.inputs),), placed=True)
+@placed_row("barrier", effects=lambda n: (Wait(*n.inputs),))
 def wait(barrier_: Node, stage: Node, parity: Node) -> Type:
     """until the phase of this parity is over"""
     return _on_barrier(barrier_, stage, parity)
 
 
-@row("barrier", effects=lambda n: (Meet(**n.attrs, waits=True),), placed=True)
+@placed_row("barrier", effects=lambda n: (Meet(**n.attrs, waits=True),))
 def named_sync(*, number: int, threads: int) -> Type:
     """arrive with this role's threads at a numbered barrier and wait until `threads` have"""
     return NOTHING
 
 
-@row("barrier", effects=lambda n: (Meet(**n.attrs, waits=False),), placed=True)
+@placed_row("barrier", effects=lambda n: (Meet(**n.attrs, waits=False),))
 def named_arrive(*, number: int, threads: int) -> Type:
     """arrive at a numbered barrier, do not wait"""
     return NOTHING
@@ -130,7 +130,7 @@ def named_arrive(*, number: int, threads: int) -> Type:
 FENCES = ("async", "global")
 
 
-@row("barrier", effects=lambda n: (Fence(n.attrs["kind"]),), placed=True)
+@placed_row("barrier", effects=lambda n: (Fence(n.attrs["kind"]),))
 def fence(*, kind: str) -> Type:
     """'async': this role's plain stores are seen by copies and matrix ops; 'global': by other
     programs"""
@@ -162,6 +162,11 @@ def _rows(place: Memory, shape: tuple[int, ...], row: int) -> Memory:
     whole = place.shape[len(place.shape) - len(shape) :]
     if shape[1:] != whole[1:] or not 0 <= row <= whole[0] - shape[0]:
         raise Misfit(f"a box of {shape} from row {row} on leaves {place}")
+    return _ending(place, shape)
+
+
+def _ending(place: Memory, shape: tuple[int, ...]) -> Memory:
+    """A place as if its last axes had other sizes."""
     return changed(place, shape=(*place.shape[: len(place.shape) - len(shape)], *shape))
 
 
@@ -181,7 +186,7 @@ def _landing(node: Node) -> tuple[Land]:
     return (Land(into, source, node.inputs[2], node.inputs[3]),)
 
 
-@row("copy", effects=_landing, placed=True)
+@placed_row("copy", effects=_landing)
 def copy_async(
     place: Node,
     memory: Node,
@@ -199,7 +204,7 @@ def copy_async(
     return _boxed(_rows(into, shape, row), source, shape, axes, len(index))
 
 
-@row("copy", effects=lambda n: (Work("copy_store", _ends(n, 2, True)),), placed=True)
+@placed_row("copy", effects=lambda n: (Work("copy_store", _ends(n, 2, True)),))
 def copy_store(
     memory: Node, place: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> Type:
@@ -218,7 +223,7 @@ def _to_several(node: Node) -> tuple[Land]:
     return (Land(into, source, barrier_, stage, node.attrs["mask"], first),)
 
 
-@row("copy", effects=_to_several, placed=True)
+@placed_row("copy", effects=_to_several)
 def copy_multicast(
     place: Node,
     memory: Node,
@@ -238,8 +243,7 @@ def copy_multicast(
     whole = (rows, *shape[1:])
     if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:
         raise Misfit(f"a box of {shape} is no share of the rows of {into}")
-    part = changed(into, shape=(*into.shape[: -len(shape)], *shape))
-    return _boxed(part, source, shape, axes, len(index) - 2)
+    return _boxed(_ending(into, shape), source, shape, axes, len(index) - 2)
 
 
 HINTS = ("", "first")  # how long what is read stays in caches: as usual, leaves first
@@ -253,7 +257,7 @@ def _pages(node: Node) -> tuple[Land]:
     return (Land(into, changed(source, pages=node.inputs[4]), barrier_, stage),)
 
 
-@row("copy", effects=_pages, placed=True)
+@placed_row("copy", effects=_pages)
 def copy_pages(
     place: Node,
     memory: Node,
@@ -277,23 +281,22 @@ def copy_pages(
         raise Misfit(f"{pages.type} are not the pages of {count} boxes of {shape}")
     if hint not in HINTS:
         raise Misfit(f"no hint is called {hint!r}")
-    part = changed(into, shape=(*into.shape[: -len(shape)], *shape))
-    return _boxed(part, source, shape, axes, len(index))
+    return _boxed(_ending(into, shape), source, shape, axes, len(index))
 
 
-@row("copy", effects=lambda n: (Close("copy_store"),), placed=True)
+@placed_row("copy", effects=Close("copy_store"))
 def commit_copies() -> Type:
     """close this role's group of copy_store"""
     return NOTHING
 
 
-@row("copy", effects=lambda n: (Drain("copy_store", n.attrs["pending"]),), placed=True)
+@placed_row("copy", effects=lambda n: (Drain("copy_store", n.attrs["pending"]),))
 def wait_copies(*, pending: int) -> Type:
     """until at most `pending` groups are under way"""
     return NOTHING
 
 
-@row("copy", effects=lambda n: (Work("copy_threads", _ends(n, 2, False)),), placed=True)
+@placed_row("copy", effects=lambda n: (Work("copy_threads", _ends(n, 2, False)),))
 def copy_threads(
     place: Node, memory: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...], row: int
 ) -> Type:
@@ -306,19 +309,19 @@ def copy_threads(
     return _boxed(_rows(into, shape, row), source, shape, axes, len(index))
 
 
-@row("copy", effects=lambda n: (Close("copy_threads"),), placed=True)
+@placed_row("copy", effects=Close("copy_threads"))
 def commit_threads() -> Type:
     """close this role's group of copy_threads"""
     return NOTHING
 
 
-@row("copy", effects=lambda n: (Drain("copy_threads", n.attrs["pending"]),), placed=True)
+@placed_row("copy", effects=lambda n: (Drain("copy_threads", n.attrs["pending"]),))
 def wait_threads(*, pending: int) -> Type:
     """until each thread's own copies are there, but for those of the last `pending` groups"""
     return NOTHING
 
 
-@row("copy", effects=lambda n: _ends(n, 2, True), placed=True)
+@placed_row("copy", effects=lambda n: _ends(n, 2, True))
 def store_threads(
     memory: Node, place: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> Type:
@@ -365,7 +368,7 @@ def kept_words(node: Node) -> tuple[Node, ...]:
     return node.inputs[4:5] if node.inputs[4:] and isinstance(node.inputs[4].type, Memory) else ()
 
 
-@row("matrix_async", effects=_product, numpy=_multiplied, placed=True)
+@placed_row("matrix_async", effects=_product, numpy=_multiplied)
 def matrix_async(
     accumulator: Node,
     a: Node,
@@ -399,19 +402,19 @@ def matrix_async(
     return NOTHING
 
 
-@row("matrix_async", effects=lambda n: (Fence("matrix"),), placed=True)
+@placed_row("matrix_async", effects=Fence("matrix"))
 def matrix_fence() -> Type:
     """registers written so far may be used by matrix_async"""
     return NOTHING
 
 
-@row("matrix_async", effects=lambda n: (Close("matrix_async"),), placed=True)
+@placed_row("matrix_async", effects=Close("matrix_async"))
 def matrix_commit() -> Type:
     """close this role's group of matrix_async"""
     return NOTHING
 
 
-@row("matrix_async", effects=lambda n: (Drain("matrix_async", n.attrs["pending"]),), placed=True)
+@placed_row("matrix_async", effects=lambda n: (Drain("matrix_async", n.attrs["pending"]),))
 def matrix_wait(*, pending: int) -> Type:
     """until at most `pending` groups are under way"""
     return NOTHING
@@ -444,7 +447,7 @@ def _operand(node: Node) -> tuple[Touch, Touch]:
     return source, lead(operand, True)
 
 
-@row("matrix_sync", effects=_operand, numpy=_operand_of, placed=True)
+@placed_row("matrix_sync", effects=_operand, numpy=_operand_of)
 def load_operand(operand: Node, place: Node, *index: Node, start: int, transpose: bool) -> Type:
     """registers (m, k) or (n, k), from some of the columns (of the rows, if transposed) of the
     place at its leading index, from `start` on; those of a place of 8 bits are widened to 16 for
@@ -469,14 +472,13 @@ def _synchronous(node: Node, a: Any, b: Any, old: Any) -> Any:
     return np.concatenate([numeric.dot(x, y.T, z, total.dtype) for x, y, z in zip(*parts)])
 
 
-@row(
+@placed_row(
     "matrix_sync",
     effects=lambda n: (
         *[lead(x, False) for x in n.inputs[1:]],
         *read_and_write(lead(n.inputs[0], True)),
     ),
     numpy=_synchronous,
-    placed=True,
 )
 def matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int]) -> Type:
     """accumulator (m, n) += a (m, k) @ b (n, k) transposed, all in registers, by warps that stand
@@ -501,16 +503,14 @@ def apart(accumulator: Node, b: Node, warps: tuple[int, int]) -> bool:
 # ---- places ---------------------------------------------------------------------------------
 
 
-@row("memory", effects=lambda n: (Make(),), placed=True)
+@placed_row("memory", effects=Make())
 def register_tile(*, shape: tuple[int, ...], dtype: DType) -> Type:
     """a place in the registers of a role, not initialised"""
     return Memory(shape, dtype, "register", "state")
 
 
-@row(
-    "memory",
-    effects=lambda n: (lead(n.inputs[0], False, n.inputs[1:], n.attrs["rows"] or None),),
-    placed=True,
+@placed_row(
+    "memory", effects=lambda n: (lead(n.inputs[0], False, n.inputs[1:], n.attrs["rows"] or None),)
 )
 def read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
     """the tile at the leading index of a place, or `rows` (first, count) of it"""
@@ -528,7 +528,7 @@ def read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
     return Tile(shape, type_.dtype)  # type: ignore[arg-type]
 
 
-@row("memory", effects=lambda n: (lead(n.inputs[0], True, n.inputs[2:]),), placed=True)
+@placed_row("memory", effects=lambda n: (lead(n.inputs[0], True, n.inputs[2:]),))
 def write_place(place: Node, value: Node, *index: Node) -> Type:
     """replace the tile at the leading index of a place"""
     if read_place.infer(place, *index, rows=()) != value.type:
@@ -544,11 +544,7 @@ def cleared(node: Node) -> tuple[int, int] | None:
     return int(start), int(stop - start)
 
 
-@row(
-    "memory",
-    effects=lambda n: (lead(n.inputs[0], True, n.inputs[3:], cleared(n)),),
-    placed=True,
-)
+@placed_row("memory", effects=lambda n: (lead(n.inputs[0], True, n.inputs[3:], cleared(n)),))
 def clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
     """zeros in the rows from start to before stop, as far as there are any, of the tile at the
     leading index of a place"""
@@ -562,13 +558,13 @@ def clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
 # places, and end together.
 
 
-@row("grid", placed=True)
+@placed_row("grid")
 def cluster_rank() -> Type:
     """number of this program within its cluster"""
     return ops.INDEX
 
 
-@row("barrier", effects=_arrival, placed=True)
+@placed_row("barrier", effects=_arrival)
 def arrive_remote(barrier_: Node, stage: Node, rank: Node) -> Type:
     """arrive at the barrier of the cluster's program of that rank"""
     return _on_barrier(barrier_, stage, rank)
@@ -587,7 +583,7 @@ def _sent(node: Node) -> tuple[Land]:
     return (Land(into, None, barrier_, stage, mask, first, parts, tells=False),)
 
 
-@row("copy", effects=_sent, placed=True)
+@placed_row("copy", effects=_sent)
 def send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, to: str) -> Type:
     """into places, at their leading index, of programs of the cluster, the bytes landing on the
     barrier there; to 'all' (this one too) the whole value, or 'shares' of its rows in the order of
@@ -623,11 +619,10 @@ def _added(node: Node) -> tuple[Touch, Touch]:
     )
 
 
-@row(
+@placed_row(
     "memory",
     effects=_added,
     numpy=lambda n, old, value: numeric.elementwise("add", n.inputs[0].dtype, [old, value]),
-    placed=True,
 )
 def store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) -> Type:
     """add a tile to what lies at the index, each element in one step as seen by all programs, in
@@ -638,14 +633,14 @@ def store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) ->
     return NOTHING
 
 
-@row("grid", effects=lambda n: (Depend(),), placed=True)
+@placed_row("grid", effects=Depend())
 def grid_dependency_wait() -> Type:
     """until the launches this one depends on are done: comes before any read that is not of a
     constant, and any global write"""
     return NOTHING
 
 
-@row("grid", effect=True, placed=True)
+@placed_row("grid", effect=True)
 def grid_launch_dependents() -> Type:
     """launches that depend on this may start"""
     return NOTHING

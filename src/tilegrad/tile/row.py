@@ -166,10 +166,11 @@ def row(
     name: str = "",
     effect: bool = False,
     numpy: Callable[..., Any] | None = None,
-    effects: Effects | None = None,
+    effects: Effects | Effect | None = None,
     placed: bool = False,
 ) -> Callable[[Infer], TileOp]:
-    """The op that a function of inputs and attrs is the row of."""
+    """The op that a function of inputs and attrs is the row of; one Effect is every Node's."""
+    found = effects if effects is None or callable(effects) else lambda node: (effects,)
 
     def make(infer: Infer) -> TileOp:
         given = inspect.signature(infer).parameters.values()
@@ -182,7 +183,7 @@ def row(
             category=category,
             meaning=" ".join((infer.__doc__ or "").split()),
             numpy=numpy,
-            effects=effects,
+            effects=found,
             placed=placed,
         )
 
