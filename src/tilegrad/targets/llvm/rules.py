@@ -306,10 +306,12 @@ class Vectors:
 Row = Callable[..., str]  # of Vectors, the DType of the operands, and a value each
 
 
-def _function(name: str) -> Row:
-    """A row that expands `tile.functions.<name>`."""
+def _function(name: str, of_integers: Row | None = None) -> Row:
+    """A row that expands `tile.functions.<name>`; integers may have a row of their own."""
 
     def row(m: Vectors, d: DType, *inputs: str) -> str:
+        if of_integers is not None and not d.is_float:
+            return of_integers(m, d, *inputs)
         return str(getattr(functions, name)(*[Element(m, i, d) for i in inputs]).held)
 
     return row
@@ -382,9 +384,7 @@ def _unsigned_division(instruction: str) -> Row:
 
 
 def _divide_floor(m: Vectors, d: DType, a: str, b: str) -> str:
-    """Division rounded down; a zero divisor of integers gives 0."""
-    if d.is_float:
-        return _function("floor_divide")(m, d, a, b)
+    """Division of integers rounded down; a zero divisor gives 0."""
     quotient, remainder, divisor, zero_divisor = _division(m, d, a, b)
     if d.kind == "int":
         adjust = _signs_differ(m, d, remainder, divisor)
@@ -413,8 +413,6 @@ def _signs_differ(m: Vectors, d: DType, remainder: str, divisor: str) -> str:
 
 
 def _remainder(m: Vectors, d: DType, a: str, b: str) -> str:
-    if d.is_float:
-        return _function("remainder")(m, d, a, b)
     _, remainder, divisor, zero_divisor = _division(m, d, a, b)
     if d.kind == "int":
         adjust = _signs_differ(m, d, remainder, divisor)
@@ -423,9 +421,7 @@ def _remainder(m: Vectors, d: DType, a: str, b: str) -> str:
 
 
 def _fmod(m: Vectors, d: DType, a: str, b: str) -> str:
-    """The remainder with the sign of the dividend; 0 of a zero divisor of integers."""
-    if d.is_float:
-        return _function("fmod")(m, d, a, b)
+    """The remainder of integers with the sign of the dividend; 0 of a zero divisor."""
     return _division(m, d, a, b)[1]  # a zero divisor was taken for 1
 
 
@@ -448,8 +444,6 @@ def _compare(name: str) -> Row:
 
 def _integer_power(m: Vectors, d: DType, a: str, b: str) -> str:
     """Integer power by squaring over all bits of the exponent; a negative one gives 0 (or +-1)."""
-    if d.is_float:
-        return _function("power")(m, d, a, b)
     zero, one, minus = (m.constant(v, d) for v in (0, 1, -1))
     base, exponent, result = a, b, one
     for _ in range(d.bits - (d.kind == "int")):
@@ -604,12 +598,12 @@ ROWS: dict[str, Row] = {
     "multiply": _pick("fmul", "mul", boolean="and"),
     "divide": _divide,
     "quick_divide": _divide,
-    "floor_divide": _divide_floor,
-    "remainder": _remainder,
-    "fmod": _fmod,
+    "floor_divide": _function("floor_divide", _divide_floor),
+    "remainder": _function("remainder", _remainder),
+    "fmod": _function("fmod", _fmod),
     "unsigned_divide": _unsigned_division("udiv"),
     "unsigned_remainder": _unsigned_division("urem"),
-    "power": _integer_power,
+    "power": _function("power", _integer_power),
     "maximum": _intrinsic("maximum", "smax", "umax"),
     "minimum": _intrinsic("minimum", "smin", "umin"),
     "bit_and": _pick("and", "and"),

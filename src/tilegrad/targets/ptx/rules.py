@@ -216,10 +216,12 @@ def _mend(
     w.place(end)
 
 
-def _function(name: str, near: bool = False) -> Row:
-    """A row that expands `tile.functions.<name>`."""
+def _function(name: str, of_integers: Row | None = None, near: bool = False) -> Row:
+    """A row that expands `tile.functions.<name>`; integers may have a row of their own."""
 
     def row(w: Writer, d: DType, *inputs: str) -> str:
+        if of_integers is not None and not d.is_float:
+            return of_integers(w, d, *inputs)
         machine = Machine(w, near)
         return str(getattr(functions, name)(*[Element(machine, i, d) for i in inputs]).held)
 
@@ -235,8 +237,6 @@ def _exp(w: Writer, d: DType, x: str) -> str:
 
     Above the clamp 2**t is infinite and r, at its constant, positive: no nan arises.
     """
-    if d is not F32:
-        return _function("exp")(w, d, x)
     x = w.value("max.NaN.f32", x, literal(-104.0, F32))
     x = w.value("min.NaN.f32", x, literal(EXP_HIGHEST, F32))
     t = w.value("mul.rn.f32", x, literal(LOG2_E, F32))
@@ -248,15 +248,19 @@ def _exp(w: Writer, d: DType, x: str) -> str:
 
 def _quick_exp(w: Writer, d: DType, x: str) -> str:
     """2**(x log2(e)) with the product rounded: off by |x| 2**-24 or so."""
-    if d is not F32:
-        return _exp(w, d, x)
     t = w.value("mul.rn.f32", x, literal(LOG2_E, F32))
     return w.value("ex2.approx.ftz.f32", t)
 
 
-def _single(form: str, otherwise: Row) -> Row:
-    """A row that is one instruction on float32."""
-    return lambda w, d, *x: w.value(form, *x) if d is F32 else otherwise(w, d, *x)
+def _single(of_float32: Row | str, otherwise: Row) -> Row:
+    """A row that float32 has of its own: another one, or an instruction."""
+    own = _words(of_float32) if isinstance(of_float32, str) else of_float32
+    return lambda w, d, *x: (own if d is F32 else otherwise)(w, d, *x)
+
+
+def _words(form: str) -> Row:
+    """A row that is one instruction, whatever the dtype."""
+    return lambda w, d, *inputs: w.value(form, *inputs)
 
 
 _exp2 = _single("ex2.approx.f32", _function("exp2"))
@@ -268,8 +272,6 @@ TANH_NEAR = (0.01643758, -0.052671812, 0.13320725, -0.33332947)  # of x**2: tanh
 
 def _tanh(w: Writer, d: DType, x: str) -> str:
     """A polynomial near zero, then 1 - 2 / (e**(2|x|) + 1)."""
-    if d is not F32:
-        return _function("tanh")(w, d, x)
     square = w.value("mul.rn.f32", x, x)
     bend = literal(TANH_NEAR[0], F32)
     for coefficient in TANH_NEAR[1:]:
@@ -394,11 +396,6 @@ def _multiply_add(w: Writer, d: DType, a: str, b: str, c: str) -> str:
     return typed(w, d, "fma.rn" if d.is_float else "mad.lo", a, b, c)
 
 
-def _words(form: str) -> Row:
-    """A row that is one instruction on words of several numbers."""
-    return lambda w, d, *inputs: w.value(form, *inputs)
-
-
 def _byte_permute(w: Writer, d: DType, a: str, b: str, chosen: str) -> str:
     """Four of the eight bytes of two registers; a digit's highest bit counts for nothing."""
     return w.value("prmt.b32", a, b, w.value("and.b32", chosen, "30583"))
@@ -430,8 +427,6 @@ def _compare(name: str) -> Row:
 
 def _power(w: Writer, d: DType, a: str, b: str) -> str:
     """Integers by squaring; the product wraps, a negative exponent gives 0 (or 1 or -1)."""
-    if d.is_float:
-        return _function("power")(w, d, a, b)
     kind, letter = kind_of(d), type_of(d)
     rest, base, result = w.new(kind), w.new(kind), w.new(kind)
     if d.kind == "int":
@@ -458,12 +453,6 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
     return select(w, d, test(w, d, "lt", b, "0"), small, wrap(w, d, result))
 
 
-def _division(name: str, of_integers: Row) -> Row:
-    """A row by `tile.functions` for floats, by `division` for integers."""
-    of_floats = _function(name)
-    return lambda w, d, a, b: (of_floats if d.is_float else of_integers)(w, d, a, b)
-
-
 ROWS: dict[str, Row] = {
     "negative": _negative,
     "absolute": _absolute,
@@ -479,12 +468,12 @@ ROWS: dict[str, Row] = {
     "subtract": _arithmetic("sub", boolean="xor"),
     "multiply": _arithmetic("mul", boolean="and", integer="mul.lo"),
     "divide": division.divide,
-    "floor_divide": _division("floor_divide", division.floor_divide),
-    "remainder": _division("remainder", division.remainder),
-    "fmod": _division("fmod", division.fmod),
+    "floor_divide": _function("floor_divide", division.floor_divide),
+    "remainder": _function("remainder", division.remainder),
+    "fmod": _function("fmod", division.fmod),
     "unsigned_divide": division.unsigned_division("div"),
     "unsigned_remainder": division.unsigned_division("rem"),
-    "power": _power,
+    "power": _function("power", _power),
     "maximum": _extreme("max"),
     "minimum": _extreme("min"),
     "bit_and": _bitwise("and"),
@@ -504,14 +493,14 @@ ROWS: dict[str, Row] = {
     "byte_permute": _byte_permute,
     "pair_multiply_add_bfloat16": _words("fma.rn.bf16x2"),
     "pair_multiply_add_float16": _words("fma.rn.f16x2"),
-    "exp": _exp,
+    "exp": _single(_exp, _function("exp")),
     "exp2": _exp2,
-    "quick_exp": _quick_exp,
+    "quick_exp": _single(_quick_exp, _function("exp")),
     "quick_exp2": _single("ex2.approx.ftz.f32", _exp2),
     "quick_reciprocal": _single("rcp.approx.ftz.f32", _arithmetic("rcp")),
     # within 2 units of the last place over the whole range
     "quick_divide": _single("div.full.ftz.f32", division.divide),
-    "tanh": _tanh,
+    "tanh": _single(_tanh, _function("tanh")),
 }
 ROWS = {**{name: _function(name) for name in FUNCTIONS}, **ROWS}
 NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
