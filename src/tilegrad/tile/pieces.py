@@ -151,10 +151,10 @@ class Pieces:
             return self.keep(Source(inner.shape, inner.dtype, inner.piece), shape)
         return Source(shape, inner.dtype, piece, depth=inner.depth + 1)
 
-    def width(self, shape: tuple[int, ...], dtype: DType = float32) -> int:
+    def width(self, shape: tuple[int, ...]) -> int:
         """Elements of a piece: a power of two that divides the last axis."""
         last = shape[-1] if shape else 1
-        return min(last & -last, 4 * self.target.lanes(dtype))
+        return min(last & -last, 4 * self.target.lanes(float32))
 
     def each(self, shape: tuple[int, ...]) -> Iterator[tuple[Indices, int]]:
         """Loops over all pieces in row-major order, as `for` writes them: where a piece begins, and

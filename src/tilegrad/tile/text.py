@@ -22,11 +22,11 @@ from .build import Body
 HEAD = "tilegrad-body 1 "
 
 
-def body_text(body: Body, *, locations: bool = False) -> str:
+def body_text(body: Body) -> str:
     """The text of a Body."""
     notes = tuple(note for note in sorted(body.notes.items()) if _has_text(note[1]))
     line = write_symbolic(lambda names: f"{write(body.grid, names)} {write(notes, names)}")
-    return f"{HEAD}{line}\n{print_block(body.block, 'tile', locations=locations)}"
+    return f"{HEAD}{line}\n{print_block(body.block, 'tile')}"
 
 
 def _has_text(value: Any) -> bool:

@@ -97,8 +97,8 @@ def native() -> Native:
     )
 
 
-def _spins_per_second(spin: Callable[..., int], times: int = 1000) -> float:
-    best = 1.0
+def _spins_per_second(spin: Callable[..., int]) -> float:
+    best, times = 1.0, 1000
     for _ in range(3):
         begin = time.perf_counter()
         spin(times)
