@@ -18,8 +18,8 @@ from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
 from tilegrad.kernels.matmul.shape import WidePlan
-from tilegrad.schedule.epilogue import MOST_INSTRUCTIONS
-from tilegrad.schedule.instructions import EXACT, INSTRUCTIONS
+from tilegrad.schedule.cost import EXACT, INSTRUCTIONS
+from tilegrad.schedule.products import MOST_INSTRUCTIONS
 from tilegrad.schedule.schedule import Kernel, Launch
 from tilegrad.targets.ptx.emit import emit
 

@@ -2,27 +2,32 @@
 
 The array takes a product with the ops that follow it, or ops alone, where its vector unit has them;
 everything else is the host's, in the same memory and the same Schedule. A Body of the array has an
-ArrayWork in its notes; the Body itself computes the same values on the CPU, to the bit. Invariant:
-what is refused is refused in words, and the host takes it.
+ArrayWork in its notes; the Body itself computes the same values on the CPU, to the bit: of 16-bit
+floats a tile of the unit's depth is summed from zero, k after k, and added to the tiles before it;
+with sums in place the unit's depth is that of the whole product. Subnormal numbers are zero of
+their sign: operands, products and sums. Invariant: what is refused is refused in words, and the
+host takes it; values are those of the array's simulator, NaNs' bits apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..core.target import Target
+from ..core.dtype import float16, float32
+from ..core.target import MatrixUnit, Target
 from ..graph import ops
 from ..ir.node import Node, topological
+from ..ir.symbol import Size, high, modulo
 from ..runtime.language import language_of
 from ..tile.array import ArrayWork
-from .array_dot import ArrayDot
 from .array_steps import ALONG, VECTOR, Reader, Refused, takes_product
 from .array_work import work_of_region
-from .cut import Cut
-from .dot import VectorProducts
+from .dot import DotLowering, VectorProducts
 from .family import Bodies, ByFunction, Family, Offer
 from .loops import lower_loops
-from .region import Region, leaves_of
+from .plan import Plan
+from .region import Cut, Region, leaves_of
 
 
 def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], cut: Cut) -> str:
@@ -143,3 +148,52 @@ def marked(bodies: Bodies, work: ArrayWork) -> Bodies:
     for body, _ in bodies:
         body.notes["array"] = work.to_text()
     return bodies
+
+
+# ---- products in the array's order ---------------------------------------------------------------
+
+TINY, HALF_TINY = 2.0**-126, 2.0**-14  # the smallest normal fp32, fp16
+
+
+class ArrayDot(DotLowering):
+    """Lowers one product in the order of the array at a rate."""
+
+    rate = ""
+
+    @property
+    def unit(self) -> MatrixUnit:
+        """The array as it multiplies at this rate."""
+        return next(u for u in self.target.array_rates if u.name == self.rate or not self.rate)
+
+    def choose(self) -> Plan:
+        """The host's, with blocks of k that are tiles of the array."""
+        depth = min(self.unit.k, high(self.problem.sizes[2]))
+        return replace(super().choose(), block_k=depth, unroll=1)
+
+    def flushed(self, x: Node, least: float = TINY) -> Node:
+        """x without subnormal numbers."""
+        b = self.b
+        small = b.apply("less", b.apply("absolute", x), b.constant(least, float32, ()))
+        return b.apply("where", small, b.apply("multiply", x, b.constant(0, float32, ())), x)
+
+    def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
+        """A product, then a sum, each rounded."""
+        half = float16 in [x.dtype for x in self.region.values[0].inputs]
+        given = [self.flushed(x, HALF_TINY if half else TINY) for x in (left, line)]
+        product = self.flushed(self.b.apply("multiply", *given))
+        return self.flushed(self.b.apply("add", sums, product))
+
+    def with_earlier(self, acc: Node, at: Size, rows: list[Size], start: Size) -> Node:
+        """The tiles before it and this one; rows of the array that have no k add zeros."""
+        b, k = self.b, self.problem.sizes[2]
+        unit = self.unit
+        whole = unit.k if unit.k <= 2 * unit.m else 2 if self.rate else 1  # of k, without zeros
+        if modulo(k, whole) != 0:
+            zero = b.apply("add", acc, b.constant(0, float32, ()))
+            acc = b.branch(b.less(k, at + unit.k), lambda: [zero], lambda: [acc])[0]
+        return self.flushed(super().with_earlier(acc, at, rows, start))
+
+    def epilogue(self, row: Size, lane: Size, acc: Node) -> None:
+        """Sums as they are stored: fp16 has no subnormal numbers either."""
+        half = self.region.values[0].dtype is float16
+        super().epilogue(row, lane, self.flushed(acc, HALF_TINY) if half else acc)

@@ -21,7 +21,7 @@ from ..ir.symbol import Size, high
 from ..ir.types import Tile, product
 from ..tile.build import Body
 from ..tile.callee import KernelCallee
-from ..tile.check import verify_body
+from ..tile.check import PLACED_OPS, verify_body
 from ..tile.legalize import legalize
 from ..tile.prove import require
 from .family import Bodies, Family, Made, Offer, Verdict
@@ -140,3 +140,12 @@ def _known(node: Node) -> int:
     if node.op.name == "reduce":
         return 0  # of what is counted at run time
     return 0 if not node.inputs else max(_known(i) for i in node.inputs)
+
+
+def check_body(body: Body, kind: str, target: Target) -> Body:
+    """The pass: races, deadlock and fences of a library kernel with what fusion has put into it."""
+    placed = any(node.op.name in PLACED_OPS for node in body.block.all_nodes())
+    if placed and kind != "call":
+        verify_body(body, "placed", target, "schedule.body_check")
+        require(body, target, "schedule.body_check")
+    return body

@@ -42,12 +42,11 @@ from ..tile import ops as tile_ops
 from . import plan as plans
 from . import sheet as parameters
 from .access import Index, offset_of, reads_below
-from .cut import Cut
 from .evaluate import wide
 from .family import Bodies, Family, Made, Offer, roofline
 from .plan import Plan
 from .problem import breaks_of_groups, power_of_two, problem_of, stride_of
-from .region import Region
+from .region import Cut, Region
 from .sheet import Parameter, Sheet
 
 FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs

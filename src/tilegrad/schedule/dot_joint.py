@@ -30,14 +30,13 @@ from ..kernels.matmul.table import PLAIN
 from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
 from ..tile.build import Body
 from .access import base_of
-from .block_sums import is_part
-from .cut import Cut
 from .dot_wide import FEW_TOKENS, WideDot, accepts
 from .family import Bodies, Family, Offer
 from .fuse import Fuser
 from .lowering import Lowering
 from .problem import breaks_of_groups
-from .region import REDUCE, Region, bit, leaves_of
+from .region import REDUCE, Cut, Region, bit, leaves_of
+from .values import is_part
 
 MOST_WEIGHTS = 4  # of one launch
 APART = 4  # Regions that one dot may need and another not: else they are ready at other times

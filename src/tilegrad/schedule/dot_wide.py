@@ -30,8 +30,7 @@ from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import ranked, transposed, with_room
 from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_stay, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
-from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
-from ..kernels.matmul.threads_plan import ranked_threads
+from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
 from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
@@ -39,13 +38,13 @@ from ..tile import ops as tile_ops
 from ..tile.build import Body
 from . import sheet as parameters
 from .access import MOVEMENT, Index, base_of, offset_of, reads_below, through, unravel
-from .block_sums import is_part, is_whole
+from .cost import instructions
 from .evaluate import wide
 from .family import Made
-from .instructions import instructions
 from .problem import power_of_two, problem_of
 from .region import Region
 from .threads.tiles import ThreadSheet
+from .values import is_part, is_whole
 
 ALIGNMENT = 16  # bytes
 FEW_TOKENS = 128  # tokens

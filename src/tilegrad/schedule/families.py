@@ -72,8 +72,8 @@ TABLE = [
     Row("loops on vectors", ANY, "schedule.loops:lower_loops", vectors_alone, _LOOPS),
     Row("loops on threads", ANY, "schedule.threads.loops_threads:lower_loops", threads, _LOOPS),
     # Ways to see products with picked weights; a pass asks them, and products may be left.
-    Row("own weights", _PICKED, "schedule.picked:OwnWeights", any_target, ("picked",)),
-    Row("one product", _PICKED, "schedule.picked:OneProduct", any_target, ("picked",)),
+    Row("own weights", _PICKED, "schedule.grouped:OwnWeights", any_target, ("picked",)),
+    Row("one product", _PICKED, "schedule.grouped:OneProduct", any_target, ("picked",)),
     Row("products on the array", _PRODUCTS, "schedule.array:ArrayProducts", array, _DOTS),
     Row("products on the host", _PRODUCTS, "schedule.array:HostProducts", array, _DOTS),
     Row("products on tiles", _PRODUCTS, "schedule.matrix:TileProducts", own_tiles, _DOTS),
@@ -103,7 +103,7 @@ TABLE = [
     Row("sort on vectors", ("sort",), "schedule.scan_sort:lower_sort", vectors),
     Row("sort on threads", ("sort",), "schedule.threads.sort:lower_sort", threads),
     Row("running sums on vectors", ("cumulative",), "schedule.scan_sort:lower_scan", vectors),
-    Row("running sums on threads", ("cumulative",), "schedule.threads.axis:lower_scan", threads),
+    Row("running sums on threads", ("cumulative",), "schedule.threads.sort:lower_scan", threads),
     Row("updates on vectors", ("update",), "schedule.update:lower_update", vectors),
     Row("updates on threads", ("update",), "schedule.threads.update_threads:lower_update", threads),
     # Ops that a pass rewrites to calls before Regions are cut: at a tie the first row wins.

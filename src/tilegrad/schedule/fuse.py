@@ -16,12 +16,12 @@ from ..ir.node import Node, needs, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
 from .access import MOVEMENT, readers_through
-from .cut import Cut
-from .extent import DEPTH, HELD, NODES, READS, Extents
+from .cost import DEPTH, HELD, NODES, READS, Extents
 from .families import KINDS, families_of
 from .region import (
     INLINE,
     REDUCE,
+    Cut,
     Region,
     bit,
     cost,

@@ -2,7 +2,7 @@
 
 `wide_matmul` is the placed kernel for large m: persistent programs, one producer that fills a
 ring of shared tiles by copies, and consumers of 64 rows each that multiply from the ring; results
-leave through a staged tile while the next product begins (`epilogue`). The hole
+leave through a staged tile while the next product begins (`ring`). The hole
 `epilogue(acc, rows, columns)` sees pieces of the accumulator and may read further parameters.
 
 Why so: a product of one tile over k reads (m + n) k elements and makes m n k products, so tiles are
@@ -25,7 +25,7 @@ from ...ir.node import Node
 from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .epilogue import Leaving
+from .ring import Moving
 from .shape import (
     Ask,
     Epilogue,
@@ -63,7 +63,7 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", residual
     return WideMatmul(x, plan, builder, memories[:3], residuals=memories[3:]).build()
 
 
-class WideMatmul(Leaving):
+class WideMatmul(Moving):
     """Writes one Body of `wide_matmul`."""
 
     products = 1  # whose sums an epilogue takes

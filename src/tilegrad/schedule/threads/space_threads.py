@@ -28,8 +28,8 @@ from ..access import (
     reads_below,
     symbolic,
 )
+from ..cost import instructions
 from ..evaluate import wide
-from ..instructions import instructions
 from ..problem import power_of_two
 from ..sheet import Parameter
 from ..space import Part, Space

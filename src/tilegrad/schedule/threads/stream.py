@@ -24,9 +24,8 @@ from ..access import atom_of
 from ..evaluate import wide
 from ..family import Bodies
 from ..lines import Sweep
-from .online import Part
 from .space_threads import ThreadSpace
-from .sweep import Kept, Sweeper, lanes_of, reads_of_sweep, sweeps_of
+from .sweep import Kept, Part, Sweeper, lanes_of, reads_of_sweep, sweeps_of
 from .tiles import ThreadSheet, lane_numbers
 
 TILES = 4  # of a turn

@@ -1,4 +1,10 @@
-"""What is computed of a product on its way out, and what of it is too much for its kernel.
+"""Passes around the library's products: which operands are copied first, and what follows apart.
+
+Products read operands where they lie, as matrices whose rows are whole steps of 16 bytes. What
+movement makes of a stored value often is none: heads that are put side by side again after
+attention, a part of a row that begins in the middle. Such a product would be left to the plain
+tiled kernel, which is several times slower; where the copy takes less time than that loses, the
+operand becomes a value of its own.
 
 Every thread of a product's kernel holds many sums in registers and computes the epilogue of each
 without a loop, since registers have no index: what costs one instruction for an element is emitted
@@ -6,23 +12,30 @@ hundreds of times. Divisions and roots that are rounded exactly branch, and hold
 registers across each branch: the assembler needs minutes for thousands of them. So an epilogue is
 counted, and one that is too long becomes a kernel of its own that streams over the stored product.
 
-Invariant: Regions form no cycle, before and after; a product of few sums a thread keeps all.
+Invariant: Regions form no cycle, before and after; a product of few sums a thread keeps all; a
+copied operand is as large as what it is a copy of, or nearly (windows stay unfolded).
 """
 
 from __future__ import annotations
 
+import math
+
 from ..core.target import Target
-from ..ir.node import Node
+from ..graph import ops
+from ..ir.node import Node, topological
+from ..ir.symbol import high, loop_index
 from ..ir.types import product
 from ..kernels.matmul.shape import WidePlan
 from ..kernels.matmul.threads_matmul import ThreadPlan
-from .block_sums import is_part
+from .access import base_of
+from .cost import instructions
 from .dot_threads import tiled_copies
-from .dot_wide import WideDot
+from .dot_wide import WideDot, matrix_of
 from .fuse import Fuser
-from .instructions import instructions
 from .lowering import Lowering
+from .problem import Problem
 from .region import Region, bit, leaves_of
+from .values import is_part
 
 MOST_INSTRUCTIONS = 24_000  # of all epilogues of a Body: about 2 s in the assembler
 LONG = 40  # of one element: fewer are within the bound for any tile
@@ -86,3 +99,50 @@ def cut(region: Region, fuser: Fuser) -> None:
         if region.number in other.after:
             other.after.add(after.number)
     fuser.regions.append(after)
+
+
+# ---- operands ------------------------------------------------------------------------------------
+
+SLOWER = 4.0  # the tiled kernel beside the library's, at least
+LAUNCH = 3e-6  # seconds
+GROWS = 1.25  # times the elements it is made of, at most
+
+
+def lay_out(lowering: Lowering) -> None:
+    """The pass: operands of large products that lie as no matrix become values."""
+    values, target = lowering.fuser.values, lowering.target
+    arguments, results = lowering.arguments, lowering.results
+    for dot in topological(results, stop=set(arguments).__contains__):
+        if dot.op is ops.dot and dot not in arguments:
+            moved = [
+                x
+                for side, x in enumerate(dot.inputs)
+                if x not in values and _pays(side, dot, values, target)
+            ]
+            if moved and _takes(dot, values | set(moved), target):
+                values.update(moved)
+
+
+def _pays(side: int, dot: Node, values: set[Node], target: Target) -> bool:
+    """Whether an operand that lies as no matrix is copied in less time than it would cost."""
+    p, x = Problem(dot), dot.inputs[side]
+    batch, m, k, n = (loop_index(name, size) for name, size in zip("bmkn", p.sizes))
+    index = p.index_b(batch, k, n) if side else p.index_a(batch, m, k)
+    if matrix_of(x, index, (batch, k, n) if side else (batch, m, k), values) is not None:
+        return False
+    source = base_of(x, values)
+    elements = high(product(x.shape))
+    if source not in values or elements > GROWS * high(product(source.shape)):
+        return False
+    products = math.prod(high(size) for size in p.sizes)
+    best = 2.0 * products / target.peak_flops(dot.inputs[0].dtype)
+    copy = 2.0 * elements * x.dtype.size / target.peak_bytes() + LAUNCH
+    return (SLOWER - 1) * best > copy
+
+
+def _takes(dot: Node, values: set[Node], target: Target) -> bool:
+    """Whether the library takes a product of such operands."""
+    order = topological(dot.inputs, values.__contains__)
+    reads = [n for n in order if n in values]
+    like = Region("dot", [dot], product(dot.shape), stored=[dot])
+    return WideDot(like, reads, target).choice is not None
