@@ -46,7 +46,7 @@ from .evaluate import wide
 from .family import Bodies, Family, Made, Offer, roofline
 from .plan import Plan
 from .problem import breaks_of_groups, power_of_two, problem_of, stride_of
-from .region import Cut, Region
+from .region import Region
 from .sheet import Parameter, Sheet
 
 FEW_GROUPS = 4  # times the rows of a group if all had equal ones: more are for several programs
@@ -425,10 +425,6 @@ class DotLowering:
 
 class VectorProducts(Family):
     """Products on vectors, packed and register-tiled."""
-
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value can be computed of the product on its way out."""
-        return cut.follows(node, region, leaves)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """Rows of groups that are mostly alone are no product."""

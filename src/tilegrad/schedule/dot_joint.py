@@ -329,7 +329,7 @@ class LibraryProducts(Family):
             units = cut.target.asynchronous_units  # others leave no sums behind
             units = units if region.anchor.op is ops.dot else ()
             return bool(units) and takes_parts(node, region, cut, cut.target)
-        return cut.follows(node, region, leaves)
+        return super().grow(region, node, leaves, cut)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """Few rows are one tile, a longer one or two, and weights are all that is read: (the rows,

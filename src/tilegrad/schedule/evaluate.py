@@ -43,6 +43,7 @@ from .access import (
     below,
     depends,
     joined,
+    moved,
     offset_of,
     ravel,
     symbolic,
@@ -119,6 +120,13 @@ class Evaluator:
         self.lane_atoms.add(atom)
         return atom, node
 
+    def atom(self, name: str, value: Node, least: int, most: int) -> Size:
+        """An atom for an index that was computed; that of a tile varies along it."""
+        found = self.body.atom(name, value, least, most)
+        if value.shape and isinstance(found, Expr):
+            self.lane_atoms.add(found)
+        return found
+
     def bind(self, node: Node, index: Index, value: Node) -> None:
         """Say what a value is at an index, in this scope."""
         self.memo[-1][(node, index)] = value
@@ -149,7 +157,7 @@ class Evaluator:
             return self.load(node, index)
         op = node.op
         if op in MOVEMENT:
-            inner, conditions = MOVEMENT[op](node, index)
+            inner, conditions = moved(node, index)
             if not conditions:
                 return self.value(node.inputs[0], inner)
             if any(c.fails() for c in conditions):
@@ -232,11 +240,7 @@ class Evaluator:
         last = self.body.index(size - 1)  # out of range is clamped: never read there
         value = self.body.apply("minimum", value, last)
         value = self.body.apply("maximum", value, self.body.constant(0, int64))
-        atom = self.body.atom("at", value, 0, max(1, high(size) - 1))
-        assert isinstance(atom, Expr)
-        if value.shape:
-            self.lane_atoms.add(atom)
-        return atom
+        return self.atom("at", value, 0, max(1, high(size) - 1))
 
     # ---- loads and stores -----------------------------------------------------------------
 

@@ -88,20 +88,13 @@ def _store_below(node: Node, values: set[Node]) -> None:
     values.add(node)
 
 
-def _real_readers(node: Node, readers: dict[Node, list[Node]]) -> tuple[set[Node], bool]:
-    """The Nodes that read a value through movement, and whether one repeats it."""
-    found = set(readers_through(node, readers))
-    repeated = any(r.op in (ops.expand, ops.windows) for r in found)
-    return {r for r in found if r.op not in MOVEMENT}, repeated
-
-
 def _wanted(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> bool:
     """Whether an elementwise Node should be a value: read by many, or repeated."""
-    found, repeated = _real_readers(node, readers)
+    through = set(readers_through(node, readers))
+    repeated = any(r.op in (ops.expand, ops.windows) for r in through)
+    found = {r for r in through if r.op not in MOVEMENT}
     gathered = any(r.op is ops.gather and r.inputs[0] is not node for r in found)
-    if len(found) < 2 and not repeated:
-        return False
-    if gathered and len(found) < 2:
+    if len(found) < 2 and (gathered or not repeated):
         return False
     work = cost(node, values, SCALAR_COST)
     if (node.dtype.kind == "bool" and work <= 4) or (

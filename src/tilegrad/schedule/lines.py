@@ -33,11 +33,12 @@ FAR_OFF = 1 << 62  # no place: above every index
 CHAIN = 64  # additions to one accumulator before it is added to a total
 
 
-class Lines:
+class Lines(Part):
     """Loops of one Body whose vectors or tiles have so many lanes."""
 
-    def __init__(self, sheet: Sheet, lanes: int) -> None:
-        self.b, self.e, self.lanes = sheet.b, sheet.e, lanes
+    def __init__(self, space: Space, sheet: Sheet, lanes: int) -> None:
+        super().__init__(space, sheet)
+        self.lanes = lanes
 
     def lane_loop(
         self,
@@ -259,12 +260,11 @@ def blocked(reduces: Sequence[Node]) -> list[bool]:
     return [is_blocked(v) for v in reduces for _ in range(width_of(v))]
 
 
-class Reductions(Part):
+class Reductions(Lines):
     """Reductions in one Body, of tiles with so many lanes."""
 
     def __init__(self, space: Space, sheet: Sheet, lanes: int) -> None:
-        super().__init__(space, sheet)
-        self.lanes, self.lines = lanes, Lines(sheet, lanes)
+        super().__init__(space, sheet, lanes)
         self.sums = Accumulators(self.b, space.region.columns != 0)
 
     def feed(
@@ -324,7 +324,7 @@ class RowSweeps(Reductions):
         def piece(outer: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
             return self.piece(sweep, outer, first, last, carried)
 
-        return self.lines.over_lines(long, fresh, outer_size, span, piece, values)
+        return self.over_lines(long, fresh, outer_size, span, piece, values)
 
     def piece(
         self, sweep: Sweep, outer: Size, start: Size, stop: Size, values: list[Node]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..core.dtype import float32, float64, int64
 from ..core.target import Target
@@ -56,7 +57,7 @@ from .family import Bodies
 from .lines import CHAIN, Lines, Reductions, RowSweeps, Step, Sweep, sweeps
 from .region import COSTLY, Region
 from .sheet import Sheet
-from .space import Part, Space, is_blocked
+from .space import Space, is_blocked
 
 BLOCK = 8192  # elements of a flat elementwise program
 
@@ -68,28 +69,20 @@ def lower_loops(region: Region, target: Target, name: str) -> Bodies:
     inner = space.pick_inner()
     space.settle(inner)
     lanes = space.pick_lanes(inner)
-    if space.reduces and space.order == "column":
-        from .loops import ColumnLoops  # few Regions need it
-
-        return [sheet.end(ColumnLoops(space, sheet, lanes).body(), lanes=lanes, inner=inner)]
-    if space.reduces:
-        return [sheet.end(RowLoops(space, sheet, lanes).body(), lanes=lanes, inner=inner)]
-    flat = FlatLoops(space, sheet, lanes)
-    turned = flat.turned_reads()
-    grid = flat.turned_body(turned) if turned else flat.body()
-    return [sheet.end(grid, lanes=flat.lanes, inner=inner)]
+    kinds = {"row": RowLoops, "column": ColumnLoops} if space.reduces else {}
+    loops: Any = kinds.get(space.order, FlatLoops)(space, sheet, lanes)
+    grid = loops.body()
+    return [sheet.end(grid, lanes=loops.lanes, inner=inner)]
 
 
-class FlatLoops(Part):
+class FlatLoops(Lines):
     """Lowers Regions without reductions."""
 
-    def __init__(self, space: Space, sheet: Sheet, lanes: int) -> None:
-        super().__init__(space, sheet)
-        self.lanes, self.lines = lanes, Lines(sheet, lanes)
-
     def body(self) -> tuple[Size, ...]:
-        """Elementwise: rows of `inner` elements, long rows in blocks."""
-        rows, inner = self.space.shape.rows, self.space.inner
+        """Elementwise: rows of `inner` elements, long rows in blocks; or turned squares."""
+        rows, inner, turned = self.space.shape.rows, self.space.inner, self.turned_reads()
+        if turned:
+            return self.turned_body(turned)
         assert rows is not None
         block = BLOCK
         blocks: Size = ceil_divide(inner, block) if high(inner) > 2 * block else 1
@@ -98,16 +91,12 @@ class FlatLoops(Part):
         def body(lane: Size, _: list[Node]) -> None:
             self.write_all(row, lane)
 
-        lane = atom_of("lane", inner)
+        lane, start = atom_of("lane", inner), number * block
         with self.e.scope():
             for v in self.space.region.stored:
                 self.e.hoist(v, self.space.index_at(v, row, lane), [lane])
-            if blocks == 1:
-                self.lines.lane_loop(0, inner, body)
-            else:
-                start = number * block
-                stop = minimum(start + block, inner)
-                self.lines.lane_loop(start, stop, body, size=inner)
+            stop = inner if blocks == 1 else minimum(start + block, inner)
+            self.lane_loop(start, stop, body, size=inner)
         return (grid,)
 
     # ---- turned: reads that run across the rows -------------------------------------------
@@ -247,7 +236,7 @@ class RowLoops(RowSweeps):
                     e.store(self.stash[key], e.value(*moved(key)), column)
             return new
 
-        return self.lines.lane_loop(start, stop, body, values, size=sweep.inner)
+        return self.lane_loop(start, stop, body, values, size=sweep.inner)
 
     def finish(self, sweep: Sweep, values: list[Node]) -> None:
         """Combine lanes; what the loop has kept is there for later ones."""
@@ -300,7 +289,7 @@ class ColumnLoops(Reductions):
             row = self.outer_row * self.space.inner + lane
             body(row, lane - self.start)
 
-        self.lines.lane_loop(self.start, self.stop, run, size=self.space.inner)
+        self.lane_loop(self.start, self.stop, run, size=self.space.inner)
 
     def peek(self, memory: Node, place: Size) -> Node:
         """Running results; the scratch is a whole number of vectors, so no mask is needed."""

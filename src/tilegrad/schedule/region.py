@@ -20,8 +20,8 @@ from ..graph import ops
 from ..ir.node import Node, needs, topological, walk
 from ..ir.symbol import Size, floor_divide, loop_index
 from ..ir.types import Tuple, product
-from .access import MOVEMENT, Index, Place, base_of, unravel, walk_down
-from .evaluate import DIRECT
+from .access import MOVEMENT, Index, Place, base_of, moved, unravel, walk_down
+from .evaluate import DIRECT, ROWS
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
 COSTLY = {
@@ -51,21 +51,7 @@ COSTLY = {
     ops.fmod,
     ops.fixed,
 }
-INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT} | {
-    ops.where,
-    ops.cast,
-    ops.bitcast,
-    ops.fixed,
-    ops.constant,
-    ops.iota,
-    ops.size,
-    ops.stop_gradient,
-    ops.concatenate,
-    ops.gather,
-    ops.in_range,
-    ops.random_bits,
-    ops.barrier,
-}
+INLINE = {*DIRECT, *MOVEMENT, *ROWS, ops.constant}  # computed where they are read
 JOINED = 16  # parts of a concatenation that is computed where it is read
 DOTS = ("dot", "dots", "gated")  # kinds of Regions with products: one, several, two that meet
 
@@ -154,7 +140,7 @@ def reads_of(
     def step(node: Node, index: Index) -> Sequence[Place]:
         if node in values and node not in inside:
             return ()
-        moves = MOVEMENT[node.op](node, index) if node.op in MOVEMENT else None
+        moves = moved(node, index) if node.op in MOVEMENT else None
         if (moves and moves[1]) or node.op in (ops.gather, ops.concatenate, ops.random_bits):
             hidden.extend(leaves_of(node, values))
             return ()

@@ -15,7 +15,7 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import product
-from ..access import MOVEMENT, Condition, Index, Place, atom_of, below, joined, walk_down
+from ..access import MOVEMENT, Condition, Index, Place, atom_of, below, joined, moved, walk_down
 from ..family import Bodies
 from ..problem import power_of_two
 from ..region import Region
@@ -169,7 +169,7 @@ def open_conditions(starts: Sequence[Place], stored: Container[Node]) -> int:
         if node in stored:
             return ()
         if node.op in MOVEMENT:
-            parts = [(node.inputs[0], *MOVEMENT[node.op](node, index))]
+            parts = [(node.inputs[0], *moved(node, index))]
         elif node.op is ops.concatenate:
             parts = [(x, at, [condition]) for x, at, condition in joined(node, index)]
         else:

@@ -110,20 +110,16 @@ class HeldRows(ThreadPart):
 
     def reduce_stages(self, row: Size, lane: Size) -> None:
         """All reductions, a stage after the other."""
+        sums = Accumulators(self.b, self.space.region.columns != 0)
         for stage in range(1, self.space.stages() + 1):
-            self.reduce_stage(stage, row, lane)
-
-    def reduce_stage(self, stage: int, row: Size, lane: Size) -> None:
-        """All reductions of a stage over a tile."""
-        found = self.space.at_stage(stage)
-        values = [(v, self.e.value(v.inputs[0], reduce_index(v, row, lane))) for v in found]
-        self.bind_totals(row, [(v, x) for v, x in values if v.op is not ops.argmax])
-        for v, x in values:
-            if v.op is ops.argmax:
-                sums = Accumulators(self.b, self.space.region.columns != 0)
-                x, place = (self.b.broadcast(i, self.e.full) for i in (x, self.b.index(lane)))
-                best = sums.first_largest(x, place, self.e.inside(), len(self.e.full) - 1)
-                self.e.bind(v, unravel(row, v.shape), best)
+            found = self.space.at_stage(stage)
+            values = [(v, self.e.value(v.inputs[0], reduce_index(v, row, lane))) for v in found]
+            self.bind_totals(row, [(v, x) for v, x in values if v.op is not ops.argmax])
+            for v, x in values:
+                if v.op is ops.argmax:
+                    x, place = (self.b.broadcast(i, self.e.full) for i in (x, self.b.index(lane)))
+                    best = sums.first_largest(x, place, self.e.inside(), len(self.e.full) - 1)
+                    self.e.bind(v, unravel(row, v.shape), best)
 
     def bind_totals(self, row: Size, values: Sequence[tuple[Node, Node]]) -> None:
         """Sums and the like of tiles, side by side: threads may meet once for all of them."""
@@ -295,7 +291,7 @@ class Columns(Reductions, ThreadPart):
             )
 
         fresh = self.sums.starts(reduces, self.tile_shape())
-        values = self.lines.over_lines(blocked(reduces), fresh, 1, (start, middle), whole, fresh)
+        values = self.over_lines(blocked(reduces), fresh, 1, (start, middle), whole, fresh)
         if modulo(span, deep) != 0:
             values = b.loop("rest", middle, stop, deep, lambda i, x: take(i, stop, x), values)
         self.bind(reduces, row, values)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from ...core.dtype import DType, int32, int64
 from ...core.target import Target
@@ -53,9 +54,8 @@ class UpdateLowering(Update):
     b: Viewed
     e: TileEvaluator
 
-    def __init__(self, node: Node, reads: list[Node], values: set[Node], name: str) -> None:
-        super().__init__(node, values)
-        self.reads, self.name = reads, name
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.indexed = tuple(self.state.shape[a] for a in self.axes)
         after = max(self.axes, default=-1) + 1  # what follows lies in one piece in the state
         tail = product(self.state.shape[after:])
@@ -302,9 +302,7 @@ class UpdateLowering(Update):
 
     def split(self, key: Node) -> dict[int, Size]:
         """A destination as places by axis."""
-        to = self.b.atom("to", key, 0, max(1, high(product(self.indexed)) - 1))
-        if key.shape:
-            self.e.lane_atoms.add(to)  # type: ignore[arg-type]
+        to = self.e.atom("to", key, 0, max(1, high(product(self.indexed)) - 1))
         return dict(zip(self.axes, unravel(to, self.indexed)))
 
     def owned_lines(self, memory: dict[str, Node]) -> Made:
@@ -332,10 +330,7 @@ class UpdateLowering(Update):
     def number(self, memory: dict[str, Node], at: Size) -> Size:
         """The index number at a place in the order."""
         node = self.b.cast(self.e._load(memory["numbers"], at), int64)
-        found = self.b.atom("number", node, 0, max(1, high(self.count) - 1))
-        if node.shape:
-            self.e.lane_atoms.add(found)  # type: ignore[arg-type]
-        return found
+        return self.e.atom("number", node, 0, max(1, high(self.count) - 1))
 
     def owned_elements(self, memory: dict[str, Node]) -> Made:
         """Tiles over (pairs, unindexed elements) in one line: as many turns as the longest run."""
@@ -360,8 +355,7 @@ class UpdateLowering(Update):
                     live = b.apply("less", b.index(t), length)
                     spot = b.apply("add", b.index(at), b.index(t))
                     spot = b.apply("where", live, spot, b.constant(0, int64))
-                    place = b.atom("spot", spot, 0, max(1, high(self.count) - 1))
-                    e.lane_atoms.add(place)  # type: ignore[arg-type]
+                    place = e.atom("spot", spot, 0, max(1, high(self.count) - 1))
                     new = self.combine(found[0], self.read(self.number(memory, place), inner))
                     found[0] = b.apply("where", live, new, found[0])
             e.store(memory["state"], found[0], where, owns)
@@ -386,9 +380,4 @@ class DestinationSort(ScratchSort):
 
 def lower_update(region: Region, target: Target, name: str) -> Bodies:
     """An update by blocks of threads."""
-
-    def write(reads: list[Node]) -> Bodies:
-        own = f"update_{region.anchor.attrs['mode']}"
-        return UpdateLowering(region.anchor, reads, region.known, own).lower()
-
-    return update_bodies(region, target, lower_loops, write)
+    return update_bodies(region, target, UpdateLowering, lower_loops)
