@@ -15,7 +15,18 @@ from typing import Any
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, Op, walk
-from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, modulo, named
+from ..ir.symbol import (
+    Expr,
+    Size,
+    atoms,
+    coefficient,
+    combine,
+    floor_divide,
+    high,
+    low,
+    modulo,
+    named,
+)
 from ..ir.types import product, row_major
 
 Index = tuple[Size, ...]
@@ -165,6 +176,19 @@ def offset_of(node: Node, index: Index) -> Size:
     for i, s in zip(index, row_major(node.shape)):
         total = total + i * s
     return total
+
+
+def strides_of(offset: Size, probes: Sequence[Size]) -> tuple[list[Size], Size] | None:
+    """How many elements an offset moves along atoms, and what is left of it; None where it is not
+    linear in them."""
+    found: list[Size] = []
+    for probe in probes:
+        stride = coefficient(offset, probe) if isinstance(probe, Expr) else 0
+        if stride is None:
+            return None
+        found.append(stride)
+        offset = offset - probe * stride
+    return found, offset
 
 
 def joined(node: Node, index: Index) -> Iterator[tuple[Node, Index, Condition]]:

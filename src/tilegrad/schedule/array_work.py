@@ -16,11 +16,11 @@ from ..graph.interpret import interpret
 from ..ir.block import argument, pure_block
 from ..ir.node import Node
 from ..ir.rewrite import replace
-from ..ir.symbol import Expr, Size, coefficient, evaluate, high, loop_index, low
+from ..ir.symbol import Size, evaluate, high, loop_index, low
 from ..ir.text import parse_block, print_block
 from ..ir.types import Array, product
 from ..tile.array import FULL, HELD, LEFT, RIGHT, SPARSE, ArrayWork, Operand, Output, VectorStep
-from .access import offset_of, through
+from .access import offset_of, strides_of, through
 from .array_steps import Reader, Refused, takes_product
 from .problem import Problem
 from .region import Region
@@ -138,18 +138,8 @@ def _strides(moved: Node, base: Node) -> tuple[Size, ...]:
         loop_index(name, size) for name, size in zip(("batch", "row", "column"), moved.shape)
     )
     place = through(moved, index, {base})
-    if place is None:
-        return ()
-    offset = offset_of(*place)
-    found: list[Size] = []
-    first = offset
-    for one in index:
-        factor = coefficient(offset, one) if isinstance(one, Expr) else 0
-        if factor is None:
-            return ()
-        found.append(factor)
-        first = first - one * factor
-    return (*found, first)
+    found = None if place is None else strides_of(offset_of(*place), index)
+    return () if found is None else (*found[0], found[1])
 
 
 def _elements_read(one: Operand) -> np.ndarray[Any, Any]:

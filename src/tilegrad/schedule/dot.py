@@ -222,7 +222,7 @@ class DotLowering:
             for piece in range(0, self.plan.nr, lanes):
                 columns = [start + (piece + r) for r in range(lanes)]
                 square = self.turned(p.b, lambda k, n: p.index_b(self.batch, k, n), columns, at + i)
-                square = b.add(tile_ops.reshape(square, shape=(1, lanes, lanes)))
+                square = b.reshape(square, (1, lanes, lanes))
                 b.store(self.packed_b, square, (j, i, piece), (0, 1, 2))
 
     def turned(
@@ -235,7 +235,7 @@ class DotLowering:
         for other in others:
             with e.vector(k, lanes, self.problem.sizes[2], True) as lane:
                 rows.append(b.cast(e.value(x, index(lane, other)), self.accumulator))
-        return b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
+        return b.turned(rows)
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[r, i] = a[row r, at + i], or packed[i, r] in lines of k."""
@@ -399,17 +399,14 @@ class DotLowering:
 
     def epilogue(self, row: Size, lane: Size, acc: Node) -> None:
         """Evaluate and store what the Region wants of one row."""
-        e, dot = self.e, self.region.values[0]
-        e.own[dot] = e.settled(self.b.cast(acc, wide(dot.dtype)), dot)
-        for v in self.stored:
-            self.sheet.write(v, self.problem.index_like(v.shape, v, self.batch, row, lane))
+        self.problem.write(self.sheet, self.stored, (self.batch, row, lane), acc)
 
     def prefetch_rows(self, rows: list[Size], start: Size) -> None:
         """Ask for what the epilogue will read and write while the register tile is computed."""
         p, (_, m, _, n) = self.problem, self.problem.sizes
         row = named("loop", "far_row", 0, max(1, high(m) - 1))
         lane = named("loop", "far_lane", 0, max(1, high(n) - 1))
-        starts = [(v, p.index_like(v.shape, v, self.batch, row, lane)) for v in self.stored]
+        starts = [(v, p.index_like(v, self.batch, row, lane)) for v in self.stored]
         found = [(self.outputs[v], offset_of(v, i)) for v, i in starts]
         for node, index in reads_below(starts, self.e.memories):
             found.append((self.e.memories[node], offset_of(node, index)))

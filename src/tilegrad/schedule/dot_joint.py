@@ -75,19 +75,12 @@ class _Joiner:
                 inputs.setdefault(self.input_of(region.values[0]), []).append(region)
         joined = False
         for regions in inputs.values():
-            takes = [
-                r
-                for r in regions
-                if len(regions) > 1
-                and self.wide(r).operands is not None
-                and not self.wide(r).block_sums
-            ]
+            wides = [(r, self.wide(r)) for r in regions if len(regions) > 1]
+            takes = [r for r, w in wides if w.operands is not None and not w.block_sums]
             pairs = self.pairs(takes)
             rest = [r for r in takes if not any(r in pair for pair in pairs)]
-            for kind, parts in [
-                *(("gated", p) for p in pairs),
-                *(("dots", s) for s in self.sets(rest)),
-            ]:
+            found = [("gated", pair) for pair in pairs] + [("dots", s) for s in self.sets(rest)]
+            for kind, parts in found:
                 if self.closed(parts):  # as Regions are after what was joined before
                     self.join(kind, parts)
                     joined = True
@@ -270,12 +263,7 @@ class JointDot(WideDot):
             parts = [(p.stored[0], self.shared(p)) for p in self.parts if not self.gated]
             return self.build_matvec(parts or [(self.stored[0], self)])
         assert isinstance(plan, WidePlan)
-        _, m, k, n = self.problem.sizes
-        tokens = self.tokens()
-        weights = [
-            self.matrix(p.right, (p.problem.sizes[3], k), p.right.columns, p.right.rows)
-            for p in self.parts
-        ]
+        _, m, _, n = self.problem.sizes
         if self.gated:
             stored, epilogues = [(self.stored[0], n)], [self.epilogue]
         else:
@@ -286,8 +274,8 @@ class JointDot(WideDot):
             x,
             plan,
             self.b,
-            tokens,
-            weights,
+            self.tokens(),
+            [self.weights(p) for p in self.parts],
             results,
             epilogues,
             self.prologue if self.wholes else None,
@@ -302,7 +290,7 @@ class JointDot(WideDot):
         return part
 
 
-def takes_parts(part: Node, region: Region, cut: Cut, target: Target) -> bool:
+def takes_parts(part: Node, region: Region, cut: Cut) -> bool:
     """Whether the library's kernel of a product can leave the sums of its blocks behind."""
     if not is_part(part):
         return False
@@ -315,7 +303,7 @@ def takes_parts(part: Node, region: Region, cut: Cut, target: Target) -> bool:
     like = Region("dot", region.values, region.total, stored=stored)
     reads = like.reads_among(values)
     like.stored = [*stored, part]
-    found = WideDot(like, reads, target)
+    found = WideDot(like, reads, cut.target)
     return found.asynchronous and found.choice is not None
 
 
@@ -326,9 +314,8 @@ class LibraryProducts(Family):
         """Whether a value can be computed of the product on its way out: sums over blocks of
         columns that the kernel has whole too."""
         if region.kind == "dot" and node.op in REDUCE:
-            units = cut.target.asynchronous_units  # others leave no sums behind
-            units = units if region.anchor.op is ops.dot else ()
-            return bool(units) and takes_parts(node, region, cut, cut.target)
+            leaves_sums = region.anchor.op is ops.dot and bool(cut.target.asynchronous_units)
+            return leaves_sums and takes_parts(node, region, cut)
         return super().grow(region, node, leaves, cut)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:

@@ -58,7 +58,7 @@ class TiledDot:
         for at, whole in self.b.steps("k", 0, k, STEP, total):
             step(at, at + STEP if whole else k)
         with self.e.tile(row, rows, m, column, columns, n) as (i, j):
-            self.epilogue(batch_at, i, j, total[0])
+            self.problem.write(self.sheet, self.stored, (batch_at, i, j), total[0])
         return self.sheet.end((grid,), warps=warps)
 
     def operand(self, node: Node, index: Index) -> Node:
@@ -69,13 +69,6 @@ class TiledDot:
         if inside is not None and not _masked_load(x, e.full):
             x = b.apply("where", inside, x, b.constant(0, x.dtype))
         return b.cast(b.broadcast(x, e.full), product_dtype(node.dtype, self.accumulator))
-
-    def epilogue(self, batch: Size, row: Size, lane: Size, total: Node) -> None:
-        """Evaluate and store what the Region wants of the tile."""
-        p, at = self.problem, (batch, row, lane)
-        self.e.own[self.dot] = self.e.settled(self.b.cast(total, wide(self.dot.dtype)), self.dot)
-        for v in self.stored:
-            self.sheet.write(v, p.index_like(v.shape, v, *at))
 
 
 def tile_of(problem: Problem) -> tuple[int, int, int]:

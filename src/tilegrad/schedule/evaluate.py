@@ -260,7 +260,7 @@ class Evaluator:
         if not varying:
             mask = self.mask if self.mask is not None and not self.mask.shape else None
             if self.mask is not None and self.mask.shape and self._may_escape(memory, offset):
-                mask = b.add(tile_ops.reduce(self.mask, axis=0, kind="max"))
+                mask = b.reduce(self.mask, 0, "max")
             return b.load(memory, (offset,), mask=mask)
         if self.lane is not None and varying == [self.lane]:
             step = coefficient(offset, self.lane)

@@ -20,7 +20,6 @@ from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, low, modulo
-from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
 from .access import Place, atom_of, unravel
 from .evaluate import wide
@@ -182,7 +181,7 @@ class Accumulators:
 
     def total(self, node: Node, x: Node) -> Node:
         """A sum or the like over the first axis."""
-        return self.b.add(tile_ops.reduce(x, axis=0, kind=KINDS[node.op])) if x.shape else x
+        return self.b.reduce(x, 0, KINDS[node.op]) if x.shape else x
 
     def first_largest(self, x: Node, place: Node, mask: Node | None, axis: int) -> Node:
         """The first place of the largest value along an axis; nan is the largest."""
@@ -191,18 +190,18 @@ class Accumulators:
         if not x.shape:
             return place
         kept = b.where(mask, x, x.dtype.lowest)
-        top = self._kept(b.add(tile_ops.reduce(kept, axis=axis, kind="max")), axis)
+        top = self._kept(b.reduce(kept, axis, "max"), axis)
         best = b.apply("equal", x, top)
         if x.dtype.is_float:  # where the largest is nan, every nan is it
             is_nan = b.apply("bit_and", b.apply("not_equal", top, top), b.apply("not_equal", x, x))
             best = b.apply("bit_or", best, is_nan)
         best = b.apply("bit_and", best, mask) if mask is not None else best
-        found = b.add(tile_ops.reduce(b.apply("where", best, place, none), axis=axis, kind="min"))
+        found = b.reduce(b.apply("where", best, place, none), axis, "min")
         return self._kept(found, axis)
 
     def _kept(self, x: Node, axis: int) -> Node:
         """A reduced tile in a shape that broadcasts with what it was."""
-        return self.b.add(tile_ops.reshape(x, shape=(*x.shape, 1))) if axis == 1 else x
+        return self.b.reshape(x, (*x.shape, 1)) if axis == 1 else x
 
 
 # ---- sweeps -------------------------------------------------------------------------------------

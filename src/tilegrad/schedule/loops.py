@@ -147,7 +147,7 @@ class FlatLoops(Lines):
                     at = place(index, base + k, 0)
                     offset = offset_of(node, at)
                     rows_.append(b.load(self.sheet.inputs[node], (offset,), (side,), (0,)))
-                turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows_)), order=(1, 0)))
+                turned = b.turned(rows_)
                 lines.append([b.add(tile_ops.extract(turned, index=k)) for k in range(side)])
             for k in range(side):
                 row = p * side + k

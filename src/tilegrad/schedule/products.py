@@ -81,18 +81,10 @@ def copies(region: Region, reads: list[Node], target: Target) -> int:
 
 def cut(region: Region, fuser: Fuser) -> None:
     """Leave the product alone in its Region; a Region of loops computes the rest after it."""
-    dot, rest = region.values[0], region.values[1:]
-    after = Region("loops", rest, region.total, number=len(fuser.regions))
-    region.values = [dot]
-    for value in rest:
-        fuser.region_of[value] = after
-    for one in (region, after):
-        leaves = {leaf for v in one.values for leaf in leaves_of(v, fuser.values)}
-        one.reads, one.needs, one.after = leaves - set(one.values), 0, set()
-        for other in (fuser.region_of.get(leaf) for leaf in one.reads):
-            if other is not None:
-                one.needs |= bit(other.number) | other.needs
-                one.after.add(other.number)
+    values, after = region.values, Region("loops", total=region.total, number=len(fuser.regions))
+    region.values, region.reads, region.needs, region.after = [], set(), 0, set()
+    for one, value in zip([region, *[after] * len(values)], values):
+        fuser.join(value, one, leaves_of(value, fuser.values))
     for other in fuser.regions:
         if other.needs >> region.number & 1:
             other.needs |= bit(after.number) | after.needs

@@ -118,10 +118,8 @@ def plans(x: Operands, target: Target) -> Iterator[WidePlan]:
     wide = -(-m // (across * unit)) * unit
     for rows in (64, 128):
         for cluster in (1, 2) if rows == 128 and m >= SHARED else (1,):
-            plan = WidePlan(
-                (rows, wide, depth_of(x.dtype)), 0, staged=min(64, wide), dependent=True
-            )
-            plan = replace(plan, cluster=cluster)
+            tile = (rows, wide, depth_of(x.dtype))
+            plan = WidePlan(tile, 0, staged=min(64, wide), cluster=cluster, dependent=True)
             tiles, limit = tiles_of(x, plan, True), target.cores // cluster
             limit = limit // 8 * 8 if cluster > 1 and limit >= 8 else limit  # leaves power
             clusters = min(limit, -(-tiles // -(-tiles // limit)))
@@ -145,6 +143,3 @@ def expected(x: Operands, plan: WidePlan, target: Target) -> float:
     each = steps * (2 * tm * tn * tk / rate * alone + STEP_SECONDS) + 64 * tn * PIECE_SECONDS
     moved = n * k * x.dtype.size // 2 + n * k // 8 + m * (k * x.dtype.size + n * x.result.size)
     return max(rounds * each, moved / (READ_SHARE * target.peak_bytes())) + START_SECONDS
-
-
-__all__ = ["ROWS", "SparseMatmul", "choose_sparse", "depth_of", "plans", "sparse_matmul"]

@@ -22,7 +22,6 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
 from ...ir.types import product
-from ...tile import ops as tile_ops
 from ..access import unravel
 from ..family import Bodies, Made
 from ..lines import Accumulators, Reductions, Sweep, blocked, shared_out
@@ -138,7 +137,7 @@ class HeldRows(ThreadPart):
         """One axis of a tile reduced: the last one."""
         if not x.shape or (self.e.row is not None and self.e.lane is None):
             return x  # (rows, 1): nothing to add up
-        return self.b.add(tile_ops.reduce(x, axis=len(x.shape) - 1, kind=kind))
+        return self.b.reduce(x, len(x.shape) - 1, kind)
 
 
 # ---- split --------------------------------------------------------------------------------------
@@ -308,5 +307,5 @@ class Columns(Reductions, ThreadPart):
         found = self.combined(reduces, values) if self.deep > 1 else alone
         for v, x in found.items():
             if x.shape == (1,):  # a block of one result is a scalar
-                x = self.b.add(tile_ops.reshape(x, shape=()))
+                x = self.b.reshape(x, ())
             self.e.bind(v, unravel(row, v.shape), x)

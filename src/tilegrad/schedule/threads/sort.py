@@ -30,7 +30,6 @@ from ...ir.types import Array
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
 from .. import sheet as parameters
-from ..access import Index
 from ..evaluate import running, wide
 from ..family import Bodies, Made
 from ..problem import power_of_two
@@ -289,56 +288,36 @@ LONG = 16  # inner sizes from which tiles lie along them
 
 def lower_scan(region: Region, target: Target, name: str) -> Bodies:
     """A running sum, product, maximum or minimum."""
-    node = region.anchor
-    axis = Axis(node)
+    node, axis = region.anchor, Axis(region.anchor)
+    kind, dtype = node.attrs["kind"], wide(node.dtype)
+    kept = running(node.dtype, kind)
     sheet = ThreadSheet(name, [*parameters.reads(region.inputs), *parameters.results([node])])
-    along = _along_inner if high(axis.inner) >= LONG else _along_axis
-    grid, elements = along(sheet, axis)
-    return [sheet.end((grid,), warps=max(1, min(8, elements // (8 * WARP))))]
-
-
-def _along_axis(sheet: ThreadSheet, axis: Axis) -> tuple[Size, int]:
-    """Tiles of (lines, axis)."""
-    b, e = sheet.b, sheet.e
-    lines = axis.lines
-    lanes = max(2, min(ELEMENTS, power_of_two(high(axis.size))))
-    rows = 1 if lanes > 256 else max(1, min(ELEMENTS // lanes, power_of_two(high(lines))))
-    p = b.program(0, ceil_divide(lines, rows))
-    kind = axis.node.attrs["kind"]
-    kept = running(axis.node.dtype, kind)
-    before = [b.constant(identity(kind, kept), kept, (rows, 1) if rows > 1 else ())]
-    for at in b.each("k", 0, axis.size, lanes, before):
-        with e.tile(p * rows, rows, lines, at, lanes, axis.size) as (line, lane):
-            index = axis.line_index(line, lane)
-            total = _scan(sheet, axis, index, before[0], len(e.full) - 1)
-            total = e.column(total) if total.shape else total
+    b, e, inner, size = sheet.b, sheet.e, high(axis.inner), high(axis.size)
+    across = inner >= LONG  # tiles of (axis, inner), else of (lines, axis)
+    if across:
+        lanes = min(32, power_of_two(inner))
+        rows = max(2, min(ELEMENTS // lanes, power_of_two(size)))
+        sizes: tuple[Size, ...] = (axis.outer, ceil_divide(axis.inner, lanes))
+    else:
+        lanes = max(2, min(ELEMENTS, power_of_two(size)))
+        many = min(ELEMENTS // lanes, power_of_two(high(axis.lines)))
+        rows = 1 if lanes > 256 else max(1, many)
+        sizes = (ceil_divide(axis.lines, rows),)
+    grid, (first, *block) = sheet.programs(*sizes)
+    shape = (lanes,) if across else (rows, 1) if rows > 1 else ()
+    before = [b.constant(identity(kind, kept), kept, shape)]
+    for at in b.each("k", 0, axis.size, rows if across else lanes, before):
+        along = (at, rows, axis.size, block[0] * lanes, lanes, axis.inner) if across else ()
+        own = along or (first * rows, rows, axis.lines, at, lanes, axis.size)
+        with e.tile(*own) as (row, lane):
+            index = axis.index(first, row, lane) if across else axis.line_index(row, lane)
+            x = b.broadcast(b.cast(e.value(axis.x, index), dtype), e.full)
+            x = b.where(e.inside(), x, identity(kind, dtype))  # what is outside changes nothing
+            last = 0 if across else len(e.full) - 1
+            run = b.add(tile_ops.cumulative(x, axis=last, kind=kind))
+            run = b.apply(COMBINE[kind], b.cast(before[0], dtype), run)
+            e.store(sheet.outputs[node], run, axis.offset(index))
+            total = b.reduce(x, last, kind)
+            total = e.column(total) if last and total.shape else total
         before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
-    return ceil_divide(lines, rows), rows * lanes
-
-
-def _along_inner(sheet: ThreadSheet, axis: Axis) -> tuple[Size, int]:
-    """Tiles of (axis, inner)."""
-    b, e = sheet.b, sheet.e
-    lanes = min(32, power_of_two(high(axis.inner)))
-    rows = max(2, min(ELEMENTS // lanes, power_of_two(high(axis.size))))
-    grid, (outer, block) = sheet.programs(axis.outer, ceil_divide(axis.inner, lanes))
-    base = block * lanes
-    kind = axis.node.attrs["kind"]
-    kept = running(axis.node.dtype, kind)
-    before = [b.constant(identity(kind, kept), kept, (lanes,))]
-    for at in b.each("k", 0, axis.size, rows, before):
-        with e.tile(at, rows, axis.size, base, lanes, axis.inner) as (k, lane):
-            total = _scan(sheet, axis, axis.index(outer, k, lane), before[0], 0)
-        before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
-    return grid, rows * lanes
-
-
-def _scan(sheet: ThreadSheet, axis: Axis, index: Index, carried: Node, along: int) -> Node:
-    """Scan a tile along an axis and store it with what came before; gives what it adds up to."""
-    b, e, kind, dtype = sheet.b, sheet.e, axis.node.attrs["kind"], wide(axis.node.dtype)
-    x = b.broadcast(b.cast(e.value(axis.x, index), dtype), e.full)
-    x = b.where(e.inside(), x, identity(kind, x.dtype))  # what is outside changes nothing
-    run = b.add(tile_ops.cumulative(x, axis=along, kind=kind))
-    before = b.cast(carried, dtype)
-    e.store(sheet.outputs[axis.node], b.apply(COMBINE[kind], before, run), axis.offset(index))
-    return b.add(tile_ops.reduce(x, axis=along, kind=kind))
+    return [sheet.end((grid,), warps=max(1, min(8, rows * lanes // (8 * WARP))))]

@@ -351,7 +351,7 @@ class OnlineSums(ThreadPart):
         most = b.constant(_most(after.dtype), after.dtype)
         after = b.apply("maximum", after, b.apply("negative", most))
         after = b.apply("minimum", after, most)
-        columns = [b.add(tile_ops.reshape(x, shape=(1, *x.shape, 1))) for x in (factor, after)]
+        columns = [b.reshape(x, (1, *x.shape, 1)) for x in (factor, after)]
         terms = []
         for x, _, mask in parts:
             term = self.e.raised(self._by_thread(x), *columns)
@@ -383,18 +383,18 @@ class OnlineSums(ThreadPart):
             same = b.apply("equal", before, factor)
             apart = b.apply("where", same, apart, b.apply("subtract", largest, shift))
         scale = self.e.power(apart)
-        whole = b.add(tile_ops.reduce(b.apply("multiply", total, scale), axis=0, kind="sum"))
+        whole = b.reduce(b.apply("multiply", total, scale), 0, "sum")
         self.e.bind(online.total, unravel(row, online.total.shape), whole)
 
     def _by_thread(self, x: Node) -> Node:
         """A line of lanes as (rounds, threads, neighbours)."""
         (threads,), run = self.per_thread(), self.run()
-        return self.b.add(tile_ops.reshape(x, shape=(self.lanes // threads // run, threads, run)))
+        return self.b.reshape(x, (self.lanes // threads // run, threads, run))
 
     def _within(self, x: Node, kind: str) -> Node:
         """What each thread holds, reduced."""
-        x = self.b.add(tile_ops.reduce(x, axis=2, kind=kind))
-        return self.b.add(tile_ops.reduce(x, axis=0, kind=kind))
+        x = self.b.reduce(x, 2, kind)
+        return self.b.reduce(x, 0, kind)
 
 
 def _most(dtype: DType) -> float:

@@ -111,11 +111,11 @@ class TileEvaluator(ExponentEvaluator):
 
     def column(self, x: Node) -> Node:
         """(rows,) as (rows, 1)."""
-        return self.body.add(tile_ops.reshape(x, shape=(*x.shape, 1)))
+        return self.body.reshape(x, (*x.shape, 1))
 
     def line(self, x: Node) -> Node:
         """(rows, 1) as (rows,)."""
-        return self.body.add(tile_ops.reshape(x, shape=x.shape[:1]))
+        return self.body.reshape(x, x.shape[:1])
 
     def inside(self) -> Node | None:
         """The mask of the whole tile, where one is needed."""

@@ -27,7 +27,6 @@ from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import Array, product
-from ...tile import ops as tile_ops
 from .. import sheet as parameters
 from ..access import Index, ravel, symbolic, unravel
 from ..evaluate import wide
@@ -194,7 +193,7 @@ class UpdateLowering(Update):
                 "bit_and", b.apply("equal", self.destination(lane), key), b.less(*order)
             )
             rival = rival if e.lane_mask is None else b.apply("bit_and", rival, e.lane_mask)
-            lost = b.add(tile_ops.reduce(b.broadcast(rival, (size,)), axis=0, kind="max"))
+            lost = b.reduce(b.broadcast(rival, (size,)), 0, "max")
         wins = b.apply(
             "bit_and",
             b.apply("bit_not", lost),
@@ -255,7 +254,7 @@ class UpdateLowering(Update):
 
             for i, whole in b.steps("i", 0, self.count, lanes, found):
                 count(i, i + lanes if whole else self.count)
-            rank = b.cast(b.add(tile_ops.reduce(found[0], axis=1, kind="sum")), int64)
+            rank = b.cast(b.reduce(found[0], 1, "sum"), int64)
             mask = None if e.row_mask is None else e.column(e.row_mask)
             b.scatter(memory["keys"], key, e.column(rank), mask)
             b.scatter(memory["numbers"], number, e.column(rank), mask)
@@ -345,9 +344,7 @@ class UpdateLowering(Update):
             key = b.cast(e._load(memory["keys"], at), int64)
             key = b.apply("maximum", key, b.constant(0, int64))
             where = self.offset(self.split(key), inner)
-            longest = b.atom(
-                "longest", b.add(tile_ops.reduce(length, axis=0, kind="max")), 0, high(self.count)
-            )
+            longest = b.atom("longest", b.reduce(length, 0, "max"), 0, high(self.count))
             old = b.cast(e._gathered(memory["state"], where, owns), wide(self.value.dtype))
             found = [b.broadcast(old, (lanes,))]
             for t in b.each("t", 0, longest, 1, found, bounds=(0, high(self.count) - 1)):
