@@ -34,14 +34,13 @@ from ..ir.symbol import (
     maximum,
     minimum,
     modulo,
-    named,
     substitute,
 )
 from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
 from . import plan as plans
 from . import sheet as parameters
-from .access import Index, offset_of, reads_below
+from .access import Index, atom_of, offset_of, reads_below
 from .evaluate import wide
 from .family import Bodies, Family, Made, Offer, roofline
 from .plan import Plan
@@ -329,8 +328,7 @@ class DotLowering:
         _, m, k, _ = p.sizes
         if self.along_m or high(m) <= plan.mr:
             return []
-        row = named("loop", "far_row", 0, max(1, high(m) - 1))
-        place = named("loop", "far_k", 0, max(1, high(k) - 1))
+        row, place = atom_of("far_row", m), atom_of("far_k", k)
         share = -(-plan.mr // (plan.block_n // plan.nr))
         found: list[tuple[Node, Size]] = []
         for node, index in reads_below([(p.a, p.index_a(self.batch, row, place))], self.e.memories):
@@ -404,8 +402,7 @@ class DotLowering:
     def prefetch_rows(self, rows: list[Size], start: Size) -> None:
         """Ask for what the epilogue will read and write while the register tile is computed."""
         p, (_, m, _, n) = self.problem, self.problem.sizes
-        row = named("loop", "far_row", 0, max(1, high(m) - 1))
-        lane = named("loop", "far_lane", 0, max(1, high(n) - 1))
+        row, lane = atom_of("far_row", m), atom_of("far_lane", n)
         starts = [(v, p.index_like(v, self.batch, row, lane)) for v in self.stored]
         found = [(self.outputs[v], offset_of(v, i)) for v, i in starts]
         for node, index in reads_below(starts, self.e.memories):

@@ -24,7 +24,7 @@ from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import FITTED, ranked, transposed
+from ..kernels.matmul.plan import FITTED, ranked
 from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import PLAIN
 from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
@@ -175,7 +175,7 @@ class _Joiner:
     def seconds(self, x: Operands) -> float:
         """What the model expects of a launch."""
         if x.block:
-            return choose_grouped(transposed(x), self.target).seconds
+            return choose_grouped(x, self.target).seconds
         if not matvec_why_not(x, self.target):
             return choose_matvec(x, self.target).seconds
         found = ranked(x, self.target)

@@ -13,12 +13,11 @@ from ..core.config import invariant
 from ..core.dtype import DType
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size
 from ..tile import ops as tile_ops
 from . import sheet as parameters
 from .access import Index
 from .evaluate import wide
-from .family import Bodies, Family, Made, Offer
+from .family import Bodies
 from .problem import Problem, power_of_two, problem_of
 from .region import Region
 from .threads.tiles import ThreadSheet
@@ -28,47 +27,34 @@ SIDE = 64  # most rows and columns of a tile
 LEAST_SIDE = 16
 
 
-class TiledDot:
-    """Lowers one dot Region."""
+def lower_tiled(region: Region, target: Target, name: str) -> Bodies:
+    """One Body, where no kernel of the library applies."""
+    dot, problem = region.anchor, problem_of(region.anchor)
+    accumulator = wide(dtypes.accumulator(dot.inputs[0].dtype))
+    sheet = ThreadSheet(name, parameters.of_region(region))
+    b, e, (_, _, k, n) = sheet.b, sheet.e, problem.sizes
+    e.rounded = region.rounded
+    rows, columns, warps = tile_of(problem)
+    grid, batch, row, column = problem.blocks(e, rows, columns)
+    m, total = problem.end, [b.constant(0, accumulator, (rows, columns))]
 
-    def __init__(self, region: Region, name: str) -> None:
-        self.dot, self.stored = region.values[0], region.stored
-        self.problem = problem_of(self.dot)
-        self.accumulator = wide(dtypes.accumulator(self.dot.inputs[0].dtype))
-        self.sheet = ThreadSheet(name, parameters.of_region(region))
-        self.b, self.e = self.sheet.b, self.sheet.e
-        self.e.rounded = region.rounded
-
-    def lower(self) -> Made:
-        """The Body."""
-        _, _, k, n = self.problem.sizes
-        rows, columns, warps = tile_of(self.problem)
-        grid, batch_at, row, column = self.problem.blocks(self.e, rows, columns)
-        m = self.problem.end
-        total = [self.b.constant(0, self.accumulator, (rows, columns))]
-
-        def step(start: Size, size: Size) -> None:
-            with self.e.scope():
-                with self.e.tile(row, rows, m, start, STEP, size) as (i, depth):
-                    a = self.operand(self.problem.a, self.problem.index_a(batch_at, i, depth))
-                with self.e.tile(start, STEP, size, column, columns, n) as (depth, j):
-                    b = self.operand(self.problem.b, self.problem.index_b(batch_at, depth, j))
-            total[0] = self.b.add(tile_ops.dot(a, b, total[0]))
-
-        for at, whole in self.b.steps("k", 0, k, STEP, total):
-            step(at, at + STEP if whole else k)
-        with self.e.tile(row, rows, m, column, columns, n) as (i, j):
-            self.problem.write(self.sheet, self.stored, (batch_at, i, j), total[0])
-        return self.sheet.end((grid,), warps=warps)
-
-    def operand(self, node: Node, index: Index) -> Node:
-        """A tile of an operand, 0 outside, in a dtype that products are taken in."""
-        b, e = self.b, self.e
-        x = e.value(node, index)
-        inside = e.inside()
+    def operand(node: Node, index: Index) -> Node:  # 0 outside, in a dtype products are taken in
+        x, inside = e.value(node, index), e.inside()
         if inside is not None and not _masked_load(x, e.full):
             x = b.apply("where", inside, x, b.constant(0, x.dtype))
-        return b.cast(b.broadcast(x, e.full), product_dtype(node.dtype, self.accumulator))
+        return b.cast(b.broadcast(x, e.full), product_dtype(node.dtype, accumulator))
+
+    for at, whole in b.steps("k", 0, k, STEP, total):
+        size = at + STEP if whole else k
+        with e.scope():
+            with e.tile(row, rows, m, at, STEP, size) as (i, depth):
+                left = operand(problem.a, problem.index_a(batch, i, depth))
+            with e.tile(at, STEP, size, column, columns, n) as (depth, j):
+                right = operand(problem.b, problem.index_b(batch, depth, j))
+        total[0] = b.add(tile_ops.dot(left, right, total[0]))
+    with e.tile(row, rows, m, column, columns, n) as (i, j):
+        problem.write(sheet, region.stored, (batch, i, j), total[0])
+    return [sheet.end((grid,), warps=warps)]
 
 
 def tile_of(problem: Problem) -> tuple[int, int, int]:
@@ -100,13 +86,3 @@ def _masked_load(x: Node, shape: tuple[int, ...]) -> bool:
     while x.op is tile_ops.cast:
         x = x.inputs[0]
     return x.op is tile_ops.load and x.shape == shape and x.attrs["masked"]
-
-
-class TiledProducts(Family):
-    """The plain tiled matmul, where no kernel of the library applies."""
-
-    fallback = True
-
-    def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """One Body."""
-        return [TiledDot(region, name).lower()]

@@ -122,7 +122,7 @@ class WideDot:
         """The Plan that a table or the model of time puts first."""
         target = self.target
         if x.block:
-            return choose_grouped(transposed(x), target)
+            return choose_grouped(x, target)
         if x.sparse:
             return choose_sparse(x, target)
         if invariant():

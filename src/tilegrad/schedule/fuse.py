@@ -26,7 +26,6 @@ from .region import (
     bit,
     cost,
     has_many_parts,
-    in_order,
     joins,
     leaves_of,
     need,
@@ -257,7 +256,3 @@ class Fuser(Cut):
             wanted |= region.reads
         for region in self.regions:
             region.stored = [v for v in region.values if v in wanted]
-
-    def in_order(self) -> list[Region]:
-        """Regions sorted so that each comes after what it needs, else by number."""
-        return in_order(self.regions)

@@ -35,6 +35,7 @@ class Row:
     where: str | Family  # "module:Class or function" of this folder, or one from outside
     applies: Callable[[Target], bool] = any_target
     kinds: tuple[str, ...] = ()  # of Regions, where they are not named as its anchors
+    fallback: bool = False  # whether it is taken only where no other Family offers
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ def family_of(row: Row) -> Family:
                 found = ByFunction(found)
         else:
             found = row.where
-        found.name = row.name
+        found.name, found.fallback = row.name, row.fallback or found.fallback
         MADE[row.name] = found
     return found
 

@@ -52,7 +52,7 @@ def set_lives(
     touched += [(last, out) for out in schedule.outputs]
     touched += [(n, s) for s in always for n in (0, last)]
     for number, slot in touched:
-        _widen(lives, schedule.storage(slot), (number, number))
+        widen(lives, schedule.storage(slot), (number, number))
     before: dict[int, Life] = {}
     while before != lives:
         before = dict(lives)
@@ -60,17 +60,18 @@ def set_lives(
             found = [lives[x] for x in (schedule.storage(a), schedule.storage(b)) if x in lives]
             for x in (a, b):
                 for life in found:
-                    _widen(lives, schedule.storage(x), life)
+                    widen(lives, schedule.storage(x), life)
         for loop in loops:
             for slot, (first, end) in lives.items():
                 meets = first <= loop[1] and loop[0] <= end
                 if meets and not (loop[0] <= first and end <= loop[1]):
-                    _widen(lives, slot, loop)
+                    widen(lives, slot, loop)
     for found_slot in schedule.slots:
         found_slot.first, found_slot.last = lives.get(found_slot.number, (0, -1))
 
 
-def _widen(lives: dict[int, Life], slot: int, life: Life) -> None:
+def widen(lives: dict[int, Life], slot: int, life: Life) -> None:
+    """Let a Slot live over some Kernels too."""
     first, end = lives.get(slot, life)
     lives[slot] = (min(first, life[0]), max(end, life[1]))
 

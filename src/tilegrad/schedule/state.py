@@ -15,13 +15,13 @@ from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.types import Tuple, product
 from .lowering import Lowering
-from .region import Region, bit, need
+from .region import Region, bit, in_order, need
 from .schedule import Copy, Slot
 
 
 def order_updates(lowering: Lowering) -> None:
     """The pass: readers of a state run before it is overwritten, where that is possible."""
-    regions = lowering.fuser.in_order()
+    regions = in_order(lowering.fuser.regions)
     readers: dict[Node, list[Region]] = {}
     dependents: dict[int, list[Region]] = {}
     for region in regions:

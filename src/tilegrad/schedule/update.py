@@ -24,11 +24,11 @@ from .family import Bodies, Made
 from .loops import lower_loops
 from .region import Region, leaves_of
 from .sheet import Sheet
+from .space import COMBINE
 
 BLOCK = 1024
 
 
-NAMES = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 Loops = Callable[[Region, Target, str], Bodies]
 
 
@@ -100,7 +100,7 @@ class Update:
 
     def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""
-        return x if self.mode == "set" else self.b.apply(NAMES[self.mode], old, x)
+        return x if self.mode == "set" else self.b.apply(COMBINE.get(self.mode, self.mode), old, x)
 
     def read(self, number: Size, inner: Index) -> Node:
         """The value to write."""

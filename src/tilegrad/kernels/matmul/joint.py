@@ -26,7 +26,7 @@ from .shape import Epilogue, Operands, Prologue, WidePlan, among, box, hole_of, 
 from .wide import WideMatmul
 
 
-def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Body:
+def joint_matmul(x: Operands, plan: WidePlan) -> Body:
     """The Body with holes `epilogue`; parameters: the input, the weights, the results.
 
     Plain, weight i has a hole `epilogue{i}(piece, rows, columns)`; gated, there is one,
@@ -40,7 +40,7 @@ def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Bod
     results = x.weights[:1] if x.gated else x.weights
     for i, n in enumerate(results):
         parameters.append((f"c{i}", Memory((tokens, n), x.result, use="result")))
-    b = BodyBuilder(name, parameters)
+    b = BodyBuilder("joint_matmul", parameters)
     last = 1 + len(x.weights)
     return JointMatmul(
         x, plan, b, b.parameters[0], b.parameters[1:last], b.parameters[last:]

@@ -55,9 +55,9 @@ class ThreadPlan:
     buffers: int = 2  # of operands in registers; 1 leaves room for larger tiles of a warp
 
 
-def thread_matmul(x: Operands, plan: ThreadPlan, name: str = "thread_matmul") -> Body:
+def thread_matmul(x: Operands, plan: ThreadPlan) -> Body:
     """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it."""
-    builder = BodyBuilder(name, x.parameters)
+    builder = BodyBuilder("thread_matmul", x.parameters)
     return ThreadMatmul(x, plan, builder, builder.parameters).build()
 
 

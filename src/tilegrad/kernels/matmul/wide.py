@@ -50,7 +50,7 @@ def reference(a: Any, b: Any) -> Any:
     return a.astype("float32") @ b.astype("float32")
 
 
-def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", residuals: int = 0) -> Body:
+def wide_matmul(x: Operands, plan: WidePlan, residuals: int = 0) -> Body:
     """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it.
 
     With `residuals`, as many matrices like the result, in the operands' dtype, follow c and come
@@ -58,7 +58,7 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", residual
     """
     *_, (_, result) = x.parameters
     further = [(f"r{i}", Memory(result.shape, x.dtype)) for i in range(residuals)]
-    builder = BodyBuilder(name, [*x.parameters, *further])
+    builder = BodyBuilder("wide_matmul", [*x.parameters, *further])
     memories = builder.parameters
     return WideMatmul(x, plan, builder, memories[:3], residuals=memories[3:]).build()
 

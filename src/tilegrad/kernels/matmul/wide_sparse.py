@@ -49,14 +49,14 @@ def depth_of(dtype: DType) -> int:
     return SPAN_BYTES // dtype.size
 
 
-def sparse_matmul(x: Operands, plan: WidePlan, name: str = "sparse_matmul") -> Body:
+def sparse_matmul(x: Operands, plan: WidePlan) -> Body:
     """The Body with the hole `epilogue`, of operands that are turned: parameters are what is kept
     of the weights, tokens, the result and the words, then those that fill the hole."""
     rows, depth = -(-high(x.m) // ROWS) * ROWS, plan.tile[2]
     wide = -(-high(x.k) // depth) * depth
     kept = ("a", Memory((rows, high(x.k) // 2), x.dtype, use="constant"))
     words_of = ("words", Memory((rows // 16, wide // 2), int32, use="constant"))
-    builder = BodyBuilder(name, [kept, *x.parameters[1:], words_of])
+    builder = BodyBuilder("sparse_matmul", [kept, *x.parameters[1:], words_of])
     *first, words = builder.parameters
     kernel = SparseMatmul(x, plan, builder, first)
     kernel.words = tile.memory(words)

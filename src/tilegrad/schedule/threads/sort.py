@@ -23,7 +23,6 @@ from dataclasses import replace
 from ...core.dtype import DType, int32, int64
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import Array
@@ -244,7 +243,7 @@ class SortLowering(ScratchSort):
         self.axis, x = Axis(region.anchor), region.anchor.inputs[0]
         padded = max(2, power_of_two(high(self.axis.size)))
         super().__init__(name, region.inputs, self.axis.lines, padded, key_dtype(x.dtype))
-        self.stored = [v for v in region.stored if v.op is ops.get]
+        self.stored = region.arrays
         self.descending = region.anchor.attrs["descending"]
 
     def lower(self) -> Bodies:
@@ -291,7 +290,7 @@ def lower_scan(region: Region, target: Target, name: str) -> Bodies:
     node, axis = region.anchor, Axis(region.anchor)
     kind, dtype = node.attrs["kind"], wide(node.dtype)
     kept = running(node.dtype, kind)
-    sheet = ThreadSheet(name, [*parameters.reads(region.inputs), *parameters.results([node])])
+    sheet = ThreadSheet(name, parameters.of_region(region))
     b, e, inner, size = sheet.b, sheet.e, high(axis.inner), high(axis.size)
     across = inner >= LONG  # tiles of (axis, inner), else of (lines, axis)
     if across:
