@@ -3,8 +3,8 @@
 Operands must lie as matrices whose rows are a multiple of 16 bytes and start at the Buffer's own
 start, in a dtype that the Target's matrix units take: those that run beside the threads, else
 those of a warp; what the Region computes of the products is evaluated on pieces of the accumulator.
-Everything else takes the plain tiled matmul of `dot_threads`. Invariant: the result is that of
-`dot_threads`, up to the order of sums. The file is long because it is one
+Everything else takes the plain tiled matmul of `products`. Invariant: the result is that of
+`products`, up to the order of sums. The file is long because it is one
 lowering: from operands to the hole of the kernel's epilogue, each step used by the next.
 """
 

@@ -85,7 +85,7 @@ TABLE = [
         threads_units,
         ("dot", "dots", "gated"),
     ),
-    Row("products on threads", _PRODUCTS, "dot_threads:lower_tiled", threads, _DOTS, True),
+    Row("products on threads", _PRODUCTS, "products:lower_tiled", threads, _DOTS, True),
     Row("attention on vectors", _ATTEND, "attention_vectors:VectorAttention", vectors, _ATTENTION),
     Row("attention on threads", _ATTEND, "attention_threads:ThreadAttention", threads, _ATTENTION),
     Row("sort on vectors", ("sort",), "scan_sort:lower_sort", vectors),

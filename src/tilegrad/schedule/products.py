@@ -1,8 +1,13 @@
-"""Passes around the library's products: which operands are copied first, and what follows apart.
+"""Products of threads beside the library's: a plain tiled kernel, and what passes set apart.
 
-Products read operands where they lie, as matrices whose rows are whole steps of 16 bytes. What
-movement makes of a stored value often is none: heads that are put side by side again after
-attention, a part of a row that begins in the middle. Such a product would be left to the plain
+`lower_tiled` takes any dtype, strides, batch and padding: the fallback where no library kernel
+applies. Every dot is batch x (m, k) @ (k, n). A program computes one tile of (rows, columns)
+results, loops over k in steps with `dot` on tiles that masked loads bring in, and hands the
+finished tile to the epilogue.
+
+The library's products read operands where they lie, as matrices whose rows are whole steps of 16
+bytes. What movement makes of a stored value often is none: heads that are put side by side again
+after attention, a part of a row that begins in the middle. Such a product would be left to the
 tiled kernel, which is several times slower; where the copy takes less time than that loses, the
 operand becomes a value of its own.
 
@@ -13,13 +18,17 @@ registers across each branch: the assembler needs minutes for thousands of them.
 counted, and one that is too long becomes a kernel of its own that streams over the stored product.
 
 Invariant: Regions form no cycle, before and after; a product of few sums a thread keeps all; a
-copied operand is as large as what it is a copy of, or nearly (windows stay unfolded).
+copied operand is as large as what it is a copy of, or nearly (windows stay unfolded); the order of
+a sum over k of the tiled kernel depends on the shape alone.
 """
 
 from __future__ import annotations
 
 import math
 
+from ..core import dtype as dtypes
+from ..core.config import invariant
+from ..core.dtype import DType
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological
@@ -27,14 +36,18 @@ from ..ir.symbol import high, loop_index
 from ..ir.types import product
 from ..kernels.matmul.shape import WidePlan
 from ..kernels.matmul.threads_matmul import ThreadPlan
-from .access import base_of
+from ..tile import ops as tile_ops
+from . import sheet as parameters
+from .access import Index, base_of
 from .cost import instructions
-from .dot_threads import tiled_copies
 from .dot_wide import WideDot, matrix_of
+from .evaluate import wide
+from .family import Bodies
 from .fuse import Fuser
 from .lowering import Lowering
-from .problem import Problem
+from .problem import Problem, power_of_two, problem_of
 from .region import Region, bit, leaves_of
+from .threads.tiles import ThreadSheet
 from .values import is_part
 
 MOST_INSTRUCTIONS = 24_000  # of all epilogues of a Body: about 2 s in the assembler
@@ -138,3 +151,71 @@ def _takes(dot: Node, values: set[Node], target: Target) -> bool:
     reads = [n for n in order if n in values]
     like = Region("dot", [dot], product(dot.shape), stored=[dot])
     return WideDot(like, reads, target).choice is not None
+
+
+# ---- the tiled kernel ----------------------------------------------------------------------------
+
+STEP = 32  # of k
+SIDE = 64  # most rows and columns of a tile
+LEAST_SIDE = 16
+
+
+def lower_tiled(region: Region, target: Target, name: str) -> Bodies:
+    """One Body, where no kernel of the library applies."""
+    dot, problem = region.anchor, problem_of(region.anchor)
+    accumulator = wide(dtypes.accumulator(dot.inputs[0].dtype))
+    sheet = ThreadSheet(name, parameters.of_region(region))
+    b, e, (_, _, k, n) = sheet.b, sheet.e, problem.sizes
+    e.rounded = region.rounded
+    rows, columns, warps = tile_of(problem)
+    grid, batch, row, column = problem.blocks(e, rows, columns)
+    m, total = problem.end, [b.constant(0, accumulator, (rows, columns))]
+
+    def operand(node: Node, index: Index) -> Node:  # 0 outside, in a dtype products are taken in
+        x, inside = e.value(node, index), e.inside()
+        if inside is not None and not _masked_load(x, e.full):
+            x = b.apply("where", inside, x, b.constant(0, x.dtype))
+        return b.cast(b.broadcast(x, e.full), product_dtype(node.dtype, accumulator))
+
+    for at, whole in b.steps("k", 0, k, STEP, total):
+        size = at + STEP if whole else k
+        with e.scope():
+            with e.tile(row, rows, m, at, STEP, size) as (i, depth):
+                left = operand(problem.a, problem.index_a(batch, i, depth))
+            with e.tile(at, STEP, size, column, columns, n) as (depth, j):
+                right = operand(problem.b, problem.index_b(batch, depth, j))
+        total[0] = b.add(tile_ops.dot(left, right, total[0]))
+    with e.tile(row, rows, m, column, columns, n) as (i, j):
+        problem.write(sheet, region.stored, (batch, i, j), total[0])
+    return [sheet.end((grid,), warps=warps)]
+
+
+def tile_of(problem: Problem) -> tuple[int, int, int]:
+    """Rows and columns of a tile, and warps that compute it."""
+    _, m, _, n = problem.most
+    rows, columns = (min(SIDE, max(LEAST_SIDE, power_of_two(s))) for s in (m, n))
+    if invariant():
+        rows = columns = SIDE
+    return rows, columns, min(4, rows * columns // (LEAST_SIDE * LEAST_SIDE))
+
+
+def tiled_copies(dot: Node) -> int:
+    """Results of a tile that a thread has."""
+    rows, columns, warps = tile_of(problem_of(dot))
+    return rows * columns // (32 * warps)
+
+
+def product_dtype(dtype: DType, accumulator: DType) -> DType:
+    """The dtype tiles are multiplied in: 8-bit floats are exact in bfloat16."""
+    if dtype in (dtypes.bfloat16, dtypes.float16):
+        return dtype
+    if dtype.is_float and dtype.bits == 8:
+        return dtypes.bfloat16
+    return accumulator
+
+
+def _masked_load(x: Node, shape: tuple[int, ...]) -> bool:
+    """Whether a value is 0 outside because nothing was loaded there."""
+    while x.op is tile_ops.cast:
+        x = x.inputs[0]
+    return x.op is tile_ops.load and x.shape == shape and x.attrs["masked"]
