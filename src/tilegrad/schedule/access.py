@@ -118,10 +118,6 @@ def _expand(node: Node, index: Index) -> Index:
     return tuple(0 if s == 1 else i for i, s in zip(index, node.inputs[0].shape))
 
 
-def _pad(node: Node, index: Index) -> Index:
-    return tuple(i - a for i, a in zip(index, node.attrs["low"]))
-
-
 def _slice(node: Node, index: Index) -> Index:
     parts = zip(index, node.attrs["start"], node.attrs["step"])
     return tuple(i * step + start for i, start, step in parts)
@@ -142,7 +138,7 @@ MOVEMENT: dict[Op, Callable[[Node, Index], Index]] = {
     ops.reshape: _reshape,
     ops.permute: _permute,
     ops.expand: _expand,
-    ops.pad: _pad,
+    ops.pad: lambda node, index: tuple(i - a for i, a in zip(index, node.attrs["low"])),
     ops.slice_: _slice,
     ops.flip: _flip,
     ops.windows: _windows,

@@ -329,10 +329,6 @@ def _fixed_point(e: Evaluator, node: Node, index: Index) -> Node:
     return fixed_point(e.body, node, e.value(node.inputs[0], index))
 
 
-def _stop_gradient(e: Evaluator, node: Node, index: Index) -> Node:
-    return e.value(node.inputs[0], index)
-
-
 def _in_range(e: Evaluator, node: Node, index: Index) -> Node:
     """The index; what is out of range is an error of the run."""
     b, x = e.body, e.value(node.inputs[0], index)
@@ -345,18 +341,6 @@ def _in_range(e: Evaluator, node: Node, index: Index) -> Node:
         )
         b.require(inside, node.attrs["message"], node.attrs["place"], e.active(inside.shape))
     return x
-
-
-def _where(e: Evaluator, node: Node, index: Index) -> Node:
-    return e.body.apply("where", *(e.value(i, index) for i in node.inputs))
-
-
-def _iota(e: Evaluator, node: Node, index: Index) -> Node:
-    return e.body.cast(e.body.index(index[0]), wide(node.dtype))
-
-
-def _size(e: Evaluator, node: Node, index: Index) -> Node:
-    return e.body.index(node.attrs["value"])
 
 
 def _concatenate(e: Evaluator, node: Node, index: Index) -> Node:
@@ -405,13 +389,15 @@ ROWS: dict[Op, Row] = {
     ops.cast: _cast,
     ops.bitcast: _bitcast,
     ops.fixed: _fixed_point,
-    ops.stop_gradient: _stop_gradient,
+    ops.stop_gradient: lambda e, node, index: e.value(node.inputs[0], index),
+    ops.barrier: lambda e, node, index: e.value(node.inputs[0], index),
     ops.in_range: _in_range,
-    ops.where: _where,
-    ops.iota: _iota,
-    ops.size: _size,
+    ops.where: lambda e, node, index: e.body.apply(
+        "where", *(e.value(i, index) for i in node.inputs)
+    ),
+    ops.iota: lambda e, node, index: e.body.cast(e.body.index(index[0]), wide(node.dtype)),
+    ops.size: lambda e, node, index: e.body.index(node.attrs["value"]),
     ops.concatenate: _concatenate,
     ops.gather: _gather,
     ops.random_bits: _random_bits,
-    ops.barrier: _stop_gradient,
 }

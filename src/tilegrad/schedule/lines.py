@@ -221,6 +221,7 @@ class Online:
 class Sweep:
     """One sweep over a row: what it reduces and writes, and the linear pieces it is made of."""
 
+    space: Space
     row: Size
     inner: Size
     reduces: Sequence[Node]
@@ -228,13 +229,13 @@ class Sweep:
     online: Sequence[Online] = ()
     tiles: int = 4  # taken in one turn
 
-    def expressions(self, space: Space, column: Size) -> list[Place]:
+    def expressions(self, column: Size) -> list[Place]:
         """What it evaluates at a column, and where."""
-        return space.expressions_at(self.reduces, self.writes, self.row, column)
+        return self.space.expressions_at(self.reduces, self.writes, self.row, column)
 
-    def atoms(self, space: Space) -> tuple[Size, Expr]:
+    def atoms(self) -> tuple[Size, Expr]:
         """Those that stand for the number of a piece, and for the lane in it."""
-        pieces = floor_divide(space.region.columns, self.inner)
+        pieces = floor_divide(self.space.region.columns, self.inner)
         return loop_index("outer", pieces), atom_of("lane", self.inner)
 
 
@@ -250,7 +251,7 @@ def sweeps(
         reduces = [v for v in space.at_stage(stage) if v not in done]
         writes = [v for v in space.elements() if space.levels[v] == stage - 1]
         own = [o for o in online if o.largest in reduces]
-        found.append((stage, Sweep(row, inner, reduces, writes, own, 1 if writes else 4)))
+        found.append((stage, Sweep(space, row, inner, reduces, writes, own, 1 if writes else 4)))
     return found
 
 
@@ -303,8 +304,8 @@ class RowSweeps(Reductions):
 
     def start(self, sweep: Sweep) -> list[Node]:
         """Accumulators before a sweep; what is the same for the whole row is evaluated here."""
-        outer, lane = sweep.atoms(self.space)
-        for node, index in sweep.expressions(self.space, outer * sweep.inner + lane):
+        outer, lane = sweep.atoms()
+        for node, index in sweep.expressions(outer * sweep.inner + lane):
             self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
         return self.accumulators(sweep)
 

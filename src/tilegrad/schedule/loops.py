@@ -201,13 +201,13 @@ class RowLoops(RowSweeps):
 
     def costly(self, sweep: Sweep) -> list[Place]:
         """The costly inlined Nodes that a sweep reaches, at indices that depend on the lane."""
-        stored, (outer, lane) = self.space.stored_reads, sweep.atoms(self.space)
+        stored, (outer, lane) = self.space.stored_reads, sweep.atoms()
 
         def step(node: Node, index: Index) -> Sequence[Place]:
             known = node in stored or node in self.space.reduces
             return () if known else below(node, index)
 
-        starts = sweep.expressions(self.space, outer * sweep.inner + lane)
+        starts = sweep.expressions(outer * sweep.inner + lane)
         found = [p for p in walk_down(starts, step) if p[0].op in COSTLY and p[0] not in stored]
         return [(n, index) for n, index in found if any(depends(i, [lane]) for i in index)]
 
@@ -215,7 +215,7 @@ class RowLoops(RowSweeps):
         self, sweep: Sweep, outer: Size, start: Size, stop: Size, values: list[Node]
     ) -> list[Node]:
         """Vectors over one linear piece."""
-        e, (atom, own_lane) = self.e, sweep.atoms(self.space)
+        e, (atom, own_lane) = self.e, sweep.atoms()
         column = outer * sweep.inner + own_lane
         needed = [key for key in self.costly(sweep) if key in self.stash]
 

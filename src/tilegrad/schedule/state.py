@@ -135,12 +135,12 @@ def state_behind(node: Node) -> tuple[Node, int, Node] | None:
 
 def overwritten(region: Region) -> list[tuple[int, Node, bool]]:
     """(number, state, promised) of what a Region may overwrite; promised: a copy is an error."""
-    node = region.values[0] if region.values else None
-    if region.kind == "update" and node is not None:
+    node = region.anchor
+    if region.kind == "update":
         return [(0, node.inputs[0], True)]
-    if region.kind == "call" and node is not None:
+    if region.kind == "call":
         return [(number, state, True) for number, state in states_of(node)]
-    if region.kind == "control" and node is not None and node.op is not ops.cond:
+    if region.kind == "control" and node.op is not ops.cond:
         body = node.blocks[-1]
         carries = node.attrs["carries"]
         return [(i, node.inputs[i], is_updated(body, i)) for i in range(carries)]

@@ -9,9 +9,9 @@ index order, whatever the number of workers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ..core.dtype import int64
-from ..core.errors import InternalError
 from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo
@@ -48,10 +48,6 @@ class Update:
         self.name = f"update_{self.mode}"
         shape = self.value.shape
         self.count, self.rest = product(shape[: self.rank]), product(shape[self.rank :])
-
-    def lower(self) -> Bodies:
-        """The Bodies that write the values."""
-        raise InternalError("schedule.update", f"{self.name} writes nothing")
 
     def once(self) -> bool:
         """Whether every index is known from the value's own index and hits a place once."""
@@ -107,8 +103,8 @@ class Update:
         return self.e.value(self.value, unravel(number, self.index_shape) + inner)
 
 
-def update_bodies(region: Region, target: Target, kind: type[Update], loops: Loops) -> Bodies:
-    """The Bodies of an update of a kind; where the state is not stored, Bodies of `loops` that
+def update_bodies(region: Region, target: Target, kind: Any, loops: Loops) -> Bodies:
+    """The Bodies of a kind of Update; where the state is not stored, Bodies of `loops` that
     write it come first."""
     node, reads, values = region.anchor, region.inputs, region.known
     state = node.inputs[0]

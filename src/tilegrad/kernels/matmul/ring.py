@@ -105,15 +105,16 @@ class Moving:
         """The matrix of a batch."""
         return memory if self.x.batch == 1 else memory[batch]
 
-    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
-        """A tile of a, 64 rows a copy; shared along n, each program brings some for all."""
+    def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
+        """A tile of a, that of a weight by number, 64 rows a copy; shared along n, each program
+        brings some for all."""
         plan, (batch, row, _) = self.plan, where
         shared = plan.across and plan.cluster > 1
         each = self.halves // plan.cluster if shared else self.halves
         for own in range(each):
             half = self.near * each + own if shared else own
             at = side(row + half * 64, self.along_k(step), self.x.a_along_k)
-            place = self.left[stage, half]
+            place = self.left[stage, number * self.halves + half]
             if not shared and rows_of(self, half) < 64:
                 place = place[0 : rows_of(self, half), :]
             self.copy(place, box(self.of_batch(self.a, batch), at, place.shape), stage, shared)

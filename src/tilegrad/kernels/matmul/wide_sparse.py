@@ -81,7 +81,7 @@ class SparseMatmul(WideMatmul):
         """Bytes that land in one stage."""
         return step_bytes(self.x, self.plan)
 
-    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
+    def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """What is kept of a tile of a and its words, 64 rows a copy."""
         _, row, _ = where
         half, full = self.plan.tile[2] // 2, self.ring.full[stage]

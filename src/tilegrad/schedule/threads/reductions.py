@@ -169,7 +169,7 @@ def first_parts(space: ThreadSpace, rows: Size, columns: Size, parts: int, lengt
     grid, (row, part) = sheet.programs(rows, parts)
     start = part * length
     stop = minimum(start + length, columns)
-    sweep, sweeper = Sweep(row, columns, space.reduces), Sweeper(space, sheet, WARPS, Kept())
+    sweep, sweeper = Sweep(space, row, columns, space.reduces), Sweeper(space, sheet, WARPS, Kept())
     sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
     for v, place in zip(space.reduces, sheet.others.values()):
         sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), row * parts + part)

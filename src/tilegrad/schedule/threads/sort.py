@@ -36,7 +36,7 @@ from ..region import Region
 from ..scan_sort import Axis
 from ..sheet import Sheet
 from ..space import COMBINE, identity
-from .space_threads import WARP
+from .space_threads import WARP, warps_for
 from .tiles import ThreadSheet
 
 LOCAL = 4096  # elements that one program sorts
@@ -319,4 +319,4 @@ def lower_scan(region: Region, target: Target, name: str) -> Bodies:
             total = b.reduce(x, last, kind)
             total = e.column(total) if last and total.shape else total
         before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
-    return [sheet.end((grid,), warps=max(1, min(8, rows * lanes // (8 * WARP))))]
+    return [sheet.end((grid,), warps=warps_for(rows * lanes))]

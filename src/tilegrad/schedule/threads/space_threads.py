@@ -168,6 +168,11 @@ class ThreadPart(Part):
             self.e.store(self.sheet.outputs[v], x, offset_of(v, index))
 
 
+def warps_for(elements: int) -> int:
+    """Warps of a program whose threads have some elements each."""
+    return max(1, min(8, elements // (8 * WARP)))
+
+
 def parts_of(reduces: Sequence[Node], size: Size, use: str) -> list[Parameter]:
     """Scratch for so many partial results of reductions."""
     types = [Array((size,), wide(v.inputs[0].dtype)) for v in reduces]

@@ -177,7 +177,7 @@ class StreamedRows(Sweeper):
         with self.at(sweep, base, True) as (_, lane):
             numbers = [
                 number
-                for node, index in sweep.expressions(self.space, lane)
+                for node, index in sweep.expressions(lane)
                 for number in lane_numbers(e, node, index)
             ]
         for number in numbers:

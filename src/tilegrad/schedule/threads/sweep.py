@@ -66,7 +66,7 @@ def sweeps_of(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Swee
 
 def reads_of_sweep(space: ThreadSpace, sweep: Sweep, lane: Expr, column: Size) -> list[Place]:
     """The contiguous reads of a sweep that nothing guards."""
-    found = plain_reads(sweep.expressions(space, column), space.stored_reads)
+    found = plain_reads(sweep.expressions(column), space.stored_reads)
     return [place for place in found if coefficient(offset_of(*place), lane) == 1]
 
 
@@ -121,9 +121,7 @@ class Sweeper(RowSweeps, ThreadPart):
         """Ask for what a row has one of, so that nothing waits for it after a reduction."""
         lane = atom_of("lane", self.space.region.columns)
         for _, sweep in sweeps:
-            for node, index in plain_reads(
-                sweep.expressions(self.space, lane), self.space.stored_reads
-            ):
+            for node, index in plain_reads(sweep.expressions(lane), self.space.stored_reads):
                 if not any(depends(i, [lane]) for i in index):
                     self.e.value(node, index)
 

@@ -36,7 +36,7 @@ from ..region import Region
 from ..update import Update, update_bodies
 from .loops_threads import lower_loops
 from .sort import LOCAL, Network, Pair, ScratchSort
-from .space_threads import WARP
+from .space_threads import warps_for
 from .tiles import ThreadSheet, TileEvaluator, Viewed
 
 FEW_INDICES = 64  # indices that every program compares itself
@@ -174,7 +174,7 @@ class UpdateLowering(Update):
                 self.b.branch(inside, write)
             else:
                 write()
-        return self.sheet.end((grid,), warps=max(1, min(8, rows * lanes // (8 * WARP))))
+        return self.sheet.end((grid,), warps=warps_for(rows * lanes))
 
     # ---- few indices ----------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class UpdateLowering(Update):
             if self.mode != "set":
                 x = self.take_equal(memory, key, at, inner, where, lanes)
             e.store(memory, x, where)
-        return self.sheet.end((grid,), warps=max(1, min(8, lanes // (8 * WARP))))
+        return self.sheet.end((grid,), warps=warps_for(lanes))
 
     def take_equal(
         self, memory: Node, key: Node, at: Size, inner: Index, where: Size, lanes: int
@@ -324,7 +324,7 @@ class UpdateLowering(Update):
                         x = self.read(self.number(memory, at + t), inner)
                         total[0] = b.broadcast(self.combine(total[0], x), (lanes,))
                 e.store(memory["state"], total[0], where)
-        return self.sheet.end((grid,), warps=max(1, min(8, lanes // (8 * WARP))))
+        return self.sheet.end((grid,), warps=warps_for(lanes))
 
     def number(self, memory: dict[str, Node], at: Size) -> Size:
         """The index number at a place in the order."""
