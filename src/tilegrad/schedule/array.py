@@ -120,7 +120,7 @@ class ArrayLoops(ArrayFamily):
 
 def refuses_first(region: Region, cut: Cut) -> str:
     """Why the vector unit does not compute the value that a Region of loops began with."""
-    first = region.values[0]
+    first = region.anchor
     return refuses_value(first, None, leaves_of(first, cut.values), cut)
 
 
@@ -189,7 +189,7 @@ class ArrayDot(DotLowering):
 
     def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
         """A product, then a sum, each rounded."""
-        half = float16 in [x.dtype for x in self.region.values[0].inputs]
+        half = float16 in [x.dtype for x in self.region.anchor.inputs]
         given = [self.flushed(x, HALF_TINY if half else TINY) for x in (left, line)]
         product = self.flushed(self.b.apply("multiply", *given))
         return self.flushed(self.b.apply("add", sums, product))
@@ -206,7 +206,7 @@ class ArrayDot(DotLowering):
 
     def epilogue(self, row: Size, lane: Size, acc: Node) -> None:
         """Sums as they are stored: fp16 has no subnormal numbers either."""
-        half = self.region.values[0].dtype is float16
+        half = self.region.anchor.dtype is float16
         super().epilogue(row, lane, self.flushed(acc, HALF_TINY) if half else acc)
 
 

@@ -34,7 +34,7 @@ class CallFamily(Family):
         """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', (type,
         i)) for result i that nobody wants, or ('state', i) for the call's argument i, written in
         place."""
-        node = region.values[0]
+        node = region.anchor
         callee = node.attrs["callee"]
         if node.op is not ops.call or not isinstance(callee, KernelCallee):
             raise InternalError("schedule.call", f"{callee!r} has no Bodies")
@@ -65,7 +65,7 @@ class CallFamily(Family):
 
     def verdict(self, region: Region, verdict: Verdict) -> Verdict:
         """Who offered what where a pass has chosen the kernel."""
-        return region.values[0].attrs["callee"].verdict or verdict
+        return region.anchor.attrs["callee"].verdict or verdict
 
 
 def legalize_call(body: Body, kind: str, target: Target) -> Body:

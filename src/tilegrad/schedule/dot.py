@@ -65,9 +65,9 @@ class DotLowering:
 
     def __init__(self, region: Region, target: Target, name: str) -> None:
         self.region, self.target, self.name = region, target, name
-        self.problem = problem_of(region.values[0])
+        self.problem = problem_of(region.anchor)
         self.stored = region.stored
-        self.accumulator = wide(dtypes.accumulator(region.values[0].inputs[0].dtype))
+        self.accumulator = wide(dtypes.accumulator(region.anchor.inputs[0].dtype))
 
     def choose(self) -> Plan:
         """The cheapest Plan for these sizes."""
@@ -91,17 +91,17 @@ class DotLowering:
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
         self.partial = self.sheet.others.get("partial")
         if self.partial is None and self.parts != 1 and self.keeps_sums:
-            self.partial = self.outputs[self.region.values[0]]
+            self.partial = self.outputs[self.region.anchor]
         return self.sheet.end(self.body(), plan=self.plan)
 
     def sums_in_result(self) -> bool:
         """Whether sums over a part of k can be kept where the result goes."""
-        dot = self.region.values[0]
+        dot = self.region.anchor
         return dot in self.stored and dot.dtype is self.accumulator
 
     def partial_sums(self) -> list[Parameter]:
         """Where sums over a part of k are kept apart from the result."""
-        dot = self.region.values[0]
+        dot = self.region.anchor
         if self.parts == 1 or not self.keeps_sums or self.sums_in_result():
             return []
         memory = Memory((product(dot.shape),), self.accumulator, "global", "state")
@@ -344,7 +344,7 @@ class DotLowering:
 
     def put(self, acc: Node, at: Size, i: Size, start: Size) -> None:
         """Store a register tile: straight from registers where nothing is left to compute."""
-        b, dot, mr = self.b, self.region.values[0], self.plan.mr
+        b, dot, mr = self.b, self.region.anchor, self.plan.mr
 
         def by_rows() -> None:
             b.store(self.strip, acc, (0, 0), (0, 1))

@@ -72,7 +72,7 @@ class _Joiner:
         inputs: dict[Node, list[Region]] = {}
         for region in self.fuser.regions:
             if region.kind == "dot":
-                inputs.setdefault(self.input_of(region.values[0]), []).append(region)
+                inputs.setdefault(self.input_of(region.anchor), []).append(region)
         joined = False
         for regions in inputs.values():
             wides = [(r, self.wide(r)) for r in regions if len(regions) > 1]
@@ -295,7 +295,7 @@ def takes_parts(part: Node, region: Region, cut: Cut) -> bool:
     if not is_part(part):
         return False
     source, values = part.inputs[0].inputs[0], cut.values
-    if source.shape != region.values[0].shape:
+    if source.shape != region.anchor.shape:
         return False
     if not cut.aligned(source, region, leaves_of(source, values)):
         return False

@@ -101,7 +101,7 @@ class WideDot:
         choose: bool = True,
     ) -> None:
         self.region, self.reads, self.target = region, list(reads), target
-        self.dot = region.values[0]
+        self.dot = region.anchor
         self.stored = [v for v in region.stored if not is_part(v)]
         self.block_sums = [v for v in region.stored if is_part(v)]  # sums of blocks of columns
         below = topological(region.stored, set(self.reads).__contains__)

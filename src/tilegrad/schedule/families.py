@@ -142,7 +142,7 @@ def rows_of(kind: str, op: str, target: Target) -> tuple[Row, ...]:
 
 def families_of(region: Region, target: Target) -> list[Family]:
     """The Families that may offer for a Region, those from outside first."""
-    return [family_of(row) for row in rows_of(region.kind, region.values[0].op.name, target)]
+    return [family_of(row) for row in rows_of(region.kind, region.anchor.op.name, target)]
 
 
 def outside_rows(op: str) -> list[Row]:

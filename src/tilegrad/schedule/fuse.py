@@ -53,7 +53,7 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node], has_thread
         if node.op in PRODUCTS:
             for i in node.inputs:
                 _store_below(i, values)
-        elif node.op in _READS_STORED:
+        elif node.op.category in _READS_STORED:
             values.update(needs(node))
         elif joins(node):
             values.update(stored_part(i) for i in node.inputs)
@@ -70,14 +70,7 @@ def _is_value(node: Node, readers: dict[Node, list[Node]], values: set[Node]) ->
     return _wanted(node, readers, values)
 
 
-_READS_STORED = {
-    ops.scan,
-    ops.cond,
-    ops.while_loop,
-    ops.call,
-    ops.attention,
-    ops.attention_backward,
-}
+_READS_STORED = ("control", "call", "attention")  # categories of ops
 
 
 def _store_below(node: Node, values: set[Node]) -> None:

@@ -21,10 +21,11 @@ from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, low, modulo
 from ..tile.build import BodyBuilder
+from ..tile.numeric import COMBINE
 from .access import Place, atom_of, unravel
 from .evaluate import wide
 from .sheet import Sheet
-from .space import COMBINE, KINDS, Part, Space, identity, is_blocked, reduce_index
+from .space import KINDS, Part, Space, identity, is_blocked, reduce_index
 
 Step = Callable[[Size, list[Node]], Sequence[Node] | None]
 Line = Callable[[Size, Size, Size, list[Node]], list[Node]]

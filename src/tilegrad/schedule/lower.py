@@ -186,7 +186,7 @@ def count_work(
 
 def lower_join(lowering: Lowering, region: Region, reads: list[Node]) -> None:
     """Add the Kernel of a concatenation: a copy for each part."""
-    node = region.values[0]
+    node = region.anchor
     whole = lowering.slot_of[node]
     steps: list[Any] = []
     place = 0

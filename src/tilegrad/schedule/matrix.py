@@ -33,7 +33,7 @@ TILE = 16
 
 def unit_for(region: Region, target: Target) -> MatrixUnit | None:
     """The matrix unit that can run a dot, if the work is large enough for it."""
-    a, b = region.values[0].inputs[:2]
+    a, b = region.anchor.inputs[:2]
     units = [u for u in target.matrix_units(a.dtype, b.dtype) if u.m == TILE and u.n == TILE]
     return units[0] if units else None
 

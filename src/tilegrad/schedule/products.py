@@ -74,7 +74,7 @@ def too_long(region: Region, fuser: Fuser, target: Target, rounded: set[Node]) -
         return False  # sums of blocks need the product's kernel, and are chosen for few tokens
     reads = region.reads_among(fuser.values)
     matrices = [n for n in (*reads, *region.stored[1:]) if product(n.shape) == region.total]
-    count = instructions(region.stored, {*reads, region.values[0]}, rounded)
+    count = instructions(region.stored, {*reads, region.anchor}, rounded)
     count += MATRIX_INSTRUCTIONS * len(matrices)
     if count <= LONG:
         return False
@@ -89,7 +89,7 @@ def copies(region: Region, reads: list[Node], target: Target) -> int:
         return plan.tile[0] * plan.tile[1] // 128
     if isinstance(plan, ThreadPlan):
         return plan.tile[0] * plan.tile[1] // (32 * plan.warps[0] * plan.warps[1])
-    return tiled_copies(region.values[0]) if plan is None else 1
+    return tiled_copies(region.anchor) if plan is None else 1
 
 
 def cut(region: Region, fuser: Fuser) -> None:

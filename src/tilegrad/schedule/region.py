@@ -20,37 +20,13 @@ from ..graph import ops
 from ..ir.node import Node, needs, topological, walk
 from ..ir.symbol import Size, floor_divide, loop_index
 from ..ir.types import Tuple, product
+from ..tile.numeric import FUNCTIONS
 from .access import MOVEMENT, Index, Place, base_of, moved, unravel, walk_down
 from .evaluate import DIRECT, ROWS
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
-COSTLY = {
-    ops.exp,
-    ops.exp2,
-    ops.log,
-    ops.log2,
-    ops.log10,
-    ops.expm1,
-    ops.log1p,
-    ops.sin,
-    ops.cos,
-    ops.tan,
-    ops.asin,
-    ops.acos,
-    ops.atan,
-    ops.sinh,
-    ops.cosh,
-    ops.tanh,
-    ops.erf,
-    ops.erfc,
-    ops.erf_inverse,
-    ops.power,
-    ops.random_bits,
-    ops.floor_divide_,
-    ops.remainder,
-    ops.fmod,
-    ops.fixed,
-}
+COSTLY = {op for op in DIRECT if op.name in FUNCTIONS}  # many operations each
+COSTLY |= {ops.power, ops.floor_divide_, ops.remainder, ops.fmod, ops.random_bits, ops.fixed}
 INLINE = {*DIRECT, *MOVEMENT, *ROWS, ops.constant}  # computed where they are read
 JOINED = 16  # parts of a concatenation that is computed where it is read
 DOTS = ("dot", "dots", "gated")  # kinds of Regions with products: one, several, two that meet

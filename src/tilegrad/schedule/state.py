@@ -35,13 +35,13 @@ def order_updates(lowering: Lowering) -> None:
                 continue
             others = [r for r in readers.get(state, ()) if r is not region]
             late = [r for r in others if r.needs >> region.number & 1]
-            if needs(region.values[0]).count(state) > 1:
+            if needs(region.anchor).count(state) > 1:
                 late = [region]  # it reads what it would overwrite
             if late or state in lowering.wanted:
                 if state in lowering.strict and promised:
                     raise refuse(late[0].values[0] if late else state)
                 continue
-            lowering.in_place.add((region.values[0], number))
+            lowering.in_place.add((region.anchor, number))
             for r in others:
                 region.after.add(r.number)
                 dependents.setdefault(r.number, []).append(region)

@@ -17,6 +17,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo
 from ..ir.types import product
 from ..tile.build import BodyBuilder
+from ..tile.numeric import SCATTER
 from . import sheet as parameters
 from .access import Condition, Index, offset_of, symbolic, unravel
 from .evaluate import Evaluator
@@ -24,7 +25,6 @@ from .family import Bodies, Made
 from .loops import lower_loops
 from .region import Region, leaves_of
 from .sheet import Sheet
-from .space import COMBINE
 
 BLOCK = 1024
 
@@ -96,7 +96,7 @@ class Update:
 
     def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""
-        return x if self.mode == "set" else self.b.apply(COMBINE.get(self.mode, self.mode), old, x)
+        return x if self.mode == "set" else self.b.apply(SCATTER[self.mode], old, x)
 
     def read(self, number: Size, inner: Index) -> Node:
         """The value to write."""

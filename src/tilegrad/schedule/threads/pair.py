@@ -20,6 +20,7 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum
 from ...ir.types import product
+from ...tile.numeric import COMBINE
 from ..access import Index, atom_of, depends, offset_of
 from ..evaluate import wide
 from ..family import Bodies, Made
@@ -27,7 +28,7 @@ from ..lines import Accumulators
 from ..lowering import Lowering
 from ..problem import power_of_two
 from ..region import REDUCE, Region, bit, leaves_of, own_index, reads_of
-from ..space import COMBINE, KINDS, reduce_index
+from ..space import KINDS, reduce_index
 from .reductions import HeldRows, sum_parts
 from .space_threads import WARP, ThreadSpace, parts_of, plain_reads
 from .tiles import ThreadSheet

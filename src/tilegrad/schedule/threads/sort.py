@@ -28,6 +28,7 @@ from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import Array
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
+from ...tile.numeric import COMBINE
 from .. import sheet as parameters
 from ..evaluate import running, wide
 from ..family import Bodies, Made
@@ -35,7 +36,7 @@ from ..problem import power_of_two
 from ..region import Region
 from ..scan_sort import Axis
 from ..sheet import Sheet
-from ..space import COMBINE, identity
+from ..space import identity
 from .space_threads import WARP, warps_for
 from .tiles import ThreadSheet
 
