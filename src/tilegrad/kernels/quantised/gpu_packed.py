@@ -35,8 +35,8 @@ from ...tile.build import Body, BodyBuilder
 from ..matmul.plan import CLUSTERS
 from ..matmul.shape import Operands, WidePlan, among, box, exchanged, staged_rooms
 from ..matmul.wide import WideMatmul
+from .gpu_around import gate
 from .gpu_layout import BLOCK, GROUP, bytes_of, half, layout_of, parts
-from .gpu_rows import gate
 from .shape import NOTHING, Around, QuantisedShape, padded, parameters
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
@@ -239,7 +239,7 @@ class PackedMatmul(WideMatmul):
         """Bytes that land in one stage."""
         return step_bytes(self.shape, self.plan)
 
-    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
+    def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Codes and scales, 64 rows a copy: gates first, then what they gate."""
         words, groups = self.layout.words, DEPTH // GROUP
         group = (self.share * self.steps + step) * groups
