@@ -188,7 +188,7 @@ def test_an_operand_that_is_no_matrix_is_copied_for_a_large_product() -> None:
 
 
 def test_a_copied_operand_computes_the_same(monkeypatch) -> None:
-    from tilegrad.schedule import operands
+    from tilegrad.schedule import products
 
-    monkeypatch.setattr(operands, "LAUNCH", -1.0)  # so that a small product pays
+    monkeypatch.setattr(products, "LAUNCH", -1.0)  # so that a small product pays
     run(*heads(2, 4, 64, 16))

@@ -141,6 +141,6 @@ def check_body(body: Body, kind: str, target: Target) -> Body:
     """The pass: races, deadlock and fences of a library kernel with what fusion has put into it."""
     placed = any(node.op.name in PLACED_OPS for node in body.block.all_nodes())
     if placed and kind != "call":
-        verify_body(body, "placed", target, "schedule.body_check")
-        require(body, target, "schedule.body_check")
+        verify_body(body, "placed", target, "schedule.call")
+        require(body, target, "schedule.call")
     return body
