@@ -70,8 +70,11 @@ def _checked(op: str, names: Sequence[str], inputs: Sequence[Node]) -> dict[str,
         if axes != rank:
             got = str(given[name].type)
             raise ShapeError(f"{name} has {axes} axes", op=op, expected=f"{rank} axes", got=got)
+    if not given["q"].dtype.is_float:
+        raise DTypeError("q needs floats", op=op, expected="a float dtype", got=given["q"].dtype)
     heads, key_heads = given["q"].shape[1], given["keys"].shape[1]
-    if not isinstance(heads, int) or not isinstance(key_heads, int) or heads % max(1, key_heads):
+    known = isinstance(heads, int) and isinstance(key_heads, int)
+    if not known or not key_heads or heads % key_heads:
         raise ShapeError(
             "the heads do not divide",
             op=op,
@@ -109,6 +112,10 @@ def append_type(*inputs: Node, width: int, interleaved: bool, factor: float) -> 
 
 def attention_type(*inputs: Node, **attrs: Any) -> Type:
     """(tokens, heads, value_width)."""
-    given = _checked("paged_attention", ATTEND, inputs)
+    op = "paged_attention"
+    given = _checked(op, ATTEND, inputs)
+    for name in ("window", "softcap"):
+        if not attrs[name] >= 0:
+            raise UserError(f"{name} is below 0", op=op, expected="0 for none", got=attrs[name])
     tokens, heads, _ = given["q"].shape
     return Array((tokens, heads, given["values"].shape[3]), given["q"].dtype)
