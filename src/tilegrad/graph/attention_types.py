@@ -1,7 +1,7 @@
 """The types of `attention` and `attention_backward`: what they take, what they give, and names.
 
 Axes are called b (batch), h (heads), t (tokens) and d (width); an order such as "bthd" says how
-they lie. Invariant: what passes here has a meaning in `attention_reference` for every value.
+they lie. Invariant: what passes here has a meaning (its decomposition) for every value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `paged_append` and `paged_attention` mean, in NumPy and float64: the judge of the kernels.
 
-Invariant: written from the definition alone; tokens of no request get 0 in what is returned.
+Invariant: attention is what `attention` means; tokens of no request get 0 in what is returned.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from ..core.errors import InternalError
-from .attention_reference import attention as dense
+from . import ops
 from .paged_types import APPEND, ATTEND, named
 
 Ndarray = np.ndarray[Any, Any]
@@ -49,6 +48,8 @@ def attention(
 ) -> Ndarray:
     """(tokens, heads, value_width): of each request an attention over its keys, which lie in order;
     the last query sees the last key."""
+    from .interpret import REFERENCE
+
     key_heads, page = keys.shape[1:3]
     out = np.zeros((*q.shape[:2], values.shape[3]))
     how = {"scale": x.scale, "softcap": x.softcap, "dropout": 0.0, "orders": ("hbtd",) * 4}
@@ -65,12 +66,8 @@ def attention(
         end = length - (last - first)
         how["band"] = (end - x.window + 1 if x.window else None, end)
         given = [m[:, None] for m in (own, k, v)]
-        out[first:last] = dense([*given, *more], how, _no_bits)[0][:, 0].swapaxes(0, 1)
+        out[first:last] = REFERENCE[ops.attention]([*given, *more], how)[0][:, 0].swapaxes(0, 1)
     return out
-
-
-def _no_bits(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    raise InternalError("graph.paged", "nothing is dropped")
 
 
 def append(
