@@ -76,7 +76,7 @@ class _Scores:
         self.wide = sum_dtype(self.dtype)
         self.low = bfloat16 if self.dtype.bits < 16 else self.dtype  # of what dots take
         q, k, v = node.inputs[:3]
-        self.sizes = sizes(q, k, v, node.attrs["orders"])
+        self.sizes = sizes(node.inputs, node.attrs["orders"])
         q, k, v = (heads_first(x, o) for x, o in zip((q, k, v), node.attrs["orders"]))
         self.q, self.k, self.v = self.grouped(q), k, v  # (b, hk, g, i, d), (b, hk, j, d or e)
         s = self.sizes

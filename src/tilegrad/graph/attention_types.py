@@ -77,8 +77,9 @@ def _fail(message: str) -> InternalError:
     return InternalError("graph.attention", message)
 
 
-def sizes(q: Node, k: Node, v: Node, orders: Sequence[str]) -> Sizes:
-    """The sizes that q, k and v have; an error where they do not fit."""
+def sizes(inputs: Sequence[Node], orders: Sequence[str]) -> Sizes:
+    """The sizes that q, k and v, the first inputs, have; an error where they do not fit."""
+    q, k, v = inputs[:3]
     if len(orders) != 4:
         raise _fail(f"orders are of q, k, v and the result, got {orders}")
     for order in orders:
@@ -172,9 +173,9 @@ def _check(s: Sizes, more: Sequence[Node], attrs: dict[str, Any]) -> None:
     _check_extras(dict(zip(extras, more)), s)
 
 
-def attention_type(q: Node, k: Node, v: Node, *more: Node, **attrs: Any) -> Type:
+def attention_type(q: Node, k: Node, v: Node, *more: Node, **attrs: Any) -> Tuple:
     """(out, lse)."""
-    s = sizes(q, k, v, attrs["orders"])
+    s = sizes((q, k, v), attrs["orders"])
     _check(s, more, attrs)
     result = Array(s.result(attrs["orders"][3]), q.dtype)
     return Tuple((result, Array(s.rows, sum_dtype(q.dtype))))
@@ -184,13 +185,9 @@ def attention_backward_type(
     q: Node, k: Node, v: Node, dout: Node, lse: Node, delta: Node, *more: Node, **attrs: Any
 ) -> Type:
     """(dq, dk, dv, gradients of the wanted extras)."""
-    s = sizes(q, k, v, attrs["orders"])
-    _check(s, more, attrs)
-    rows = Array(s.rows, sum_dtype(q.dtype))
-    if dout.type != Array(s.result(attrs["orders"][3]), q.dtype):
-        raise _fail(f"dout is {dout.type}")
-    if lse.type != rows or delta.type != rows:
-        raise _fail(f"lse is {lse.type}, delta is {delta.type}, expected {rows}")
+    out, rows = attention_type(q, k, v, *more, **attrs).items
+    if (dout.type, lse.type, delta.type) != (out, rows, rows):
+        raise _fail(f"dout, lse and delta are {dout.type}, {lse.type} and {delta.type}")
     given, wanted = dict(zip(attrs["extras"], more)), attrs["wanted"]
     if tuple(name for name in WANTED if name in wanted and name in given) != tuple(wanted):
         raise _fail(f"no gradients {wanted} of extras {attrs['extras']}")

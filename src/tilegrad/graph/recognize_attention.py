@@ -22,8 +22,8 @@ from ..ir.rewrite import Log, rebuild
 from . import ops
 from .axes import ELEMENTWISE
 from .recognize_extras import refined
-from .recognize_parts import Surroundings, attention_of
-from .recognize_terms import NoMatch
+from .recognize_parts import Match
+from .recognize_scores import NoMatch
 
 NAME, BAND = "attention", "band of attention"
 KNOWN = (ops.attention, ops.attention_backward)
@@ -46,23 +46,26 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
     own = [n for n in order if n not in outside]
     inner = {n for n in own if n.blocks and _has_dots(n)}
     known = {n for n in own if n.op in KNOWN and {"mask", "bias"} & set(n.attrs["extras"])}
-    chosen: dict[Node, Surroundings] = {}
+    found: dict[Node, Node] = {}
     reads: dict[Node, list[Node]] = {}
-    for node in [n for n in own if n.op is ops.dot and looks_like(n)]:
+    for node in [n for n in own if n.op is ops.dot and _near_sum(n.inputs)]:
         reads = reads or users(order)
         try:
-            chosen[node] = _matched(node, reads, frozenset(roots), derived)
+            with located(node.location):
+                found[node] = _matched(node, reads, frozenset(roots), derived)
         except NoMatch as reason:
             if not reason.quiet:
                 log.notes.append(f"{node.location}: not attention: {reason}")
-    if not chosen and not inner and not known:
+    if not found and not inner and not known:
         return roots
-    done: dict[Node, Node] = {}
+    done: dict[Node, Node] = {n: n for n in outside}
     for node in own:
         done[node] = new = rebuild(node, done)
-        if node in chosen:
-            with located(node.location):
-                done[node], _ = attention_of(new, chosen[node])
+        if node in found:
+            for made in topological([found[node]], stop=done.__contains__):
+                if made not in done:
+                    done[made] = rebuild(made, done)
+            done[node] = done[found[node]]
             log.fired[NAME] = log.fired.get(NAME, 0) + 1
         elif node in known:
             done[node] = refined(new)
@@ -93,12 +96,8 @@ def _in_block(block: Block, log: Log, derived: bool) -> Block:
 # ---- one match ------------------------------------------------------------------------------
 
 
-def looks_like(root: Node) -> bool:
-    """Whether a sum of exp is near, under elementwise ops and movement."""
-    return _near_sum(root.inputs)
-
-
 def _near_sum(values: Sequence[Node]) -> bool:
+    """Whether a sum of exp is near, under elementwise ops and movement."""
     seen: set[Node] = set()
     waiting = deque(values)  # the nearest first: other sides may be long
     while waiting and len(seen) < FAR:
@@ -123,26 +122,24 @@ def _sums_exp(node: Node) -> bool:
 
 def _matched(
     root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node], derived: bool
-) -> Surroundings:
-    """What stands around an attention; NoMatch where the dot is not the last of one."""
+) -> Node:
+    """The attention that a dot is the last of; NoMatch where it is of none."""
     weights = [i for i in root.inputs if _near_sum([i])]
     if not is_shallow(weights, READ):
         raise NoMatch("the scores are computed by very many ops in a row", quiet=True)
-    around = _surroundings(root, reads, ends)._replace(derived=derived)
-    made, dot = attention_of(root, around)
+    match = Match(root, *_above(root, reads, ends), derived)
+    made, dot = match.built(), match.scores.dot.node
     inside = _between(dot, root)
     for node in inside:
         if node is root:
             continue
         if node in ends or any(u not in inside for u in reads.get(node, ())):
-            raise NoMatch(f"{_called(node, dot)} is used elsewhere too")
+            between = f"the {node.op.name} between the dots"
+            called = "the dot of queries and keys" if node is dot else between
+            raise NoMatch(f"{called} is used elsewhere too")
     if dot in _between(dot, made):
         raise NoMatch("something else of it is computed from the scores")
-    return around
-
-
-def _called(node: Node, dot: Node) -> str:
-    return "the dot of queries and keys" if node is dot else f"the {node.op.name} between the dots"
+    return made
 
 
 def _between(dot: Node, root: Node) -> set[Node]:
@@ -157,8 +154,10 @@ def _between(dot: Node, root: Node) -> set[Node]:
     return inside
 
 
-def _surroundings(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> Surroundings:
-    """The movement and the cast that follow the dot at once, each the only use."""
+def _above(
+    root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]
+) -> tuple[list[Node], DType]:
+    """The movement that follows the dot at once, each the only use, and the dtype it is cast to."""
     above: list[Node] = []
     dtype: DType = root.dtype
     node = root
@@ -171,4 +170,4 @@ def _surroundings(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Nod
         else:
             above.append(user)
         node = user
-    return Surroundings(dtype, tuple(above))
+    return above, dtype

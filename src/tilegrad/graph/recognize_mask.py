@@ -100,7 +100,7 @@ def affine(node: Node, indices: Indices) -> Affine | None:
     if op is ops.size:
         return Affine({}, node.attrs["value"])
     if op is ops.iota:
-        line = Affine(index_of(flat(indices[0].atoms)))
+        line = index_of(flat(indices[0].atoms))
         return line.times(indices[0].step).plus(Affine({}, indices[0].start))
     if op is ops.cast or op is ops.stop_gradient:
         inner = node.inputs[0]
@@ -167,11 +167,11 @@ def _leaves(
 
 
 def _compares_positions(node: Node, indices: Indices) -> bool:
-    sides = [_position(i, indices) for i in node.inputs]
+    sides = [position(i, indices) for i in node.inputs]
     return all(s is not None for s in sides) and any(s[0].terms for s in sides if s is not None)
 
 
-def _position(node: Node, indices: Indices) -> tuple[Affine, bool] | None:
+def position(node: Node, indices: Indices) -> tuple[Affine, bool] | None:
     """An affine value, or the absolute of one (True)."""
     found = affine(node, indices)
     if found is not None:
@@ -216,7 +216,7 @@ def comparisons(condition: Condition) -> list[Affine] | None:
     node, indices, truth = condition
     if node.op not in COMPARES:
         return None
-    left, right = (_position(i, indices) for i in node.inputs)
+    left, right = (position(i, indices) for i in node.inputs)
     if left is None or right is None:
         return None
     if node.op in (ops.equal, ops.not_equal):
@@ -249,30 +249,24 @@ def always(function: Affine) -> bool:
 # ---- bands ----------------------------------------------------------------------------------
 
 
-def index_of(atoms: Atoms) -> dict[Atom, Size]:
-    """The coefficients of the row-major index of some Atoms."""
+def index_of(atoms: Atoms) -> Affine:
+    """The row-major index of some Atoms."""
     terms: dict[Atom, Size] = {}
     stride: Size = 1
     for atom in reversed(atoms):
         terms[atom] = stride
         stride = stride * atom.size
-    return terms
+    return Affine(terms)
 
 
-def bounds(function: Affine, queries: Atoms, keys: Atoms) -> Band | None:
-    """The band of key - query in which the function is <= 0, if it is a function of that."""
-    difference = Affine(index_of(keys)).plus(Affine(index_of(queries)), -1)
-    for sign in (1, -1):
-        if function.terms == difference.times(sign).terms:
-            limit = function.constant * -sign
-            return (None, limit) if sign == 1 else (limit, None)
-        factor = function.terms.get(keys[-1])
-        if not isinstance(factor, int) or factor * sign <= 1:
-            continue
-        if function.terms == difference.times(factor).terms:
-            limit = floor_divide(function.constant * -1, abs(factor))
-            return (None, limit) if sign == 1 else (limit * -1, None)
-    return None
+def bounds(function: Affine, difference: Affine, last: Atom) -> Band | None:
+    """The band of key - query (a `difference`, 1 for the last key's Atom) in which the function is
+    <= 0, if it is a function of that."""
+    factor = function.terms.get(last)
+    if not isinstance(factor, int) or function.terms != difference.times(factor).terms:
+        return None
+    limit = floor_divide(function.constant * -1, abs(factor))
+    return (None, limit) if factor > 0 else (limit * -1, None)
 
 
 def meet(bands: Sequence[Band]) -> Band:

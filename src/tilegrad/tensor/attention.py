@@ -63,7 +63,7 @@ def attention(
     """
     op = "attention"
     nodes, order = _laid(op, (q, k, v), layout)
-    sizes = sizes_of(nodes[0], nodes[1], nodes[2], (order,) * 4)
+    sizes = sizes_of(nodes, (order,) * 4)
     extras = {
         "bias": bias,
         "mask": mask,
