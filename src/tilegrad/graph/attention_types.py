@@ -77,6 +77,15 @@ def _fail(message: str) -> InternalError:
     return InternalError("graph.attention", message)
 
 
+def divided_heads(op: str, heads: Size, key_heads: Size) -> tuple[int, int]:
+    """Numbers of query and key heads, if the first are a multiple of the second."""
+    if isinstance(heads, int) and isinstance(key_heads, int):
+        if not (heads % key_heads if key_heads else heads):
+            return heads, key_heads
+    expected = f"a multiple of {key_heads} key heads, both known"
+    raise ShapeError("the heads do not divide", op=op, expected=expected, got=f"{heads} heads")
+
+
 def sizes(inputs: Sequence[Node], orders: Sequence[str]) -> Sizes:
     """The sizes that q, k and v, the first inputs, have; an error where they do not fit."""
     q, k, v = inputs[:3]
@@ -103,16 +112,7 @@ def sizes(inputs: Sequence[Node], orders: Sequence[str]) -> Sizes:
             expected="q (batch, heads, queries, d), k (batch, key heads, keys, d), "
             f"v (batch, key heads, keys, e), their axes in the orders {orders[:3]}",
         )
-    heads, key_heads = of_q["h"], of_k["h"]
-    if not isinstance(heads, int) or not isinstance(key_heads, int):
-        raise ShapeError("the number of heads is not known", op=OP, expected="an int", got=got)
-    if heads % key_heads if key_heads else heads:
-        raise ShapeError(
-            "the heads do not divide",
-            op=OP,
-            got=f"{heads} heads",
-            expected=f"query heads a multiple of {key_heads} key heads",
-        )
+    heads, key_heads = divided_heads(OP, of_q["h"], of_k["h"])
     return Sizes(of_q["b"], heads, key_heads, of_q["t"], of_k["t"], of_q["d"], of_v["d"])
 
 

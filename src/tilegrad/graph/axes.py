@@ -9,9 +9,11 @@ Invariant: the value of a Node at its Indices is the value one started from, at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..core.dtype import bool_
 from ..core.errors import InternalError
 from ..ir.node import Node
 from ..ir.symbol import Size, floor_divide, low
@@ -182,6 +184,20 @@ def _divides(a: Size, b: Size) -> bool:
 
 
 # ---- what a value depends on ----------------------------------------------------------------
+
+
+def below(values: Iterable[Node]) -> Iterator[Node]:
+    """What elementwise ops and movement lead down to, the nearest first; no conditions."""
+    seen: set[Node] = set()
+    waiting = deque(values)
+    while waiting:
+        node = waiting.popleft()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if node.op.category in ELEMENTWISE or node.op.category == "movement":
+            waiting.extend([i for i in node.inputs if i.dtype is not bool_])
 
 
 def strip(node: Node, indices: Indices) -> tuple[Node, Indices]:

@@ -12,15 +12,15 @@ nan as it is written; what is `derived` afterwards has its derivatives as well.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from ..core.dtype import DType, bfloat16, float16
 from ..ir.block import Block, pure_block
 from ..ir.node import Node, is_shallow, located, needs, topological, users
 from ..ir.rewrite import Log, rebuild
 from . import ops
-from .axes import ELEMENTWISE
+from .axes import below
 from .recognize_extras import refined
 from .recognize_parts import Match
 from .recognize_scores import NoMatch
@@ -98,23 +98,10 @@ def _in_block(block: Block, log: Log, derived: bool) -> Block:
 
 def _near_sum(values: Sequence[Node]) -> bool:
     """Whether a sum of exp is near, under elementwise ops and movement."""
-    seen: set[Node] = set()
-    waiting = deque(values)  # the nearest first: other sides may be long
-    while waiting and len(seen) < FAR:
-        node = waiting.popleft()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op is ops.sum_:
-            if _sums_exp(node):
-                return True
-        elif node.op.category in ELEMENTWISE or node.op.category == "movement":
-            waiting.extend(node.inputs)
-    return False
+    return any(n.op is ops.sum_ and _is_exp(n.inputs[0]) for n in islice(below(values), FAR))
 
 
-def _sums_exp(node: Node) -> bool:
-    node = node.inputs[0]
+def _is_exp(node: Node) -> bool:
     while node.op is ops.cast or (node.op.category == "movement" and len(node.inputs) == 1):
         node = node.inputs[0]
     return node.op is ops.exp

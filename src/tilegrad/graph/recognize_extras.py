@@ -133,13 +133,13 @@ def refined(node: Node) -> Node:
         return node
     if not is_shallow(own.values(), set(ops.graph.ops.values()) - {ops.dot}):
         return node
-    places = fresh(sizes(node.inputs, node.attrs["orders"]).scores)
-    b, h, i, j = (p.atoms for p in places)
+    every = fresh(sizes(node.inputs, node.attrs["orders"]).scores)
+    b, h, i, j = (p.atoms for p in every)
     if not j:
         return node  # one key
     scores = Scores(Term(1.0, node, ()))
     for name, x in own.items():
-        indices = tuple([FIRST if s == 1 else p for s, p in zip(x.shape, places)])
+        indices = tuple([FIRST if s == 1 else p for s, p in zip(x.shape, every)])
         if name == "mask":
             scores = scores.hiding(Condition(x, indices), -math.inf)
         for term in terms(x, indices) if name == "bias" else ():
@@ -286,10 +286,10 @@ def _factors(node: Node, indices: Indices) -> list[tuple[Node, Indices]]:
 def _line(node: Node, indices: Indices, axes: Axes, band: Band) -> Affine | None:
     """A value that is affine in positions; |j - i| is within a band on one side of the diagonal."""
     found = position(node, indices)
-    if found is None or not found[1]:
-        return None if found is None else found[0]
+    if len(found) < 2:
+        return found[0] if found else None
     difference, (least, most) = axes.difference, band
-    if found[0] not in (difference, difference.times(-1)):
+    if difference not in found:
         return None
     if isinstance(most, int) and most <= 0:
         return difference.times(-1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 from ..core.dtype import bool_
@@ -19,7 +19,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, combine, floor_divide, high, low, maximum, minimum
 from . import build, ops
 from .attention_types import Band
-from .axes import ELEMENTWISE, Atom, Atoms, Indices, down, flat
+from .axes import ELEMENTWISE, Atom, Atoms, Indices, down, flat, strip
 from .notation import fold
 
 COMPARES = (ops.less, ops.less_equal, ops.equal, ops.not_equal)
@@ -168,21 +168,19 @@ def _leaves(
 
 def _compares_positions(node: Node, indices: Indices) -> bool:
     sides = [position(i, indices) for i in node.inputs]
-    return all(s is not None for s in sides) and any(s[0].terms for s in sides if s is not None)
+    return all(sides) and any(s[0].terms for s in sides)
 
 
-def position(node: Node, indices: Indices) -> tuple[Affine, bool] | None:
-    """An affine value, or the absolute of one (True)."""
+def position(node: Node, indices: Indices) -> list[Affine]:
+    """Affine values of which a value is the largest: two for |x|, none where it is no such."""
     found = affine(node, indices)
     if found is not None:
-        return found, False
-    while node.op in (ops.absolute, ops.cast) or down(node, indices) is not None:
-        if node.op is ops.absolute:
-            found = affine(node.inputs[0], indices)
-            return None if found is None else (found, True)
-        below = down(node, indices)
-        node, indices = (node.inputs[0], indices) if below is None else below
-    return None
+        return [found]
+    node, indices = strip(node, indices)
+    while node.op is ops.cast:
+        node, indices = strip(node.inputs[0], indices)
+    found = affine(node.inputs[0], indices) if node.op is ops.absolute else None
+    return [] if found is None else [found, found.times(-1)]
 
 
 # ---- conditions -----------------------------------------------------------------------------
@@ -217,22 +215,17 @@ def comparisons(condition: Condition) -> list[Affine] | None:
     if node.op not in COMPARES:
         return None
     left, right = (position(i, indices) for i in node.inputs)
-    if left is None or right is None:
-        return None
     if node.op in (ops.equal, ops.not_equal):
-        if truth != (node.op is ops.equal) or left[1] or right[1]:
+        if truth != (node.op is ops.equal) or len(left) != 1 or len(right) != 1:
             return None
         return [left[0].plus(right[0], -1), right[0].plus(left[0], -1)]
     strict = node.op is ops.less
     if not truth:  # not a < b is b <= a
         left, right, strict = right, left, not strict
-    if right[1]:
+    if not left or len(right) != 1:
         return None  # c <= |x| is no conjunction
     margin = Affine({}, 1 if strict else 0)
-    found = [left[0].plus(right[0], -1).plus(margin)]
-    if left[1]:
-        found.append(left[0].times(-1).plus(right[0], -1).plus(margin))
-    return found
+    return [x.plus(right[0], -1).plus(margin) for x in left]
 
 
 def always(function: Affine) -> bool:
@@ -271,14 +264,9 @@ def bounds(function: Affine, difference: Affine, last: Atom) -> Band | None:
 
 def meet(bands: Sequence[Band]) -> Band:
     """The band in which all bands hold."""
-    least: Size | None = None
-    most: Size | None = None
-    for a, b in bands:
-        if a is not None:
-            least = a if least is None else maximum(least, a)
-        if b is not None:
-            most = b if most is None else minimum(most, b)
-    return least, most
+    least = [a for a, _ in bands if a is not None]
+    most = [b for _, b in bands if b is not None]
+    return reduce(maximum, least) if least else None, reduce(minimum, most) if most else None
 
 
 def shows_all(band: Band, queries: Size, keys: Size) -> bool:

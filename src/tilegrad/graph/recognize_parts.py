@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 from ..core.dtype import DType, bfloat16, float16, float32, float64, promote
@@ -58,15 +59,8 @@ def operand_indices(dot: Node, result: Indices) -> tuple[list[Indices], Indices]
     rest = iter(result[len(batch[0]) :])
     sides: list[Indices] = []
     for side, x in enumerate(dot.inputs):
-        indices: list[AxisIndex] = []
-        for a in range(len(x.shape)):
-            if a in batch[side]:
-                indices.append(result[batch[side].index(a)])
-            elif a in contract[side]:
-                indices.append(inner[contract[side].index(a)])
-            else:
-                indices.append(next(rest))
-        sides.append(tuple(indices))
+        of = {**dict(zip(batch[side], result)), **dict(zip(contract[side], inner))}
+        sides.append(tuple([of[a] if a in of else next(rest) for a in range(len(x.shape))]))
     return sides, inner
 
 
@@ -129,11 +123,7 @@ def _dtype(root: Node, last: DType, sides: Sequence[Operand]) -> DType:
     own = [x.node.dtype for x in sides]
     if all(d is last for d in own) and last in FLOATS:
         return last
-    found = root.dtype
-    for d in own:
-        if not d.is_float:
-            raise NoMatch(f"queries, keys or values are {d}")
-        found = promote(found, d)
+    found = reduce(promote, own, root.dtype)
     if found not in FLOATS:
         raise NoMatch(f"the result is {found}")
     return found
@@ -149,16 +139,14 @@ def order_of(lies: Atoms, by_letter: ByLetter) -> str | None:
 
 def placed(x: Operand, by_letter: ByLetter, dtype: DType) -> tuple[Node, str]:
     """A side as four axes, and their order."""
-    lies = atoms_of(x.indices)
-    order = order_of(lies, by_letter) if full(x.node, x.indices) else None
-    if order is not None:
-        node = build.reshape(x.node, tuple([size_of(by_letter[letter]) for letter in order]))
-        return build.cast(node, dtype), order
-    every = tuple([a for letter in "bhtd" for a in by_letter[letter]])
-    node = on_leaf(x.node, x.indices, every)
-    node = build.expand(node, tuple([a.size for a in every]))
-    shape = tuple([size_of(by_letter[letter]) for letter in "bhtd"])
-    return build.cast(build.reshape(node, shape), dtype), "bhtd"
+    node = x.node
+    order = order_of(atoms_of(x.indices), by_letter) if full(node, x.indices) else None
+    if order is None:
+        order = "bhtd"
+        every = tuple([a for letter in order for a in by_letter[letter]])
+        node = build.expand(on_leaf(node, x.indices, every), tuple([a.size for a in every]))
+    shape = tuple([size_of(by_letter[letter]) for letter in order])
+    return build.cast(build.reshape(node, shape), dtype), order
 
 
 def _row_scaled(q: Node, order: str, axes: Axes, row: Term, divides: bool) -> Node:
@@ -168,12 +156,6 @@ def _row_scaled(q: Node, order: str, axes: Axes, row: Term, divides: bool) -> No
     value = build.cast(attention.as_order(value, order), wide)
     scaled = (build.divide if divides else build.multiply)(build.cast(q, wide), value)
     return build.cast(scaled, q.dtype)
-
-
-def _not_a_number(out: Node, nothing: Node) -> Node:
-    """nan in rows that see nothing, as 0 / 0 gives it. -inf that was added makes all derivatives
-    nan there; what stood in place of scores those of the values alone, if `out` is their mean."""
-    return build.multiply(out, build.where(nothing, math.nan, build.constant(1.0, out.dtype)))
 
 
 def _mean(v: Node, heads: Size) -> Node:
@@ -323,8 +305,9 @@ class Match:
             by_adding = any(h.added is not None and h.number == -math.inf for h in scores.hidden)
             if extras.mean or (self.derived and not by_adding):
                 out = build.where(nothing, attention.as_order(mean, order), out)
-            if extras.bare:
-                out = _not_a_number(out, nothing)
+            if extras.bare:  # all derivatives become nan; of a mean, those of the values alone
+                one = build.constant(1.0, out.dtype)
+                out = build.multiply(out, build.where(nothing, math.nan, one))
         indices = tuple([AxisIndex(of_out[letter]) for letter in order])
         out = build.reshape(on_leaf(out, indices, atoms_of(self.result)), self.root.shape)
         return build.cast(out, self.root.dtype)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import NamedTuple
 
-from ..core.dtype import bool_
 from ..ir.node import Node
 from . import build, ops
-from .axes import ELEMENTWISE, Atoms, Indices, depends, flat, on_atoms, strip
+from .axes import Atoms, Indices, below, depends, flat, on_atoms, strip
 from .recognize_mask import Condition, choice, known
 
 LEAST_SCORE = -1e38  # kernels multiply scores by log2(e): lower ones would be -inf
@@ -78,31 +78,13 @@ def constant_factor(node: Node, indices: Indices) -> tuple[float, Node] | None:
 
 def summed(found: Sequence[Term], axes: Atoms) -> Node:
     """The sum of terms with one axis for each Atom (see `on_atoms`)."""
-    total: Node | None = None
-    for term in found:
-        value = on_atoms(term.node, term.indices, axes)
-        if term.factor != 1.0:
-            value = build.multiply(value, term.factor)
-        total = value if total is None else build.add(total, value)
-    if total is None:
-        raise NoMatch("nothing to add")
-    return total
+    values = [(on_atoms(t.node, t.indices, axes), t.factor) for t in found]
+    return reduce(build.add, [x if c == 1.0 else build.multiply(x, c) for x, c in values])
 
 
 def holds_dot(node: Node) -> bool:
     """Whether elementwise ops and movement lead down to a dot."""
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op is ops.dot:
-            return True
-        if node.op.category in ELEMENTWISE or node.op.category == "movement":
-            stack.extend(i for i in node.inputs if i.dtype is not bool_)
-    return False
+    return any(n.op is ops.dot for n in below([node]))
 
 
 # ---- scores ---------------------------------------------------------------------------------

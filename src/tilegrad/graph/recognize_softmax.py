@@ -164,18 +164,18 @@ def _unguarded(node: Node, indices: Indices) -> Value:
 
 def _column(total: Term, keys: Atoms, found: list[Term]) -> list[Term]:
     """What is summed beside the keys, if that is what is divided at the keys."""
-    for here, column in _places(total, keys):
+    for here, column in _at_keys(total, keys):
         if Counter(_settled(_exponent(total, here))) == Counter(_settled(found)):
             return [] if column is None else _exponent(total, column)
     raise NoMatch("the divisor sums something else than what is divided")
 
 
-def _places(total: Term, keys: Atoms) -> Iterator[tuple[Indices, Indices | None]]:
+def _at_keys(total: Term, keys: Atoms) -> Iterator[tuple[Indices, Indices | None]]:
     """Where what is summed has the keys, and where the one column that is no key."""
     axes, source = sorted(total.node.attrs["axes"]), total.node.inputs[0]
 
-    def at(places: Sequence[AxisIndex]) -> Indices:
-        summed, rest = iter(places), iter(total.indices)
+    def at(found: Sequence[AxisIndex]) -> Indices:
+        summed, rest = iter(found), iter(total.indices)
         return tuple([next(summed if a in axes else rest) for a in range(len(source.shape))])
 
     sizes = [source.shape[a] for a in axes]
