@@ -77,9 +77,9 @@ def _fail(message: str) -> InternalError:
     return InternalError("graph.attention", message)
 
 
-def divided_heads(op: str, heads: Size, key_heads: Size) -> tuple[int, int]:
+def divided_heads(op: str, heads: Size, key_heads: Size, least: int = 0) -> tuple[int, int]:
     """Numbers of query and key heads, if the first are a multiple of the second."""
-    if isinstance(heads, int) and isinstance(key_heads, int):
+    if isinstance(heads, int) and isinstance(key_heads, int) and key_heads >= least:
         if not (heads % key_heads if key_heads else heads):
             return heads, key_heads
     expected = f"a multiple of {key_heads} key heads, both known"

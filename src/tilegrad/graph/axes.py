@@ -10,10 +10,9 @@ Invariant: the value of a Node at its Indices is the value one started from, at 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..core.dtype import bool_
 from ..core.errors import InternalError
 from ..ir.node import Node
 from ..ir.symbol import Size, floor_divide, low
@@ -186,18 +185,18 @@ def _divides(a: Size, b: Size) -> bool:
 # ---- what a value depends on ----------------------------------------------------------------
 
 
-def below(values: Iterable[Node]) -> Iterator[Node]:
+def below(values: Iterable[Node], most: int | None = None) -> list[Node]:
     """What elementwise ops and movement lead down to, the nearest first; no conditions."""
-    seen: set[Node] = set()
+    seen: dict[Node, None] = {}
     waiting = deque(values)
-    while waiting:
+    while waiting and len(seen) != most:
         node = waiting.popleft()
         if node in seen:
             continue
-        seen.add(node)
-        yield node
-        if node.op.category in ELEMENTWISE or node.op.category == "movement":
-            waiting.extend([i for i in node.inputs if i.dtype is not bool_])
+        seen[node] = None
+        if node.op.category in ("unary", "binary", "ternary", "movement"):
+            waiting.extend(node.inputs[1:] if node.op is ops.where else node.inputs)
+    return list(seen)
 
 
 def strip(node: Node, indices: Indices) -> tuple[Node, Indices]:

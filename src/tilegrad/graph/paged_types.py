@@ -71,7 +71,9 @@ def _checked(op: str, names: Sequence[str], inputs: Sequence[Node]) -> dict[str,
         if axes != rank:
             got = str(given[name].type)
             raise ShapeError(f"{name} has {axes} axes", op=op, expected=f"{rank} axes", got=got)
-    divided_heads(op, given["q"].shape[1], given["keys"].shape[1])
+    if not given["q"].dtype.is_float:
+        raise DTypeError("q needs floats", op=op, expected="a float dtype", got=given["q"].dtype)
+    divided_heads(op, given["q"].shape[1], given["keys"].shape[1], least=1)
     if ("scales" in given) != (given["keys"].dtype.bits == 8):
         raise UserError(
             "scales belong to a cache of 8 bits",
@@ -103,6 +105,10 @@ def append_type(*inputs: Node, width: int, interleaved: bool, factor: float) -> 
 
 def attention_type(*inputs: Node, **attrs: Any) -> Type:
     """(tokens, heads, value_width)."""
-    given = _checked("paged_attention", ATTEND, inputs)
+    op = "paged_attention"
+    given = _checked(op, ATTEND, inputs)
+    for name in ("window", "softcap"):
+        if not attrs[name] >= 0:
+            raise UserError(f"{name} is below 0", op=op, expected="0 for none", got=attrs[name])
     tokens, heads, _ = given["q"].shape
     return Array((tokens, heads, given["values"].shape[3]), given["q"].dtype)

@@ -13,7 +13,6 @@ nan as it is written; what is `derived` afterwards has its derivatives as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 from ..core.dtype import DType, bfloat16, float16
 from ..ir.block import Block, pure_block
@@ -98,7 +97,7 @@ def _in_block(block: Block, log: Log, derived: bool) -> Block:
 
 def _near_sum(values: Sequence[Node]) -> bool:
     """Whether a sum of exp is near, under elementwise ops and movement."""
-    return any(n.op is ops.sum_ and _is_exp(n.inputs[0]) for n in islice(below(values), FAR))
+    return any([_is_exp(n.inputs[0]) for n in below(values, FAR) if n.op is ops.sum_])
 
 
 def _is_exp(node: Node) -> bool:

@@ -84,7 +84,7 @@ def summed(found: Sequence[Term], axes: Atoms) -> Node:
 
 def holds_dot(node: Node) -> bool:
     """Whether elementwise ops and movement lead down to a dot."""
-    return any(n.op is ops.dot for n in below([node]))
+    return ops.dot in [n.op for n in below([node])]
 
 
 # ---- scores ---------------------------------------------------------------------------------
