@@ -79,8 +79,7 @@ def attention_flops(node: Node) -> Size:
     """FLOPs of an attention or attention_backward Node, as if every key were seen."""
     from ..graph.attention_types import sizes
 
-    q, k, v = node.inputs[:3]
-    s = sizes(q, k, v, node.attrs["orders"])
+    s = sizes(node.inputs, node.attrs["orders"])
     products = (1, 1) if node.op is ops.attention else (3, 2)  # of width and of value width
     widths = (s.width * products[0]) + (s.value_width * products[1])
     return product(s.scores) * widths * 2
