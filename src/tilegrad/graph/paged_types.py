@@ -20,6 +20,7 @@ from ..core.errors import DTypeError, InternalError, ShapeError, UserError
 from ..ir.node import Node
 from ..ir.symbol import combine
 from ..ir.types import Array, Tuple, Type
+from .attention_types import divided_heads
 
 ATTEND = ("q", "keys", "values", "scales", "table", "lengths", "query_starts", "sinks")
 APPEND = ("q", "k", "v", "frequencies", *ATTEND[3:-1], "keys", "values")
@@ -72,15 +73,7 @@ def _checked(op: str, names: Sequence[str], inputs: Sequence[Node]) -> dict[str,
             raise ShapeError(f"{name} has {axes} axes", op=op, expected=f"{rank} axes", got=got)
     if not given["q"].dtype.is_float:
         raise DTypeError("q needs floats", op=op, expected="a float dtype", got=given["q"].dtype)
-    heads, key_heads = given["q"].shape[1], given["keys"].shape[1]
-    known = isinstance(heads, int) and isinstance(key_heads, int)
-    if not known or not key_heads or heads % key_heads:
-        raise ShapeError(
-            "the heads do not divide",
-            op=op,
-            expected=f"a multiple of {key_heads} key heads",
-            got=f"{heads} heads",
-        )
+    divided_heads(op, given["q"].shape[1], given["keys"].shape[1], least=1)
     if ("scales" in given) != (given["keys"].dtype.bits == 8):
         raise UserError(
             "scales belong to a cache of 8 bits",
