@@ -497,7 +497,7 @@ def test_append(label: str, each: int, simulated: bool) -> None:
     wanted = paged_reference.append(
         rotary, *given, v, frequencies, step.table, step.lengths, step.starts, *wide, scales
     )
-    body = append(x, rotary, each, norms=norms)
+    body = append(x, replace(rotary, norms=norms), each)
     verify_body(body, "portable", H200)
     assert not [f for f in check_body(body, H200) if f.severity == "error"]
     memories = [

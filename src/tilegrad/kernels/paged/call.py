@@ -16,7 +16,7 @@ from ...core.errors import InternalError
 from ...tile.build import Body, BodyBuilder
 from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
-from .append import HeadNorms, Rotary, append
+from .append import Rotary, append
 from .attention import Items
 from .combine import combine_parts
 from .prefill import prefill, tile_list
@@ -75,21 +75,17 @@ def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelC
 
 
 @functools.lru_cache(maxsize=64)
-def append_callee(
-    x: PagedShape, rotary: Rotary, each: int = 1, norms: HeadNorms | None = None
-) -> KernelCallee:
+def append_callee(x: PagedShape, rotary: Rotary, each: int = 1) -> KernelCallee:
     """(q, k, v, frequencies, weights of norms, scales if of 8 bits, table, lengths, query_starts,
     keys, values) -> (turned queries, keys, values)."""
-    bodies = (append(x, rotary, each, norms=norms),)
+    bodies = (append(x, rotary, each),)
     return KernelCallee.named("paged_append", bodies, ("turned",), ("keys", "values"))
 
 
 @functools.lru_cache(maxsize=64)
-def short_callee(
-    x: PagedShape, plan: ShortPlan, rotary: Rotary, norms: HeadNorms | None = None
-) -> KernelCallee:
+def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee:
     """(q, k, v, frequencies, weights of norms if they have some, scales if of 8 bits, table,
     lengths, query_starts, sinks if there are any, keys, values) -> (out, keys, values): append and
     attention of a step with one token a request at most."""
-    bodies = (step_attend(x, plan, rotary, norms),)
+    bodies = (step_attend(x, plan, rotary),)
     return KernelCallee.named("paged_attention_short", bodies, ("out",), ("keys", "values"))
