@@ -26,15 +26,7 @@ from ..graph.recognize_norm import LastNorm, last_norm
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, high
 from ..kernels.paged.append import HeadNorms, Rotary, heads_each
-from ..kernels.paged.shape import (
-    PagedPlan,
-    PagedShape,
-    choose,
-    choose_short,
-    item_rows,
-    short_keys,
-    why_not,
-)
+from ..kernels.paged.shape import PagedPlan, PagedShape, choose, choose_short, short_keys, why_not
 from ..tile.callee import KernelCallee
 from .access import base_of
 from .chosen import Chosen, Surroundings, roofline_of
@@ -160,7 +152,7 @@ def _work(
 
     items, last = build.items(_listed(list_callee(_plain(x), plan), lengths, starts, near))
     if plan.joined:
-        last = build.full((item_rows(x, plan), x.key_heads), 0, int32)
+        last = build.full((plan.item_rows(x), x.key_heads), 0, int32)
     return [items, last]
 
 

@@ -23,7 +23,7 @@ from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters, parameters
 from ..attention.softmax import finite
 from .engine import CpuPlan, up
-from .kernel import BodyWriter, greater
+from .score_tiles import BodyWriter, greater
 from .source import Source, below
 
 KEYS, FEW_KEYS = 64, 16  # of a block, whose values are read in one turn, or in several

@@ -12,32 +12,15 @@ from __future__ import annotations
 
 import functools
 
-from ...core.errors import InternalError
-from ...tile.build import Body, BodyBuilder
+from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
 from .append import Rotary, append
-from .attention import Items
-from .combine import combine_parts
+from .attention import SCRATCH, attend, combine_parts
 from .prefill import prefill, tile_list
-from .shape import PagedPlan, PagedShape, ShortPlan, parameters, why_not
+from .shape import PagedPlan, PagedShape, ShortPlan
 from .short import step_attend
-from .threads_attention import ThreadItems
 from .work import work_list
-
-SCRATCH = ("partial", "sums")
-
-
-def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Body:
-    """Attention by a list."""
-    why = why_not(x, plan)
-    if why:
-        raise InternalError("kernels.paged", f"{why}: {plan} for {x}")
-    made = ThreadItems if plan.threads else Items
-    step = ("q", "keys", "values", "scales", "table", "sinks")
-    names = (*step, "items", "out", *SCRATCH, "counters")
-    given = parameters(x, names, plan, partial="result", sums="result")
-    return made(x, plan, BodyBuilder(name, given)).build()
 
 
 @functools.lru_cache(maxsize=64)

@@ -32,7 +32,7 @@ from ...tile.build import Body, BodyBuilder
 from ..attention.softmax import finite
 from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedShape, ShortPlan, short_why_not
-from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
+from .steps import BARRIER, Blocks, Steps, counted, within
 
 CLEARED = 16  # rows that are written at once
 
@@ -110,14 +110,8 @@ class _Short(Steps):
 
     def producer(self, which: int) -> None:
         """Fill the ring of keys or of values."""
-        count = max(1, self.plan.block // self.x.page)
         self.find()
-
-        def pages(step: Any) -> Any:
-            at = self.block(step) * self.plan.block // self.x.page
-            return page_numbers(self.x, self.table, self.request, at, count, self.before, True)
-
-        self.bring(which, Blocks(self.blocks, self.head, 0, self.block, pages))
+        self.bring(which, Blocks(self.blocks, 0, self.request, self.before, self.block, True))
 
     @tile.function
     def consumer(self) -> None:
