@@ -104,8 +104,8 @@ class Attention(Chosen):
         return write(inputs, near)
 
 
-def _calls(callee: Callable[[PagedShape, Target], KernelCallee], *of: Any) -> Writer:
-    """A call of a kernel that takes the op's inputs and gives its result first."""
+def _alone(callee: Callable[[PagedShape, Target], KernelCallee], *of: Any) -> Writer:
+    """One call, of a kernel that takes the op's inputs and gives its result first."""
     return lambda inputs, near: near.call(*inputs, callee=callee(*of))[:1]
 
 
@@ -206,7 +206,7 @@ class VectorPrefill(Attention):
         if queries_of(node) < of.LEAST_NEW_TOKENS:
             return f"for {of.LEAST_NEW_TOKENS} new tokens a request and more"
         why = of.prefill_why_not(x, target) or (OTHER_SUMS if invariant() else "")
-        return why or _calls(of.prefill_callee, x, target)
+        return why or _alone(of.prefill_callee, x, target)
 
 
 class VectorAttention(Attention):
@@ -216,7 +216,7 @@ class VectorAttention(Attention):
         """See `Attention`."""
         from ..kernels.paged import attention_cpu
 
-        return _calls(attention_cpu.callee, x, target)
+        return _alone(attention_cpu.callee, x, target)
 
 
 class PortableAttention(Attention):
@@ -229,7 +229,7 @@ class PortableAttention(Attention):
         units = target.asynchronous_units or threads_units(target)
         if units and not invariant() and not why_not(x, choose(x, target, queries_of(node))):
             return "slower than the kernels of matrix units"
-        return _calls(portable.callee, x, target)
+        return _alone(portable.callee, x, target)
 
 
 # ---- append -------------------------------------------------------------------------------------
