@@ -1,13 +1,16 @@
 """A language model on a CPU: SmolLM2 Q4_1 beside llama.cpp, and as bfloat16 beside transformers.
 
     python bench/llm_cpu.py --llama-python PYTHON   the interpreter that has llama_cpp
+    python bench/llm_cpu.py --format Q8_0           a file of that format that llama.cpp wrote
+    python bench/llm_cpu.py --int8                  int8 weights and tokens, beside our own Q4_1
     python bench/llm_cpu.py --bf16                  bfloat16 weights, beside torch.compile
     python bench/llm_cpu.py --only decode           cases whose name holds the word (repeatable)
     python bench/llm_cpu.py --quick                 short cases, one round, no file
 
 Every side runs in a process of its own (bench/llm_worker.py) and rests while another is timed;
 rounds alternate who goes first. llama.cpp runs with and without its flash attention and the faster
-of the two counts, case by case; its AMX buffers are off, with which it dies on such CPUs. The time
+of the two counts, case by case; its AMX buffers are off, with which it dies on such CPUs; others
+(weights packed anew at load) are on. The time
 to the first token is that of a new process, from its start, with a fresh cache of programs (cold)
 and with one that has them (warm); memory is that of a new process at 1,024 tokens, whose programs
 are in the cache.
@@ -47,6 +50,8 @@ BARS = {
     "first cold": 15.0,
 }
 BF16_BARS = {"decode": 1.0, "decode long": 1.0, "prefill": 1.0}
+FORMAT_BARS = {"Q4_0": {"decode": 3.5, "prefill": 5.5}, "Q8_0": {"decode": 2.0, "prefill": 4.0}}
+INT8_BARS = {"prefill": 1.3}  # beside our own Q4_1
 GOALS = {"decode": 3.5}
 
 
@@ -302,6 +307,8 @@ def commands(told: argparse.Namespace, model: Path) -> list[tuple[str, ...]]:
     """How each side is started, ours first."""
     rest = [str(model), str(THREADS), str(CONTEXT)]
     found: list[tuple[str, ...]] = [("ours", sys.executable, "ours", *rest)]
+    if told.int8:
+        return [*found, ("Q4_1", sys.executable, "ours", str(find_model(told.model)), *rest[1:])]
     if told.bf16:
         return [
             *found,
@@ -314,10 +321,17 @@ def commands(told: argparse.Namespace, model: Path) -> list[tuple[str, ...]]:
     ]
 
 
+def bars_of(told: argparse.Namespace) -> dict[str, float]:
+    """The cases that are run, and what is held against each."""
+    if told.format:
+        return FORMAT_BARS[told.format]
+    return INT8_BARS if told.int8 else BF16_BARS if told.bf16 else BARS
+
+
 def run(told: argparse.Namespace, model: Path, ids: list[int]) -> dict[str, Any]:
     """All cases of one model."""
     rounds, made, long = (1, 16, 200) if told.quick else (told.rounds, 128, 960)
-    bars, results = BF16_BARS if told.bf16 else BARS, {}
+    bars, results = bars_of(told), {}
     sides: list[Side] = []
 
     def wanted(name: str) -> bool:
@@ -351,6 +365,24 @@ def run(told: argparse.Namespace, model: Path, ids: list[int]) -> dict[str, Any]
     return results
 
 
+def model_of(told: argparse.Namespace, path: Path, file: GgufFile, folder: Path) -> Path:
+    """The model that is timed: the file, or what is made of it in a folder."""
+    if told.format:
+        made = folder / f"{told.format}.gguf"
+        words = ["quantise", str(path), told.format, str(made)]
+        subprocess.run([told.llama_python, str(HERE / "llm_worker.py"), *words], check=True)
+        return made
+    if told.int8 or told.bf16:
+        write_folder(file, folder)
+    if told.int8:
+        words = ["quantize", str(folder), "--to", "int8", "--text", str(TEXT)]
+        subprocess.run(
+            [sys.executable, "-m", "tilegrad", *words, "--out", str(folder / "int8")], check=True
+        )
+        return folder / "int8"
+    return folder if told.bf16 else path
+
+
 def main() -> None:
     """Run the cases, print them, write the file; exits with 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -359,6 +391,8 @@ def main() -> None:
     parser.add_argument("--torch-python", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--torch-mode", default="", help="mode of torch.compile")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--int8", action="store_true")
+    parser.add_argument("--format", choices=FORMAT_BARS, default="")
     parser.add_argument("--only", action="append", default=[], help="cases whose name holds this")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true")
@@ -367,14 +401,11 @@ def main() -> None:
     file = read_gguf(path)
     ids = Tokenizer.from_gguf(file.metadata).encode(TEXT.read_text()[:8000])
     calibration = measure.settle()
-    if told.bf16:
-        with tempfile.TemporaryDirectory() as name:
-            write_folder(file, Path(name))
-            results = run(told, Path(name), ids)
-    else:
-        results = run(told, path, ids)
+    with tempfile.TemporaryDirectory() as name:
+        results = run(told, model_of(told, path, file, Path(name)), ids)
     if not told.quick:
-        kind = ("llm-cpu-bf16" if told.bf16 else "llm-cpu") + ("-partial" if told.only else "")
+        what = told.format or "int8" * told.int8 or "bf16" * told.bf16
+        kind = "-".join(["llm-cpu", *[w for w in (what, "partial" * bool(told.only)) if w]])
         record = measure.facts(
             kind=kind, threads=THREADS, model=path.name, results=results, calibration=calibration
         )

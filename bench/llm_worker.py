@@ -5,8 +5,12 @@
 KIND is `ours`, `llama` (llama.cpp through llama-cpp-python, OPTION `flash` for its flash
 attention), or `transformers` (with torch.compile). Reads one JSON request a line and answers each
 with one line: prefill and decode with the seconds they took, memory with what the process holds.
-KIND `first` writes a line as soon as the first token of an answer is there. Only the side asked
-for is imported, so another interpreter may run this file. Invariant: all sides are timed alike,
+KIND `first` writes a line as soon as the first token of an answer is there.
+
+    python llm_worker.py quantise MODEL FORMAT OUT
+
+writes a GGUF file anew with llama.cpp's own call. Only the side asked for is imported, so another
+interpreter may run this file. Invariant: all sides are timed alike,
 from ids in host memory to the greedily picked id in host memory.
 """
 
@@ -57,7 +61,7 @@ class Ours:
 
 
 class LlamaCpp:
-    """llama.cpp, by its C interface; extra buffer types are off, since its AMX path may die."""
+    """llama.cpp, by its C interface; extra buffer types are off with AMX, where it may die."""
 
     def __init__(self, model: str, threads: int, context: int, option: str) -> None:
         import ctypes
@@ -69,7 +73,8 @@ class LlamaCpp:
         self.log = c.llama_log_callback(lambda *_: None)
         c.llama_log_set(self.log, None)
         given = c.llama_model_default_params()
-        given.use_extra_bufts = False
+        with open("/proc/cpuinfo") as file:
+            given.use_extra_bufts = "amx_" not in file.read()
         self.model = c.llama_model_load_from_file(model.encode(), given)
         made = c.llama_context_default_params()
         made.n_ctx, made.n_batch, made.n_ubatch = context, CHUNK, CHUNK
@@ -179,6 +184,17 @@ SIDES: dict[str, Callable[..., Any]] = {
 }
 
 
+def quantise(model: str, name: str, out: str) -> None:
+    """A GGUF file with its weights in another format, as llama.cpp rounds them."""
+    import llama_cpp as c
+
+    given = c.llama_model_quantize_default_params()
+    given.ftype = getattr(c, f"LLAMA_FTYPE_MOSTLY_{name}")
+    given.allow_requantize = True
+    if c.llama_model_quantize(model.encode(), out.encode(), given):
+        sys.exit("llama_model_quantize failed")
+
+
 def first(model: str, threads: int, context: int) -> None:
     """Say when the first token of an answer is there, then end."""
     import tilegrad
@@ -190,6 +206,9 @@ def first(model: str, threads: int, context: int) -> None:
 
 def main() -> None:
     """Answer requests until there are no more."""
+    if sys.argv[1] == "quantise":
+        quantise(*sys.argv[2:5])
+        return
     kind, model, threads, context = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     if kind == "first":
         first(model, threads, context)

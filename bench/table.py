@@ -27,13 +27,28 @@ machine was busy with something else.
 """
 
 
-def newest(kind: str) -> dict[str, Any] | None:
-    """The newest result file of a kind, void and partial ones last."""
+def of_kind(kind: str) -> list[dict[str, Any]]:
+    """The result files of a kind, the oldest first."""
     files = [json.loads(p.read_text()) for p in (ROOT / "bench/results").glob(f"{kind}-2*.json")]
-    return max(files, key=lambda r: r["date"], default=None)
+    return sorted(files, key=lambda r: r["date"])
+
+
+def newest(kind: str) -> dict[str, Any] | None:
+    """The newest result file of a kind."""
+    return next(reversed(of_kind(kind)), None)
+
+
+def by_system(kind: str) -> dict[str, dict[str, Any]]:
+    """The newest result file of a kind for each kind of CPU (`Linux x86_64`)."""
+    return {r["machine"]["system"]: r for r in of_kind(kind)}
 
 
 def cpu_table(record: dict[str, Any]) -> list[str]:
+    """A table for each kind of CPU."""
+    return [line for found in by_system("cpu").values() for line in (*one_cpu(found), "")]
+
+
+def one_cpu(record: dict[str, Any]) -> list[str]:
     """One row for each case, one line for each bar."""
     lines = ["| case | peer | speed against the peer | ours | peer's |", "|---|---|---|---|---|"]
     for row in record["cases"]:
@@ -220,28 +235,40 @@ def llm_table(record: dict[str, Any]) -> list[str]:
     return lines
 
 
+LLM_CPU = {"Q4_1": "llm-cpu"} | {w: f"llm-cpu-{w}" for w in ("Q4_0", "Q8_0", "int8", "bf16")}
+
+
 def llm_cpu_table(record: dict[str, Any]) -> list[str]:
-    """SmolLM2 on a CPU beside its peers."""
-    lines = [
-        "",
-        f"SmolLM2-135M, {source(record)}",
-        "",
-        "| case | peer | ours | against the peer |",
-        "|---|---|---|---|",
-    ]
-    for kind, of in (("llm-cpu", "Q4_1"), ("llm-cpu-bf16", "bf16")):
-        found = newest(kind)
-        for name, r in (found["results"] if found else {}).items():
-            note = " (void)" if r.get("void") else ""
-            if "ratio" in r:
-                rate = r["tokens_per_second"]["ours"]
-                lines.append(
-                    f"| {of} {name} | {r['peer']} | {rate:.0f} tok/s | {r['ratio']:.2f}x{note} |"
-                )
-            elif name == "resident":
-                lines.append(f"| {of} memory | | file + {r['value'] / 1e6:.0f} MB | |")
-            elif "value" in r:
-                lines.append(f"| {of} {name} token | | {r['value']:.1f} s | |")
+    """SmolLM2 beside its peers, a table for each kind of CPU."""
+    found = {of: by_system(kind) for of, kind in LLM_CPU.items()}
+    lines = []
+    for system in dict.fromkeys(name for records in found.values() for name in records):
+        records = {of: made[system] for of, made in found.items() if system in made}
+        lines += [
+            "",
+            f"SmolLM2-135M, {source(next(iter(records.values())))}",
+            "",
+            "| case | peer | ours | against the peer |",
+            "|---|---|---|---|",
+        ]
+        lines += [text for of, one in records.items() for text in llm_cpu_rows(of, one["results"])]
+    return lines
+
+
+def llm_cpu_rows(of: str, results: dict[str, Any]) -> list[str]:
+    """The cases of one file or folder."""
+    lines = []
+    for name, r in results.items():
+        note = " (void)" if r.get("void") else ""
+        if "ratio" in r:
+            rate = r["tokens_per_second"]["ours"]
+            lines.append(
+                f"| {of} {name} | {r['peer']} | {rate:.0f} tok/s | {r['ratio']:.2f}x{note} |"
+            )
+        elif name == "resident":
+            lines.append(f"| {of} memory | | file + {r['value'] / 1e6:.0f} MB | |")
+        elif "value" in r:
+            lines.append(f"| {of} {name} token | | {r['value']:.1f} s | |")
     return lines
 
 

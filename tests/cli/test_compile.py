@@ -77,6 +77,8 @@ def test_what_is_refused(tiny: Path, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "b")]
     found = RUNNER.invoke(app, ["compile", str(tiny), *out, "--target", "z80"])
     assert found.exit_code == 1 and "unknown Target" in found.output
+    found = RUNNER.invoke(app, ["compile", str(tiny), "float32[4]", *out])
+    assert found.exit_code == 2 and "float32[4]" in found.output and not (tmp_path / "b").exists()
     (tmp_path / "b").mkdir(exist_ok=True)
     found = RUNNER.invoke(app, ["run", str(tmp_path / "b"), "hello"])
     assert found.exit_code == 1

@@ -105,6 +105,33 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.values(), exact.reshape(3, 8, 64).astype(np.float32))
 
 
+IN_BYTES = [name for name in LAYERS if "fp8" in name or "int8" in name]
+
+
+@pytest.mark.parametrize("name", IN_BYTES)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 64), (48, 16), (33, 64), (1, 16)])
+def test_one_row_and_one_block_of_columns(
+    name: str, rows: int, columns: int, tmp_path: Path
+) -> None:
+    """Weights of any number of rows, with a scale for all of them in any of its shapes."""
+    if columns % 32 and ("groups" in name or "packed" in name):
+        pytest.skip("groups of 32")
+    parts, config, wanted = LAYERS[name][0](np.random.default_rng(3), rows, columns)
+    told = metadata_of(config, "l")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    scales = [n for n in parts if "scale" in n or "zero_point" in n]
+    one = all(parts[n].size == 1 for n in scales)
+    for shape in [None, (), (1,), (1, 1)] if one else [None]:
+        given = {
+            n: v.reshape(shape) if n in scales and shape is not None else v
+            for n, v in parts.items()
+        }
+        write_safetensors(
+            tmp_path / "model.safetensors", {f"l.{n}": v for n, v in given.items()}, told
+        )
+        np.testing.assert_array_equal(read_folder(tmp_path).tensors["l.weight"].values(), wanted)
+
+
 def test_ignored_layers_stay_as_they_are(tmp_path: Path) -> None:
     draw = np.random.default_rng(2)
     parts, config, wanted = LAYERS["compressed int4"][0](draw, 32, 64)
@@ -197,8 +224,9 @@ def index(value: int, at: int = 3) -> Any:
         ("nf4", lambda p, c: p["weight.quant_map"].fill(0), "another table"),
         ("nf4, nested", cut("weight.nested_absmax"), "nested_absmax: another shape"),
         ("nf4", cut("weight.quant_state.bitsandbytes__nf4"), "not a table"),
-        ("torchao fp8", cut("_weight_scale"), "l.weight_scale: another shape"),
-        ("torchao int4", cut("_weight_zero_point"), "l.weight_zero_point: another shape"),
+        ("torchao fp8", cut("_weight_scale"), "l._weight_scale: another shape"),
+        ("torchao fp8", lambda p, c: p.pop("_weight_scale"), "l._weight_scale: it is missing"),
+        ("torchao int4", cut("_weight_zero_point"), "l._weight_zero_point: another shape"),
         ("torchao int4", lambda p, c: p["_weight_qdata"].fill(9), "more than 4 bits"),
         ("torchao int4", told(target_dtype={"_data": "uint4"}), "target_dtype"),
         ("torchao int4", told(activation_quantization="int8_asym_per_token"), "activation_quant"),

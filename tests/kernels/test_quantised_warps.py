@@ -26,7 +26,7 @@ from tilegrad.tile.prove import check_body
 
 
 def plan(rows: int, warps: int, groups: int, stages: int, n: int = 8) -> WarpsPlan:
-    return WarpsPlan(rows, warps, groups, 0, n, stages)
+    return WarpsPlan(rows, warps, groups, stages, tokens=n)
 
 
 def check(case: Case, plan: WarpsPlan) -> None:

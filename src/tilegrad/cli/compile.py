@@ -64,6 +64,9 @@ def compile_(
         with no_grad(), record() as recorder:
             jit(function_of(what)).lower(*[argument_of(text) for text in arguments or ()])
         made = save_bundle(out, recorder, target=target or None)
+    elif arguments:
+        words = f"{', '.join(arguments)}: {what} is a model, which takes none"
+        raise typer.BadParameter(f"arguments are of functions, module:function: {words}")
     else:
         from ..generate.bundle import save_llm
 

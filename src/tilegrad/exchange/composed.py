@@ -9,7 +9,7 @@ Invariant: values are those of the file's own formula, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -88,15 +88,19 @@ def fail(path: str, what: str, why: str, expected: object = None, got: object = 
 
 
 class Group:
-    """The tensors of one layer in a folder, by what follows the layer's name."""
+    """The tensors of one layer in a folder, by what follows the layer's name; `written` says what
+    the folder calls those that have another name there."""
 
-    def __init__(self, path: str, name: str, parts: dict[str, Stored]) -> None:
-        self.path, self.name, self.parts = path, name, parts
+    def __init__(
+        self, path: str, name: str, parts: dict[str, Stored], written: Mapping[str, str] = {}
+    ) -> None:
+        self.path, self.name, self.parts, self.written = path, name, parts, written
         self.used: set[str] = set()
 
     def fail(self, what: str, why: str, expected: object = None, got: object = None) -> NoReturn:
         """Say what is wrong with one of them."""
-        fail(self.path, f"tensor {self.name}.{what}"[:150], why, expected, got)
+        there = self.written.get(what, what)
+        fail(self.path, f"tensor {self.name}.{there}"[:150], why, expected, got)
 
     def get(self, suffix: str, *dtypes: str) -> Stored | None:
         """One of them, of one of some dtypes, if it is there."""
@@ -112,7 +116,8 @@ class Group:
         """One of them that must be there."""
         found = self.get(suffix, *dtypes)
         if found is None:
-            self.fail(suffix, "it is missing", "a tensor", ", ".join(self.parts))
+            given = ", ".join(self.written.get(part, part) for part in self.parts)
+            self.fail(suffix, "it is missing", "a tensor", given)
         return found
 
     def shaped(self, suffix: str, shape: Sequence[int], *dtypes: str) -> Stored:

@@ -186,7 +186,7 @@ def byte_codes(
     rows, columns = weight.shape
     element = {"I8": "INT8", "F8_E4M3": "E4M3", "F8_E5M2": "E5M2"}[weight.format.name]
     scale, kind = group.scales(suffix)
-    shape = tuple(scale.shape)
+    shape = tuple(scale.shape) or (1,)
     zeros = group.get("weight_zero_point", "I8")
     if zeros is not None:
         if element != "INT8" or zeros.shape != scale.shape:
@@ -194,7 +194,7 @@ def byte_codes(
         if not zeros.array().any():
             zeros = None
     blocks = _blocks(group, block, suffix)
-    if blocks is not None and len(shape) == 2 and shape[1] != 1:
+    if blocks is not None and len(shape) == 2 and shape not in ((1, 1), (rows, 1)):
         high, wide = blocks
         wanted = (-(-rows // high), -(-columns // wide))
         if shape != wanted or columns % wide:

@@ -28,7 +28,11 @@ from .quantised import Said
 from .safetensors import read_metadata
 
 Array = np.ndarray[Any, Any]
-PARTS = {"qdata": "weight", "scale": "weight_scale", "zero_point": "weight_zero_point"}
+WRITTEN = {  # what others call it -> what torchao does
+    "weight": "_weight_qdata",
+    "weight_scale": "_weight_scale",
+    "weight_zero_point": "_weight_zero_point",
+}
 
 
 def readers() -> Callable[[Said, Group], Composed]:
@@ -64,13 +68,9 @@ def weight(said: Said, group: Group) -> Composed:
         return said.wrong("_data", "its facts")
     if "_weight_act_pre_scale" in group.parts:
         group.fail("_weight_act_pre_scale", "scales of inputs are not read", "none")
-    parts = {new: group.parts[old] for name, new in PARTS.items() if (old := _named(group, name))}
-    return kinds[kind](facts, Group(group.path, group.name, parts), group)
-
-
-def _named(group: Group, name: str) -> str:
-    """The name of a part, which is used then; '' if it is not there."""
-    return f"_weight_{name}" if group.get(f"_weight_{name}") is not None else ""
+    found = {name: group.get(there) for name, there in WRITTEN.items()}
+    parts = {name: part for name, part in found.items() if part is not None}
+    return kinds[kind](facts, Group(group.path, group.name, parts, WRITTEN), group)
 
 
 def _float8(facts: Said, plain: Group, group: Group) -> Composed:

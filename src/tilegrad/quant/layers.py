@@ -79,7 +79,7 @@ def _integers_in(form: str) -> Format:
         raise UserError(
             "weights in int8 are whole numbers",
             op="quant",
-            expected="INT8, INT4, INT8_SPARSE",
+            expected="INT8, INT4, INT8_SPARSE or INT4_SPARSE",
             got=form,
         )
     return found

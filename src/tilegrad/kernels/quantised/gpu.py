@@ -28,7 +28,7 @@ from .gpu_take import take, unpack
 from .gpu_warps import WarpsPlan, warp_tokens
 from .shape import NOTHING, Around, QuantisedShape, padded
 
-Plan = RowsPlan | MatrixPlan | PackedPlan
+Plan = RowsPlan | WarpsPlan | MatrixPlan | PackedPlan
 
 SPLITS = True
 CORES = 128  # that tiles are to suffice for

@@ -35,8 +35,8 @@ from ...tile.build import Body, BodyBuilder
 from ..matmul.plan import CLUSTERS
 from ..matmul.shape import Operands, WidePlan, among, box, exchanged, staged_rooms
 from ..matmul.wide import WideMatmul
+from .gpu_around import gate
 from .gpu_layout import BLOCK, GROUP, bytes_of, half, layout_of, parts
-from .gpu_rows import gate
 from .shape import NOTHING, Around, QuantisedShape, padded, parameters
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once

@@ -13,9 +13,7 @@ TB/s an H200 brings 31 weights of 5 bits a clock and core, so that is 37 of 128 
 64 that do integers). Bytes: those of the parts; x comes from L2. Each further token adds 1/2 of
 byte products and 1/4 for scales.
 
-What lies around a product in a decoder may be `Around` it: a root-mean-square norm of x (its
-factor is applied to the sums, so nothing waits for it), a bias, the activation of one half of the
-rows times the other half, a value that is added.
+Of what is `Around` a product a norm's factor is applied to the sums, so nothing waits for it.
 
 Invariant: the order of every sum depends on the shape and the Plan alone.
 """
@@ -28,11 +26,11 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float32, int32
-from ...core.errors import InternalError
-from ...ir.symbol import ceil_divide, high
-from ...tile.build import Body, BodyBuilder
-from .gpu_layout import BYTES, GROUP, ROWS, Groups, groups_of, layout_of, one, parts
-from .shape import NOTHING, Around, QuantisedShape, padded, parameters
+from ...ir.symbol import high
+from ...tile.build import Body
+from .gpu_around import AroundKernel, AroundPlan
+from .gpu_layout import BYTES, GROUP, Groups, groups_of, layout_of, one, parts
+from .shape import NOTHING, Around, QuantisedShape, padded
 
 MOST_INTEGER = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
 MAGIC = 12582912.0 + 128.0  # 1.5 * 2 ** 23: adding it leaves an integer in the low bits
@@ -40,16 +38,11 @@ LEAST_INPUT = 1e-30  # x below this counts as 0
 
 
 @dataclass(frozen=True)
-class RowsPlan:
+class RowsPlan(AroundPlan):
     """Choices of `few_tokens`."""
 
-    rows: int = 16  # of a program
-    warps: int = 4
-    groups: int = 128  # of a row that the threads take at once
     together: int = 4  # tokens that are multiplied at once
     tokens: int = 4  # of a program at most: more go to further programs, which read weights again
-    stages: int = 1  # turns whose groups are asked for ahead
-    resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
 
 
 def few_tokens(
@@ -71,83 +64,10 @@ def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:
     return min(plan.tokens, high(shape.tokens)) * each
 
 
-class RowsKernel:
-    """A Body whose programs have some rows each, and what is around their products."""
-
-    tokens: int  # of a program
-
-    def __init__(self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around) -> None:
-        self.shape, self.plan, self.around = shape, plan, around
-        self.layout, self.groups = layout_of(shape), groups_of(shape)
-        self.sides = 2 if around.gated else 1
-        self.each = plan.rows // self.sides  # rows of a side in a program
-        self.results = sum(around.results(shape))
-        self.rows = padded(self.results, ROWS)
-        self.turns = -(-self.groups // plan.groups)
-        uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
-        if self.rows % self.each or uneven or not self.fits():
-            raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
-        self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
-        self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
-
-    def fits(self) -> bool:
-        """Whether there is a Body with this Plan."""
-        return True
-
-    def work(self) -> None:
-        """All that a program does."""
-        raise InternalError("kernels.quantised", f"{type(self).__name__} does nothing")
-
-    def build(self) -> Body:
-        """Which rows and tokens a program has, then its work."""
-        plan = self.plan
-        grid: list[Any] = [self.rows // self.each]
-        with tile.into(self.b):
-            tile.grid_launch_dependents()
-            if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights
-                grid.insert(0, ceil_divide(self.shape.tokens, self.tokens))
-                block, number = tile.grid(*grid)
-            else:
-                block, number = 0, tile.grid(*grid)
-            self.token, self.row = block * self.tokens, number * self.each
-            self.work()
-        notes = {"resident": plan.resident} if plan.resident else {}
-        return self.b.finish(grid, warps=plan.warps, level="placed", **notes)
-
-    def rows_there(self) -> Any:
-        """Which rows of a program there are; None for all."""
-        if self.rows == self.results:
-            return None
-        return tile.arange(self.each) + self.row < self.results
-
-    def surrounded(self, sides: Sequence[Any], bias: Any, residual: Any) -> Any:
-        """Results with what is around them."""
-        value = sides[0] if bias is None else sides[0] + bias
-        if self.around.gated:
-            value = gate(value, sides[1], self.shape.dtype.bits < 32)
-        return value if residual is None else value + residual.to(float32)
-
-    @tile.function
-    def put(self, token: int, value: Any, mask: Any, number: int = 0) -> None:
-        """Rows from a token on into the result that has them, from a result on."""
-        sizes, out = self.around.results(self.shape), self.memory[f"out{number}"]
-        first = sum(sizes[:number])
-        row = self.row if not number else tile.maximum(self.row - first, 0)
-        if number + 1 == len(sizes) or tile.less(self.row, first + sizes[number]):
-            tile.store(out, (self.token + token, row), value, mask=mask)
-        else:
-            self.put(token, value, mask, number + 1)
-
-
-def gate(gates: Any, other: Any, quick: bool) -> Any:
-    """silu(gates) * other."""
-    unit = tile.full((), 1.0)
-    below = (tile.quick_exp if quick else tile.exp)(-gates) + unit
-    return (tile.quick_divide(gates, below) if quick else gates / below) * other
-
-
-class _Rows(RowsKernel):
+class _Rows(AroundKernel):
     """Builds the Body of `few_tokens`."""
+
+    plan: RowsPlan
 
     def __init__(self, shape: QuantisedShape, plan: RowsPlan, name: str, around: Around) -> None:
         super().__init__(shape, plan, name, around)

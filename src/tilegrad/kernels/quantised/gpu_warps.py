@@ -25,9 +25,9 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.build import Body
 from . import gpu_packed
+from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, ROWS, groups_of
 from .gpu_matrix import and_masks
-from .gpu_rows import RowsKernel, RowsPlan
 from .shape import NOTHING, Around, QuantisedShape, padded
 
 MOST_TOKENS = 8
@@ -35,8 +35,10 @@ WIDE = 40  # elements between neighbouring runs of 32 in shared memory: banks di
 
 
 @dataclass(frozen=True)
-class WarpsPlan(RowsPlan):
-    """Choices of `warp_tokens`; `tokens` are columns of its products."""
+class WarpsPlan(AroundPlan):
+    """Choices of `warp_tokens`."""
+
+    tokens: int = 8  # columns of its products
 
 
 def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> str:
@@ -52,8 +54,8 @@ def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
     sizes = [padded(size, ROWS) * sides for size in around.results(shape)]
     rows = 32 if all(size % 32 == 0 for size in sizes) else 16 * sides
     if sum(sizes) > rows * target.cores or groups_of(shape) % 64:
-        return WarpsPlan(rows, 8, 32, 0, tokens, 2, 2)
-    return WarpsPlan(rows, 16, 64, 0, tokens, 1, 1)
+        return WarpsPlan(rows, 8, 32, 2, 2, tokens)
+    return WarpsPlan(rows, 16, 64, 1, 1, tokens)
 
 
 def warp_tokens(
@@ -63,7 +65,7 @@ def warp_tokens(
     return _Warps(shape, plan, name, around).build()
 
 
-class _Warps(RowsKernel):
+class _Warps(AroundKernel):
     """Builds the Body of `warp_tokens`."""
 
     def __init__(self, shape: QuantisedShape, plan: WarpsPlan, name: str, around: Around) -> None:

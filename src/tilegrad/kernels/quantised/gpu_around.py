@@ -1,0 +1,106 @@
+"""Products of few tokens on a GPU with what is around them: what `gpu_rows` and `gpu_warps` share.
+
+A program has some rows of the weights. What lies around a product in a decoder may be `Around` it:
+a root-mean-square norm of x, a bias, the activation of one half of the rows times the other half,
+a value that is added, several results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ... import tile
+from ...core.dtype import float32
+from ...core.errors import InternalError
+from ...ir.symbol import ceil_divide, high
+from ...tile.build import Body, BodyBuilder
+from .gpu_layout import ROWS, groups_of, layout_of, parts
+from .shape import Around, QuantisedShape, padded, parameters
+
+
+@dataclass(frozen=True)
+class AroundPlan:
+    """What such kernels choose."""
+
+    rows: int = 16  # of a program
+    warps: int = 4
+    groups: int = 128  # of a row that the threads take at once
+    stages: int = 1  # turns whose groups are asked for ahead
+    resident: int = 0  # programs of a core that registers are to suffice for; 0 to let it be
+
+
+class AroundKernel:
+    """A Body whose programs have some rows each, and what is around their products."""
+
+    tokens: int  # of a program
+
+    def __init__(self, shape: QuantisedShape, plan: AroundPlan, name: str, around: Around) -> None:
+        self.shape, self.plan, self.around = shape, plan, around
+        self.layout, self.groups = layout_of(shape), groups_of(shape)
+        self.sides = 2 if around.gated else 1
+        self.each = plan.rows // self.sides  # rows of a side in a program
+        self.results = sum(around.results(shape))
+        self.rows = padded(self.results, ROWS)
+        self.turns = -(-self.groups // plan.groups)
+        uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
+        if self.rows % self.each or uneven or not self.fits():
+            raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")
+        self.b = BodyBuilder(name, parameters(shape, parts(shape), around))
+        self.memory = {p.attrs["name"]: tile.memory(p) for p in self.b.parameters}
+
+    def fits(self) -> bool:
+        """Whether there is a Body with this Plan."""
+        return True
+
+    def work(self) -> None:
+        """All that a program does."""
+        raise InternalError("kernels.quantised", f"{type(self).__name__} does nothing")
+
+    def build(self) -> Body:
+        """Which rows and tokens a program has, then its work."""
+        plan = self.plan
+        grid: list[Any] = [self.rows // self.each]
+        with tile.into(self.b):
+            tile.grid_launch_dependents()
+            if high(self.shape.tokens) > self.tokens:  # neighbours read the same weights
+                grid.insert(0, ceil_divide(self.shape.tokens, self.tokens))
+                block, number = tile.grid(*grid)
+            else:
+                block, number = 0, tile.grid(*grid)
+            self.token, self.row = block * self.tokens, number * self.each
+            self.work()
+        notes = {"resident": plan.resident} if plan.resident else {}
+        return self.b.finish(grid, warps=plan.warps, level="placed", **notes)
+
+    def rows_there(self) -> Any:
+        """Which rows of a program there are; None for all."""
+        if self.rows == self.results:
+            return None
+        return tile.arange(self.each) + self.row < self.results
+
+    def surrounded(self, sides: Sequence[Any], bias: Any, residual: Any) -> Any:
+        """Results with what is around them."""
+        value = sides[0] if bias is None else sides[0] + bias
+        if self.around.gated:
+            value = gate(value, sides[1], self.shape.dtype.bits < 32)
+        return value if residual is None else value + residual.to(float32)
+
+    @tile.function
+    def put(self, token: int, value: Any, mask: Any, number: int = 0) -> None:
+        """Rows from a token on into the result that has them, from a result on."""
+        sizes, out = self.around.results(self.shape), self.memory[f"out{number}"]
+        first = sum(sizes[:number])
+        row = self.row if not number else tile.maximum(self.row - first, 0)
+        if number + 1 == len(sizes) or tile.less(self.row, first + sizes[number]):
+            tile.store(out, (self.token + token, row), value, mask=mask)
+        else:
+            self.put(token, value, mask, number + 1)
+
+
+def gate(gates: Any, other: Any, quick: bool) -> Any:
+    """silu(gates) * other."""
+    unit = tile.full((), 1.0)
+    below = (tile.quick_exp if quick else tile.exp)(-gates) + unit
+    return (tile.quick_divide(gates, below) if quick else gates / below) * other
