@@ -19,6 +19,12 @@ def scales_of(x: PagedShape) -> Any:
     return made if x.cache.is_float else made / 32
 
 
+def sinks_of(x: PagedShape) -> list[Any]:
+    """A sink for each head, if there are any: near the scores, none, far above and far below."""
+    some = [1.5, -np.inf, 200.0, -1e30, 1e30, -50.0, 4.0, 0.0]
+    return [np.resize(np.array(some, np.float32), x.heads)] if x.sinks else []
+
+
 def stored(x: PagedShape, cache: Any) -> Any:
     """Numbers as a cache holds them; of int8 what is none as any."""
     return paged_reference.kept(cache if x.cache.is_float else cache * 40, x.cache.numpy)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
 import work_lists
-from cache_numbers import agree_stored, scales_of, stored
+from cache_numbers import agree_stored, scales_of, sinks_of, stored
 from simulator import simulate
 
 from tilegrad.compiler.pipeline import fitted
@@ -61,7 +61,7 @@ class Step:
     @property
     def sinks(self) -> list[Any]:
         """The score that each head has more, if it has one."""
-        return [np.linspace(-2.0, 4.0, self.x.heads, dtype=np.float32)] if self.x.sinks else []
+        return sinks_of(self.x)
 
     @property
     def scales(self) -> list[Any]:
@@ -193,7 +193,7 @@ case(
 case("sinks", 8, 2, 16, sinks=True)
 case("sinks, a window, after", 6, 2, 16, replace(SMALL, joined=False), sinks=True, window=70)
 case("sinks, several queries", 8, 2, 16, sinks=True, queries=(0, 1, 5, 2, 3))
-case("sinks, 8 bits", 4, 1, 16, cache=float8_e4m3, sinks=True)
+case("sinks, 8 bits", 8, 1, 16, cache=float8_e4m3, sinks=True, softcap=3.0)
 case("several queries", 8, 2, 16, queries=(0, 1, 5, 2, 3))
 case("several queries, 16 rows", 8, 2, 16, replace(SMALL, rows=16), queries=(0, 1, 5, 2, 3))
 case("prefill", 4, 1, 16, replace(SMALL, rows=64), (0, 70, 130), (0, 70, 21))
@@ -216,7 +216,7 @@ case(
 case("threads, long items", 4, 1, 16, replace(WARPS, programs=1, stages=4), (900, 333), (1, 1))
 case("threads, window, softcap", 4, 1, 16, WARPS, window=70, softcap=3.0)
 case("threads, several queries", 8, 2, 16, WARPS, queries=(0, 1, 5, 2, 3))
-case("threads, sinks", 8, 2, 16, WARPS, sinks=True)
+case("threads, sinks", 8, 2, 16, WARPS, sinks=True, softcap=3.0, window=9)
 case("threads, float16", 2, 1, 8, WARPS, dtype=float16, cache=float16)
 
 

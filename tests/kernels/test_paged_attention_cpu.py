@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_numbers import sinks_of
 
 from tilegrad.compiler.compile import compile_for, host
 from tilegrad.compiler.pipeline import fitted
@@ -60,7 +61,7 @@ def problem(
                 memory[row[place // page], :, place % page] = np.nan if cache.is_float else 99
     starts = np.cumsum([0, *new]).astype(np.int32)
     counts = np.array(lengths, np.int32)
-    sinks = [random.standard_normal(heads[0]).astype(np.float32)] if x.sinks else []
+    sinks = sinks_of(x)
     want = paged_reference.attention(x, q, keys, values, table, counts, starts, scales, *sinks)
     given = [q, keys, values, *([scales] if x.scaled else [])]
     return x, [*given, table, counts, starts, *sinks], want
@@ -70,7 +71,9 @@ CASES = [
     (([5, 0, 70, 33], [1, 0, 1, 1]), {}),
     (([100, 40, 200], [30, 40, 1]), {"heads": (8, 2)}),
     (([100, 40, 200], [3, 20, 1]), {"window": 17, "softcap": 3.0}),
-    (([100, 40, 200, 0], [3, 20, 1, 0]), {"window": 17, "sinks": True}),
+    (([100, 40, 200, 0], [3, 20, 1, 1]), {"window": 17, "sinks": True}),
+    (([100, 0, 20], [3, 1, 20]), {"softcap": 3.0, "sinks": True, "heads": (8, 2)}),
+    (([100, 20], [3, 1]), {"sinks": True, "heads": (8, 2), "cache": int8}),
     (([1], [1]), {"heads": (3, 3), "page": 64, "rest": 0}),
     (([100, 40, 7], [3, 20, 1]), {"page": 4}),  # fewer keys than a vector has lanes
     (([100, 40, 7], [3, 20, 1]), {"page": 12}),
@@ -105,7 +108,12 @@ SPLIT: dict[str, tuple[tuple[list[int], list[int]], int, dict[str, Any]]] = {
     "window": (([640, 530, 20], [1, 3, 1]), 2, {"heads": (9, 3), "window": 300}),
     "short window": (([640, 530], [1, 3]), 2, {"heads": (3, 1), "window": 5}),
     "softcap": (([640, 530], [1, 1]), 2, {"heads": (3, 1), "softcap": 3.0}),
-    "sinks": (([640, 530, 3], [1, 1, 1]), 2, {"heads": (9, 3), "sinks": True}),
+    "sinks": (([640, 530, 3, 0], [1, 1, 1, 1]), 2, {"heads": (9, 3), "sinks": True}),
+    "sinks, 8 bits": (
+        ([640, 530, 3], [1, 2, 1]),
+        2,
+        {"heads": (9, 3), "sinks": True, "softcap": 3.0, "cache": int8},
+    ),
     "more parts than keys": (([1, 2], [1, 2]), 8, {"heads": (3, 1), "most": 64}),
     "cache of float16": (([640, 130], [1, 2]), 2, {"heads": (9, 3), "cache": float16}),
     "cache of bfloat16": (([640, 130], [1, 1]), 2, {"heads": (3, 3), "cache": bfloat16}),

@@ -14,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "targets"))
 
+from cache_numbers import sinks_of
 from simulated import run_graph
 
 from tilegrad.core.dtype import bfloat16, float8_e4m3, float32, int8
@@ -24,7 +25,12 @@ from tilegrad.kernels.paged import portable
 from tilegrad.kernels.paged.shape import PagedShape
 from tilegrad.schedule.paged import ListAttention, PortableAttention
 
-OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": 9, "softcap": 2.0}, {"sinks": True})
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"window": 9, "softcap": 2.0},
+    {"sinks": True},
+    {"sinks": True, "window": 9, "softcap": 2.0},
+)
 
 
 def step(x: PagedShape) -> list[Any]:
@@ -46,8 +52,7 @@ def step(x: PagedShape) -> list[Any]:
     if x.scaled:
         caches = [c / s[:, None, None] for c, s in zip(caches, scales)]
     kept = [paged_reference.kept(c, x.cache.numpy) for c in caches]
-    sinks = [draw.standard_normal(x.heads).astype(np.float32)] if x.sinks else []
-    return [q, *kept, *([scales] if x.scaled else []), table, lengths, starts, *sinks]
+    return [q, *kept, *([scales] if x.scaled else []), table, lengths, starts, *sinks_of(x)]
 
 
 def expected(x: PagedShape, given: list[Any]) -> Any:

@@ -62,6 +62,7 @@ case("window", 2, 1, 16, window=70)
 case("short window", 2, 1, 32, window=7)
 case("softcap", 2, 1, 16, (100, 70), (90, 70), softcap=3.0)
 case("sinks", 2, 1, 16, window=70, sinks=True)
+case("sinks, softcap", 5, 1, 16, (100, 30), (90, 30), sinks=True, softcap=3.0)
 case("float16", 2, 1, 16, (100, 70), (90, 70), dtype=float16, cache=float16)
 
 

@@ -18,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 
 import mutants
-from cache_numbers import agree_stored, scales_of, stored
+from cache_numbers import agree_stored, scales_of, sinks_of, stored
 from simulator import simulate
 
 from ptxsim import SimulationError
@@ -116,7 +116,7 @@ def make_step(
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     frequencies = (10000.0 ** (-np.arange(max(1, rotary.width // 2)) / 32)).astype(np.float32)
     scales = scales_of(x)
-    sinks = [np.linspace(-2.0, 4.0, x.heads, dtype=np.float32)] if x.sinks else []
+    sinks = sinks_of(x)
     wide = [part.astype(np.float64) for part in (keys, values)]
     sizes = np.array(lengths, np.int32)
     weights = [draw.uniform(0.5, 1.5, x.width).astype(np.float32) for _ in range(2)]
@@ -245,7 +245,7 @@ case("window within a block", 4, 1, 32, lengths=(1, 7, 8, 130, 65), window=7)
 case("window of one", 4, 1, 32, window=1)
 case("softcap", 4, 1, 16, softcap=3.0)
 case("sinks", 8, 2, 16, lengths=(1, 130, 70, 0), queries=(1, 1, 1, 0), sinks=True)
-case("sinks, a window, 8 bits", 6, 2, 16, sinks=True, window=70, cache=float8_e4m3)
+case("sinks, a window, 8 bits", 6, 2, 16, sinks=True, window=70, softcap=3.0, cache=float8_e4m3)
 case("8 bits", 4, 1, 16, lengths=ALL, cache=float8_e4m3)
 case("int8, two heads", 8, 2, 16, lengths=ALL, cache=int8)
 case("8 bits, long", 4, 1, 16, lengths=(1500,), cache=float8_e4m3)

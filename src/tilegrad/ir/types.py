@@ -153,8 +153,3 @@ def unravel(number: int, shape: Sequence[int]) -> tuple[int, ...]:
         index.append(number % size)
         number //= size
     return tuple(reversed(index))
-
-
-def bytes_bound(type_: Array | Memory | Tile) -> int:
-    """Bytes needed to store the value, Symbols at their upper bounds."""
-    return type_.dtype.storage_bytes(high(product(type_.shape)))

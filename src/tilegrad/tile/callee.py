@@ -260,7 +260,7 @@ class _Batcher:
             return (*inputs[:place], moved, *inputs[place + 1 :]), attrs
         if name == "prefetch":
             return (inputs[0], self.number, *inputs[1:]), attrs
-        raise InternalError("tile.batch", f"no batch of {node.op}")
+        raise InternalError("tile.callee", f"no batch of {node.op}")
 
 
 def _with_batch(type_: Any, size: Size) -> Memory:

@@ -243,7 +243,7 @@ def widen_word(w: Writer, source: DType, word: str, apart: bool, low: str, high:
             w.put(f"cvt.rn.f16x2.{PAIRS[source.name]}", into, half)
         return
     if source is not dtypes.int8:
-        raise InternalError("ptx.convert", f"no words of {source}")
+        raise InternalError("ptx.element", f"no words of {source}")
     moved = w.value("xor.b32", word, str(-0x7F7F7F80))  # x + 128, from 0 on
     base, chosen = w.value("mov.b32", str(0x64806480)), (0x4240, 0x4341)  # 1152, twice
     for into, four in zip((low, high), chosen if apart else (0x4140, 0x4342)):
@@ -280,7 +280,7 @@ def bitcast(w: Writer, source: DType, target: DType, x: str) -> str:
     if source is target:
         return x
     if source.bits != target.bits or dtypes.int4 in (source, target):
-        raise InternalError("ptx.convert", f"{source} and {target} differ in width")
+        raise InternalError("ptx.element", f"{source} and {target} differ in width")
     if target.kind == "bool":
         return w.value("setp.ne.s16", x, "0")
     if source.kind == "bool":
