@@ -128,8 +128,8 @@ class _Listed(TileOrder):
         limit, first = field(LENGTH, "limit", x.keys), field(FIRST, "first", x.queries)
         last = hold(tile.maximum(limit - queries, 0), "offset")
         lowest, highest = x.band
-        self.low = None if lowest is None else last - (highest - lowest)
-        self.high = last
+        window = None if lowest is None or highest is None else highest - lowest
+        self.low, self.high = None if window is None else last - window, last
         x = replace(x, band=(self.low, self.high))
         holes = Holes(x, self.memory, 0, head, query_start=start, key_start=0)
         return self.blocks_seen(holes, first, queries, limit, sequence)
