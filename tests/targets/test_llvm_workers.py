@@ -1,5 +1,6 @@
 """The worker pool: every entry kind, many threads, interrupts, fork, and what a step costs."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from tilegrad.core.errors import InternalError, StateError
 from tilegrad.core.target import NEON, SSE2
 from tilegrad.targets.llvm import driver
 from tilegrad.targets.llvm import table as tables
+from tilegrad.targets.llvm.launcher import Record
 from tilegrad.targets.llvm.native_loop import native_loop_text
 from tilegrad.targets.llvm.table import ENTRY, check_table
 from tilegrad.targets.llvm.workers import RECORD, WorkerPool, native, worker_pool
@@ -167,18 +169,10 @@ def pool(request):
 
 def run(pool, builder, arrays, scalars=(0,), inline=False):
     """Run a table over arrays as slots."""
-    slots = np.array([a.ctypes.data for a in arrays], np.uint64)
-    numbers = np.array(scalars, np.int64)
-    entries, index = builder.finish(len(slots), len(numbers))
-    pool.run(
-        entries.ctypes.data,
-        len(entries),
-        index.ctypes.data,
-        slots.ctypes.data,
-        len(slots),
-        numbers.ctypes.data,
-        inline,
-    )
+    slots = (ctypes.c_uint64 * len(arrays))(*[a.ctypes.data for a in arrays])
+    numbers = (ctypes.c_int64 * len(scalars))(*scalars)
+    record = Record(*builder.finish(len(slots), len(numbers)), slots, numbers)
+    pool.run_step(record.at, len(slots), inline)
 
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "parallel"])
@@ -608,12 +602,10 @@ def test_a_step_is_cheap(kernels):
     pool = WorkerPool(2)
     builder = TableBuilder()
     builder.kernel(kernels.address("empty"), [0], 8)
-    slots = np.zeros(1, np.uint64)
-    entries, index = builder.finish(1)
-    arguments = (entries.ctypes.data, 1, index.ctypes.data, slots.ctypes.data, 1, 0)
+    record = Record(*builder.finish(1), (ctypes.c_uint64 * 1)(), (ctypes.c_int64 * 1)())
     unit = best(lambda: sum(range(1000)))
-    assert best(lambda: pool.run(*arguments, True)) < 3 * unit
-    assert best(lambda: pool.run(*arguments, False)) < 50 * unit
+    assert best(lambda: pool.run_step(record.at, 1, True)) < 3 * unit
+    assert best(lambda: pool.run_step(record.at, 1, False)) < 50 * unit
     pool.close()
     assert native().spins_per_second > 0
 

@@ -548,7 +548,7 @@ def test_data_and_symbols_are_tried_at_their_ends() -> None:
         b.role("consumer", 4, 0, lambda: b.loop("i", 0, trips(), 1, drains))
         return b.finish((1,))
 
-    assert Skeleton(build(False)).has_data and not check_body(build(False))
+    assert Skeleton(build(False)).data and not check_body(build(False))
     assert {"race", "phase"} <= rules(build(True))
 
 

@@ -571,6 +571,26 @@ def evaluate(value: Size, bindings: Mapping[str, int]) -> int:
     return min(a, b) if value.kind == "min" else max(a, b)
 
 
+def fold(
+    value: Expr,
+    number: Callable[[int], str],
+    part: Callable[[Size], str],
+    apply: Callable[[str, str, str], str],
+) -> str:
+    """The text of a value that is no Symbol, from that of numbers and of parts: apply(name, a, b)
+    for 'add', 'multiply', 'div', 'mod', 'min', 'max', in the same order in every process."""
+    if value.kind != "sum":
+        a, b = (part(x) for x in value.args)
+        return apply(value.kind, a, b)
+    total = number(value.constant)
+    for product, factor in sorted(value.terms, key=repr):
+        term = number(factor)
+        for atom in sorted(product, key=repr):
+            term = apply("multiply", term, part(atom))
+        total = apply("add", total, term)
+    return total
+
+
 def atoms(value: Size, found: dict[Expr, None] | None = None) -> dict[Expr, None]:
     """Every Symbol and index in the value, in order of first sight."""
     found = {} if found is None else found

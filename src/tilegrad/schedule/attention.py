@@ -171,7 +171,6 @@ def memories(node: Node) -> list[Memory]:
 
 def shape_of(node: Node) -> AttentionShape:
     """Sizes and options of an attention or attention_backward Node."""
-    q, k, v = node.inputs[:3]
-    s = sizes(q, k, v, node.attrs["orders"])
+    s = sizes(node.inputs, node.attrs["orders"])
     options = {name: node.attrs[name] for name in ATTRS}
-    return AttentionShape(**vars(s), dtype=q.dtype, **options)
+    return AttentionShape(**vars(s), dtype=node.inputs[0].dtype, **options)

@@ -187,7 +187,8 @@ def _slices(box: Box) -> tuple[slice, ...]:
 
 
 class Bar:
-    """One barrier: the phase under way, what came, and the clock of each phase that is over."""
+    """One barrier: the phase under way, what came, and the clock of each phase that is over. Of a
+    named one, whose arrivals are threads, a phase is a round, and each may have another count."""
 
     __slots__ = (
         "agent",
@@ -197,6 +198,7 @@ class Bar:
         "expected",
         "landed",
         "name",
+        "node",
         "over",
         "waits",
     )
@@ -206,6 +208,7 @@ class Bar:
         self.arrived = self.expected = self.landed = 0
         self.coming: Clock | None = None
         self.over: list[Clock] = []
+        self.node: Node | None = None  # what came last to a named one
         self.waits: list[tuple[int, int, int, Node]] = []  # phases over, agent, epoch, op
 
     def come(self, clock: Clock, arrivals: int, expected: int, landed: int) -> None:
@@ -227,17 +230,6 @@ class Bar:
         if self.expected or self.landed:
             text += f", {self.expected} bytes expected and {self.landed} copied"
         return text + ")"
-
-
-class Round:
-    """A named barrier: threads that came in the round under way, clocks of rounds that are over."""
-
-    def __init__(self, number: int, agent: int) -> None:
-        self.number, self.agent = number, agent
-        self.arrived = self.threads = 0
-        self.coming: Clock | None = None
-        self.over: list[Clock] = []
-        self.node: Node | None = None
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType, promote, promote_scalar
-from ..core.errors import DTypeError, ShapeError
+from ..core.errors import ShapeError
 from ..ir.symbol import Size, combine, minimum
 from . import numeric
 from .value import (
@@ -94,7 +94,6 @@ def join_edges(values: Sequence[TileValue]) -> Edges:
 
 
 FLOAT_RESULT = {"divide", "square_root", "reciprocal", *numeric.FUNCTIONS}
-BITS = {"bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right"}
 
 
 def elementwise(name: str, *values: Any) -> Any:
@@ -106,10 +105,6 @@ def elementwise(name: str, *values: Any) -> Any:
     dtype = common_dtype(values)
     if name in FLOAT_RESULT and not dtype.is_float:
         dtype = dtypes.float32
-    if name in BITS and dtype.is_float:
-        raise DTypeError(
-            "bits of floats cannot be combined", expected="integers or bools", got=dtype
-        )
     b = current().builder
     tiles = [cast(tile_of(v, dtype), dtype) for v in values]
     shape = broadcast_shape([t.shape for t in tiles])

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..ir.node import Node
 from . import row
-from .access import Round, join
+from .access import Bar, join
 from .ordering import Order, Role, scalar
 from .row import Touch, effects_of, is_place
 
@@ -86,29 +86,20 @@ def _meet(order: Order, role: Role, node: Node, meet: row.Meet, values: Any) -> 
     return True
 
 
-def _come_to(order: Order, role: Role, node: Node, meet: row.Meet, round_: Round) -> None:
+def _come_to(order: Order, role: Role, node: Node, meet: row.Meet, round_: Bar) -> None:
     """Arrive at a named barrier."""
-    threads, name = meet.threads, f"named barrier {round_.number}"
+    threads, name, came = meet.threads, round_.name, round_.arrived + 32 * role.warps
     if role.clock[round_.agent] < len(round_.over):
         text = f"{role.name} arrives at {name} without knowing that the round before is over"
         order.report("phase", f"{text}: it may count for the wrong one", node, round_.node)
-    if round_.arrived and threads != round_.threads:
-        text = f"{name} is used with {round_.threads} and with {threads} threads"
+    if round_.arrived and threads != round_.count:
+        text = f"{name} is used with {round_.count} and with {threads} threads"
         order.report("arrivals", text, node, round_.node)
+    if came > threads:
+        order.report("arrivals", f"{name}: {came} of {threads} threads came", node)
     role.joined = len(round_.over)
-    round_.threads, round_.node = threads, node
-    round_.arrived += 32 * role.warps
-    if round_.coming is None:
-        round_.coming = list(role.clock)
-    else:
-        join(round_.coming, role.clock)
-    if round_.arrived > threads:
-        text = f"{name}: {round_.arrived} of {threads} threads came"
-        order.report("arrivals", text, node)
-    if round_.arrived >= threads:
-        round_.coming[round_.agent] = len(round_.over) + 1
-        round_.over.append(round_.coming)
-        round_.coming, round_.arrived = None, 0
+    round_.node, round_.count = node, max(threads, came)
+    round_.come(role.clock, 32 * role.warps, 0, 0)
 
 
 def _fence(order: Order, role: Role, node: Node, fence: row.Fence, values: Any) -> None:

@@ -26,7 +26,7 @@ from ..core.dtype import int64
 from ..core.errors import AxisError, user_location
 from ..ir.node import Node, topological
 from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, multiply, substitute
-from ..ir.types import product
+from ..ir.types import product, row_major
 from .bounds import WIDE, Range, node_range
 from .row import TileOp, compute
 from .trace import Tracer, tracer
@@ -94,25 +94,26 @@ def _halves(t: Tracer, index: Size, size: Size) -> tuple[bool, bool, bool]:
     return below, above, wrong
 
 
-def _error(name: str, size: Size, axis: int, got: object) -> AxisError:
-    return AxisError(
-        f"an index of {name} is out of bounds",
-        expected=f"0 <= index < {size} along axis {axis}",
-        got=got,
-        hint="a mask, or a branch, keeps a program from what is not there",
-    )
+HINT = "a mask, or a branch, keeps a program from what is not there"
+
+
+def outside(name: str, size: Size, axis: int | None = None) -> tuple[str, str]:
+    """What is wrong with an index along an axis (or with an offset), and what was expected."""
+    what = f"an offset into {name}" if axis is None else f"an index of {name}"
+    along = "offset" if axis is None else "index"
+    where = "" if axis is None else f" along axis {axis}"
+    return f"{what} is out of bounds", f"0 <= {along} < {size}{where}"
 
 
 def message(op: str, name: str, size: Size, axis: int | None = None) -> str:
     """What the error of a guard says."""
-    if axis is None:
-        return (
-            f"tile.{op}: an offset into {name} is out of bounds\n  expected: 0 <= offset < {size}"
-        )
-    return (
-        f"tile.{op}: an index of {name} is out of bounds\n"
-        f"  expected: 0 <= index < {size} along axis {axis}"
-    )
+    what, expected = outside(name, size, axis)
+    return f"tile.{op}: {what}\n  expected: {expected}"
+
+
+def _error(name: str, size: Size, axis: int | None, got: object) -> AxisError:
+    what, expected = outside(name, size, axis)
+    return AxisError(what, expected=expected, got=got, hint=HINT)
 
 
 def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple[Size, ...], Any]:
@@ -244,12 +245,7 @@ def _guarded(
         return offset, mask
     bad = None if t.maybe or not isinstance(count, int) else _wrong(t, offset, count, mask)
     if bad is not None:
-        raise AxisError(
-            f"an offset into {memory.name} is out of bounds",
-            expected=f"0 <= offset < {count}",
-            got=bad,
-            hint="a mask keeps elements that are not there out",
-        )
+        raise _error(memory.name, count, None, bad)
     if not t.guards:
         return offset, mask
     b = t.builder
@@ -410,7 +406,7 @@ def box_of(
     index: list[Size] = []
     along: list[int | None] = []
     rest, used = whole.base, 0
-    for size, stride in zip(shape, _strides(shape)):
+    for size, stride in zip(shape, row_major(tuple(shape))):
         axis = next(
             (a for a, f in enumerate(whole.factors) if f == stride and a not in along), None
         )
@@ -427,13 +423,6 @@ def box_of(
         return None
     axes = tuple(along.index(a) for a in range(len(whole.factors)))
     return Box(tuple(index), axes, others > 0 or used < len(tests))
-
-
-def _strides(shape: Sequence[Size]) -> list[Size]:
-    found: list[Size] = [1]
-    for size in reversed(shape[1:]):
-        found.insert(0, multiply(found[0], size))
-    return found
 
 
 def _counts(v: Lines, axis: int | None) -> bool:

@@ -151,19 +151,12 @@ def result(
 # ---- loops and sizes --------------------------------------------------------------------------
 
 
-def range_(
-    *ends: Any,
-    unroll: int = 1,
-    stages: int | None = None,
-    bounds: tuple[int, int] | None = None,
-) -> Range:
+def range_(*ends: Any, unroll: int = 1, bounds: tuple[int, int] | None = None) -> Range:
     """A loop that runs in the kernel: range(stop), range(start, stop), range(start, stop, step).
 
-    Ends may be symbolic or loaded; `stages` asks for that many copies under way. `bounds` are the
-    least and the most that the index is, where the kernel knows more than the ends say.
+    Ends may be symbolic or loaded. `bounds` are the least and the most that the index is, where the
+    kernel knows more than the ends say.
     """
-    if stages is not None:
-        tracer().hints["stages"] = stages
     return make_range(*ends, unroll=unroll, bounds=bounds)
 
 
@@ -243,28 +236,23 @@ def hole(name: str, shape: Any, *inputs: Any, dtype: Any = dtypes.float32) -> Ti
     return TileValue(tracer().builder.do(ops.hole, *given, name=name, type=type_))
 
 
-def _sizes(function: Callable[[Size, Size], Size], name: str) -> Callable[[Any, Any], Any]:
+def _extreme(name: str, of_sizes: Callable[[Size, Size], Size], text: str) -> Any:
     def apply(a: Any, b: Any) -> Any:
         if all(isinstance(x, (int, Index, Expr)) and not isinstance(x, bool) for x in (a, b)):
-            return index_of(function(size_of(a, name), size_of(b, name)))
+            return index_of(of_sizes(size_of(a, name), size_of(b, name)))
         return elementwise(name, a, b)
 
+    apply.__name__, apply.__doc__ = name, text
     return apply
+
+
+maximum_ = _extreme("maximum", maximum, "The larger of two, element by element; of sizes, a size.")
+minimum_ = _extreme("minimum", minimum, "The smaller of two, element by element; of sizes, a size.")
 
 
 def ceil_divide(a: Any, b: Any) -> Any:
     """a / b rounded up, of sizes."""
     return index_of(ceil_divide_sizes(size_of(a, "size"), size_of(b, "size")))
-
-
-def maximum_(a: Any, b: Any) -> Any:
-    """The larger of two, element by element; of sizes, a size."""
-    return _sizes(maximum, "maximum")(a, b)
-
-
-def minimum_(a: Any, b: Any) -> Any:
-    """The smaller of two, element by element; of sizes, a size."""
-    return _sizes(minimum, "minimum")(a, b)
 
 
 # ---- making tiles -----------------------------------------------------------------------------
@@ -300,20 +288,14 @@ def arange(start: int, stop: int | None = None, dtype: Any = dtypes.int64) -> Ti
 
 def broadcast(x: Any, shape: Any) -> TileValue:
     """x repeated to a shape."""
-    value, sizes = tile_of(x), static_shape(shape)
-    if broadcast_shape([value.shape, sizes]) != sizes:
-        raise ShapeError("the tile does not broadcast", expected=sizes, got=value.shape)
-    return broadcast_tile(value, sizes)
+    return broadcast_tile(tile_of(x), static_shape(shape))
 
 
 def reshape(x: Any, shape: Any) -> TileValue:
     """The elements in row-major order under another shape."""
     value, sizes = tile_of(x), static_shape(shape)
-    if math.prod(sizes) != math.prod(value.shape):
-        raise ShapeError("another number of elements", expected=value.shape, got=sizes)
-    edges, zero = _reshaped_edges(value, sizes)
     node = tracer().builder.add(ops.reshape(value.node, shape=sizes))
-    return TileValue(node, edges, zero)
+    return TileValue(node, *_reshaped_edges(value, sizes))
 
 
 def _reshaped_edges(value: TileValue, sizes: tuple[int, ...]) -> tuple[Edges, tuple[bool, ...]]:
@@ -342,8 +324,6 @@ def transpose(x: Any, order: Sequence[int] | None = None) -> TileValue:
             raise AxisError("a transpose needs two axes", got=value.shape)
         order = (*range(value.ndim - 2), value.ndim - 1, value.ndim - 2)
     axes = tuple(_axis(value, a) for a in order)
-    if sorted(axes) != list(range(value.ndim)):
-        raise AxisError("not an order of the axes", got=tuple(order))
     node = tracer().builder.add(ops.transpose(value.node, order=axes))
     edges = tuple(value.edges[a] for a in axes)
     return TileValue(node, edges, tuple(value.zero[a] for a in axes))
@@ -418,11 +398,8 @@ def cast(x: Any, dtype: Any) -> TileValue:
 
 def bitcast(x: Any, dtype: Any) -> TileValue:
     """The same bits as another dtype of the same width."""
-    value, chosen = tile_of(x), dtype_of(dtype)
-    if value.dtype.bits != chosen.bits:
-        raise DTypeError("dtypes of different widths", expected=value.dtype, got=chosen)
-    node = tracer().builder.bitcast(value.node, chosen)
-    return TileValue(node, value.edges)
+    value = tile_of(x)
+    return TileValue(tracer().builder.bitcast(value.node, dtype_of(dtype)), value.edges)
 
 
 def repeat_bits(x: Any) -> TileValue:
@@ -438,8 +415,6 @@ def repeat_bits(x: Any) -> TileValue:
 def where(condition: Any, a: Any, b: Any) -> TileValue:
     """a where the condition holds, else b."""
     test = tile_of(condition, dtypes.bool_ if number(condition) else None)
-    if test.dtype is not dtypes.bool_:
-        raise DTypeError("the condition is not bool", got=test.dtype)
     a, b = (v if number(v) else tile_of(v) for v in (a, b))
     dtype = common_dtype([a, b])
     values = [test, *[cast_tile(tile_of(v, dtype), dtype) for v in (a, b)]]
@@ -449,78 +424,60 @@ def where(condition: Any, a: Any, b: Any) -> TileValue:
     return TileValue(node, join_edges(values))
 
 
-def multiply_add(a: Any, b: Any, c: Any) -> TileValue:
-    """a * b + c, rounded once."""
-    return elementwise("multiply_add", a, b, c)
+def _applied(name: str, text: str, numbers: Callable[..., float] | None = None) -> Any:
+    """An elementwise op; of plain numbers a number, where a function of numbers is given."""
 
-
-def byte_dot(a: Any, b: Any, c: Any) -> TileValue:
-    """c + the sum of the products of four bytes of int32: those of a without sign, of b with."""
-    return elementwise("byte_dot", a, b, c)
-
-
-def signed_byte_dot(a: Any, b: Any, c: Any) -> TileValue:
-    """c + the sum of the products of four bytes of int32, all with sign."""
-    return elementwise("signed_byte_dot", a, b, c)
-
-
-def byte_permute(a: Any, b: Any, selector: Any) -> TileValue:
-    """Bytes of two words as a hexadecimal digit of the selector names each: 0 .. 3 of a, then b."""
-    return elementwise("byte_permute", a, b, selector)
-
-
-def pair_multiply_add(a: Any, b: Any, c: Any, dtype: Any) -> TileValue:
-    """a * b + c of two floats of 16 bits in each int32, each rounded once."""
-    return elementwise(f"pair_multiply_add_{dtype_of(dtype).name}", a, b, c)
-
-
-def quick_divide(a: Any, b: Any) -> TileValue:
-    """a / b to a few ulp."""
-    return elementwise("quick_divide", a, b)
-
-
-def unsigned_divide(a: Any, b: Any) -> TileValue:
-    """a // b where neither is negative."""
-    return elementwise("unsigned_divide", a, b)
-
-
-def unsigned_remainder(a: Any, b: Any) -> TileValue:
-    """a % b where neither is negative."""
-    return elementwise("unsigned_remainder", a, b)
-
-
-def _unary(name: str, text: str) -> Callable[[Any], Any]:
-    def apply(x: Any) -> Any:
-        if name == "square_root" and isinstance(x, (int, float)):
-            return math.sqrt(x)
-        return elementwise(name, x)
+    def apply(*values: Any) -> Any:
+        if numbers is not None and all(isinstance(v, (int, float)) for v in values):
+            return numbers(*values)
+        return elementwise(name, *values)
 
     apply.__name__, apply.__doc__ = name, text
     return apply
 
 
-exp = _unary("exp", "e**x.")
-exp2 = _unary("exp2", "2**x.")
-log = _unary("log", "The natural logarithm.")
-log2 = _unary("log2", "The logarithm to base 2.")
-expm1 = _unary("expm1", "e**x - 1.")
-log1p = _unary("log1p", "log(1 + x).")
-sin = _unary("sin", "The sine.")
-cos = _unary("cos", "The cosine.")
-tan = _unary("tan", "The tangent.")
-tanh = _unary("tanh", "The hyperbolic tangent.")
-erf = _unary("erf", "The error function.")
-sqrt = _unary("square_root", "The square root.")
-reciprocal = _unary("reciprocal", "1 / x.")
-abs_ = _unary("absolute", "The absolute value.")
-floor = _unary("floor", "Rounded down.")
-ceil = _unary("ceil", "Rounded up.")
-round_ = _unary("round", "Rounded to the nearest, halves to even.")
-trunc = _unary("trunc", "Rounded towards 0.")
-quick_exp = _unary("quick_exp", "e**x to a few ulp.")
-quick_exp2 = _unary("quick_exp2", "2**x to a few ulp.")
-quick_reciprocal = _unary("quick_reciprocal", "1 / x to a few ulp.")
-sign = _unary("sign", "-1, 0 or 1.")
+multiply_add = _applied("multiply_add", "a * b + c, rounded once.")
+byte_dot = _applied(
+    "byte_dot",
+    "c + the sum of the products of four bytes of int32: those of a without sign, of b with.",
+)
+signed_byte_dot = _applied(
+    "signed_byte_dot", "c + the sum of the products of four bytes of int32, all with sign."
+)
+byte_permute = _applied(
+    "byte_permute",
+    "Bytes of two words as a hexadecimal digit of the selector names each: 0 .. 3 of a, then b.",
+)
+quick_divide = _applied("quick_divide", "a / b to a few ulp.")
+unsigned_divide = _applied("unsigned_divide", "a // b where neither is negative.")
+unsigned_remainder = _applied("unsigned_remainder", "a % b where neither is negative.")
+exp = _applied("exp", "e**x.")
+exp2 = _applied("exp2", "2**x.")
+log = _applied("log", "The natural logarithm.")
+log2 = _applied("log2", "The logarithm to base 2.")
+expm1 = _applied("expm1", "e**x - 1.")
+log1p = _applied("log1p", "log(1 + x).")
+sin = _applied("sin", "The sine.")
+cos = _applied("cos", "The cosine.")
+tan = _applied("tan", "The tangent.")
+tanh = _applied("tanh", "The hyperbolic tangent.")
+erf = _applied("erf", "The error function.")
+sqrt = _applied("square_root", "The square root; of a number, a number.", math.sqrt)
+reciprocal = _applied("reciprocal", "1 / x.")
+abs_ = _applied("absolute", "The absolute value.")
+floor = _applied("floor", "Rounded down.")
+ceil = _applied("ceil", "Rounded up.")
+round_ = _applied("round", "Rounded to the nearest, halves to even.")
+trunc = _applied("trunc", "Rounded towards 0.")
+quick_exp = _applied("quick_exp", "e**x to a few ulp.")
+quick_exp2 = _applied("quick_exp2", "2**x to a few ulp.")
+quick_reciprocal = _applied("quick_reciprocal", "1 / x to a few ulp.")
+sign = _applied("sign", "-1, 0 or 1.")
+
+
+def pair_multiply_add(a: Any, b: Any, c: Any, dtype: Any) -> TileValue:
+    """a * b + c of two floats of 16 bits in each int32, each rounded once."""
+    return elementwise(f"pair_multiply_add_{dtype_of(dtype).name}", a, b, c)
 
 
 def rsqrt(x: Any) -> Any:
@@ -597,11 +554,11 @@ def _axis(x: TileValue, axis: int) -> int:
     return place
 
 
-def _reduce(x: Any, axis: int | None, keep: bool, kind: str) -> TileValue:
+def _reduce(kind: str, x: Any, axis: int | None, keep: bool = False) -> TileValue:
     value = tile_of(x)
     if axis is None:
         for _ in range(value.ndim):
-            value = _reduce(value, value.ndim - 1, False, kind)
+            value = _reduce(kind, value, value.ndim - 1)
         return value
     place = _axis(value, axis)
     b = tracer().builder
@@ -616,24 +573,18 @@ def _reduce(x: Any, axis: int | None, keep: bool, kind: str) -> TileValue:
     return found
 
 
-def sum_(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
-    """The sum along an axis (of all elements if none is named)."""
-    return _reduce(x, axis, keep, "sum")
+def _reduction(kind: str, text: str) -> Callable[..., TileValue]:
+    def apply(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
+        return _reduce(kind, x, axis, keep)
+
+    apply.__name__, apply.__doc__ = kind, text
+    return apply
 
 
-def prod(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
-    """The product along an axis."""
-    return _reduce(x, axis, keep, "prod")
-
-
-def max_(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
-    """The largest along an axis."""
-    return _reduce(x, axis, keep, "max")
-
-
-def min_(x: Any, axis: int | None = None, keep: bool = False) -> TileValue:
-    """The smallest along an axis."""
-    return _reduce(x, axis, keep, "min")
+sum_ = _reduction("sum", "The sum along an axis (of all elements if none is named).")
+prod = _reduction("prod", "The product along an axis.")
+max_ = _reduction("max", "The largest along an axis.")
+min_ = _reduction("min", "The smallest along an axis.")
 
 
 def _scan(kind: str, text: str) -> Callable[..., TileValue]:
@@ -751,10 +702,6 @@ def window(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> W
             got=len(start),
         )
     sizes = static_shape(() if shape is None else shape)
-    if len(sizes) > source.ndim:
-        raise ShapeError(
-            "the tile has more axes than the array", expected=source.node.type, got=sizes
-        )
     along = tuple(range(source.ndim - len(sizes), source.ndim)) if axes is None else tuple(axes)
     if len(along) != len(sizes) or any(not 0 <= a < source.ndim for a in along):
         raise AxisError("axes do not fit the tile", expected=f"{len(sizes)} axes", got=along)
@@ -802,6 +749,16 @@ def _offsets(source: Any, index: Any) -> TileValue | None:
     return None
 
 
+def _place(source: Any, index: Any, shape: Any, axes: Sequence[int] | None) -> Window | TileValue:
+    """Where load and store go: a part of an array, or the offsets of elements."""
+    offsets = _offsets(source, index)
+    if offsets is None:
+        return window(source, index, shape, axes)
+    if offsets.linear is None or source.ndim != 1:
+        return offsets
+    return Window(source, [offsets.linear], offsets.shape, (0,))
+
+
 def load(
     source: Any,
     index: Any = None,
@@ -824,21 +781,18 @@ def load(
     for name, hint in (("vector", vector), ("prefetch", prefetch)):
         if hint is not None:
             t.hints[name] = hint
-    offsets = _offsets(source, index)
-    if offsets is not None and (offsets.linear is None or source.ndim != 1):
-        return _gather(source, offsets, mask, other)
-    if offsets is not None:
-        box = Window(source, [offsets.linear], offsets.shape, (0,))  # type: ignore[list-item]
-    elif isinstance(index, Rows) or rows is not None:
+    if isinstance(index, Rows) or rows is not None:
         box = _rows_window(source, index if isinstance(index, Rows) else rows, cols)
     else:
-        box = window(source, index, shape, axes)
+        place = _place(source, index, shape, axes)
+        if isinstance(place, TileValue):
+            return _gather(source, place, mask, other)
+        box = place
     edges = box.edges()
-    given = _given_mask(mask, box.shape)
-    whole = t.builder.logical_and(mask_of(box.shape, edges), given)
-    index, whole = within("load", box, whole, given is not None)
+    whole, cut = _whole_mask(mask, box.shape, edges)
+    index, whole = within("load", box, whole, cut)
     node = t.builder.load(box.memory.node, index, box.shape, box.axes, whole)
-    t.touch("load", box.memory, box.index, box.shape, box.axes, mask=whole, cut=given is not None)
+    t.touch("load", box.memory, box.index, box.shape, box.axes, mask=whole, cut=cut)
     return _masked(TileValue(node, edges, (True,) * len(edges)), whole, other)
 
 
@@ -850,25 +804,20 @@ def _masked(value: TileValue, mask: Node | None, other: Any) -> TileValue:
     return TileValue(b.apply("where", mask, value.node, rest.node), value.edges)
 
 
-def _given_mask(mask: Any, shape: tuple[int, ...]) -> Node | None:
+def _whole_mask(mask: Any, shape: tuple[int, ...], edges: Edges) -> tuple[Node | None, bool]:
+    """Which elements of a tile exist and are asked for, and whether the kernel gave a mask."""
     if mask is None or mask is True:
-        return None
+        return mask_of(shape, edges), False
     test = tile_of(mask, dtypes.bool_ if isinstance(mask, bool) else None)
-    if test.dtype is not dtypes.bool_ or broadcast_shape([test.shape, shape]) != shape:
-        raise ShapeError(
-            "the mask does not fit the tile", expected=f"a bool tile {shape}", got=repr(test)
-        )
-    if not test.shape and tracer().trusts:
-        return test.node  # one answer for all elements
-    return broadcast_tile(test, shape).node
+    if test.shape or not tracer().trusts:  # else one answer for all elements
+        test = broadcast_tile(test, broadcast_shape([test.shape, shape]))
+    return tracer().builder.logical_and(mask_of(shape, edges), test.node), True
 
 
 def _gather(source: MemoryValue, offsets: TileValue, mask: Any, other: Any) -> TileValue:
-    b = tracer().builder
-    given = _given_mask(mask, offsets.shape)
-    whole = b.logical_and(mask_of(offsets.shape, offsets.edges), given)
+    whole, _ = _whole_mask(mask, offsets.shape, offsets.edges)
     wide_offsets, whole, box = offsets_within("load", source, offsets.node, whole)
-    node = b.gather(source.node, wide_offsets, whole)
+    node = tracer().builder.gather(source.node, wide_offsets, whole)
     tracer().touch_at("load", source, box, wide_offsets, offsets.shape, mask=whole)
     return _masked(TileValue(node, offsets.edges, (True,) * offsets.ndim), whole, other)
 
@@ -901,43 +850,31 @@ def store(
     if not isinstance(memory, MemoryValue):
         raise DTypeError("not an array", got=repr(target))
     tile = cast_tile(tile_of(value, memory.dtype), memory.dtype)
-    offsets = _offsets(target, index)
-    if offsets is not None and (offsets.linear is None or memory.ndim != 1):
-        _scatter(memory, offsets, tile, mask, unique)
-        return
-    if offsets is not None:
-        box = Window(memory, [offsets.linear], offsets.shape, (0,))  # type: ignore[list-item]
+    place = _place(target, index, tile.shape, axes)
+    if isinstance(place, TileValue):
+        _scatter(memory, place, tile, mask, unique)
     else:
-        box = window(target, index, tile.shape, axes)
-    _store(box, tile, mask, unique)
+        _store(place, tile, mask, unique)
 
 
 def _store(box: Window, tile: TileValue, mask: Any, unique: bool = False) -> None:
-    if broadcast_shape([tile.shape, box.shape]) != box.shape:
-        raise ShapeError(
-            "the tile does not fit the part of the array", expected=box.shape, got=tile.shape
-        )
     tile = broadcast_tile(tile, box.shape)
     edges = join_edges([tile, TileValue(tile.node, box.edges())])
-    b = tracer().builder
-    given = _given_mask(mask, box.shape)
-    whole = b.logical_and(mask_of(box.shape, edges), given)
-    index, whole = within("store", box, whole, given is not None)
-    b.store(box.memory.node, tile.node, index, box.axes, whole)
-    facts = {"cut": given is not None or edges != box.edges(), "mask": whole, "unique": unique}
+    whole, cut = _whole_mask(mask, box.shape, edges)
+    index, whole = within("store", box, whole, cut)
+    tracer().builder.store(box.memory.node, tile.node, index, box.axes, whole)
+    facts = {"cut": cut or edges != box.edges(), "mask": whole, "unique": unique}
     tracer().touch("store", box.memory, box.index, box.shape, box.axes, **facts)
 
 
 def _scatter(
     memory: MemoryValue, offsets: TileValue, tile: TileValue, mask: Any, unique: bool
 ) -> None:
-    b = tracer().builder
     tile = broadcast_tile(tile, broadcast_shape([tile.shape, offsets.shape]))
     edges = join_edges([tile, broadcast_tile(offsets, tile.shape)])
-    given = _given_mask(mask, tile.shape)
-    whole = b.logical_and(mask_of(tile.shape, edges), given)
+    whole, _ = _whole_mask(mask, tile.shape, edges)
     wide_offsets, whole, box = offsets_within("store", memory, offsets.node, whole)
-    b.scatter(memory.node, tile.node, wide_offsets, whole)
+    tracer().builder.scatter(memory.node, tile.node, wide_offsets, whole)
     facts = {"mask": whole, "unique": unique}
     tracer().touch_at("store", memory, box, wide_offsets, tile.shape, **facts)
 
@@ -978,13 +915,12 @@ def atomic_add(memory: Any, index: Any, value: Any, mask: Any = None) -> TileVal
         offsets = TileValue(b.index(total))
     tile = broadcast_tile(cast_tile(tile_of(value, memory.dtype), memory.dtype), offsets.shape)
     edges = join_edges([tile, offsets])
-    given = _given_mask(mask, offsets.shape)
-    whole = b.logical_and(mask_of(offsets.shape, edges), given)
+    whole, cut = _whole_mask(mask, offsets.shape, edges)
     wide_offsets = b.cast(offsets.node, dtypes.int64)
     if box is None:
         wide_offsets, whole, _ = offsets_within("atomic_add", memory, wide_offsets, whole)
     else:
-        _, whole = within("atomic_add", box, whole, given is not None)
+        _, whole = within("atomic_add", box, whole, cut)
     inputs = [memory.node, tile.node, wide_offsets]
     node = b.add(placed.atomic_add(*inputs, *([] if whole is None else [whole])))
     at, each = (None, wide_offsets) if box is None else (box.index, None)
@@ -998,8 +934,6 @@ def require(condition: Any, message: str) -> None:
     The program itself goes on: what must not happen needs a mask as well.
     """
     test = tile_of(condition)
-    if test.dtype is not dtypes.bool_:
-        raise DTypeError("not a condition", expected="a bool tile", got=repr(test))
     b = tracer().builder
     b.require(
         test.node, f"tile.require: {message}", user_location(), mask_of(test.shape, test.edges)

@@ -334,6 +334,27 @@ TERNARY: dict[str, Callable[..., Array]] = {
 CATEGORIES = {"unary": UNARY, "binary": BINARY, "compare": COMPARE, "ternary": TERNARY}
 TABLE = {**UNARY, **BINARY, **COMPARE, **TERNARY}
 
+OF_FLOATS = {"square_root", "reciprocal", "quick_exp", "quick_exp2", "quick_reciprocal", *FUNCTIONS}
+UNSIGNED = {"multiply_high", "unsigned_divide", "unsigned_remainder"}
+OF_INTEGERS = {"shift_left", "shift_right", *UNSIGNED}
+OF_BITS = {"bit_and", "bit_or", "bit_xor", "bit_not"}
+OF_NUMBERS = {"divide", "quick_divide", "floor_divide", "remainder", "fmod", "power"}
+OF_WORDS = {name for name in TERNARY if name != "multiply_add"}
+
+
+def takes(name: str, dtype: DType) -> bool:
+    """Whether an elementwise op has a meaning for operands of a dtype."""
+    if name in OF_FLOATS:
+        return dtype.is_float
+    if name in OF_INTEGERS:
+        return dtype.is_integer
+    if name in OF_BITS:
+        return not dtype.is_float
+    if name in OF_WORDS:
+        return dtype is dtypes.int32
+    return name not in OF_NUMBERS or dtype.kind != "bool"
+
+
 # ---- shape, reduce, dot, cast ---------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ unless a mask says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +21,14 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.types import NOTHING, Memory, Tile, Tuple, Type
 from . import numeric
-from .row import Make, TileOp, Touch, box, memory_of, misfit, read_and_write, row, scattered, tile
+from .row import Make, Misfit, TileOp, Touch, box, memory_of, read_and_write, row, scattered, tile
 
 __all__ = ["tile"]  # and every row
 
 
 def _tile(node: Node) -> Tile:
     if not isinstance(node.type, Tile):
-        raise misfit(f"{node!r} is not a tile")
+        raise Misfit(f"{node!r} is not a tile")
     return node.type
 
 
@@ -78,11 +79,14 @@ COMMUTATIVE = {
 }
 
 
+OPERANDS = {"unary": 1, "binary": 2, "compare": 2, "ternary": 3}
+
+
 def _same(*inputs: Node) -> Tile:
     first = _tile(inputs[0])
     for other in inputs[1:]:
         if other.type != first:
-            raise misfit(f"operands differ: {first} and {other.type}")
+            raise Misfit(f"operands differ: {first} and {other.type}")
     return first
 
 
@@ -91,8 +95,10 @@ def _elementwise(name: str, category: str, function: Callable[..., Any]) -> Tile
 
     def infer(*inputs: Node) -> Type:
         found = _same(*inputs)
-        if name.startswith("byte_") and found.dtype is not int32:
-            raise misfit(f"bytes of {found}, not of int32")
+        if len(inputs) != OPERANDS[category]:
+            raise Misfit(f"{len(inputs)} operands, not {OPERANDS[category]}")
+        if not numeric.takes(name, found.dtype):
+            raise Misfit(f"{name} has no meaning for {found.dtype}")
         return Tile(found.shape, bool_) if category == "compare" else found
 
     return TileOp(
@@ -119,7 +125,7 @@ def where(condition: Node, a: Node, b: Node) -> Type:
     """a where the condition holds, else b"""
     result = _same(a, b)
     if condition.type != Tile(result.shape, bool_):
-        raise misfit(f"condition is {condition.type}, values are {result}")
+        raise Misfit(f"condition is {condition.type}, values are {result}")
     return result
 
 
@@ -135,14 +141,16 @@ def cast(x: Node, *, dtype: DType) -> Type:
 @row("unary", numpy=lambda n, x: numeric.bitcast(x, n.dtype))
 def bitcast(x: Node, *, dtype: DType) -> Type:
     """the same bits"""
-    return Tile(_tile(x).shape, dtype)
+    if _tile(x).dtype.bits != dtype.bits:
+        raise Misfit(f"{x.dtype} and {dtype} differ in width")
+    return Tile(x.shape, dtype)
 
 
 @row("unary", numpy=lambda n, x: numeric.repeat_bits(x))
 def repeat_bits(x: Node) -> Type:
     """the 16 bits of an element in both halves of an int32"""
     if _tile(x).dtype.bits != 16:
-        raise misfit(f"{x.type} has no elements of 16 bits")
+        raise Misfit(f"{x.type} has no elements of 16 bits")
     return Tile(_tile(x).shape, int32)
 
 
@@ -154,21 +162,25 @@ def broadcast(x: Node, *, shape: tuple[int, ...]) -> Type:
     """repeated to the shape, axes counted from the right"""
     own = _tile(x).shape
     pad = (1,) * (len(shape) - len(own)) + own
-    if any(a != b and a != 1 for a, b in zip(pad, shape)):
-        raise misfit(f"{own} does not broadcast to {shape}")
+    if len(pad) > len(shape) or any(a != b and a != 1 for a, b in zip(pad, shape)):
+        raise Misfit(f"{own} does not broadcast to {shape}")
     return Tile(shape, x.dtype)
 
 
 @row("shape", numpy=lambda n, x: x.reshape(n.shape))
 def reshape(x: Node, *, shape: tuple[int, ...]) -> Type:
     """row-major order kept"""
+    if math.prod(shape) != math.prod(_tile(x).shape):
+        raise Misfit(f"a reshape of {x.shape} to {shape}")
     return Tile(shape, x.dtype)
 
 
 @row("shape", numpy=lambda n, x: x.transpose(n.attrs["order"]))
 def transpose(x: Node, *, order: tuple[int, ...]) -> Type:
     """axes in another order"""
-    return Tile(tuple(_tile(x).shape[a] for a in order), x.dtype)
+    if sorted(order) != list(range(len(_tile(x).shape))):
+        raise Misfit(f"{order} is not an order of the axes of {x.shape}")
+    return Tile(tuple(x.shape[a] for a in order), x.dtype)
 
 
 @row("shape", numpy=lambda n, *xs: np.stack(xs).reshape(n.shape))
@@ -195,17 +207,26 @@ def part(x: Node, *, start: tuple[int, ...], shape: tuple[int, ...]) -> Type:
     return Tile(shape, x.dtype)
 
 
+def _along(x: Node, axis: int, kind: str) -> Tile:
+    """What is reduced along an axis that it has."""
+    if not 0 <= axis < len(_tile(x).shape):
+        raise Misfit(f"axis {axis} of {x.shape}")
+    if kind not in numeric.COMBINE:
+        raise Misfit(f"no reduction is called {kind!r}")
+    return _tile(x)
+
+
 @row("reduce", numpy=lambda n, x: numeric.fold(x, n.dtype, n.attrs["kind"], n.attrs["axis"], True))
 def reduce(x: Node, *, axis: int, kind: str) -> Type:
     """sum, prod, max or min along one axis of the tile"""
-    shape = _tile(x).shape
+    shape = _along(x, axis, kind).shape
     return Tile(shape[:axis] + shape[axis + 1 :], x.dtype)
 
 
 @row("reduce", numpy=lambda n, x: numeric.fold(x, n.dtype, n.attrs["kind"], n.attrs["axis"], False))
 def cumulative(x: Node, *, axis: int, kind: str) -> Type:
     """running sum, prod, max or min along one axis"""
-    return _tile(x)
+    return _along(x, axis, kind)
 
 
 @row("dot", numpy=lambda n, a, b, c: numeric.dot(a, b, c, n.dtype))
@@ -213,7 +234,7 @@ def dot(a: Node, b: Node, c: Node) -> Type:
     """a @ b + c in c's dtype"""
     (m, k), (k2, n) = _tile(a).shape, _tile(b).shape
     if k != k2 or _tile(c).shape != (m, n):
-        raise misfit(f"{a.type} @ {b.type} + {c.type}")
+        raise Misfit(f"{a.type} @ {b.type} + {c.type}")
     return _tile(c)
 
 
@@ -238,9 +259,9 @@ def load(
     where a last mask input is false the value is 0 and nothing is read"""
     rank = len(memory_of(memory).shape)
     if len(inputs) != rank + int(masked) or len(axes) != len(shape):
-        raise misfit(f"{len(inputs)} indices for rank {rank}, axes {axes}, shape {shape}")
+        raise Misfit(f"{len(inputs)} indices for rank {rank}, axes {axes}, shape {shape}")
     if masked and inputs[-1].type not in (Tile(shape, bool_), Tile((), bool_)):
-        raise misfit(f"mask is {inputs[-1].type}, tile is {shape}")
+        raise Misfit(f"mask is {inputs[-1].type}, tile is {shape}")
     return Tile(shape, memory.dtype)
 
 
@@ -249,7 +270,7 @@ def store(memory: Node, value: Node, *inputs: Node, axes: tuple[int, ...], maske
     """write a tile at the index, as load reads it"""
     rank = len(memory_of(memory).shape)
     if len(inputs) != rank + int(masked) or value.dtype is not memory.dtype:
-        raise misfit(f"{len(inputs)} indices, rank {rank}, {value.type} to {memory.type}")
+        raise Misfit(f"{len(inputs)} indices, rank {rank}, {value.type} to {memory.type}")
     return NOTHING
 
 
@@ -274,6 +295,8 @@ def gather(memory: Node, offset: Node, *mask: Node) -> Type:
 def scatter(memory: Node, value: Node, offset: Node, *mask: Node, mode: str) -> Type:
     """write, or combine ('add', 'multiply', 'max', 'min'), elements at linear offsets; equal
     offsets within a tile are taken in order"""
+    if mode != "set" and mode not in numeric.SCATTER:
+        raise Misfit(f"no scatter has the mode {mode!r}")
     return NOTHING
 
 
@@ -321,7 +344,7 @@ def require(condition: Node, *, message: str, location: str) -> Type:
     at 'file:line'; the program goes on, so an access guards itself by its mask or a clamped
     index"""
     if _tile(condition).dtype is not bool_:
-        raise misfit(f"the condition is {condition.type}")
+        raise Misfit(f"the condition is {condition.type}")
     return NOTHING
 
 
@@ -334,7 +357,7 @@ def loop(*inputs: Node, step: int, unroll: int, blocks: tuple[Block, ...]) -> Ty
     lower, lower+step, ... < upper"""
     carried = tuple(i.type for i in inputs[2:])
     if tuple(r.type for r in blocks[0].results) != carried:
-        raise misfit(f"carries {carried}, body gives {[r.type for r in blocks[0].results]}")
+        raise Misfit(f"carries {carried}, body gives {[r.type for r in blocks[0].results]}")
     return Tuple(carried)
 
 

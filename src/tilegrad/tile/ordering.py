@@ -33,7 +33,7 @@ from typing import Any
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from . import row
-from .access import Bar, Clock, Group, Place, Plain, Region, Round, join
+from .access import Bar, Clock, Group, Place, Plain, Region, join
 from .access import Touch as Touched
 from .build import Body
 from .check import Finding, finding, line_of, place_name, written_parameters
@@ -79,7 +79,7 @@ class Order:
         self.grid = self.agent("the launches before")
         self.bars: dict[tuple[int, Node], list[Bar]] = {}
         self.made: set[tuple[int, Node]] = set()  # barriers that have been set up
-        self.rounds: dict[tuple[int, int], Round] = {}
+        self.rounds: dict[tuple[int, int], Bar] = {}
         self.touched: dict[tuple[int, Node], Place] = {}
         self.late: list[Callable[[], None]] | None = None  # what lands later, if it does
         self.begun = False  # the first roles
@@ -115,10 +115,9 @@ class Order:
                     made.append(Bar(name, a["count"], self.agent(f"copies on {name}")))
                 self.bars[rank, node] = made
             elif node.op.name in ("named_sync", "named_arrive"):
-                key = (rank, a["number"])
+                key, name = (rank, a["number"]), f"named barrier {a['number']}"
                 if key not in self.rounds:
-                    name = self.on(rank, f"named barrier {a['number']}")
-                    self.rounds[key] = Round(a["number"], self.agent(name))
+                    self.rounds[key] = Bar(name, a["threads"], self.agent(self.on(rank, name)))
 
     def on(self, rank: int, name: str) -> str:
         """A name, with the rank where there are several."""
@@ -196,8 +195,7 @@ class Order:
             what = f"{bar} with parity {scalar(wait.parity, values)}"
         else:
             round_ = self.rounds[role.rank, wait.number]  # type: ignore[union-attr]
-            came = f"{round_.arrived} of {node.attrs['threads']}"
-            what = f"named barrier {round_.number} ({came} threads came)"
+            what = f"{round_.name} ({round_.arrived} of {node.attrs['threads']} threads came)"
         return f"{role.name} waits on {what} at {line_of(node)}"
 
     def end(self) -> None:

@@ -45,13 +45,13 @@ from .row import (
     Land,
     Make,
     Meet,
+    Misfit,
     Touch,
     Wait,
     Work,
     box,
     lead,
     memory_of,
-    misfit,
     read_and_write,
     row,
 )
@@ -67,7 +67,7 @@ def role(*, name: str, warps: int, registers: int, blocks: tuple[Block, ...]) ->
     """warps that run this Block beside the roles next to it; registers is the most a thread may
     hold, 0 for what the target gives"""
     if len(blocks) != 1 or blocks[0].arguments or blocks[0].results:
-        raise misfit(f"{name} must have one Block without arguments and results")
+        raise Misfit(f"{name} must have one Block without arguments and results")
     return NOTHING
 
 
@@ -76,15 +76,17 @@ def role(*, name: str, warps: int, registers: int, blocks: tuple[Block, ...]) ->
 
 def _on_barrier(barrier_: Node, *scalars: Node) -> Type:
     if not isinstance(barrier_.type, Barrier):
-        raise misfit(f"{barrier_!r} is not a barrier")
+        raise Misfit(f"{barrier_!r} is not a barrier")
     if any(s.type != ops.INDEX for s in scalars):
-        raise misfit(f"{[s.type for s in scalars]} are not scalars")
+        raise Misfit(f"{[s.type for s in scalars]} are not scalars")
     return NOTHING
 
 
 @row("barrier", effects=lambda n: (Make(),), placed=True)
 def barrier(*, name: str, count: int, stages: int) -> Type:
     """an array of barriers, one per stage of a pipeline"""
+    if count < 1 or stages < 1:
+        raise Misfit(f"{stages} barriers of {count} arrivals")
     return Barrier(count)
 
 
@@ -132,6 +134,8 @@ FENCES = ("async", "global")
 def fence(*, kind: str) -> Type:
     """'async': this role's plain stores are seen by copies and matrix ops; 'global': by other
     programs"""
+    if kind not in FENCES:
+        raise Misfit(f"no fence is called {kind!r}, only {FENCES}")
     return NOTHING
 
 
@@ -146,10 +150,10 @@ def _boxed(
     scalars: int,
 ) -> Type:
     if len(axes) != len(shape) or place.shape[len(place.shape) - len(shape) :] != shape:
-        raise misfit(f"a box of {shape} over axes {axes} does not fit the place {place}")
+        raise Misfit(f"a box of {shape} over axes {axes} does not fit the place {place}")
     wanted = len(memory.shape) + len(place.shape) - len(shape)
     if place.dtype is not memory.dtype or scalars != wanted:
-        raise misfit(f"{scalars} indices, from {memory} with {place}")
+        raise Misfit(f"{scalars} indices, from {memory} with {place}")
     return NOTHING
 
 
@@ -157,7 +161,7 @@ def _rows(place: Memory, shape: tuple[int, ...], row: int) -> Memory:
     """A place as if it had only those rows that begin at `row`."""
     whole = place.shape[len(place.shape) - len(shape) :]
     if shape[1:] != whole[1:] or not 0 <= row <= whole[0] - shape[0]:
-        raise misfit(f"a box of {shape} from row {row} on leaves {place}")
+        raise Misfit(f"a box of {shape} from row {row} on leaves {place}")
     return changed(place, shape=(*place.shape[: len(place.shape) - len(shape)], *shape))
 
 
@@ -233,7 +237,7 @@ def copy_multicast(
     rows = into.shape[len(into.shape) - len(shape)]
     whole = (rows, *shape[1:])
     if not shape or into.shape[len(into.shape) - len(shape) :] != whole or rows % shape[0]:
-        raise misfit(f"a box of {shape} is no share of the rows of {into}")
+        raise Misfit(f"a box of {shape} is no share of the rows of {into}")
     part = changed(into, shape=(*into.shape[: -len(shape)], *shape))
     return _boxed(part, source, shape, axes, len(index) - 2)
 
@@ -267,12 +271,12 @@ def copy_pages(
     into, source = memory_of(place), memory_of(memory)
     rows = into.shape[len(into.shape) - len(shape)]
     if len(shape) != 2 or into.shape[-1] != shape[1] or rows % shape[0]:
-        raise misfit(f"boxes of {shape} do not fill the rows of {into}")
+        raise Misfit(f"boxes of {shape} do not fill the rows of {into}")
     count = rows // shape[0]
     if pages.type != Tile((count,), ops.INDEX.dtype) or not 1 <= count <= 32 or count & (count - 1):
-        raise misfit(f"{pages.type} are not the pages of {count} boxes of {shape}")
+        raise Misfit(f"{pages.type} are not the pages of {count} boxes of {shape}")
     if hint not in HINTS:
-        raise misfit(f"no hint is called {hint!r}")
+        raise Misfit(f"no hint is called {hint!r}")
     part = changed(into, shape=(*into.shape[: -len(shape)], *shape))
     return _boxed(part, source, shape, axes, len(index))
 
@@ -298,7 +302,7 @@ def copy_threads(
     0"""
     into, source = memory_of(place), memory_of(memory)
     if len(shape) != 2:
-        raise misfit(f"a box of {shape} has no rows")
+        raise Misfit(f"a box of {shape} has no rows")
     return _boxed(_rows(into, shape, row), source, shape, axes, len(index))
 
 
@@ -379,19 +383,19 @@ def matrix_async(
     words = [memory_of(x) for x in index[:1] if isinstance(x.type, Memory)]
     operands = [*(memory_of(x) for x in (accumulator, a, b)), *words]
     if len(index) - len(words) != sum(len(p.shape) - 2 for p in operands):
-        raise misfit(f"{len(index)} leading indices for {operands}")
+        raise Misfit(f"{len(index)} leading indices for {operands}")
     (m, n), left, right = (p.shape[-2:] for p in operands[:3])
     if operands[1].dtype is int32 and operands[1].scope == "register":
         left = (left[0], left[1] * 2)
     left = left[::-1] if transpose_a else left
     right = right[::-1] if transpose_b else right
     if words and (transpose_a or words[0].shape[-2:] != (m // 16, left[1]) or left[1] % 32):
-        raise misfit(f"{words[0]} does not say where {operands[1]} lies")
+        raise Misfit(f"{words[0]} does not say where {operands[1]} lies")
     left = (left[0], left[1] * 2) if words else left
     if left[0] != m or right[1] < n or left[1] != right[0]:
-        raise misfit(f"{left} @ {right} does not add to {(m, n)}")
+        raise Misfit(f"{left} @ {right} does not add to {(m, n)}")
     if accumulate.type != Tile((), bool_):
-        raise misfit(f"accumulate is {accumulate.type}, not a bool")
+        raise Misfit(f"accumulate is {accumulate.type}, not a bool")
     return NOTHING
 
 
@@ -450,9 +454,9 @@ def load_operand(operand: Node, place: Node, *index: Node, start: int, transpose
     fits = len(into.shape) == 2 and into.shape[0] == rows
     fits &= into.dtype is source.dtype or (source.dtype.bits == 8 and into.dtype is float16)
     if not fits or len(index) != len(source.shape) - 2 or into.scope != "register":
-        raise misfit(f"{into} from {source} at {len(index)} indices")
+        raise Misfit(f"{into} from {source} at {len(index)} indices")
     if not 0 <= start <= columns - into.shape[1]:
-        raise misfit(f"{into} from {start} on leaves {source}")
+        raise Misfit(f"{into} from {start} on leaves {source}")
     return NOTHING
 
 
@@ -481,11 +485,11 @@ def matrix_sync(accumulator: Node, a: Node, b: Node, *, warps: tuple[int, int]) 
     operands = [memory_of(x) for x in (accumulator, a, b)]
     shapes = [p.shape for p in operands]
     if any(p.scope != "register" or len(p.shape) != 2 for p in operands):
-        raise misfit(f"{operands} are not all matrices in registers")
+        raise Misfit(f"{operands} are not all matrices in registers")
     rows = shapes[2][0] // (warps[0] if apart(accumulator, b, warps) else 1)
     depth = shapes[1][1] * (2 if operands[1].dtype is int32 else 1)
     if shapes[0] != (shapes[1][0], rows) or depth != shapes[2][1]:
-        raise misfit(f"{shapes[1]} and {shapes[2]} do not add to {shapes[0]}")
+        raise Misfit(f"{shapes[1]} and {shapes[2]} do not add to {shapes[0]}")
     return NOTHING
 
 
@@ -515,7 +519,7 @@ def read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
     if rows:
         first, count = rows
         if type_.scope == "register" or first % 8:
-            raise misfit(
+            raise Misfit(
                 f"rows {rows} of {type_}: registers are read whole, other "
                 "places from a multiple of 8 on",
             )
@@ -528,7 +532,7 @@ def read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
 def write_place(place: Node, value: Node, *index: Node) -> Type:
     """replace the tile at the leading index of a place"""
     if read_place.infer(place, *index, rows=()) != value.type:
-        raise misfit(f"{value.type} into {place.type} at {len(index)} indices")
+        raise Misfit(f"{value.type} into {place.type} at {len(index)} indices")
     return NOTHING
 
 
@@ -549,7 +553,7 @@ def clear_rows(place: Node, start: Node, stop: Node, *index: Node) -> Type:
     """zeros in the rows from start to before stop, as far as there are any, of the tile at the
     leading index of a place"""
     if len(memory_of(place).shape) != len(index) + 2:
-        raise misfit(f"{len(index)} indices of {place.type} leave no rows")
+        raise Misfit(f"{len(index)} indices of {place.type} leave no rows")
     return NOTHING
 
 
@@ -592,13 +596,13 @@ def send(place: Node, value: Node, barrier_: Node, stage: Node, *index: Node, to
     into = memory_of(place)
     if to not in SENDS or (to == "one" and not index):
         rule = f"to one of {SENDS}, and to 'one' with its rank"
-        raise misfit(f"to {to!r} with {len(index)} indices: {rule}")
+        raise Misfit(f"to {to!r} with {len(index)} indices: {rule}")
     at = index[1:] if to == "one" else index
     shape, given = into.shape[len(at) :], value.shape
     rows = given[:1] if to == "shares" else shape[:1]
     whole = bool(shape) and given == (*rows, *shape[1:]) and rows[0] % shape[0] == 0
     if not whole or value.dtype is not into.dtype:
-        raise misfit(f"{value.type} to {into} at {len(at)} indices")
+        raise Misfit(f"{value.type} to {into} at {len(at)} indices")
     return NOTHING
 
 
@@ -630,7 +634,7 @@ def store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) ->
     no order"""
     into = memory_of(memory)
     if into.scope != "global" or value.dtype is not into.dtype or len(index) != len(into.shape):
-        raise misfit(f"{len(index)} indices, {value.type} to {into}")
+        raise Misfit(f"{len(index)} indices, {value.type} to {into}")
     return NOTHING
 
 

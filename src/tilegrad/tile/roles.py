@@ -24,13 +24,13 @@ Invariant: using any of these makes the kernel's Body a placed one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
 from ..core.dtype import dtype_of
-from ..core.errors import DTypeError, ShapeError, TraceError, UserError
+from ..core.errors import DTypeError, ShapeError, TraceError
 from ..ir.node import Node, Op
 from ..ir.symbol import Size
 from . import placed
@@ -204,10 +204,6 @@ class Pipeline:
 
 def pipeline(name: str, stages: int, consumers: int = 1, producers: int = 1) -> Pipeline:
     """The barriers of a ring of `stages` stages."""
-    if stages < 1 or consumers < 1 or producers < 1:
-        raise UserError(
-            "a pipeline needs stages, producers and consumers", got=(stages, producers, consumers)
-        )
     full = barrier(f"{name}_full", producers, stages)
     return Pipeline(full, barrier(f"{name}_empty", consumers, stages))
 
@@ -285,16 +281,6 @@ def copy_threads(place: Any, source: Any) -> None:
     _copy(placed.copy_threads, place, source)
 
 
-def commit_threads() -> None:
-    """Close this role's group of copy_threads."""
-    _do(placed.commit_threads)
-
-
-def wait_threads(pending: int = 0) -> None:
-    """Until a thread's own copies are there, but for the last groups; then named_sync."""
-    _do(placed.wait_threads, pending=pending)
-
-
 def store_threads(target: Any, place: Any) -> None:
     """Write a place to a part of an array by the role's threads."""
     _store(placed.store_threads, target, place)
@@ -352,8 +338,6 @@ def store_add(target: Any, value: Any) -> None:
 def send(place: Any, value: Any, stage: BarrierStage, to: Any = "all") -> None:
     """Send a tile to the place of programs of the cluster, its bytes landing on the barrier there:
     to 'all', as 'shares' of its rows, or to the one whose rank is given."""
-    if isinstance(to, str) and to not in ("all", "shares"):
-        raise UserError("unknown receivers", expected="all, shares or a rank", got=to)
     part = _part(place)
     tile = cast(tile_of(value, part.node.dtype), part.node.dtype)
     one = () if isinstance(to, str) else (size_of(to, "rank"),)
@@ -367,53 +351,28 @@ def clear_rows(place: Any, start: Any, stop: Any) -> None:
     _do(placed.clear_rows, part.node, *ends, *part.at)
 
 
-def commit_copies() -> None:
-    """Close this role's group of copy_store."""
-    _do(placed.commit_copies)
+# ---- ops without inputs --------------------------------------------------------------------------
 
 
-def wait_copies(pending: int = 0) -> None:
-    """Until at most `pending` groups of copies are under way."""
-    _do(placed.wait_copies, pending=pending)
+def _said(op: Op, **defaults: Any) -> Callable[..., None]:
+    """The function that adds an op without inputs: it takes the op's attrs, in their order."""
+
+    def say(*given: Any, **named: Any) -> None:
+        _do(op, **{**defaults, **dict(zip(op.attrs, given)), **named})
+
+    say.__name__, say.__doc__ = op.name, op.meaning
+    return say
 
 
-def matrix_fence() -> None:
-    """Registers written so far may be used by matrix_async."""
-    _do(placed.matrix_fence)
-
-
-def matrix_commit() -> None:
-    """Close this role's group of matrix_async."""
-    _do(placed.matrix_commit)
-
-
-def matrix_wait(pending: int = 0) -> None:
-    """Until at most `pending` groups of matrix_async are under way."""
-    _do(placed.matrix_wait, pending=pending)
-
-
-def fence(kind: str = "async") -> None:
-    """'async': plain stores are seen by copies and matrix ops; 'global': by other programs."""
-    if kind not in placed.FENCES:
-        raise UserError("unknown fence", expected=placed.FENCES, got=kind)
-    _do(placed.fence, kind=kind)
-
-
-def named_sync(number: int, threads: int) -> None:
-    """Arrive at a numbered barrier and wait until `threads` have."""
-    _do(placed.named_sync, number=number, threads=threads)
-
-
-def named_arrive(number: int, threads: int) -> None:
-    """Arrive at a numbered barrier, do not wait."""
-    _do(placed.named_arrive, number=number, threads=threads)
-
-
-def grid_dependency_wait() -> None:
-    """Until the launches this one depends on are done."""
-    _do(placed.grid_dependency_wait)
-
-
-def grid_launch_dependents() -> None:
-    """Launches that depend on this may start."""
-    _do(placed.grid_launch_dependents)
+commit_copies = _said(placed.commit_copies)
+wait_copies = _said(placed.wait_copies, pending=0)
+commit_threads = _said(placed.commit_threads)
+wait_threads = _said(placed.wait_threads, pending=0)
+matrix_fence = _said(placed.matrix_fence)
+matrix_commit = _said(placed.matrix_commit)
+matrix_wait = _said(placed.matrix_wait, pending=0)
+fence = _said(placed.fence, kind="async")
+named_sync = _said(placed.named_sync)
+named_arrive = _said(placed.named_arrive)
+grid_dependency_wait = _said(placed.grid_dependency_wait)
+grid_launch_dependents = _said(placed.grid_launch_dependents)

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..core.errors import InternalError
+from ..core.errors import InternalError, user_location
 from ..ir.node import DIALECTS, Dialect, Infer, Node, Op
 from ..ir.types import Memory, Type
 
@@ -199,15 +199,19 @@ def row(
     return make
 
 
-def misfit(message: str) -> InternalError:
-    """What a row raises where its inputs do not fit."""
-    return InternalError("", message)
+class Misfit(InternalError):
+    """What a row raises where its inputs do not fit: a mistake of the kernel's author, where the
+    language made the Node at `location`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("", message)
+        self.location = user_location()
 
 
 def memory_of(node: Node) -> Memory:
     """The type of a Memory or place."""
     if not isinstance(node.type, Memory):
-        raise misfit(f"{node!r} is not a Memory")
+        raise Misfit(f"{node!r} is not a Memory")
     return node.type
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, Union
 
 from ..core.dtype import DType, bool_, float32, float64, int32, int64, uint32, uint64
@@ -197,58 +198,13 @@ def two_product(a: Element, b: Element) -> tuple[Element, Element]:
 Coefficients = tuple[float, ...]
 
 
-class _Constants(NamedTuple):
-    """All that depends on the dtype: its bits, constants split into parts, and the tables."""
-
-    digits: int  # explicit bits of the mantissa
-    bias: int  # of the exponent
-    sign_bit: int
-    one_bits: int  # bit pattern of 1.0
-    two_thirds_bits: int
-    log2_e: float
-    ln2: tuple[float, float]  # high and low part
-    half_pi: tuple[float, float, float]
-    two_log2_e: tuple[float, float]
-    log10_2: tuple[float, float]
-    log10_e: tuple[float, float]
-    third: tuple[float, float]
-    exp_range: tuple[float, float]  # below: zero, above: infinity
-    exp2_range: tuple[float, float]
-    expm1_range: tuple[float, float]
-    tanh_limit: float  # tanh is 1 from here
-    tanh_split: float
-    erf_limit: float  # erf is 1 from here
-    erf_split: float
-    angle_limit: float  # sin, cos and tan go another way from here on
-    exp: Coefficients
-    exp2: Coefficients
-    tanh: Coefficients
-    tanh_exp: Coefficients
-    log: Coefficients
-    power: Coefficients
-    erf: Coefficients
-    erf_tail: Coefficients
-    erfc: Coefficients
-    erfc_center: float  # the argument its polynomial has in the middle
-    erfc_limit: float  # erfc is 0 from here
-    atan: Coefficients
-    asin: Coefficients
-    sin: Coefficients
-    cos: Coefficients
-    tan: Coefficients
-    sinh: Coefficients
-    inverse_center: tuple[Coefficients, Coefficients]
-    inverse_middle: tuple[Coefficients, Coefficients]
-    inverse_tail: tuple[Coefficients, Coefficients]
-    inverse_middle_end: float
-
-
+# All that depends on the dtype: its bits, constants split into parts (high first), the tables.
 # fmt: off
-_FLOAT32 = _Constants(
-    digits=23,
-    bias=127,
+_FLOAT32 = SimpleNamespace(
+    digits=23,  # explicit bits of the mantissa
+    bias=127,  # of the exponent
     sign_bit=-(1 << 31),
-    one_bits=0x3f800000,
+    one_bits=0x3f800000,  # bit pattern of 1.0
     two_thirds_bits=0x3f2aaaab,
     log2_e=1.442695,
     ln2=(0.6931472, -1.9046542e-09),
@@ -257,13 +213,13 @@ _FLOAT32 = _Constants(
     log10_2=(0.30103, -1.4320989e-08),
     log10_e=(0.4342945, -1.010305e-08),
     third=(0.33333334, -9.934108e-09),
-    exp_range=(-105.0, 90.0),
+    exp_range=(-105.0, 90.0),  # below: zero, above: infinity
     exp2_range=(-151.0, 130.0),
     expm1_range=(-20.0, 89.0),
-    tanh_limit=9.02,
+    tanh_limit=9.02,  # tanh is 1 from here
     tanh_split=0.72,
-    angle_limit=2097152.0,
-    erf_limit=3.97,
+    angle_limit=2097152.0,  # sin, cos and tan go another way from here on
+    erf_limit=3.97,  # erf is 1 from here
     erf_split=1.1,
     exp=(0.0013839824, 0.008369341, 0.041668087, 0.16666515, 0.49999994),
     exp2=(0.00015353158, 0.0013398858, 0.009618438, 0.055503324, 0.24022648, 0.6931472),
@@ -285,8 +241,8 @@ _FLOAT32 = _Constants(
         2.1667789e-05, -0.00037305907, -0.0012513748, 0.0012824425, 0.008639491,
         -0.008047966, -0.054205723, 0.16405365, -0.1660313, -0.092763916, 0.2769784,
     ),
-    erfc_center=2.0,
-    erfc_limit=10.2,
+    erfc_center=2.0,  # the argument its polynomial has in the middle
+    erfc_limit=10.2,  # erfc is 0 from here
     atan=(
         -0.0017881879, 0.010889659, -0.031130066, 0.05790822, -0.08400479, 0.109511405, -0.14264038,
         0.1999853, -0.333333,
@@ -308,7 +264,7 @@ _FLOAT32 = _Constants(
     inverse_middle_end=math.inf,
 )
 
-_FLOAT64 = _Constants(
+_FLOAT64 = SimpleNamespace(
     digits=52,
     bias=1023,
     sign_bit=-(1 << 63),

@@ -16,7 +16,7 @@ trace of a role does not depend on any other role.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..core.errors import InternalError
@@ -37,6 +37,7 @@ from .scalars import (
 
 Event = tuple[Node, dict[Node, Any]]
 MOST_EVENTS = 60_000
+WATCHED = {*COMPARES, *EXTREMES}
 
 
 class TooLong(InternalError):
@@ -50,10 +51,12 @@ def _convert(node: Node) -> Callable[[Any], Any]:
     return float if dtype.is_float else int
 
 
-# ---- the code of a skeleton ---------------------------------------------------------------------
-
-(APPLY, DATA, EVENT, LOOP, BRANCH, ROLES) = range(6)
-Code = list[tuple[Any, ...]]
+STEADY: dict[str, Callable[[Scenario, Any], Any]] = {  # scalars that a scenario decides
+    "constant": lambda scenario, attrs: attrs["value"],
+    "program": lambda scenario, attrs: scenario.program[attrs["axis"]],
+    "cluster_rank": lambda scenario, attrs: scenario.rank,
+    "symbol": lambda scenario, attrs: evaluate(attrs["value"], scenario.symbols),
+}
 
 
 class Skeleton(Scalars):
@@ -62,90 +65,33 @@ class Skeleton(Scalars):
     def __init__(self, body: Body) -> None:
         super().__init__(body)
         self.events = 0  # of all traces so far
-        self.numbers: dict[Node, int] = {}
-        self.start: list[Any] = []
-        self.programs: list[tuple[int, int]] = []
-        self.ranks: list[int] = []
-        self.symbols: list[tuple[int, Any]] = []
-        self.has_data = False
+        self.steady = [n for n in self.needed if n.op.name in STEADY]
+        self.symbols = [n.attrs["value"] for n in self.steady if n.op.name == "symbol"]
+        self.functions: dict[Node, Callable[..., Any]] = {}  # of scalars that are computed
+        self.data: set[Node] = set()  # scalars that come from memory
+        for node in self.needed - {*self.steady, *self.owner}:
+            if computable(node):
+                self.functions[node] = ARITHMETIC.get(node.op.name) or _convert(node)
+            elif node.op.name != "get":
+                self.data.add(node)
+        self.scalars: dict[Node, list[Node]] = {}  # of events
+        self.steps: dict[Block, list[Node]] = {}  # Nodes of each that matter
+        self._cut(body.block, {n.inputs[0] for n in self.needed if n.op.name == "get"})
         self.periods = Periods(self, None)
-        self.code = self._block(body.block)
 
-    def number(self, node: Node) -> int:
-        """Where the value of a scalar stands."""
-        if node not in self.numbers:
-            self.numbers[node] = len(self.start)
-            self.start.append(None)
-        return self.numbers[node]
-
-    def _block(self, block: Block) -> Code:
-        code: Code = []
+    def _cut(self, block: Block, read: set[Node]) -> bool:
+        """Find the events, and what they hang on; whether a Block has any. `read` are the loops and
+        branches whose results are."""
+        kept = self.steps[block] = []
         for node in block.nodes:
-            name = node.op.name
-            if name == "role":
-                if not (code and code[-1][0] == ROLES):
-                    code.append((ROLES, []))
-                code[-1][1].append((node, self._block(node.blocks[0])))
-            elif name == "loop":
-                self._loop(code, node)
-            elif name == "branch":
-                self._branch(code, node)
-            else:
-                found = uses(node, self.tracked)
-                if found is not None:
-                    scalars = list(dict.fromkeys([*found[0], *found[1]]))
-                    code.append((EVENT, node, [(n, self.number(n)) for n in scalars]))
-                if node in self.needed and name != "get":
-                    self._scalar(code, node)
-        return code
-
-    def _scalar(self, code: Code, node: Node) -> None:
-        name, out = node.op.name, self.number(node)
-        if name == "constant":
-            self.start[out] = node.attrs["value"]
-        elif name == "program":
-            self.programs.append((out, node.attrs["axis"]))
-        elif name == "cluster_rank":
-            self.ranks.append(out)
-        elif name == "symbol":
-            self.symbols.append((out, node.attrs["value"]))
-        elif not computable(node):
-            self.has_data = True
-            index = [self.number(i) for i in self.parts(node) if i.dtype.kind != "bool"]
-            code.append((DATA, out, tuple(index), _convert(node)))
-        else:
-            function = _convert(node) if name == "cast" else ARITHMETIC[name]
-            watched = node if name in (*COMPARES, *EXTREMES) else None
-            code.append((APPLY, out, function, [self.number(i) for i in node.inputs], watched))
-
-    def _loop(self, code: Code, node: Node) -> None:
-        block = node.blocks[0]
-        carried = []
-        for k, given in enumerate(block.arguments[1:]):
-            if given in self.needed:
-                ends = (given, node.inputs[2 + k], block.results[k])
-                carried.append(tuple([self.number(x) for x in ends]))
-        inner = self._block(block)
-        if not inner and not carried:
-            return
-        index = self.number(block.arguments[0])
-        bounds = (self.number(node.inputs[0]), self.number(node.inputs[1]))
-        results = self._gets(node, [block.arguments[1:]])
-        code.append((LOOP, node, index, *bounds, node.attrs["step"], inner, carried, results))
-
-    def _gets(self, node: Node, values: list[Sequence[Node]]) -> list[tuple[int, ...]]:
-        """Where results of a loop or a branch stand, and the values that each may be."""
-        gets = [g for g in self.needed if g.op.name == "get" and g.inputs[0] is node]
-        return [
-            tuple([self.number(x) for x in (g, *[v[g.attrs["index"]] for v in values])])
-            for g in gets
-        ]
-
-    def _branch(self, code: Code, node: Node) -> None:
-        arms = [self._block(b) for b in node.blocks]
-        results = self._gets(node, [b.results for b in node.blocks])
-        if any(arms) or results:
-            code.append((BRANCH, self.number(node.inputs[0]), *arms, results))
+            inside = [self._cut(inner, read) for inner in node.blocks]
+            found = uses(node, self.tracked)
+            if found is not None:
+                self.scalars[node] = list(dict.fromkeys([*found[0], *found[1]]))
+            own = node in self.needed and node.op.name not in STEADY
+            if own or found is not None or any(inside) or node in read or node.op.name == "role":
+                kept.append(node)
+        return bool(kept)
 
     # ---- scenarios --------------------------------------------------------------------------
 
@@ -153,9 +99,9 @@ class Skeleton(Scalars):
         """The last and the first program, others as extras; Symbols and data at the ends and just
         inside."""
         names: dict[str, Expr] = {}
-        for value in (*[e for _, e in self.symbols], *self.body.grid, *self._sizes()):
+        for value in (*self.symbols, *self.body.grid, *self._sizes()):
             names.update({a.name: a for a in atoms(value) if a.kind == "symbol"})
-        picks = (0,) if not names and not self.has_data else (0, 1, 2)
+        picks = (0,) if not names and not self.data else (0, 1, 2)
         found: dict[Any, Scenario] = {}
         for extra in (False, True):
             for pick in picks:
@@ -165,7 +111,7 @@ class Skeleton(Scalars):
                 grid = [evaluate(size, bound) for size in self.body.grid]
                 if any(size < 1 for size in grid):
                     continue
-                data = (0, 1, 3001)[pick] if self.has_data else 0
+                data = (0, 1, 3001)[pick] if self.data else 0
                 for program in self._programs(grid, extra):
                     key = (program, tuple(bound.items()), data)
                     found.setdefault(key, Scenario(program, bound, data, extra=extra))
@@ -220,49 +166,55 @@ class _Run:
     ) -> None:
         self.skeleton, self.scenario, self.repeating = skeleton, scenario, repeating
         self.periods = periods
+        self.values: dict[Node, Any] = {
+            node: STEADY[node.op.name](scenario, node.attrs) for node in skeleton.steady
+        }
         self.count = 0
         self.signs: list[int] = []
         self.extremes: list[tuple[Node, int]] = []
 
     def start(self) -> list[Any]:
         """Run the Body."""
-        values = list(self.skeleton.start)
-        for number, axis in self.skeleton.programs:
-            values[number] = self.scenario.program[axis]
-        for number in self.skeleton.ranks:
-            values[number] = self.scenario.rank
-        for number, value in self.skeleton.symbols:
-            values[number] = evaluate(value, self.scenario.symbols)
         events: list[Any] = []
-        self.run(self.skeleton.code, values, events)
+        self.block(self.skeleton.body.block, events)
         self.skeleton.events += len(events) + sum(
             len(done) for item in events if item[0] == "roles" for _, done in item[1]
         )
         return events
 
-    def run(self, code: Code, v: list[Any], out: list[Any]) -> None:
-        """Run code; `v` holds the scalars."""
-        for item in code:
-            kind = item[0]
-            if kind == APPLY:
-                _, to, function, inputs, watched = item
-                v[to] = function(*[v[i] for i in inputs])
-                if watched is not None:
-                    self.watch(watched, *[v[i] for i in inputs])
-            elif kind == EVENT:
-                out.append((item[1], {n: v[s] for n, s in item[2]}))
-            elif kind == LOOP:
-                self.loop(item, v, out)
-            elif kind == BRANCH:
-                taken = 0 if v[item[1]] else 1
-                self.run(item[2 + taken], v, out)
-                for result in item[4]:
-                    v[result[0]] = v[result[1 + taken]]
-            elif kind == DATA:
-                base, index = self.scenario.data, sum(int(v[s]) for s in item[2])
-                v[item[1]] = item[3](base & 1 if item[3] is bool else base * (1 + index % 4))
+    def block(self, block: Block, out: list[Any]) -> None:
+        """Run what matters of a Block."""
+        v, scalars, before = self.values, self.skeleton.scalars, ""
+        for node in self.skeleton.steps[block]:
+            name = node.op.name
+            if name == "loop":
+                self.loop(node, out)
+            elif name == "branch":
+                chosen = node.blocks[0 if v[node.inputs[0]] else 1]
+                self.block(chosen, out)
+                v[node] = [v.get(r) for r in chosen.results]
+            elif name == "role":
+                self.role(node, out, before == "role")
             else:
-                self.roles(item[1], v, out)
+                if node in scalars:
+                    out.append((node, {n: v[n] for n in scalars[node]}))
+                if node in self.skeleton.needed:
+                    v[node] = self.value(node)
+            before = name
+
+    def value(self, node: Node) -> Any:
+        """A scalar, by those that it follows from."""
+        v, function = self.values, self.skeleton.functions.get(node)
+        if function is not None:
+            inputs = [v[i] for i in node.inputs]
+            if node.op.name in WATCHED:
+                self.watch(node, *inputs)
+            return function(*inputs)
+        if node.op.name == "get":
+            return v[node.inputs[0]][node.attrs["index"]]
+        index = sum(int(v[i]) for i in self.skeleton.parts(node) if i.dtype.kind != "bool")
+        convert, base = _convert(node), self.scenario.data
+        return convert(base & 1 if convert is bool else base * (1 + index % 4))
 
     def watch(self, node: Node, a: Any, b: Any) -> None:
         """Note which of two is larger: for a comparison, or for the extreme of them."""
@@ -272,19 +224,23 @@ class _Run:
         else:
             self.extremes.append((node, sign))
 
-    def roles(self, roles: list[tuple[Node, Code]], v: list[Any], out: list[Any]) -> None:
-        """Trace roles that run at the same time, one after another."""
-        found = []
-        for node, code in roles:
-            events: list[Any] = []
-            self.run(code, v, events)
-            found.append((node, events))
-        out.append(("roles", found))
+    def role(self, node: Node, out: list[Any], joins: bool) -> None:
+        """Trace a role, which may run at the same time as the one before."""
+        events: list[Any] = []
+        self.block(node.blocks[0], events)
+        if not joins:
+            out.append(("roles", []))
+        out[-1][1].append((node, events))
 
-    def loop(self, item: tuple[Any, ...], v: list[Any], out: list[Any]) -> None:
+    def loop(self, node: Node, out: list[Any]) -> None:
         """Run a loop, leaving out the middle of a long one that repeats."""
-        _, node, index, lower, upper, step, code, carried, results = item
-        i, stop = v[lower], v[upper]
+        v, block = self.values, node.blocks[0]
+        i, stop = v[node.inputs[0]], v[node.inputs[1]]
+        carried = [
+            (argument, given, result)
+            for argument, given, result in zip(block.arguments[1:], node.inputs[2:], block.results)
+            if argument in self.skeleton.needed
+        ]
         first, skipped, period = self.periods.middle(node, i, stop)
         if node not in self.repeating or not skipped:
             if skipped and any(
@@ -293,16 +249,15 @@ class _Run:
                 raise _Turned(node)  # others of its depth would leave out what it does not
             first, skipped = stop, 0
         seen: dict[int, list[int]] = {}
-        for given, init, _ in carried:
-            v[given] = v[init]
+        v.update([(argument, v[given]) for argument, given, _ in carried])
         jumped = False
         while i < stop:
             if i >= first and not jumped:
                 i, jumped = i + skipped, True
                 continue
-            v[index] = i
+            v[block.arguments[0]] = i
             before, extremes = len(self.signs), len(self.extremes)
-            self.run(code, v, out)
+            self.block(block, out)
             if skipped and i >= first - period:
                 signs = self.signs[before:]
                 if not jumped:
@@ -312,12 +267,9 @@ class _Run:
                 expected = self.periods.expected[node]
                 if any(expected.get(n, sign) == -sign != 0 for n, sign in self.extremes[extremes:]):
                     raise _Turned(node)
-            carried_values = [v[result] for _, _, result in carried]
-            for (given, _, _), value in zip(carried, carried_values):
-                v[given] = value
-            i += step
+            v.update([(argument, v[result]) for argument, _, result in carried])
+            i += node.attrs["step"]
             self.count += 1
             if len(out) > MOST_EVENTS or self.count > 4 * MOST_EVENTS:
                 raise TooLong("tile.skeleton", f"{self.skeleton.body.name} has too many events")
-        for to, given in results:
-            v[to] = v[given]
+        v[node] = [v.get(argument) for argument in block.arguments[1:]]

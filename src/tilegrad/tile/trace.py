@@ -24,6 +24,7 @@ from ..ir.types import Memory
 from . import ops
 from .build import Body, BodyBuilder
 from .plan import Plan
+from .row import Misfit
 from .value import (
     ABOVE,
     Index,
@@ -200,6 +201,10 @@ class Tracer:
         except UserError as error:
             error.name("kernel")
             raise
+        except Misfit as error:
+            if self.trusts:
+                raise
+            raise ShapeError(error.message, op=error.where, location=error.location) from None
         finally:
             state.tracer = before
 

@@ -23,6 +23,7 @@ from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, combine, high, low
 from ..ir.types import Memory
+from . import numeric
 from .row import memory_of
 
 FAR = 1 << 40  # the most that an index is, unless the kernel says more
@@ -110,10 +111,6 @@ def _indexed(name: str, mirrored: bool = False) -> Callable[[Any, Any], Any]:
     return lambda self, other: self._with(other, name, mirrored)
 
 
-def _compared(name: str, swap: bool = False) -> Callable[[Any, Any], Any]:
-    return lambda self, other: self._compare(other, name, swap)
-
-
 class Index:
     """A scalar integer known by its bounds; arithmetic with integers stays exact and symbolic."""
 
@@ -125,16 +122,18 @@ class Index:
     def __repr__(self) -> str:
         return f"<index {self.size}>"
 
-    def _with(self, other: Any, name: str, mirrored: bool = False) -> Any:
+    def _with(self, other: Any, name: str, mirrored: bool) -> Any:
+        compares = name in numeric.COMPARE
         if isinstance(other, Expr):
             other = Index(other)
-        if not isinstance(other, (int, Index)) or isinstance(other, bool):
-            if isinstance(other, (float, TileValue, Window, MemoryValue)):
-                pair = (other, self) if mirrored else (self, other)
-                return elementwise(name, *pair)
-            return NotImplemented
-        a, b = self.size, other.size if isinstance(other, Index) else other
-        first, second = (b, a) if mirrored else (a, b)
+        pair = (other, self) if mirrored else (self, other)
+        if not isinstance(other, (int, Index)) or (isinstance(other, bool) and not compares):
+            known = compares or isinstance(other, (float, TileValue, Window, MemoryValue))
+            return elementwise(name, *pair) if known else NotImplemented
+        first, second = (x.size if isinstance(x, Index) else x for x in pair)
+        if compares:
+            decided = _decide(first, second, name)
+            return elementwise(name, *map(scalar, (first, second))) if decided is None else decided
         if name == "add":
             return index_of(combine(first, second, 1))
         if name == "subtract":
@@ -160,22 +159,10 @@ class Index:
     def __neg__(self) -> Any:
         return index_of(-self.size)
 
-    def _compare(self, other: Any, name: str, swap: bool) -> Any:
-        if isinstance(other, Expr):
-            other = Index(other)
-        if not isinstance(other, (int, Index)):
-            pair = (other, self) if swap else (self, other)
-            return elementwise(name, *pair)
-        a, b = self.size, other.size if isinstance(other, Index) else other
-        if swap:
-            a, b = b, a  # type: ignore[assignment]
-        known = _decide(a, b, name)
-        return elementwise(name, scalar(a), scalar(b)) if known is None else known
-
-    __lt__, __gt__ = _compared("less"), _compared("less", True)
-    __le__, __ge__ = _compared("less_equal"), _compared("less_equal", True)
-    __eq__ = _compared("equal")
-    __ne__ = _compared("not_equal")
+    __lt__, __gt__ = _indexed("less"), _indexed("less", True)
+    __le__, __ge__ = _indexed("less_equal"), _indexed("less_equal", True)
+    __eq__ = _indexed("equal")
+    __ne__ = _indexed("not_equal")
     __hash__ = None  # type: ignore[assignment]
 
     def _refuse(self) -> Any:

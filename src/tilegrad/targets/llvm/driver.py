@@ -27,13 +27,14 @@ from .object import FUNCTION, HEAD, MACHINES, Object, place
 if TYPE_CHECKING:
     from llvmlite import binding
 
+LEVEL = 3  # of optimisation
 VERSION = "1"  # part of every key: raise it when the pipeline below changes
 ARCH_REQ_XCOMP_PERM = 0x1023
 XFEATURE_TILE_DATA = 18
 SYS_ARCH_PRCTL = 158
 
 _lock = awaited_rlock(LLVM)
-_machines: dict[tuple[str, str, str, int], Any] = {}
+_machines: dict[tuple[str, str, str], Any] = {}
 _library_numbers = itertools.count()
 
 
@@ -50,13 +51,13 @@ def llvm_version() -> str:
         return str(llvm().llvm_version_info)
 
 
-def compile_text(text: str, target: Target, level: int = 3) -> bytes:
+def compile_text(text: str, target: Target) -> bytes:
     """Object code of an LLVM module for `target`, from the Store where it is known."""
     key = content_key(
         "object",
         VERSION,
         llvm_version(),
-        str(level),
+        str(LEVEL),
         target.triple,
         target.cpu,
         target.features,
@@ -67,24 +68,24 @@ def compile_text(text: str, target: Target, level: int = 3) -> bytes:
     if found is not None:
         return found
     with _lock:
-        machine = _machine(target, level)
-        data: bytes = machine.emit_object(_optimize(text, target, machine, level))
+        machine = _machine(target)
+        data: bytes = machine.emit_object(_optimize(text, target, machine))
     store.put(key, data)
     return data
 
 
-def optimized(text: str, target: Target, level: int = 3) -> str:
+def optimized(text: str, target: Target) -> str:
     """The module's LLVM IR after the pipeline."""
     with _lock:
-        return str(_optimize(text, target, _machine(target, level), level))
+        return str(_optimize(text, target, _machine(target)))
 
 
-def assembly(text: str, target: Target, level: int = 3) -> str:
+def assembly(text: str, target: Target) -> str:
     """The module as assembly text of `target`."""
     with _lock:
-        machine = _machine(target, level)
+        machine = _machine(target)
         machine.set_asm_verbosity(True)
-        result: str = machine.emit_assembly(_optimize(text, target, machine, level))
+        result: str = machine.emit_assembly(_optimize(text, target, machine))
         return result
 
 
@@ -192,9 +193,9 @@ def _lljit() -> binding.LLJIT:
     return llvm().create_lljit_compiler(machine)
 
 
-def _machine(target: Target, level: int) -> binding.TargetMachine:
+def _machine(target: Target) -> binding.TargetMachine:
     """The TargetMachine for `target`, made once."""
-    key = (target.triple, target.cpu, target.features, level)
+    key = (target.triple, target.cpu, target.features)
     found = _machines.get(key)
     if found is not None:
         return found
@@ -205,13 +206,13 @@ def _machine(target: Target, level: int) -> binding.TargetMachine:
     except RuntimeError as error:
         raise InternalError("llvm driver", f"no code generator: {error}") from error
     machine = chosen.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="default"
+        cpu=target.cpu, features=target.features, opt=LEVEL, reloc="pic", codemodel="default"
     )
     _machines[key] = machine
     return machine
 
 
-def _optimize(text: str, target: Target, machine: Any, level: int) -> binding.ModuleRef:
+def _optimize(text: str, target: Target, machine: Any) -> binding.ModuleRef:
     binding = llvm()
     try:
         module = binding.parse_assembly(text)
@@ -220,7 +221,7 @@ def _optimize(text: str, target: Target, machine: Any, level: int) -> binding.Mo
         module.verify()
     except RuntimeError as error:
         raise InternalError("llvm driver", f"bad LLVM IR: {error}") from error
-    options = binding.create_pipeline_tuning_options(speed_level=level)
+    options = binding.create_pipeline_tuning_options(speed_level=LEVEL)
     options.loop_vectorization = False
     options.slp_vectorization = False
     options.loop_unrolling = False

@@ -144,13 +144,9 @@ def load_vector(
     elif stride == "1" and mask is None:
         x = e.w.value(f"load {v}, ptr {address_of(e, memory, offset)}, align {align}")
     elif stride == "1":
+        where = (f"ptr align {align}", address_of(e, memory, offset))
         name = f"llvm.masked.load.{mangle(element, lanes)}.p0"
-        e.w.declared[name] = f"declare {v} @{name}(ptr, <{lanes} x i1>, {v})"
-        where = address_of(e, memory, offset)
-        x = e.w.value(
-            f"call {v} @{name}(ptr align {align} {where}, <{lanes} x i1> {mask}, "
-            f"{v} zeroinitializer)"
-        )
+        x = e.w.intrinsic(name, v, where, (f"<{lanes} x i1>", str(mask)), (v, "zeroinitializer"))
     else:
         offsets = lane_offsets(e, offset, stride, lanes)
         x = gather_vector(e, memory, offsets, lanes, mask, dtype)
@@ -165,10 +161,11 @@ def lane_offsets(e: Emission, offset: str, stride: str, lanes: int) -> str:
     return e.w.value(f"add {v} {steps}, {splat(e, offset, 'i64', lanes)}")
 
 
-def addresses_of(e: Emission, memory: Node, offsets: str, lanes: int) -> str:
-    """Addresses of elements at a vector of offsets."""
+def addresses_of(e: Emission, memory: Node, offsets: str, lanes: int) -> tuple[str, str]:
+    """Addresses of elements at a vector of offsets, as an operand."""
     element, base = memory_type(memory.dtype), e.values[memory][0]
-    return e.w.value(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
+    where = e.w.value(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
+    return f"<{lanes} x ptr> align {memory.dtype.size}", where
 
 
 def gather_vector(
@@ -186,13 +183,9 @@ def gather_vector(
     if lanes == 1:
         return e.w.only(mask or "", "read", one, v, "0.0" if v in ("float", "double") else "0")
     name = f"llvm.masked.gather.{mangle(element, lanes)}.v{lanes}p0"
-    e.w.declared[name] = f"declare {v} @{name}(<{lanes} x ptr>, <{lanes} x i1>, {v})"
-    mask = mask or "splat (i1 true)"
     where = addresses_of(e, memory, offsets, lanes)
-    return e.w.value(
-        f"call {v} @{name}(<{lanes} x ptr> align {dtype.size} {where}, "
-        f"<{lanes} x i1> {mask}, {v} zeroinitializer)"
-    )
+    held = (f"<{lanes} x i1>", mask or "splat (i1 true)")
+    return e.w.intrinsic(name, v, where, held, (v, "zeroinitializer"))
 
 
 def _gather(e: Emission, node: Node) -> Values:
@@ -230,12 +223,9 @@ def store_vector(
     elif lanes == 1:
         e.w.only(mask or "", "write", plain)
     elif stride == "1":
+        where = (f"ptr align {dtype.size}", address_of(e, memory, offset))
         name = f"llvm.masked.store.{mangle(element, lanes)}.p0"
-        e.w.declared[name] = f"declare void @{name}({v}, ptr, <{lanes} x i1>)"
-        where = address_of(e, memory, offset)
-        e.w.line(
-            f"call void @{name}({v} {x}, ptr align {dtype.size} {where}, <{lanes} x i1> {mask})"
-        )
+        e.w.intrinsic(name, "void", (v, x), where, (f"<{lanes} x i1>", str(mask)))
     else:
         scatter_vector(e, memory, x, lane_offsets(e, offset, stride, lanes), lanes, mask)
 
@@ -244,14 +234,11 @@ def scatter_vector(
     e: Emission, memory: Node, x: str, offsets: str, lanes: int, mask: str | None
 ) -> None:
     """Write elements at a vector of offsets, in lane order."""
-    element, dtype = memory_type(memory.dtype), memory.dtype
-    v = vector(element, lanes)
+    element = memory_type(memory.dtype)
     name = f"llvm.masked.scatter.{mangle(element, lanes)}.v{lanes}p0"
-    e.w.declared[name] = f"declare void @{name}({v}, <{lanes} x ptr>, <{lanes} x i1>)"
-    e.w.line(
-        f"call void @{name}({v} {x}, <{lanes} x ptr> align {dtype.size} "
-        f"{addresses_of(e, memory, offsets, lanes)}, <{lanes} x i1> {mask or 'splat (i1 true)'})"
-    )
+    where = addresses_of(e, memory, offsets, lanes)
+    held = (f"<{lanes} x i1>", mask or "splat (i1 true)")
+    e.w.intrinsic(name, "void", (vector(element, lanes), x), where, held)
 
 
 def lanes_apart(e: Emission, node: Node, *parts: str | None) -> Iterator[list[Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...core.dtype import DType
 from ...ir.node import Node
-from ...ir.symbol import Expr, Size
+from ...ir.symbol import Expr, Size, fold, low
 from ...ir.types import Tile, unravel
 from ...tile.build import Body
 from ...tile.numeric import COMBINE
@@ -87,22 +87,20 @@ def size_text(e: Emission, value: Size) -> str:
         return str(value)
     if value in e.symbols:
         return e.symbols[value]
-    if value.kind == "sum":
-        total = str(value.constant)
-        for product, factor in sorted(value.terms, key=repr):  # the same in every process
-            term = str(factor)
-            for atom in sorted(product, key=repr):
-                term = w.value(f"mul i64 {term}, {size_text(e, atom)}")
-            total = w.value(f"add i64 {total}, {term}")
-        return total
-    a, b = (size_text(e, x) for x in value.args)
-    if value.kind in ("div", "mod"):
-        if not isinstance(value.args[1], int) and value.args[1].low < 1:
+
+    def apply(name: str, a: str, b: str) -> str:
+        if name in ("min", "max"):
+            test = w.value(f"icmp {'slt' if name == 'min' else 'sgt'} i64 {a}, {b}")
+            return w.value(f"select i1 {test}, i64 {a}, i64 {b}")
+        if name in ("div", "mod") and low(value.args[1]) < 1:
             none = w.value(f"icmp eq i64 {b}, 0")
             b = w.value(f"select i1 {none}, i64 1, i64 {b}")
-        return w.value(f"{'udiv' if value.kind == 'div' else 'urem'} i64 {a}, {b}")
-    test = w.value(f"icmp {'slt' if value.kind == 'min' else 'sgt'} i64 {a}, {b}")
-    return w.value(f"select i1 {test}, i64 {a}, i64 {b}")
+        return w.value(f"{OF_SIZES[name]} i64 {a}, {b}")
+
+    return fold(value, str, lambda x: size_text(e, x), apply)
+
+
+OF_SIZES = {"add": "add", "multiply": "mul", "div": "udiv", "mod": "urem"}
 
 
 # ---- shape ----------------------------------------------------------------------------

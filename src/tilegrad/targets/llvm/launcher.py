@@ -225,15 +225,9 @@ class NativeCaptured:
 
     def _run_entries(self, first: int, count: int) -> None:
         """Run some entries of the table, on as many workers as a run has."""
-        worker_pool().run(
-            self.table.ctypes.data + first * self.table.itemsize,
-            count,
-            self.launcher.index.ctypes.data,
-            ctypes.addressof(self.slots),
-            self.n_slots,
-            ctypes.addressof(self.steps.scalars),
-            self.inline,
-        )
+        part = self.table[first : first + count]
+        record = Record(part, self.launcher.index, self.slots, self.steps.scalars)
+        worker_pool().run_step(record.at, self.n_slots, self.inline)
 
     def _empty(self) -> float:
         start = perf_counter()

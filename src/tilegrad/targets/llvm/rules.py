@@ -139,8 +139,8 @@ class Writer:
         return self.value(f"phi {type_} {incoming}") if type_ else ""
 
     def intrinsic(self, name: str, result: str, *operands: tuple[str, str]) -> str:
-        """Call an intrinsic, declaring it once."""
-        types = ", ".join(t for t, _ in operands)
+        """Call an intrinsic, declaring it once; the type of an address may name its alignment."""
+        types = ", ".join(t.partition(" align ")[0] for t, _ in operands)
         self.declared[name] = f"declare {result} @{name}({types})"
         arguments = ", ".join(f"{t} {v}" for t, v in operands)
         if result == "void":

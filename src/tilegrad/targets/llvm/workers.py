@@ -124,8 +124,6 @@ class Team:
         self.pool: int = self.memory.ctypes.data
         self.states = _aligned(STATE.itemsize * workers).view(STATE)
         self.words["caller_state"][0] = self.states.ctypes.data
-        self.record = bytearray(RECORD.size)
-        self.record_at = ctypes.addressof(ctypes.c_char.from_buffer(self.record))
         self.threads: list[threading.Thread] = []
         self.slot_limit = self.scratch_bytes = 0
         self._kept: dict[tuple[int, str], np.ndarray] = {}
@@ -206,30 +204,12 @@ class WorkerPool:
         self._finalizer: weakref.finalize | None = None  # runs at interpreter exit too
         renew_in_child(self._after_fork)
 
-    def run(
-        self,
-        table: int,
-        n_entries: int,
-        arg_index: int,
-        slots: int,
-        n_slots: int,
-        scalars: int,
-        inline: bool = False,
-    ) -> None:
-        """Run a table (all arguments are addresses and counts); inline: on this thread only."""
-        with self._lock:
-            team = self._team or self._form()
-            if self._busy:
-                self._refuse()
-            RECORD.pack_into(team.record, 0, table, n_entries, arg_index, slots, n_slots, scalars)
-            self.run_step(team.record_at, n_slots, inline)
-
     def run_step(
         self, record: int, n_slots: int, inline: bool = False, faults: Faults | None = None
     ) -> None:
-        """Run the table of a packed RECORD at an address that stays valid: the fast way. A
-        condition that did not hold is raised at the end; where values decide how long a run takes,
-        at the next pause."""
+        """Run the table of a packed RECORD at an address that stays valid; inline: on this thread
+        only. A condition that did not hold is raised at the end; where values decide how long a run
+        takes, at the next pause."""
         with self._lock:
             team = self._team or self._form()
             if self._busy:

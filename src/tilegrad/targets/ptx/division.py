@@ -17,7 +17,6 @@ from .element import (
     kind_of,
     literal,
     logic,
-    refuse,
     select,
     test,
     type_of,
@@ -41,14 +40,12 @@ def divide(w: Writer, d: DType, a: str, b: str) -> str:
     """Division; of integers truncated, and 0 by 0."""
     if d.is_float:
         return typed(w, d, "div.rn", a, b)
-    quotient, _, _ = _quotient(w, d, a, b, "divide")
+    quotient, _, _ = _quotient(w, d, a, b)
     return wrap(w, d, quotient) if d.kind == "int" else quotient
 
 
-def _quotient(w: Writer, d: DType, a: str, b: str, name: str) -> tuple[str, str, str]:
+def _quotient(w: Writer, d: DType, a: str, b: str) -> tuple[str, str, str]:
     """The truncated quotient (0 of a zero divisor, -a of -1); that by a safe divisor, and it."""
-    if not d.is_integer:
-        raise refuse(name, d)
     kind, bits = kind_of(d), max(16, d.bits)
     special, safe = _safe(w, d, b)
     raw = w.value(f"div.{type_of(d)}", a, safe)
@@ -77,7 +74,7 @@ def _crossed(w: Writer, d: DType, remainder: str, divisor: str) -> str:
 
 def floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
     """The quotient of integers rounded down; 0 of a zero divisor."""
-    quotient, raw, safe = _quotient(w, d, a, b, "floor_divide")
+    quotient, raw, safe = _quotient(w, d, a, b)
     if d.kind == "uint":
         return quotient
     letter = type_of(d)
@@ -89,8 +86,6 @@ def floor_divide(w: Writer, d: DType, a: str, b: str) -> str:
 
 def remainder(w: Writer, d: DType, a: str, b: str) -> str:
     """Of integers, with the sign of the divisor; 0 of a zero divisor."""
-    if not d.is_integer:
-        raise refuse("remainder", d)
     _, safe = _safe(w, d, b)
     rest = w.value(f"rem.{type_of(d)}", a, safe)
     if d.kind == "uint":
@@ -101,17 +96,13 @@ def remainder(w: Writer, d: DType, a: str, b: str) -> str:
 
 def fmod(w: Writer, d: DType, a: str, b: str) -> str:
     """Of integers, with the sign of the dividend; 0 of a zero divisor."""
-    if not d.is_integer:
-        raise refuse("fmod", d)
     return w.value(f"rem.{type_of(d)}", a, _safe(w, d, b)[1])
 
 
-def unsigned_division(name: str, form: str) -> Row:
+def unsigned_division(form: str) -> Row:
     """Of operands seen as unsigned; a zero divisor gives 0."""
 
     def row(w: Writer, d: DType, a: str, b: str) -> str:
-        if not d.is_integer:
-            raise refuse(name, d)
         kind, letter = kind_of(d), f"u{max(16, d.bits)}"
         a, b = unsigned(w, d, a), unsigned(w, d, b)
         bad = w.value(f"setp.eq.{letter}", b, "0")

@@ -89,11 +89,6 @@ def unsigned(w: Writer, dtype: DType, x: str) -> str:
     return w.value("and.b16", x, "255") if dtype is dtypes.int8 else x
 
 
-def refuse(name: str, d: DType) -> InternalError:
-    """What to raise where an op has no meaning for a DType."""
-    return InternalError("ptx.rules", f"{name} has no meaning for {d}")
-
-
 def typed(w: Writer, d: DType, form: str, *operands: str) -> str:
     """An instruction typed by the DType, and the integer it gives extended."""
     return wrap(w, d, w.value(f"{form}.{type_of(d)}", *operands))

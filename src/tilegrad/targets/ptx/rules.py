@@ -31,7 +31,6 @@ from .element import (
     literal,
     logic,
     narrow,
-    refuse,
     select,
     test,
     type_of,
@@ -221,8 +220,6 @@ def _function(name: str, near: bool = False) -> Row:
     """A row that expands `tile.functions.<name>`."""
 
     def row(w: Writer, d: DType, *inputs: str) -> str:
-        if not d.is_float:
-            raise refuse(name, d)
         machine = Machine(w, near)
         return str(getattr(functions, name)(*[Element(machine, i, d) for i in inputs]).held)
 
@@ -257,22 +254,12 @@ def _quick_exp(w: Writer, d: DType, x: str) -> str:
     return w.value("ex2.approx.ftz.f32", t)
 
 
-def _floats_only(name: str, form: str) -> Row:
-    def row(w: Writer, d: DType, x: str) -> str:
-        if not d.is_float:
-            raise refuse(name, d)
-        return typed(w, d, form, x)
-
-    return row
-
-
 def _single(form: str, otherwise: Row) -> Row:
     """A row that is one instruction on float32."""
     return lambda w, d, *x: w.value(form, *x) if d is F32 else otherwise(w, d, *x)
 
 
 _exp2 = _single("ex2.approx.f32", _function("exp2"))
-_reciprocal = _floats_only("reciprocal", "rcp.rn")
 
 
 TANH_SPLIT = 0.55
@@ -302,7 +289,7 @@ def _tanh(w: Writer, d: DType, x: str) -> str:
 # ---- arithmetic -----------------------------------------------------------------------------
 
 
-def _arithmetic(form: str, boolean: str, integer: str = "") -> Row:
+def _arithmetic(form: str, boolean: str = "", integer: str = "") -> Row:
     """A row that is one instruction: `form.rn` of floats, `integer` of integers."""
 
     def row(w: Writer, d: DType, *inputs: str) -> str:
@@ -368,17 +355,12 @@ def _extreme(form: str) -> Row:
     return row
 
 
-def _bitwise(name: str) -> Row:
-    def row(w: Writer, d: DType, *inputs: str) -> str:
-        if d.is_float:
-            raise refuse(name, d)
-        return logic(w, name.removeprefix("bit_"), d, *inputs)  # both extended alike
-
-    return row
+def _bitwise(form: str) -> Row:
+    return lambda w, d, *inputs: logic(w, form, d, *inputs)  # all extended alike
 
 
 def _bit_not(w: Writer, d: DType, x: str) -> str:
-    result = _bitwise("bit_not")(w, d, x)
+    result = logic(w, "not", d, x)
     return wrap(w, d, result) if d.kind == "uint" else result
 
 
@@ -386,8 +368,6 @@ def _shift(name: str) -> Row:
     """PTX clamps the amount, a u32, at the width, so only wide amounts need care."""
 
     def row(w: Writer, d: DType, x: str, amount: str) -> str:
-        if not d.is_integer:
-            raise refuse(name, d)
         if d.bits == 64:
             amount = w.value("min.u64", amount, "64")
             amount = w.value("cvt.u32.u64", amount)
@@ -402,8 +382,6 @@ def _shift(name: str) -> Row:
 
 def _multiply_high(w: Writer, d: DType, a: str, b: str) -> str:
     """The upper half of the unsigned product."""
-    if not d.is_integer:
-        raise refuse("multiply_high", d)
     if d.bits >= 16:
         return w.value(f"mul.hi.u{d.bits}", a, b)
     product = w.value("mul.lo.u16", unsigned(w, d, a), unsigned(w, d, b))
@@ -416,31 +394,14 @@ def _multiply_add(w: Writer, d: DType, a: str, b: str, c: str) -> str:
     return typed(w, d, "fma.rn" if d.is_float else "mad.lo", a, b, c)
 
 
-def _byte_dot(kind: str) -> Row:
-    def row(w: Writer, d: DType, a: str, b: str, c: str) -> str:
-        """Four products of bytes, a's of this kind and b's signed."""
-        if d.name != "int32":
-            raise refuse("byte_dot", d)
-        return w.value(f"dp4a.{kind}.s32", a, b, c)
-
-    return row
+def _words(form: str) -> Row:
+    """A row that is one instruction on words of several numbers."""
+    return lambda w, d, *inputs: w.value(form, *inputs)
 
 
 def _byte_permute(w: Writer, d: DType, a: str, b: str, chosen: str) -> str:
     """Four of the eight bytes of two registers; a digit's highest bit counts for nothing."""
-    if d.name != "int32":
-        raise refuse("byte_permute", d)
     return w.value("prmt.b32", a, b, w.value("and.b32", chosen, "30583"))
-
-
-def _pair_multiply_add(form: str) -> Row:
-    def row(w: Writer, d: DType, a: str, b: str, c: str) -> str:
-        """Two narrow floats in each register."""
-        if d.name != "int32":
-            raise refuse("pair_multiply_add", d)
-        return w.value(f"fma.rn.{form}", a, b, c)
-
-    return row
 
 
 def _where(w: Writer, d: DType, mask: str, a: str, b: str) -> str:
@@ -471,8 +432,6 @@ def _power(w: Writer, d: DType, a: str, b: str) -> str:
     """Integers by squaring; the product wraps, a negative exponent gives 0 (or 1 or -1)."""
     if d.is_float:
         return _function("power")(w, d, a, b)
-    if not d.is_integer:
-        raise refuse("power", d)
     kind, letter = kind_of(d), type_of(d)
     rest, base, result = w.new(kind), w.new(kind), w.new(kind)
     if d.kind == "int":
@@ -508,8 +467,8 @@ def _division(name: str, of_integers: Row) -> Row:
 ROWS: dict[str, Row] = {
     "negative": _negative,
     "absolute": _absolute,
-    "square_root": _floats_only("square_root", "sqrt.rn"),
-    "reciprocal": _reciprocal,
+    "square_root": _arithmetic("sqrt"),
+    "reciprocal": _arithmetic("rcp"),
     "sign": _sign,
     "floor": _rounding("rmi"),
     "ceil": _rounding("rpi"),
@@ -523,14 +482,14 @@ ROWS: dict[str, Row] = {
     "floor_divide": _division("floor_divide", division.floor_divide),
     "remainder": _division("remainder", division.remainder),
     "fmod": _division("fmod", division.fmod),
-    "unsigned_divide": division.unsigned_division("unsigned_divide", "div"),
-    "unsigned_remainder": division.unsigned_division("unsigned_remainder", "rem"),
+    "unsigned_divide": division.unsigned_division("div"),
+    "unsigned_remainder": division.unsigned_division("rem"),
     "power": _power,
     "maximum": _extreme("max"),
     "minimum": _extreme("min"),
-    "bit_and": _bitwise("bit_and"),
-    "bit_or": _bitwise("bit_or"),
-    "bit_xor": _bitwise("bit_xor"),
+    "bit_and": _bitwise("and"),
+    "bit_or": _bitwise("or"),
+    "bit_xor": _bitwise("xor"),
     "shift_left": _shift("shift_left"),
     "shift_right": _shift("shift_right"),
     "multiply_high": _multiply_high,
@@ -540,16 +499,16 @@ ROWS: dict[str, Row] = {
     "less_equal": _compare("less_equal"),
     "where": _where,
     "multiply_add": _multiply_add,
-    "byte_dot": _byte_dot("u32"),
-    "signed_byte_dot": _byte_dot("s32"),
+    "byte_dot": _words("dp4a.u32.s32"),  # of bytes, the first ones' with this sign
+    "signed_byte_dot": _words("dp4a.s32.s32"),
     "byte_permute": _byte_permute,
-    "pair_multiply_add_bfloat16": _pair_multiply_add("bf16x2"),
-    "pair_multiply_add_float16": _pair_multiply_add("f16x2"),
+    "pair_multiply_add_bfloat16": _words("fma.rn.bf16x2"),
+    "pair_multiply_add_float16": _words("fma.rn.f16x2"),
     "exp": _exp,
     "exp2": _exp2,
     "quick_exp": _quick_exp,
     "quick_exp2": _single("ex2.approx.ftz.f32", _exp2),
-    "quick_reciprocal": _single("rcp.approx.ftz.f32", _reciprocal),
+    "quick_reciprocal": _single("rcp.approx.ftz.f32", _arithmetic("rcp")),
     # within 2 units of the last place over the whole range
     "quick_divide": _single("div.full.ftz.f32", division.divide),
     "tanh": _tanh,

@@ -245,7 +245,11 @@ def accumulator(shape: tuple[int, int], warps: int) -> Spread:
 
 def operand_pairs(shape: tuple[int, int], warps: int) -> Spread:
     """A of wgmma in registers, as words of two neighbours along k."""
-    whole = accumulator((shape[0], 2 * shape[1]), warps)
+    return _in_words(accumulator((shape[0], 2 * shape[1]), warps), shape)
+
+
+def _in_words(whole: Spread, shape: tuple[int, int]) -> Spread:
+    """Two neighbours along the columns of a Tile as one element."""
     fields = tuple((s, w, a, d // 2 if a else d) for s, w, a, d in whole.fields)
     return Spread(shape, fields, tuple((r, c // 2) for r, c in whole.registers[::2]))
 
@@ -287,9 +291,7 @@ def _of_warps(
 
 def operand_words(shape: tuple[int, int], down: int) -> Spread:
     """A of mma.m16n8k16 as words of two neighbours along k; each warp has rows of its own."""
-    whole = accumulator_80((shape[0], 2 * shape[1]), down, 1)
-    fields = tuple((s, w, a, d // 2 if a else d) for s, w, a, d in whole.fields)
-    return Spread(shape, fields, tuple((r, c // 2) for r, c in whole.registers[::2]))
+    return _in_words(accumulator_80((shape[0], 2 * shape[1]), down, 1), shape)
 
 
 def operand_rows(shape: tuple[int, int], down: int) -> Spread:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
-from ...ir.symbol import Expr, Size
+from ...ir.symbol import Size, fold
 from ...tile.bounds import Bounds, near_angle
 from . import rules
 from .division import DIVISIONS
@@ -298,23 +298,13 @@ class Values:
         return self.memo.once(("size", size), lambda: self._size64(size))
 
     def _size64(self, size: Size) -> str:
-        w = self.w
         if isinstance(size, int):
-            return w.copy("b64", size)
+            return self.w.copy("b64", size)
         if size.kind == "symbol":
             return self.symbols[size.name]
-        if size.kind == "sum":
-            return self._sum64(size)
-        a, b = (self.size64(x) for x in size.args)
         names = {"div": "floor_divide", "mod": "remainder", "min": "minimum", "max": "maximum"}
-        return rules.apply(w, names[size.kind], int64, a, b)
 
-    def _sum64(self, size: Expr) -> str:
-        w = self.w
-        total = w.copy("b64", size.constant)
-        for product, factor in size.terms:
-            term = w.copy("b64", factor)
-            for atom in product:
-                term = w.value("mul.lo.s64", term, self.size64(atom))
-            total = w.value("add.s64", total, term)
-        return total
+        def apply(name: str, a: str, b: str) -> str:
+            return rules.apply(self.w, names.get(name, name), int64, a, b)
+
+        return fold(size, lambda number: self.w.copy("b64", number), self.size64, apply)
