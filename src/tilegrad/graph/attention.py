@@ -93,10 +93,6 @@ class _Scores:
         x = build.cast(self.extras[name], self.wide)
         return build.reshape(x, (1, self.sizes.key_heads, self.sizes.group, 1, 1))
 
-    def per_row(self, x: Node) -> Node:
-        """(b, h, i) as (b, hk, g, i, 1)."""
-        return build.unsqueeze(self.grouped(x), 4)
-
     @cached_property
     def positions(self) -> tuple[Node, Node, Node | None]:
         """Numbers of queries (i, 1) and keys (1, j) in their sequences; which pairs share one."""
@@ -209,7 +205,7 @@ def decompose_attention_backward(node: Node) -> list[Node]:
     """The gradients of an attention_backward Node in ordinary ops."""
     x, orders = _Scores(node), node.attrs["orders"]
     dout = x.grouped(heads_first(node.inputs[3], orders[3]))  # (b, hk, g, i, e)
-    lse, delta = (x.per_row(n) for n in node.inputs[4:6])
+    lse, delta = (build.unsqueeze(x.grouped(n), 4) for n in node.inputs[4:6])  # (b, hk, g, i, 1)
     lse = build.where(build.equal(lse, -math.inf), 0.0, lse)
     p = ops.exp(build.subtract(x.scores, lse))
     dp = x.dropped(build.dot(dout, x.v, ((0, 1), (0, 1)), ((4,), (3,)), x.wide))
