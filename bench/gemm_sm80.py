@@ -25,8 +25,13 @@ from gpu import Bench
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.target import A100, Target
 from tilegrad.kernels.matmul.shape import Operands
-from tilegrad.kernels.matmul.threads_matmul import ThreadPlan, thread_matmul
-from tilegrad.kernels.matmul.threads_plan import expected, ranked_threads, shared_bytes
+from tilegrad.kernels.matmul.threads_matmul import (
+    ThreadPlan,
+    expected,
+    ranked_threads,
+    shared_bytes,
+    thread_matmul,
+)
 from tilegrad.tile.build import fill
 
 BAR = 0.6  # of cuBLAS

@@ -86,4 +86,4 @@ def test_a_cold_read_imports_what_it_needs(tmp_path: Path) -> None:
     assert len(files) <= FILES, files
     assert not [n for n in names if n.startswith(("tilegrad.targets.ptx", "tilegrad.kernels"))]
     families = {row.where.partition(":")[0] for row in TABLE if isinstance(row.where, str)}
-    assert [n for n in families if f"tilegrad.{n}" in names] == ["schedule.loops"]
+    assert [n for n in families if f"tilegrad.schedule.{n}" in names] == ["loops"]

@@ -115,6 +115,7 @@ class Given:
             "k": (B, H, K, D),
             "v": (B, H, K, D),
             "slopes": (H,),
+            "row": (Q, 1),
             "qt": (B, Q, H, D),
             "kt": (B, K, H, D),
             "vt": (B, K, H, D),
@@ -146,7 +147,8 @@ def sinks(x, s, first=False):
 def shifted_sink(x, s):
     top = x.amax(-1, keepdim=True)
     powers = tg.exp(x - top)
-    return powers / (powers.sum(-1, keepdim=True) + tg.exp(s.reshape(H, 1, 1) - top))
+    further = tg.exp(-top if s is None else s.reshape(H, 1, 1) - top)
+    return powers / (powers.sum(-1, keepdim=True) + further)
 
 
 def packed(g):
@@ -189,6 +191,13 @@ PLAIN = {
     "other value width": lambda g: softmax(g.x) @ t(B, H, K, 3),
     "scale by query": lambda g: softmax(g.q @ turned(g.k) * t(Q, 1)) @ g.v,
     "scale by head": lambda g: softmax(g.q @ turned(g.k) / t(H, 1, 1)) @ g.v,
+    "keys on two axes": lambda g: tg.einsum(
+        "bhqyx,bhxyd->bhqd",
+        (lambda p: p / p.sum((-2, -1), keepdim=True))(
+            tg.exp(tg.einsum("bhqd,bhxyd->bhqyx", g.q, g.k.reshape(B, H, 2, 3, D)))
+        ),
+        g.v.reshape(B, H, 2, 3, D),
+    ),
     "always true": lambda g: softmax(tg.where(j() < K + i(), g.x, -INF)) @ g.v,
 }
 
@@ -327,6 +336,12 @@ EXTRAS = {
     "sinks in the sum": (lambda g: shifted_sink(g.x, g.slopes) @ g.v, {"sinks": (H,)}),
     "one more": (lambda g: tg.exp(g.x) / (1 + tg.exp(g.x).sum(-1, keepdim=True)) @ g.v,
                  {"sinks": (H,)}),
+    "one more under a shift": (lambda g: shifted_sink(g.x, None) @ g.v, {"sinks": (H,)}),
+    "a shift of the sink too": (lambda g: (lambda p, s: p / (p.sum(-1, keepdim=True) + s))(
+        *(tg.exp(x + g.row) for x in (g.x, g.slopes.reshape(H, 1, 1)))) @ g.v, {"sinks": (H,)}),
+    "sinks of a logarithm": (lambda g: tg.exp(tg.cat(
+        [g.x, g.slopes.reshape(H, 1, 1).expand(B, H, Q, 1)], -1).log_softmax(-1))[..., :-1] @ g.v,
+        {"sinks": (H,)}),
     "bias under sinks": (lambda g: sinks(g.x + t(Q, 1), g.slopes) @ g.v,
                          {"bias": (1, 1, Q, 1), "sinks": (H,)}),
 }  # fmt: skip

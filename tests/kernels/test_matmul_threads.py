@@ -22,8 +22,12 @@ from tilegrad.graph import build
 from tilegrad.graph.interpret import interpret as interpret_graph
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.matmul.shape import Operands
-from tilegrad.kernels.matmul.threads_matmul import ThreadPlan, thread_matmul
-from tilegrad.kernels.matmul.threads_plan import ranked_threads, residents
+from tilegrad.kernels.matmul.threads_matmul import (
+    ThreadPlan,
+    ranked_threads,
+    residents,
+    thread_matmul,
+)
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit

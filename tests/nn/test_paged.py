@@ -491,7 +491,39 @@ def test_errors_say_what_does_not_fit() -> None:
             UserError,
             "scales belong to a cache of 8 bits",
         ),
+        (lambda: tg.paged_attention(q[0, 0, 0], keys, keys, *rest), ShapeError, "q has 0 axes"),
+        (
+            lambda: tg.paged_attention(q, keys[:, :0], keys[:, :0], *rest),
+            ShapeError,
+            "do not divide",
+        ),
+        (
+            lambda: tg.paged_attention(q.astype(np.int32), keys, keys, *rest),
+            DTypeError,
+            "q needs floats",
+        ),
+        (
+            lambda: tg.paged_attention(q, keys, keys, table, lengths, starts / 1.0),
+            DTypeError,
+            "query_starts has another dtype",
+        ),
+        (lambda: tg.paged_attention(q, keys, keys, *rest, window=-1), UserError, "window is below"),
+        (
+            lambda: tg.paged_attention(q, keys, keys, *rest, softcap=np.nan),
+            UserError,
+            "softcap is below",
+        ),
+        (
+            lambda: tg.paged_attention(q, keys, keys, *rest, sinks=np.ones(3)),
+            ShapeError,
+            "sinks does not fit",
+        ),
         (lambda: tg.paged_append(q, k[:5], k, keys, keys, *rest), ShapeError, "k does not fit"),
+        (
+            lambda: tg.paged_append(q, k, k, keys, keys, *rest, frequencies=1.0),
+            ShapeError,
+            "frequencies have one axis",
+        ),
         (
             lambda: tg.paged_append(q, k, k, keys, keys, *rest, frequencies=np.ones(17)),
             ShapeError,

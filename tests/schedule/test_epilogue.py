@@ -18,8 +18,8 @@ from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
 from tilegrad.kernels.matmul.shape import WidePlan
-from tilegrad.schedule.epilogue import MOST_INSTRUCTIONS
-from tilegrad.schedule.instructions import EXACT, INSTRUCTIONS
+from tilegrad.schedule.cost import EXACT, INSTRUCTIONS
+from tilegrad.schedule.products import MOST_INSTRUCTIONS
 from tilegrad.schedule.schedule import Kernel, Launch
 from tilegrad.targets.ptx.emit import emit
 
@@ -188,7 +188,7 @@ def test_an_operand_that_is_no_matrix_is_copied_for_a_large_product() -> None:
 
 
 def test_a_copied_operand_computes_the_same(monkeypatch) -> None:
-    from tilegrad.schedule import operands
+    from tilegrad.schedule import products
 
-    monkeypatch.setattr(operands, "LAUNCH", -1.0)  # so that a small product pays
+    monkeypatch.setattr(products, "LAUNCH", -1.0)  # so that a small product pays
     run(*heads(2, 4, 64, 16))

@@ -1,4 +1,4 @@
-"""schedule/extent.py, order.py, join.py: long Graphs become Kernels of bounded size, in order."""
+"""schedule/cost.py, order.py, join.py: long Graphs become Kernels of bounded size, in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilegrad.core.dtype import float32
 from tilegrad.core.target import AVX512, H200, Target
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node, topological
-from tilegrad.schedule.extent import DEPTH, NODES, READS
+from tilegrad.schedule.cost import DEPTH, NODES, READS
 from tilegrad.schedule.schedule import Copy, Launch, Schedule
 
 TARGETS = [AVX512.with_cores(2), H200]

@@ -8,7 +8,7 @@ from tilegrad.core.target import H200
 from tilegrad.graph import build, ops
 from tilegrad.ir.block import Block
 from tilegrad.schedule.schedule import Launch
-from tilegrad.schedule.threads.rounding import rounded_nodes
+from tilegrad.schedule.values import rounded_nodes
 
 
 def sigmoid(x):

@@ -15,7 +15,7 @@ from simulated import assembled, check_graph  # noqa: F401
 import tilegrad as tg
 from tilegrad.core.target import H200
 from tilegrad.graph import build
-from tilegrad.schedule import lines, reduce_columns
+from tilegrad.schedule import lines, loops
 
 torch = pytest.importorskip("torch")
 N = 1 << 22
@@ -82,7 +82,7 @@ def test_error_on_threads(shape, axes):
     "shape,axis", [((1, 40_000), 1), ((3, 17_003), 1), ((600, 40), 0)], ids=str
 )
 def test_blocks_on_the_simulator(shape, axis, monkeypatch):
-    for module in (lines, reduce_columns):
+    for module in (lines, loops):
         monkeypatch.setattr(module, "CHAIN", 2)
     x = np.random.default_rng(1).random(shape).astype(np.float32)
     check_graph(lambda x: [build.sum_(x, axis), build.max_(x, axis)], x)

@@ -39,8 +39,7 @@ from tilegrad.core.target import H200
 from tilegrad.graph import build, ops
 from tilegrad.ir.node import Node
 from tilegrad.schedule.schedule import Launch
-from tilegrad.schedule.threads import destination as thread_places
-from tilegrad.schedule.threads import rows as thread_rows
+from tilegrad.schedule.threads import reductions as thread_rows
 from tilegrad.schedule.threads import sort as thread_sort
 from tilegrad.schedule.threads import update_threads
 from tilegrad.targets.ptx.emit import emit
@@ -289,7 +288,8 @@ def test_long_running_sums(kind: str, axis: int) -> None:
 def test_repeated_indices(mode: str, rest: tuple, sorts: bool, fresh) -> None:
     """As many as fill several programs, some outside; in index order, to the bit."""
     if sorts:
-        fresh.setattr(thread_places, "RANKED", 50)
+        fresh.setattr(update_threads, "RANKED", 50)
+        fresh.setattr(update_threads, "LOCAL", 64)
         fresh.setattr(thread_sort, "LOCAL", 64)
         fresh.setattr(thread_sort, "FAR_TILE", 32)
     fresh.setattr(update_threads, "FEW_SET", 0)

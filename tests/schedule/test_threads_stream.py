@@ -27,7 +27,7 @@ from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.node import Node
 from tilegrad.schedule.schedule import Launch
-from tilegrad.schedule.threads import rows as thread_rows
+from tilegrad.schedule.threads import reductions as thread_rows
 from tilegrad.schedule.threads import stream
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit

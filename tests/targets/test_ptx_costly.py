@@ -1,7 +1,7 @@
 """Costly expressions below what holds many elements a thread: no program spills or takes long.
 
 Reductions of every kind, scans and sorts hold many elements of a row in a thread's registers; an
-expression that takes hundreds of instructions is stored before them (schedule/extent.py).
+expression that takes hundreds of instructions is stored before them (schedule/cost.py).
 """
 
 from __future__ import annotations

@@ -428,11 +428,10 @@ def _long(shape: Sequence[Any]) -> list[Any]:
 
 def _attention(node: Node) -> tuple[Work, Work]:
     """Scores and their product with values, of all heads; scores stay on the chip."""
-    q, k, v = node.inputs[:3]
-    found = attention_sizes(q, k, v, node.attrs["orders"])
+    found = attention_sizes(node.inputs, node.attrs["orders"])
     batch, queries, keys = (int(high(s)) for s in (found.batch, found.queries, found.keys))
     width, value_width = int(high(found.width)), int(high(found.value_width))
-    heads, rows, bits = batch * found.key_heads, found.group * queries, q.dtype.bits
+    heads, rows, bits = batch * found.key_heads, found.group * queries, node.inputs[0].dtype.bits
     share = _seen(node.attrs["band"], queries, keys)
     moved = (rows * width + keys * width) * heads * bits / 8
     after = (rows * value_width + keys * value_width) * heads * bits / 8

@@ -18,7 +18,7 @@ from ..runtime.device import target_for
 from ..schedule.outside import OUTSIDE
 
 if TYPE_CHECKING:
-    from ..schedule.families import Row
+    from ..schedule.outside import Row
 
 Breaks = dict[str, tuple[int, ...]]  # of a Symbol by name: where ranges begin, but the first
 

@@ -148,19 +148,19 @@ GRAPH = [
 REGIONS = [
     Pass("choose values", "schedule.lower:start", needed=_START),
     # What is cheaper computed twice than stored, before what reads it is cut.
-    Pass("recompute", "schedule.threads.recompute:recompute_cheap", threads),
-    Pass("keep sums", "schedule.block_sums:keep_sums", threads, varies=_ORDER_OF_SUMS),
-    Pass("hand over sums", "schedule.block_sums:hand_over", threads, varies=_ORDER_OF_SUMS),
-    Pass("lay out operands", "schedule.operands:lay_out", threads),
+    Pass("recompute", "schedule.values:recompute_cheap", threads),
+    Pass("keep sums", "schedule.values:keep_sums", threads, varies=_ORDER_OF_SUMS),
+    Pass("hand over sums", "schedule.values:hand_over", threads, varies=_ORDER_OF_SUMS),
+    Pass("lay out operands", "schedule.products:lay_out", threads),
     Pass("look ahead", "schedule.lower:look_ahead", threads),
     Pass(
         "round early",
-        "schedule.threads.rounding:round_early",
+        "schedule.values:round_early",
         threads,
         varies="a value is rounded otherwise where it is stored",
     ),
     Pass("fuse", "schedule.lower:fuse", needed=_START),
-    Pass("leave long epilogues", "schedule.epilogue:leave_long_epilogues", threads),
+    Pass("leave long epilogues", "schedule.products:leave_long_epilogues", threads),
     Pass("join dots", "schedule.dot_joint:join_dots", asynchronous, varies=_JOINED),
     # After the Regions are what they stay.
     Pass("order updates", "schedule.state:order_updates", needed=_ORDER),
@@ -175,12 +175,12 @@ TILES = [
     Pass("legalize", "schedule.call:legalize_call", needed=_ANY_SIZE, on=("call",)),
     Pass("prune", "tile.build:prune_body"),
     Pass("check calls", "schedule.call:check_call", needed="faults would go unseen", on=("call",)),
-    Pass("check Bodies", "schedule.body_check:check_body", checks=True),
+    Pass("check Bodies", "schedule.call:check_body", checks=True),
 ]
 
 KERNELS = [
     Pass("find lives", "schedule.reuse:find_lives", needed="memory is planned by them"),
-    Pass("take over", "schedule.in_place:take_over"),
+    Pass("take over", "schedule.reuse:take_over"),
     # In what is left to launch.
     Pass("put side by side", "schedule.side_by_side:put_side_by_side", threads),
     Pass("plan memory", "schedule.reuse:plan_arena", needed="Slots have no bytes without it"),

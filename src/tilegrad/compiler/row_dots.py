@@ -18,7 +18,7 @@ from ..ir.pattern import Match, Rule, RuleSet
 from ..ir.rewrite import Log, rewrite
 from ..ir.symbol import high
 from ..ir.types import product
-from ..schedule.block_sums import streams
+from ..schedule.values import streams
 
 
 def _as_sum(m: Match) -> Node | None:

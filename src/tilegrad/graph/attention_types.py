@@ -1,7 +1,7 @@
 """The types of `attention` and `attention_backward`: what they take, what they give, and names.
 
 Axes are called b (batch), h (heads), t (tokens) and d (width); an order such as "bthd" says how
-they lie. Invariant: what passes here has a meaning in `attention_reference` for every value.
+they lie. Invariant: what passes here has a meaning (its decomposition) for every value.
 """
 
 from __future__ import annotations
@@ -77,8 +77,18 @@ def _fail(message: str) -> InternalError:
     return InternalError("graph.attention", message)
 
 
-def sizes(q: Node, k: Node, v: Node, orders: Sequence[str]) -> Sizes:
-    """The sizes that q, k and v have; an error where they do not fit."""
+def divided_heads(op: str, heads: Size, key_heads: Size, least: int = 0) -> tuple[int, int]:
+    """Numbers of query and key heads, if the first are a multiple of the second."""
+    if isinstance(heads, int) and isinstance(key_heads, int) and key_heads >= least:
+        if not (heads % key_heads if key_heads else heads):
+            return heads, key_heads
+    expected = f"a multiple of {key_heads} key heads, both known"
+    raise ShapeError("the heads do not divide", op=op, expected=expected, got=f"{heads} heads")
+
+
+def sizes(inputs: Sequence[Node], orders: Sequence[str]) -> Sizes:
+    """The sizes that q, k and v, the first inputs, have; an error where they do not fit."""
+    q, k, v = inputs[:3]
     if len(orders) != 4:
         raise _fail(f"orders are of q, k, v and the result, got {orders}")
     for order in orders:
@@ -102,16 +112,7 @@ def sizes(q: Node, k: Node, v: Node, orders: Sequence[str]) -> Sizes:
             expected="q (batch, heads, queries, d), k (batch, key heads, keys, d), "
             f"v (batch, key heads, keys, e), their axes in the orders {orders[:3]}",
         )
-    heads, key_heads = of_q["h"], of_k["h"]
-    if not isinstance(heads, int) or not isinstance(key_heads, int):
-        raise ShapeError("the number of heads is not known", op=OP, expected="an int", got=got)
-    if heads % key_heads if key_heads else heads:
-        raise ShapeError(
-            "the heads do not divide",
-            op=OP,
-            got=f"{heads} heads",
-            expected=f"query heads a multiple of {key_heads} key heads",
-        )
+    heads, key_heads = divided_heads(OP, of_q["h"], of_k["h"])
     return Sizes(of_q["b"], heads, key_heads, of_q["t"], of_k["t"], of_q["d"], of_v["d"])
 
 
@@ -172,9 +173,9 @@ def _check(s: Sizes, more: Sequence[Node], attrs: dict[str, Any]) -> None:
     _check_extras(dict(zip(extras, more)), s)
 
 
-def attention_type(q: Node, k: Node, v: Node, *more: Node, **attrs: Any) -> Type:
+def attention_type(q: Node, k: Node, v: Node, *more: Node, **attrs: Any) -> Tuple:
     """(out, lse)."""
-    s = sizes(q, k, v, attrs["orders"])
+    s = sizes((q, k, v), attrs["orders"])
     _check(s, more, attrs)
     result = Array(s.result(attrs["orders"][3]), q.dtype)
     return Tuple((result, Array(s.rows, sum_dtype(q.dtype))))
@@ -184,13 +185,9 @@ def attention_backward_type(
     q: Node, k: Node, v: Node, dout: Node, lse: Node, delta: Node, *more: Node, **attrs: Any
 ) -> Type:
     """(dq, dk, dv, gradients of the wanted extras)."""
-    s = sizes(q, k, v, attrs["orders"])
-    _check(s, more, attrs)
-    rows = Array(s.rows, sum_dtype(q.dtype))
-    if dout.type != Array(s.result(attrs["orders"][3]), q.dtype):
-        raise _fail(f"dout is {dout.type}")
-    if lse.type != rows or delta.type != rows:
-        raise _fail(f"lse is {lse.type}, delta is {delta.type}, expected {rows}")
+    out, rows = attention_type(q, k, v, *more, **attrs).items
+    if (dout.type, lse.type, delta.type) != (out, rows, rows):
+        raise _fail(f"dout, lse and delta are {dout.type}, {lse.type} and {delta.type}")
     given, wanted = dict(zip(attrs["extras"], more)), attrs["wanted"]
     if tuple(name for name in WANTED if name in wanted and name in given) != tuple(wanted):
         raise _fail(f"no gradients {wanted} of extras {attrs['extras']}")

@@ -9,7 +9,8 @@ Invariant: the value of a Node at its Indices is the value one started from, at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..core.errors import InternalError
@@ -182,6 +183,20 @@ def _divides(a: Size, b: Size) -> bool:
 
 
 # ---- what a value depends on ----------------------------------------------------------------
+
+
+def below(values: Iterable[Node], most: int | None = None) -> list[Node]:
+    """What elementwise ops and movement lead down to, the nearest first; no conditions."""
+    seen: dict[Node, None] = {}
+    waiting = deque(values)
+    while waiting and len(seen) != most:
+        node = waiting.popleft()
+        if node in seen:
+            continue
+        seen[node] = None
+        if node.op.category in ("unary", "binary", "ternary", "movement"):
+            waiting.extend(node.inputs[1:] if node.op is ops.where else node.inputs)
+    return list(seen)
 
 
 def strip(node: Node, indices: Indices) -> tuple[Node, Indices]:

@@ -309,8 +309,7 @@ def _attention(node: Node, g: list[Node | None], wanted: tuple[bool, ...]) -> Se
 
 def of_one_key(node: Node) -> bool:
     """Whether an attention has one key."""
-    q, k, v = node.inputs[:3]
-    return sizes(q, k, v, node.attrs["orders"]).keys == 1
+    return sizes(node.inputs, node.attrs["orders"]).keys == 1
 
 
 def _attention_backward(

@@ -28,7 +28,7 @@ from ..ir.block import Block, argument_op
 from ..ir.node import Node, Op, needs, topological
 from ..ir.symbol import Expr, evaluate
 from ..ir.types import Array, Tuple, Type
-from . import attention_reference, draw_reference, ops, paged_reference
+from . import attention, build, draw_reference, ops, paged_reference
 
 Ndarray = np.ndarray[Any, Any]
 Result = Union[Ndarray, tuple[Ndarray, ...]]
@@ -348,6 +348,22 @@ def _dot_dtype(a: DType, b: DType, result: DType) -> Any:
     return np.float64 if any(d.name == "float64" for d in (a, b, result)) else np.float32
 
 
+def _decomposed(op: Op) -> Reference:
+    """Attention as what it decomposes into: floats in float64, rounded once at the end."""
+
+    def nodes_of(arrays: list[Any]) -> tuple[Node, ...]:
+        return tuple([build.input_(x.shape, BY_NUMPY[x.dtype]) for x in arrays])
+
+    def run(inputs: list[Any], attrs: dict[str, Any]) -> Result:
+        wide = [x.astype(np.float64) if BY_NUMPY[x.dtype].is_float else x for x in inputs]
+        nodes = nodes_of(wide)
+        found = interpret(attention.decompose(op.make(nodes, attrs)), dict(zip(nodes, wide)))
+        items = build.items(op.make(nodes_of(inputs), attrs))
+        return tuple([narrow(x, item.dtype.numpy) for x, item in zip(found, items)])
+
+    return run
+
+
 # ---- indexing -------------------------------------------------------------------------------
 
 
@@ -559,10 +575,8 @@ REFERENCE: dict[Op, Reference] = {
     ops.grouped_dot: _grouped_dot,
     ops.sparse_dot: _sparse_dot,
     ops.grouped_outer: _grouped_outer,
-    ops.attention: lambda inputs, attrs: attention_reference.attention(inputs, attrs, _random_bits),
-    ops.attention_backward: lambda inputs, attrs: attention_reference.attention_backward(
-        inputs, attrs, _random_bits
-    ),
+    ops.attention: _decomposed(ops.attention),
+    ops.attention_backward: _decomposed(ops.attention_backward),
     ops.paged_append: paged_reference.paged_append,
     ops.paged_attention: paged_reference.paged_attention,
     ops.draw: draw_reference.draw,

@@ -1,43 +1,24 @@
 """What `paged_append` and `paged_attention` mean, in NumPy and float64: the judge of the kernels.
 
-Invariant: written from the definition alone; tokens of no request get 0 in what is returned.
+Invariant: attention is what `attention` means; tokens of no request get 0 in what is returned.
 """
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from ..core.errors import InternalError
-from .attention_reference import attention as dense
+from . import ops
 from .paged_types import APPEND, ATTEND, named
 
 Ndarray = np.ndarray[Any, Any]
 
 
-class Scores(Protocol):
-    """How scores are made: the attrs of `paged_attention`, or a record of a kernel's. A token sees
-    so many keys of the window, itself included; 0 for all."""
-
-    scale: float
-    window: int
-    softcap: float
-
-
-class Rotation(Protocol):
-    """How places turn queries and keys: the attrs of `paged_append`, or a kernel's record. So many
-    elements of a head are turned, neighbours or halves; cosines and sines have the factor."""
-
-    width: int
-    interleaved: bool
-    factor: float
-
-
 def attention(
-    x: Scores,
+    x: Any,
     q: Ndarray,
     keys: Ndarray,
     values: Ndarray,
@@ -48,7 +29,13 @@ def attention(
     sinks: Any = None,
 ) -> Ndarray:
     """(tokens, heads, value_width): of each request an attention over its keys, which lie in order;
-    the last query sees the last key."""
+    the last query sees the last key.
+
+    x has the scale, the window (a token sees so many keys, itself included; 0 for all) and the
+    softcap: the attrs of `paged_attention`, or a record of a kernel's.
+    """
+    from .interpret import REFERENCE
+
     key_heads, page = keys.shape[1:3]
     out = np.zeros((*q.shape[:2], values.shape[3]))
     how = {"scale": x.scale, "softcap": x.softcap, "dropout": 0.0, "orders": ("hbtd",) * 4}
@@ -65,16 +52,12 @@ def attention(
         end = length - (last - first)
         how["band"] = (end - x.window + 1 if x.window else None, end)
         given = [m[:, None] for m in (own, k, v)]
-        out[first:last] = dense([*given, *more], how, _no_bits)[0][:, 0].swapaxes(0, 1)
+        out[first:last] = REFERENCE[ops.attention]([*given, *more], how)[0][:, 0].swapaxes(0, 1)
     return out
 
 
-def _no_bits(inputs: list[Any], attrs: dict[str, Any]) -> Any:
-    raise InternalError("graph.paged", "nothing is dropped")
-
-
 def append(
-    rotation: Rotation,
+    rotation: Any,
     q: Ndarray,
     k: Ndarray,
     v: Ndarray,
@@ -87,7 +70,12 @@ def append(
     scales: Any = (1.0, 1.0),
 ) -> Ndarray:
     """Turned queries; keys and values (float64 arrays) get the new tokens' rows, and the rest of a
-    page that is new zeros for values."""
+    page that is new zeros for values.
+
+    The rotation has the width (so many elements of a head are turned), whether they are
+    interleaved (neighbours, not halves) and the factor of cosines and sines: the attrs of
+    `paged_append`, or a record of a kernel's.
+    """
     rotated, page, by_head = np.zeros(q.shape), keys.shape[2], _by_head(scales)
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
@@ -117,7 +105,7 @@ def kept(array: Ndarray, dtype: Any) -> Ndarray:
     return np.clip(array, float(limits.min), float(limits.max)).astype(dtype)
 
 
-def _rotated(heads: Ndarray, rotation: Rotation, place: int, frequencies: Ndarray) -> Ndarray:
+def _rotated(heads: Ndarray, rotation: Any, place: int, frequencies: Ndarray) -> Ndarray:
     """Some heads of one token."""
     found, half = heads.astype(np.float64), rotation.width // 2
     angle = place * frequencies[:half].astype(np.float64)

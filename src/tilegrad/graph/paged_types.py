@@ -20,6 +20,7 @@ from ..core.errors import DTypeError, InternalError, ShapeError, UserError
 from ..ir.node import Node
 from ..ir.symbol import combine
 from ..ir.types import Array, Tuple, Type
+from .attention_types import divided_heads
 
 ATTEND = ("q", "keys", "values", "scales", "table", "lengths", "query_starts", "sinks")
 APPEND = ("q", "k", "v", "frequencies", *ATTEND[3:-1], "keys", "values")
@@ -70,14 +71,9 @@ def _checked(op: str, names: Sequence[str], inputs: Sequence[Node]) -> dict[str,
         if axes != rank:
             got = str(given[name].type)
             raise ShapeError(f"{name} has {axes} axes", op=op, expected=f"{rank} axes", got=got)
-    heads, key_heads = given["q"].shape[1], given["keys"].shape[1]
-    if not isinstance(heads, int) or not isinstance(key_heads, int) or heads % max(1, key_heads):
-        raise ShapeError(
-            "the heads do not divide",
-            op=op,
-            expected=f"a multiple of {key_heads} key heads",
-            got=f"{heads} heads",
-        )
+    if not given["q"].dtype.is_float:
+        raise DTypeError("q needs floats", op=op, expected="a float dtype", got=given["q"].dtype)
+    divided_heads(op, given["q"].shape[1], given["keys"].shape[1], least=1)
     if ("scales" in given) != (given["keys"].dtype.bits == 8):
         raise UserError(
             "scales belong to a cache of 8 bits",
@@ -109,6 +105,10 @@ def append_type(*inputs: Node, width: int, interleaved: bool, factor: float) -> 
 
 def attention_type(*inputs: Node, **attrs: Any) -> Type:
     """(tokens, heads, value_width)."""
-    given = _checked("paged_attention", ATTEND, inputs)
+    op = "paged_attention"
+    given = _checked(op, ATTEND, inputs)
+    for name in ("window", "softcap"):
+        if not attrs[name] >= 0:
+            raise UserError(f"{name} is below 0", op=op, expected="0 for none", got=attrs[name])
     tokens, heads, _ = given["q"].shape
     return Array((tokens, heads, given["values"].shape[3]), given["q"].dtype)

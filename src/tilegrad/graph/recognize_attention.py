@@ -12,7 +12,6 @@ nan as it is written; what is `derived` afterwards has its derivatives as well.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from ..core.dtype import DType, bfloat16, float16
@@ -20,10 +19,10 @@ from ..ir.block import Block, pure_block
 from ..ir.node import Node, is_shallow, located, needs, topological, users
 from ..ir.rewrite import Log, rebuild
 from . import ops
-from .axes import ELEMENTWISE
+from .axes import below
 from .recognize_extras import refined
-from .recognize_parts import Surroundings, attention_of
-from .recognize_terms import NoMatch
+from .recognize_parts import Match
+from .recognize_scores import NoMatch
 
 NAME, BAND = "attention", "band of attention"
 KNOWN = (ops.attention, ops.attention_backward)
@@ -46,23 +45,26 @@ def _walk(roots: list[Node], outside: frozenset[Node], log: Log, derived: bool) 
     own = [n for n in order if n not in outside]
     inner = {n for n in own if n.blocks and _has_dots(n)}
     known = {n for n in own if n.op in KNOWN and {"mask", "bias"} & set(n.attrs["extras"])}
-    chosen: dict[Node, Surroundings] = {}
+    found: dict[Node, Node] = {}
     reads: dict[Node, list[Node]] = {}
-    for node in [n for n in own if n.op is ops.dot and looks_like(n)]:
+    for node in [n for n in own if n.op is ops.dot and _near_sum(n.inputs)]:
         reads = reads or users(order)
         try:
-            chosen[node] = _matched(node, reads, frozenset(roots), derived)
+            with located(node.location):
+                found[node] = _matched(node, reads, frozenset(roots), derived)
         except NoMatch as reason:
             if not reason.quiet:
                 log.notes.append(f"{node.location}: not attention: {reason}")
-    if not chosen and not inner and not known:
+    if not found and not inner and not known:
         return roots
-    done: dict[Node, Node] = {}
+    done: dict[Node, Node] = {n: n for n in outside}
     for node in own:
         done[node] = new = rebuild(node, done)
-        if node in chosen:
-            with located(node.location):
-                done[node], _ = attention_of(new, chosen[node])
+        if node in found:
+            for made in topological([found[node]], stop=done.__contains__):
+                if made not in done:
+                    done[made] = rebuild(made, done)
+            done[node] = done[found[node]]
             log.fired[NAME] = log.fired.get(NAME, 0) + 1
         elif node in known:
             done[node] = refined(new)
@@ -93,29 +95,12 @@ def _in_block(block: Block, log: Log, derived: bool) -> Block:
 # ---- one match ------------------------------------------------------------------------------
 
 
-def looks_like(root: Node) -> bool:
-    """Whether a sum of exp is near, under elementwise ops and movement."""
-    return _near_sum(root.inputs)
-
-
 def _near_sum(values: Sequence[Node]) -> bool:
-    seen: set[Node] = set()
-    waiting = deque(values)  # the nearest first: other sides may be long
-    while waiting and len(seen) < FAR:
-        node = waiting.popleft()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op is ops.sum_:
-            if _sums_exp(node):
-                return True
-        elif node.op.category in ELEMENTWISE or node.op.category == "movement":
-            waiting.extend(node.inputs)
-    return False
+    """Whether a sum of exp is near, under elementwise ops and movement."""
+    return any([_is_exp(n.inputs[0]) for n in below(values, FAR) if n.op is ops.sum_])
 
 
-def _sums_exp(node: Node) -> bool:
-    node = node.inputs[0]
+def _is_exp(node: Node) -> bool:
     while node.op is ops.cast or (node.op.category == "movement" and len(node.inputs) == 1):
         node = node.inputs[0]
     return node.op is ops.exp
@@ -123,26 +108,24 @@ def _sums_exp(node: Node) -> bool:
 
 def _matched(
     root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node], derived: bool
-) -> Surroundings:
-    """What stands around an attention; NoMatch where the dot is not the last of one."""
+) -> Node:
+    """The attention that a dot is the last of; NoMatch where it is of none."""
     weights = [i for i in root.inputs if _near_sum([i])]
     if not is_shallow(weights, READ):
         raise NoMatch("the scores are computed by very many ops in a row", quiet=True)
-    around = _surroundings(root, reads, ends)._replace(derived=derived)
-    made, dot = attention_of(root, around)
+    match = Match(root, *_above(root, reads, ends), derived)
+    made, dot = match.built(), match.scores.dot.node
     inside = _between(dot, root)
     for node in inside:
         if node is root:
             continue
         if node in ends or any(u not in inside for u in reads.get(node, ())):
-            raise NoMatch(f"{_called(node, dot)} is used elsewhere too")
+            between = f"the {node.op.name} between the dots"
+            called = "the dot of queries and keys" if node is dot else between
+            raise NoMatch(f"{called} is used elsewhere too")
     if dot in _between(dot, made):
         raise NoMatch("something else of it is computed from the scores")
-    return around
-
-
-def _called(node: Node, dot: Node) -> str:
-    return "the dot of queries and keys" if node is dot else f"the {node.op.name} between the dots"
+    return made
 
 
 def _between(dot: Node, root: Node) -> set[Node]:
@@ -157,8 +140,10 @@ def _between(dot: Node, root: Node) -> set[Node]:
     return inside
 
 
-def _surroundings(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> Surroundings:
-    """The movement and the cast that follow the dot at once, each the only use."""
+def _above(
+    root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]
+) -> tuple[list[Node], DType]:
+    """The movement that follows the dot at once, each the only use, and the dtype it is cast to."""
     above: list[Node] = []
     dtype: DType = root.dtype
     node = root
@@ -171,4 +156,4 @@ def _surroundings(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Nod
         else:
             above.append(user)
         node = user
-    return Surroundings(dtype, tuple(above))
+    return above, dtype

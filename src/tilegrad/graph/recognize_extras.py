@@ -7,6 +7,7 @@ Invariant: the extras say what was read from the scores, for every query and key
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -32,18 +33,17 @@ from .axes import (
 from .recognize_mask import (
     Affine,
     Condition,
-    affine,
     always,
     bounds,
     comparisons,
     conditions,
     index_of,
     meet,
+    position,
     shows_all,
 )
-from .recognize_scores import LEAST_SCORE, Scores, with_added
+from .recognize_scores import LEAST_SCORE, NoMatch, Scores, Term, summed, terms, with_added
 from .recognize_softmax import Softmax
-from .recognize_terms import NoMatch, Term, summed, terms
 
 
 class Axes(NamedTuple):
@@ -72,13 +72,14 @@ class Axes(NamedTuple):
         """The same axes after some were split."""
         return Axes(*map(flat, self))
 
+    @property
+    def difference(self) -> Affine:
+        """key - query."""
+        return index_of(self.keys).plus(index_of(self.queries), -1)
+
     def on_scores(self, value: Node) -> Node:
         """A value on the axes of the scores as (b, h, i, j), sizes 1 where it has none."""
         return grouped(value, self.scores, (self.batch, self.heads, self.queries, self.keys))
-
-
-class _FiniteMask(NoMatch):
-    """A mask of a finite number that may hide all keys of a query."""
 
 
 # ---- masks, biases, sinks, dropout ----------------------------------------------------------
@@ -86,164 +87,143 @@ class _FiniteMask(NoMatch):
 
 def look_through(scores: Scores, sinks: Sequence[Term]) -> None:
     """Follow all that is added or hides down to the end: no Atom is split afterwards."""
-    for term in (*scores.added, *sinks, *[t for _, t in scores.choices]):
+    chosen = [h.added for h in scores.hidden if h.added is not None]
+    for term in (*scores.added, *sinks, *chosen):
         depends(term.node, term.indices)
-    for node, indices, _ in (*scores.hiding, *scores.rows):
+    for node, indices, _ in (*[h.condition for h in scores.hidden], *scores.rows):
         depends(node, indices)
 
 
 class Extras(NamedTuple):
-    """Further inputs by name, the band, and, where a row that sees nothing takes the mean of all
-    values, whether each row sees something: (b, h, i, 1). A `bare` row, which -inf may have hidden
-    all keys from, gives nan."""
+    """Further inputs by name, the band, and what a query that sees nothing gives: the `mean` of
+    all values, where a finite number hides, or nan, where -inf may have hidden `bare` rows."""
 
     more: dict[str, Node]
     band: Band
-    seen: Node | None
+    mean: bool = False
     bare: bool = False
 
 
 def extras_of(axes: Axes, softmax: Softmax, scores: Scores, derived: bool) -> Extras:
     """What an attention reads beside q, k and v."""
-    seen = None
-    try:
-        band, masks, bias, slopes = _seen(axes, bool(softmax.sinks), scores, derived)
-    except _FiniteMask:
-        others = scores.masks or scores.added or scores.choices
-        if others or softmax.sinks or softmax.dropout is not None:
-            raise
-        bands, masks = _read(scores.finite, axes)
-        band, bias, slopes = meet(bands), [], []
-        seen = build.max_(_mask(scores.finite, axes), 3, keep=True)
-    more = _named(axes, masks, bias, slopes)
+    alone = not softmax.sinks and softmax.dropout is None
+    more, band, mean, _ = _seen(axes, scores, bool(softmax.sinks), alone, derived)
     if "bias" in more and not softmax.sinks and ops.is_constant(more["bias"]):
         del more["bias"]  # what all keys share changes nothing
     if softmax.sinks:
-        more["sinks"] = _by_head(summed(softmax.sinks, axes.scores), axes, "the sink")
+        sinks = _by_head(summed(softmax.sinks, axes.scores), axes)
+        if sinks is None:
+            raise NoMatch("the sink is not one number for each head")
+        more["sinks"] = sinks
     if softmax.dropout is not None:
         bits = softmax.dropout
         if atoms_of(bits.indices) != axes.scores or not full(bits.bits, bits.indices):
             raise NoMatch("the random bits of dropout lie in another order than the scores")
         more["key"], more["offset"] = bits.bits.inputs
     shown = shows_all(band, size_of(axes.queries), size_of(axes.keys))
-    bare = seen is None and ("mask" in more or "bias" in more or not shown)
-    return Extras(more, band, seen, bare and not softmax.guarded and not softmax.sinks)
+    bare = not mean and ("mask" in more or "bias" in more or not shown)
+    return Extras(more, band, mean, bare and not softmax.guarded and not softmax.sinks)
 
 
 def refined(node: Node) -> Node:
     """An attention Node (or its backward) whose mask and bias became a band where they are one."""
     given = attention.extras_of(node)
-    others = {n: x for n, x in given.items() if n not in ("mask", "bias")}
-    if len(others) == len(given) or node.attrs.get("wanted") or "query_starts" in given:
+    own = {n: x for n, x in given.items() if n in ("mask", "bias")}
+    if node.attrs.get("wanted") or "query_starts" in given:
         return node
-    own = [x for n, x in given.items() if n in ("mask", "bias")]
-    if not is_shallow(own, set(ops.graph.ops.values()) - {ops.dot}):
+    if not is_shallow(own.values(), set(ops.graph.ops.values()) - {ops.dot}):
         return node
-    axes, indices_of = _axes_of(node)
-    if not axes.keys:
+    every = fresh(sizes(node.inputs, node.attrs["orders"]).scores)
+    b, h, i, j = (p.atoms for p in every)
+    if not j:
         return node  # one key
     scores = Scores(Term(1.0, node, ()))
-    if "mask" in given:
-        scores = replace(scores, masks=(Condition(given["mask"], indices_of["mask"]),))
-    for term in terms(given["bias"], indices_of["bias"]) if "bias" in given else ():
-        scores = with_added(scores, term)
+    for name, x in own.items():
+        indices = tuple([FIRST if s == 1 else p for s, p in zip(x.shape, every)])
+        if name == "mask":
+            scores = scores.hiding(Condition(x, indices), -math.inf)
+        for term in terms(x, indices) if name == "bias" else ():
+            scores = with_added(scores, term)
     if "key_lengths" in given:  # it may hide what a finite number leaves
-        added = (*scores.added, *[term for _, term in scores.choices])
-        scores = replace(scores, added=added, choices=())
+        scores = _as_added(scores)
+    low = any(-math.inf < hidden.number < LEAST_SCORE for hidden in scores.hidden)
     look_through(scores, ())
-    axes = axes.parts
-    band, masks, bias, slopes = _seen(axes, True, scores)  # the log-sum-exp stays as it is
-    if slopes and "slopes" in others:
-        slopes = [others["slopes"], *slopes]
-    others |= _named(axes, masks, bias, slopes)
-    band = meet([node.attrs["band"], band])
-    shapes = [{n: x.shape for n, x in some.items()} for some in (others, given)]
-    low = any(read.otherwise < LEAST_SCORE for read, _ in scores.choices)
+    axes = Axes(b, h, (), i, j, (), ()).parts
+    found = _seen(axes, scores, sinks=True)  # the log-sum-exp stays as it is
+    more = {n: x for n, x in given.items() if n not in own} | found.more
+    if "slopes" in given and "slopes" in found.more:
+        more["slopes"] = build.add(given["slopes"], found.more["slopes"])
+    band = meet([node.attrs["band"], found.band])
+    shapes = [{n: x.shape for n, x in some.items()} for some in (more, given)]
     if band == node.attrs["band"] and shapes[0] == shapes[1] and not low:
         return node
-    extras = tuple([n for n in EXTRAS if n in others])
-    first = 3 if node.op is ops.attention else 6
-    inputs = (*node.inputs[:first], *[others[n] for n in extras])
+    extras = tuple([n for n in EXTRAS if n in more])
+    first = len(node.inputs) - len(given)
+    inputs = (*node.inputs[:first], *[more[n] for n in extras])
     return node.op.make(inputs, {**node.attrs, "band": band, "extras": extras})
 
 
-def _axes_of(node: Node) -> tuple[Axes, dict[str, Indices]]:
-    """Axes of an attention Node, and the Indices of its mask and bias."""
-    q, k, v = node.inputs[:3]
-    found = sizes(q, k, v, node.attrs["orders"])
-    own = fresh(found.scores)
-    b, h, i, j = (p.atoms for p in own)
-    axes = Axes(b, h, (), i, j, (), ())
-    indices_of = {
-        name: tuple([FIRST if s == 1 else p for s, p in zip(x.shape, own)])
-        for name, x in attention.extras_of(node).items()
-        if name in ("mask", "bias")
-    }
-    return axes, indices_of
-
-
 def _seen(
-    axes: Axes, sinks: bool, scores: Scores, derived: bool = False
-) -> tuple[Band, list[Condition], list[Term], list[Node]]:
-    """The band, conditions that are none, what is added, slopes.
+    axes: Axes, scores: Scores, sinks: bool, alone: bool = False, derived: bool = False
+) -> Extras:
+    """The band, a mask of conditions that are none, slopes, a bias.
 
     A very low finite number hides a key only where another one is seen: as a band, if it shows
     every query a key and nothing else may hide that. Where it was added it may stay so, except
-    under a derivative, which would need the logarithm of a sum to more digits than it has.
+    under a derivative, which would need the logarithm of a sum to more digits than it has. Where
+    it stands in place of scores, and they are `alone`, rows that see nothing give the mean.
     """
-    bands, masks = _read(scores.masks, axes)
-    finite = scores.hiding[len(scores.masks) :]
-    low, other = _read(finite, axes)
+    infinite = [h.condition for h in scores.hidden if h.number == -math.inf]
+    finite = [h for h in scores.hidden if h.number > -math.inf]
+    bands, masks = _read(infinite, axes)
+    low, other = _read([h.condition for h in finite], axes)
     band = meet([*bands, *low])
     slopes, bias = _slopes(scores.added, axes, band, sinks)
     shown = shows_all(band, size_of(axes.queries), size_of(axes.keys))
-    if finite and (other or masks or bias or not shown):
-        if scores.finite:
-            raise _FiniteMask(
-                "beside what else is added or masked, a mask of a finite number "
-                "gives rows that see nothing other values; -inf does not"
-            )
+    if not finite or (shown and not other and not masks and not bias):
+        return Extras(_named(axes, masks, bias, slopes), band)
+    if all(h.added is not None for h in finite):
         if derived:
             raise NoMatch(
                 "a finite number that hides keys is added to the scores, and may hide "
                 "all; use where, or -inf"
             )
-        band = meet(bands)
-        added = [*scores.added, *[term for _, term in scores.choices]]
-        slopes, bias = _slopes(added, axes, band, sinks)
-    return band, masks, bias, slopes
+        return _seen(axes, _as_added(scores), sinks)
+    if not alone or infinite or scores.added or any(h.added is not None for h in finite):
+        raise NoMatch(
+            "beside what else is added or masked, a mask of a finite number "
+            "gives rows that see nothing other values; -inf does not"
+        )
+    return Extras(_named(axes, other, [], []), band, mean=True)
+
+
+def _as_added(scores: Scores) -> Scores:
+    """The scores with finite numbers that hide keys as what they are: something that is added."""
+    chosen = [h for h in scores.hidden if h.added is not None and h.number > -math.inf]
+    added = (*scores.added, *[h.added for h in chosen if h.added is not None])
+    hidden = tuple([h for h in scores.hidden if h not in chosen])
+    return replace(scores, added=added, hidden=hidden)
 
 
 def _slopes(
     added: Sequence[Term], axes: Axes, band: Band, sinks: bool
 ) -> tuple[list[Node], list[Term]]:
     """Slopes, and terms that are none."""
-    slopes: list[Node] = []
-    bias: list[Term] = []
-    for term in added:
-        slope = _slope(term, axes, band, sinks)
-        if slope is None:
-            bias.append(term)
-        else:
-            slopes.append(slope)
-    return slopes, bias
+    found = [(_slope(term, axes, band, sinks), term) for term in added]
+    return [s for s, _ in found if s is not None], [t for s, t in found if s is None]
 
 
 def _read(found: Sequence[Condition], axes: Axes) -> tuple[list[Band], list[Condition]]:
     """Bands, and conditions that are none."""
     bands: list[Band] = []
     general: list[Condition] = []
-    for condition in found:
-        for part in conditions(condition):
-            functions = comparisons(part)
-            if functions is None:
-                general.append(part)
-                continue
-            read = [bounds(f, axes.queries, axes.keys) for f in functions if not always(f)]
-            if any(b is None for b in read):
-                general.append(part)
-            else:
-                bands += [b for b in read if b is not None]
+    for part in [part for condition in found for part in conditions(condition)]:
+        functions = comparisons(part)
+        read = [bounds(f, axes.difference, axes.keys[-1]) for f in functions or () if not always(f)]
+        if functions is None or None in read:
+            general.append(part)
+        else:
+            bands += [b for b in read if b is not None]
     return bands, general
 
 
@@ -255,83 +235,62 @@ def _named(
     if bias:
         found["bias"] = axes.on_scores(summed(bias, axes.scores))
     if masks:
-        found["mask"] = _mask(masks, axes)
+        values = [(on_atoms(m.node, m.indices, axes.scores), m.truth) for m in masks]
+        every = [value if truth else ops.bit_not(value) for value, truth in values]
+        found["mask"] = axes.on_scores(reduce(attention.and_masks, every))
     return found
 
 
-def _mask(masks: Sequence[Condition], axes: Axes) -> Node:
-    values = [(on_atoms(m.node, m.indices, axes.scores), m.truth) for m in masks]
-    every = [value if truth else ops.bit_not(value) for value, truth in values]
-    return axes.on_scores(reduce(attention.and_masks, every))
-
-
-def _by_head(value: Node, axes: Axes, name: str) -> Node:
+def _by_head(value: Node, axes: Axes) -> Node | None:
     """A value on the axes of the scores that has only heads, as (heads,) of wide floats."""
-    shape = axes.on_scores(value).shape
-    if shape[0] != 1 or shape[2] != 1 or shape[3] != 1:
-        raise NoMatch(f"{name} is not one number for each head")
+    found = axes.on_scores(value)
+    if found.shape != (1, found.shape[1], 1, 1):
+        return None
     heads = size_of(axes.heads)
-    found = build.expand(axes.on_scores(value), (1, heads, 1, 1))
-    return build.cast(build.reshape(found, (heads,)), sum_dtype(value.dtype))
+    found = build.reshape(build.expand(found, (1, heads, 1, 1)), (heads,))
+    return build.cast(found, sum_dtype(value.dtype))
+
+
+# ---- slopes ---------------------------------------------------------------------------------
 
 
 def _slope(term: Term, axes: Axes, band: Band, sinks: bool) -> Node | None:
     """slope(head) * (j - i), as the slopes; a sink sees what all keys share, so none may."""
-    rest, line = _line(term, axes, band)
-    if line is None:
+    factors = _factors(term.node, term.indices)
+    lines = [f for f in factors if Term(1.0, *f).on(axes.keys)]
+    line = _line(*lines[0], axes, band) if len(lines) == 1 else None
+    factor = None if line is None else line.terms.get(axes.keys[-1])
+    if line is None or not isinstance(factor, int):
         return None
-    keys, queries = index_of(axes.keys), index_of(axes.queries)
-    factor = line.terms.get(axes.keys[-1])
-    if not isinstance(factor, int):
+    rest = line.plus(index_of(axes.keys).times(factor), -1)  # without the keys
+    if not set(rest.terms) <= set(axes.queries):
         return None
-    wanted = Affine(keys).times(factor)
-    exact = wanted.plus(Affine(queries).times(factor), -1)
-    of_rows = {a: c for a, c in line.terms.items() if a not in keys}
-    if {a: c for a, c in line.terms.items() if a in keys} != wanted.terms:
-        return None
-    if (sinks and line != exact) or not set(of_rows) <= set(queries):
+    if sinks and line != axes.difference.times(factor):
         return None
     wide = sum_dtype(term.node.dtype)
     value = build.full((1,) * len(axes.scores), term.factor * factor, wide)
-    for node, indices in rest:
-        value = build.multiply(value, build.cast(on_atoms(node, indices, axes.scores), wide))
-    try:
-        return _by_head(value, axes, "a slope")
-    except NoMatch:
+    for node, indices in factors:
+        if (node, indices) not in lines:
+            value = build.multiply(value, build.cast(on_atoms(node, indices, axes.scores), wide))
+    return _by_head(value, axes)
+
+
+def _factors(node: Node, indices: Indices) -> list[tuple[Node, Indices]]:
+    """What a value is the product of."""
+    node, indices = strip(node, indices)
+    if node.op is not ops.multiply:
+        return [(node, indices)]
+    return [f for i in node.inputs for f in _factors(i, indices)]
+
+
+def _line(node: Node, indices: Indices, axes: Axes, band: Band) -> Affine | None:
+    """A value that is affine in positions; |j - i| is within a band on one side of the diagonal."""
+    found = position(node, indices)
+    if len(found) < 2:
+        return found[0] if found else None
+    difference, (least, most) = axes.difference, band
+    if difference not in found:
         return None
-
-
-def _line(term: Term, axes: Axes, band: Band) -> tuple[list[tuple[Node, Indices]], Affine | None]:
-    """The factors of a term without the one that is affine in the keys, and that one."""
-    rest: list[tuple[Node, Indices]] = []
-    line: Affine | None = None
-    stack = [(term.node, term.indices)]
-    while stack:
-        node, indices = strip(*stack.pop())
-        if node.op is ops.multiply:
-            stack.extend((i, indices) for i in node.inputs)
-            continue
-        if not depends(node, indices) & set(axes.keys):
-            rest.append((node, indices))
-            continue
-        found = affine(node, indices) or _one_side(node, indices, axes, band)
-        if found is None or line is not None:
-            return rest, None
-        line = found
-    return rest, line
-
-
-def _one_side(node: Node, indices: Indices, axes: Axes, band: Band) -> Affine | None:
-    """|j - i| within a band that lies on one side of the diagonal."""
-    while node.op is ops.cast:
-        node, indices = strip(node.inputs[0], indices)
-    if node.op is not ops.absolute:
-        return None
-    found = affine(node.inputs[0], indices)
-    difference = Affine(index_of(axes.keys)).plus(Affine(index_of(axes.queries)), -1)
-    if found is None or found not in (difference, difference.times(-1)):
-        return None
-    least, most = band
-    if most is not None and isinstance(most, int) and most <= 0:
+    if isinstance(most, int) and most <= 0:
         return difference.times(-1)
     return difference if isinstance(least, int) and least >= 0 else None

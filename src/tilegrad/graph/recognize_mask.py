@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 from ..core.dtype import bool_
@@ -19,7 +19,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, combine, floor_divide, high, low, maximum, minimum
 from . import build, ops
 from .attention_types import Band
-from .axes import ELEMENTWISE, Atom, Atoms, Indices, down, flat
+from .axes import ELEMENTWISE, Atom, Atoms, Indices, down, flat, strip
 from .notation import fold
 
 COMPARES = (ops.less, ops.less_equal, ops.equal, ops.not_equal)
@@ -100,7 +100,7 @@ def affine(node: Node, indices: Indices) -> Affine | None:
     if op is ops.size:
         return Affine({}, node.attrs["value"])
     if op is ops.iota:
-        line = Affine(index_of(flat(indices[0].atoms)))
+        line = index_of(flat(indices[0].atoms))
         return line.times(indices[0].step).plus(Affine({}, indices[0].start))
     if op is ops.cast or op is ops.stop_gradient:
         inner = node.inputs[0]
@@ -167,22 +167,20 @@ def _leaves(
 
 
 def _compares_positions(node: Node, indices: Indices) -> bool:
-    sides = [_position(i, indices) for i in node.inputs]
-    return all(s is not None for s in sides) and any(s[0].terms for s in sides if s is not None)
+    sides = [position(i, indices) for i in node.inputs]
+    return all(sides) and any(s[0].terms for s in sides)
 
 
-def _position(node: Node, indices: Indices) -> tuple[Affine, bool] | None:
-    """An affine value, or the absolute of one (True)."""
+def position(node: Node, indices: Indices) -> list[Affine]:
+    """Affine values of which a value is the largest: two for |x|, none where it is no such."""
     found = affine(node, indices)
     if found is not None:
-        return found, False
-    while node.op in (ops.absolute, ops.cast) or down(node, indices) is not None:
-        if node.op is ops.absolute:
-            found = affine(node.inputs[0], indices)
-            return None if found is None else (found, True)
-        below = down(node, indices)
-        node, indices = (node.inputs[0], indices) if below is None else below
-    return None
+        return [found]
+    node, indices = strip(node, indices)
+    while node.op is ops.cast:
+        node, indices = strip(node.inputs[0], indices)
+    found = affine(node.inputs[0], indices) if node.op is ops.absolute else None
+    return [] if found is None else [found, found.times(-1)]
 
 
 # ---- conditions -----------------------------------------------------------------------------
@@ -216,23 +214,18 @@ def comparisons(condition: Condition) -> list[Affine] | None:
     node, indices, truth = condition
     if node.op not in COMPARES:
         return None
-    left, right = (_position(i, indices) for i in node.inputs)
-    if left is None or right is None:
-        return None
+    left, right = (position(i, indices) for i in node.inputs)
     if node.op in (ops.equal, ops.not_equal):
-        if truth != (node.op is ops.equal) or left[1] or right[1]:
+        if truth != (node.op is ops.equal) or len(left) != 1 or len(right) != 1:
             return None
         return [left[0].plus(right[0], -1), right[0].plus(left[0], -1)]
     strict = node.op is ops.less
     if not truth:  # not a < b is b <= a
         left, right, strict = right, left, not strict
-    if right[1]:
+    if not left or len(right) != 1:
         return None  # c <= |x| is no conjunction
     margin = Affine({}, 1 if strict else 0)
-    found = [left[0].plus(right[0], -1).plus(margin)]
-    if left[1]:
-        found.append(left[0].times(-1).plus(right[0], -1).plus(margin))
-    return found
+    return [x.plus(right[0], -1).plus(margin) for x in left]
 
 
 def always(function: Affine) -> bool:
@@ -249,42 +242,31 @@ def always(function: Affine) -> bool:
 # ---- bands ----------------------------------------------------------------------------------
 
 
-def index_of(atoms: Atoms) -> dict[Atom, Size]:
-    """The coefficients of the row-major index of some Atoms."""
+def index_of(atoms: Atoms) -> Affine:
+    """The row-major index of some Atoms."""
     terms: dict[Atom, Size] = {}
     stride: Size = 1
     for atom in reversed(atoms):
         terms[atom] = stride
         stride = stride * atom.size
-    return terms
+    return Affine(terms)
 
 
-def bounds(function: Affine, queries: Atoms, keys: Atoms) -> Band | None:
-    """The band of key - query in which the function is <= 0, if it is a function of that."""
-    difference = Affine(index_of(keys)).plus(Affine(index_of(queries)), -1)
-    for sign in (1, -1):
-        if function.terms == difference.times(sign).terms:
-            limit = function.constant * -sign
-            return (None, limit) if sign == 1 else (limit, None)
-        factor = function.terms.get(keys[-1])
-        if not isinstance(factor, int) or factor * sign <= 1:
-            continue
-        if function.terms == difference.times(factor).terms:
-            limit = floor_divide(function.constant * -1, abs(factor))
-            return (None, limit) if sign == 1 else (limit * -1, None)
-    return None
+def bounds(function: Affine, difference: Affine, last: Atom) -> Band | None:
+    """The band of key - query (a `difference`, 1 for the last key's Atom) in which the function is
+    <= 0, if it is a function of that."""
+    factor = function.terms.get(last)
+    if not isinstance(factor, int) or function.terms != difference.times(factor).terms:
+        return None
+    limit = floor_divide(function.constant * -1, abs(factor))
+    return (None, limit) if factor > 0 else (limit * -1, None)
 
 
 def meet(bands: Sequence[Band]) -> Band:
     """The band in which all bands hold."""
-    least: Size | None = None
-    most: Size | None = None
-    for a, b in bands:
-        if a is not None:
-            least = a if least is None else maximum(least, a)
-        if b is not None:
-            most = b if most is None else minimum(most, b)
-    return least, most
+    least = [a for a, _ in bands if a is not None]
+    most = [b for _, b in bands if b is not None]
+    return reduce(maximum, least) if least else None, reduce(minimum, most) if most else None
 
 
 def shows_all(band: Band, queries: Size, keys: Size) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import reduce
 
 from ..core.dtype import DType, bfloat16, float16, float32, float64, promote
 from ..ir.node import Node
 from ..ir.symbol import Size
 from . import attention, build, ops
+from .attention_types import sum_dtype
 from .axes import (
     Atom,
     Atoms,
@@ -33,36 +34,13 @@ from .axes import (
 )
 from .recognize_extras import Axes, extras_of, look_through
 from .recognize_mask import comparisons, conditions
-from .recognize_scores import cap_and_scale, find_scores
+from .recognize_scores import NoMatch, Term, constant_factor, find_scores, summed
 from .recognize_softmax import Softmax, find_softmax
-from .recognize_terms import NoMatch, Term, constant_factor, summed
 from .simplify import holds
 
 FLOATS = (float16, bfloat16, float32, float64)
+ORDERS = ("bhtd", "bthd", "hbtd", "thbd", "tbhd", "htbd")  # where one is empty, the first is meant
 ByLetter = dict[str, Atoms]
-
-
-class Surroundings(NamedTuple):
-    """What becomes of the result: the dtype it is rounded to, how it is moved, whether it may be
-    derived."""
-
-    dtype: DType
-    above: tuple[Node, ...] = ()
-    derived: bool = False
-
-
-class Operand(NamedTuple):
-    """What a side of a dot moves, widens and multiplies by a constant."""
-
-    node: Node
-    indices: Indices
-    factor: float = 1.0
-
-
-def attention_of(root: Node, around: Surroundings) -> tuple[Node, Node]:
-    """(what replaces the last dot, the dot of queries and keys); NoMatch where it is none."""
-    match = _Match(root, around)
-    return match.built(), match.scores.dot.node
 
 
 def operand_indices(dot: Node, result: Indices) -> tuple[list[Indices], Indices]:
@@ -72,15 +50,8 @@ def operand_indices(dot: Node, result: Indices) -> tuple[list[Indices], Indices]
     rest = iter(result[len(batch[0]) :])
     sides: list[Indices] = []
     for side, x in enumerate(dot.inputs):
-        indices: list[AxisIndex] = []
-        for a in range(len(x.shape)):
-            if a in batch[side]:
-                indices.append(result[batch[side].index(a)])
-            elif a in contract[side]:
-                indices.append(inner[contract[side].index(a)])
-            else:
-                indices.append(next(rest))
-        sides.append(tuple(indices))
+        of = {**dict(zip(batch[side], result)), **dict(zip(contract[side], inner))}
+        sides.append(tuple([of[a] if a in of else next(rest) for a in range(len(x.shape))]))
     return sides, inner
 
 
@@ -95,24 +66,21 @@ def _probabilities(root: Node, sides: list[Indices], keys: Atoms) -> tuple[int, 
     raise (told or reasons)[0]
 
 
-def operand(node: Node, indices: Indices, scaled: bool = True) -> Operand:
-    """A side of a dot down to what it moves, widens and scales."""
+def operand(node: Node, indices: Indices, scaled: bool = True) -> Term:
+    """A side of a dot down to what it moves, widens and multiplies by a constant."""
     factor = 1.0
     while True:
         source = node.inputs[0] if node.inputs else node
         if node.op is ops.cast and source.dtype in FLOATS and holds(node.dtype, source.dtype):
             node = source
             continue
-        if scaled and node.op is ops.negative:
-            node, factor = source, -factor
-            continue
         found = constant_factor(node, indices) if scaled else None
-        if found is not None and found[0] != 0.0 and math.isfinite(found[0]):
+        if found is not None:
             node, factor = found[1], factor * found[0]
             continue
         below = moved(node, indices)
         if below is None:
-            return Operand(node, indices, factor)
+            return Term(factor, node, indices)
         node, indices = below
 
 
@@ -141,75 +109,50 @@ def _by_letter(axes: Axes) -> tuple[ByLetter, ByLetter, ByLetter]:
     )
 
 
-def _dtype(root: Node, last: DType, sides: Sequence[Operand]) -> DType:
+def _dtype(root: Node, last: DType, sides: Sequence[Term]) -> DType:
     """The dtype of the attention: a narrow one where all sides have it and the result gets it."""
     own = [x.node.dtype for x in sides]
     if all(d is last for d in own) and last in FLOATS:
         return last
-    found = root.dtype
-    for d in own:
-        if not d.is_float:
-            raise NoMatch(f"queries, keys or values are {d}")
-        found = promote(found, d)
+    found = reduce(promote, own, root.dtype)
     if found not in FLOATS:
         raise NoMatch(f"the result is {found}")
     return found
 
 
 def order_of(lies: Atoms, by_letter: ByLetter) -> str | None:
-    """The order in which a value lies, if each letter's Atoms lie together and d comes last."""
-    found, place = "", 0
-    while place < len(lies):
-        for letter, atoms in by_letter.items():
-            if atoms and lies[place : place + len(atoms)] == atoms and letter not in found:
-                found += letter
-                place += len(atoms)
-                break
-        else:
-            return None
-    if any(atoms and letter not in found for letter, atoms in by_letter.items()):
-        return None
-    for letter, place in (("d", len(found)), ("b", 0), ("h", 1), ("t", -1)):
-        if letter not in found:
-            place = len(found) + place if place < 0 else place
-            found = found[:place] + letter + found[place:]
-    return found if found[-1] == "d" else None
+    """The first of the ORDERS in which a value lies."""
+    for order in ORDERS:
+        if lies == tuple([a for letter in order for a in by_letter[letter]]):
+            return order
+    return None
 
 
-def placed(x: Operand, by_letter: ByLetter, dtype: DType) -> tuple[Node, str]:
+def placed(x: Term, by_letter: ByLetter, dtype: DType) -> tuple[Node, str]:
     """A side as four axes, and their order."""
-    lies = atoms_of(x.indices)
-    order = order_of(lies, by_letter) if full(x.node, x.indices) else None
-    if order is not None:
-        node = build.reshape(x.node, tuple([size_of(by_letter[letter]) for letter in order]))
-        return build.cast(node, dtype), order
-    every = tuple([a for letter in "bhtd" for a in by_letter[letter]])
-    node = on_leaf(x.node, x.indices, every)
-    node = build.expand(node, tuple([a.size for a in every]))
-    shape = tuple([size_of(by_letter[letter]) for letter in "bhtd"])
-    return build.cast(build.reshape(node, shape), dtype), "bhtd"
+    node = x.node
+    order = order_of(atoms_of(x.indices), by_letter) if full(node, x.indices) else None
+    if order is None:
+        order = "bhtd"
+        every = tuple([a for letter in order for a in by_letter[letter]])
+        node = build.expand(on_leaf(node, x.indices, every), tuple([a.size for a in every]))
+    shape = tuple([size_of(by_letter[letter]) for letter in order])
+    return build.cast(build.reshape(node, shape), dtype), order
 
 
 def _row_scaled(q: Node, order: str, axes: Axes, row: Term, divides: bool) -> Node:
     """Queries times (or over) what each of them has one of."""
-    wide = float64 if q.dtype is float64 else float32
+    wide = sum_dtype(q.dtype)
     value = axes.on_scores(summed([row], axes.scores))  # (b, h, i, 1)
     value = build.cast(attention.as_order(value, order), wide)
     scaled = (build.divide if divides else build.multiply)(build.cast(q, wide), value)
     return build.cast(scaled, q.dtype)
 
 
-def _not_a_number(out: Node, bare: Node, mean: Node | None) -> Node:
-    """nan in rows that see nothing, as 0 / 0 gives it. -inf that was added makes all derivatives
-    nan there; what stood in place of scores those of the values alone, given their mean."""
-    chosen = out if mean is None else build.where(bare, mean, out)
-    return build.multiply(chosen, build.where(bare, math.nan, build.constant(1.0, out.dtype)))
-
-
 def _mean(v: Node, heads: Size) -> Node:
     """The mean of all values, (b, h, 1, d): what equal scores give."""
     batch, key_heads, keys, width = v.shape
-    wide = float64 if v.dtype is float64 else float32
+    wide = sum_dtype(v.dtype)
     total = build.sum_(build.cast(v, wide), 2, keep=True)
     mean = build.divide(total, build.cast(build.size_value(keys), wide))
     group = heads // key_heads
@@ -217,22 +160,17 @@ def _mean(v: Node, heads: Size) -> Node:
     return build.cast(build.reshape(mean, (batch, heads, 1, width)), v.dtype)
 
 
-def _moved_to(x: Node, lies: Atoms, wanted: Atoms, shape: tuple[Size, ...]) -> Node:
-    wanted = flat(wanted)
-    if lies == wanted:
-        return build.reshape(x, shape)
-    x = build.reshape(x, tuple([a.size for a in lies]))
-    return build.reshape(build.permute(x, [lies.index(a) for a in wanted]), shape)
-
-
 # ---- which axis is what ---------------------------------------------------------------------
 
 
-class _Match:
-    """An attention that was found: its parts, which axes are what, the Node."""
+class Match:
+    """An attention that ends in a dot: its parts, which axes are what, the Node; NoMatch where
+    there is none. `above` is how the result is moved, `last` the dtype it gets; what is `derived`
+    afterwards has its derivatives."""
 
-    def __init__(self, root: Node, around: Surroundings) -> None:
-        self.root, self.around, self.result = root, around, fresh(root.shape)
+    def __init__(self, root: Node, above: Sequence[Node], last: DType, derived: bool) -> None:
+        self.root, self.last, self.derived = root, last, derived
+        self.result = fresh(root.shape)
         sides, inner = operand_indices(root, self.result)
         keys = tuple([a for p in inner for a in p.atoms])
         if not keys:
@@ -247,7 +185,7 @@ class _Match:
         self.q = operand(dot.inputs[first], pair[first])
         self.k = operand(dot.inputs[1 - first], pair[1 - first])
         self.v = operand(root.inputs[1 - side], sides[1 - side], scaled=False)
-        layouts = _layouts(self.result, around.above)
+        layouts = _layouts(self.result, above)
         look_through(self.scores, self.softmax.sinks)
         own = set(atoms_of(sides[side]))
         self.keys = flat(keys)
@@ -285,8 +223,8 @@ class _Match:
         """Of the axes that only queries have: the one masks compare with keys, or that is next."""
         keys, (power, indices) = self.keys, self.softmax.power
         compared: set[Atom] = set()
-        for c in self.scores.hiding:
-            for part in conditions(c):
+        for hidden in self.scores.hidden:
+            for part in conditions(hidden.condition):
                 for function in comparisons(part) or ():
                     if set(function.terms) & set(keys):
                         compared |= set(function.terms)
@@ -324,8 +262,8 @@ class _Match:
 
     def built(self) -> Node:
         """What replaces the last dot."""
-        axes, scores, around = self.axes, self.scores, self.around
-        dtype = _dtype(self.root, around.dtype, (self.q, self.k, self.v))
+        axes, scores = self.axes, self.scores
+        dtype = _dtype(self.root, self.last, (self.q, self.k, self.v))
         of_q, of_k, of_v = _by_letter(axes)
         (q, order_q), (k, order_k), (v, order_v) = (
             placed(self.q, of_q, dtype),
@@ -334,11 +272,10 @@ class _Match:
         )
         for node, indices, divides in scores.rows:
             q = _row_scaled(q, order_q, axes, Term(1.0, node, indices), divides)
-        extras = extras_of(axes, self.softmax, scores, around.derived)
+        extras = extras_of(axes, self.softmax, scores, self.derived)
         of_out = {**of_q, "d": axes.value_width}
         order = next((o for x in self.lies if (o := order_of(x, of_out)) is not None), "bhtd")
-        softcap, scale = cap_and_scale(scores)
-        scale *= self.q.factor * self.k.factor
+        scale = scores.dot.factor * self.q.factor * self.k.factor
         if scale < 0:
             q, scale = build.negative(q), -scale
         out, lse = attention.attention(
@@ -348,21 +285,20 @@ class _Match:
             extras.more,
             scale=scale,
             band=extras.band,
-            softcap=softcap,
+            softcap=scores.softcap,
             dropout=0.0 if self.softmax.dropout is None else self.softmax.dropout.rate,
             orders=(order_q, order_k, order_v, order),
         )
 
-        def mean() -> Node:
-            found = _mean(attention.heads_first(v, order_v), size_of(axes.heads))
-            return attention.as_order(found, order)
-
-        if extras.seen is not None:
-            out = build.where(attention.as_order(extras.seen, order), out, mean())
-        elif extras.bare:
-            of_all = mean() if around.derived and not scores.adds else None
-            bare = build.unsqueeze(build.equal(lse, -math.inf), 3)
-            out = _not_a_number(out, attention.as_order(bare, order), of_all)
-        lies = tuple([a for letter in order for a in of_out[letter]])
-        moved_out = _moved_to(out, lies, atoms_of(self.result), self.root.shape)
-        return build.cast(moved_out, self.root.dtype)
+        if extras.mean or extras.bare:
+            nothing = attention.as_order(build.unsqueeze(build.equal(lse, -math.inf), 3), order)
+            mean = _mean(attention.heads_first(v, order_v), size_of(axes.heads))
+            by_adding = any(h.added is not None and h.number == -math.inf for h in scores.hidden)
+            if extras.mean or (self.derived and not by_adding):
+                out = build.where(nothing, attention.as_order(mean, order), out)
+            if extras.bare:  # all derivatives become nan; of a mean, those of the values alone
+                one = build.constant(1.0, out.dtype)
+                out = build.multiply(out, build.where(nothing, math.nan, one))
+        indices = tuple([AxisIndex(of_out[letter]) for letter in order])
+        out = build.reshape(on_leaf(out, indices, atoms_of(self.result)), self.root.shape)
+        return build.cast(out, self.root.dtype)

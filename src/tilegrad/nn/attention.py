@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.errors import UserError
 from ..tensor.creation import zeros
-from ..tensor.heads import multi_head_attention_forward
+from ..tensor.heads import check_heads, multi_head_attention_forward
 from ..tensor.tensor import Tensor, lift
 from . import init
 from .linear import Linear, new_parameter
@@ -34,13 +33,7 @@ class MultiheadAttention(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        if embed_dim % num_heads:
-            raise UserError(
-                "features do not divide into heads",
-                op="MultiheadAttention",
-                expected=f"a multiple of {num_heads}",
-                got=embed_dim,
-            )
+        check_heads("MultiheadAttention", embed_dim, num_heads)
         self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, dropout
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.batch_first, self.head_dim = batch_first, embed_dim // num_heads

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import DType, bfloat16, float32, int8, int32
-from ..core.errors import MemoryLimitError, ShapeError, StateError, UserError
+from ..core.errors import MemoryLimitError, StateError, UserError
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.device import device as opened
 from ..tensor.creation import tensor
@@ -117,8 +117,8 @@ class PagedCache:
     ) -> Tensor:
         """Put a layer's new keys and values, rotated, into their pages; gives q rotated. How they
         turn (frequencies, interleaved, factor) is as `paged_append` says."""
-        where = (table, lengths, query_starts)
-        return self._changed("append", paged_append, layer, (q, k, v), where, rotation)
+        given = (q, k, v, table, lengths, query_starts)
+        return self._changed("append", paged_append, layer, given, rotation)
 
     def step(
         self,
@@ -132,22 +132,22 @@ class PagedCache:
         **how: Any,
     ) -> Tensor:
         """`append` and `attend` at once: attention of the new tokens; see `paged_step`."""
-        where = (table, lengths, query_starts)
-        return self._changed("step", paged_step, layer, (q, k, v), where, how)
+        given = (q, k, v, table, lengths, query_starts)
+        return self._changed("step", paged_step, layer, given, how)
 
     def _changed(
         self,
         op: str,
         function: Callable[..., tuple[Tensor, Tensor, Tensor]],
         layer: int,
-        new: tuple[Any, ...],
-        where: tuple[Any, ...],
+        given: tuple[Any, ...],
         how: dict[str, Any],
     ) -> Tensor:
         """The first result of a function whose others are a layer's keys and values from now on."""
         _in_step(op)
         cache = self.keys[layer], self.values[layer]
-        found, *after = function(*new, *cache, *where, scales=self.scales_of(layer), **how)
+        new, pages = given[:3], given[3:]
+        found, *after = function(*new, *cache, *pages, scales=self.scales_of(layer), **how)
         for before, now in zip(cache, after):
             before.assign(now)
         return found
@@ -163,30 +163,17 @@ class PagedCache:
 
 def _scales(given: Any, layers: int, key_heads: int) -> np.ndarray[Any, Any]:
     """(layers, 2, key_heads), as they are given or broadcast."""
+    expected = f"(2,) or ({layers}, 2, {key_heads}) positive numbers"
+    got = repr(given)[:80]
+    wrong = UserError("the scales do not fit", op="PagedCache", expected=expected, got=got)
     try:
         found = np.asarray(given, np.float32)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(
-            "scales are no numbers",
-            op="PagedCache",
-            expected=f"(2,) or ({layers}, 2, {key_heads}) numbers",
-            got=repr(given)[:80],
-        ) from None
-    if found.shape == (2,):
-        found = found[:, None]
-    try:
+        found = found[:, None] if found.shape == (2,) else found
         found = np.broadcast_to(found, (layers, 2, key_heads))
-    except ValueError:
-        raise ShapeError(
-            "the scales do not fit",
-            op="PagedCache",
-            expected=f"(2,) or ({layers}, 2, {key_heads})",
-            got=found.shape,
-        ) from None
+    except (TypeError, ValueError, OverflowError):
+        raise wrong from None
     if not (np.isfinite(found).all() and (found > 0).all()):
-        raise UserError(
-            "a scale is no positive number", op="PagedCache", expected="above 0", got=found.min()
-        )
+        raise wrong
     return found
 
 
@@ -215,10 +202,6 @@ def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
 
 def _untouched(size: int) -> Buffer:
     """Zeros that cost memory only where they are written: a page of the system at a time."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        buffer = Buffer.allocate(size, "paged cache")
-        buffer.array((size,), np.uint8)[...] = 0
-        return buffer
     try:
         mapping = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:

@@ -15,7 +15,18 @@ from typing import Any
 from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node, Op, walk
-from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, modulo, named
+from ..ir.symbol import (
+    Expr,
+    Size,
+    atoms,
+    coefficient,
+    combine,
+    floor_divide,
+    high,
+    low,
+    modulo,
+    named,
+)
 from ..ir.types import product, row_major
 
 Index = tuple[Size, ...]
@@ -62,12 +73,12 @@ def unravel(linear: Size, shape: Sequence[Size]) -> Index:
     return tuple(reversed(found))
 
 
-def _reshape(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+def _reshape(node: Node, index: Index) -> Index:
     """Align runs of axes with equal sizes, so that only what really mixes is divided. What is left
     at the end is equal by a requirement (N as N // 2 rows of 2)."""
     source, target = node.inputs[0].shape, node.shape
     if product(source) == 0:
-        return (0,) * len(source), []  # nothing is ever read
+        return (0,) * len(source)  # nothing is ever read
     found: list[Size] = []
     i = j = 0
     while i < len(source) or j < len(target):
@@ -87,7 +98,7 @@ def _reshape(node: Node, index: Index) -> tuple[Index, list[Condition]]:
             else:
                 raise InternalError("access", f"cannot align {source} with {target}")
         found += unravel(ravel(index[b:j], target[b:j]), source[a:i])
-    return tuple(found), []
+    return tuple(found)
 
 
 def _smaller(a: Size, b: Size) -> bool:
@@ -96,52 +107,50 @@ def _smaller(a: Size, b: Size) -> bool:
     return isinstance(a, int) or (not isinstance(b, int) and high(a) < high(b))
 
 
-def _permute(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+def _permute(node: Node, index: Index) -> Index:
     found: list[Size] = [0] * len(index)
     for axis, i in zip(node.attrs["order"], index):
         found[axis] = i
-    return tuple(found), []
+    return tuple(found)
 
 
-def _expand(node: Node, index: Index) -> tuple[Index, list[Condition]]:
-    return tuple(0 if s == 1 else i for i, s in zip(index, node.inputs[0].shape)), []
+def _expand(node: Node, index: Index) -> Index:
+    return tuple(0 if s == 1 else i for i, s in zip(index, node.inputs[0].shape))
 
 
-def _pad(node: Node, index: Index) -> tuple[Index, list[Condition]]:
-    source = node.inputs[0].shape
-    moved = tuple(i - a for i, a in zip(index, node.attrs["low"]))
-    conditions = [Condition(i, s) for i, s in zip(moved, source)]
-    return moved, [c for c in conditions if not c.holds()]
-
-
-def _slice(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+def _slice(node: Node, index: Index) -> Index:
     parts = zip(index, node.attrs["start"], node.attrs["step"])
-    return tuple(i * step + start for i, start, step in parts), []
+    return tuple(i * step + start for i, start, step in parts)
 
 
-def _flip(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+def _flip(node: Node, index: Index) -> Index:
     axes = node.attrs["axes"]
-    return tuple(
-        s - 1 - i if n in axes else i for n, (i, s) in enumerate(zip(index, node.shape))
-    ), []
+    return tuple(s - 1 - i if n in axes else i for n, (i, s) in enumerate(zip(index, node.shape)))
 
 
-def _windows(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+def _windows(node: Node, index: Index) -> Index:
     axis, a = node.attrs["axis"], node.attrs
     inner = index[axis] * a["step"] + index[-1] * a["dilation"]
-    return index[:axis] + (inner,) + index[axis + 1 : -1], []
+    return index[:axis] + (inner,) + index[axis + 1 : -1]
 
 
-MOVEMENT: dict[Op, Callable[[Node, Index], tuple[Index, list[Condition]]]] = {
+MOVEMENT: dict[Op, Callable[[Node, Index], Index]] = {
     ops.reshape: _reshape,
     ops.permute: _permute,
     ops.expand: _expand,
-    ops.pad: _pad,
+    ops.pad: lambda node, index: tuple(i - a for i, a in zip(index, node.attrs["low"])),
     ops.slice_: _slice,
     ops.flip: _flip,
     ops.windows: _windows,
-    ops.pruned: lambda node, index: (index, []),
+    ops.pruned: lambda node, index: index,
 }
+
+
+def moved(node: Node, index: Index) -> tuple[Index, list[Condition]]:
+    """The index that a movement reads, and the conditions under which it does (padding)."""
+    inner = MOVEMENT[node.op](node, index)
+    conditions = map(Condition, inner, node.inputs[0].shape) if node.op is ops.pad else ()
+    return inner, [c for c in conditions if not c.holds()]
 
 
 def atom_of(name: str, size: Size) -> Expr:
@@ -163,6 +172,19 @@ def offset_of(node: Node, index: Index) -> Size:
     for i, s in zip(index, row_major(node.shape)):
         total = total + i * s
     return total
+
+
+def strides_of(offset: Size, probes: Sequence[Size]) -> tuple[list[Size], Size] | None:
+    """How many elements an offset moves along atoms, and what is left of it; None where it is not
+    linear in them."""
+    found: list[Size] = []
+    for probe in probes:
+        stride = coefficient(offset, probe) if isinstance(probe, Expr) else 0
+        if stride is None:
+            return None
+        found.append(stride)
+        offset = offset - probe * stride
+    return found, offset
 
 
 def joined(node: Node, index: Index) -> Iterator[tuple[Node, Index, Condition]]:
@@ -201,7 +223,7 @@ def through(node: Node, index: Index, values: Container[Node]) -> Place | None:
     while node not in values:
         if node.op not in MOVEMENT:
             return None
-        index, conditions = MOVEMENT[node.op](node, index)
+        index, conditions = moved(node, index)
         if conditions:
             return None
         node = node.inputs[0]
@@ -212,7 +234,7 @@ def below(node: Node, index: Index, guarded: bool = True) -> list[Place]:
     """What movement and elementwise ops read for an element; of what is padded only where
     `guarded` reads count."""
     if node.op in MOVEMENT:
-        inner, conditions = MOVEMENT[node.op](node, index)
+        inner, conditions = moved(node, index)
         return [] if conditions and not guarded else [(node.inputs[0], inner)]
     return [(i, index) for i in node.inputs] if node.op.category in ELEMENTWISE else []
 
@@ -250,7 +272,7 @@ def _symbolic(node: Node, index: Index, stored: Any, loaded: Loaded | None) -> S
     if node in stored:
         return None
     if node.op in MOVEMENT:
-        inner, conditions = MOVEMENT[node.op](node, index)
+        inner, conditions = moved(node, index)
         return None if conditions else symbolic(node.inputs[0], inner, stored, loaded)
     if node.op is ops.in_range:
         place = symbolic(node.inputs[0], index, stored)

@@ -2,27 +2,43 @@
 
 The array takes a product with the ops that follow it, or ops alone, where its vector unit has them;
 everything else is the host's, in the same memory and the same Schedule. A Body of the array has an
-ArrayWork in its notes; the Body itself computes the same values on the CPU, to the bit. Invariant:
-what is refused is refused in words, and the host takes it.
+ArrayWork in its notes, operands with their views, steps, what is stored; the Body itself computes
+the same values on the CPU, to the bit: of 16-bit floats a tile of the unit's depth is summed from
+zero, k after k, and added to the tiles before it; with sums in place the unit's depth is that of
+the whole product. Subnormal numbers are zero of their sign: operands, products and sums.
+
+Invariant: what is refused is refused in words, and the host takes it; values are those of the
+array's simulator, NaNs' bits apart; views are movement alone, from what is stored in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace as replaced
+from typing import Any
 
-from ..core.target import Target
-from ..graph import ops
+import numpy as np
+
+from ..core.dtype import float16, float32
+from ..core.target import MatrixUnit, Target
+from ..graph import build, ops
+from ..graph.interpret import interpret
+from ..ir.block import argument, pure_block
 from ..ir.node import Node, topological
+from ..ir.rewrite import replace
+from ..ir.symbol import Size, evaluate, high, loop_index, low, modulo
+from ..ir.text import parse_block, print_block
+from ..ir.types import Array, product
 from ..runtime.language import language_of
-from ..tile.array import ArrayWork
-from .array_dot import ArrayDot
+from ..tile.array import FULL, HELD, LEFT, RIGHT, SPARSE, ArrayWork, Operand, Output, VectorStep
+from .access import offset_of, strides_of, through
 from .array_steps import ALONG, VECTOR, Reader, Refused, takes_product
-from .array_work import work_of_region
-from .cut import Cut
-from .dot import VectorProducts
+from .dot import DotLowering, VectorProducts
 from .family import Bodies, ByFunction, Family, Offer
 from .loops import lower_loops
-from .region import Region, leaves_of
+from .plan import Plan
+from .problem import Problem
+from .region import Cut, Region, leaves_of
 
 
 def refuses_value(node: Node, region: Region | None, leaves: Sequence[Node], cut: Cut) -> str:
@@ -104,7 +120,7 @@ class ArrayLoops(ArrayFamily):
 
 def refuses_first(region: Region, cut: Cut) -> str:
     """Why the vector unit does not compute the value that a Region of loops began with."""
-    first = region.values[0]
+    first = region.anchor
     return refuses_value(first, None, leaves_of(first, cut.values), cut)
 
 
@@ -143,3 +159,228 @@ def marked(bodies: Bodies, work: ArrayWork) -> Bodies:
     for body, _ in bodies:
         body.notes["array"] = work.to_text()
     return bodies
+
+
+# ---- products in the array's order ---------------------------------------------------------------
+
+TINY, HALF_TINY = 2.0**-126, 2.0**-14  # the smallest normal fp32, fp16
+
+
+class ArrayDot(DotLowering):
+    """Lowers one product in the order of the array at a rate."""
+
+    rate = ""
+
+    @property
+    def unit(self) -> MatrixUnit:
+        """The array as it multiplies at this rate."""
+        return next(u for u in self.target.array_rates if u.name == self.rate or not self.rate)
+
+    def choose(self) -> Plan:
+        """The host's, with blocks of k that are tiles of the array."""
+        depth = min(self.unit.k, high(self.problem.sizes[2]))
+        return replaced(super().choose(), block_k=depth, unroll=1)
+
+    def flushed(self, x: Node, least: float = TINY) -> Node:
+        """x without subnormal numbers."""
+        b = self.b
+        small = b.apply("less", b.apply("absolute", x), b.constant(least, float32, ()))
+        return b.apply("where", small, b.apply("multiply", x, b.constant(0, float32, ())), x)
+
+    def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
+        """A product, then a sum, each rounded."""
+        half = float16 in [x.dtype for x in self.region.anchor.inputs]
+        given = [self.flushed(x, HALF_TINY if half else TINY) for x in (left, line)]
+        product = self.flushed(self.b.apply("multiply", *given))
+        return self.flushed(self.b.apply("add", sums, product))
+
+    def with_earlier(self, acc: Node, at: Size, rows: list[Size], start: Size) -> Node:
+        """The tiles before it and this one; rows of the array that have no k add zeros."""
+        b, k = self.b, self.problem.sizes[2]
+        unit = self.unit
+        whole = unit.k if unit.k <= 2 * unit.m else 2 if self.rate else 1  # of k, without zeros
+        if modulo(k, whole) != 0:
+            zero = b.apply("add", acc, b.constant(0, float32, ()))
+            acc = b.branch(b.less(k, at + unit.k), lambda: [zero], lambda: [acc])[0]
+        return self.flushed(super().with_earlier(acc, at, rows, start))
+
+    def epilogue(self, row: Size, lane: Size, acc: Node) -> None:
+        """Sums as they are stored: fp16 has no subnormal numbers either."""
+        half = self.region.anchor.dtype is float16
+        super().epilogue(row, lane, self.flushed(acc, HALF_TINY) if half else acc)
+
+
+# ---- a Region as the work of the array -----------------------------------------------------------
+
+SATURATES = (("max", -128), ("max", 0), ("min", 127))  # what storing int8 does itself
+Sizes = tuple[Size, Size, Size, Size]  # batch, M, N, K
+
+
+def work_of_region(region: Region, target: Target) -> list[ArrayWork]:
+    """A Region in the terms of the array, both ways round; raises Refused where it has none."""
+    dot = region.anchor if region.anchor.op is ops.dot else None
+    reads, stored = list(region.inputs), region.arrays
+    sizes = _elements(region, stored)
+    operands: list[Operand] = []
+    if dot is not None:
+        why = takes_product(dot, target)
+        if why:
+            raise Refused(why)
+        sizes, operands = _factors(dot, reads)
+    reader = Reader(region.values, set(reads), target, dot)
+    values = [reader.value(v)[0] for v in stored]
+    if (dot is None and not reader.steps) or any(v[0] == "#" for v in values):
+        raise Refused("has nothing to compute here")
+    batch, m, n, k = sizes
+    further: list[tuple[Operand, bool, bool]] = []  # whether it is the same for all rows, columns
+    for node in reader.operands:
+        if product(node.shape) != product((batch, m, n)):
+            raise Refused("has no operand of one number a row")
+        one = _operand(FULL, node, reads, (batch, m, n))
+        elements = _elements_read(one)
+        rows, columns = (bool((elements == elements.take([0], axis)).all()) for axis in (1, 2))
+        further.append((one, high(m) > 1 and rows, high(n) > 1 and columns))
+    numbers = _numbers(reader, dot is not None)
+    steps = tuple(_step(numbers, *one) for one in reader.steps)
+    outputs = tuple(
+        Output(numbers[value], len(reads) + i, v.dtype.name, tuple(v.shape))
+        for i, (v, value) in enumerate(zip(stored, values))
+    )
+    made = []
+    for turned in (False, True)[: 1 if region.rows is not None else 2]:
+        held = [replaced(o, role=HELD) if (c if turned else r) else o for o, r, c in further]
+        given = (batch, m, n, k, (*operands, *held), steps, outputs, turned)
+        made += [saturating(ArrayWork(*given, rate)) for rate in _rates(operands, target)]
+    return made
+
+
+def _rates(operands: list[Operand], target: Target) -> list[str]:
+    """The rates that weights may have, the fastest first; floats are never left out, for infinities
+    times 0 are none."""
+    found = []
+    for unit in target.array_rates[1:] if operands else ():
+        kinds = tuple(o.dtype for o in operands)
+        names = tuple(kind.name for kind in unit.inputs)
+        pruned = any(o.pruned for o in operands) and not unit.accumulator.is_float
+        if pruned if unit.name == SPARSE else kinds in (names, names[::-1]):
+            found.append(unit.name)
+    return [*found, ""]
+
+
+def _elements(region: Region, stored: list[Node]) -> Sizes:
+    """Sizes of elements alone: rows as they are summed, else along the last axis."""
+    if region.rows is not None:
+        return 1, region.rows, region.columns, 0
+    shape = max((v.shape for v in stored), key=len)
+    return 1, product(shape[:-1]), shape[-1] if shape else 1, 0
+
+
+def _factors(dot: Node, reads: list[Node]) -> tuple[Sizes, list[Operand]]:
+    """Sizes and operands of a product."""
+    found = Problem(dot)
+    batch, m, k, n = found.sizes
+    a, b = dot.inputs
+    left = [*found.batch[0], *found.free_a, *found.contract[0]]
+    right = [*found.batch[1], *found.contract[1], *found.free_b]
+    return (batch, m, n, k), [
+        _operand(LEFT, build.permute(a, left), reads, (batch, m, k)),
+        _operand(RIGHT, build.permute(b, right), reads, (batch, k, n)),
+    ]
+
+
+def _numbers(reader: Reader, has_product: bool) -> dict[Any, int]:
+    """The number of each value: the product, operands, steps."""
+    order: list[Any] = [("product",)] if has_product else []
+    order += [("operand", node) for node in reader.operands]
+    order += [("step", i) for i in range(len(reader.steps))]
+    return {value: i for i, value in enumerate(order)}
+
+
+def _step(numbers: dict[Any, int], kind: str, a: Any, b: Any, shift: int) -> VectorStep:
+    number = b[0] == "#"
+    return VectorStep(kind, numbers[a], b[1] if number else numbers[b], number, shift)
+
+
+def _operand(role: str, node: Node, reads: list[Node], shape: tuple[Size, ...]) -> Operand:
+    base, pruned = node, False
+    while base not in reads:
+        pruned, base = base.op is ops.pruned, base.inputs[0]
+    kind = base.type
+    assert isinstance(kind, Array)
+    given = argument("x", kind)
+    moved = replace([build.reshape(node, shape)], {base: given})[0]
+    view = print_block(pure_block("view", (given,), (moved,)), "graph")
+    strides = _strides(moved, given)
+    if pruned:  # of an operand that is read with its fours whole
+        along = {LEFT: 2, RIGHT: 1}.get(role, 0)
+        apart = [s for i, s in enumerate(strides) if i != along]
+        fours = all(isinstance(s, int) and s % 4 == 0 for s in apart)
+        pruned = bool(strides) and strides[along] == 1 and fours
+    return Operand(reads.index(base), role, kind.dtype.name, kind.shape, view, strides, pruned)
+
+
+def _strides(moved: Node, base: Node) -> tuple[Size, ...]:
+    """Where the elements of a moved value lie in its base, if that is linear."""
+    index = tuple(
+        loop_index(name, size) for name, size in zip(("batch", "row", "column"), moved.shape)
+    )
+    place = through(moved, index, {base})
+    found = None if place is None else strides_of(offset_of(*place), index)
+    return () if found is None else (*found[0], found[1])
+
+
+def _elements_read(one: Operand) -> np.ndarray[Any, Any]:
+    """For every place of an Operand the element of the parameter that it reads; Symbols are small,
+    for which places are the same does not depend on them."""
+    block = parse_block(one.view.replace(f": {one.dtype}[", ": int32["))
+    some = {s.name: min(high(s), max(low(s), 3)) for s in ops.symbols(list(block.nodes))}
+    shape = tuple(evaluate(s, some) for s in block.arguments[0].shape)
+    numbers = np.arange(1, int(np.prod(shape)) + 1, dtype=np.int32).reshape(shape)
+    return interpret(list(block.results), {block.arguments[0]: numbers}, some)[0]
+
+
+def saturating(work: ArrayWork) -> ArrayWork:
+    """Steps that storing does itself are left out: the bounds of int8, and a scale before them."""
+    first = len(work.vector_operands) + bool(work.K)
+    steps = dict(enumerate(work.steps, first))
+    uses = dict.fromkeys(range(first + len(steps)), 0)
+    for s in work.steps:
+        for at in (s.first,) if s.number else (s.first, s.second):
+            uses[at] += 1
+    for o in work.outputs:
+        uses[o.value] += 1
+    gone: set[int] = set()
+    outputs = [_saturated(o, steps, uses, gone) for o in work.outputs]
+    kept = [at for at in steps if at not in gone]
+    renumbered = {**{i: i for i in range(first)}, **{at: first + i for i, at in enumerate(kept)}}
+    left = []
+    for s in (steps[at] for at in kept):
+        second = s.second if s.number else renumbered[s.second]
+        left.append(replaced(s, first=renumbered[s.first], second=second))
+    stored = tuple(replaced(o, value=renumbered[o.value]) for o in outputs)
+    return replaced(work, steps=tuple(left), outputs=stored)
+
+
+def _saturated(
+    o: Output, steps: dict[int, VectorStep], uses: dict[int, int], gone: set[int]
+) -> Output:
+    """An Output before the steps that storing it does; those are added to `gone`."""
+    at, chain = o.value, []
+    clipped: dict[str, int] = {}
+    while o.dtype == "int8" and at in steps and uses[at] == 1:
+        s = steps[at]
+        if not s.number or s.kind in clipped or (s.kind, s.second) not in SATURATES:
+            break
+        clipped[s.kind] = s.second
+        chain.append(at)
+        at = s.first
+    if len(clipped) < 2:  # stored whole, or within int8 without it
+        return o
+    gone.update(chain)
+    scale, shift = 1, 0
+    if at in steps and uses[at] == 1:
+        s = steps[at]
+        if s.kind == "mul" and s.number and 0 <= s.second < 1 << 15 <= 1 << s.shift:
+            gone.add(at)
+            scale, shift, at = s.second, s.shift, s.first
+    return replaced(o, value=at, relu=clipped["max"] == 0, scale=scale, shift=shift)

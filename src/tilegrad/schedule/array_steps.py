@@ -88,17 +88,18 @@ class Reader:
             )
         if node.op is ops.constant:
             return self._constant(node)
-        base = node
+        base, moves = node, []
         while base not in self.leaves and base.op in MOVEMENT and base is not self.dot:
             if base in self.inside and base is not node:
                 break
+            moves.append(base)
             base = base.inputs[0]
         if base in self.leaves:
             return self._operand(node)
         if base is not node:  # a value of the Region itself, read at its own element
             if base.op is ops.constant and product(base.shape) == 1:
                 return self._constant(base)
-            if any(n.op in (ops.pad, ops.windows) for n in self._moves(node, base)):
+            if any(n.op in (ops.pad, ops.windows) for n in moves):
                 raise Refused("has no padding of sums")
             return self.value(base)
         if node.op is ops.cast:
@@ -139,13 +140,6 @@ class Reader:
         if test.inputs == (second, first):
             return self._step(node, "max", first, second)
         raise Refused("has no where but of the larger or smaller")
-
-    def _moves(self, node: Node, base: Node) -> list[Node]:
-        found = []
-        while node is not base:
-            found.append(node)
-            node = node.inputs[0]
-        return found
 
     def _constant(self, node: Node) -> tuple[Any, Range]:
         value = node.attrs["value"]

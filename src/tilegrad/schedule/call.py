@@ -7,7 +7,6 @@ for the Target.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..ir.symbol import Size, high
 from ..ir.types import Tile, product
 from ..tile.build import Body
 from ..tile.callee import KernelCallee
-from ..tile.check import verify_body
+from ..tile.check import PLACED_OPS, verify_body
 from ..tile.legalize import legalize
 from ..tile.prove import require
 from .family import Bodies, Family, Made, Offer, Verdict
@@ -32,45 +31,41 @@ class CallFamily(Family):
     """Kernels that a Graph calls: users' own, and those that a pass has chosen."""
 
     def lower(self, region: Region, offer: Offer, target: Target, name: str) -> Bodies:
-        """The Bodies of the kernel."""
-        return lower_call(region, region.inputs, target)
+        """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', (type,
+        i)) for result i that nobody wants, or ('state', i) for the call's argument i, written in
+        place."""
+        node = region.anchor
+        callee = node.attrs["callee"]
+        if node.op is not ops.call or not isinstance(callee, KernelCallee):
+            raise InternalError("schedule.call", f"{callee!r} has no Bodies")
+        if callee.level == "placed" and "shared" not in target.memories:
+            raise UserError(
+                f"the kernel {callee.name} is written at the placed level",
+                op=callee.name,
+                expected="a Target with roles and shared memory",
+                got=target.name,
+                hint="run it with the interpreter, or write a portable kernel for this machine",
+                location=node.location,
+            )
+        results = region.items
+        found: Bodies = []
+        for body, roles in callee.launches_for(target):
+            given: list[Any] = []
+            for kind, place in roles:
+                if kind == "read":
+                    given.append(("read", region.inputs.index(node.inputs[place])))
+                elif kind == "state":
+                    given.append(("state", place))
+                elif place in results:
+                    given.append(("store", results[place]))
+                else:
+                    given.append(("scratch", (callee.types("store")[place], place)))
+            found.append(Made(body, given))
+        return found
 
     def verdict(self, region: Region, verdict: Verdict) -> Verdict:
         """Who offered what where a pass has chosen the kernel."""
-        return region.values[0].attrs["callee"].verdict or verdict
-
-
-def lower_call(region: Region, reads: Sequence[Node], target: Target) -> Bodies:
-    """Bodies with what each parameter stands for: ('read', i), ('store', i), ('scratch', (type, i))
-    for result i that nobody wants, or ('state', i) for the call's argument i, written in place."""
-    node = region.values[0]
-    callee = node.attrs["callee"]
-    if node.op is not ops.call or not isinstance(callee, KernelCallee):
-        raise InternalError("schedule.call", f"{callee!r} has no Bodies")
-    if callee.level == "placed" and "shared" not in target.memories:
-        raise UserError(
-            f"the kernel {callee.name} is written at the placed level",
-            op=callee.name,
-            expected="a Target with roles and shared memory",
-            got=target.name,
-            hint="run it with the interpreter, or write a portable kernel for this machine",
-            location=node.location,
-        )
-    results = region.items
-    found: Bodies = []
-    for body, roles in callee.launches_for(target):
-        given: list[Any] = []
-        for kind, place in roles:
-            if kind == "read":
-                given.append(("read", list(reads).index(node.inputs[place])))
-            elif kind == "state":
-                given.append(("state", place))
-            elif place in results:
-                given.append(("store", results[place]))
-            else:
-                given.append(("scratch", (callee.types("store")[place], place)))
-        found.append(Made(body, given))
-    return found
+        return region.anchor.attrs["callee"].verdict or verdict
 
 
 def legalize_call(body: Body, kind: str, target: Target) -> Body:
@@ -140,3 +135,12 @@ def _known(node: Node) -> int:
     if node.op.name == "reduce":
         return 0  # of what is counted at run time
     return 0 if not node.inputs else max(_known(i) for i in node.inputs)
+
+
+def check_body(body: Body, kind: str, target: Target) -> Body:
+    """The pass: races, deadlock and fences of a library kernel with what fusion has put into it."""
+    placed = any(node.op.name in PLACED_OPS for node in body.block.all_nodes())
+    if placed and kind != "call":
+        verify_body(body, "placed", target, "schedule.call")
+        require(body, target, "schedule.call")
+    return body

@@ -21,8 +21,7 @@ def check_lowered(lowering: Lowering, schedule: Schedule) -> None:
 def check_schedule(schedule: Schedule) -> None:
     """Raise InternalError where a Schedule breaks its promises."""
     _check_order(schedule)
-    _check_lives(schedule)
-    _check_devices(schedule)
+    _check_touches(schedule)
     _check_arena(schedule)
     _check_jumps(schedule)
     _check_results(schedule)
@@ -90,29 +89,24 @@ def _check_results(schedule: Schedule) -> None:
                     raise _fail(f"{body.name} never writes its parameter {number}, a result")
 
 
-def _check_lives(schedule: Schedule) -> None:
+def _check_touches(schedule: Schedule) -> None:
+    """A Kernel touches Slots that live, and of its Device alone, unless it is a Transfer."""
     for number, kernel in enumerate(schedule.kernels):
-        for step in kernel.steps:
-            for touched in slots_of(step):
-                owner = schedule.slots[schedule.storage(touched)]
-                if not owner.first <= number <= owner.last:
-                    raise _fail(
-                        f"kernel {number} {kernel.name} touches Slot %{touched}, which "
-                        f"lives in kernels {owner.first}..{owner.last}"
-                    )
-
-
-def _check_devices(schedule: Schedule) -> None:
-    """A Kernel touches Slots of its Device alone, unless it is a Transfer."""
-    for number, kernel in enumerate(schedule.kernels):
-        for step in kernel.steps:
-            for touched in () if isinstance(step, Transfer) else slots_of(step):
-                device = schedule.slots[touched].device
-                if device != kernel.device:
-                    raise _fail(
-                        f"kernel {number} {kernel.name} runs on {kernel.device!r} and touches Slot "
-                        f"%{touched} of {device!r}"
-                    )
+        for step, touched in ((s, slot) for s in kernel.steps for slot in slots_of(s)):
+            owner, device = (
+                schedule.slots[schedule.storage(touched)],
+                schedule.slots[touched].device,
+            )
+            if not owner.first <= number <= owner.last:
+                raise _fail(
+                    f"kernel {number} {kernel.name} touches Slot %{touched}, which "
+                    f"lives in kernels {owner.first}..{owner.last}"
+                )
+            if device != kernel.device and not isinstance(step, Transfer):
+                raise _fail(
+                    f"kernel {number} {kernel.name} runs on {kernel.device!r} and touches Slot "
+                    f"%{touched} of {device!r}"
+                )
 
 
 def _check_arena(schedule: Schedule) -> None:

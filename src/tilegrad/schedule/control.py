@@ -29,7 +29,7 @@ GUESS = 16  # steps of a loop whose length is not known
 
 def lower_control(outer: Lowering, region: Region) -> None:
     """Add the Kernels of a control Region."""
-    node = region.values[0]
+    node = region.anchor
     wanted = {v.attrs["index"]: v for v in region.stored if v.op is ops.get}
     lowering = ControlLowering(outer, node, wanted)
     if node.op is ops.cond:

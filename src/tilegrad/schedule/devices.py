@@ -18,7 +18,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size
 from ..ir.types import product
 from .check import check_schedule
-from .reuse import plan_memory
+from .reuse import Life, plan_memory, widen
 from .schedule import Control, Copy, Kernel, Label, Launch, Schedule, Slot, Transfer, slots_of
 
 
@@ -56,14 +56,12 @@ class Move:
 
 
 @dataclass
-class Joiner:
+class Joiner(Schedule):
     """The whole as far as it is there."""
 
-    results: set[Node]
-    slots: list[Slot] = field(default_factory=list)
-    kernels: list[Kernel] = field(default_factory=list)
+    results: set[Node] = field(default_factory=set)
     slot_of: dict[Node, int] = field(default_factory=dict)
-    lives: dict[int, tuple[int, int]] = field(default_factory=dict)
+    lives: dict[int, Life] = field(default_factory=dict)
     waiting: dict[Node, Move] = field(default_factory=dict)  # not copied before they are read
     labels: int = 0
 
@@ -76,9 +74,7 @@ class Joiner:
 
     def widen(self, slot: int, first: int, last: int) -> None:
         """Let the memory of a Slot live over some Kernels too."""
-        slot = self._owner(slot)
-        a, b = self.lives.get(slot, (first, last))
-        self.lives[slot] = (min(a, first), max(b, last))
+        widen(self.lives, self.storage(slot), (first, last))
 
     def place(self, value: Node) -> int:
         """The Slot of a value; that of a Move that waits is there before the copy."""
@@ -164,11 +160,6 @@ class Joiner:
                 last = min(slot.last, len(index) - 1)
                 self.widen(number[slot.number], index[slot.first], index[last])
 
-    def _owner(self, number: int) -> int:
-        while (alias := self.slots[number].alias) is not None:
-            number = alias
-        return number
-
 
 def _renumbered(step: Any, number: Sequence[int], labels: int) -> Any:
     if isinstance(step, Launch):
@@ -186,7 +177,7 @@ def join(
 ) -> Schedule:
     """The Schedule of the whole: arguments with their Devices, and Parts and Moves in an order in
     which they can run."""
-    whole = Joiner(set(results))
+    whole = Joiner([], [], [], [], results=set(results))
     for value, device in arguments:
         whole.new_slot(value, "input", device)
     leaving: dict[Node, list[Move]] = {}
@@ -206,7 +197,7 @@ def join(
                 whole.waiting[one.value] = one
     outputs = [whole.slot_of[value] for value in results]
     for slot in outputs:
-        owner = whole.slots[whole._owner(slot)]
+        owner = whole.slots[whole.storage(slot)]
         owner.kind = "output" if owner.kind == "scratch" else owner.kind
         whole.widen(owner.number, len(whole.kernels), len(whole.kernels))
     for found in whole.slots:

@@ -34,15 +34,13 @@ from ..ir.symbol import (
     maximum,
     minimum,
     modulo,
-    named,
     substitute,
 )
 from ..ir.types import Array, Memory, product
 from ..tile import ops as tile_ops
 from . import plan as plans
 from . import sheet as parameters
-from .access import Index, offset_of, reads_below
-from .cut import Cut
+from .access import Index, atom_of, offset_of, reads_below
 from .evaluate import wide
 from .family import Bodies, Family, Made, Offer, roofline
 from .plan import Plan
@@ -67,9 +65,9 @@ class DotLowering:
 
     def __init__(self, region: Region, target: Target, name: str) -> None:
         self.region, self.target, self.name = region, target, name
-        self.problem = problem_of(region.values[0])
+        self.problem = problem_of(region.anchor)
         self.stored = region.stored
-        self.accumulator = wide(dtypes.accumulator(region.values[0].inputs[0].dtype))
+        self.accumulator = wide(dtypes.accumulator(region.anchor.inputs[0].dtype))
 
     def choose(self) -> Plan:
         """The cheapest Plan for these sizes."""
@@ -93,17 +91,17 @@ class DotLowering:
         self.b, self.e, self.outputs = self.sheet.b, self.sheet.e, self.sheet.outputs
         self.partial = self.sheet.others.get("partial")
         if self.partial is None and self.parts != 1 and self.keeps_sums:
-            self.partial = self.outputs[self.region.values[0]]
+            self.partial = self.outputs[self.region.anchor]
         return self.sheet.end(self.body(), plan=self.plan)
 
     def sums_in_result(self) -> bool:
         """Whether sums over a part of k can be kept where the result goes."""
-        dot = self.region.values[0]
+        dot = self.region.anchor
         return dot in self.stored and dot.dtype is self.accumulator
 
     def partial_sums(self) -> list[Parameter]:
         """Where sums over a part of k are kept apart from the result."""
-        dot = self.region.values[0]
+        dot = self.region.anchor
         if self.parts == 1 or not self.keeps_sums or self.sums_in_result():
             return []
         memory = Memory((product(dot.shape),), self.accumulator, "global", "state")
@@ -223,7 +221,7 @@ class DotLowering:
             for piece in range(0, self.plan.nr, lanes):
                 columns = [start + (piece + r) for r in range(lanes)]
                 square = self.turned(p.b, lambda k, n: p.index_b(self.batch, k, n), columns, at + i)
-                square = b.add(tile_ops.reshape(square, shape=(1, lanes, lanes)))
+                square = b.reshape(square, (1, lanes, lanes))
                 b.store(self.packed_b, square, (j, i, piece), (0, 1, 2))
 
     def turned(
@@ -236,7 +234,7 @@ class DotLowering:
         for other in others:
             with e.vector(k, lanes, self.problem.sizes[2], True) as lane:
                 rows.append(b.cast(e.value(x, index(lane, other)), self.accumulator))
-        return b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
+        return b.turned(rows)
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[r, i] = a[row r, at + i], or packed[i, r] in lines of k."""
@@ -330,8 +328,7 @@ class DotLowering:
         _, m, k, _ = p.sizes
         if self.along_m or high(m) <= plan.mr:
             return []
-        row = named("loop", "far_row", 0, max(1, high(m) - 1))
-        place = named("loop", "far_k", 0, max(1, high(k) - 1))
+        row, place = atom_of("far_row", m), atom_of("far_k", k)
         share = -(-plan.mr // (plan.block_n // plan.nr))
         found: list[tuple[Node, Size]] = []
         for node, index in reads_below([(p.a, p.index_a(self.batch, row, place))], self.e.memories):
@@ -347,7 +344,7 @@ class DotLowering:
 
     def put(self, acc: Node, at: Size, i: Size, start: Size) -> None:
         """Store a register tile: straight from registers where nothing is left to compute."""
-        b, dot, mr = self.b, self.region.values[0], self.plan.mr
+        b, dot, mr = self.b, self.region.anchor, self.plan.mr
 
         def by_rows() -> None:
             b.store(self.strip, acc, (0, 0), (0, 1))
@@ -400,17 +397,13 @@ class DotLowering:
 
     def epilogue(self, row: Size, lane: Size, acc: Node) -> None:
         """Evaluate and store what the Region wants of one row."""
-        e, dot = self.e, self.region.values[0]
-        e.own[dot] = e.settled(self.b.cast(acc, wide(dot.dtype)), dot)
-        for v in self.stored:
-            self.sheet.write(v, self.problem.index_like(v.shape, v, self.batch, row, lane))
+        self.problem.write(self.sheet, self.stored, (self.batch, row, lane), acc)
 
     def prefetch_rows(self, rows: list[Size], start: Size) -> None:
         """Ask for what the epilogue will read and write while the register tile is computed."""
         p, (_, m, _, n) = self.problem, self.problem.sizes
-        row = named("loop", "far_row", 0, max(1, high(m) - 1))
-        lane = named("loop", "far_lane", 0, max(1, high(n) - 1))
-        starts = [(v, p.index_like(v.shape, v, self.batch, row, lane)) for v in self.stored]
+        row, lane = atom_of("far_row", m), atom_of("far_lane", n)
+        starts = [(v, p.index_like(v, self.batch, row, lane)) for v in self.stored]
         found = [(self.outputs[v], offset_of(v, i)) for v, i in starts]
         for node, index in reads_below(starts, self.e.memories):
             found.append((self.e.memories[node], offset_of(node, index)))
@@ -426,10 +419,6 @@ class DotLowering:
 
 class VectorProducts(Family):
     """Products on vectors, packed and register-tiled."""
-
-    def grow(self, region: Region, node: Node, leaves: Sequence[Node], cut: Cut) -> bool:
-        """Whether a value can be computed of the product on its way out."""
-        return cut.follows(node, region, leaves)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """Rows of groups that are mostly alone are no product."""

@@ -24,20 +24,19 @@ from ..kernels.matmul.joint import JointMatmul
 from ..kernels.matmul.matvec import MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import FITTED, ranked, transposed
+from ..kernels.matmul.plan import FITTED, ranked
 from ..kernels.matmul.shape import Operands, WidePlan
 from ..kernels.matmul.table import PLAIN
 from ..kernels.matmul.wide_grouped import GroupedJoint, choose_grouped
 from ..tile.build import Body
 from .access import base_of
-from .block_sums import is_part
-from .cut import Cut
 from .dot_wide import FEW_TOKENS, WideDot, accepts
 from .family import Bodies, Family, Offer
 from .fuse import Fuser
 from .lowering import Lowering
 from .problem import breaks_of_groups
-from .region import REDUCE, Region, bit, leaves_of
+from .region import REDUCE, Cut, Region, bit, leaves_of
+from .values import is_part
 
 MOST_WEIGHTS = 4  # of one launch
 APART = 4  # Regions that one dot may need and another not: else they are ready at other times
@@ -73,22 +72,15 @@ class _Joiner:
         inputs: dict[Node, list[Region]] = {}
         for region in self.fuser.regions:
             if region.kind == "dot":
-                inputs.setdefault(self.input_of(region.values[0]), []).append(region)
+                inputs.setdefault(self.input_of(region.anchor), []).append(region)
         joined = False
         for regions in inputs.values():
-            takes = [
-                r
-                for r in regions
-                if len(regions) > 1
-                and self.wide(r).operands is not None
-                and not self.wide(r).block_sums
-            ]
+            wides = [(r, self.wide(r)) for r in regions if len(regions) > 1]
+            takes = [r for r, w in wides if w.operands is not None and not w.block_sums]
             pairs = self.pairs(takes)
             rest = [r for r in takes if not any(r in pair for pair in pairs)]
-            for kind, parts in [
-                *(("gated", p) for p in pairs),
-                *(("dots", s) for s in self.sets(rest)),
-            ]:
+            found = [("gated", pair) for pair in pairs] + [("dots", s) for s in self.sets(rest)]
+            for kind, parts in found:
                 if self.closed(parts):  # as Regions are after what was joined before
                     self.join(kind, parts)
                     joined = True
@@ -183,7 +175,7 @@ class _Joiner:
     def seconds(self, x: Operands) -> float:
         """What the model expects of a launch."""
         if x.block:
-            return choose_grouped(transposed(x), self.target).seconds
+            return choose_grouped(x, self.target).seconds
         if not matvec_why_not(x, self.target):
             return choose_matvec(x, self.target).seconds
         found = ranked(x, self.target)
@@ -271,12 +263,7 @@ class JointDot(WideDot):
             parts = [(p.stored[0], self.shared(p)) for p in self.parts if not self.gated]
             return self.build_matvec(parts or [(self.stored[0], self)])
         assert isinstance(plan, WidePlan)
-        _, m, k, n = self.problem.sizes
-        tokens = self.tokens()
-        weights = [
-            self.matrix(p.right, (p.problem.sizes[3], k), p.right.columns, p.right.rows)
-            for p in self.parts
-        ]
+        _, m, _, n = self.problem.sizes
         if self.gated:
             stored, epilogues = [(self.stored[0], n)], [self.epilogue]
         else:
@@ -287,8 +274,8 @@ class JointDot(WideDot):
             x,
             plan,
             self.b,
-            tokens,
-            weights,
+            self.tokens(),
+            [self.weights(p) for p in self.parts],
             results,
             epilogues,
             self.prologue if self.wholes else None,
@@ -303,12 +290,12 @@ class JointDot(WideDot):
         return part
 
 
-def takes_parts(part: Node, region: Region, cut: Cut, target: Target) -> bool:
+def takes_parts(part: Node, region: Region, cut: Cut) -> bool:
     """Whether the library's kernel of a product can leave the sums of its blocks behind."""
     if not is_part(part):
         return False
     source, values = part.inputs[0].inputs[0], cut.values
-    if source.shape != region.values[0].shape:
+    if source.shape != region.anchor.shape:
         return False
     if not cut.aligned(source, region, leaves_of(source, values)):
         return False
@@ -316,7 +303,7 @@ def takes_parts(part: Node, region: Region, cut: Cut, target: Target) -> bool:
     like = Region("dot", region.values, region.total, stored=stored)
     reads = like.reads_among(values)
     like.stored = [*stored, part]
-    found = WideDot(like, reads, target)
+    found = WideDot(like, reads, cut.target)
     return found.asynchronous and found.choice is not None
 
 
@@ -327,10 +314,9 @@ class LibraryProducts(Family):
         """Whether a value can be computed of the product on its way out: sums over blocks of
         columns that the kernel has whole too."""
         if region.kind == "dot" and node.op in REDUCE:
-            units = cut.target.asynchronous_units  # others leave no sums behind
-            units = units if region.anchor.op is ops.dot else ()
-            return bool(units) and takes_parts(node, region, cut, cut.target)
-        return cut.follows(node, region, leaves)
+            leaves_sums = region.anchor.op is ops.dot and bool(cut.target.asynchronous_units)
+            return leaves_sums and takes_parts(node, region, cut)
+        return super().grow(region, node, leaves, cut)
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """Few rows are one tile, a longer one or two, and weights are all that is read: (the rows,

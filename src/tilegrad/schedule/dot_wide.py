@@ -3,8 +3,8 @@
 Operands must lie as matrices whose rows are a multiple of 16 bytes and start at the Buffer's own
 start, in a dtype that the Target's matrix units take: those that run beside the threads, else
 those of a warp; what the Region computes of the products is evaluated on pieces of the accumulator.
-Everything else takes the plain tiled matmul of `dot_threads`. Invariant: the result is that of
-`dot_threads`, up to the order of sums. The file is long because it is one
+Everything else takes the plain tiled matmul of `products`. Invariant: the result is that of
+`products`, up to the order of sums. The file is long because it is one
 lowering: from operands to the hole of the kernel's epilogue, each step used by the next.
 """
 
@@ -21,7 +21,7 @@ from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological, walk
-from ..ir.symbol import Size, coefficient, floor_divide, high, loop_index
+from ..ir.symbol import Size, floor_divide, high, loop_index
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecPlan
@@ -30,22 +30,21 @@ from ..kernels.matmul.matvec import why_not as matvec_why_not
 from ..kernels.matmul.plan import ranked, transposed, with_room
 from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_stay, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
-from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan
-from ..kernels.matmul.threads_plan import ranked_threads
+from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
 from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
 from ..tile import ops as tile_ops
 from ..tile.build import Body
 from . import sheet as parameters
-from .access import MOVEMENT, Index, base_of, offset_of, reads_below, through, unravel
-from .block_sums import is_part, is_whole
+from .access import MOVEMENT, Index, base_of, offset_of, reads_below, strides_of, through, unravel
+from .cost import instructions
 from .evaluate import wide
 from .family import Made
-from .instructions import instructions
 from .problem import power_of_two, problem_of
 from .region import Region
 from .threads.tiles import ThreadSheet
+from .values import is_part, is_whole
 
 ALIGNMENT = 16  # bytes
 FEW_TOKENS = 128  # tokens
@@ -77,22 +76,15 @@ def matrix_of(
 ) -> Matrix | None:
     """How an operand lies, or None where it is no plain matrix."""
     place = through(node, index, reads)
-    if place is None:
+    lies = None if place is None else strides_of(offset_of(*place), probes)
+    if place is None or lies is None or lies[1] != 0:
         return None
-    offset = offset_of(*place)
-    strides: list[int] = []
-    for probe in probes:
-        stride = 0 if isinstance(probe, int) else coefficient(offset, probe)
-        if not isinstance(stride, int):
-            return None
-        if isinstance(probe, int) and strides:  # a single row or column: any step will do
-            stride = -(-max(1 + high(p) for p in probes[1:]) // ALIGNMENT) * ALIGNMENT
-        strides.append(stride)
-        if not isinstance(probe, int):
-            offset = offset - probe * stride
-    if offset != 0:
+    strides = [s for s in lies[0] if isinstance(s, int)]
+    if len(strides) < len(probes):
         return None
-    found = Matrix(place[0], *strides)
+    step = -(-max(1 + high(p) for p in probes[1:]) // ALIGNMENT) * ALIGNMENT
+    single = [isinstance(p, int) for p in probes[1:]]  # a row or column: any step will do
+    found = Matrix(place[0], strides[0], *(step if x else s for x, s in zip(single, strides[1:])))
     return found if found.aligned else None
 
 
@@ -109,7 +101,7 @@ class WideDot:
         choose: bool = True,
     ) -> None:
         self.region, self.reads, self.target = region, list(reads), target
-        self.dot = region.values[0]
+        self.dot = region.anchor
         self.stored = [v for v in region.stored if not is_part(v)]
         self.block_sums = [v for v in region.stored if is_part(v)]  # sums of blocks of columns
         below = topological(region.stored, set(self.reads).__contains__)
@@ -130,7 +122,7 @@ class WideDot:
         """The Plan that a table or the model of time puts first."""
         target = self.target
         if x.block:
-            return choose_grouped(transposed(x), target)
+            return choose_grouped(x, target)
         if x.sparse:
             return choose_sparse(x, target)
         if invariant():
@@ -188,10 +180,10 @@ class WideDot:
     def _operands(self) -> Operands | None:
         p = self.problem
         batch, m, k, n = p.sizes
-        if p.grouped and (not self.dot.attrs["block"] or self.block_sums or self.wholes):
-            return None
-        sparse = self.dot.op is ops.sparse_dot
-        if sparse and (self.block_sums or self.wholes):
+        block, sparse = self.dot.attrs.get("block", 0), self.dot.op is ops.sparse_dot
+        if (p.grouped and not block) or (
+            (p.grouped or sparse) and (self.block_sums or self.wholes)
+        ):
             return None
         dtype = self.dot.inputs[0].dtype
         kinds = {u.inputs for u in self.target.matrix if u.asynchronous == self.asynchronous}
@@ -212,26 +204,19 @@ class WideDot:
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
         if b is None or not fits:
             return None
+        self.left, self.right = a or Matrix(p.a, 0, 0, 1), b
+        along = self.left.columns == 1, b.rows == 1
+        found = Operands(m, n, k, dtype, result.dtype, *along, batch, block=block, sparse=sparse)
         if a is None:  # computed by every program that reads it, if at all
-            found = Operands(m, n, k, dtype, result.dtype, True, b.rows == 1, batch)
-            if p.a in self.reads or matvec_why_not(found, self.target):
-                return None
-            self.left, self.right = Matrix(p.a, 0, 0, 1), b
-            return found
+            alone = p.a not in self.reads and not block and not sparse
+            return found if alone and not matvec_why_not(found, self.target) else None
         if not all(accepts(v, self.dot) for v in self.stored):
             return None
         if batch != 1 and 0 in (a.batch, b.batch) and not p.grouped:
             return None
-        self.left, self.right = a, b
-        if sparse:
-            fits = a.columns == 1 == b.rows
-            return Operands(m, n, k, dtype, result.dtype, sparse=True) if fits else None
-        if p.grouped:
-            along, block = (a.columns == 1, b.rows == 1), self.dot.attrs["block"]
-            if not along[0] and (block % 64 or p.gathered):  # rows of shared tiles are whole spans
-                return None
-            return Operands(m, n, k, dtype, result.dtype, *along, batch, block=block)
-        return Operands(m, n, k, dtype, result.dtype, a.columns == 1, b.rows == 1, batch)
+        if block and not along[0] and (block % 64 or p.gathered):
+            return None  # rows of shared tiles are whole spans
+        return None if sparse and not all(along) else found
 
     def _epilogue_class(self) -> str:
         """What is done to the products on their way out, as PlanTables tell it apart."""
@@ -349,8 +334,8 @@ class WideDot:
             for whole in self.wholes:
                 source = whole.inputs[0]
                 x = b.broadcast(self.e.value(source, unravel(place, source.shape)), shape)
-                total = b.add(tile_ops.reduce(x, axis=1, kind="sum"))
-                self.totals[(whole, 0)] = b.add(tile_ops.reduce(total, axis=0, kind="sum"))
+                total = b.reduce(x, 1, "sum")
+                self.totals[(whole, 0)] = b.reduce(total, 0, "sum")
             return b.broadcast(found, shape)
 
     def residual_reads(self) -> list[Node]:
@@ -374,12 +359,15 @@ class WideDot:
 
     def memories(self) -> tuple[Node, Node, Node]:
         """a, b and the result as matrices, in the order the kernel wants."""
-        _, _, k, n = self.problem.sizes
-        a = self.tokens()
-        k = floor_divide(k, 2) if self.dot.op is ops.sparse_dot else k
-        b = self.matrix(self.right, (n, k), self.right.columns, self.right.rows)
+        a, b = self.tokens(), self.weights(self)
         c = self.like_result(self.outputs[self.stored[0]])
         return (b, a, c) if self.turned else (a, b, c)
+
+    def weights(self, part: WideDot) -> Node:
+        """The right operand of a product as stored."""
+        _, _, k, n = part.problem.sizes
+        k = floor_divide(k, 2) if part.dot.op is ops.sparse_dot else k
+        return self.matrix(part.right, (n, k), part.right.columns, part.right.rows)
 
     def tokens(self) -> Node:
         """The left operand as stored."""
@@ -408,13 +396,13 @@ class WideDot:
             size = high(parts.shape[-1])
             shape = (power_of_two(count), power_of_two(size))
             rows = b.apply("less", self.counted(shape[0], start), b.index(m))
-            inside = b.add(tile_ops.reshape(rows, shape=(shape[0], 1)))
+            inside = b.reshape(rows, (shape[0], 1))
             if shape[1] != size:
                 columns = b.apply("less", self.counted(shape[1], 0), b.index(size))
                 inside = b.apply("bit_and", inside, b.broadcast(columns, shape))
             memory = b.view(self.e.memories[parts], (size, 1))
             found = b.load(memory, (start, 0), shape, (0, 1), b.broadcast(inside, shape))
-            total = b.add(tile_ops.reduce(found, axis=1, kind="sum"))
+            total = b.reduce(found, 1, "sum")
             if shape[0] != count:
                 total = b.add(tile_ops.part(total, start=(0,), shape=(count,)))
             self.totals[(whole, own)] = total
@@ -452,7 +440,7 @@ class WideDot:
                 piece = x
                 if not turned and block != shape[1]:
                     piece = b.add(tile_ops.part(x, start=(0, start), shape=(shape[0], block)))
-                total = b.add(tile_ops.reduce(piece, axis=0 if turned else 1, kind="sum"))
+                total = b.reduce(piece, 0 if turned else 1, "sum")
                 offset = at_m * blocks + floor_divide(first, block)
                 total = total if turned else e.column(total)
                 e.store(self.outputs[v], total, offset, b.less(first, n))

@@ -43,6 +43,7 @@ from .access import (
     below,
     depends,
     joined,
+    moved,
     offset_of,
     ravel,
     symbolic,
@@ -119,6 +120,13 @@ class Evaluator:
         self.lane_atoms.add(atom)
         return atom, node
 
+    def atom(self, name: str, value: Node, least: int, most: int) -> Size:
+        """An atom for an index that was computed; that of a tile varies along it."""
+        found = self.body.atom(name, value, least, most)
+        if value.shape and isinstance(found, Expr):
+            self.lane_atoms.add(found)
+        return found
+
     def bind(self, node: Node, index: Index, value: Node) -> None:
         """Say what a value is at an index, in this scope."""
         self.memo[-1][(node, index)] = value
@@ -149,7 +157,7 @@ class Evaluator:
             return self.load(node, index)
         op = node.op
         if op in MOVEMENT:
-            inner, conditions = MOVEMENT[op](node, index)
+            inner, conditions = moved(node, index)
             if not conditions:
                 return self.value(node.inputs[0], inner)
             if any(c.fails() for c in conditions):
@@ -232,11 +240,7 @@ class Evaluator:
         last = self.body.index(size - 1)  # out of range is clamped: never read there
         value = self.body.apply("minimum", value, last)
         value = self.body.apply("maximum", value, self.body.constant(0, int64))
-        atom = self.body.atom("at", value, 0, max(1, high(size) - 1))
-        assert isinstance(atom, Expr)
-        if value.shape:
-            self.lane_atoms.add(atom)
-        return atom
+        return self.atom("at", value, 0, max(1, high(size) - 1))
 
     # ---- loads and stores -----------------------------------------------------------------
 
@@ -256,7 +260,7 @@ class Evaluator:
         if not varying:
             mask = self.mask if self.mask is not None and not self.mask.shape else None
             if self.mask is not None and self.mask.shape and self._may_escape(memory, offset):
-                mask = b.add(tile_ops.reduce(self.mask, axis=0, kind="max"))
+                mask = b.reduce(self.mask, 0, "max")
             return b.load(memory, (offset,), mask=mask)
         if self.lane is not None and varying == [self.lane]:
             step = coefficient(offset, self.lane)
@@ -325,10 +329,6 @@ def _fixed_point(e: Evaluator, node: Node, index: Index) -> Node:
     return fixed_point(e.body, node, e.value(node.inputs[0], index))
 
 
-def _stop_gradient(e: Evaluator, node: Node, index: Index) -> Node:
-    return e.value(node.inputs[0], index)
-
-
 def _in_range(e: Evaluator, node: Node, index: Index) -> Node:
     """The index; what is out of range is an error of the run."""
     b, x = e.body, e.value(node.inputs[0], index)
@@ -341,18 +341,6 @@ def _in_range(e: Evaluator, node: Node, index: Index) -> Node:
         )
         b.require(inside, node.attrs["message"], node.attrs["place"], e.active(inside.shape))
     return x
-
-
-def _where(e: Evaluator, node: Node, index: Index) -> Node:
-    return e.body.apply("where", *(e.value(i, index) for i in node.inputs))
-
-
-def _iota(e: Evaluator, node: Node, index: Index) -> Node:
-    return e.body.cast(e.body.index(index[0]), wide(node.dtype))
-
-
-def _size(e: Evaluator, node: Node, index: Index) -> Node:
-    return e.body.index(node.attrs["value"])
 
 
 def _concatenate(e: Evaluator, node: Node, index: Index) -> Node:
@@ -401,13 +389,15 @@ ROWS: dict[Op, Row] = {
     ops.cast: _cast,
     ops.bitcast: _bitcast,
     ops.fixed: _fixed_point,
-    ops.stop_gradient: _stop_gradient,
+    ops.stop_gradient: lambda e, node, index: e.value(node.inputs[0], index),
+    ops.barrier: lambda e, node, index: e.value(node.inputs[0], index),
     ops.in_range: _in_range,
-    ops.where: _where,
-    ops.iota: _iota,
-    ops.size: _size,
+    ops.where: lambda e, node, index: e.body.apply(
+        "where", *(e.value(i, index) for i in node.inputs)
+    ),
+    ops.iota: lambda e, node, index: e.body.cast(e.body.index(index[0]), wide(node.dtype)),
+    ops.size: lambda e, node, index: e.body.index(node.attrs["value"]),
     ops.concatenate: _concatenate,
     ops.gather: _gather,
     ops.random_bits: _random_bits,
-    ops.barrier: _stop_gradient,
 }

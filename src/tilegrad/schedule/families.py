@@ -67,58 +67,46 @@ _ATTEND = ("attention", "attention_backward")
 _APPEND, _PAGED, _UNPACK = ("paged_append",), ("paged_attention",), ("unpack",)
 _DRAWS, _GROUPS = ("draw", "top_k", "add_listed"), ("group_rows", "route", "grouped_outer")
 TABLE = [
-    Row("loops on the array", ANY, "schedule.array:ArrayLoops", array, _LOOPS),
-    Row("loops on the host", ANY, "schedule.array:HostLoops", array, _LOOPS),
-    Row("loops on vectors", ANY, "schedule.loops:lower_loops", vectors_alone, _LOOPS),
-    Row("loops on threads", ANY, "schedule.threads.loops_threads:lower_loops", threads, _LOOPS),
+    Row("loops on the array", ANY, "array:ArrayLoops", array, _LOOPS),
+    Row("loops on the host", ANY, "array:HostLoops", array, _LOOPS),
+    Row("loops on vectors", ANY, "loops:lower_loops", vectors_alone, _LOOPS),
+    Row("loops on threads", ANY, "threads.loops_threads:lower_loops", threads, _LOOPS),
     # Ways to see products with picked weights; a pass asks them, and products may be left.
-    Row("own weights", _PICKED, "schedule.picked:OwnWeights", any_target, ("picked",)),
-    Row("one product", _PICKED, "schedule.picked:OneProduct", any_target, ("picked",)),
-    Row("products on the array", _PRODUCTS, "schedule.array:ArrayProducts", array, _DOTS),
-    Row("products on the host", _PRODUCTS, "schedule.array:HostProducts", array, _DOTS),
-    Row("products on tiles", _PRODUCTS, "schedule.matrix:TileProducts", own_tiles, _DOTS),
-    Row("products on vectors", _PRODUCTS, "schedule.dot:VectorProducts", vectors_alone, _DOTS),
+    Row("own weights", _PICKED, "grouped:OwnWeights", any_target, ("picked",)),
+    Row("one product", _PICKED, "grouped:OneProduct", any_target, ("picked",)),
+    Row("products on the array", _PRODUCTS, "array:ArrayProducts", array, _DOTS),
+    Row("products on the host", _PRODUCTS, "array:HostProducts", array, _DOTS),
+    Row("products on tiles", _PRODUCTS, "matrix:TileProducts", own_tiles, _DOTS),
+    Row("products on vectors", _PRODUCTS, "dot:VectorProducts", vectors_alone, _DOTS),
     Row(
         "products of the library",
         _PRODUCTS,
-        "schedule.dot_joint:LibraryProducts",
+        "dot_joint:LibraryProducts",
         threads_units,
         ("dot", "dots", "gated"),
     ),
-    Row("products on threads", _PRODUCTS, "schedule.dot_threads:TiledProducts", threads, _DOTS),
-    Row(
-        "attention on vectors",
-        _ATTEND,
-        "schedule.attention_vectors:VectorAttention",
-        vectors,
-        _ATTENTION,
-    ),
-    Row(
-        "attention on threads",
-        _ATTEND,
-        "schedule.attention_threads:ThreadAttention",
-        threads,
-        _ATTENTION,
-    ),
-    Row("sort on vectors", ("sort",), "schedule.scan_sort:lower_sort", vectors),
-    Row("sort on threads", ("sort",), "schedule.threads.sort:lower_sort", threads),
-    Row("running sums on vectors", ("cumulative",), "schedule.scan_sort:lower_scan", vectors),
-    Row("running sums on threads", ("cumulative",), "schedule.threads.axis:lower_scan", threads),
-    Row("updates on vectors", ("update",), "schedule.update:lower_update", vectors),
-    Row("updates on threads", ("update",), "schedule.threads.update_threads:lower_update", threads),
+    Row("products on threads", _PRODUCTS, "products:lower_tiled", threads, _DOTS, True),
+    Row("attention on vectors", _ATTEND, "attention:VectorAttention", vectors, _ATTENTION),
+    Row("attention on threads", _ATTEND, "attention:ThreadAttention", threads, _ATTENTION),
+    Row("sort on vectors", ("sort",), "scan_sort:lower_sort", vectors),
+    Row("sort on threads", ("sort",), "threads.sort:lower_sort", threads),
+    Row("running sums on vectors", ("cumulative",), "scan_sort:lower_scan", vectors),
+    Row("running sums on threads", ("cumulative",), "threads.sort:lower_scan", threads),
+    Row("updates on vectors", ("update",), "update:lower_update", vectors),
+    Row("updates on threads", ("update",), "threads.update_threads:lower_update", threads),
     # Ops that a pass rewrites to calls before Regions are cut: at a tie the first row wins.
-    Row("append and attention", _APPEND, "schedule.paged:AppendAttend", asynchronous),
-    Row("append", _APPEND, "schedule.paged:Append", any_target),
-    Row("paged prefill on units", _PAGED, "schedule.paged:UnitPrefill", asynchronous),
-    Row("paged attention by a list", _PAGED, "schedule.paged:ListAttention", threads_units),
-    Row("paged prefill on vectors", _PAGED, "schedule.paged:VectorPrefill", vectors),
-    Row("paged attention on vectors", _PAGED, "schedule.paged:VectorAttention", vectors),
-    Row("paged attention on threads", _PAGED, "schedule.paged:PortableAttention", threads),
-    Row("draws", _DRAWS, "schedule.draws:Draws", any_target, ("draws",)),
-    Row("rows in groups", _GROUPS, "schedule.grouped:Groups", any_target, ("groups",)),
-    Row("weights unpacked first", _UNPACK, "schedule.quantised:Unpacked", any_target),
-    Row("quantised weights", _UNPACK, "schedule.quantised:Quantised", any_target),
-    Row("calls", ("call",), "schedule.call:CallFamily", any_target),
+    Row("append and attention", _APPEND, "paged:AppendAttend", asynchronous),
+    Row("append", _APPEND, "paged:Append", any_target),
+    Row("paged prefill on units", _PAGED, "paged:UnitPrefill", asynchronous),
+    Row("paged attention by a list", _PAGED, "paged:ListAttention", threads_units),
+    Row("paged prefill on vectors", _PAGED, "paged:VectorPrefill", vectors),
+    Row("paged attention on vectors", _PAGED, "paged:VectorAttention", vectors),
+    Row("paged attention on threads", _PAGED, "paged:PortableAttention", threads),
+    Row("draws", _DRAWS, "draws:Draws", any_target, ("draws",)),
+    Row("rows in groups", _GROUPS, "grouped:Groups", any_target, ("groups",)),
+    Row("weights unpacked first", _UNPACK, "quantised:Unpacked", any_target),
+    Row("quantised weights", _UNPACK, "quantised:Quantised", any_target),
+    Row("calls", ("call",), "call:CallFamily", any_target),
 ]
 CONTROL = ("scan", "cond", "while_loop")  # ops that are jumps around Regions, and no Region's own
 
@@ -154,7 +142,7 @@ def rows_of(kind: str, op: str, target: Target) -> tuple[Row, ...]:
 
 def families_of(region: Region, target: Target) -> list[Family]:
     """The Families that may offer for a Region, those from outside first."""
-    return [family_of(row) for row in rows_of(region.kind, region.values[0].op.name, target)]
+    return [family_of(row) for row in rows_of(region.kind, region.anchor.op.name, target)]
 
 
 def outside_rows(op: str) -> list[Row]:
@@ -170,17 +158,3 @@ def why_not(node: Node, target: Target | None) -> str:
         return "no kernel for this machine"
     reasons = [family_of(row).why_not(node, target) for row in rows]
     return "" if "" in reasons else reasons[0]
-
-
-__all__ = [
-    "CHOICES",
-    "KINDS",
-    "TABLE",
-    "Row",
-    "families_of",
-    "family_of",
-    "register",
-    "remove",
-    "rows_of",
-    "why_not",
-]

@@ -20,8 +20,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, high
 from ..tile.build import Body
 from .cost import bytes_moved
-from .cut import Cut
-from .region import Region
+from .region import Cut, Region
 
 ROOFLINE = "roofline"
 Roles = Sequence[tuple[str, Any]]

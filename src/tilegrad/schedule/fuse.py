@@ -16,17 +16,16 @@ from ..ir.node import Node, needs, topological, users
 from ..ir.symbol import high
 from ..ir.types import Array, product
 from .access import MOVEMENT, readers_through
-from .cut import Cut
-from .extent import DEPTH, HELD, NODES, READS, Extents
+from .cost import DEPTH, HELD, NODES, READS, Extents
 from .families import KINDS, families_of
 from .region import (
     INLINE,
     REDUCE,
+    Cut,
     Region,
     bit,
     cost,
     has_many_parts,
-    in_order,
     joins,
     leaves_of,
     need,
@@ -54,7 +53,7 @@ def choose_values(arguments: Sequence[Node], results: Sequence[Node], has_thread
         if node.op in PRODUCTS:
             for i in node.inputs:
                 _store_below(i, values)
-        elif node.op in _READS_STORED:
+        elif node.op.category in _READS_STORED:
             values.update(needs(node))
         elif joins(node):
             values.update(stored_part(i) for i in node.inputs)
@@ -71,14 +70,7 @@ def _is_value(node: Node, readers: dict[Node, list[Node]], values: set[Node]) ->
     return _wanted(node, readers, values)
 
 
-_READS_STORED = {
-    ops.scan,
-    ops.cond,
-    ops.while_loop,
-    ops.call,
-    ops.attention,
-    ops.attention_backward,
-}
+_READS_STORED = ("control", "call", "attention")  # categories of ops
 
 
 def _store_below(node: Node, values: set[Node]) -> None:
@@ -88,20 +80,13 @@ def _store_below(node: Node, values: set[Node]) -> None:
     values.add(node)
 
 
-def _real_readers(node: Node, readers: dict[Node, list[Node]]) -> tuple[set[Node], bool]:
-    """The Nodes that read a value through movement, and whether one repeats it."""
-    found = set(readers_through(node, readers))
-    repeated = any(r.op in (ops.expand, ops.windows) for r in found)
-    return {r for r in found if r.op not in MOVEMENT}, repeated
-
-
 def _wanted(node: Node, readers: dict[Node, list[Node]], values: set[Node]) -> bool:
     """Whether an elementwise Node should be a value: read by many, or repeated."""
-    found, repeated = _real_readers(node, readers)
+    through = set(readers_through(node, readers))
+    repeated = any(r.op in (ops.expand, ops.windows) for r in through)
+    found = {r for r in through if r.op not in MOVEMENT}
     gathered = any(r.op is ops.gather and r.inputs[0] is not node for r in found)
-    if len(found) < 2 and not repeated:
-        return False
-    if gathered and len(found) < 2:
+    if len(found) < 2 and (gathered or not repeated):
         return False
     work = cost(node, values, SCALAR_COST)
     if (node.dtype.kind == "bool" and work <= 4) or (
@@ -264,7 +249,3 @@ class Fuser(Cut):
             wanted |= region.reads
         for region in self.regions:
             region.stored = [v for v in region.values if v in wanted]
-
-    def in_order(self) -> list[Region]:
-        """Regions sorted so that each comes after what it needs, else by number."""
-        return in_order(self.regions)

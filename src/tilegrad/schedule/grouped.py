@@ -1,8 +1,16 @@
-"""Families of rows in groups: their sort, and the outer products of each group.
+"""Families of rows in groups and of products with picked weights.
 
-Products of groups are dots among others (`problem.py`); what is around them are kernels in tiles
-that run on every Target. Invariant: sizes of blocks follow from sizes and Target alone, and no sum
-is cut by them but along a group's rows.
+Rows may read their own weights one by one, or be multiplied with all weights at once, which is more
+work on units made for it (`graph/picked.py`); rows that are sorted by their weights are a product
+of groups, by kernels of products (`problem.py`). Vectors have little to gain from more work: rows
+read their own, unless there is one weight. Units for matrices are fed by many rows: up to as many
+as there are weights read their own. Asynchronous units take blocks of few rows too, by a list that
+the products of a layer share, and gather rows themselves where all groups together have few. The
+sort of rows, and the outer products of each group, are kernels in tiles that run on every Target.
+
+Invariant: at the level `invariant` rows with ids always read their own, and groups are always
+products; sizes of blocks follow from sizes and Target alone, and no sum is cut by them but along a
+group's rows.
 """
 
 from __future__ import annotations
@@ -10,16 +18,122 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.config import invariant
 from ..core.target import Target
 from ..graph import ops
+from ..graph.picked import by_all, by_rows, ids_of
 from ..ir.node import Node
 from ..ir.symbol import high
 from ..kernels import grouped as kernels
 from ..kernels import route as routes
+from ..kernels.matmul.wide_grouped import MOST_GATHERED
 from ..tile.define import Definition
 from ..tile.plan import Plan
+from .access import base_of
 from .chosen import Chosen, Listed, Surroundings
 from .family import Offer
+
+WARPS = 4  # that make a list
+REPEATED = [ops.reshape, ops.expand, ops.reshape]  # each row several times
+
+
+def is_quantised(node: Node) -> bool:
+    """Whether the weights are stored quantised: only what is picked of them is read."""
+    return node.op is ops.grouped_dot and node.inputs[1].op is ops.unpack
+
+
+def has_blocks(node: Node, target: Target) -> bool:
+    """Whether kernels take blocks of few rows of a group."""
+    if is_quantised(node):
+        return target.has_threads
+    units = bool(target.asynchronous_units)
+    return node.op is ops.grouped_dot and units and node.inputs[0].dtype.bits == 16
+
+
+def alone(node: Node, target: Target) -> bool:
+    """Whether rows read their own weights."""
+    rows, count = high(node.shape[0]), high(node.inputs[1].shape[0])
+    if node.op is ops.grouped_dot:
+        own = has_blocks(node, target) or is_quantised(node)
+        return not invariant() and rows <= count and not own
+    most = count if target.has_threads else 0 if count == 1 else rows
+    return invariant() or rows <= most
+
+
+class OwnWeights(Chosen):
+    """Rows read their own weights."""
+
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+        """See `alone`."""
+        return [Offer(0.0)] if alone(node, target) else "one product is faster"
+
+    def replacements(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """Sums in other ops."""
+        x, weights, ids = inputs[:3]
+        if node.op is ops.grouped_dot:
+            ids = ids_of(ids, x.shape[0])
+        near.fired("rows_alone")
+        return [by_rows(ops.picked_dot(x, weights, ids, axis=node.attrs["axis"]))]
+
+
+class OneProduct(Chosen):
+    """Rows are multiplied with all weights, or, sorted by them, as a product of groups: with a
+    list of blocks where its kernel reads one."""
+
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+        """Where rows do not read their own."""
+        return "rows read their own weights" if alone(node, target) else [Offer(0.0)]
+
+    def replacements(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """A product in other ops, or the product of groups itself: of what was gathered, where all
+        groups together have few rows."""
+        if node.op is ops.picked_dot:
+            near.fired("all_weights")
+            return [by_all(node.with_inputs(tuple(inputs)))]
+        if not has_blocks(node, target) or node.attrs["block"]:
+            return [node.with_inputs(tuple(inputs))]
+        x, weights, offsets = inputs
+        known = near.listed.get(offsets)
+        if known is None:
+            known = near.listed[offsets] = self.listed(x, offsets, near, target)
+        few = high(x.shape[0]) <= MOST_GATHERED and not is_quantised(node)
+        source = source_of(x, known) if few else None
+        attrs = {**node.attrs, "block": known.block}
+        if source is None or known.rows is None:
+            return [ops.grouped_dot(x, weights, offsets, known.blocks, **attrs)]
+        return [ops.grouped_dot(source, weights, offsets, known.blocks, known.rows, **attrs)]
+
+    def listed(self, x: Node, offsets: Node, near: Surroundings, target: Target) -> Listed:
+        """The list of blocks of rows, by a launch of its own."""
+        plan = Plan().with_(warps=WARPS)
+        sizes = kernels.list_sizes(x.shape[0], high(offsets.shape[0]) - 1)
+        (found,) = near.launch(kernels.block_list, [offsets], plan, target, **sizes)
+        return Listed(found, sizes["block"])
+
+
+def source_of(x: Node, known: Listed) -> Node | None:
+    """What rows in the order of their groups were gathered from: each of a few times as many."""
+    if x.op is not ops.gather or x.attrs["axes"] != (0,):
+        return None
+    every, index = x.inputs[0], base_of(x.inputs[1], passing=(ops.cast,))
+    chain = [every]
+    while len(chain) < 4 and chain[-1].inputs:
+        chain.append(chain[-1].inputs[0])
+    if index is not known.order or [n.op for n in chain[:3]] != REPEATED:
+        return None
+    _, wide, column, source = chain
+    if len(source.shape) != 2:
+        return None
+    count, width = source.shape
+    fits = wide.shape == (count, known.each, width) and column.shape == (count, 1, width)
+    return source if fits else None
+
+
+# ---- rows in groups ------------------------------------------------------------------------------
 
 FEWEST_IDS, MOST_IDS = 64, 1024  # that a program takes at a time
 EACH = 128  # of them for a warp

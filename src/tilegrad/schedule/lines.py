@@ -20,12 +20,12 @@ from ..core.errors import InternalError
 from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, floor_divide, high, loop_index, low, modulo
-from ..tile import ops as tile_ops
 from ..tile.build import BodyBuilder
+from ..tile.numeric import COMBINE
 from .access import Place, atom_of, unravel
 from .evaluate import wide
 from .sheet import Sheet
-from .space import COMBINE, KINDS, Part, Space, identity, is_blocked, reduce_index
+from .space import KINDS, Part, Space, identity, is_blocked, reduce_index
 
 Step = Callable[[Size, list[Node]], Sequence[Node] | None]
 Line = Callable[[Size, Size, Size, list[Node]], list[Node]]
@@ -33,11 +33,12 @@ FAR_OFF = 1 << 62  # no place: above every index
 CHAIN = 64  # additions to one accumulator before it is added to a total
 
 
-class Lines:
+class Lines(Part):
     """Loops of one Body whose vectors or tiles have so many lanes."""
 
-    def __init__(self, sheet: Sheet, lanes: int) -> None:
-        self.b, self.e, self.lanes = sheet.b, sheet.e, lanes
+    def __init__(self, space: Space, sheet: Sheet, lanes: int) -> None:
+        super().__init__(space, sheet)
+        self.lanes = lanes
 
     def lane_loop(
         self,
@@ -181,7 +182,7 @@ class Accumulators:
 
     def total(self, node: Node, x: Node) -> Node:
         """A sum or the like over the first axis."""
-        return self.b.add(tile_ops.reduce(x, axis=0, kind=KINDS[node.op])) if x.shape else x
+        return self.b.reduce(x, 0, KINDS[node.op]) if x.shape else x
 
     def first_largest(self, x: Node, place: Node, mask: Node | None, axis: int) -> Node:
         """The first place of the largest value along an axis; nan is the largest."""
@@ -190,18 +191,18 @@ class Accumulators:
         if not x.shape:
             return place
         kept = b.where(mask, x, x.dtype.lowest)
-        top = self._kept(b.add(tile_ops.reduce(kept, axis=axis, kind="max")), axis)
+        top = self._kept(b.reduce(kept, axis, "max"), axis)
         best = b.apply("equal", x, top)
         if x.dtype.is_float:  # where the largest is nan, every nan is it
             is_nan = b.apply("bit_and", b.apply("not_equal", top, top), b.apply("not_equal", x, x))
             best = b.apply("bit_or", best, is_nan)
         best = b.apply("bit_and", best, mask) if mask is not None else best
-        found = b.add(tile_ops.reduce(b.apply("where", best, place, none), axis=axis, kind="min"))
+        found = b.reduce(b.apply("where", best, place, none), axis, "min")
         return self._kept(found, axis)
 
     def _kept(self, x: Node, axis: int) -> Node:
         """A reduced tile in a shape that broadcasts with what it was."""
-        return self.b.add(tile_ops.reshape(x, shape=(*x.shape, 1))) if axis == 1 else x
+        return self.b.reshape(x, (*x.shape, 1)) if axis == 1 else x
 
 
 # ---- sweeps -------------------------------------------------------------------------------------
@@ -221,6 +222,7 @@ class Online:
 class Sweep:
     """One sweep over a row: what it reduces and writes, and the linear pieces it is made of."""
 
+    space: Space
     row: Size
     inner: Size
     reduces: Sequence[Node]
@@ -228,13 +230,13 @@ class Sweep:
     online: Sequence[Online] = ()
     tiles: int = 4  # taken in one turn
 
-    def expressions(self, space: Space, column: Size) -> list[Place]:
+    def expressions(self, column: Size) -> list[Place]:
         """What it evaluates at a column, and where."""
-        return space.expressions_at(self.reduces, self.writes, self.row, column)
+        return self.space.expressions_at(self.reduces, self.writes, self.row, column)
 
-    def atoms(self, space: Space) -> tuple[Size, Expr]:
+    def atoms(self) -> tuple[Size, Expr]:
         """Those that stand for the number of a piece, and for the lane in it."""
-        pieces = floor_divide(space.region.columns, self.inner)
+        pieces = floor_divide(self.space.region.columns, self.inner)
         return loop_index("outer", pieces), atom_of("lane", self.inner)
 
 
@@ -250,7 +252,7 @@ def sweeps(
         reduces = [v for v in space.at_stage(stage) if v not in done]
         writes = [v for v in space.elements() if space.levels[v] == stage - 1]
         own = [o for o in online if o.largest in reduces]
-        found.append((stage, Sweep(row, inner, reduces, writes, own, 1 if writes else 4)))
+        found.append((stage, Sweep(space, row, inner, reduces, writes, own, 1 if writes else 4)))
     return found
 
 
@@ -259,12 +261,11 @@ def blocked(reduces: Sequence[Node]) -> list[bool]:
     return [is_blocked(v) for v in reduces for _ in range(width_of(v))]
 
 
-class Reductions(Part):
+class Reductions(Lines):
     """Reductions in one Body, of tiles with so many lanes."""
 
     def __init__(self, space: Space, sheet: Sheet, lanes: int) -> None:
-        super().__init__(space, sheet)
-        self.lanes, self.lines = lanes, Lines(sheet, lanes)
+        super().__init__(space, sheet, lanes)
         self.sums = Accumulators(self.b, space.region.columns != 0)
 
     def feed(
@@ -304,8 +305,8 @@ class RowSweeps(Reductions):
 
     def start(self, sweep: Sweep) -> list[Node]:
         """Accumulators before a sweep; what is the same for the whole row is evaluated here."""
-        outer, lane = sweep.atoms(self.space)
-        for node, index in sweep.expressions(self.space, outer * sweep.inner + lane):
+        outer, lane = sweep.atoms()
+        for node, index in sweep.expressions(outer * sweep.inner + lane):
             self.e.hoist(node, index, [a for a in (outer, lane) if isinstance(a, Expr)])
         return self.accumulators(sweep)
 
@@ -324,7 +325,7 @@ class RowSweeps(Reductions):
         def piece(outer: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
             return self.piece(sweep, outer, first, last, carried)
 
-        return self.lines.over_lines(long, fresh, outer_size, span, piece, values)
+        return self.over_lines(long, fresh, outer_size, span, piece, values)
 
     def piece(
         self, sweep: Sweep, outer: Size, start: Size, stop: Size, values: list[Node]

@@ -1,39 +1,63 @@
 """Lower a Region of elementwise values and reductions to one Body of vector loops.
 
 Regions without reductions are flat: rows of neighbouring elements, long rows in blocks; reads
-that run across the rows go through square tiles turned in registers. Regions with reductions are
-lowered by rows (`reduce_rows`) or by columns (`reduce_columns`). `turned_body` is long because
+that run across the rows go through square tiles turned in registers. `turned_body` is long because
 its squares share what is bound.
 
-Invariant: the order of every sum depends on shapes and the Plan alone, never on the number of
-workers, so results are the same bits run to run.
+Reductions by rows: one row a program, one loop over its columns a stage. Each loop feeds all
+reductions of its stage with vector accumulators, combined across lanes at the end; later stages
+read what earlier ones found; a last loop writes element-level results. The row stays in the cache,
+so memory is read once and written once; costly values that several loops need are kept in scratch.
+
+Reductions by columns: a block of neighbouring results a program. The reduced axis is taken a few
+elements at a time with accumulators in scratch memory, so memory is read in order.
+
+Sums go in blocks where they are long: accumulators start anew in each, and their totals are added
+in float64. Invariant: the order of every sum depends on shapes and the Plan alone, never on the
+number of workers, so results are the same bits run to run; few additions go to one float32.
 """
 
 from __future__ import annotations
 
-from ..core.dtype import float32
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..core.dtype import float32, float64, int64
 from ..core.target import Target
+from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import (
     Expr,
     Size,
     ceil_divide,
     coefficient,
+    floor_divide,
     high,
     loop_index,
     minimum,
+    modulo,
     substitute,
 )
 from ..tile import ops as tile_ops
 from . import sheet as parameters
-from .access import Index, atom_of, offset_of, reads_below
+from .access import (
+    Index,
+    Place,
+    atom_of,
+    below,
+    depends,
+    offset_of,
+    reads_below,
+    unravel,
+    walk_down,
+)
 from .evaluate import wide
 from .family import Bodies
-from .lines import Lines
-from .reduce_rows import RowLoops
-from .region import Region
+from .lines import CHAIN, Lines, Reductions, RowSweeps, Step, Sweep, sweeps
+from .region import COSTLY, Region
 from .sheet import Sheet
-from .space import Part, Space
+from .space import Space, is_blocked
 
 BLOCK = 8192  # elements of a flat elementwise program
 
@@ -45,28 +69,20 @@ def lower_loops(region: Region, target: Target, name: str) -> Bodies:
     inner = space.pick_inner()
     space.settle(inner)
     lanes = space.pick_lanes(inner)
-    if space.reduces and space.order == "column":
-        from .reduce_columns import ColumnLoops  # few Regions need it
-
-        return [sheet.end(ColumnLoops(space, sheet, lanes).body(), lanes=lanes, inner=inner)]
-    if space.reduces:
-        return [sheet.end(RowLoops(space, sheet, lanes).body(), lanes=lanes, inner=inner)]
-    flat = FlatLoops(space, sheet, lanes)
-    turned = flat.turned_reads()
-    grid = flat.turned_body(turned) if turned else flat.body()
-    return [sheet.end(grid, lanes=flat.lanes, inner=inner)]
+    kinds = {"row": RowLoops, "column": ColumnLoops} if space.reduces else {}
+    loops: Any = kinds.get(space.order, FlatLoops)(space, sheet, lanes)
+    grid = loops.body()
+    return [sheet.end(grid, lanes=loops.lanes, inner=inner)]
 
 
-class FlatLoops(Part):
+class FlatLoops(Lines):
     """Lowers Regions without reductions."""
 
-    def __init__(self, space: Space, sheet: Sheet, lanes: int) -> None:
-        super().__init__(space, sheet)
-        self.lanes, self.lines = lanes, Lines(sheet, lanes)
-
     def body(self) -> tuple[Size, ...]:
-        """Elementwise: rows of `inner` elements, long rows in blocks."""
-        rows, inner = self.space.shape.rows, self.space.inner
+        """Elementwise: rows of `inner` elements, long rows in blocks; or turned squares."""
+        rows, inner, turned = self.space.shape.rows, self.space.inner, self.turned_reads()
+        if turned:
+            return self.turned_body(turned)
         assert rows is not None
         block = BLOCK
         blocks: Size = ceil_divide(inner, block) if high(inner) > 2 * block else 1
@@ -75,16 +91,12 @@ class FlatLoops(Part):
         def body(lane: Size, _: list[Node]) -> None:
             self.write_all(row, lane)
 
-        lane = atom_of("lane", inner)
+        lane, start = atom_of("lane", inner), number * block
         with self.e.scope():
             for v in self.space.region.stored:
                 self.e.hoist(v, self.space.index_at(v, row, lane), [lane])
-            if blocks == 1:
-                self.lines.lane_loop(0, inner, body)
-            else:
-                start = number * block
-                stop = minimum(start + block, inner)
-                self.lines.lane_loop(start, stop, body, size=inner)
+            stop = inner if blocks == 1 else minimum(start + block, inner)
+            self.lane_loop(start, stop, body, size=inner)
         return (grid,)
 
     # ---- turned: reads that run across the rows -------------------------------------------
@@ -135,7 +147,7 @@ class FlatLoops(Part):
                     at = place(index, base + k, 0)
                     offset = offset_of(node, at)
                     rows_.append(b.load(self.sheet.inputs[node], (offset,), (side,), (0,)))
-                turned = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows_)), order=(1, 0)))
+                turned = b.turned(rows_)
                 lines.append([b.add(tile_ops.extract(turned, index=k)) for k in range(side)])
             for k in range(side):
                 row = p * side + k
@@ -156,3 +168,237 @@ class FlatLoops(Part):
         """Evaluate and store every wanted value at (row, lane)."""
         for v in self.space.region.stored:
             self.sheet.write(v, self.space.index_at(v, row, lane))
+
+
+# ---- by rows -------------------------------------------------------------------------------------
+
+STASH_BYTES = 256 << 10
+
+
+class RowLoops(RowSweeps):
+    """Lowers Regions whose reductions run over trailing axes."""
+
+    def body(self) -> tuple[Size, ...]:
+        """One row a program."""
+        rows = self.space.region.rows
+        assert rows is not None
+        row = self.b.program(0, rows)
+        found = sweeps(self.space, row)
+        self.plan_stash(found)
+        self.over_row(row, found)
+        return (rows,)
+
+    def plan_stash(self, found: Sequence[tuple[int, Sweep]]) -> None:
+        """Costly values that several loops need are kept in scratch, if a row is not too long."""
+        self.stash: dict[Place, Node] = {}
+        self.filled: set[Place] = set()
+        columns = self.space.region.columns
+        if not isinstance(columns, int) or columns * 4 > STASH_BYTES:
+            return
+        counts = Counter(key for _, sweep in found for key in self.costly(sweep))
+        for key in [k for k, n in counts.items() if n > 1][:4]:
+            self.stash[key] = self.b.allocate((columns,), wide(key[0].dtype), "l1")
+
+    def costly(self, sweep: Sweep) -> list[Place]:
+        """The costly inlined Nodes that a sweep reaches, at indices that depend on the lane."""
+        stored, (outer, lane) = self.space.stored_reads, sweep.atoms()
+
+        def step(node: Node, index: Index) -> Sequence[Place]:
+            known = node in stored or node in self.space.reduces
+            return () if known else below(node, index)
+
+        starts = sweep.expressions(outer * sweep.inner + lane)
+        found = [p for p in walk_down(starts, step) if p[0].op in COSTLY and p[0] not in stored]
+        return [(n, index) for n, index in found if any(depends(i, [lane]) for i in index)]
+
+    def piece(
+        self, sweep: Sweep, outer: Size, start: Size, stop: Size, values: list[Node]
+    ) -> list[Node]:
+        """Vectors over one linear piece."""
+        e, (atom, own_lane) = self.e, sweep.atoms()
+        column = outer * sweep.inner + own_lane
+        needed = [key for key in self.costly(sweep) if key in self.stash]
+
+        def moved(place: Place) -> Place:
+            if not isinstance(atom, Expr):
+                return place
+            return place[0], tuple(substitute(i, {atom: outer}) for i in place[1])
+
+        def body(_: Size, carried: list[Node]) -> Sequence[Node]:
+            for key in needed:
+                if key in self.filled:
+                    e.bind(*moved(key), e._load(self.stash[key], column))
+            new = self.feed(sweep.reduces, sweep.row, column, carried)
+            for v in sweep.writes:
+                self.sheet.write(v, self.space.index_at(v, sweep.row, column))
+            for key in needed:
+                if key not in self.filled:
+                    e.store(self.stash[key], e.value(*moved(key)), column)
+            return new
+
+        return self.lane_loop(start, stop, body, values, size=sweep.inner)
+
+    def finish(self, sweep: Sweep, values: list[Node]) -> None:
+        """Combine lanes; what the loop has kept is there for later ones."""
+        self.filled.update(key for key in self.costly(sweep) if key in self.stash)
+        super().finish(sweep, values)
+
+
+# ---- by columns ----------------------------------------------------------------------------------
+
+MANY = 8  # reduced elements that are added between reading and writing running results
+COLUMN_BLOCK = 1024  # results of a column program: a 4 KiB page of float32 is read by one
+
+
+class ColumnLoops(Reductions):
+    """Lowers Regions whose reductions run over leading axes."""
+
+    def body(self) -> tuple[Size, ...]:
+        """A block of neighbouring results a program."""
+        space = self.space
+        rows, inner = space.region.rows, space.inner
+        assert rows is not None
+        outer_size = floor_divide(rows, inner)
+        block = min(COLUMN_BLOCK, max(self.lanes, high(inner)))
+        if high(inner) >= 2 * self.lanes:
+            parts = 2 * max(2, space.target.cores)
+            share = max(4 * self.lanes, -(-high(inner) // parts // self.lanes) * self.lanes)
+            block = min(block, max(self.lanes, share))
+        grid, (self.outer_row, number) = self.sheet.programs(outer_size, ceil_divide(inner, block))
+        self.start = number * block
+        self.stop = minimum(self.start + block, inner)
+        self.running = {v: self.accumulators(v, block) for v in space.reduces}
+        stages = space.stages()
+        for stage in range(1, stages + 1):
+            self.column_stage(space.at_stage(stage), stage)
+        self.column_results(stages)
+        return (grid,)
+
+    def accumulators(self, node: Node, block: int) -> list[Node]:
+        """Scratch for the running results of a reduction."""
+        size = -(-block // self.lanes) * self.lanes
+        scratch = [self.b.allocate((size,), wide(node.inputs[0].dtype), "l1")]
+        if node.op is ops.argmax:
+            scratch.append(self.b.allocate((size,), int64, "l1"))
+        return scratch
+
+    def over_block(self, body: Callable[[Size, Size], None]) -> None:
+        """body(row, place in the block) for each vector of results."""
+
+        def run(lane: Size, _: list[Node]) -> None:
+            row = self.outer_row * self.space.inner + lane
+            body(row, lane - self.start)
+
+        self.lane_loop(self.start, self.stop, run, size=self.space.inner)
+
+    def peek(self, memory: Node, place: Size) -> Node:
+        """Running results; the scratch is a whole number of vectors, so no mask is needed."""
+        return self.b.load(memory, (self.first(place),), (self.lanes,), (0,))
+
+    def poke(self, memory: Node, value: Node, place: Size) -> None:
+        """Put running results back."""
+        value = self.b.broadcast(value, (self.lanes,))
+        self.b.store(memory, value, (self.first(place),), (0,))
+
+    def first(self, place: Size) -> Size:
+        """The place of the first lane."""
+        return substitute(place, {self.e.lane: self.e.base}) if self.e.lane is not None else place
+
+    def known_results(self, stage: int, row: Size, place: Size) -> None:
+        """Bind the reductions of earlier stages at this place."""
+        for v in self.space.reduces:
+            if self.space.levels[v] < stage:
+                index = unravel(row, v.shape)
+                found = self.peek(self.running[v][-1], place)
+                self.e.bind(v, index, self.e.settled(found, v))
+
+    def column_stage(self, reduces: Sequence[Node], stage: int) -> None:
+        """Take the reduced elements, a few at a time, over the block."""
+
+        def clear(row: Size, place: Size) -> None:
+            for v in reduces:
+                for memory, x in zip(self.running[v], self.sums.starts([v], (self.lanes,))):
+                    self.poke(memory, x, place)
+
+        self.over_block(clear)
+        many = MANY if high(self.space.region.columns) >= 2 * MANY else 1
+
+        def taking(count: int) -> Step:
+            def at(column: Size, _: list[Node]) -> None:
+                def body(row: Size, place: Size) -> None:
+                    self.known_results(stage, row, place)
+                    values = [self.peek(m, place) for v in reduces for m in self.running[v]]
+                    for k in range(count):
+                        values = self.feed(reduces, row, column + k, values)
+                        if count > 1:
+                            self.ask_ahead(reduces, row, column + (count + k))
+                    memories = [m for v in reduces for m in self.running[v]]
+                    for memory, x in zip(memories, values):
+                        self.poke(memory, x, place)
+
+                with self.e.scope():
+                    self.over_block(body)
+
+            return at
+
+        self.over_columns(reduces, many, taking)
+
+    def over_columns(
+        self, reduces: Sequence[Node], many: int, taking: Callable[[int], Step]
+    ) -> None:
+        """All reduced elements, `many` at a time; long sums of floats in blocks."""
+        b, columns = self.b, self.space.region.columns
+        whole = floor_divide(columns, many) * many
+        long = [v for v in reduces if is_blocked(v)] if high(columns) > CHAIN else []
+        totals = {v: b.allocate(self.running[v][0].shape, float64, "l1") for v in long}
+
+        def block(at: Size, _: list[Node]) -> None:
+            b.loop("column", at, minimum(at + CHAIN, whole), many, taking(many))
+            self.over_block(lambda _, place: self.to_totals(totals, place))
+
+        if long:
+            self.over_block(lambda _, place: self.to_totals(totals, place, first=True))
+            b.loop("block", 0, whole, CHAIN, block)
+        else:
+            b.loop("column", 0, whole, many, taking(many))
+        if modulo(columns, many) != 0:
+            b.loop("rest", whole, columns, 1, taking(1))
+        if long:
+            self.over_block(lambda _, place: self.to_totals(totals, place, last=True))
+
+    def to_totals(
+        self, totals: dict[Node, Node], place: Size, first: bool = False, last: bool = False
+    ) -> None:
+        """Add what a block gave to its total and start anew; at last put the total back."""
+        b = self.b
+        for v, memory in totals.items():
+            own, (none,) = self.running[v][0], self.sums.starts([v], (self.lanes,))
+            new = b.cast(none if first else self.peek(own, place), float64)
+            new = new if first else b.apply("add", self.peek(memory, place), new)
+            if last:
+                self.poke(own, b.cast(new, none.dtype), place)
+            else:
+                self.poke(memory, new, place)
+                self.poke(own, none, place)
+
+    def ask_ahead(self, reduces: Sequence[Node], row: Size, column: Size) -> None:
+        """Prefetch what a later turn reads: each row is a page of its own, unknown to hardware."""
+        e, b = self.e, self.b
+        assert e.lane is not None
+        starts = self.space.expressions_at(reduces, (), row, column)
+        for node, index in reads_below(starts, self.sheet.inputs):
+            offset = offset_of(node, index)
+            if coefficient(offset, e.lane) != 1:
+                continue
+            for part in range(0, self.lanes, max(1, 64 // node.dtype.size)):
+                at = substitute(offset, {e.lane: e.base + part})
+                b.prefetch(self.sheet.inputs[node], at)
+
+    def column_results(self, stages: int) -> None:
+        """Write results and what follows from them."""
+
+        def body(row: Size, place: Size) -> None:
+            self.known_results(stages + 1, row, place)
+            self.write_rows(self.space.region.stored, row)
+
+        self.over_block(body)

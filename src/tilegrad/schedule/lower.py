@@ -18,7 +18,7 @@ from .families import families_of
 from .family import Bodies, Made, Verdict, select
 from .fuse import Fuser
 from .lowering import Lowering
-from .region import DOTS, Region, stored_part
+from .region import DOTS, Region, in_order, stored_part
 from .schedule import Control, Copy, Kernel, Launch, Schedule
 from .state import hold, hold_states, shares_slot, state_behind, states_of
 
@@ -40,7 +40,7 @@ def fuse(lowering: Lowering) -> None:
 
 def order_regions(lowering: Lowering) -> None:
     """The pass: each Region after what it needs."""
-    lowering.ordered = lowering.fuser.in_order()
+    lowering.ordered = in_order(lowering.fuser.regions)
 
 
 def lower_region(lowering: Lowering, region: Region) -> None:
@@ -186,7 +186,7 @@ def count_work(
 
 def lower_join(lowering: Lowering, region: Region, reads: list[Node]) -> None:
     """Add the Kernel of a concatenation: a copy for each part."""
-    node = region.values[0]
+    node = region.anchor
     whole = lowering.slot_of[node]
     steps: list[Any] = []
     place = 0

@@ -33,7 +33,7 @@ TILE = 16
 
 def unit_for(region: Region, target: Target) -> MatrixUnit | None:
     """The matrix unit that can run a dot, if the work is large enough for it."""
-    a, b = region.values[0].inputs[:2]
+    a, b = region.anchor.inputs[:2]
     units = [u for u in target.matrix_units(a.dtype, b.dtype) if u.m == TILE and u.n == TILE]
     return units[0] if units else None
 
@@ -147,8 +147,8 @@ class MatrixLowering(DotLowering):
             k = base + t
             with self.columns(self.column + j * nr) as lane:
                 rows.append(self.operand(p.b, p.index_b(self.batch, k, lane), k, nr))
-        wide = b.add(tile_ops.transpose(b.add(tile_ops.stack_rows(*rows)), order=(1, 0)))
-        value = b.add(tile_ops.reshape(wide, shape=(2, TILE * together)))
+        wide = b.turned(rows)
+        value = b.reshape(wide, (2, TILE * together))
         b.store(self.packed_b, value, (j, s, 0, g, 0), (2, 4))
 
     def turned_step(self, j: Size, s: Size) -> None:
@@ -163,9 +163,9 @@ class MatrixLowering(DotLowering):
                     value = self.e.value(p.b, p.index_b(self.batch, lane, n))
                     rows.append(b.cast(value, self.input))
             stacked = b.add(tile_ops.stack_rows(*rows))
-            pairs = b.add(tile_ops.reshape(stacked, shape=(TILE, TILE, 2)))
+            pairs = b.reshape(stacked, (TILE, TILE, 2))
             turned = b.add(tile_ops.transpose(pairs, order=(1, 0, 2)))
-            value = b.add(tile_ops.reshape(turned, shape=(TILE, 2 * TILE)))
+            value = b.reshape(turned, (TILE, 2 * TILE))
             b.store(self.packed_b, value, (j, s, half, 0, 0), (3, 4))
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:

@@ -18,7 +18,6 @@ from ..runtime.registry import Registry
 if TYPE_CHECKING:
     from .family import Family
 
-PACKAGE = __package__.rpartition(".")[0]
 GROUP = "tilegrad.families"  # of entry points
 
 
@@ -33,9 +32,10 @@ class Row:
 
     name: str
     anchors: tuple[str, ...]  # names of Graph ops
-    where: str | Family  # "folder.module:Class or function" of this package, or one from outside
+    where: str | Family  # "module:Class or function" of this folder, or one from outside
     applies: Callable[[Target], bool] = any_target
     kinds: tuple[str, ...] = ()  # of Regions, where they are not named as its anchors
+    fallback: bool = False  # whether it is taken only where no other Family offers
 
     @property
     def taken(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ def family_of(row: Row) -> Family:
     if found is None:
         if isinstance(row.where, str):
             module, _, name = row.where.partition(":")
-            found = getattr(import_module(f"{PACKAGE}.{module}"), name)
+            found = getattr(import_module(f".{module}", __package__), name)
             if isinstance(found, type):
                 found = found()
             else:
@@ -62,7 +62,7 @@ def family_of(row: Row) -> Family:
                 found = ByFunction(found)
         else:
             found = row.where
-        found.name = row.name
+        found.name, found.fallback = row.name, row.fallback or found.fallback
         MADE[row.name] = found
     return found
 

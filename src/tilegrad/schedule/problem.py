@@ -16,7 +16,8 @@ from ..ir.node import Node
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, floor_divide, high, modulo
 from ..ir.types import product
 from .access import Index, offset_of, through, unravel
-from .evaluate import Evaluator
+from .evaluate import Evaluator, wide
+from .sheet import Sheet
 
 
 class Problem:
@@ -59,12 +60,19 @@ class Problem:
         """The number of an element of the result."""
         return (batch * self.sizes[1] + m) * self.sizes[3] + n
 
-    def index_like(self, shape: Sequence[Size], other: Node, *at: Size) -> Index:
-        """The index of an element of a value with as many: by axes where a shape, mostly its own,
-        is the result's."""
-        if tuple(shape) == self.node.shape:
+    def index_like(self, other: Node, *at: Size) -> Index:
+        """The index of an element of a value with as many: by axes where its shape is the
+        result's."""
+        if other.shape == self.node.shape:
             return self.result_index(*at)
         return unravel(self.linear(*at), other.shape)
+
+    def write(self, sheet: Sheet, stored: Sequence[Node], at: Index, products: Node) -> None:
+        """Evaluate and store what a Region wants of some products, which are at (batch, m, n)."""
+        e, dot = sheet.e, self.node
+        e.own[dot] = e.settled(sheet.b.cast(products, wide(dot.dtype)), dot)
+        for v in stored:
+            sheet.write(v, self.index_like(v, *at))
 
     @property
     def end(self) -> Size:
@@ -104,7 +112,19 @@ class Problem:
         return tuple(found)
 
 
-class Grouped(Problem):
+class OfMatrices(Problem):
+    """A product of matrices as they lie."""
+
+    def index_a(self, batch: Size, m: Size, k: Size) -> Index:
+        """Where a is read."""
+        return m, k
+
+    def result_index(self, batch: Size, m: Size, n: Size) -> Index:
+        """The index of an element of the result."""
+        return m, n
+
+
+class Grouped(OfMatrices):
     """One grouped product: batch g is the rows of group g."""
 
     grouped = True
@@ -118,17 +138,9 @@ class Grouped(Problem):
         self.stop: Size = self.sizes[1]
         self.k_last = self.axis == 2
 
-    def index_a(self, batch: Size, m: Size, k: Size) -> Index:
-        """Where a is read."""
-        return m, k
-
     def index_b(self, batch: Size, k: Size, n: Size) -> Index:
         """Where b is read."""
         return (batch, k, n) if self.axis == 1 else (batch, n, k)
-
-    def result_index(self, batch: Size, m: Size, n: Size) -> Index:
-        """The index of an element of the result."""
-        return m, n
 
     def linear(self, batch: Size, m: Size, n: Size) -> Size:
         """The number of an element of the result."""
@@ -169,7 +181,7 @@ class Grouped(Problem):
         return grid, at, row, modulo(p, across) * columns
 
 
-class Sparse(Problem):
+class Sparse(OfMatrices):
     """One product with weights of which two of every four are kept: b is spread out."""
 
     def __init__(self, node: Node) -> None:
@@ -178,17 +190,9 @@ class Sparse(Problem):
         self.b = weights_of(node)
         self.sizes = (1, *self.a.shape, node.shape[1])
 
-    def index_a(self, batch: Size, m: Size, k: Size) -> Index:
-        """Where a is read."""
-        return m, k
-
     def index_b(self, batch: Size, k: Size, n: Size) -> Index:
         """Where b is read."""
         return n, k
-
-    def result_index(self, batch: Size, m: Size, n: Size) -> Index:
-        """The index of an element of the result."""
-        return m, n
 
 
 def breaks_of_groups(node: Node, *rows: int) -> list[tuple[Size, int]]:

@@ -3,7 +3,9 @@
 Inside a Region a value is read only at its own element, so it needs no memory unless someone
 outside wants it. A Region's elements are numbered by rows and columns: L = row * columns + column;
 a reduction over trailing axes has one row per result ('row' Regions), one over leading axes one
-column per result ('column' Regions). Invariant: `own_index` of (row, column) is one to one.
+column per result ('column' Regions). `Cut` is what is known of a Graph while it is cut into
+Regions, and what Families ask of that. Invariant: `own_index` of (row, column) is one to one; where
+a Cut says that a value fits, it reads the Region's own values at their own element only.
 """
 
 from __future__ import annotations
@@ -13,56 +15,19 @@ from dataclasses import dataclass, field
 
 from ..core.dtype import DType, float32
 from ..core.errors import InternalError
+from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, needs, topological, walk
-from ..ir.symbol import Size, floor_divide
+from ..ir.symbol import Size, floor_divide, loop_index
 from ..ir.types import Tuple, product
-from .access import MOVEMENT, Index, Place, base_of, unravel, walk_down
-from .evaluate import DIRECT
+from ..tile.numeric import FUNCTIONS
+from .access import MOVEMENT, Index, Place, base_of, moved, unravel, walk_down
+from .evaluate import DIRECT, ROWS
 
 REDUCE = {ops.sum_, ops.prod, ops.max_, ops.min_, ops.argmax}
-COSTLY = {
-    ops.exp,
-    ops.exp2,
-    ops.log,
-    ops.log2,
-    ops.log10,
-    ops.expm1,
-    ops.log1p,
-    ops.sin,
-    ops.cos,
-    ops.tan,
-    ops.asin,
-    ops.acos,
-    ops.atan,
-    ops.sinh,
-    ops.cosh,
-    ops.tanh,
-    ops.erf,
-    ops.erfc,
-    ops.erf_inverse,
-    ops.power,
-    ops.random_bits,
-    ops.floor_divide_,
-    ops.remainder,
-    ops.fmod,
-    ops.fixed,
-}
-INLINE = {op for op in ops.graph.ops.values() if op in DIRECT or op in MOVEMENT} | {
-    ops.where,
-    ops.cast,
-    ops.bitcast,
-    ops.fixed,
-    ops.constant,
-    ops.iota,
-    ops.size,
-    ops.stop_gradient,
-    ops.concatenate,
-    ops.gather,
-    ops.in_range,
-    ops.random_bits,
-    ops.barrier,
-}
+COSTLY = {op for op in DIRECT if op.name in FUNCTIONS}  # many operations each
+COSTLY |= {ops.power, ops.floor_divide_, ops.remainder, ops.fmod, ops.random_bits, ops.fixed}
+INLINE = {*DIRECT, *MOVEMENT, *ROWS, ops.constant}  # computed where they are read
 JOINED = 16  # parts of a concatenation that is computed where it is read
 DOTS = ("dot", "dots", "gated")  # kinds of Regions with products: one, several, two that meet
 
@@ -151,7 +116,7 @@ def reads_of(
     def step(node: Node, index: Index) -> Sequence[Place]:
         if node in values and node not in inside:
             return ()
-        moves = MOVEMENT[node.op](node, index) if node.op in MOVEMENT else None
+        moves = moved(node, index) if node.op in MOVEMENT else None
         if (moves and moves[1]) or node.op in (ops.gather, ops.concatenate, ops.random_bits):
             hidden.extend(leaves_of(node, values))
             return ()
@@ -284,3 +249,70 @@ def lies_in_line(node: Node) -> bool:
 def stored_part(node: Node) -> Node:
     """The value whose bytes a part is: another shape has the same ones."""
     return base_of(node, passing=(ops.reshape,))
+
+
+# ---- while a Graph is cut ------------------------------------------------------------------------
+
+MOST_VALUES = 32  # of a Region of loops
+
+
+class Cut:
+    """Values, and the Regions they are in so far."""
+
+    def __init__(self, values: set[Node], target: Target) -> None:
+        self.values, self.target = values, target
+        self.region_of: dict[Node, Region] = {}
+        self.regions: list[Region] = []
+
+    def fits_loops(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
+        """Whether a value may join a Region of generated loops."""
+        if region.kind != "loops" or len(region.values) >= MOST_VALUES:
+            return False
+        shape = self.adapted(node, region)
+        return shape is not None and self.aligned(node, shape, leaves)
+
+    def follows(self, node: Node, region: Region, leaves: Sequence[Node]) -> bool:
+        """Whether a value, no sum, can be computed of a product on its way out."""
+        if region.kind != "dot" or node.op in REDUCE:
+            return False
+        return product(node.shape) == region.total and self.aligned(node, region, leaves)
+
+    def adapted(self, node: Node, region: Region) -> Region | None:
+        """The Region with rows set so that the value has a place in it, or None."""
+        if node.op not in REDUCE:
+            size = product(node.shape)
+            if size == region.total or (region.rows is not None and size == region.rows):
+                if region.order == "column" and size == region.total:
+                    return None  # columns are swept once: no element-level results
+                return region
+            return None
+        split = reduce_split(node)
+        if split is None or product(node.inputs[0].shape) != region.total:
+            return None
+        rows, order = split
+        if region.rows is None:
+            if order == "column":
+                return None
+            return Region("loops", region.values, region.total, rows, order, region.number)
+        return region if (rows, order) == (region.rows, region.order) else None
+
+    def aligned(
+        self, node: Node, region: Region, leaves: Sequence[Node], own: set[Node] | None = None
+    ) -> bool:
+        """Whether the value reads the Region's own values only at its own element."""
+        mine = self.regions[region.number] if own is None else None
+        inside = {x for x in leaves if (self.region_of.get(x) is mine if own is None else x in own)}
+        if not inside:
+            return True
+        row = loop_index("row", region.rows if region.rows is not None else 1)
+        column = loop_index("column", region.columns)
+        source = node.inputs[0] if node.op in REDUCE else node
+        start = own_index(source, row, column, region)
+        if start is None:
+            return False
+        found = reads_of([(source, start)], self.values, {node})
+        return all(
+            index is not None and own_index(v, row, column, region) == index
+            for v, index in found
+            if v in inside
+        )

@@ -1,8 +1,12 @@
 """Memory planning: Slots whose lives do not meet share bytes of one arena.
 
 A life is a run of Kernel numbers. What a loop reads from outside, or leaves behind, lives over
-the whole loop; Slots that a loop swaps live as one. Invariant: two scratch Slots that live at
-the same Kernel never overlap; offsets are multiples of 64 bytes.
+the whole loop; Slots that a loop swaps live as one. An elementwise result takes over the storage of
+an input that dies there: only in flat Kernels, where each element of the input is read exactly
+where its element of the result is written, and the result is the last the Kernel stores. A Kernel
+that only gives elements another shape has no launch left then. Invariant: two scratch Slots that
+live at the same Kernel never overlap, and nobody reads what was overwritten; offsets are multiples
+of 64 bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +15,12 @@ import bisect
 import heapq
 from collections.abc import Iterable, Sequence
 
+from ..ir.node import Node
+from ..ir.symbol import loop_index
+from .access import base_of, ravel, unravel
 from .lowering import Lowering
-from .schedule import Schedule, Slot, slots_of
+from .region import Region, reads_of
+from .schedule import Kernel, Launch, Schedule, Slot, slots_of
 
 LINE = 64
 MANY = 2048  # scratch Slots, from which on each is not held against all others
@@ -44,7 +52,7 @@ def set_lives(
     touched += [(last, out) for out in schedule.outputs]
     touched += [(n, s) for s in always for n in (0, last)]
     for number, slot in touched:
-        _widen(lives, schedule.storage(slot), (number, number))
+        widen(lives, schedule.storage(slot), (number, number))
     before: dict[int, Life] = {}
     while before != lives:
         before = dict(lives)
@@ -52,17 +60,18 @@ def set_lives(
             found = [lives[x] for x in (schedule.storage(a), schedule.storage(b)) if x in lives]
             for x in (a, b):
                 for life in found:
-                    _widen(lives, schedule.storage(x), life)
+                    widen(lives, schedule.storage(x), life)
         for loop in loops:
             for slot, (first, end) in lives.items():
                 meets = first <= loop[1] and loop[0] <= end
                 if meets and not (loop[0] <= first and end <= loop[1]):
-                    _widen(lives, slot, loop)
+                    widen(lives, slot, loop)
     for found_slot in schedule.slots:
         found_slot.first, found_slot.last = lives.get(found_slot.number, (0, -1))
 
 
-def _widen(lives: dict[int, Life], slot: int, life: Life) -> None:
+def widen(lives: dict[int, Life], slot: int, life: Life) -> None:
+    """Let a Slot live over some Kernels too."""
     first, end = lives.get(slot, life)
     lives[slot] = (min(first, life[0]), max(end, life[1]))
 
@@ -134,3 +143,60 @@ def _give_back(gaps: list[tuple[int, int]], offset: int, size: int) -> None:
 
 def _lines(bytes: int) -> int:
     return -(-bytes // LINE) * LINE
+
+
+# ---- in place ------------------------------------------------------------------------------------
+
+
+def take_over(lowering: Lowering, schedule: Schedule) -> None:
+    """The pass: results take over dying inputs, and lives are found anew."""
+    count = 0
+    for number, kernel in enumerate(schedule.kernels):
+        if any(first <= number <= last for first, last in lowering.frame.loops):
+            continue
+        count += _kernel(schedule, number, kernel, lowering.fuser.values)
+    if count:
+        find_lives(lowering, schedule)
+
+
+def _kernel(schedule: Schedule, number: int, kernel: Kernel, values: set[Node]) -> int:
+    region = kernel.notes.get("region")
+    if not isinstance(region, Region) or region.kind != "loops" or region.rows is not None:
+        return 0
+    if len(kernel.steps) != 1 or not isinstance(kernel.steps[0], Launch):
+        return 0
+    reads, stored = kernel.region
+    slots = kernel.steps[0].slots
+    result = schedule.slots[slots[-1]]
+    if not stored or result.kind != "scratch" or result.alias is not None:
+        return 0
+    for read, at in zip(reads, slots):
+        owner = schedule.slots[schedule.storage(at)]
+        if _may_take(result, owner, number) and at_own_element(region, read, values):
+            result.alias = owner.number
+            owner.last = max(owner.last, result.last)
+            if len(stored) == 1 and only_moves(stored[0], read):
+                kernel.steps.clear()  # every element is where it was: another shape, no work
+            return 1
+    return 0
+
+
+def only_moves(node: Node, read: Node) -> bool:
+    """Whether a value is another one's elements, moved and nothing else."""
+    return base_of(node, {read}) is read
+
+
+def _may_take(result: Slot, owner: Slot, number: int) -> bool:
+    same = owner.type.dtype.size == result.type.dtype.size and owner.bytes == result.bytes
+    return owner.kind == "scratch" and owner.first < number == owner.last and same
+
+
+def at_own_element(region: Region, read: Node, values: set[Node]) -> bool:
+    """Whether a Region reads a value only at the element it is writing."""
+    column = loop_index("column", region.total)
+    starts = [(v, unravel(column, v.shape)) for v in region.stored]
+    return all(
+        index is not None and ravel(index, node.shape) == column
+        for node, index in reads_of(starts, values, set(region.values))
+        if node is read
+    )

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from ..core.dtype import int64
 from ..core.target import Target
-from ..graph import ops
 from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
 from ..ir.types import product
 from ..tile import ops as tile_ops
+from ..tile.numeric import COMBINE
 from . import sheet as parameters
 from .access import Index, offset_of, unravel
 from .evaluate import running, wide
 from .family import Bodies
 from .region import Region
 from .sheet import Sheet
-from .space import COMBINE, identity
+from .space import identity
 
 BLOCK = 64  # elements that a running sum adds one by one before what came before is added
 
@@ -53,7 +53,7 @@ def lower_scan(region: Region, target: Target, name: str) -> Bodies:
     """A running sum, product, maximum or minimum."""
     node = region.anchor
     axis = Axis(node)
-    sheet = Sheet(name, [*parameters.reads(region.inputs), *parameters.results([node])])
+    sheet = Sheet(name, parameters.of_region(region))
     lanes = target.lanes(wide(node.dtype)) if high(axis.inner) >= 4 else 1
     while lanes > 1 and lanes >= 2 * high(axis.inner):
         lanes //= 2
@@ -97,9 +97,8 @@ def _run_along(sheet: Sheet, low: Axis, outer: Size, lane: Size, shape: tuple[in
 def lower_sort(region: Region, target: Target, name: str) -> Bodies:
     """A stable sort of every line along the axis: values and indices."""
     node = region.anchor
-    stored = [v for v in region.stored if v.op is ops.get]
     low = Axis(node)
-    sheet = Sheet(name, [*parameters.reads(region.inputs), *parameters.results(stored)])
+    sheet = Sheet(name, parameters.of_region(region))
     b, e, x = sheet.b, sheet.e, low.x
     size = high(low.size)
     dtype = wide(x.dtype)

@@ -52,7 +52,7 @@ def results(nodes: Sequence[Node]) -> list[Parameter]:
 
 def of_region(region: Region) -> list[Parameter]:
     """What a Region reads, then what it stores."""
-    return [*reads(region.inputs), *results(region.stored)]
+    return [*reads(region.inputs), *results(region.arrays)]
 
 
 def scratch(types: Iterable[tuple[str, Array]], use: str = "value") -> list[Parameter]:

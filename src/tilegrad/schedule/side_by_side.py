@@ -17,9 +17,8 @@ from ..ir.types import Memory, product
 from ..tile import ops
 from ..tile.build import Body, BodyBuilder, copy_block
 from .check import reads_writes
-from .in_place import only_moves
 from .lowering import Lowering
-from .reuse import find_lives
+from .reuse import find_lives, only_moves
 from .schedule import Kernel, Launch, Schedule
 
 MOST_PROGRAMS = 1024

@@ -32,7 +32,6 @@ from .region import COSTLY, REDUCE, Region, axes_of, leaves_of, own_index
 from .sheet import Sheet
 
 KINDS = {ops.sum_: "sum", ops.prod: "prod", ops.max_: "max", ops.min_: "min"}
-COMBINE = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def identity(kind: str, dtype: DType) -> Any:
@@ -78,7 +77,7 @@ class Space:
         self.reduces = [v for v in region.values if v.op in REDUCE]
         self.order = region.order
         if region.kind == "mixed":
-            node = region.values[0]
+            node = region.anchor
             last = len(node.inputs[0].shape) - 1
             self.order = "row" if last in axes_of(node) else "column"
         self.levels = self._levels()

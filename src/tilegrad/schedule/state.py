@@ -15,13 +15,13 @@ from ..ir.block import Block
 from ..ir.node import Node, needs
 from ..ir.types import Tuple, product
 from .lowering import Lowering
-from .region import Region, bit, need
+from .region import Region, bit, in_order, need
 from .schedule import Copy, Slot
 
 
 def order_updates(lowering: Lowering) -> None:
     """The pass: readers of a state run before it is overwritten, where that is possible."""
-    regions = lowering.fuser.in_order()
+    regions = in_order(lowering.fuser.regions)
     readers: dict[Node, list[Region]] = {}
     dependents: dict[int, list[Region]] = {}
     for region in regions:
@@ -35,13 +35,13 @@ def order_updates(lowering: Lowering) -> None:
                 continue
             others = [r for r in readers.get(state, ()) if r is not region]
             late = [r for r in others if r.needs >> region.number & 1]
-            if needs(region.values[0]).count(state) > 1:
+            if needs(region.anchor).count(state) > 1:
                 late = [region]  # it reads what it would overwrite
             if late or state in lowering.wanted:
                 if state in lowering.strict and promised:
                     raise refuse(late[0].values[0] if late else state)
                 continue
-            lowering.in_place.add((region.values[0], number))
+            lowering.in_place.add((region.anchor, number))
             for r in others:
                 region.after.add(r.number)
                 dependents.setdefault(r.number, []).append(region)
@@ -135,12 +135,12 @@ def state_behind(node: Node) -> tuple[Node, int, Node] | None:
 
 def overwritten(region: Region) -> list[tuple[int, Node, bool]]:
     """(number, state, promised) of what a Region may overwrite; promised: a copy is an error."""
-    node = region.values[0] if region.values else None
-    if region.kind == "update" and node is not None:
+    node = region.anchor
+    if region.kind == "update":
         return [(0, node.inputs[0], True)]
-    if region.kind == "call" and node is not None:
+    if region.kind == "call":
         return [(number, state, True) for number, state in states_of(node)]
-    if region.kind == "control" and node is not None and node.op is not ops.cond:
+    if region.kind == "control" and node.op is not ops.cond:
         body = node.blocks[-1]
         carries = node.attrs["carries"]
         return [(i, node.inputs[i], is_updated(body, i)) for i in range(carries)]

@@ -9,6 +9,7 @@ index order, whatever the number of workers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ..core.dtype import int64
 from ..core.target import Target
@@ -16,6 +17,7 @@ from ..ir.node import Node
 from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo
 from ..ir.types import product
 from ..tile.build import BodyBuilder
+from ..tile.numeric import SCATTER
 from . import sheet as parameters
 from .access import Condition, Index, offset_of, symbolic, unravel
 from .evaluate import Evaluator
@@ -27,7 +29,6 @@ from .sheet import Sheet
 BLOCK = 1024
 
 
-NAMES = {"add": "add", "multiply": "multiply", "max": "maximum", "min": "minimum"}
 Loops = Callable[[Region, Target, str], Bodies]
 
 
@@ -38,12 +39,13 @@ class Update:
     b: BodyBuilder
     e: Evaluator
 
-    def __init__(self, node: Node, values: set[Node]) -> None:
-        self.node, self.values = node, values
+    def __init__(self, node: Node, reads: list[Node], values: set[Node], target: Target) -> None:
+        self.node, self.reads, self.values, self.target = node, reads, values, target
         self.state, self.value, *self.indices = node.inputs
         self.index_shape = self.indices[0].shape
         self.rank = len(self.index_shape)
         self.axes, self.mode = node.attrs["axes"], node.attrs["mode"]
+        self.name = f"update_{self.mode}"
         shape = self.value.shape
         self.count, self.rest = product(shape[: self.rank]), product(shape[self.rank :])
 
@@ -74,10 +76,7 @@ class Update:
         if exact is not None:
             return exact
         value = self.b.cast(self.e.value(node, index), int64)
-        found = self.b.atom("at", value, -(1 << 40), 1 << 40)
-        if value.shape:
-            self.e.lane_atoms.add(found)  # type: ignore[arg-type]
-        return found
+        return self.e.atom("at", value, -(1 << 40), 1 << 40)
 
     def positions(self, number: Size) -> tuple[dict[int, Size], Node | None]:
         """Where index number `number` points, by axis, and whether that is inside."""
@@ -97,18 +96,16 @@ class Update:
 
     def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""
-        return x if self.mode == "set" else self.b.apply(NAMES[self.mode], old, x)
+        return x if self.mode == "set" else self.b.apply(SCATTER[self.mode], old, x)
 
     def read(self, number: Size, inner: Index) -> Node:
         """The value to write."""
         return self.e.value(self.value, unravel(number, self.index_shape) + inner)
 
 
-def update_bodies(
-    region: Region, target: Target, loops: Loops, write: Callable[[list[Node]], Bodies]
-) -> Bodies:
-    """The Bodies of an update that write(what they read) gives; where the state is not stored,
-    Bodies of `loops` that write it come first."""
+def update_bodies(region: Region, target: Target, kind: Any, loops: Loops) -> Bodies:
+    """The Bodies of a kind of Update; where the state is not stored, Bodies of `loops` that
+    write it come first."""
     node, reads, values = region.anchor, region.inputs, region.known
     state = node.inputs[0]
     found: Bodies = []
@@ -121,7 +118,8 @@ def update_bodies(
     if product(node.inputs[1].shape) != 0:
         rereads = any(i is state or state in leaves_of(i, values) for i in node.inputs[1:])
         own = [r for r in reads if r is not state or rereads]
-        found += [_of_update(one, own, reads) for one in write(own)]
+        made = kind(node, own, values, target).lower()
+        found += [_of_update(one, own, reads) for one in made]
     return found
 
 
@@ -133,43 +131,31 @@ def _of_update(made: Made, used: list[Node], reads: list[Node]) -> Made:
 
 def lower_update(region: Region, target: Target, name: str) -> Bodies:
     """The Body that scatters; where the state is not stored, one that writes it comes first."""
-
-    def write(reads: list[Node]) -> Bodies:
-        return [VectorUpdate(region.anchor, reads, region.known, target).lower()]
-
-    return update_bodies(region, target, lower_loops, write)
+    return update_bodies(region, target, VectorUpdate, lower_loops)
 
 
 class VectorUpdate(Update):
     """Lowers one update."""
 
-    def __init__(self, node: Node, reads: list[Node], values: set[Node], target: Target) -> None:
-        super().__init__(node, values)
-        self.target = target
-        given = [*parameters.reads(reads), parameters.state(self.state)]
-        self.sheet = Sheet(f"update_{self.mode}", given)
+    def lower(self) -> Bodies:
+        """The Body: one program per block of the value's unindexed elements (and per index, where
+        order is free)."""
+        given = [*parameters.reads(self.reads), parameters.state(self.state)]
+        self.sheet = Sheet(self.name, given)
         self.b, self.e, self.memory = self.sheet.b, self.sheet.e, self.sheet.others["state"]
-
-    def lower(self) -> Made:
-        """The Body: one program per block of the value's unindexed elements."""
-        return self.sheet.end(self.body(self.count, self.rest, self.once()))
-
-    def body(self, lead: Size, rest: Size, any_order: bool) -> tuple[Size, ...]:
-        """Grid over blocks of the rest (and over the indices, where order is free)."""
-        lanes = self.lanes(rest)
+        lead, rest, lanes = self.count, self.rest, self.lanes(self.rest)
         block = max(lanes, min(BLOCK, -(-high(rest) // 4)))
         block = -(-block // lanes) * lanes
         blocks = ceil_divide(rest, block)
-        if any_order:
+        if self.once():
             grid, (number, own) = self.sheet.programs(lead, blocks)
             self.row(number, own * block, rest, block, lanes)
-            return (grid,)
-        p = self.b.program(0, blocks)
-        start = p * block
+            return [self.sheet.end((grid,))]
+        start = self.b.program(0, blocks) * block
         for i in self.b.each("i", 0, lead):
             with self.e.scope():
                 self.row(i, start, rest, block, lanes)
-        return (blocks,)
+        return [self.sheet.end((blocks,))]
 
     def lanes(self, rest: Size) -> int:
         """Vector lanes along the unindexed elements."""

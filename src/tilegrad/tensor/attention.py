@@ -15,7 +15,7 @@ from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import attention as graph
 from ..graph import build, ops
-from ..graph.attention_types import EXTRAS, Sizes, sum_dtype
+from ..graph.attention_types import EXTRAS, OP, Sizes, sum_dtype
 from ..graph.attention_types import sizes as sizes_of
 from ..ir.block import argument_op
 from ..ir.node import Node
@@ -61,9 +61,9 @@ def attention(
     / softcap), then `bias` is added, and `slopes` (one for each head) times j - i. `sinks` are
     one more score for each head, of a key that has no value.
     """
-    op = "attention"
-    nodes, order = _laid(op, (q, k, v), layout)
-    sizes = sizes_of(nodes[0], nodes[1], nodes[2], (order,) * 4)
+    parents = [q, k, v, bias, slopes, sinks]
+    (q, k, v), order = _laid((q, k, v), layout)
+    sizes = sizes_of((q, k, v), (order,) * 4)
     extras = {
         "bias": bias,
         "mask": mask,
@@ -73,64 +73,50 @@ def attention(
         "query_starts": query_starts,
         "key_starts": key_starts,
     }
-    parents = [q, k, v, bias, slopes, sinks]
-    more = _extras(extras, sum_dtype(nodes[0].dtype))
-    band = _band(op, causal, window, sizes, packed="query_starts" in more)
-    _check_number(op, "softcap", softcap)
-    out, lse = _attend(op, nodes, more, scale, band, softcap, dropout, order, generator)
+    more = _extras(extras, sum_dtype(q.dtype))
+    if not 0.0 <= dropout <= 1.0:
+        raise ShapeError("not a probability", op=OP, expected="0 <= dropout <= 1", got=dropout)
+    if not isinstance(softcap, (int, float)) or not 0.0 <= softcap < math.inf:
+        raise UserError("softcap is not a number from 0", op=OP, expected="0 or more", got=softcap)
+    if 0.0 < dropout < 1.0:
+        more["key"], more["offset"] = next_key_and_offset(generator)
+    out, lse = graph.attention(
+        q,
+        k,
+        v,
+        more,
+        scale=_usual_scale(sizes.width) if scale is None else scale,
+        band=_band(causal, window, sizes, packed="query_starts" in more),
+        softcap=softcap,
+        dropout=dropout if dropout < 1.0 else 0.0,
+        orders=(order,) * 4,
+    )
+    if dropout == 1.0:
+        out = build.multiply(out, 0.0)
     if len(layout) == 3:
         out, lse = build.squeeze(out, (order.index("b"),)), build.squeeze(lse, (0,))
     result = wrap(out, *parents)
     return (result, wrap(lse, *parents)) if return_lse else result
 
 
-def _attend(
-    op: str,
-    nodes: list[Node],
-    more: dict[str, Node],
-    scale: float | None,
-    band: graph.Band,
-    softcap: float,
-    dropout: float,
-    order: str,
-    generator: Generator | None = None,
-) -> tuple[Node, Node]:
-    """The attention Node, with what dropout needs."""
-    if not 0.0 <= dropout <= 1.0:
-        raise ShapeError("not a probability", op=op, expected="0 <= dropout <= 1", got=dropout)
-    if scale is None:
-        width = nodes[0].shape[-1]
-        if not isinstance(width, int):
-            raise ShapeError(
-                "the width is not known", op=op, expected="an int", got=width, hint="give the scale"
-            )
-        scale = 1.0 / math.sqrt(max(width, 1))
-    if 0.0 < dropout < 1.0:
-        more["key"], more["offset"] = next_key_and_offset(generator)
-    q, k, v = nodes
-    out, lse = graph.attention(
-        q,
-        k,
-        v,
-        more,
-        scale=scale,
-        band=band,
-        softcap=softcap,
-        dropout=dropout if dropout < 1.0 else 0.0,
-        orders=(order,) * 4,
-    )
-    return (build.multiply(out, 0.0) if dropout == 1.0 else out), lse
+def _usual_scale(width: Size) -> float:
+    """1 / sqrt(width)."""
+    if not isinstance(width, int):
+        raise ShapeError(
+            "the width is not known", op=OP, expected="an int", got=width, hint="give the scale"
+        )
+    return 1.0 / math.sqrt(max(width, 1))
 
 
 # ---- checks ---------------------------------------------------------------------------------
 
 
-def _laid(op: str, values: tuple[Any, ...], layout: str) -> tuple[list[Node], str]:
+def _laid(values: tuple[Any, ...], layout: str) -> tuple[list[Node], str]:
     """Nodes with four axes each, and their order."""
     if sorted(layout) not in (list("bdht"), list("dht")) or layout[-1] != "d":
         raise UserError(
             "not a layout",
-            op=op,
+            op=OP,
             got=repr(layout),
             expected="b (may be left out), h and t in any order, then d",
             hint='"bhtd", "bthd", or "thd" for packed sequences',
@@ -140,7 +126,7 @@ def _laid(op: str, values: tuple[Any, ...], layout: str) -> tuple[list[Node], st
         if len(x.shape) != len(layout):
             raise ShapeError(
                 f"{name} has not the axes of the layout",
-                op=op,
+                op=OP,
                 expected=f"{len(layout)} axes, as in {layout!r}",
                 got=build.show(x.shape),
             )
@@ -149,26 +135,19 @@ def _laid(op: str, values: tuple[Any, ...], layout: str) -> tuple[list[Node], st
     return [build.unsqueeze(x, 0) for x in nodes], "b" + layout
 
 
-def _check_number(op: str, name: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
-        raise UserError(
-            f"{name} is not a number from 0", op=op, expected="0 for none, or more", got=value
-        )
-
-
-def _band(op: str, causal: bool | str, window: Any, sizes: Sizes, packed: bool) -> graph.Band:
+def _band(causal: bool | str, window: Any, sizes: Sizes, packed: bool) -> graph.Band:
     """Bounds of j - i."""
     if causal not in (True, False, "top_left", "bottom_right"):
         raise UserError(
             "causal is not known",
-            op=op,
+            op=OP,
             got=repr(causal),
             expected="True, False, 'top_left' or 'bottom_right'",
         )
     low: Size | None = None
     high: Size | None = 0 if causal else None
     if window is not None:
-        left, right = _window(op, window, bool(causal))
+        left, right = _window(window, bool(causal))
         low = None if left is None else -left
         high = right if high is None else high
     if causal != "bottom_right":
@@ -176,7 +155,7 @@ def _band(op: str, causal: bool | str, window: Any, sizes: Sizes, packed: bool) 
     if packed:
         raise UserError(
             "sequences that are packed have no common end",
-            op=op,
+            op=OP,
             expected="causal=True with query_starts",
             got="'bottom_right'",
         )
@@ -184,7 +163,7 @@ def _band(op: str, causal: bool | str, window: Any, sizes: Sizes, packed: bool) 
     return (None if low is None else combine(low, shift, 1)), shift
 
 
-def _window(op: str, window: Any, causal: bool) -> tuple[int | None, int | None]:
+def _window(window: Any, causal: bool) -> tuple[int | None, int | None]:
     """How many keys before and after its own a query sees; None for all."""
     if isinstance(window, int) and not isinstance(window, bool) and window >= 1:
         return window - 1, 0 if causal else window - 1
@@ -192,7 +171,7 @@ def _window(op: str, window: Any, causal: bool) -> tuple[int | None, int | None]
     if len(pair) == 2 and all(w is None or (isinstance(w, int) and w >= 0) for w in pair):
         return pair
     raise UserError(
-        "not a window", op=op, got=window, expected="a count of at least 1, or (left, right) counts"
+        "not a window", op=OP, got=window, expected="a count of at least 1, or (left, right) counts"
     )
 
 
@@ -202,7 +181,7 @@ def _extras(given: dict[str, Any], wide: DType) -> dict[str, Node]:
     for name, x in found.items():
         axes, dtype, _ = EXTRAS[name]
         if axes == "bhij":
-            found[name] = build.reshape(x, (1,) * (4 - len(x.shape)) + x.shape)
+            found[name] = _with_rank(x, 4)
         elif dtype is None and x.dtype.is_float:
             found[name] = build.cast(x, wide)
         elif dtype is not None and x.dtype.is_integer:
@@ -244,14 +223,13 @@ def scaled_dot_product_attention(
         if given is not None and len(given.shape) >= 3:
             given = build.unsqueeze(given, -3)
     lead, (q, k, v) = _four(op, nodes, enable_gqa)
-    more: dict[str, Node] = {}
+    more: dict[str, Any] = {}
     if given is not None:
         name = "mask" if given.dtype is dtypes.bool_ else "bias"
-        more[name] = _flat_mask(op, given, lead, (q.shape[1], q.shape[2], k.shape[2]))
-    band = (None, 0 if is_causal else None)
-    out, _ = _attend(op, [q, k, v], more, scale, band, 0.0, dropout_p, "bhtd")
-    shape = (*lead, *out.shape[2 if bare else 1 :])
-    return wrap(build.reshape(out, shape), *tensors, mask)
+        more[name] = wrap(_flat_mask(op, given, lead), mask)
+    own = [wrap(x, y) for x, y in zip((q, k, v), tensors)]
+    out = attention(*own, scale=scale, causal=is_causal, dropout=dropout_p, **more)
+    return out.reshape(*lead, *out.shape[2 if bare else 1 :])
 
 
 def is_data(node: Node) -> bool:
@@ -280,30 +258,21 @@ def _four(op: str, nodes: list[Node], shared: bool) -> tuple[Shape, list[Node]]:
             got=key_heads,
             hint="enable_gqa=True shares them",
         )
-    found = []
-    for x, count in zip(nodes, (heads, key_heads, key_heads)):
-        whole = build.broadcast_to(x, (*lead, count, *x.shape[-2:]), op)
-        found.append(build.reshape(whole, (product(lead), count, *x.shape[-2:])))
-    return lead, found
+    return lead, [_joined(op, x, lead, n) for x, n in zip(nodes, (heads, key_heads, key_heads))]
 
 
-def _flat_mask(op: str, x: Node, lead: Shape, scores: Shape) -> Node:
+def _joined(op: str, x: Node, lead: Shape, heads: Size) -> Node:
+    """A value over (..., heads, i, j) with its leading axes in one."""
+    whole = build.broadcast_to(x, (*lead, heads, *x.shape[-2:]), op)
+    return build.reshape(whole, (product(lead), heads, *x.shape[-2:]))
+
+
+def _flat_mask(op: str, x: Node, lead: Shape) -> Node:
     """A mask over (..., heads, queries, keys) with its leading axes in one, not repeated."""
-    rank = len(lead) + 3
-    whole = (*lead, *scores)
-    own = (1,) * (rank - len(x.shape)) + x.shape
-    if len(own) > rank or any(a not in (1, b) for a, b in zip(own, whole)):
-        raise ShapeError(
-            "the mask does not fit",
-            op=op,
-            got=build.show(x.shape),
-            expected=f"what broadcasts to {build.show(whole)}",
-        )
-    rest = own[-3:]
-    if all(s == 1 for s in own[:-3]):
-        return build.reshape(x, (1, *rest))
-    wide = build.expand(build.reshape(x, own), (*lead, *rest))
-    return build.reshape(wide, (product(lead), *rest))
+    x = _with_rank(x, len(lead) + 3)
+    if all(s == 1 for s in x.shape[:-3]):
+        return build.reshape(x, (1, *x.shape[-3:]))
+    return _joined(op, x, lead, x.shape[-3])
 
 
 def _check_torch(op: str, tensors: list[Tensor], mask: Tensor | None, is_causal: bool) -> None:

@@ -21,6 +21,8 @@ from .random import dropout
 from .reduce import mean, softmax
 from .tensor import Tensor, lift
 
+OP = "multi_head_attention_forward"
+
 
 def multi_head_attention_forward(
     query: Any,
@@ -52,22 +54,16 @@ def multi_head_attention_forward(
     """(output, weights) of queries, keys and values of (tokens, batch, features); without an
     `out_proj_weight` the heads of the output are joined, and that is all."""
     if static_k is not None or static_v is not None:
-        raise UserError(
-            "not supported",
-            op="multi_head_attention_forward",
-            expected="None",
-            got="static_k or static_v",
-        )
+        raise UserError("not supported", op=OP, expected="None", got="static_k or static_v")
     if (bias_k is None) != (bias_v is None):
-        raise UserError(
-            "one without the other",
-            op="multi_head_attention_forward",
-            expected="bias_k and bias_v, or neither",
-        )
-    _check_heads(lift(query), embed_dim_to_check, num_heads)
+        raise UserError("one without the other", op=OP, expected="bias_k and bias_v, or neither")
+    check_heads(OP, embed_dim_to_check, num_heads)
     separate = (q_proj_weight, k_proj_weight, v_proj_weight)
     weights = separate if use_separate_proj_weight else lift(in_proj_weight).chunk(3)
     q, k, v = (lift(x) for x in (query, key, value))
+    if q.ndim not in (2, 3) or q.shape[-1] != embed_dim_to_check:
+        expected = f"(tokens, batch, {embed_dim_to_check}), or without a batch"
+        raise ShapeError("the queries do not fit", op=OP, expected=expected, got=q.shape)
     single = q.ndim == 2  # without a batch
     q, k, v = (x.unsqueeze(0) if single else x.transpose(0, 1) for x in (q, k, v))
     biases = (None,) * 3 if in_proj_bias is None else lift(in_proj_bias).chunk(3)
@@ -97,21 +93,11 @@ def multi_head_attention_forward(
     return joined.transpose(0, 1), shown
 
 
-def _check_heads(q: Tensor, features: int, num_heads: int) -> None:
-    if q.ndim not in (2, 3) or q.shape[-1] != features:
-        raise ShapeError(
-            "the queries do not fit",
-            op="multi_head_attention_forward",
-            expected=f"(tokens, batch, {features}) or (tokens, {features})",
-            got=q.shape,
-        )
+def check_heads(op: str, features: int, num_heads: int) -> None:
+    """Refuse features that cannot be shared by the heads."""
     if features % num_heads:
-        raise UserError(
-            "features do not divide into heads",
-            op="multi_head_attention_forward",
-            expected=f"a multiple of {num_heads}",
-            got=features,
-        )
+        expected = f"a multiple of {num_heads}"
+        raise UserError("features do not divide into heads", op=op, expected=expected, got=features)
 
 
 def _extended(x: Tensor, bias: Any, add_zero: bool) -> Tensor:

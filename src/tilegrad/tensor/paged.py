@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..core import dtype as dtypes
+from ..core.errors import DTypeError, ShapeError
 from ..graph import build, ops
 from ..graph.paged_types import APPEND, ATTEND, RANKS
 from ..ir.node import Node
@@ -56,10 +57,15 @@ def paged_attention(
     undefined.
     """
     given = _given(q, keys, values, table, lengths, query_starts, scales)
+    starts = given["query_starts"].dtype
+    if starts is not dtypes.int32:  # it tells a Node's query_starts from its sinks
+        raise DTypeError(
+            "query_starts has another dtype", op="paged_attention", expected="int32", got=starts
+        )
     if sinks is not None:
         given["sinks"] = cast(lift(sinks), dtypes.float32)
     if scale is None:
-        scale = 1.0 / math.sqrt(max(1, given["q"].shape[-1]))
+        scale = 1.0 / math.sqrt(max((1, *given["q"].shape[-1:])))
     made = ops.paged_attention(
         *_nodes(ATTEND, given),
         scale=float(scale),
@@ -95,6 +101,9 @@ def paged_append(
     """
     given = _given(q, keys, values, table, lengths, query_starts, scales)
     speeds = lift(np.zeros(1, np.float32) if frequencies is None else frequencies)
+    if speeds.ndim != 1:
+        got = build.show(speeds.shape)
+        raise ShapeError("frequencies have one axis", op="paged_append", expected="(n,)", got=got)
     given.update(k=lift(k), v=lift(v), frequencies=cast(speeds, dtypes.float32))
     made = ops.paged_append(
         *_nodes(APPEND, given),

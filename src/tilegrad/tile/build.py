@@ -229,6 +229,18 @@ class BodyBuilder:
         """a <= b of indices, as a mask."""
         return self.apply("less_equal", self.index(a), self.index(b))
 
+    def reduce(self, x: Node, axis: int, kind: str) -> Node:
+        """One axis of a tile reduced."""
+        return self.add(ops.reduce(x, axis=axis, kind=kind))
+
+    def reshape(self, x: Node, shape: tuple[int, ...]) -> Node:
+        """The elements of a tile in another shape."""
+        return self.add(ops.reshape(x, shape=shape))
+
+    def turned(self, rows: Sequence[Node]) -> Node:
+        """A matrix whose columns are these."""
+        return self.add(ops.transpose(self.add(ops.stack_rows(*rows)), order=(1, 0)))
+
     # ---- memory ---------------------------------------------------------------------------
 
     def load(

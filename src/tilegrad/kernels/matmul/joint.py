@@ -22,11 +22,11 @@ from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .shape import Epilogue, Operands, Prologue, WidePlan, among, box, hole_of, side
+from .shape import Epilogue, Operands, Prologue, WidePlan, among, hole_of, side
 from .wide import WideMatmul
 
 
-def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Body:
+def joint_matmul(x: Operands, plan: WidePlan) -> Body:
     """The Body with holes `epilogue`; parameters: the input, the weights, the results.
 
     Plain, weight i has a hole `epilogue{i}(piece, rows, columns)`; gated, there is one,
@@ -40,7 +40,7 @@ def joint_matmul(x: Operands, plan: WidePlan, name: str = "joint_matmul") -> Bod
     results = x.weights[:1] if x.gated else x.weights
     for i, n in enumerate(results):
         parameters.append((f"c{i}", Memory((tokens, n), x.result, use="result")))
-    b = BodyBuilder(name, parameters)
+    b = BodyBuilder("joint_matmul", parameters)
     last = 1 + len(x.weights)
     return JointMatmul(
         x, plan, b, b.parameters[0], b.parameters[1:last], b.parameters[last:]
@@ -116,13 +116,15 @@ class JointMatmul(WideMatmul):
 
         among(along, self.starts[:-1], here)
 
-    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
+    def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Turned, tiles of the weights; else of the input."""
         batch, row, column = where
         if not self.x.turned:
-            super().fill_left(stage, where, step)
+            super().fill_left(stage, where, step, number)
         elif self.x.gated:
-            self.fill_weights(stage, batch, row, step)
+            for number, weight in enumerate(self.weights):
+                self.a = weight
+                super().fill_left(stage, where, step, number)
         else:
 
             def fill(number: int, at: Any) -> None:
@@ -180,15 +182,6 @@ class JointMatmul(WideMatmul):
         if self.joined:
             return self.right[stage], number * self.unit, self.unit
         return self.right[stage, number], 0, self.right.shape[2]
-
-    def fill_weights(self, stage: Any, batch: Any, row: Any, step: Any) -> None:
-        """64 rows a copy: those of the first weight, then those of the next."""
-        for number, weight in enumerate(self.weights):
-            for own in range(self.halves):
-                at = side(row + 64 * own, self.along_k(step), self.x.a_along_k)
-                place = self.left[stage, number * self.halves + own]
-                source = box(self.of_batch(weight, batch), at, place.shape)
-                tile.copy_async(place, source, self.ring.full[stage])
 
     def at(self, number: int, own: int, stage: Any) -> tuple[Any, ...]:
         """Where in the ring the operands of a product lie."""

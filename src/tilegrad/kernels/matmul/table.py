@@ -21,7 +21,7 @@ from ...ir.symbol import high
 from ..plan_table import PlanTable, Record, plans
 from .plan import choose, in_spans, ranked, shared_bytes, tiles_of, transposed
 from .shape import Choice, Operands, WidePlan, why_not
-from .threads_plan import ranked_threads
+from .threads_matmul import ranked_threads
 
 MACHINES = ("h100", "h200")  # machines with names of their own in keys, whatever their memory
 SAME_MACHINE = {"h100": "h200"}  # whose Plans a machine takes where it has none of its own

@@ -2,7 +2,7 @@
 
 `wide_matmul` is the placed kernel for large m: persistent programs, one producer that fills a
 ring of shared tiles by copies, and consumers of 64 rows each that multiply from the ring; results
-leave through a staged tile while the next product begins (`epilogue`). The hole
+leave through a staged tile while the next product begins (`ring`). The hole
 `epilogue(acc, rows, columns)` sees pieces of the accumulator and may read further parameters.
 
 Why so: a product of one tile over k reads (m + n) k elements and makes m n k products, so tiles are
@@ -25,7 +25,7 @@ from ...ir.node import Node
 from ...ir.symbol import ceil_divide
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .epilogue import Leaving
+from .ring import Moving
 from .shape import (
     Ask,
     Epilogue,
@@ -50,7 +50,7 @@ def reference(a: Any, b: Any) -> Any:
     return a.astype("float32") @ b.astype("float32")
 
 
-def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", residuals: int = 0) -> Body:
+def wide_matmul(x: Operands, plan: WidePlan, residuals: int = 0) -> Body:
     """The Body with the hole `epilogue`; parameters a, b, c, then those that fill it.
 
     With `residuals`, as many matrices like the result, in the operands' dtype, follow c and come
@@ -58,12 +58,12 @@ def wide_matmul(x: Operands, plan: WidePlan, name: str = "wide_matmul", residual
     """
     *_, (_, result) = x.parameters
     further = [(f"r{i}", Memory(result.shape, x.dtype)) for i in range(residuals)]
-    builder = BodyBuilder(name, [*x.parameters, *further])
+    builder = BodyBuilder("wide_matmul", [*x.parameters, *further])
     memories = builder.parameters
     return WideMatmul(x, plan, builder, memories[:3], residuals=memories[3:]).build()
 
 
-class WideMatmul(Leaving):
+class WideMatmul(Moving):
     """Writes one Body of `wide_matmul`."""
 
     products = 1  # whose sums an epilogue takes

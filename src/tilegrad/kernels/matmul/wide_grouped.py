@@ -24,7 +24,7 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ..grouped import FIRST, GROUP, LAST
 from .joint import JointMatmul
-from .plan import START_SECONDS, most_stages
+from .plan import START_SECONDS, most_stages, transposed
 from .shape import Choice, Operands, WidePlan, box, positions
 from .wide import WideMatmul
 
@@ -114,12 +114,12 @@ class GroupedJoint(Grouping, JointMatmul):
 
 
 def choose_grouped(x: Operands, target: Target) -> Choice[WidePlan]:
-    """The Plan for operands that are turned already, and about how long it takes: as weights of
-    the groups that have rows come.
+    """The Plan for operands, which are turned, and about how long it takes: as weights of the
+    groups that have rows come.
 
     A core has one program: of two in a core, which come where programs of the launch before have
     nothing to do, each would read half as fast as those of other cores."""
-    parts = len(x.weights) if x.gated else 1
+    x, parts = transposed(x), len(x.weights) if x.gated else 1
     rows = max(TILE, 64 * parts) if x.block < WIDE_BLOCK else TILE * parts
     staged = min(64, x.block)
     plan = WidePlan((rows, x.block, 64), 2, target.cores, staged=staged, dependent=True)

@@ -49,14 +49,14 @@ def depth_of(dtype: DType) -> int:
     return SPAN_BYTES // dtype.size
 
 
-def sparse_matmul(x: Operands, plan: WidePlan, name: str = "sparse_matmul") -> Body:
+def sparse_matmul(x: Operands, plan: WidePlan) -> Body:
     """The Body with the hole `epilogue`, of operands that are turned: parameters are what is kept
     of the weights, tokens, the result and the words, then those that fill the hole."""
     rows, depth = -(-high(x.m) // ROWS) * ROWS, plan.tile[2]
     wide = -(-high(x.k) // depth) * depth
     kept = ("a", Memory((rows, high(x.k) // 2), x.dtype, use="constant"))
     words_of = ("words", Memory((rows // 16, wide // 2), int32, use="constant"))
-    builder = BodyBuilder(name, [kept, *x.parameters[1:], words_of])
+    builder = BodyBuilder("sparse_matmul", [kept, *x.parameters[1:], words_of])
     *first, words = builder.parameters
     kernel = SparseMatmul(x, plan, builder, first)
     kernel.words = tile.memory(words)
@@ -81,7 +81,7 @@ class SparseMatmul(WideMatmul):
         """Bytes that land in one stage."""
         return step_bytes(self.x, self.plan)
 
-    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
+    def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """What is kept of a tile of a and its words, 64 rows a copy."""
         _, row, _ = where
         half, full = self.plan.tile[2] // 2, self.ring.full[stage]
@@ -118,10 +118,8 @@ def plans(x: Operands, target: Target) -> Iterator[WidePlan]:
     wide = -(-m // (across * unit)) * unit
     for rows in (64, 128):
         for cluster in (1, 2) if rows == 128 and m >= SHARED else (1,):
-            plan = WidePlan(
-                (rows, wide, depth_of(x.dtype)), 0, staged=min(64, wide), dependent=True
-            )
-            plan = replace(plan, cluster=cluster)
+            tile = (rows, wide, depth_of(x.dtype))
+            plan = WidePlan(tile, 0, staged=min(64, wide), cluster=cluster, dependent=True)
             tiles, limit = tiles_of(x, plan, True), target.cores // cluster
             limit = limit // 8 * 8 if cluster > 1 and limit >= 8 else limit  # leaves power
             clusters = min(limit, -(-tiles // -(-tiles // limit)))
@@ -145,6 +143,3 @@ def expected(x: Operands, plan: WidePlan, target: Target) -> float:
     each = steps * (2 * tm * tn * tk / rate * alone + STEP_SECONDS) + 64 * tn * PIECE_SECONDS
     moved = n * k * x.dtype.size // 2 + n * k // 8 + m * (k * x.dtype.size + n * x.result.size)
     return max(rounds * each, moved / (READ_SHARE * target.peak_bytes())) + START_SECONDS
-
-
-__all__ = ["ROWS", "SparseMatmul", "choose_sparse", "depth_of", "plans", "sparse_matmul"]

@@ -239,7 +239,7 @@ class PackedMatmul(WideMatmul):
         """Bytes that land in one stage."""
         return step_bytes(self.shape, self.plan)
 
-    def fill_left(self, stage: Any, where: Any, step: Any) -> None:
+    def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Codes and scales, 64 rows a copy: gates first, then what they gate."""
         words, groups = self.layout.words, DEPTH // GROUP
         group = (self.share * self.steps + step) * groups

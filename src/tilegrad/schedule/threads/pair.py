@@ -2,8 +2,8 @@
 
 The backward pass of a norm wants, of the same arrays, sums along rows (for the input's derivative)
 and along columns (for the weight's). A program takes every so-many-th row, holds it in registers
-as `rows` does, and adds what the columns want to accumulators that stay in registers from row to
-row; they go to scratch at the end and a second launch adds them up. The next row is asked for
+as `HeldRows` does, and adds what the columns want to accumulators that stay in registers from row
+to row; they go to scratch at the end and a second launch adds them up. The next row is asked for
 before this one is reduced. So the arrays are read once, not twice.
 
 Invariant: which rows a program takes, and so the order of every sum, depends on shapes and the
@@ -20,6 +20,7 @@ from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, coefficient, high, minimum
 from ...ir.types import product
+from ...tile.numeric import COMBINE
 from ..access import Index, atom_of, depends, offset_of
 from ..evaluate import wide
 from ..family import Bodies, Made
@@ -27,9 +28,8 @@ from ..lines import Accumulators
 from ..lowering import Lowering
 from ..problem import power_of_two
 from ..region import REDUCE, Region, bit, leaves_of, own_index, reads_of
-from ..space import COMBINE, KINDS, reduce_index
-from .columns import sum_parts
-from .rows import HeldRows
+from ..space import KINDS, reduce_index
+from .reductions import HeldRows, sum_parts
 from .space_threads import WARP, ThreadSpace, parts_of, plain_reads
 from .tiles import ThreadSheet
 

@@ -1,12 +1,18 @@
-"""Sorts for blocks of threads: a network of compare-and-exchange steps on (key, place) pairs.
+"""Ops that go along an axis in order, for blocks of threads: sorts and running sums.
 
-Places make all pairs different, so the network, which is not stable by itself, gives the one
-stable order. Lines up to `LOCAL` elements are sorted by one program: pairs in registers, partners
-read through shared memory. Longer lines lie in scratch, padded to a power of two: chunks are
-sorted first, then every doubling takes one launch for each distance between partners that is
-longer than a chunk and one that finishes within chunks. Padding sorts to the end, since its keys
-come last and its places are the highest. Invariant: nan is above every number, and equal keys
-keep their order, ascending or descending.
+A sort is a network of compare-and-exchange steps on (key, place) pairs. Places make all pairs
+different, so the network, which is not stable by itself, gives the one stable order. Lines up to
+`LOCAL` elements are sorted by one program: pairs in registers, partners read through shared memory.
+Longer lines lie in scratch, padded to a power of two: chunks are sorted first, then every doubling
+takes one launch for each distance between partners that is longer than a chunk and one that
+finishes within chunks. Padding sorts to the end, since its keys come last and its places are the
+highest.
+
+Of a running sum the shape is seen as (outer, axis, inner). Where inner is long a tile is (axis,
+inner), else (lines, axis); the tile is scanned and what came before it is carried along.
+
+Invariant: nan is above every number, and equal keys keep their order, ascending or descending;
+results depend on shapes and the Target alone.
 """
 
 from __future__ import annotations
@@ -17,20 +23,21 @@ from dataclasses import replace
 from ...core.dtype import DType, int32, int64
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...graph import ops
 from ...ir.node import Node
-from ...ir.symbol import Size, floor_divide, high, modulo
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, modulo
 from ...ir.types import Array
 from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
+from ...tile.numeric import COMBINE
 from .. import sheet as parameters
-from ..evaluate import wide
+from ..evaluate import running, wide
 from ..family import Bodies, Made
 from ..problem import power_of_two
 from ..region import Region
 from ..scan_sort import Axis
 from ..sheet import Sheet
-from .space_threads import WARP
+from ..space import identity
+from .space_threads import WARP, warps_for
 from .tiles import ThreadSheet
 
 LOCAL = 4096  # elements that one program sorts
@@ -237,7 +244,7 @@ class SortLowering(ScratchSort):
         self.axis, x = Axis(region.anchor), region.anchor.inputs[0]
         padded = max(2, power_of_two(high(self.axis.size)))
         super().__init__(name, region.inputs, self.axis.lines, padded, key_dtype(x.dtype))
-        self.stored = [v for v in region.stored if v.op is ops.get]
+        self.stored = region.arrays
         self.descending = region.anchor.attrs["descending"]
 
     def lower(self) -> Bodies:
@@ -271,3 +278,46 @@ class SortLowering(ScratchSort):
 def lower_sort(region: Region, target: Target, name: str) -> Bodies:
     """A sort of every line by blocks of threads."""
     return SortLowering(region, name).lower()
+
+
+# ---- running sums --------------------------------------------------------------------------------
+
+ELEMENTS = 2048  # of a tile
+LONG = 16  # inner sizes from which tiles lie along them
+
+
+def lower_scan(region: Region, target: Target, name: str) -> Bodies:
+    """A running sum, product, maximum or minimum."""
+    node, axis = region.anchor, Axis(region.anchor)
+    kind, dtype = node.attrs["kind"], wide(node.dtype)
+    kept = running(node.dtype, kind)
+    sheet = ThreadSheet(name, parameters.of_region(region))
+    b, e, inner, size = sheet.b, sheet.e, high(axis.inner), high(axis.size)
+    across = inner >= LONG  # tiles of (axis, inner), else of (lines, axis)
+    if across:
+        lanes = min(32, power_of_two(inner))
+        rows = max(2, min(ELEMENTS // lanes, power_of_two(size)))
+        sizes: tuple[Size, ...] = (axis.outer, ceil_divide(axis.inner, lanes))
+    else:
+        lanes = max(2, min(ELEMENTS, power_of_two(size)))
+        many = min(ELEMENTS // lanes, power_of_two(high(axis.lines)))
+        rows = 1 if lanes > 256 else max(1, many)
+        sizes = (ceil_divide(axis.lines, rows),)
+    grid, (first, *block) = sheet.programs(*sizes)
+    shape = (lanes,) if across else (rows, 1) if rows > 1 else ()
+    before = [b.constant(identity(kind, kept), kept, shape)]
+    for at in b.each("k", 0, axis.size, rows if across else lanes, before):
+        along = (at, rows, axis.size, block[0] * lanes, lanes, axis.inner) if across else ()
+        own = along or (first * rows, rows, axis.lines, at, lanes, axis.size)
+        with e.tile(*own) as (row, lane):
+            index = axis.index(first, row, lane) if across else axis.line_index(row, lane)
+            x = b.broadcast(b.cast(e.value(axis.x, index), dtype), e.full)
+            x = b.where(e.inside(), x, identity(kind, dtype))  # what is outside changes nothing
+            last = 0 if across else len(e.full) - 1
+            run = b.add(tile_ops.cumulative(x, axis=last, kind=kind))
+            run = b.apply(COMBINE[kind], b.cast(before[0], dtype), run)
+            e.store(sheet.outputs[node], run, axis.offset(index))
+            total = b.reduce(x, last, kind)
+            total = e.column(total) if last and total.shape else total
+        before[0] = b.apply(COMBINE[kind], before[0], b.cast(total, kept))
+    return [sheet.end((grid,), warps=warps_for(rows * lanes))]

@@ -28,8 +28,8 @@ from ..access import (
     reads_below,
     symbolic,
 )
+from ..cost import instructions
 from ..evaluate import wide
-from ..instructions import instructions
 from ..problem import power_of_two
 from ..sheet import Parameter
 from ..space import Part, Space
@@ -166,6 +166,11 @@ class ThreadPart(Part):
             found.append((v, index, self.e.value(v, index)))
         for v, index, x in found:
             self.e.store(self.sheet.outputs[v], x, offset_of(v, index))
+
+
+def warps_for(elements: int) -> int:
+    """Warps of a program whose threads have some elements each."""
+    return max(1, min(8, elements // (8 * WARP)))
 
 
 def parts_of(reduces: Sequence[Node], size: Size, use: str) -> list[Parameter]:

@@ -24,9 +24,8 @@ from ..access import atom_of
 from ..evaluate import wide
 from ..family import Bodies
 from ..lines import Sweep
-from .online import Part
 from .space_threads import ThreadSpace
-from .sweep import Kept, Sweeper, lanes_of, reads_of_sweep, sweeps_of
+from .sweep import Kept, Part, Sweeper, lanes_of, reads_of_sweep, sweeps_of
 from .tiles import ThreadSheet, lane_numbers
 
 TILES = 4  # of a turn
@@ -106,10 +105,6 @@ class StreamedRows(Sweeper):
         rest = self.columns - self.kept.size
         return -(-rest // self.lanes), rest // self.lanes
 
-    def rest_fits(self) -> bool:
-        """Whether what shared memory does not hold is held in registers."""
-        return 0 < self.left()[0] <= TILES
-
     def asked(self, sweep: Sweep, base: Size, count: int, whole: int = TILES) -> Raw:
         """Tiles of a row from memory."""
         b, e, found = self.b, self.e, []
@@ -125,7 +120,8 @@ class StreamedRows(Sweeper):
 
     def asked_rest(self, sweep: Sweep) -> Raw:
         """What shared memory does not hold of a row, where registers do."""
-        return self.asked(sweep, self.kept.size, *self.left()) if self.rest_fits() else []
+        count, whole = self.left()
+        return self.asked(sweep, self.kept.size, count, whole) if count <= TILES else []
 
     def take_tile(self, sweep: Sweep, at: Size, whole: bool, values: Sequence[Node]) -> list[Part]:
         """What a sweep does with one tile that is there."""
@@ -181,7 +177,7 @@ class StreamedRows(Sweeper):
         with self.at(sweep, base, True) as (_, lane):
             numbers = [
                 number
-                for node, index in sweep.expressions(self.space, lane)
+                for node, index in sweep.expressions(lane)
                 for number in lane_numbers(e, node, index)
             ]
         for number in numbers:

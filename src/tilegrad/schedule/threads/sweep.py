@@ -1,35 +1,36 @@
 """Long rows: a program sweeps its row once for each stage that needs all of the one before.
 
-A sum of exp(x - max) joins the sweep that finds the max (see `online`): softmax needs two sweeps, a
-logsumexp one. What a later sweep reads again is kept in shared memory on the first, as much of the
-row as fits there (`Kept`), so that only the rest comes from memory a second time.
+What a later sweep reads again is kept in shared memory on the first, as much of the row as fits
+there (`Kept`), so that only the rest comes from memory a second time. A sum of exp(x - max) joins
+the sweep that finds the max: softmax needs two sweeps, a logsumexp one. A thread keeps one largest
+value of all its elements so far, and the sum of what it took with respect to that; a larger one
+shrinks the sum. The tiles of a turn are first combined element by element (maxima of 16-bit floats
+as they are, two at a time), so that a turn has one shift, and one exponential for shrinking, in
+each thread.
 
-Invariant: a row's sums are added in an order that depends on shapes and the Target alone.
+Invariant: a row's sums are added in an order that depends on shapes and the Target alone; the
+shift of a sum is finite, so that an infinite element gives inf or 0, not nan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from ...core.config import invariant
-from ...ir.node import Node
-from ...ir.symbol import (
-    Expr,
-    Size,
-    coefficient,
-    floor_divide,
-    modulo,
-    substitute,
-)
+from ...core.dtype import DType, float32
+from ...graph import ops
+from ...ir.node import Node, walk
+from ...ir.symbol import Expr, Size, coefficient, floor_divide, modulo, substitute
+from ...tile import ops as tile_ops
 from ...tile.build import BodyBuilder
-from ..access import Index, Place, atom_of, depends, offset_of
+from ..access import MOVEMENT, Index, Place, atom_of, depends, offset_of, unravel
 from ..evaluate import wide
 from ..family import Bodies
-from ..lines import RowSweeps, Sweep, shared_out, sweeps
+from ..lines import Online, RowSweeps, Sweep, shared_out, sweeps
 from ..space import reduce_index
-from .online import OnlineSums, Part, find_online
 from .space_threads import WARP, ThreadPart, ThreadSpace, plain_reads
 from .tiles import ThreadSheet
 
@@ -65,7 +66,7 @@ def sweeps_of(space: ThreadSpace, row: Size, lanes: int) -> list[tuple[int, Swee
 
 def reads_of_sweep(space: ThreadSpace, sweep: Sweep, lane: Expr, column: Size) -> list[Place]:
     """The contiguous reads of a sweep that nothing guards."""
-    found = plain_reads(sweep.expressions(space, column), space.stored_reads)
+    found = plain_reads(sweep.expressions(column), space.stored_reads)
     return [place for place in found if coefficient(offset_of(*place), lane) == 1]
 
 
@@ -120,9 +121,7 @@ class Sweeper(RowSweeps, ThreadPart):
         """Ask for what a row has one of, so that nothing waits for it after a reduction."""
         lane = atom_of("lane", self.space.region.columns)
         for _, sweep in sweeps:
-            for node, index in plain_reads(
-                sweep.expressions(self.space, lane), self.space.stored_reads
-            ):
+            for node, index in plain_reads(sweep.expressions(lane), self.space.stored_reads):
                 if not any(depends(i, [lane]) for i in index):
                     self.e.value(node, index)
 
@@ -261,3 +260,154 @@ class Sweeper(RowSweeps, ThreadPart):
         rest = values[len(values) - 3 * len(sweep.online) :]
         for n, o in enumerate(sweep.online):
             self.online.finish(o, sweep.row, tops[o.largest], *rest[3 * n : 3 * n + 3])
+
+
+# ---- sums of exponentials ------------------------------------------------------------------------
+
+FINITE, FINITE_WIDE = 3.4028234663852886e38, 1.7e308  # least and most of a shift
+
+Part = tuple[Node, Node, "Node | None"]  # of a tile: values, their places, a mask
+
+
+def find_online(space: ThreadSpace) -> list[Online]:
+    """Sums of exp(x - max of the row): they need no sweep of their own."""
+    found = []
+    for v in space.reduces:
+        if v.op is not ops.sum_ or space.levels[v] != 2:
+            continue
+        e = _through_casts(v.inputs[0])
+        if e.op is not ops.exp or e.inputs[0].op is not ops.subtract:
+            continue
+        x, shift = e.inputs[0].inputs
+        if any(space.levels[u] for u in own_below(space, x)):
+            continue
+        first = [u for u in own_below(space, shift) if u.op is ops.max_ and space.levels[u] == 1]
+        if first and _per_row(space, shift):
+            found.append(Online(v, first[0], x, shift))
+    return found
+
+
+def own_below(space: ThreadSpace, node: Node) -> list[Node]:
+    """The Region's own values that an expression rests on, itself included."""
+
+    def step(current: Node) -> Sequence[Node]:
+        own = current in space.members or current not in space.all_values
+        return current.inputs if own and current not in space.reduces else ()
+
+    return [n for n in walk([node], step) if n in space.members]
+
+
+def _per_row(space: ThreadSpace, node: Node) -> bool:
+    """Whether a value is the same for all columns of a row."""
+    while node.op in MOVEMENT:
+        if node.op is ops.expand and space.is_per_row(node.inputs[0]):
+            return True
+        node = node.inputs[0]
+    return space.is_per_row(node)
+
+
+class OnlineSums(ThreadPart):
+    """Accumulators of sums of exponentials, beside the largest value on which they rest."""
+
+    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, lanes: int) -> None:
+        super().__init__(space, sheet)
+        self.lanes = lanes
+
+    def per_thread(self) -> tuple[int]:
+        """The shape of what each thread has one of."""
+        return (self.lanes // self.space.vector(),)
+
+    def run(self) -> int:
+        """Neighbours that a thread holds: as many as rows are aligned to."""
+        run = self.space.vector()
+        while modulo(self.space.region.columns, run) != 0:
+            run //= 2
+        return run
+
+    def start(self, online: Online) -> list[Node]:
+        """The sum, and the factor and level of its terms, before a sweep."""
+        dtype = wide(online.total.dtype)
+        return [self.b.constant(x, dtype, self.per_thread()) for x in (0.0, 1.0, -_most(dtype))]
+
+    def take_largest(self, old: Node, parts: Sequence[Part]) -> Node:
+        """The largest of each thread's elements with some tiles taken in."""
+        b = self.b
+        given = [x for x, _, _ in parts]
+        if all(_narrow(x) for x in given):  # rounding to more bits keeps their order
+            given = [x.inputs[0] for x in given]
+        tiles = [b.where(mask, x, float("-inf")) for x, (_, _, mask) in zip(given, parts)]
+        most = reduce(lambda x, y: b.apply("maximum", x, y), tiles)
+        own = self._within(self._by_thread(most), "max")
+        return b.apply("maximum", old, b.cast(own, old.dtype))
+
+    def take_exponentials(
+        self, largest: Node, parts: Sequence[Part], total: Node, before: Node, scaled_shift: Node
+    ) -> list[Node]:
+        """The sum, its factor and scaled shift with some tiles taken in, whose largest is known."""
+        b = self.b
+        factor, after = self.e.exponent(largest)
+        most = b.constant(_most(after.dtype), after.dtype)
+        after = b.apply("maximum", after, b.apply("negative", most))
+        after = b.apply("minimum", after, most)
+        columns = [b.reshape(x, (1, *x.shape, 1)) for x in (factor, after)]
+        terms = []
+        for x, _, mask in parts:
+            term = self.e.raised(self._by_thread(x), *columns)
+            own = None if mask is None else self._by_thread(mask)
+            terms.append(b.where(own, term, 0.0))
+        grown = reduce(lambda x, y: b.apply("add", x, y), terms)
+        grown = self._within(grown, "sum")
+        shrink = self.e.power(b.apply("subtract", scaled_shift, after))
+        if factor.dtype is float32:  # a vast largest has come: nothing before weighs
+            same, none = b.apply("equal", before, factor), b.constant(0.0, float32)
+            shrink = b.apply("where", same, shrink, none)
+        return [b.apply("multiply_add", total, shrink, grown), factor, after]
+
+    def finish(
+        self,
+        online: Online,
+        row: Size,
+        largest: Node,
+        total: Node,
+        before: Node,
+        scaled_shift: Node,
+    ) -> None:
+        """Combine the lanes, by the shift of the whole row."""
+        b = self.b
+        shift = self.e.value(online.shift, reduce_index(online.total, row, 0))
+        factor, after = self.e.exponent(shift)
+        apart = b.apply("subtract", scaled_shift, after)
+        if factor.dtype is float32:  # one of them is vast: so is the difference
+            same = b.apply("equal", before, factor)
+            apart = b.apply("where", same, apart, b.apply("subtract", largest, shift))
+        scale = self.e.power(apart)
+        whole = b.reduce(b.apply("multiply", total, scale), 0, "sum")
+        self.e.bind(online.total, unravel(row, online.total.shape), whole)
+
+    def _by_thread(self, x: Node) -> Node:
+        """A line of lanes as (rounds, threads, neighbours)."""
+        (threads,), run = self.per_thread(), self.run()
+        return self.b.reshape(x, (self.lanes // threads // run, threads, run))
+
+    def _within(self, x: Node, kind: str) -> Node:
+        """What each thread holds, reduced."""
+        x = self.b.reduce(x, 2, kind)
+        return self.b.reduce(x, 0, kind)
+
+
+def _most(dtype: DType) -> float:
+    return FINITE if dtype is float32 else FINITE_WIDE
+
+
+def _narrow(x: Node) -> bool:
+    """Whether a tile is one of 16-bit floats, cast."""
+    return x.op is tile_ops.cast and x.inputs[0].dtype.is_float and x.inputs[0].dtype.bits == 16
+
+
+def _through_casts(node: Node) -> Node:
+    """Below casts of floats to wider floats: exp is computed wide in any case."""
+    while node.op is ops.cast and node.dtype.is_float and node.inputs[0].dtype.is_float:
+        if node.dtype.bits < node.inputs[0].dtype.bits:
+            break
+        node = node.inputs[0]
+    return node

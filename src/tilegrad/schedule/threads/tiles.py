@@ -111,11 +111,11 @@ class TileEvaluator(ExponentEvaluator):
 
     def column(self, x: Node) -> Node:
         """(rows,) as (rows, 1)."""
-        return self.body.add(tile_ops.reshape(x, shape=(*x.shape, 1)))
+        return self.body.reshape(x, (*x.shape, 1))
 
     def line(self, x: Node) -> Node:
         """(rows, 1) as (rows,)."""
-        return self.body.add(tile_ops.reshape(x, shape=x.shape[:1]))
+        return self.body.reshape(x, x.shape[:1])
 
     def inside(self) -> Node | None:
         """The mask of the whole tile, where one is needed."""
@@ -183,7 +183,9 @@ class TileEvaluator(ExponentEvaluator):
         if found is None or (guard is not None and not _reaches(self, guard, found)):
             return self._gathered(memory, offset, guard)
         by_row, by_lane, start = found
-        if by_row == 1 and by_lane not in (0, 1) and guard is None and self._turns(memory):
+        bytes_ = self.lanes * (self.rows + 8) * memory.dtype.size
+        turns = self.turns and min(self.rows, self.lanes) >= 4 and bytes_ <= TURN_BYTES
+        if turns and by_row == 1 and by_lane not in (0, 1) and guard is None:
             return self._turned(memory, by_lane, start)
         seen = self._seen(memory, by_row, by_lane, start)
         if seen is None:
@@ -230,14 +232,6 @@ class TileEvaluator(ExponentEvaluator):
         if self.row_mask is not None and len(shape) == 2 and shape[0] == self.rows:
             mask = b.logical_and(mask, self.column(self.row_mask))
         return None if mask is None else b.broadcast(mask, shape)
-
-    def _turns(self, memory: Node) -> bool:
-        least = min(self.rows, self.lanes)
-        return (
-            self.turns
-            and least >= 4
-            and self.lanes * (self.rows + 8) * memory.dtype.size <= TURN_BYTES
-        )
 
     def _turned(self, memory: Node, by_lane: Size, start: Size) -> Node:
         """A read that runs along the rows: loaded so, and turned in shared memory."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...ir.block import Block, argument
+from ...ir.block import argument
 from ...ir.node import Node
 from ...ir.symbol import Size, floor_divide, high, low, modulo
 from ...ir.types import Memory
@@ -55,12 +55,13 @@ class Viewed(BodyBuilder):
         body = super().finish(grid, **notes)
         if any(node.op.name == "scatter" for node in body.block.all_nodes()):
             body.notes["distinct"] = True  # no element is written twice
-        used = touched(body.block)
+        used = {id(i) for node in body.block.all_nodes() for i in node.inputs}
         seen_as: list[list[Node]] = []
         for own in self.parameters:
             found = [own] + [v for (m, _), v in self.views.items() if m is own]
             seen_as.append([f for f in found if id(f) in used] or [own])
-        last = [n for n, p in enumerate(self.parameters) if _use(p) in ("result", "state")]
+        uses = [memory_of(p).use for p in self.parameters]
+        last = [n for n, use in enumerate(uses) if use in ("result", "state")]
         first = [n for n in range(len(self.parameters)) if n not in last]
         ordered = [(n, seen_as[n][0]) for n in first]
         ordered += [(n, v) for n in first for v in seen_as[n][1:]]
@@ -68,16 +69,6 @@ class Viewed(BodyBuilder):
         body.block.arguments = tuple(node for _, node in ordered)
         self.numbers = [number for number, _ in ordered]
         return body
-
-
-def _use(parameter: Node) -> str:
-    type_ = memory_of(parameter)
-    return type_.use
-
-
-def touched(block: Block) -> set[int]:
-    """The identities of all inputs of a Block's Nodes, inner Blocks included."""
-    return {id(i) for node in block.all_nodes() for i in node.inputs}
 
 
 def seen_along(body: Viewed, memory: Node, axes: list[tuple[Size, Size]], start: Size) -> Any:

@@ -1,4 +1,4 @@
-"""What one product's kernel hands to the next: sums over blocks of columns, and each sum once.
+"""Passes over values before Regions are cut: what is stored, handed on, computed again, rounded.
 
 A sum over rows that was cut into blocks (see compiler/norms.py) needs no launch of its own where
 the kernel of the product that makes the row can leave the sums of its blocks behind (`is_part`),
@@ -6,7 +6,16 @@ and those that multiply by what follows from the whole sum can add the blocks up
 (`is_whole`). A value that is computed of a product and read more than once is stored by that
 product's kernel, not computed again from more than it weighs itself.
 
-Invariant: values taken out of the set are read by the epilogues of products alone.
+Where arithmetic is cheap, an elementwise value that several Regions read is better computed again
+by every reader, if what it is computed from is no more to read than the value itself.
+
+A value of which all uses lead to a cast to a 16-bit float, through ops that keep relative errors
+small, is computed by quick ops: products, quotients, roots, choices, sums of values that are not
+negative.
+
+Invariant: whole sums taken out of the set are read by the epilogues of products alone; what is an
+argument, a result, or computed by anything but inlined elementwise ops stays a value; no value that
+is stored in more than 16 bits, compared, or subtracted from another is among the rounded.
 """
 
 from __future__ import annotations
@@ -14,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph import ops
-from ..ir.node import Node, topological, users, walk
+from ..ir.node import Node, Op, topological, users, walk
 from ..ir.symbol import high
 from ..ir.types import Array, product
 from ..kernels.matmul.matvec import warps_of
 from .access import ELEMENTWISE, MOVEMENT, base_of, readers_through
 from .cost import bytes_moved
 from .lowering import Lowering
-from .region import leaves_of
+from .region import INLINE, cost, joins, leaves_of
 
 MOST_PARTS = 256  # blocks of a row
 MOVED = {*MOVEMENT, ops.cast}
@@ -168,3 +177,126 @@ def _many(node: Node, readers: dict[Node, list[Node]]) -> bool:
     size = high(product(node.shape))
     found = [r for r in readers_through(node, readers, MOVED) if r.op not in MOVED]
     return sum(not isinstance(r.type, Array) or high(product(r.shape)) <= size for r in found) > 1
+
+
+# ---- computed again ------------------------------------------------------------------------------
+
+SHORT = 1024  # places
+KEPT = {ops.random_bits, ops.gather, ops.concatenate}  # much work, or reads that do not line up
+
+
+def recompute_cheap(lowering: Lowering) -> None:
+    """The pass: take such values out, as long as a Kernel does not grow too large."""
+    extents, arguments, results = lowering.fuser.extents, lowering.arguments, lowering.results
+    given, values = set(arguments) | set(results), extents.values
+    order = topological(results, stop=set(arguments).__contains__)
+    readers = users(order)
+    for node in order:
+        if (
+            node in values
+            and node not in given
+            and _is_recomputed(node, readers, values, arguments)
+        ):
+            values.discard(node)
+        extents.note(node)
+
+
+def _is_recomputed(
+    node: Node, readers: dict[Node, list[Node]], values: set[Node], arguments: Sequence[Node]
+) -> bool:
+    """Whether a value is better computed by each of its readers."""
+    if node.op not in INLINE or node.op in KEPT:
+        return False
+    if not isinstance(node.type, Array) or node.op in MOVEMENT:
+        return False
+    if _is_index(node, readers, values, set(arguments)):
+        return True
+    if any(_reads_stored(reader) for reader in readers_through(node, readers)):
+        return False
+    read = [leaf for leaf in leaves_of(node, values) if leaf is not node]
+    return high(bytes_moved(read)) <= high(bytes_moved([node])) * 5 / 4
+
+
+def _is_index(
+    node: Node, readers: dict[Node, list[Node]], values: set[Node], arguments: set[Node]
+) -> bool:
+    """Whether a value is a short line of places that little is done to, given from outside."""
+    if not node.dtype.is_integer or high(product(node.shape)) > SHORT or cost(node, values) > 6:
+        return False
+    if not all(leaf in arguments for leaf in leaves_of(node, values)):
+        return False
+    return all(
+        r.op in (ops.gather, ops.update) and node in r.inputs[1:] for r in readers.get(node, ())
+    )
+
+
+def _reads_stored(reader: Node) -> bool:
+    """Whether a Node only reads what is stored, or takes each element many times."""
+    if reader.op in (ops.expand, ops.windows, ops.gather) or joins(reader):
+        return True
+    return reader.op not in INLINE and reader.op.category != "reduce"
+
+
+# ---- rounded to 16 bits --------------------------------------------------------------------------
+
+KEEPS: set[Op] = {
+    ops.multiply,
+    ops.divide,
+    ops.reciprocal,
+    ops.negative,
+    ops.absolute,
+    ops.square_root,
+    ops.maximum,
+    ops.minimum,
+}
+
+
+def round_early(lowering: Lowering) -> None:
+    """The pass: note the values of which only 16 bits are ever seen."""
+    lowering.rounded = rounded_nodes(lowering.results)
+
+
+def rounded_nodes(results: Sequence[Node]) -> set[Node]:
+    """The values of a Graph that only 16 bits of are ever seen."""
+    order = topological(results)
+    readers, stored = users(order), set(results)
+    found: set[Node] = set()
+    positive = _not_negative(order)
+    for node in reversed(order):
+        if node in stored or not getattr(node.type, "dtype", None) or not node.dtype.is_float:
+            continue
+        if node in readers and all(_hides(r, node, found, positive) for r in readers[node]):
+            found.add(node)
+    return found
+
+
+def _hides(user: Node, node: Node, found: set[Node], positive: set[Node]) -> bool:
+    """Whether a use lets through no more than 16 bits of a value."""
+    if user.op is ops.cast:
+        return user.dtype.is_float and (user.dtype.bits <= 16 or user in found)
+    if user not in found:
+        return False
+    if user.op in KEEPS or user.op in MOVEMENT:
+        return True
+    if user.op is ops.where:
+        return node is not user.inputs[0]
+    return user.op is ops.add and all(i in positive for i in user.inputs)
+
+
+def _not_negative(order: Sequence[Node]) -> set[Node]:
+    """The values that are 0 or more, of Nodes with inputs first."""
+    found: set[Node] = set()
+    for node in order:
+        inputs = node.inputs
+        if node.op is ops.constant:
+            known = bool(node.attrs["value"] >= 0)
+        elif node.op in MOVEMENT:
+            known = inputs[0] in found
+        elif node.op in (ops.add, ops.multiply):
+            square = node.op is ops.multiply and inputs[0] is inputs[1]
+            known = square or all(i in found for i in inputs)
+        else:
+            known = node.op in (ops.exp, ops.absolute, ops.square_root)
+        if known:
+            found.add(node)
+    return found

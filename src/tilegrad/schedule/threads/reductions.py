@@ -1,0 +1,311 @@
+"""Reductions for blocks of threads, by rows and by columns.
+
+By rows: *Held*: a program takes one row, or several short ones, as one tile; every stage works on
+it, so memory is read once and written once. *Swept*: see `sweep`. *Streamed*: see `stream`.
+*Split*: few long rows are cut into parts, whose partial results a second launch combines.
+
+By columns: a program takes a block of neighbouring results and sweeps the reduced axis a tile at a
+time with the accumulators in registers; the rows of the tile are added up at the end. Where there
+are few results the reduced axis is cut into parts as well: partial results go to scratch and a
+second launch adds them, part by part in order.
+
+Invariant: sums are added in an order that depends on shapes and the Target alone, those of a row at
+the level `invariant` on its length alone: held by itself, or swept; no atomics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.config import invariant
+from ...graph import ops
+from ...ir.node import Node
+from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
+from ...ir.types import product
+from ..access import unravel
+from ..family import Bodies, Made
+from ..lines import Accumulators, Reductions, Sweep, blocked, shared_out
+from ..problem import power_of_two
+from ..space import KINDS, identity, reduce_index
+from .space_threads import WARP, ThreadPart, ThreadSpace, parts_of, plain_reads
+from .stream import StreamedRows, plan_stream
+from .sweep import WARPS, Kept, Sweeper, lanes_of, swept
+from .tiles import ThreadSheet
+
+HELD = 16384  # most elements of a row that is held
+COSTLY = 100  # instructions of an element of which a thread with half the registers holds few
+EACH = 16  # elements of a tile that a thread holds
+
+
+def by_rows(space: ThreadSpace) -> Bodies:
+    """Held, split, streamed or swept."""
+    rows, columns = space.region.rows, space.region.columns
+    assert rows is not None
+    if high(columns) <= (HELD if space.instructions() < COSTLY else HELD // 2):
+        return held(space, rows, columns)
+    if invariant():
+        return swept(space, rows, columns)
+    parts = row_parts(space, rows, columns)
+    if parts > 1:
+        return split(space, rows, columns, parts)
+    kept = plan_stream(space, rows, columns)
+    if kept is None:
+        return swept(space, rows, columns)
+    return StreamedRows(space, space.sheet(space.name), kept).lower()
+
+
+# ---- held ---------------------------------------------------------------------------------------
+
+
+def held(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
+    """Rows as one tile, all stages on it."""
+    sheet = space.sheet(space.name, constants=space.region.constants)
+    lanes = power_of_two(high(columns))
+    few = high(rows) <= space.target.cores  # threads wait for one another more than for work
+    each = EACH << few if space.many_reads() <= 3 and not invariant() else EACH // 2
+    many = rows_held(space, high(rows), lanes, each)
+    middle = space.middle_of(rows, many, lanes)
+    many = min(many, power_of_two(high(middle)))
+    blocks = ceil_divide(middle, many)
+    grid, (outer, block) = sheet.programs(floor_divide(rows, middle), blocks)
+    with sheet.e.tile(block * many, many, middle, 0, lanes, columns) as (at, lane):
+        row, tile = outer * middle + at, HeldRows(space, sheet)
+        tile.load_first(row, lane)
+        tile.reduce_stages(row, lane)
+        tile.write_all(row, lane)
+    return [sheet.end((grid,), warps=space.threads_for(many * lanes, each) // WARP)]
+
+
+def rows_held(space: ThreadSpace, rows: int, lanes: int, each: int) -> int:
+    """Rows of a program: several where they are short, or where reads run across them."""
+    most = power_of_two(max(1, rows))
+    if invariant():
+        return 1  # how a tile lies in threads sets the order of its sums
+    if space.turned() and lanes <= 1024:
+        return min(most, 16 if lanes > 64 else 32)
+    if lanes > WARP * each:
+        return 1
+    many = min(most, max(1, 4 * WARP * each // lanes))
+    while many > 1 and rows < space.programs_wanted() // 2 * many:
+        many //= 2
+    return many
+
+
+class HeldRows(ThreadPart):
+    """Reductions of rows that are one tile."""
+
+    def load_first(self, row: Size, lane: Size) -> None:
+        """Ask for the whole row before the first reduction makes threads wait, for constants
+        before all else: the launch before need not have ended. What many rows share comes after
+        the reductions: it is near, and would take registers from other rows."""
+        if self.space.many_reads() > 3:
+            return
+        space, region = self.space, self.space.region
+        starts = space.expressions_at(space.reduces, region.stored, row, lane)
+        found = plain_reads(starts, space.stored_reads)
+        for node, index in sorted(found, key=lambda place: place[0] not in region.constants):
+            if node in region.constants or product(node.shape) in (region.total, region.rows):
+                self.e.value(node, index)
+
+    def reduce_stages(self, row: Size, lane: Size) -> None:
+        """All reductions, a stage after the other."""
+        sums = Accumulators(self.b, self.space.region.columns != 0)
+        for stage in range(1, self.space.stages() + 1):
+            found = self.space.at_stage(stage)
+            values = [(v, self.e.value(v.inputs[0], reduce_index(v, row, lane))) for v in found]
+            self.bind_totals(row, [(v, x) for v, x in values if v.op is not ops.argmax])
+            for v, x in values:
+                if v.op is ops.argmax:
+                    x, place = (self.b.broadcast(i, self.e.full) for i in (x, self.b.index(lane)))
+                    best = sums.first_largest(x, place, self.e.inside(), len(self.e.full) - 1)
+                    self.e.bind(v, unravel(row, v.shape), best)
+
+    def bind_totals(self, row: Size, values: Sequence[tuple[Node, Node]]) -> None:
+        """Sums and the like of tiles, side by side: threads may meet once for all of them."""
+        filled = [(v, self.filled(v, x)) for v, x in values]
+        totals = [(v, self.along(x, KINDS[v.op])) for v, x in filled]
+        for v, total in totals:
+            total = self.e.column(total) if len(total.shape) == 1 else total
+            self.e.bind(v, unravel(row, v.shape), self.e.settled(total, v))
+
+    def filled(self, node: Node, x: Node) -> Node:
+        """A whole tile in which what is outside changes nothing."""
+        x = self.b.broadcast(x, self.e.full)
+        return self.b.where(self.e.inside(), x, identity(KINDS[node.op], x.dtype))
+
+    def along(self, x: Node, kind: str) -> Node:
+        """One axis of a tile reduced: the last one."""
+        if not x.shape or (self.e.row is not None and self.e.lane is None):
+            return x  # (rows, 1): nothing to add up
+        return self.b.reduce(x, len(x.shape) - 1, kind)
+
+
+# ---- split --------------------------------------------------------------------------------------
+
+
+def row_parts(space: ThreadSpace, rows: Size, columns: Size) -> int:
+    """Into how many parts each row is cut: 1 unless rows are few and one sweep is all."""
+    plain = all(v.op is not ops.argmax and space.levels[v] == 1 for v in space.reduces)
+    per_row = all(space.is_per_row(v) for v in space.region.stored)
+    if not plain or not per_row or space.inner != columns or not isinstance(columns, int):
+        return 1
+    most = columns // HELD
+    return max(1, min(most, space.programs_wanted() // 2 // max(1, high(rows)), 1024))
+
+
+def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
+    """Parts of rows into scratch, then a launch that combines them."""
+    unit = lanes_of(space, WARPS)
+    length = -(-high(columns) // (parts * unit)) * unit
+    parts = -(-high(columns) // length)
+    first = first_parts(space, rows, columns, parts, length)
+    return [first, last_parts(space, rows, parts)]
+
+
+def first_parts(space: ThreadSpace, rows: Size, columns: Size, parts: int, length: int) -> Made:
+    """A part of a row a program."""
+    left = parts_of(space.reduces, rows * parts, "result")
+    sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
+    grid, (row, part) = sheet.programs(rows, parts)
+    start = part * length
+    stop = minimum(start + length, columns)
+    sweep, sweeper = Sweep(space, row, columns, space.reduces), Sweeper(space, sheet, WARPS, Kept())
+    sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
+    for v, place in zip(space.reduces, sheet.others.values()):
+        sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), row * parts + part)
+    return sheet.end((grid,), warps=WARPS)
+
+
+def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
+    """The parts of a row combined, and what follows from them."""
+    sheet = space.sheet(f"{space.name}_whole", parts_of(space.reduces, rows * parts, "value"))
+    e, row = sheet.e, sheet.b.program(0, rows)
+    lanes = power_of_two(parts)
+    with e.tile(row, 1, rows, 0, lanes, parts) as (_, lane):
+        at, tile = row * parts + lane, HeldRows(space, sheet)
+        partials = zip(space.reduces, sheet.others.values())
+        tile.bind_totals(row, [(v, e._load(place, at)) for v, place in partials])
+        tile.row_results(row, 1)
+    return sheet.end((rows,), warps=space.threads_for(lanes, 4) // WARP)
+
+
+# ---- by columns ----------------------------------------------------------------------------------
+
+LINE = 256  # bytes of neighbouring results that a program reads at once, at least
+
+
+def by_columns(space: ThreadSpace) -> Bodies:
+    """One launch, or parts and a launch that adds them."""
+    results, count = space.region.rows, space.region.columns
+    assert results is not None
+    block = min(power_of_two(high(space.inner)), max(32, 2 * LINE * space.vector() // 16))
+    deep = max(1, min(8 * WARP * EACH // block, power_of_two(high(count))))
+    warps = space.threads_for(block * deep, EACH) // WARP
+    programs = high(floor_divide(results, space.inner)) * -(-high(space.inner) // block)
+    parts = 1
+    if all(v.op is not ops.argmax and space.levels[v] == 1 for v in space.reduces):
+        most = high(count) // (4 * deep)
+        parts = max(1, min(most, space.programs_wanted() // max(1, programs), 256))
+    if parts == 1:
+        sheet = space.sheet(space.name)
+        grid = Columns(space, sheet, block, deep).programs(count, 1, None)
+        return [sheet.end((grid,), warps=warps)]
+    length = -(-high(count) // (parts * deep)) * deep
+    parts = -(-high(count) // length)
+    left = parts_of(space.reduces, results * parts, "result")
+    sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
+    grid = Columns(space, sheet, block, deep).programs(count, parts, list(sheet.others.values()))
+    return [sheet.end((grid,), warps=warps), sum_parts(space, results, parts)]
+
+
+def sum_parts(space: ThreadSpace, results: Size, parts: int) -> Made:
+    """Partial results added up: a block of results a program, all parts as one tile."""
+    sheet = space.sheet(f"{space.name}_whole", parts_of(space.reduces, results * parts, "value"))
+    b, e = sheet.b, sheet.e
+    block, deep = min(32, power_of_two(high(results))), min(power_of_two(parts), 64)
+    columns = Columns(space, sheet, block, deep)
+    grid = ceil_divide(results, block)
+    base = b.program(0, grid) * block
+    with e.tile(0, 1, 1, base, block, results) as (_, lane):
+        totals = columns.sums.starts(space.reduces, columns.tile_shape())
+        for at, whole in b.steps("part", 0, parts, deep, totals):
+            # only what is left is masked: other loads do not wait on each other
+            size = at + deep if whole else parts
+            with e.tile(at, deep, size, base, block, results) as (part, own):
+                offset = part * results + own
+                loaded = [e._load(place, offset) for place in sheet.others.values()]
+                for n, (v, x) in enumerate(zip(space.reduces, loaded)):
+                    (totals[n],) = columns.sums.take(v, x, x, e.inside(), [totals[n]])
+        columns.bind(space.reduces, lane, totals)
+        columns.write_rows(space.region.stored, lane)
+    return sheet.end((grid,), warps=space.threads_for(deep * block, EACH) // WARP)
+
+
+class Columns(Reductions, ThreadPart):
+    """Tiles of `deep` reduced elements by a `block` of neighbouring results."""
+
+    def __init__(self, space: ThreadSpace, sheet: ThreadSheet, block: int, deep: int) -> None:
+        super().__init__(space, sheet, deep)
+        self.block, self.deep = block, deep
+
+    def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
+        """One program: its block of results over its part of the reduced axis."""
+        space = self.space
+        results, inner = space.region.rows, space.inner
+        assert results is not None
+        blocks = ceil_divide(inner, self.block)
+        sizes = (floor_divide(results, inner), blocks, parts)
+        grid, (outer, block, part) = self.sheet.programs(*sizes)
+        base = block * self.block
+        length = -(-high(count) // (parts * self.deep)) * self.deep
+        start: Size = part * length
+        stop = minimum(start + length, count) if parts > 1 else count
+        with self.e.tile(0, 1, 1, base, self.block, inner) as (_, lane):
+            row = outer * inner + lane
+            for stage in range(1, space.stages() + 1):
+                self.reduce_part(space.at_stage(stage), row, outer, base, start, stop)
+            if partials is None:
+                self.write_rows(space.region.stored, row)
+            else:
+                for v, place in zip(space.reduces, partials):
+                    offset = part * results + row
+                    self.e.store(place, self.e.value(v, unravel(row, v.shape)), offset)
+        return grid
+
+    def reduce_part(
+        self, reduces: Sequence[Node], row: Size, outer: Size, base: Size, start: Size, stop: Size
+    ) -> None:
+        """Take the reduced elements from start to stop and bind what the reductions gave."""
+        b, e, inner, deep = self.b, self.e, self.space.inner, self.deep
+        span = stop - start
+        middle = start + floor_divide(span, deep) * deep
+
+        def take(at: Size, size: Size, carried: list[Node]) -> list[Node]:
+            with e.tile(at, deep, size, base, self.block, inner) as (column, lane):
+                return self.feed(reduces, outer * inner + lane, column, carried)
+
+        def whole(_: Size, first: Size, last: Size, carried: list[Node]) -> list[Node]:
+            return b.loop(
+                "column", first, last, deep, lambda i, x: take(i, i + deep, x), carried, 2
+            )
+
+        fresh = self.sums.starts(reduces, self.tile_shape())
+        values = self.over_lines(blocked(reduces), fresh, 1, (start, middle), whole, fresh)
+        if modulo(span, deep) != 0:
+            values = b.loop("rest", middle, stop, deep, lambda i, x: take(i, stop, x), values)
+        self.bind(reduces, row, values)
+
+    def tile_shape(self) -> tuple[int, ...]:
+        """The shape of a tile."""
+        if self.deep > 1:
+            return (self.deep, self.block)
+        return (self.block,) if self.block > 1 else ()
+
+    def bind(self, reduces: Sequence[Node], row: Size, values: list[Node]) -> None:
+        """Add up the rows of the accumulators and say what each reduction gave."""
+        alone = {v: own[-1] for v, own in shared_out(reduces, values)}
+        found = self.combined(reduces, values) if self.deep > 1 else alone
+        for v, x in found.items():
+            if x.shape == (1,):  # a block of one result is a scalar
+                x = self.b.reshape(x, ())
+            self.e.bind(v, unravel(row, v.shape), x)
