@@ -39,8 +39,7 @@ EACH = 16  # elements of a tile that a thread holds
 
 def by_rows(space: ThreadSpace) -> Bodies:
     """Held, split, streamed or swept."""
-    rows, columns = space.region.rows, space.region.columns
-    assert rows is not None
+    rows, columns = space.region.row_count, space.region.columns
     if high(columns) <= (HELD if space.instructions() < COSTLY else HELD // 2):
         return held(space, rows, columns)
     if invariant():
@@ -196,8 +195,7 @@ LINE = 256  # bytes of neighbouring results that a program reads at once, at lea
 
 def by_columns(space: ThreadSpace) -> Bodies:
     """One launch, or parts and a launch that adds them."""
-    results, count = space.region.rows, space.region.columns
-    assert results is not None
+    results, count = space.region.row_count, space.region.columns
     block = min(power_of_two(high(space.inner)), max(32, 2 * LINE * space.vector() // 16))
     deep = max(1, min(8 * WARP * EACH // block, power_of_two(high(count))))
     warps = space.threads_for(block * deep, EACH) // WARP
@@ -251,8 +249,7 @@ class Columns(Reductions, ThreadPart):
     def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
         """One program: its block of results over its part of the reduced axis."""
         space = self.space
-        results, inner = space.region.rows, space.inner
-        assert results is not None
+        results, inner = space.region.row_count, space.inner
         blocks = ceil_divide(inner, self.block)
         sizes = (floor_divide(results, inner), blocks, parts)
         grid, (outer, block, part) = self.sheet.programs(*sizes)
