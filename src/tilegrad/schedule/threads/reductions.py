@@ -43,13 +43,13 @@ def by_rows(space: ThreadSpace) -> Bodies:
     if high(columns) <= (HELD if space.instructions() < COSTLY else HELD // 2):
         return held(space, rows, columns)
     if invariant():
-        return swept(space, rows, columns)
+        return swept(space, rows)
     parts = row_parts(space, rows, columns)
     if parts > 1:
         return split(space, rows, columns, parts)
     kept = plan_stream(space, rows, columns)
     if kept is None:
-        return swept(space, rows, columns)
+        return swept(space, rows)
     return StreamedRows(space, space.sheet(space.name), kept).lower()
 
 
@@ -153,16 +153,10 @@ def row_parts(space: ThreadSpace, rows: Size, columns: Size) -> int:
 
 
 def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
-    """Parts of rows into scratch, then a launch that combines them."""
+    """Parts of rows into scratch, one a program, then a launch that combines them."""
     unit = lanes_of(space, WARPS)
     length = -(-high(columns) // (parts * unit)) * unit
     parts = -(-high(columns) // length)
-    first = first_parts(space, rows, columns, parts, length)
-    return [first, last_parts(space, rows, parts)]
-
-
-def first_parts(space: ThreadSpace, rows: Size, columns: Size, parts: int, length: int) -> Made:
-    """A part of a row a program."""
     left = parts_of(space.reduces, rows * parts, "result")
     sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
     grid, (row, part) = sheet.programs(rows, parts)
@@ -172,7 +166,7 @@ def first_parts(space: ThreadSpace, rows: Size, columns: Size, parts: int, lengt
     sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
     for v, place in zip(space.reduces, sheet.others.values()):
         sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), row * parts + part)
-    return sheet.end((grid,), warps=WARPS)
+    return [sheet.end((grid,), warps=WARPS), last_parts(space, rows, parts)]
 
 
 def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:

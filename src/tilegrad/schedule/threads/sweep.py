@@ -75,7 +75,7 @@ def lanes_of(space: ThreadSpace, warps: int) -> int:
     return warps * WARP * space.vector()
 
 
-def swept(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
+def swept(space: ThreadSpace, rows: Size) -> Bodies:
     """One row a program, one loop over it a stage."""
     sheet = space.sheet(space.name)
     row = sheet.b.program(0, rows)
