@@ -24,6 +24,7 @@ from tilegrad.kernels.quantised.cpu_decode import decode, programs
 from tilegrad.kernels.quantised.cpu_prefill import panel_blocks
 from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
+from tilegrad.targets.llvm.driver import assembly
 from tilegrad.targets.llvm.emit import emit
 from tilegrad.tile.check import verify_body, walk
 
@@ -227,6 +228,17 @@ def test_the_work_of_a_step() -> None:
     dots = [n for n, _ in walk(body.block) if n.op.name == "matrix_dot"]
     loads = [n for n, _ in walk(body.block) if n.op.name == "matrix_load"]
     assert (len(dots), len(loads)) == (12, 8 + 4)  # and the zeros that four sums begin with
+
+
+@pytest.mark.parametrize("more, wanted", [("", ""), ("dotprod", "sdot"), ("dotprod i8mm", "usdot")])
+@pytest.mark.parametrize("form", [formats.Q4_0, formats.Q8_0], ids=str)
+def test_byte_products_of_arm(form: Format, more: str, wanted: str) -> None:
+    """The instruction that a CPU has, also where codes have all eight bits; on every machine."""
+    target = replace(NEON, features=",".join(f"+{name}" for name in ("neon", *more.split())))
+    text = emit(fitted(decode(QuantisedShape(form, 32, 64, 3), target), target), "k", target)[0]
+    words = assembly(text, target).split()
+    for name in ("sdot", "usdot"):
+        assert (words.count(name) > 0) == (name == wanted), name
 
 
 @pytest.mark.parametrize("rows, cores", [(16, 2), (576, 2), (49152, 2), (4096, 64), (100, 8)])

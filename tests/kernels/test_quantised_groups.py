@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quantised_rows import decode_bound, prefill_bound, random_rows
+from simulated import run_graph
 from simulator import simulate
 
 import tilegrad as tg
@@ -185,6 +186,33 @@ def test_blocks_of_a_list(form: Format, dtype: Any) -> None:
             simulate(*emit(body, "entry", H200), [*given, out], {})
         error = case.error(out)
         assert (error <= rounded * np.sqrt(case.columns) * largest).all(), (way, error.max())
+
+
+@pytest.mark.parametrize("target", [A100, H200], ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", [bfloat16, float32], ids=str)
+@pytest.mark.parametrize("level", ["reproducible", "invariant"])
+@pytest.mark.parametrize("offsets", [[0, 0, 0, 1], [0, 9, 9, 9], [0, 1, 4, 9]], ids=str)
+def test_with_its_list(target: Target, dtype: Any, level: str, offsets: list[int]) -> None:
+    """A Graph's launches: the list of blocks, then the product. One row, all rows of one group."""
+    form, rows, columns = formats.MXFP4, 48, 96
+    raw = random_rows(form, 3 * rows, columns)
+    weights = form.to_float32(raw).astype(np.float64).reshape(3, rows, columns)
+    x = np.random.default_rng(2).standard_normal((offsets[-1], columns)).astype(dtype.numpy)
+    nodes = [
+        build.input_(x.shape, dtype),
+        build.input_((4,), int32),
+        build.input_((3, rows, form.row_bytes(columns)), uint8),
+    ]
+    unpacked = build.unpack(nodes[2], form.name, dtype)
+    product = ops.grouped_dot(nodes[0], unpacked, nodes[1], axis=2, block=0)
+    given = [x, np.array(offsets, np.int32), raw.reshape(3, rows, -1)]
+    with override(determinism=level):
+        (found,) = run_graph(nodes, [product], given, target=target)
+    owners = np.repeat(np.arange(3), np.diff(offsets))
+    exact = np.stack([weights[g] @ row for g, row in zip(owners, x.astype(np.float64))])
+    sums = np.stack([abs(weights[g]) @ row for g, row in zip(owners, abs(x.astype(np.float64)))])
+    near = 2.0**-7 if dtype is bfloat16 else 2.0**-18
+    assert (np.abs(found.astype(np.float64) - exact) <= near * sums).all()
 
 
 def test_assembled() -> None:

@@ -110,7 +110,8 @@ def prepared(schedule: Schedule, values: Sequence[np.ndarray]) -> list[np.ndarra
     found = {slot: v for slot, v in zip(schedule.given, values) if slot >= 0}
     for one in schedule.preparing:
         layout = layout_of(one.layout, ())
-        made = layout.pack(np.concatenate([values[i] for i in one.sources]))
+        given = [values[i] for i in one.sources]
+        made = layout.pack(np.concatenate([x.reshape(-1, x.shape[-1]) for x in given]))
         found.update(zip(one.slots, (made[name] for name, _, _ in layout.parts())))
     return [found[slot] for slot in schedule.inputs]
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -227,6 +228,23 @@ def test_without_leave_there_is_no_amx():
     assert not without.matrix and "-amx-tile" in without.features
     del record["features"]["avx512f"]
     assert target.host_from(record, False).vector_bytes == 32
+
+
+@pytest.mark.parametrize("told", [{"neon": True, "aes": True}, {}], ids=["told", "unknown"])
+@pytest.mark.parametrize("flags", ["", "fp asimd", "fp asimd asimddp", "fp asimd asimddp i8mm"])
+def test_features_of_arm(told, flags, monkeypatch):
+    """A CPU that nobody knows and one that hides its flags have vectors, and no more."""
+    binding = SimpleNamespace(
+        get_host_cpu_features=lambda: dict(told),
+        get_host_cpu_name=lambda: "generic",
+        get_process_triple=lambda: NEON.triple,
+    )
+    monkeypatch.setattr(target, "llvm", lambda: binding)
+    monkeypatch.setattr(target, "cpu_flags", lambda: set(flags.split()))
+    monkeypatch.setattr(target.os, "uname", lambda: SimpleNamespace(machine="aarch64"))
+    found = target.host_from(target.find_host(), False)
+    assert found.multiplies_by_lane and found.vector_registers == 32
+    assert found.has("dotprod") == ("asimddp" in flags) and found.has("i8mm") == ("i8mm" in flags)
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 probes")

@@ -88,14 +88,10 @@ class _Scores:
         heads = (1, 1) if x.shape[1] == 1 else (s.key_heads, s.group)
         return build.reshape(x, (x.shape[0], *heads, *x.shape[2:]))
 
-    def by_head(self, name: str) -> Node:
-        """Slopes or sinks as (1, hk, g, 1, 1)."""
+    def added(self, name: str) -> Node:
+        """A bias, slopes or sinks on the axes of the scores."""
         x = build.cast(self.extras[name], self.wide)
-        return build.reshape(x, (1, self.sizes.key_heads, self.sizes.group, 1, 1))
-
-    def per_row(self, x: Node) -> Node:
-        """(b, h, i) as (b, hk, g, i, 1)."""
-        return build.unsqueeze(self.grouped(x), 4)
+        return self.grouped(x if name == "bias" else build.reshape(x, (1, x.shape[0], 1, 1)))
 
     @cached_property
     def positions(self) -> tuple[Node, Node, Node | None]:
@@ -149,10 +145,10 @@ class _Scores:
         """The scores, -inf where nothing is seen."""
         total = self.capped
         if "bias" in self.extras:
-            total = build.add(total, self.grouped(build.cast(self.extras["bias"], self.wide)))
+            total = build.add(total, self.added("bias"))
         if "slopes" in self.extras:
             steps = build.cast(self.difference, self.wide)
-            total = build.add(total, build.multiply(self.by_head("slopes"), steps))
+            total = build.add(total, build.multiply(self.added("slopes"), steps))
         return total if self.seen is None else build.where(self.seen, total, -math.inf)
 
     def dropped(self, x: Node) -> Node:
@@ -187,7 +183,7 @@ def decompose_attention(node: Node) -> list[Node]:
     """(out, lse) of an attention Node in ordinary ops."""
     x = _Scores(node)
     top = ops.stop_gradient(build.max_(x.scores, 4, keep=True))
-    sinks = x.by_head("sinks") if "sinks" in x.extras else None
+    sinks = x.added("sinks") if "sinks" in x.extras else None
     if sinks is not None:
         top = build.maximum(top, ops.stop_gradient(sinks))
     top = build.where(build.equal(top, -math.inf), 0.0, top)
@@ -209,7 +205,7 @@ def decompose_attention_backward(node: Node) -> list[Node]:
     """The gradients of an attention_backward Node in ordinary ops."""
     x, orders = _Scores(node), node.attrs["orders"]
     dout = x.grouped(heads_first(node.inputs[3], orders[3]))  # (b, hk, g, i, e)
-    lse, delta = (x.per_row(n) for n in node.inputs[4:6])
+    lse, delta = (build.unsqueeze(x.grouped(n), 4) for n in node.inputs[4:6])  # (b, hk, g, i, 1)
     lse = build.where(build.equal(lse, -math.inf), 0.0, lse)
     p = ops.exp(build.subtract(x.scores, lse))
     dp = x.dropped(build.dot(dout, x.v, ((0, 1), (0, 1)), ((4,), (3,)), x.wide))
@@ -231,17 +227,13 @@ def decompose_attention_backward(node: Node) -> list[Node]:
 
 def _extra_gradient(x: _Scores, name: str, ds: Node, lse: Node, delta: Node) -> Node:
     """The gradient of bias, slopes or sinks."""
-    given = x.extras[name]
-    if name == "bias":
-        total = build.reshape(build.sum_to(ds, x.grouped(given).shape), given.shape)
-    elif name == "slopes":
-        steps = build.cast(x.difference, x.wide)
-        total = build.reshape(build.sum_(build.multiply(ds, steps), (0, 3, 4)), given.shape)
-    else:
-        p = ops.exp(build.subtract(x.by_head("sinks"), lse))
-        total = build.sum_(build.multiply(p, build.negative(delta)), (0, 3, 4))
-        total = build.reshape(total, given.shape)
-    return build.cast(total, given.dtype)
+    if name == "slopes":
+        ds = build.multiply(ds, build.cast(x.difference, x.wide))
+    elif name == "sinks":
+        p = ops.exp(build.subtract(x.added("sinks"), lse))
+        ds = build.multiply(p, build.negative(delta))
+    total, given = build.sum_to(ds, x.added(name).shape), x.extras[name]
+    return build.cast(build.reshape(total, given.shape), given.dtype)
 
 
 def decompose(node: Node) -> list[Node]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import NamedTuple
 
 from ..core.dtype import DType, bfloat16, float16, float32, float64, promote
 from ..ir.node import Node
@@ -44,14 +43,6 @@ ORDERS = ("bhtd", "bthd", "hbtd", "thbd", "tbhd", "htbd")  # where one is empty,
 ByLetter = dict[str, Atoms]
 
 
-class Operand(NamedTuple):
-    """What a side of a dot moves, widens and multiplies by a constant."""
-
-    node: Node
-    indices: Indices
-    factor: float = 1.0
-
-
 def operand_indices(dot: Node, result: Indices) -> tuple[list[Indices], Indices]:
     """Indices of both sides of a dot, and those of what is contracted."""
     batch, contract = dot.attrs["batch"], dot.attrs["contract"]
@@ -75,8 +66,8 @@ def _probabilities(root: Node, sides: list[Indices], keys: Atoms) -> tuple[int, 
     raise (told or reasons)[0]
 
 
-def operand(node: Node, indices: Indices, scaled: bool = True) -> Operand:
-    """A side of a dot down to what it moves, widens and scales."""
+def operand(node: Node, indices: Indices, scaled: bool = True) -> Term:
+    """A side of a dot down to what it moves, widens and multiplies by a constant."""
     factor = 1.0
     while True:
         source = node.inputs[0] if node.inputs else node
@@ -89,7 +80,7 @@ def operand(node: Node, indices: Indices, scaled: bool = True) -> Operand:
             continue
         below = moved(node, indices)
         if below is None:
-            return Operand(node, indices, factor)
+            return Term(factor, node, indices)
         node, indices = below
 
 
@@ -118,7 +109,7 @@ def _by_letter(axes: Axes) -> tuple[ByLetter, ByLetter, ByLetter]:
     )
 
 
-def _dtype(root: Node, last: DType, sides: Sequence[Operand]) -> DType:
+def _dtype(root: Node, last: DType, sides: Sequence[Term]) -> DType:
     """The dtype of the attention: a narrow one where all sides have it and the result gets it."""
     own = [x.node.dtype for x in sides]
     if all(d is last for d in own) and last in FLOATS:
@@ -137,7 +128,7 @@ def order_of(lies: Atoms, by_letter: ByLetter) -> str | None:
     return None
 
 
-def placed(x: Operand, by_letter: ByLetter, dtype: DType) -> tuple[Node, str]:
+def placed(x: Term, by_letter: ByLetter, dtype: DType) -> tuple[Node, str]:
     """A side as four axes, and their order."""
     node = x.node
     order = order_of(atoms_of(x.indices), by_letter) if full(node, x.indices) else None

@@ -202,10 +202,6 @@ def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:
 
 def _untouched(size: int) -> Buffer:
     """Zeros that cost memory only where they are written: a page of the system at a time."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        buffer = Buffer.allocate(size, "paged cache")
-        buffer.array((size,), np.uint8)[...] = 0
-        return buffer
     try:
         mapping = mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:

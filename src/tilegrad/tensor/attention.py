@@ -15,7 +15,7 @@ from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import attention as graph
 from ..graph import build, ops
-from ..graph.attention_types import EXTRAS, Sizes, sum_dtype
+from ..graph.attention_types import EXTRAS, OP, Sizes, sum_dtype
 from ..graph.attention_types import sizes as sizes_of
 from ..ir.block import argument_op
 from ..ir.node import Node
@@ -61,9 +61,8 @@ def attention(
     / softcap), then `bias` is added, and `slopes` (one for each head) times j - i. `sinks` are
     one more score for each head, of a key that has no value.
     """
-    op = "attention"
     parents = [q, k, v, bias, slopes, sinks]
-    (q, k, v), order = _laid(op, (q, k, v), layout)
+    (q, k, v), order = _laid((q, k, v), layout)
     sizes = sizes_of((q, k, v), (order,) * 4)
     extras = {
         "bias": bias,
@@ -76,9 +75,9 @@ def attention(
     }
     more = _extras(extras, sum_dtype(q.dtype))
     if not 0.0 <= dropout <= 1.0:
-        raise ShapeError("not a probability", op=op, expected="0 <= dropout <= 1", got=dropout)
+        raise ShapeError("not a probability", op=OP, expected="0 <= dropout <= 1", got=dropout)
     if not isinstance(softcap, (int, float)) or not 0.0 <= softcap < math.inf:
-        raise UserError("softcap is not a number from 0", op=op, got=softcap)
+        raise UserError("softcap is not a number from 0", op=OP, expected="0 or more", got=softcap)
     if 0.0 < dropout < 1.0:
         more["key"], more["offset"] = next_key_and_offset(generator)
     out, lse = graph.attention(
@@ -86,8 +85,8 @@ def attention(
         k,
         v,
         more,
-        scale=_usual_scale(op, sizes.width) if scale is None else scale,
-        band=_band(op, causal, window, sizes, packed="query_starts" in more),
+        scale=_usual_scale(sizes.width) if scale is None else scale,
+        band=_band(causal, window, sizes, packed="query_starts" in more),
         softcap=softcap,
         dropout=dropout if dropout < 1.0 else 0.0,
         orders=(order,) * 4,
@@ -100,11 +99,11 @@ def attention(
     return (result, wrap(lse, *parents)) if return_lse else result
 
 
-def _usual_scale(op: str, width: Size) -> float:
+def _usual_scale(width: Size) -> float:
     """1 / sqrt(width)."""
     if not isinstance(width, int):
         raise ShapeError(
-            "the width is not known", op=op, expected="an int", got=width, hint="give the scale"
+            "the width is not known", op=OP, expected="an int", got=width, hint="give the scale"
         )
     return 1.0 / math.sqrt(max(width, 1))
 
@@ -112,12 +111,12 @@ def _usual_scale(op: str, width: Size) -> float:
 # ---- checks ---------------------------------------------------------------------------------
 
 
-def _laid(op: str, values: tuple[Any, ...], layout: str) -> tuple[list[Node], str]:
+def _laid(values: tuple[Any, ...], layout: str) -> tuple[list[Node], str]:
     """Nodes with four axes each, and their order."""
     if sorted(layout) not in (list("bdht"), list("dht")) or layout[-1] != "d":
         raise UserError(
             "not a layout",
-            op=op,
+            op=OP,
             got=repr(layout),
             expected="b (may be left out), h and t in any order, then d",
             hint='"bhtd", "bthd", or "thd" for packed sequences',
@@ -127,7 +126,7 @@ def _laid(op: str, values: tuple[Any, ...], layout: str) -> tuple[list[Node], st
         if len(x.shape) != len(layout):
             raise ShapeError(
                 f"{name} has not the axes of the layout",
-                op=op,
+                op=OP,
                 expected=f"{len(layout)} axes, as in {layout!r}",
                 got=build.show(x.shape),
             )
@@ -136,19 +135,19 @@ def _laid(op: str, values: tuple[Any, ...], layout: str) -> tuple[list[Node], st
     return [build.unsqueeze(x, 0) for x in nodes], "b" + layout
 
 
-def _band(op: str, causal: bool | str, window: Any, sizes: Sizes, packed: bool) -> graph.Band:
+def _band(causal: bool | str, window: Any, sizes: Sizes, packed: bool) -> graph.Band:
     """Bounds of j - i."""
     if causal not in (True, False, "top_left", "bottom_right"):
         raise UserError(
             "causal is not known",
-            op=op,
+            op=OP,
             got=repr(causal),
             expected="True, False, 'top_left' or 'bottom_right'",
         )
     low: Size | None = None
     high: Size | None = 0 if causal else None
     if window is not None:
-        left, right = _window(op, window, bool(causal))
+        left, right = _window(window, bool(causal))
         low = None if left is None else -left
         high = right if high is None else high
     if causal != "bottom_right":
@@ -156,7 +155,7 @@ def _band(op: str, causal: bool | str, window: Any, sizes: Sizes, packed: bool) 
     if packed:
         raise UserError(
             "sequences that are packed have no common end",
-            op=op,
+            op=OP,
             expected="causal=True with query_starts",
             got="'bottom_right'",
         )
@@ -164,7 +163,7 @@ def _band(op: str, causal: bool | str, window: Any, sizes: Sizes, packed: bool) 
     return (None if low is None else combine(low, shift, 1)), shift
 
 
-def _window(op: str, window: Any, causal: bool) -> tuple[int | None, int | None]:
+def _window(window: Any, causal: bool) -> tuple[int | None, int | None]:
     """How many keys before and after its own a query sees; None for all."""
     if isinstance(window, int) and not isinstance(window, bool) and window >= 1:
         return window - 1, 0 if causal else window - 1
@@ -172,7 +171,7 @@ def _window(op: str, window: Any, causal: bool) -> tuple[int | None, int | None]
     if len(pair) == 2 and all(w is None or (isinstance(w, int) and w >= 0) for w in pair):
         return pair
     raise UserError(
-        "not a window", op=op, got=window, expected="a count of at least 1, or (left, right) counts"
+        "not a window", op=OP, got=window, expected="a count of at least 1, or (left, right) counts"
     )
 
 

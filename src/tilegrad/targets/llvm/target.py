@@ -3,8 +3,9 @@
 The probes (`probe.py`) run in a child process, so a set that the flags promise but the machine
 does not have costs a child, not us. What they found is kept in the Store.
 
-Invariant: `host_target()` names no instruction set that did not run here, and no AMX unless this
-process has leave to use it; it is the same object for the life of the process.
+Invariant: `host_target()` names no instruction set of x86 that did not run here, none of ARM that
+neither Linux names nor every such CPU has, and no AMX unless this process has leave to use it; it
+is the same object for the life of the process.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def find_host() -> dict[str, Any]:
             features |= {f: False for f in features if f.startswith("avx512")}
         features["amx-tile"] = bool(proved & {"amx-bf16", "amx-int8"})
     elif os.uname().machine == "aarch64":  # LLVM leaves out what Linux says
-        features |= {name: flag in cpu_flags() for name, flag in ARM_FEATURES.items()}
+        flags = cpu_flags()
+        features |= {name: flag in flags for name, flag in ARM_FEATURES.items()}
+        features.setdefault("neon", True)  # every one has it, where nobody says
     return {
         "cpu": binding.get_host_cpu_name(),
         "triple": binding.get_process_triple(),
