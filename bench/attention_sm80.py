@@ -31,7 +31,7 @@ from verdict import end, failures, verdict, wrong
 from gpu import Bench, sets
 from tilegrad.core.dtype import bfloat16
 from tilegrad.core.target import A100, Target
-from tilegrad.kernels.attention import threads_backward, threads_forward
+from tilegrad.kernels.attention import threads, threads_backward
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.kernels.attention.threads import WarpPlan
 from tilegrad.targets.ptx.emit import emit
@@ -93,8 +93,8 @@ class Measured:
 
     def forward(self, plan: Any = None) -> list[Callable[[], None]]:
         """Our forward pass."""
-        plan = plan or threads_forward.plans(self.x, self.target)[0]
-        return self.launch([threads_forward.attend(self.x, plan, self.target)])
+        plan = plan or threads.plans(self.x, self.target)[0]
+        return self.launch([threads.attend(self.x, plan, self.target)])
 
     def backward(self, plan: Any = None) -> list[Callable[[], None]]:
         """Our backward pass, after a forward pass that leaves log-sum-exps."""
@@ -172,13 +172,13 @@ class Measured:
     def chosen(self, part: str) -> Any:
         """The model's Plans."""
         if part == "forward":
-            return threads_forward.plans(self.x, self.target)[0]
+            return threads.plans(self.x, self.target)[0]
         return [threads_backward.plans(self.x, self.target, s)[0] for s in threads_backward.SIDES]
 
     @staticmethod
     def module(part: str) -> Any:
         """The file of a part's kernel."""
-        return threads_forward if part == "forward" else threads_backward
+        return threads if part == "forward" else threads_backward
 
     def plans(self, part: str) -> list[Any]:
         """Plans of a sweep that fit shared memory."""

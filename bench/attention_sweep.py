@@ -26,8 +26,8 @@ from typing import Any
 
 from tilegrad.core.dtype import bfloat16, dtype_of
 from tilegrad.core.target import H200
-from tilegrad.kernels.attention.forward import AttentionPlan, wide_attention
-from tilegrad.kernels.attention.plan import choose, ordered, plans, why_not
+from tilegrad.kernels.attention.forward import wide_attention
+from tilegrad.kernels.attention.plan import AttentionPlan, choose, ordered, plans, why_not
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble
 from tilegrad.targets.ptx.emit import emit

@@ -134,7 +134,7 @@ def test_few_keys_are_what_the_table_holds_or_what_is_promised() -> None:
 
 
 def test_no_kernel_is_an_error_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VectorAttention, "refusal", lambda *given: "a reason of its own")
+    monkeypatch.setattr(VectorAttention, "kernels", lambda *given: "a reason of its own")
     with pytest.raises(UserError, match=r"no kernel takes this.*a reason of its own"):
         schedule_for(*paged(), CPU)
 

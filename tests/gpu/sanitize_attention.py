@@ -27,17 +27,13 @@ from tilegrad.graph import paged_reference
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.backward import attention_backward
 from tilegrad.kernels.attention.backward_plan import BackwardPlan
-from tilegrad.kernels.attention.forward import AttentionPlan, wide_attention
+from tilegrad.kernels.attention.forward import wide_attention
+from tilegrad.kernels.attention.plan import AttentionPlan
 from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
-from tilegrad.kernels.paged.call import attend
-from tilegrad.kernels.paged.combine import combine_parts
-from tilegrad.kernels.paged.shape import (
-    PagedPlan,
-    PagedShape,
-    ShortPlan,
-)
+from tilegrad.kernels.paged.attention import attend, combine_parts
+from tilegrad.kernels.paged.shape import PagedPlan, PagedShape, ShortPlan
 from tilegrad.kernels.paged.shape import parameters as step_parameters
 from tilegrad.kernels.paged.short import step_attend
 from tilegrad.kernels.paged.work import work_list
@@ -546,7 +542,7 @@ def stepped(
     )
     kept = [m.astype(x.cache.numpy) for m in wide]
     out = paged_reference.attention(x, turned.astype(x.dtype.numpy), *kept, *places, scales_of(x))
-    body = step_attend(x, plan, rotary, norms)
+    body = step_attend(x, plan, replace(rotary, norms=norms))
     given["out"] = np.zeros(out.shape, x.dtype.numpy)
     within = 2.0**-4 if x.scaled else STEP[x.dtype]
     return Steps(

@@ -28,8 +28,8 @@ from tilegrad.core.target import H200
 from tilegrad.graph.interpret import philox
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
-from tilegrad.kernels.attention.forward import AttentionPlan, why_not, wide_attention
-from tilegrad.kernels.attention.plan import choose, plans
+from tilegrad.kernels.attention.forward import wide_attention
+from tilegrad.kernels.attention.plan import AttentionPlan, choose, plans, why_not
 from tilegrad.kernels.attention.shape import AttentionShape
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit

@@ -1,4 +1,4 @@
-"""kernels/attention/threads_forward.py: every option against float64, on the interpreter and as PTX
+"""kernels/attention/threads.py: every option against float64, on the interpreter and as PTX
 of sm_80 on the simulator; what is chosen for real sizes is assembled: no spill, no stack frame.
 """
 
@@ -20,8 +20,7 @@ from tilegrad.graph.interpret import philox
 from tilegrad.ir.symbol import symbol
 from tilegrad.ir.types import Memory
 from tilegrad.kernels.attention.shape import AttentionShape
-from tilegrad.kernels.attention.threads import WarpPlan
-from tilegrad.kernels.attention.threads_forward import attend, plans, why_not
+from tilegrad.kernels.attention.threads import WarpPlan, attend, plans, why_not
 from tilegrad.schedule.schedule import Launch
 from tilegrad.targets.ptx.assemble import assemble, find_ptxas
 from tilegrad.targets.ptx.emit import emit

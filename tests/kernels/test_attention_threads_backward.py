@@ -58,6 +58,7 @@ CASES: dict[str, Case] = {
         (),
     ),
     "soft limit": (one_head(queries=40, keys=40, softcap=2.0, scale=0.5), SMALL, ()),
+    "queries end": (one_head(queries=40, keys=64), SMALL, ()),
     "bias": (one_head(queries=40, keys=70, extras=("bias",)), SMALL, (drawn(1, 1, 40, 70),)),
     "mask": (one_head(queries=40, keys=40, extras=("mask",)), SMALL, (drawn(1, 1, 40, 40) > 0,)),
     "slopes": (

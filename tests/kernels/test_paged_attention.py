@@ -30,17 +30,9 @@ from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import paged_reference
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
-from tilegrad.kernels.paged.call import attend, attention_callee, list_callee
-from tilegrad.kernels.paged.combine import combine_parts
-from tilegrad.kernels.paged.shape import (
-    CUT_FIELDS,
-    FIELDS,
-    PagedPlan,
-    PagedShape,
-    choose,
-    ranges,
-    why_not,
-)
+from tilegrad.kernels.paged.attention import attend, combine_parts
+from tilegrad.kernels.paged.call import attention_callee, list_callee
+from tilegrad.kernels.paged.shape import CUT_FIELDS, FIELDS, PagedPlan, PagedShape, choose, why_not
 from tilegrad.kernels.paged.work import work_list
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -387,7 +379,7 @@ def test_work_list(number: int) -> None:
     interpret.run(work_list(x, plan), [lengths, starts, *found])
     same_list(found, wanted)
     items, sizes, covered = found[0], [], 0
-    many = ranges(x, plan)
+    many = plan.ranges(x)
     for p in range(many):
         start, stop = int(items[p, START]), int(items[p, STOP])
         rows = [p, *[many + g - p - 1 for g in range(start + 1, stop + 1)]]
@@ -497,7 +489,7 @@ def test_append(label: str, each: int, simulated: bool) -> None:
     wanted = paged_reference.append(
         rotary, *given, v, frequencies, step.table, step.lengths, step.starts, *wide, scales
     )
-    body = append(x, rotary, each, norms=norms)
+    body = append(x, replace(rotary, norms=norms), each)
     verify_body(body, "portable", H200)
     assert not [f for f in check_body(body, H200) if f.severity == "error"]
     memories = [
@@ -555,7 +547,7 @@ def test_pairs_that_are_all_cut(requests: int, queries: int, joined: bool) -> No
     """Another launch combines them; else, and where each has one token, who has the last part."""
     x = PagedShape(32, 8, 128, 128, 16, requests, requests, 4096, 2048, 128**-0.5)
     plan = choose(x, H200, queries)
-    assert ranges(x, plan) == 16 and plan.joined is joined
+    assert plan.ranges(x) == 16 and plan.joined is joined
 
 
 def real_shapes(target: Target) -> Iterator[tuple[PagedShape, int]]:

@@ -23,7 +23,7 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.call import mixed_callee
 from tilegrad.kernels.paged.prefill import FEW_NEW_TOKENS, choose, prefill, why_not
 from tilegrad.kernels.paged.prefill import tile_list as tiles_body
-from tilegrad.kernels.paged.shape import FIELDS, PagedShape, item_rows
+from tilegrad.kernels.paged.shape import FIELDS, PagedShape
 from tilegrad.kernels.paged.shape import choose as choose_list
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
@@ -208,7 +208,7 @@ def test_called_by_a_graph(label: str) -> None:
     few = replace(choose_list(x, H200, below=FEW_NEW_TOKENS), programs=4)
     items, last = work_list(x, few, step.lengths, step.starts)
     if few.joined:
-        last = np.zeros((item_rows(x, few), x.key_heads), np.int32)
+        last = np.zeros((few.item_rows(x), x.key_heads), np.int32)
     given = (step.q[None], step.keys, step.values, step.table, items, last)
     many = choose(x, H200)
     assert many is not None

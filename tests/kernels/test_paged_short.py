@@ -269,7 +269,7 @@ NORMS = {"norms": HeadNorms((1e-6, 0.5), float32), "norms, 8 bits": HeadNorms((0
 def body_of(label: str) -> Body:
     """The kernel of a case."""
     x, plan, rotary, _, _ = CASES[label]
-    return step_attend(x, plan, rotary, NORMS.get(label))
+    return step_attend(x, plan, replace(rotary, norms=NORMS.get(label)))
 
 
 def step_of(label: str) -> Step:

@@ -11,17 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilegrad.ir.symbol import high
-from tilegrad.kernels.paged.shape import (
-    CUT,
-    CUT_FIELDS,
-    FIELDS,
-    RECORD,
-    PagedPlan,
-    PagedShape,
-    item_rows,
-    per,
-    ranges,
-)
+from tilegrad.kernels.paged.shape import CUT, CUT_FIELDS, FIELDS, RECORD, PagedPlan, PagedShape
 
 Array = np.ndarray[Any, Any]
 
@@ -30,8 +20,8 @@ def work_list(
     x: PagedShape, plan: PagedPlan, lengths: Array, query_starts: Array
 ) -> tuple[Array, Array]:
     """(items, cuts) of a step; rows that nothing says anything of are 0."""
-    many = ranges(x, plan)
-    items = np.zeros((high(item_rows(x, plan)), RECORD), np.int32)
+    many = plan.ranges(x)
+    items = np.zeros((high(plan.item_rows(x)), RECORD), np.int32)
     cuts = np.zeros((many, CUT), np.int32)
     found = _pairs(x, plan, lengths, query_starts)
     total = sum(one["blocks"] for one in found)
@@ -100,7 +90,7 @@ def _pairs(
     x: PagedShape, plan: PagedPlan, lengths: Array, query_starts: Array
 ) -> list[dict[str, int]]:
     """Row blocks, in order."""
-    found, each = [], per(x, plan)
+    found, each = [], plan.per(x)
     for request, length in enumerate(lengths.tolist()):
         first, last = int(query_starts[request]), int(query_starts[request + 1])
         if plan.below and last - first >= plan.below:

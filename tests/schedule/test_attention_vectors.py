@@ -1,4 +1,4 @@
-"""schedule/attention_vectors.py and kernels/attention_cpu: attention on the CPU, tiled.
+"""schedule/attention.py and kernels/attention_cpu: attention on the CPU, tiled.
 
 Compiled Schedules are held to the Graph interpreter (float64 inside) and to torch; small ones for
 other vector widths run on the Tile interpreter.

@@ -1,24 +1,29 @@
-"""Attention as a Family: what its kernels for vectors and for threads have in common.
+"""Attention as Families: which of the library's kernels takes a Node, on vectors and on threads.
 
-Each has a file of its own: a Family with `refusal`, why it does not take a Node, and `bodies`, the
-launches. Parameters bear the names of what the Node takes and gives; what has another name is
-scratch that they share.
+Each Family says of a Node why it does not take it, or gives what writes the launches. Their
+parameters bear the names of what the Node takes and gives; what has another name is scratch that
+they share. Kernels are imported where a Family of the Target is asked.
 
 Invariant: `why_not` is '' exactly for Nodes that the Schedule lowers to a kernel; all others are
-written in ordinary ops before they come here.
+written in ordinary ops before they come here. No launch keeps scores or probabilities in memory:
+what is needed grows with tokens, not with their square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..core.config import config, invariant
+from ..core.dtype import bfloat16, float16, float32, float64
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import ops
 from ..graph.attention import extras_of
 from ..graph.attention_types import ATTRS, sizes
 from ..ir.node import Node
+from ..ir.symbol import high
 from ..ir.types import Array, Memory
 from ..kernels.attention.shape import AttentionShape
 from ..tile.build import Body
@@ -26,10 +31,19 @@ from .family import Bodies, Family, Made, Offer, roofline
 from .region import Region
 
 BACKWARD = ("q", "k", "v", "dout", "lse", "delta")  # what a backward takes before the extras
+DTYPES = (float32, float64, bfloat16, float16)  # of kernels on vectors
+NO_PLAN = "no Plan fits shared memory"
+
+# the launches, in order, that give at least the results with these numbers; and their name
+Writer = Callable[[set[int], str], list[Body]]
 
 
 class AttentionFamily(Family):
-    """Attention by kernels of the library: each file has `refusal` and `bodies`."""
+    """Attention by kernels of the library."""
+
+    def kernels(self, node: Node, x: AttentionShape, target: Target) -> str | Writer:
+        """Why no kernel takes a Node whose sizes are known, or what writes the launches."""
+        raise InternalError("schedule.attention", f"{self.name} has no kernels")
 
     def why_not(self, node: Node, target: Target) -> str:
         """Why no kernel of the Family takes a Node; '' where one does."""
@@ -38,17 +52,8 @@ class AttentionFamily(Family):
             return "the head size is not known"
         if node.attrs.get("wanted"):
             return "gradients of " + " and ".join(node.attrs["wanted"])
-        return self.refusal(node, shape, target)
-
-    def refusal(self, node: Node, shape: AttentionShape, target: Target) -> str:
-        """The same of a Node whose sizes are known."""
-        raise InternalError("schedule.attention", f"{self.name} has no kernels")
-
-    def bodies(
-        self, node: Node, shape: AttentionShape, target: Target, wanted: set[int], name: str
-    ) -> list[Body]:
-        """The launches, in order, that give at least the results with these numbers."""
-        raise InternalError("schedule.attention", f"{self.name} has no kernels")
+        found = self.kernels(node, shape, target)
+        return found if isinstance(found, str) else ""
 
     def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
         """The kernels of the library, by the roofline."""
@@ -69,8 +74,93 @@ class AttentionFamily(Family):
                 return "store", wanted[results.index(own)]
             return "scratch", (Array(parameter.shape, parameter.dtype), own)
 
-        made = self.bodies(node, shape_of(node), target, set(wanted), name)
-        return [Made(body, [role(p) for p in body.parameters]) for body in made]
+        write = self.kernels(node, shape_of(node), target)
+        if isinstance(write, str):
+            raise InternalError("schedule.attention", f"{self.name}: {write}")
+        return [Made(b, [role(p) for p in b.parameters]) for b in write(set(wanted), name)]
+
+
+class VectorAttention(AttentionFamily):
+    """Attention on vectors: few queries stream keys, others take tiles of scores. Backward has one
+    Body for dq, one for dk and dv."""
+
+    def kernels(self, node: Node, x: AttentionShape, target: Target) -> str | Writer:
+        """See `AttentionFamily`."""
+        from ..kernels.attention_cpu import decode, gradients, score_tiles
+
+        if x.dtype not in DTYPES:
+            return f"no kernel for {x.dtype.name}"
+        if x.heads == 0 or x.width == 0 or x.value_width == 0:
+            return "nothing to compute"
+        more = memories(node)
+
+        def forward(wanted: set[int], name: str) -> list[Body]:
+            few = decode.choose(x, target)
+            if few is not None:
+                return decode.decode(x, more, few, name, decode.parts_of(x, target), 1 in wanted)
+            return [score_tiles.forward(x, more, score_tiles.choose(x, target), name, 1 in wanted)]
+
+        def backward(wanted: set[int], name: str) -> list[Body]:
+            plan = gradients.choose(x, target)
+            sides = (({0}, "q", ("dq",)), ({1, 2}, "kv", ("dk", "dv")))
+            return [
+                gradients.backward(x, more, plan, f"{name}_{side}", gives)
+                for numbers, side, gives in sides
+                if wanted & numbers
+            ]
+
+        return forward if node.op is ops.attention else backward
+
+
+class ThreadAttention(AttentionFamily):
+    """Attention on blocks of threads: matrix units that run beside them, or those of a warp."""
+
+    def kernels(self, node: Node, x: AttentionShape, target: Target) -> str | Writer:
+        """See `AttentionFamily`."""
+        forward, more = node.op is ops.attention, memories(node)
+        if forward and invariant():
+            return "invariant: its Plan depends on the number of queries"
+        if target.asynchronous_units:
+            return _unit_forward(x, target, more) if forward else _unit_backward(x, more)
+        if not target.matrix_units(x.dtype, x.dtype):
+            return f"{target.name} has no matrix units for {x.dtype}"
+        from ..kernels.attention import threads, threads_backward
+
+        if forward:
+            plans = threads.plans(x, target)
+            why = threads.why_not(x) or ("" if plans else NO_PLAN)
+            return why or (lambda wanted, name: [threads.attend(x, plans[0], target, more)])
+        sides = {side: threads_backward.plans(x, target, side) for side in threads_backward.SIDES}
+        why = threads_backward.why_not(x) or ("" if all(sides.values()) else NO_PLAN)
+        return why or (
+            lambda wanted, name: [
+                threads_backward.backward(x, plans[0], target, side, more)
+                for side, plans in sides.items()
+            ]
+        )
+
+
+def _unit_forward(x: AttentionShape, target: Target, more: Sequence[Memory]) -> str | Writer:
+    from ..kernels.attention import forward, plan
+
+    def write(wanted: set[int], name: str) -> list[Body]:
+        chosen = plan.choose(x, target)
+        tiles = x.batch * x.heads * -(-high(x.queries) // chosen.tile[0])
+        early = high(tiles) <= chosen.programs
+        chosen = replace(chosen, dependent=True, early=early)
+        return [forward.wide_attention(x, chosen, name, more)]
+
+    return plan.why_not(x) or (write if any(plan.plans(x, target)) else NO_PLAN)
+
+
+def _unit_backward(x: AttentionShape, more: Sequence[Memory]) -> str | Writer:
+    from ..kernels.attention import backward, backward_plan
+
+    def write(wanted: set[int], name: str) -> list[Body]:
+        plan = backward_plan.choose(x, config().determinism == "fast")
+        return backward.attention_backward(x, plan, more, name)
+
+    return backward_plan.why_not(x) or write
 
 
 def memories(node: Node) -> list[Memory]:

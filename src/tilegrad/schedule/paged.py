@@ -12,7 +12,7 @@ place; kernels of attention are imported where a Family offers them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,16 +25,8 @@ from ..graph.paged_types import APPEND, ATTEND, named
 from ..graph.recognize_norm import LastNorm, last_norm
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, high
-from ..kernels.paged.append import HeadNorms, Rotary, heads_each, takes_norms
-from ..kernels.paged.shape import (
-    PagedPlan,
-    PagedShape,
-    choose,
-    choose_short,
-    item_rows,
-    short_keys,
-    why_not,
-)
+from ..kernels.paged.append import HeadNorms, Rotary, heads_each
+from ..kernels.paged.shape import PagedPlan, PagedShape, choose, choose_short, short_keys, why_not
 from ..tile.callee import KernelCallee
 from .access import base_of
 from .chosen import Chosen, Surroundings, roofline_of
@@ -87,35 +79,51 @@ def seconds_of(node: Node, target: Target) -> float:
 # ---- attention ----------------------------------------------------------------------------------
 
 
+Writer = Callable[[Sequence[Node], Surroundings], list[Node]]  # an attention as calls, its result
+
+
 class Attention(Chosen):
-    """Attention over a paged cache by one kernel."""
+    """Attention over a paged cache by one way."""
 
-    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
-        """Why the kernel does not take this; '' if it does."""
-        return ""
-
-    def callee(self, x: PagedShape, target: Target) -> KernelCallee:
-        """The kernel, where it takes the op's inputs and gives its result first."""
+    def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
+        """Why the Family does not take this, or what writes the calls of its kernels."""
         raise InternalError("schedule.paged", f"{self.name} has no kernel")
 
     def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
         """The one Plan, or why there is none."""
-        why = self.refusal(node, shape_of(node), target)
-        return why or [Offer(seconds_of(node, target))]
+        found = self.kernels(node, shape_of(node), target)
+        return found if isinstance(found, str) else [Offer(seconds_of(node, target))]
 
     def replacements(
         self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
     ) -> list[Node]:
-        """The launches of the kernel."""
-        return near.call(*inputs, callee=self.callee(shape_of(node), target))[:1]
+        """The launches of the kernels."""
+        write = self.kernels(node, shape_of(node), target)
+        if isinstance(write, str):
+            raise InternalError("schedule.paged", f"{self.name}: {write}")
+        return write(inputs, near)
+
+
+def _alone(callee: Callable[[PagedShape, Target], KernelCallee], *of: Any) -> Writer:
+    """One call, of a kernel that takes the op's inputs and gives its result first."""
+    return lambda inputs, near: near.call(*inputs, callee=callee(*of))[:1]
 
 
 class ListAttention(Attention):
     """Few new tokens a request: a list shares the work out, one for all layers."""
 
-    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+    def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
-        return CUT_KEYS if invariant() else why_not(x, choose(x, target, queries_of(node)))
+        plan = choose(x, target, queries_of(node))
+
+        def write(inputs: Sequence[Node], near: Surroundings) -> list[Node]:
+            from ..kernels.paged.call import attention_callee
+
+            others, lengths, starts = _apart(x, inputs)
+            shared = _work(x, plan, lengths, starts, near)
+            return near.call(*others, *shared, callee=attention_callee(x, plan))[:1]
+
+        return (CUT_KEYS if invariant() else why_not(x, plan)) or write
 
     def breaks(self, node: Node, target: Target) -> Sequence[tuple[Size, int]]:
         """Steps of single tokens and few keys are one launch a layer; with more keys the list
@@ -126,18 +134,6 @@ class ListAttention(Attention):
         x = shape_of(node)
         few = short_keys(x, target)
         return [(most, few + 1)] if few and few < high(x.most_pages) * x.page else ()
-
-    def replacements(
-        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
-    ) -> list[Node]:
-        """The list and the attention that takes it."""
-        from ..kernels.paged.call import attention_callee
-
-        x = shape_of(node)
-        plan = choose(x, target, queries_of(node))
-        others, lengths, starts = _apart(x, inputs)
-        shared = _work(x, plan, lengths, starts, near)
-        return near.call(*others, *shared, callee=attention_callee(x, plan))[:1]
 
 
 def _apart(x: PagedShape, inputs: Sequence[Node]) -> tuple[list[Node], Node, Node]:
@@ -156,7 +152,7 @@ def _work(
 
     items, last = build.items(_listed(list_callee(_plain(x), plan), lengths, starts, near))
     if plan.joined:
-        last = build.full((item_rows(x, plan), x.key_heads), 0, int32)
+        last = build.full((plan.item_rows(x), x.key_heads), 0, int32)
     return [items, last]
 
 
@@ -175,79 +171,65 @@ class UnitPrefill(Attention):
     """Any numbers of new tokens, on matrix units that run beside their threads: requests with few
     take the list, those with many a launch of their own."""
 
-    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+    def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
         from ..kernels.paged import prefill
+        from ..kernels.paged.call import mixed_callee, tiles_callee
+
+        least = prefill.FEW_NEW_TOKENS
+        few = choose(x, target, below=least)
+
+        def write(inputs: Sequence[Node], near: Surroundings) -> list[Node]:
+            many = prefill.choose(x, target)
+            assert many is not None
+            (q, *others), lengths, starts = _apart(x, inputs)
+            shared = _work(x, few, lengths, starts, near)
+            tiles = _listed(tiles_callee(_plain(x), many, least), lengths, starts, near)
+            given = (build.reshape(q, (1, *q.shape)), *others, *shared, tiles)
+            out = near.call(*given, callee=mixed_callee(x, few, many))[0]
+            return [build.reshape(out, node.shape)]
 
         if invariant():
             return OTHER_SUMS
         if most_queries_of(node) < prefill.LEAST_TOKENS:
             return f"for {prefill.LEAST_TOKENS} new tokens and more"
-        few = choose(x, target, below=prefill.FEW_NEW_TOKENS)
-        return prefill.why_not(x, target) or why_not(x, few)
-
-    def replacements(
-        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
-    ) -> list[Node]:
-        """The list, and the launches that share the requests."""
-        from ..kernels.paged import prefill
-        from ..kernels.paged.call import mixed_callee, tiles_callee
-
-        x = shape_of(node)
-        few, many = choose(x, target, below=prefill.FEW_NEW_TOKENS), prefill.choose(x, target)
-        assert many is not None
-        (q, *others), lengths, starts = _apart(x, inputs)
-        shared = _work(x, few, lengths, starts, near)
-        tiles = _listed(
-            tiles_callee(_plain(x), many, prefill.FEW_NEW_TOKENS), lengths, starts, near
-        )
-        given = (build.reshape(q, (1, *q.shape)), *others, *shared, tiles)
-        out = near.call(*given, callee=mixed_callee(x, few, many))[0]
-        return [build.reshape(out, node.shape)]
+        return prefill.why_not(x, target) or why_not(x, few) or write
 
 
 class VectorPrefill(Attention):
     """Many new tokens a request, on vectors."""
 
-    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
+    def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
-        from ..kernels.paged import attention_cpu
+        from ..kernels.paged import attention_cpu as of
 
-        if queries_of(node) < attention_cpu.LEAST_NEW_TOKENS:
-            return f"for {attention_cpu.LEAST_NEW_TOKENS} new tokens a request and more"
-        return attention_cpu.prefill_why_not(x, target) or (OTHER_SUMS if invariant() else "")
-
-    def callee(self, x: PagedShape, target: Target) -> KernelCallee:
-        """See `Attention`."""
-        from ..kernels.paged import attention_cpu
-
-        return attention_cpu.prefill_callee(x, target)
+        if queries_of(node) < of.LEAST_NEW_TOKENS:
+            return f"for {of.LEAST_NEW_TOKENS} new tokens a request and more"
+        why = of.prefill_why_not(x, target) or (OTHER_SUMS if invariant() else "")
+        return why or _alone(of.prefill_callee, x, target)
 
 
 class VectorAttention(Attention):
     """Any number of new tokens, on vectors."""
 
-    def callee(self, x: PagedShape, target: Target) -> KernelCallee:
+    def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
         from ..kernels.paged import attention_cpu
 
-        return attention_cpu.callee(x, target)
+        return _alone(attention_cpu.callee, x, target)
 
 
 class PortableAttention(Attention):
     """The kernel for any threads."""
 
-    def refusal(self, node: Node, x: PagedShape, target: Target) -> str:
-        """See `Attention`."""
-        units = target.asynchronous_units or threads_units(target)
-        listed = units and not why_not(x, choose(x, target, queries_of(node)))
-        return "slower than the kernels of matrix units" if listed and not invariant() else ""
-
-    def callee(self, x: PagedShape, target: Target) -> KernelCallee:
+    def kernels(self, node: Node, x: PagedShape, target: Target) -> str | Writer:
         """See `Attention`."""
         from ..kernels.paged import portable
 
-        return portable.callee(x, target)
+        units = target.asynchronous_units or threads_units(target)
+        if units and not invariant() and not why_not(x, choose(x, target, queries_of(node))):
+            return "slower than the kernels of matrix units"
+        return _alone(portable.callee, x, target)
 
 
 # ---- append -------------------------------------------------------------------------------------
@@ -275,14 +257,13 @@ class AppendAttend(Chosen):
         """One launch; nothing reads the queries but that attention."""
         from ..kernels.paged.call import short_callee
 
-        attention, rotary = attention_of(node, near), Rotary(**node.attrs)
+        attention = attention_of(node, near)
         assert attention is not None
-        given, norms = with_norms(node, inputs, rotary, near, target)
+        given, rotary = with_norms(node, inputs, near, target)
         x = shape_of(attention)
         sinks = attention.inputs[-1:] if x.sinks else ()
         given = (*given[:-2], *sinks, *given[-2:])  # keys and values are the last
-        callee = short_callee(x, offer.plan, rotary, norms)
-        out, keys, values = near.call(*given, callee=callee)
+        out, keys, values = near.call(*given, callee=short_callee(x, offer.plan, rotary))
         near.joined[attention] = out
         return [out, keys, values]
 
@@ -297,23 +278,20 @@ class Append(Chosen):
         """One launch."""
         from ..kernels.paged.call import append_callee
 
-        x, rotary, each = shape_of(node), Rotary(**node.attrs), heads_each(shape_of(node), target)
-        given, norms = with_norms(node, inputs, rotary, near, target)
-        return near.call(*given, callee=append_callee(x, rotary, each, norms))
+        x, (given, rotary) = shape_of(node), with_norms(node, inputs, near, target)
+        return near.call(*given, callee=append_callee(x, rotary, heads_each(x, target)))
 
 
 def with_norms(
-    node: Node, inputs: Sequence[Node], rotary: Rotary, near: Surroundings, target: Target
-) -> tuple[Sequence[Node], HeadNorms | None]:
-    """What an append that does the norms of heads takes, and those norms, where it may."""
-    found = head_norms(node, inputs, near)
-    if not found or not target.has_threads or invariant():
-        return inputs, None
-    if not takes_norms(shape_of(node), rotary):
-        return inputs, None
+    node: Node, inputs: Sequence[Node], near: Surroundings, target: Target
+) -> tuple[Sequence[Node], Rotary]:
+    """What an append takes and how it turns heads: it does their norms too, where it may."""
+    found, rotary = head_norms(node, inputs, near), Rotary(**node.attrs)
+    if not found or not target.has_threads or invariant() or not rotary.whole(shape_of(node)):
+        return inputs, rotary
     (q, k), (_, _, v, speeds, *rest) = found, inputs
     norms = HeadNorms((q.epsilon, k.epsilon), q.weight.dtype)
-    return (q.source, k.source, v, speeds, q.weight, k.weight, *rest), norms
+    return (q.source, k.source, v, speeds, q.weight, k.weight, *rest), replace(rotary, norms=norms)
 
 
 def head_norms(node: Node, inputs: Sequence[Node], near: Surroundings) -> list[LastNorm]:

@@ -2,11 +2,11 @@
 
 `wide_attention` is the placed kernel for GPUs with wgmma, in the way of FlashAttention-3:
 persistent programs, one producer that copies a tile of queries and then blocks of keys and of
-values into two rings (`copies`), and consumers of 64 queries each. Scores are multiplied from
+values into two rings, and consumers of 64 queries each. Scores are multiplied from
 shared memory; softmax runs in registers, beside the product of the block before with its values,
 whose weights are the product's left operand in registers; consumers take turns at the matrix units.
 Blocks of keys go from the last to the first, those that a mask cuts in loops of their own
-(`tile_order`); results leave through a staged tile while the next begins (`consumer`).
+(`tile_order`); results leave through a staged tile while the next begins.
 `plan` has the Plan, `holes` what is done to scores and weights.
 
 Costs of a tile of m queries over n keys: reads (m + 2 n) width elements, 4 m n width operations on
@@ -22,14 +22,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ... import tile
+from ...core.dtype import float32, int32
 from ...core.errors import InternalError
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from .consumer import ConsumerRows
-from .copies import AttentionPlaces
-from .holes import Holes
+from . import softmax
+from .holes import ADDED, Holes
 from .plan import REGISTERS, AttentionPlan, padded, why_not
-from .shape import AttentionShape, parameters
+from .shape import AttentionShape, parameters, swizzled, tokens_of
 from .tile_order import TileOrder, Work
 
 
@@ -40,7 +40,7 @@ def wide_attention(
     return WideAttention(x, plan, BodyBuilder(name, parameters(x, more))).build()
 
 
-class WideAttention(AttentionPlaces):
+class WideAttention:
     """Writes one Body of `wide_attention`."""
 
     registers = REGISTERS
@@ -57,7 +57,7 @@ class WideAttention(AttentionPlaces):
         self.memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
 
     def build(self) -> Body:
-        """AttentionPlaces, then the roles beside each other."""
+        """Places, then the roles beside each other."""
         plan = self.plan
         few, registers = self.registers[self.halves]
         with tile.into(self.b):
@@ -74,6 +74,55 @@ class WideAttention(AttentionPlaces):
     def make_order(self) -> TileOrder:
         """The tiles; their program is known later."""
         return TileOrder(self.x, self.plan, self.memory, 0)
+
+    # ---- places and copies ------------------------------------------------------------------
+
+    def place(self) -> None:
+        """Queries, the rings, results on their way out, and the barriers."""
+        dtype, plan, halves = self.x.dtype, self.plan, self.halves
+        self.queries = swizzled(dtype, plan.query_stages, halves, 64, self.width)
+        # of a tile's last block a consumer may multiply fewer keys
+        columns = [self.order.first_columns(own) for own in range(halves)]
+        self.columns = columns if plan.narrow else [self.keys] * halves
+        self.pieces = self.keys // 64 if min(self.columns) < self.keys else 1  # of values
+        self.ring = [
+            swizzled(dtype, plan.stages, 1, self.keys, self.width),
+            swizzled(dtype, plan.stages, self.pieces, self.keys // self.pieces, self.value_width),
+        ]
+        if plan.staged:
+            self.staged = swizzled(dtype, halves, plan.together, 64, plan.staged)
+        self.tiles = tile.pipeline("query", plan.query_stages, halves)
+        full = [tile.barrier(f"{of}_full", 1, plan.stages) for of in ("key", "value")]
+        empty = [tile.barrier(f"{of}_empty", halves, plan.stages) for of in ("key", "value")]
+        self.blocks = [tile.Pipeline(*pair) for pair in zip(full, empty)]  # of keys, of values
+
+    def tokens(self, which: int, holes: Holes, token: Any, shape: Any, column: int = 0) -> Any:
+        """Tokens of q, k, v or the result."""
+        memory = self.memory[("q", "k", "v", "out")[which]]
+        head, start = holes.head, holes.query_start
+        if which in (1, 2):
+            head, start = head // self.x.group, holes.key_start
+        at = (holes.batch, head, token + start)
+        return tokens_of(memory, self.x.orders[which], at, shape, column)
+
+    def load_queries(self, count: Any, work: Work) -> None:
+        """The queries of a tile, 64 rows a copy."""
+        stage = self.tiles.acquire(count)
+        self.tiles.full.expect(stage, self.rows * self.width * self.x.dtype.size)
+        for own in range(self.halves):
+            place = self.queries[stage, own]
+            rows = self.tokens(0, work.holes, work.first + 64 * own, place.shape)
+            tile.copy_async(place, rows, self.tiles.full[stage])
+
+    def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
+        """A block of keys (0) or values (1)."""
+        ring, blocks, key = self.ring[which], self.blocks[which], self.order.key_of(work, step)
+        stage = blocks.acquire(turn + step)
+        blocks.full.expect(stage, ring[0].bytes)
+        for piece in range(ring.shape[1]):
+            place = ring[stage, piece]
+            rows = self.tokens(1 + which, work.holes, key + piece * place.shape[0], place.shape)
+            tile.copy_async(place, rows, blocks.full[stage])
 
     # ---- the producer -----------------------------------------------------------------------
 
@@ -114,8 +163,24 @@ class WideAttention(AttentionPlaces):
         tile.wait_copies(0)
 
 
-class Consumer(ConsumerRows):
-    """Writes one consumer: products, and the softmax (`consumer`) between them."""
+class Consumer:
+    """Writes one consumer: products, and the softmax between them."""
+
+    def __init__(self, kernel: WideAttention, own: int) -> None:
+        self.k, self.own, self.x, self.plan = kernel, own, kernel.x, kernel.plan
+        self.keys, self.values = kernel.blocks
+        late, dtype = self.plan.late, self.x.dtype
+        self.scores = self.first_scores = tile.register((64, kernel.keys))
+        self.columns = kernel.columns[own]  # of the first block
+        if self.columns < kernel.keys:
+            self.first_scores = tile.register((64, self.columns))
+        self.piece = kernel.keys // kernel.pieces
+        self.weights = [tile.register((64, self.piece), dtype) for _ in range(kernel.pieces)]
+        self.total = tile.register((64, kernel.value_width), float32, 0.0 if late else None)
+        self.shrink = tile.register((64, 1)) if late else None
+        self.largest = tile.register((64, 1))
+        self.sums = tile.register((64, softmax.LANES))
+        self.turns = kernel.halves > 1  # whether consumers take turns
 
     def run(self) -> None:
         """Every tile; consumers take turns from the first on."""
@@ -210,5 +275,142 @@ class Consumer(ConsumerRows):
             tile.matrix_async(self.total, weights, self.k.ring[1][stage, piece], more)
         tile.matrix_commit()
 
+    # ---- turns ------------------------------------------------------------------------------
 
-__all__ = ["AttentionPlan", "WideAttention", "why_not", "wide_attention"]
+    def take_turn(self) -> None:
+        """Wait until the consumer before has issued its products."""
+        if self.turns:
+            tile.named_sync(self.own, 256)
+
+    def give_turn(self) -> None:
+        """Let the next consumer issue its products."""
+        if self.turns:
+            tile.named_arrive((self.own + 1) % self.k.halves, 256)
+
+    @tile.function
+    def skip(self, work: Work, turn: Any) -> Any:
+        """Give back what this consumer's queries do not see; gives the first step that they do."""
+        if not self.plan.narrow or self.plan.chained:
+            return 0
+        count = self.k.order.skipped(work, self.own)
+        for skip in tile.range(count):
+            for blocks in (self.keys, self.values):
+                blocks.wait(turn + skip)  # else it would count for the lap before
+                blocks.release(turn + skip)
+            self.take_turn()
+            self.give_turn()
+        return count
+
+    # ---- softmax ----------------------------------------------------------------------------
+
+    def softmax(self, work: Work, step: Any, cut: bool, first: bool) -> tuple[Any, Any]:
+        """Weights of a block, and the factor for what was summed before; max and sums move on."""
+        holes, factor, order = work.holes, work.holes.factor, self.k.order
+        row, key = self.row(work), order.key_of(work, step)
+        s = tile.read(self.first_scores if first else self.scores)
+        if ADDED & set(self.x.extras):
+            key = tile.hold(key, "key")
+        s = holes.score(s, row, key)
+        if cut:
+            key = tile.hold(key, "key")
+            seen = holes.seen(s.shape, row, key, work.limit, order.ends)
+            s = tile.where(seen, s, -tile.INF)
+        now = tile.max(softmax.folded(tile.maximum, s), 1, keep=True)
+        before = now if first else tile.read(self.largest)
+        if not first:
+            now = tile.maximum(before, now)
+        tile.write(self.largest, now)
+        top = softmax.top_of(now, factor, cut or "bias" in self.x.extras)
+        p = softmax.weights(s, factor, top)
+        sums = softmax.folded(lambda a, b: a + b, p)
+        p = holes.weight(p, row, key)
+        if first:
+            tile.write(self.sums, sums)
+            return p, now
+        shrink = softmax.weights(before, factor, top)
+        tile.write(self.sums, tile.multiply_add(tile.read(self.sums), shrink, sums))
+        return p, shrink
+
+    def row(self, work: Work) -> Any:
+        """The first query of this consumer."""
+        return work.first + 64 * self.own
+
+    def rescale(self, shrink: Any) -> None:
+        """What was summed so far, for a larger maximum."""
+        tile.write(self.total, tile.read(self.total) * shrink)
+
+    def rescale_late(self) -> None:
+        """The same by the factor that was kept, if it was."""
+        if self.shrink is not None:
+            self.rescale(tile.read(self.shrink))
+
+    def write_weights(self, p: Any) -> None:
+        """The weights of a block, rounded, where the product finds them; 0 beyond their end."""
+        narrow = tile.cast(p, self.x.dtype)
+        for number, place in enumerate(self.weights):
+            start, stop = number * self.piece, (number + 1) * self.piece
+            inside = stop <= p.shape[1]
+            tile.write(
+                place, narrow[:, start:stop] if inside else tile.zeros(place.shape, self.x.dtype)
+            )
+
+    # ---- the end of a tile ------------------------------------------------------------------
+
+    @tile.function
+    def finish(self, work: Work, stage: Any) -> None:
+        """Divide by the sums; results and log-sum-exps go out."""
+        holes = work.holes
+        sums, largest = tile.sum(tile.read(self.sums), 1, keep=True), tile.read(self.largest)
+        top = largest * holes.factor  # -inf where nothing was seen
+        over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
+        result = tile.cast(tile.read(self.total) * over, self.x.dtype)
+        # what lies after the last row of several sequences is another one's
+        if self.k.order.packed and tile.less(0, self.row(work) + 64 - work.queries):
+            self.write_rows(work, result)
+        else:
+            self.write_out(work, stage, result)
+        self.write_sums(work, softmax.log_sums(sums, top))
+
+    def write_sums(self, work: Work, natural: Any) -> None:
+        """The log-sum-exps of the tile's queries."""
+        x, mask = self.x, None
+        if self.k.order.packed or not (isinstance(x.queries, int) and x.queries % self.k.rows == 0):
+            mask = self.rows_inside(work)
+        at = (work.holes.batch, work.holes.head, work.holes.query_start + self.row(work))
+        tile.store(self.k.memory["lse"], at, tile.reshape(natural, (64,)), mask=mask)
+
+    def rows_inside(self, work: Work) -> Any:
+        """Which rows are queries that there are, (64,)."""
+        count = tile.cast(work.queries - self.row(work), int32)
+        return softmax.line(64) < count
+
+    def write_rows(self, work: Work, result: Any) -> None:
+        """Those rows of the results that are queries, from registers."""
+        mask = self.rows_inside(work)[:, None]
+        result = result[:, : self.x.value_width]
+        target = self.k.tokens(3, work.holes, self.row(work), result.shape)
+        tile.store(target, result, mask=mask)
+
+    def write_out(self, work: Work, stage: Any, result: Any) -> None:
+        """Results on their way out, piece by piece."""
+        k, plan = self.k, self.plan
+        wide, pieces = plan.staged or k.value_width, plan.together if plan.staged else 1
+        for first in range(0, k.value_width, wide * pieces):
+            if plan.staged:
+                tile.wait_copies(0)
+            staged = [
+                k.staged[self.own, i] if plan.staged else k.queries[stage, self.own]
+                for i in range(pieces)
+            ]
+            starts = range(first, first + wide * pieces, wide)
+            for place, start in zip(staged, starts):
+                tile.write(place, result[:, start : start + wide])
+            tile.fence("async")
+            tile.named_sync(k.halves + self.own, 128)
+            for place, start in zip(staged, starts):
+                target = k.tokens(3, work.holes, self.row(work), place.shape, start)
+                tile.copy_store(target, place)
+            tile.commit_copies()
+        if not plan.staged:
+            tile.wait_copies(0)
+            k.tiles.empty.arrive(stage)

@@ -4,7 +4,7 @@ With p = exp(s - lse) recomputed and ds = p (dout v^T - delta): dv = p^T dout, d
 dq = scale ds k. `thread_backward` keeps a block of tokens of one side and loops over blocks of the
 other: of keys, it gives dk and dv, over all query heads that share them; of queries, dq. What is
 kept are the rows of every product, so p and ds are left operands in the registers they were made
-in. Blocks of the other side come as in `threads_forward`. Both launches recompute the scores: 7
+in. Blocks of the other side come as in `threads`. Both launches recompute the scores: 7
 products instead of 5, no sums between programs, and the same inputs give the same bits.
 
 Invariant: what is outside of the tokens, of the band or of a row without a seen key adds exactly 0;
@@ -24,7 +24,7 @@ from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.define import Definition
 from ...tile.value import index_of
-from . import threads_forward
+from . import threads
 from .holes import Holes
 from .shape import AttentionShape, backward_parameters
 from .softmax import LOG2_E
@@ -33,16 +33,10 @@ from .threads import DEPTH, ThreadBlocks, WarpPlan, fitting, multiply, padded, s
 SIDES = ("keys", "queries")  # whose tokens a program keeps
 
 
-def shared_bytes(x: AttentionShape, plan: WarpPlan) -> int:
-    """Bytes of shared memory that a Plan takes, what aligns it included."""
-    tokens = plan.tile[0] + plan.stages * plan.tile[1]
-    return tokens * (padded(x.width) + padded(x.value_width)) * x.dtype.size + 1024
-
-
 def why_not(x: AttentionShape) -> str:
     """Why the kernel does not take a case; '' where it does."""
     wide = max(x.width, x.value_width) > 128
-    return "heads are wider than 128" if wide else threads_forward.why_not(x)
+    return "heads are wider than 128" if wide else threads.why_not(x)
 
 
 def tiles(x: AttentionShape, side: str) -> tuple[int, int]:
@@ -58,9 +52,9 @@ def tiles(x: AttentionShape, side: str) -> tuple[int, int]:
 
 
 def plans(x: AttentionShape, target: Target, side: str) -> list[WarpPlan]:
-    """Plans of a side that fit, the likeliest first: those of which two programs share a core."""
-    made = [WarpPlan(tiles(x, side), 4, stages) for stages in (2, 1)]
-    return fitting([(shared_bytes(x, plan), plan) for plan in made], target)
+    """Plans of a side that fit, the likeliest first."""
+    kept = padded(x.width) + padded(x.value_width)
+    return fitting(x, [(*tiles(x, side), 4)], kept, target)
 
 
 # ---- the kernel ------------------------------------------------------------------------------
@@ -201,11 +195,7 @@ class _Kept(ThreadBlocks):
             across = slice(start, start + DEPTH)
             where = (at + start, self.first) if self.of_keys else (self.first, at + start)
             raw, dp = scores[:, across], changes[:, across]
-            s = holes.score(raw, *where)
-            if cut:
-                past = x.ends(self.rows if self.of_keys else self.columns)
-                seen = holes.seen(s.shape, *where, self.limit, past)
-                s = tile.where(seen, s, -tile.INF)
+            s = self.scored(raw, *where, cut)
             p = tile.quick_exp2(tile.multiply_add(s, holes.factor, top))
             if self.of_keys:
                 dropped = tile.cast(holes.weight(p, *where), x.dtype)

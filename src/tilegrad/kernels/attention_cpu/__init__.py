@@ -4,8 +4,7 @@
 |-------------|--------------------------------------------------------------------------------|
 | source      | where tokens lie: arrays, sequences in a row (`paged.attention_cpu` has pages) |
 | engine      | operands and products: on vectors, or on a matrix unit of 16 x 16 tiles        |
-| kernel      | exponentials, the end of a row, and scores between two products                |
-| score_tiles | forward: blocks of queries, softmax as it goes                                 |
+| score_tiles | exponentials, the end of a row, scores between two products; forward with them |
 | decode      | few queries: keys streamed once, parts of them combined                        |
 | gradients   | backward: one Body for q, one for k and v                                      |
 

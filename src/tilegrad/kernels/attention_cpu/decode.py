@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ... import tile
@@ -22,7 +23,7 @@ from ...tile.build import Body
 from ..attention.shape import AttentionShape, Parameters, parameters
 from ..attention.softmax import finite
 from .engine import CpuPlan, up
-from .kernel import BodyWriter, greater
+from .score_tiles import BodyWriter, greater
 from .source import Source, below
 
 KEYS, FEW_KEYS = 64, 16  # of a block, whose values are read in one turn, or in several
@@ -30,6 +31,7 @@ WIDEST = 64  # elements of a register tile, where vectors are narrow: values are
 MOST_ROWS = 16
 AHEAD = 16  # keys of an array that are asked for before they are read
 PARTIAL = ("partial", "maxima", "sums")  # what parts leave behind
+COMBINED = ("scales", "lengths", "query_starts", "sinks", "out", "lse")  # and what goes with them
 LEAST_PART = 256  # keys below which a part costs more than it saves
 
 
@@ -66,36 +68,45 @@ def parts_of(x: AttentionShape, target: Target) -> int:
     return max(1, min(wanted, high(x.keys) // LEAST_PART))
 
 
-def partial_parameters(
-    x: AttentionShape, lead: Size, plan: CpuPlan, parts: int, use: str = "value"
-) -> Parameters:
-    """What parts leave behind: results that are not divided yet, maxima and sums; `lead` says how
-    many programs there are for a key head and a part."""
-    shape = (lead, x.key_heads, parts, plan.queries)
-    rows = Memory(shape, x.sum_dtype, use=use)
-    wide = Memory((*shape, x.value_width), x.sum_dtype, use=use)
-    return [("partial", wide), ("maxima", rows), ("sums", rows)]
-
-
 def decode(
     x: AttentionShape, more: Sequence[Memory], plan: CpuPlan, name: str, parts: int, keeps: bool
 ) -> list[Body]:
-    """The Bodies: q, k, v, the extras, then the results (log-sum-exps too if it `keeps` them) or
-    what parts leave behind; these and the results."""
+    """The Bodies for q, k, v, the extras, and the results: log-sum-exps too if it `keeps` them."""
     given = parameters(x, more)
-    results = given[len(given) - 2 :] if keeps else given[-2:-1]
+    given = given if keeps else given[:-1]
+    return streamed(lambda: Source(x, plan.lanes), given, x.batch, plan, name, parts)
+
+
+def streamed(
+    source: Callable[[], Source],
+    given: Parameters,
+    lead: Size,
+    plan: CpuPlan,
+    name: str,
+    parts: int,
+) -> list[Body]:
+    """One Body for the parameters; where there are several parts, one that leaves them behind
+    (results that are not divided yet, maxima and sums) and one that puts them together. `lead` says
+    how many programs there are for a key head and a part."""
     if parts == 1:
-        return [Decode(Source(x, plan.lanes), [*given[:-2], *results], plan, name).build()]
-    left = [partial_parameters(x, x.batch, plan, parts, use) for use in ("result", "value")]
-    sinks = [p for p in given if p[0] == "sinks"]
-    first = Decode(Source(x, plan.lanes), [*given[:-2], *left[0]], plan, name, parts)
-    last = [*left[1], *sinks, *results]
-    combine = Combine(Source(x, plan.lanes), last, plan, f"{name}_combine", parts)
-    return [first.build(), combine.build()]
+        return [Decode(source(), given, plan, name).build()]
+    x = source().x
+    rows = (lead, x.key_heads, parts, plan.queries)
+    shapes = zip(PARTIAL, ((*rows, x.value_width), rows, rows))
+    left = {name: Memory(shape, x.sum_dtype) for name, shape in shapes}
+    made = [(name, replace(memory, use="result")) for name, memory in left.items()]
+    first = [*(p for p in given if p[1].use == "value"), *made]
+    last = [*left.items(), *(p for p in given if p[0] in COMBINED)]
+    return [
+        Decode(source(), first, plan, name, parts).build(),
+        Combine(source(), last, plan, f"{name}_combine", parts).build(),
+    ]
 
 
 class Rows(BodyWriter):
     """What both Bodies share: rows are the heads of one key head, query by query."""
+
+    work: Any  # the method that takes all rows
 
     def __init__(
         self, source: Source, given: Parameters, plan: CpuPlan, name: str, parts: int = 1
@@ -103,11 +114,21 @@ class Rows(BodyWriter):
         super().__init__(source, given, plan, name)
         self.parts, self.per = parts, plan.queries // self.x.group
 
-    def find(self, parts: int) -> Size:
-        """This program's block of queries, key head and part; gives the grid."""
+    def write(self) -> Size:
+        """One program for each block of queries, key head and, where there are keys, part."""
+        parts = self.parts if "k" in self.memory else 1
         found = self.source.program("query", self.per, self.x.key_heads, parts)
         grid, self.block, self.key_head, self.part = found
+        self.allocate_scratch()
+        self.begin()
+        self.work()
+        if self.source.several and "out" in self.memory:  # queries of no sequence
+            heads = [self.key_head * self.x.group + g for g in range(self.x.group)]
+            self.source.clear(self.block, "query", heads, ("out",))
         return grid
+
+    def allocate_scratch(self) -> None:
+        """Scratch of the program."""
 
     def begin(self) -> None:
         """The queries of the program, and the rows they have."""
@@ -115,12 +136,6 @@ class Rows(BodyWriter):
         self.queries = self.per if not self.source.several else stop - self.first
         group = self.x.group
         self.rows = tile.range(0, self.queries * group, bounds=(0, self.plan.queries - 1))
-
-    def end(self) -> None:
-        """What queries of no sequence get, where results are stored."""
-        if self.source.several and "out" in self.memory:
-            heads = [self.key_head * self.x.group + g for g in range(self.x.group)]
-            self.source.clear(self.block, "query", heads, ("out",))
 
     def row_at(self, r: Any) -> tuple[Any, Any]:
         """Head and query of a row."""
@@ -149,9 +164,8 @@ class Rows(BodyWriter):
 class Decode(Rows):
     """Writes the Body that streams keys and values."""
 
-    def write(self) -> Size:
-        """One program for each block of queries, key head and part of the keys."""
-        grid = self.find(self.parts)
+    def allocate_scratch(self) -> None:
+        """Queries, scores and sums of the rows; keys that are widened."""
         x, plan = self.x, self.plan
         place = [up(x.width, plan.lanes), plan.keys, up(x.value_width, plan.panel)]
         self.query_rows, self.scores, self.result = (
@@ -161,10 +175,6 @@ class Decode(Rows):
         self.wide: Any = None
         if self.memory["k"].dtype is not self.sum and plan.queries > 1:
             self.wide = tile.scratch((plan.lanes, place[0]), self.sum)
-        self.begin()
-        self.work()
-        self.end()
-        return grid
 
     @tile.function
     def work(self) -> None:
@@ -340,14 +350,6 @@ class Decode(Rows):
 
 class Combine(Rows):
     """Writes the Body that puts parts together, in their order."""
-
-    def write(self) -> Size:
-        """One program for each block of queries and key head."""
-        grid = self.find(1)
-        self.begin()
-        self.work()
-        self.end()
-        return grid
 
     @tile.function
     def work(self) -> None:

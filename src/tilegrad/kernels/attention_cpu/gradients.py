@@ -14,16 +14,15 @@ from typing import Any
 
 from ... import tile
 from ...core.target import Target
-from ...ir.symbol import Size, high
+from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body
 from ...tile.value import index_of
 from ..attention.holes import steepness
 from ..attention.shape import AttentionShape, backward_parameters
 from ..attention.softmax import LOG2_E
-from .engine import PAIR, TILE, CpuPlan, Product, Vectors, Weights, engine_of, up
-from .kernel import Scored
-from .score_tiles import fitting, register_tile, unit_of
+from .engine import PAIR, TILE, CpuPlan, Product, Vectors, Weights, up
+from .score_tiles import Scored, fitting, register_tile, unit_of
 from .source import Source, below
 
 
@@ -167,14 +166,8 @@ class KeyGradient(Backward):
     """Writes the Body of dk and dv."""
 
     deep = True
-
-    def write(self) -> Size:
-        """One program for each block of keys of a key head."""
-        plan = self.plan
-        grid, self.block, self.key_head, _ = self.source.program("key", plan.keys, self.x.key_heads)
-        self.allocate_scratch(engine_of(self.source, plan))
-        self.work()
-        return grid
+    of = "key"
+    results = ("dk", "dv")
 
     def allocate_scratch(self, engine: Vectors) -> None:
         """Scratch."""
@@ -186,35 +179,30 @@ class KeyGradient(Backward):
         }
 
     @tile.function
-    def work(self) -> None:
-        """All blocks of queries that may see some key of the block."""
+    def take(self, key: Any, stop: Any) -> None:
+        """All blocks of queries that may see some key of the block, and the results."""
         x, source, plan, (low, high_) = self.x, self.source, self.plan, self.x.band
-        self.key, stop = source.find(self.block, plan.keys, "key")
-        if not source.several or tile.less(self.key, stop):
-            every = stop - self.key
-            self.count = tile.maximum(0, tile.minimum(source.keys - self.key, every))
-            for place in self.sums.values():
-                for row in tile.range(plan.keys):
-                    zeros = tile.zeros((place.shape[1],), self.sum)
-                    tile.store(place, (row, 0), zeros, axes=(1,))
-            for block in (self.k, self.v):
-                block.take(self.key_head, self.key, self.count)
-            lower, upper = 0, source.queries
-            if high_ is not None:
-                lower = tile.maximum(0, self.key - index_of(high_))
-            if low is not None:
-                upper = tile.minimum(upper, stop - index_of(low))
-            most = max(0, high(x.queries) - 1)
-            for group in tile.range(x.group):
-                self.head = self.key_head * x.group + group
-                self.holes = source.holes(self.head, True)
-                for first in tile.range(lower, upper, plan.queries, bounds=(0, most)):
-                    self.first, self.stop = first, tile.minimum(first + plan.queries, upper)
-                    self.step()
-            for name in self.sums:
-                self.put(name, every)
-        if source.several:
-            source.clear(self.block, "key", [self.key_head], ("dk", "dv"))
+        self.key, every = key, stop - key
+        self.count = tile.maximum(0, tile.minimum(source.keys - key, every))
+        for place in self.sums.values():
+            for row in tile.range(plan.keys):
+                tile.store(place, (row, 0), tile.zeros((place.shape[1],), self.sum), axes=(1,))
+        for block in (self.k, self.v):
+            block.take(self.key_head, key, self.count)
+        lower, upper = 0, source.queries
+        if high_ is not None:
+            lower = tile.maximum(0, key - index_of(high_))
+        if low is not None:
+            upper = tile.minimum(upper, stop - index_of(low))
+        most = max(0, high(x.queries) - 1)
+        for group in tile.range(x.group):
+            self.head = self.key_head * x.group + group
+            self.holes = source.holes(self.head, True)
+            for first in tile.range(lower, upper, plan.queries, bounds=(0, most)):
+                self.first, self.stop = first, tile.minimum(first + plan.queries, upper)
+                self.step()
+        for name in self.sums:
+            self.put(name, every)
 
     def step(self) -> None:
         """What a block of queries adds."""

@@ -30,26 +30,12 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
+from ..attention.shape import Parameters
 from .shape import PagedShape, parameters
 
 CLEARED = 8  # rows that are written at once
 MANY = 256  # tokens of a step from which programs that take all heads of one fill a machine
 MOST_HELD = 64 * 128  # elements of a token's queries that a program holds without a spill
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """How places turn queries and keys."""
-
-    width: int  # elements of a head that are turned; 0 for none
-    interleaved: bool = False  # pairs are neighbours, else halves
-    factor: float = 1.0  # of cosines and sines
-
-    def turns(self, frequencies: Any, place: Any) -> Iterator[Any]:
-        """Cosines and sines of a place."""
-        angle, factor = frequencies * tile.cast(place, float32), tile.full((), self.factor)
-        for function in (tile.cos, tile.sin):
-            yield function(angle) * factor
 
 
 @dataclass(frozen=True)
@@ -69,15 +55,33 @@ class HeadNorms:
         return [tile.cast(tile.cast(part, dtype), float32) for part in made]
 
 
-def append_parameters(
-    x: PagedShape, rotary: Rotary, norms: HeadNorms | None, result: str
-) -> list[tuple[str, Memory]]:
+@dataclass(frozen=True)
+class Rotary:
+    """How places turn queries and keys, after a norm of each head if there is one."""
+
+    width: int  # elements of a head that are turned; 0 for none
+    interleaved: bool = False  # pairs are neighbours, else halves
+    factor: float = 1.0  # of cosines and sines
+    norms: HeadNorms | None = None
+
+    def whole(self, x: PagedShape) -> bool:
+        """Whether heads are turned whole and in halves, as those with norms must be."""
+        return self.width == x.width and not self.interleaved
+
+    def turns(self, frequencies: Any, place: Any) -> Iterator[Any]:
+        """Cosines and sines of a place."""
+        angle, factor = frequencies * tile.cast(place, float32), tile.full((), self.factor)
+        for function in (tile.cos, tile.sin):
+            yield function(angle) * factor
+
+
+def append_parameters(x: PagedShape, rotary: Rotary, result: str) -> Parameters:
     """q, k, v, frequencies, weights of norms, scales (of 8 bits), table, lengths, query_starts,
     keys, values, and the result."""
     made = parameters(x, ("q", "k", "v"))
     made.append(("frequencies", Memory((max(1, rotary.width // 2),), float32)))
-    if norms is not None:
-        made += [(name, Memory((x.width,), norms.dtype)) for name in ("q_norm", "k_norm")]
+    if rotary.norms is not None:
+        made += [(name, Memory((x.width,), rotary.norms.dtype)) for name in ("q_norm", "k_norm")]
     rest = ("scales", "table", "lengths", "query_starts", "sinks", "keys", "values", result)
     return [*made, *parameters(x, rest, turned="result")]
 
@@ -89,25 +93,14 @@ def heads_each(x: PagedShape, target: Target) -> int:
     return x.key_heads if many else 1
 
 
-def takes_norms(x: PagedShape, rotary: Rotary) -> bool:
-    """Whether heads are turned whole and in halves, as those with norms must be."""
-    return rotary.width == x.width and not rotary.interleaved
-
-
-def append(
-    x: PagedShape,
-    rotary: Rotary,
-    each: int = 1,
-    name: str = "paged_append",
-    norms: HeadNorms | None = None,
-) -> Body:
+def append(x: PagedShape, rotary: Rotary, each: int = 1, name: str = "paged_append") -> Body:
     """The kernel; a program takes `each` key heads of a token."""
-    if rotary.width % 2 or rotary.width > x.width or (norms and not takes_norms(x, rotary)):
+    if rotary.width % 2 or rotary.width > x.width or (rotary.norms and not rotary.whole(x)):
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
-    b = BodyBuilder(name, append_parameters(x, rotary, norms, "turned"))
+    b = BodyBuilder(name, append_parameters(x, rotary, "turned"))
     memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
     with tile.into(b):
-        _Append(x, rotary, memory, each, norms).run()
+        _Append(x, rotary, memory, each).run()
     return b.finish((x.tokens, x.key_heads // each), warps=4, distinct=True)
 
 
@@ -135,15 +128,8 @@ def clear_rest(x: PagedShape, values: Any, page: tuple[Any, Any], at: Any, most:
 class _Append:
     """What a program of `append` does."""
 
-    def __init__(
-        self,
-        x: PagedShape,
-        rotary: Rotary,
-        memory: dict[str, Any],
-        each: int,
-        norms: HeadNorms | None,
-    ) -> None:
-        self.x, self.rotary, self.memory, self.each, self.norms = x, rotary, memory, each, norms
+    def __init__(self, x: PagedShape, rotary: Rotary, memory: dict[str, Any], each: int) -> None:
+        self.x, self.rotary, self.memory, self.each = x, rotary, memory, each
         self.half = rotary.width // 2
         self.brought: dict[str, list[Any]] = {}  # of the token, by Memory
         self.token, number = tile.grid(x.tokens, x.key_heads // each)
@@ -161,7 +147,7 @@ class _Append:
             self.brought["frequencies"] = [
                 tile.load(self.memory["frequencies"], (0,), (self.half,))
             ]
-        for name in ("q_norm", "k_norm") if self.norms else ():
+        for name in ("q_norm", "k_norm") if self.rotary.norms else ():
             starts = (0, self.half)
             self.brought[name] = [tile.load(self.memory[name], (i,), (self.half,)) for i in starts]
         inside = tile.arange(size) < x.requests
@@ -231,10 +217,11 @@ class _Append:
         count = parts[0].shape[0]
         if angle is not None:
             first, second = parts[:2]
-            if self.norms is not None:
+            if self.rotary.norms is not None:
                 squares = tile.sum(first * first + second * second, 1) / self.x.width
                 weights = (tile.cast(w, float32)[None, :] for w in self.brought[f"{name}_norm"])
-                first, second = self.norms.applied(name, squares, parts, weights, self.x.dtype)
+                given = (name, squares, parts, weights, self.x.dtype)
+                first, second = self.rotary.norms.applied(*given)
             cosine, sine = (tile.broadcast(v, first.shape) for v in angle)
             turned = first * cosine - second * sine, second * cosine + first * sine
             for i, value in enumerate(turned):

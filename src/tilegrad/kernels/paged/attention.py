@@ -5,7 +5,8 @@ blocks of keys are as many for each program; two warps bring keys and values int
 page, and the other warps multiply. Queries are few, so they are the short side of both products:
 scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
 An item that is a whole row block writes its result, others leave a part; who counts the last part
-of one combines them, or another launch does (`combine`).
+of one combines them, or another launch does (`combine_parts`). Where matrix units belong to a warp,
+threads copy themselves (`ThreadItems`).
 
 Costs of a block of 128 keys of width 128 in 16 bits, 8 rows, 8 warps: 64 KB through the ring
 (1.9 us of an SM's share of 4.6 TB/s), 16 products m64n8k16 by each four warps, 2 exp2 a thread,
@@ -14,7 +15,7 @@ page number, keys, products, part, combine.
 
 Keys that nobody of a row block sees are masked, and values beside them count as zeros whatever
 the cache holds there. Invariant: a row block's result depends on its own pages, and on how the
-work list cut it, alone.
+work list cut it, alone; a row without any weight gives 0.
 """
 
 from __future__ import annotations
@@ -25,24 +26,31 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import int64
+from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..attention.softmax import finished
-from .combine import mixed
-from .shape import (
-    FIELDS,
-    PagedPlan,
-    PagedShape,
-    item_rows,
-    padded,
-    per,
-    ranges,
-)
-from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
+from ..attention.softmax import finished, finite
+from ..attention.threads import DEPTH, multiply, shared_place
+from .shape import CUT_FIELDS, FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
+from .steps import BARRIER, Blocks, Steps, counted, page_part, within
 
+SCRATCH = ("partial", "sums")
+TOGETHER = 32  # parts that are read at once
 PRODUCER_FIELDS = ("request", "tokens", "sees", "first", "blocks")
 CONSUMER_FIELDS = ("token", "tokens", "sees", "first", "blocks", "partial", "from", "parts")
 Item = dict[str, Any]  # fields of a record
+
+
+def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Body:
+    """The kernel."""
+    why = why_not(x, plan)
+    if why:
+        raise InternalError("kernels.paged", f"{why}: {plan} for {x}")
+    made = ThreadItems if plan.threads else Items
+    step = ("q", "keys", "values", "scales", "table", "sinks")
+    names = (*step, "items", "out", *SCRATCH, "counters")
+    given = parameters(x, names, plan, partial="result", sums="result")
+    return made(x, plan, BodyBuilder(name, given)).build()
 
 
 class Items(Steps):
@@ -54,8 +62,8 @@ class Items(Steps):
         super().__init__(x, plan, b)
         self.items, self.partial, self.sums = (self.memory[n] for n in ("items", "partial", "sums"))
         self.counters = self.memory.get("counters")
-        self.per, self.ranges = per(x, plan), ranges(x, plan)
-        self.rows = high(item_rows(x, plan))
+        self.per, self.ranges = plan.per(x), plan.ranges(x)
+        self.rows = high(plan.item_rows(x))
 
     def build(self) -> Body:
         """Places, barriers, roles."""
@@ -126,18 +134,11 @@ class Items(Steps):
 
     def producer(self, which: int) -> None:
         """Fill the ring of keys or of values."""
-        count = max(1, self.plan.block // self.x.page)
 
         def item(of: Item, before: Any) -> None:
-            def number(step: Any) -> Any:
-                return of["first"] + step
-
-            def pages(step: Any) -> Any:
-                at = number(step) * self.plan.block // self.x.page
-                keys = tile.maximum(of["sees"] + of["tokens"] - 1, 0)
-                return page_numbers(self.x, self.table, of["request"], at, count, keys)
-
-            self.bring(which, Blocks(of["blocks"], self.head, before, number, pages))
+            keys, first = tile.maximum(of["sees"] + of["tokens"] - 1, 0), of["first"]
+            given = (of["blocks"], before, of["request"], keys)
+            self.bring(which, Blocks(*given, lambda step: first + step))
 
         self.for_items(PRODUCER_FIELDS, item)
 
@@ -244,3 +245,168 @@ class Items(Steps):
         result = mixed(parts, where, of["parts"], shape, self.per * x.group)
         offset, inside = self.offsets_of(of, (rows, wide), 0, wide, counted((rows, wide), 1))
         tile.store(self.out, offset, result, mask=inside)
+
+
+# ---- threads that copy -------------------------------------------------------------------------
+
+
+class ThreadItems(Items):
+    """The same by one role, whose threads copy and multiply themselves (sm_80): they ask for the
+    blocks of keys and values to come, 16 bytes each, while they multiply the ones that are there.
+    Numbers of pages are asked for a step before their copies. Products are m16n8k16 of a warp: keys
+    and then values are the long side, 16 rows of queries the short one; `stages - 1` blocks are
+    under way."""
+
+    def allocate_shared(self) -> None:
+        """Rings, and operands of the products."""
+        x, plan = self.x, self.plan
+        self.rings = [shared_place(x.dtype, plan.stages, plan.block, w) for w in self.widths]
+        self.queries = shared_place(x.dtype, plan.rows, self.widths[0])
+        self.weights = shared_place(x.dtype, plan.rows, plan.block)
+
+    def make_tiles(self) -> None:
+        """Sums, and operands in registers."""
+        super().make_tiles()
+        self.keys, self.values, self.few = (
+            tile.register((size, DEPTH), self.x.dtype)
+            for size in (self.plan.block, self.widths[1], self.plan.rows)
+        )
+
+    def roles(self, multiply: Callable[[], None], bring: Callable[[int], None]) -> None:
+        """One, that copies and multiplies."""
+        with tile.role("multiply", self.plan.warps):
+            self.make_tiles()
+            self.for_items(("request", *CONSUMER_FIELDS), self.item)
+
+    def meet(self) -> None:
+        """What the threads stored is there for all of them."""
+        tile.named_sync(BARRIER, self.threads)
+
+    # ---- copies -----------------------------------------------------------------------------
+
+    @tile.function
+    def item(self, of: Item, before: Any) -> None:
+        """One item: the ring begins anew, once all threads are done with the one before."""
+        best, sums = self.begin(of)
+        stages = self.plan.stages
+        for ahead in range(stages - 1):
+            self.load(of, ahead, self.pages(of, ahead))
+        pages = self.pages(of, stages - 1)
+        for step in tile.range(of["blocks"]):
+            tile.wait_threads(stages - 2)
+            self.meet()
+            self.load(of, step + stages - 1, pages)
+            pages = self.pages(of, step + stages)
+            best, sums = self.step(step, of["first"] + step, of["sees"], of["tokens"], best, sums)
+        tile.wait_threads(0)
+        self.finish(of, best, sums)
+
+    def pages(self, of: Item, step: Any) -> list[Any]:
+        """Numbers of the pages of a step; past the last key the last page again."""
+        x, plan = self.x, self.plan
+        keys = tile.minimum(
+            tile.maximum(of["sees"] + of["tokens"] - 1, 1), high(x.most_pages) * x.page
+        )
+        first, last = (of["first"] + step) * plan.block // x.page, (keys - 1) // x.page
+        entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
+        return [tile.cast(tile.load(self.table, (of["request"], p), ()), int64) for p in entries]
+
+    def load(self, of: Item, step: Any, pages: list[Any]) -> None:
+        """A block of keys and one of values, page by page, in a group of their own."""
+        x, block, most = self.x, self.plan.block, high(self.x.pages) - 1
+        key, rows = (of["first"] + step) * block, min(x.page, block)
+        for number, page in enumerate(pages):
+            at = tile.hold(within(page, 0, most), "page", (0, most))
+            for ring, cache, width in zip(self.rings, self.cache, self.widths):
+                place = ring[step % self.plan.stages][number * rows : (number + 1) * rows, :]
+                tile.copy_threads(place, page_part(x, cache, at, self.head, key, (block, width)))
+        tile.commit_threads()
+
+    # ---- products ---------------------------------------------------------------------------
+
+    def arrived(self, which: int, turn: Any) -> Any:
+        """A block that is there."""
+        return self.rings[which][turn % self.plan.stages]
+
+    def products(self, turn: Any, sees: Any, tokens: Any, key: Any) -> Any:
+        """Keys of a block times queries."""
+        tile.write(self.scores, tile.zeros(self.scores.shape))
+        keys, operands = self.arrived(0, turn), (self.keys, self.few)
+        multiply(self.scores, operands, keys, self.queries, self.widths[0], self.plan.warps)
+        return tile.read(self.scores)
+
+    def add_values(self, turn: Any) -> None:
+        """The values of a block, weighed."""
+        values, operands = self.arrived(1, turn).T, (self.values, self.few)
+        multiply(self.total, operands, values, self.weights, self.plan.block, self.plan.warps)
+
+    def values_added(self, turn: Any) -> None:
+        """Nothing is under way."""
+
+
+# ---- combining ---------------------------------------------------------------------------------
+
+
+def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -> Body:
+    """Parts of row blocks that were cut become results, weighted by their sums of weights in the
+    order of keys; whole row blocks are in `out` already. A program takes a row of one; there are no
+    more of these than programs of `attend`. All parts, up to 32 at a time, are read at once."""
+    given = parameters(x, ("cuts", "partial", "sums", "out"), plan, out="state")
+    b = BodyBuilder(name, given)
+    rows = plan.per(x) * x.group
+    memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
+    with tile.into(b):
+        _combine(x, plan, *tile.grid(plan.programs, rows), memory)
+    return b.finish((plan.programs, rows), warps=4)
+
+
+@tile.function
+def _combine(x: PagedShape, plan: PagedPlan, cut: Any, row: Any, memory: dict[str, Any]) -> None:
+    near, parts_of = x.key_heads, (memory["partial"], memory["sums"])
+
+    def field(name: str, most: int) -> Any:
+        number = CUT_FIELDS.index(name)
+        found = tile.cast(tile.load(memory["cuts"], (cut // near, number), ()), int64)
+        return tile.hold(found, f"field{number}", (0, most))
+
+    first = field("partial", high(plan.item_rows(x)) - 1)
+    parts = field("parts", plan.ranges(x))
+    token, tokens = field("token", high(x.tokens) - 1), field("tokens", plan.per(x))
+    head = cut % near
+    if tile.less(1, parts) & tile.less(row // x.group, tokens):
+        shape, where = (TOGETHER, 1, x.value_width), (first, head, row)
+        place = (token + row // x.group, head * x.group + row % x.group, 0)
+        tile.store(memory["out"], place, mixed(parts_of, where, parts, shape, 1))
+
+
+@tile.function
+def mixed(
+    memories: tuple[Any, Any],
+    where: tuple[Any, Any, Any],
+    parts: Any,
+    shape: tuple[int, int, int],
+    real: int,
+) -> Any:
+    """Results (rows, width) of the parts from the first on: `memories` are partial and sums,
+    `where` is (first, key head, row), `shape` (parts at a time, rows, width); `real` rows count."""
+    (partial, sums), (first, *which), (together, rows, wide) = memories, where, shape
+    nothing, zero = tile.full((), -tile.INF), tile.zeros(())
+    best, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))
+    result = tile.zeros((rows, wide))
+    for part in tile.range(0, parts, together):
+        there = (tile.arange(together) + part < parts)[:, None]
+        if real < rows:
+            there = there & (tile.arange(rows) < real)[None, :]
+        there = tile.broadcast(there, (together, rows))
+        logs = tile.load(sums, (first + part, *which), (together, rows), axes=(0, 2), mask=there)
+        at = (first + part, *which, 0)
+        found = tile.load(partial, at, shape, axes=(0, 2, 3), mask=there[:, :, None])
+        logs = tile.where(there, logs, nothing)
+        now = tile.maximum(best, tile.max(logs, 0))
+        base = finite(now)
+        weights, shrink = tile.exp2(logs - base), tile.exp2(best - base)
+        by_row, more = shrink[:, None], found * weights[:, :, None]
+        by_row = tile.broadcast(by_row, result.shape)
+        more = tile.multiply_add(result, by_row, tile.sum(more, 0))
+        best, total, result = now, tile.multiply_add(total, shrink, tile.sum(weights, 0)), more
+    return result / tile.where(zero < total, total, 1.0)[:, None]

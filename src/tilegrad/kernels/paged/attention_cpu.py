@@ -32,14 +32,7 @@ from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape, Parameters
 from ..attention_cpu import score_tiles
-from ..attention_cpu.decode import (
-    LEAST_PART,
-    PARTIAL,
-    Combine,
-    Decode,
-    partial_parameters,
-    plan_of,
-)
+from ..attention_cpu.decode import LEAST_PART, PARTIAL, plan_of, streamed
 from ..attention_cpu.engine import CpuPlan
 from ..attention_cpu.source import Place, Source, row_blocks
 from .shape import STEP, PagedShape, attention_of, parameters
@@ -94,19 +87,10 @@ def attend_parameters(x: PagedShape) -> Parameters:
 
 
 def attend(x: PagedShape, plan: CpuPlan, parts: int = 1) -> list[Body]:
-    """The Bodies; parameters as `attend_parameters` has them, parts instead of out if several: then
-    another one puts these together."""
-    given, name = attend_parameters(x), "paged_attention"
-    if parts == 1:
-        return [Decode(Pages(x, plan), given, plan, name).build()]
+    """The Bodies; parameters as `attend_parameters` has them, and what several parts leave."""
     lead = row_blocks(x.tokens, plan.queries // x.group, x.requests)
-    made = [partial_parameters(shape_of(x), lead, plan, parts, u) for u in ("result", "value")]
-    names = ("scales", "lengths", "query_starts", "sinks", "out")
-    last = [*made[1], *(p for p in given if p[0] in names)]
-    return [
-        Decode(Pages(x, plan), [*given[:-1], *made[0]], plan, name, parts).build(),
-        Combine(Pages(x, plan), last, plan, "paged_combine", parts).build(),
-    ]
+    given, name = attend_parameters(x), "paged_attention"
+    return streamed(lambda: Pages(x, plan), given, lead, plan, name, parts)
 
 
 def prefill(x: PagedShape, plan: CpuPlan) -> Body:

@@ -12,32 +12,15 @@ from __future__ import annotations
 
 import functools
 
-from ...core.errors import InternalError
-from ...tile.build import Body, BodyBuilder
+from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
-from .append import HeadNorms, Rotary, append
-from .attention import Items
-from .combine import combine_parts
+from .append import Rotary, append
+from .attention import SCRATCH, attend, combine_parts
 from .prefill import prefill, tile_list
-from .shape import PagedPlan, PagedShape, ShortPlan, parameters, why_not
+from .shape import PagedPlan, PagedShape, ShortPlan
 from .short import step_attend
-from .threads_attention import ThreadItems
 from .work import work_list
-
-SCRATCH = ("partial", "sums")
-
-
-def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Body:
-    """Attention by a list."""
-    why = why_not(x, plan)
-    if why:
-        raise InternalError("kernels.paged", f"{why}: {plan} for {x}")
-    made = ThreadItems if plan.threads else Items
-    step = ("q", "keys", "values", "scales", "table", "sinks")
-    names = (*step, "items", "out", *SCRATCH, "counters")
-    given = parameters(x, names, plan, partial="result", sums="result")
-    return made(x, plan, BodyBuilder(name, given)).build()
 
 
 @functools.lru_cache(maxsize=64)
@@ -75,21 +58,17 @@ def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelC
 
 
 @functools.lru_cache(maxsize=64)
-def append_callee(
-    x: PagedShape, rotary: Rotary, each: int = 1, norms: HeadNorms | None = None
-) -> KernelCallee:
+def append_callee(x: PagedShape, rotary: Rotary, each: int = 1) -> KernelCallee:
     """(q, k, v, frequencies, weights of norms, scales if of 8 bits, table, lengths, query_starts,
     keys, values) -> (turned queries, keys, values)."""
-    bodies = (append(x, rotary, each, norms=norms),)
+    bodies = (append(x, rotary, each),)
     return KernelCallee.named("paged_append", bodies, ("turned",), ("keys", "values"))
 
 
 @functools.lru_cache(maxsize=64)
-def short_callee(
-    x: PagedShape, plan: ShortPlan, rotary: Rotary, norms: HeadNorms | None = None
-) -> KernelCallee:
+def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee:
     """(q, k, v, frequencies, weights of norms if they have some, scales if of 8 bits, table,
     lengths, query_starts, sinks if there are any, keys, values) -> (out, keys, values): append and
     attention of a step with one token a request at most."""
-    bodies = (step_attend(x, plan, rotary, norms),)
+    bodies = (step_attend(x, plan, rotary),)
     return KernelCallee.named("paged_attention_short", bodies, ("out",), ("keys", "values"))

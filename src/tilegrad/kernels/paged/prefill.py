@@ -15,7 +15,6 @@ its last key are finite (`paged_append` leaves zeros there): their weights are 0
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -34,7 +33,7 @@ from ..attention.shape import STARTS, AttentionShape, Parameters
 from ..attention.tile_order import TileOrder, Work, bounded
 from .shape import PagedShape, attention_of
 from .shape import parameters as step_parameters
-from .steps import page_numbers
+from .steps import page_numbers, page_part
 from .work import CHUNK, HELD, for_row_blocks, power
 
 LEAST_TOKENS = 64  # tokens of a step from which this kernel is worth a launch of its own
@@ -104,12 +103,6 @@ class _Listed(TileOrder):
 
     gaps = False
 
-    @functools.cached_property
-    def window(self) -> Any:
-        """How far the first key that a query sees lies before the last one; None: all do."""
-        first, last = self.x.band
-        return None if first is None or last is None else last - first
-
     def own_tiles(self) -> Any:
         """See `TileOrder`."""
         tiles, programs = self.memory["tiles"], self.plan.programs
@@ -134,8 +127,9 @@ class _Listed(TileOrder):
         start, queries = field(START, "start", x.queries), field(QUERIES, "queries", x.queries)
         limit, first = field(LENGTH, "limit", x.keys), field(FIRST, "first", x.queries)
         last = hold(tile.maximum(limit - queries, 0), "offset")
-        self.low = None if self.window is None else last - self.window
-        self.high = last
+        lowest, highest = x.band
+        window = None if lowest is None or highest is None else highest - lowest
+        self.low, self.high = None if window is None else last - window, last
         x = replace(x, band=(self.low, self.high))
         holes = Holes(x, self.memory, 0, head, query_start=start, key_start=0)
         return self.blocks_seen(holes, first, queries, limit, sequence)
@@ -159,15 +153,12 @@ class _Prefill(WideAttention):
         """A block of keys (0) or values (1), page by page."""
         x, blocks, width = self.paged, self.blocks[which], (self.width, self.value_width)[which]
         key = tile.hold(self.order.key_of(work, step), "key")
-        count = max(1, self.keys // x.page)
-        table, at = self.memory["table"], key // x.page
-        pages = page_numbers(x, table, work.sequence, at, count, work.limit)
+        table, memory = self.memory["table"], self.memory[("keys", "values")[which]]
+        pages = page_numbers(x, table, work.sequence, key, self.keys, work.limit)
         stage = blocks.acquire(turn + step)
         blocks.full.expect(stage, self.ring[which][0].bytes)
-        within = key % x.page if x.page > self.keys else 0
-        rows = min(x.page, self.keys)
-        head, memory = work.holes.head // self.x.group, self.memory[("keys", "values")[which]]
-        source = memory[0, head, within : within + rows, 0:width]
+        head = work.holes.head // self.x.group
+        source = page_part(x, memory, 0, head, key, (self.keys, width))
         tile.copy_pages(self.ring[which][stage, 0], source, pages, blocks.full[stage])
 
 
@@ -229,15 +220,3 @@ class _List:
         for place in range(STEPS):
             value = tile.load(self.known, (place, start), (chunk,))
             tile.store(self.tiles, rank * RECORD + place, value, mask=there)
-
-
-__all__ = [
-    "FEW_NEW_TOKENS",
-    "LEAST_TOKENS",
-    "choose",
-    "parameters",
-    "prefill",
-    "shape_of",
-    "tile_list",
-    "why_not",
-]

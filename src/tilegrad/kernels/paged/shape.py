@@ -95,6 +95,26 @@ class PagedPlan:
     threads: bool = False  # copies and products are the threads' own: `threads_attention`
     below: int = 0  # takes requests with fewer new tokens alone; 0: all
 
+    def per(self, x: PagedShape) -> int:
+        """Tokens of a row block."""
+        return self.rows // x.group
+
+    def row_blocks(self, x: PagedShape) -> Size:
+        """The most row blocks that a step has: no more than tokens, nor than whole ones and a rest,
+        nor than those of the requests that the Plan takes."""
+        whole = floor_divide(x.tokens, self.per(x)) + x.requests
+        if self.below:
+            whole = minimum(whole, x.requests * -(-(self.below - 1) // self.per(x)))
+        return minimum(x.tokens, whole)
+
+    def ranges(self, x: PagedShape) -> int:
+        """How many ranges the list's blocks are cut into: one for a program of each key head."""
+        return self.programs // x.key_heads
+
+    def item_rows(self, x: PagedShape) -> Size:
+        """Rows of the list of items; no part of a row block has a higher number."""
+        return self.row_blocks(x) + self.ranges(x)
+
 
 @dataclass(frozen=True)
 class ShortPlan:
@@ -114,34 +134,10 @@ def attention_of(x: PagedShape, **more: Any) -> AttentionShape:
     return AttentionShape(1, *sizes, x.dtype, x.scale, softcap=x.softcap, **more)
 
 
-def per(x: PagedShape, plan: PagedPlan) -> int:
-    """Tokens of a row block."""
-    return plan.rows // x.group
-
-
-def row_blocks(x: PagedShape, plan: PagedPlan) -> Size:
-    """The most row blocks that a step has: no more than tokens, nor than whole ones and a rest,
-    nor than those of the requests that the Plan takes."""
-    whole = floor_divide(x.tokens, per(x, plan)) + x.requests
-    if plan.below:
-        whole = minimum(whole, x.requests * -(-(plan.below - 1) // per(x, plan)))
-    return minimum(x.tokens, whole)
-
-
-def ranges(x: PagedShape, plan: PagedPlan) -> int:
-    """How many ranges the list's blocks are cut into: one for a program of each key head."""
-    return plan.programs // x.key_heads
-
-
-def item_rows(x: PagedShape, plan: PagedPlan) -> Size:
-    """Rows of the list of items; no part of a row block has a higher number."""
-    return row_blocks(x, plan) + ranges(x, plan)
-
-
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
     wrong = [
-        (per(x, plan) < 1, "the rows hold a token's query heads"),
+        (plan.per(x) < 1, "the rows hold a token's query heads"),
         (plan.rows % 8 or not 8 <= plan.rows <= 256, "rows are a multiple of 8 up to 256"),
         (plan.warps not in (4, 8), "4 or 8 warps multiply"),
         (plan.block % (16 * plan.warps), "the warps share a block of keys"),
@@ -188,12 +184,12 @@ def choose(x: PagedShape, target: Target, queries: int = 1, below: int = 0) -> P
     """A Plan for requests with so many new tokens each; for those with fewer than `below` alone."""
     wide = padded(x.width) + padded(x.value_width)
     plan = replace(_filled(x, target, queries, 128 if wide <= 256 else 64), below=below)
-    if high(row_blocks(x, plan)) >= ranges(x, plan):
+    if high(plan.row_blocks(x)) >= plan.ranges(x):
         return plan
-    keys = high(x.most_pages) * x.page * high(row_blocks(x, plan))
-    if keys <= SHORT * ranges(x, plan):
+    keys = high(x.most_pages) * x.page * high(plan.row_blocks(x))
+    if keys <= SHORT * plan.ranges(x):
         plan = replace(_filled(x, target, queries, 64), below=below)
-        most = -(-keys // (ranges(x, plan) * plan.block)) + 1  # blocks of a program, about
+        most = -(-keys // (plan.ranges(x) * plan.block)) + 1  # blocks of a program, about
         plan = replace(plan, stages=min(plan.stages, max(2, most)))  # the next launch has room
     # Where every row block is cut, all combine at the end: many small programs do that sooner. With
     # one token a request that is no sooner than a launch more takes.
@@ -303,10 +299,10 @@ def parameters(
     if x.sinks:
         found["sinks"] = ((x.heads,), float32)
     if plan is not None:
-        items = item_rows(x, plan)
+        items = plan.item_rows(x)
         rows = (items, x.key_heads, plan.rows)
         found["items"] = ((items, RECORD), int32)
-        found["cuts"] = ((ranges(x, plan), CUT), int32)
+        found["cuts"] = ((plan.ranges(x), CUT), int32)
         found["partial"], found["sums"] = ((*rows, x.value_width), float32), (rows, float32)
         if plan.joined:
             found["counters"] = ((items, x.key_heads), int32)

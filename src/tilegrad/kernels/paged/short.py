@@ -30,26 +30,21 @@ from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
 from ..attention.softmax import finite
-from .append import HeadNorms, Rotary, append_parameters, clear_rest, kept
+from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedShape, ShortPlan, short_why_not
-from .steps import BARRIER, Blocks, Steps, counted, page_numbers, within
+from .steps import BARRIER, Blocks, Steps, counted, within
 
 CLEARED = 16  # rows that are written at once
 
 
 def step_attend(
-    x: PagedShape,
-    plan: ShortPlan,
-    rotary: Rotary,
-    norms: HeadNorms | None = None,
-    name: str = "paged_attention_short",
+    x: PagedShape, plan: ShortPlan, rotary: Rotary, name: str = "paged_attention_short"
 ) -> Body:
     """The kernel."""
     why = short_why_not(x, plan)
     if why:
         raise InternalError("kernels.paged.short", f"{why}: {plan} for {x}")
-    b = BodyBuilder(name, append_parameters(x, rotary, norms, "out"))
-    return _Short(x, plan, rotary, norms, b).build()
+    return _Short(x, plan, rotary, BodyBuilder(name, append_parameters(x, rotary, "out"))).build()
 
 
 class _Short(Steps):
@@ -57,16 +52,9 @@ class _Short(Steps):
 
     plan: ShortPlan
 
-    def __init__(
-        self,
-        x: PagedShape,
-        plan: ShortPlan,
-        rotary: Rotary,
-        norms: HeadNorms | None,
-        b: BodyBuilder,
-    ) -> None:
+    def __init__(self, x: PagedShape, plan: ShortPlan, rotary: Rotary, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
-        self.rotary, self.norms = rotary, norms
+        self.rotary, self.norms = rotary, rotary.norms
         self.reach = x.window - 1  # the new token sees itself
         self.most = max(1, high(x.most_pages) * x.page)  # keys of a request
 
@@ -122,14 +110,8 @@ class _Short(Steps):
 
     def producer(self, which: int) -> None:
         """Fill the ring of keys or of values."""
-        count = max(1, self.plan.block // self.x.page)
         self.find()
-
-        def pages(step: Any) -> Any:
-            at = self.block(step) * self.plan.block // self.x.page
-            return page_numbers(self.x, self.table, self.request, at, count, self.before, True)
-
-        self.bring(which, Blocks(self.blocks, self.head, 0, self.block, pages))
+        self.bring(which, Blocks(self.blocks, 0, self.request, self.before, self.block, True))
 
     @tile.function
     def consumer(self) -> None:

@@ -38,13 +38,14 @@ AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of keys that a program takes: how many, whose, where the rings stood before."""
+    """Blocks of a request's keys that a program takes: how many, where the rings stood before."""
 
     count: Any
-    head: Any
     before: Any
+    request: Any
+    keys: Any  # of the request that are seen
     number: Callable[[Any], Any]  # of the block of a step, among the request's
-    pages: Callable[[Any], Any]  # of the block of a step
+    early: bool = False  # pages are asked for before the number of keys is known
 
 
 def within(value: Any, least: int, most: int) -> Any:
@@ -61,17 +62,27 @@ def counted(shape: tuple[int, int], axis: int, start: Any = 0) -> Any:
 
 
 def page_numbers(
-    x: PagedShape, table: Any, request: Any, at: Any, count: int, keys: Any, early: bool = False
+    x: PagedShape, table: Any, request: Any, key: Any, block: int, keys: Any, early: bool = False
 ) -> Any:
-    """Pages of a request from number `at` on; -1, which reads as zeros, past its last key: the page
+    """Pages of a block of a request's keys; -1, which reads as zeros, past its last key: the page
     0 of all tables' ends would be read from one place by every program. `early` ones are asked for
     before the number of keys is known."""
+    at, count = key // x.page, max(1, block // x.page)
     line = tile.arange(count) + at
     known = tile.minimum(tile.ceil_divide(keys, x.page), x.most_pages)
     inside = line < (x.most_pages if early else known)
     found = tile.load(table, (request, at), (count,), mask=inside)
     seen = line < known if early else inside
     return tile.where(seen, tile.cast(found, int64), -1)
+
+
+def page_part(
+    x: PagedShape, cache: Any, page: Any, head: Any, key: Any, part: tuple[int, int]
+) -> Any:
+    """What a block of keys has of a page: (keys of the block, columns) say how much at most."""
+    block, width = part
+    row = key % x.page if x.page > block else 0
+    return cache[page, head, row : row + min(x.page, block), 0:width]
 
 
 class Steps:
@@ -154,10 +165,15 @@ class Steps:
     @tile.function
     def bring(self, which: int, of: Blocks) -> None:
         """Fill the ring of keys or of values."""
-        together = min(self.plan.stages, AHEAD)
-        pages = [of.pages(i) for i in range(together)]
+        together, block = min(self.plan.stages, AHEAD), self.plan.block
+
+        def pages_of(step: Any) -> Any:
+            given = (of.request, of.number(step) * block, block, of.keys, of.early)
+            return page_numbers(self.x, self.table, *given)
+
+        pages = [pages_of(i) for i in range(together)]
         for step in tile.range(0, of.count, together):
-            following = [of.pages(step + together + i) for i in range(together)]
+            following = [pages_of(step + together + i) for i in range(together)]
             self.copy(which, of, step, pages[0])
             for i in range(1, together):
                 if tile.less(step + i, of.count):
@@ -166,13 +182,12 @@ class Steps:
 
     def copy(self, which: int, of: Blocks, step: Any, pages: Any) -> None:
         """A block into the next stage, page by page."""
-        x, plan, pipe, turn = self.x, self.plan, self.pipes[which], of.before + step
+        pipe, turn, block = self.pipes[which], of.before + step, self.plan.block
         stage = pipe.acquire(turn)
         place = self.rings[which][stage]
         pipe.expect(turn, place.bytes)
-        row = of.number(step) * plan.block % x.page if x.page > plan.block else 0
-        rows, width = min(x.page, plan.block), self.widths[which]
-        source = self.cache[which][0, of.head, row : row + rows, 0:width]
+        part, key = (block, self.widths[which]), of.number(step) * block
+        source = page_part(self.x, self.cache[which], 0, self.head, key, part)
         tile.copy_pages(place, source, pages, pipe.full[stage], "first")  # caches need not keep it
 
     # ---- a block ------------------------------------------------------------------------------

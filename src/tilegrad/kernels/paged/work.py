@@ -22,18 +22,7 @@ from ...core.dtype import int32, int64
 from ...ir.symbol import Size, floor_divide, high
 from ...tile.build import Body, BodyBuilder
 from ..attention.tile_order import bounded
-from .shape import (
-    CUT,
-    FIELDS,
-    KNOWN,
-    RECORD,
-    PagedPlan,
-    PagedShape,
-    parameters,
-    per,
-    ranges,
-    row_blocks,
-)
+from .shape import CUT, FIELDS, KNOWN, RECORD, PagedPlan, PagedShape, parameters
 
 CHUNK = 64  # row blocks whose requests are looked up at once, at most
 HELD = 1 << 14  # elements of a tile that the threads hold without spilling
@@ -98,8 +87,8 @@ class _Work:
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
         self.lengths, self.starts, self.items, self.cuts = map(tile.memory, b.parameters)
-        self.ranges = ranges(x, plan)
-        self.count = max(CHUNK, power(row_blocks(x, plan)))
+        self.ranges = plan.ranges(x)
+        self.count = max(CHUNK, power(plan.row_blocks(x)))
 
     def build(self) -> Body:
         """Row blocks, then items."""
@@ -107,7 +96,7 @@ class _Work:
             self.known = tile.shared((len(KNOWN), self.count), int32)
             below = self.plan.below
             taken = (lambda tokens: tokens < below) if below else None
-            each = per(self.x, self.plan)
+            each = self.plan.per(self.x)
             given = (self.lengths, self.starts)
             for_row_blocks(self.x, given, self.known, each, taken, self.fields, self.count)
             self.make_items()
@@ -118,7 +107,7 @@ class _Work:
         self, request: Any, first: Any, queries: Any, length: Any, before: Any
     ) -> Sequence[Any]:
         """Of row blocks, as KNOWN has them."""
-        x, block, each = self.x, self.plan.block, per(self.x, self.plan)
+        x, block, each = self.x, self.plan.block, self.plan.per(self.x)
         tokens = tile.minimum(queries - before, each)
         sees = length - queries + (before + 1)
         end = tile.maximum(sees + (tokens - 1), 0)
@@ -152,7 +141,7 @@ class _Work:
     def write_parts(self, known: Sequence[Any], found: dict[str, Any]) -> None:
         """All parts: at once where they are few enough, else one of each after another."""
         size, blocks = power(self.ranges), known[0].shape[0]
-        many = high(row_blocks(self.x, self.plan)) * 4 <= self.ranges  # parts of each
+        many = high(self.plan.row_blocks(self.x)) * 4 <= self.ranges  # parts of each
         if many and blocks * size <= HELD // 2:
             given = [v[None, :] for v in known]
             numbers = tile.arange(size)[:, None]
