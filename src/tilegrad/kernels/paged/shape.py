@@ -194,20 +194,14 @@ def choose_short(x: PagedShape, target: Target, most: int | None = None) -> Shor
     table holds, or `most`, if that is known.
     """
     keys = high(x.most_pages) * x.page
-    plan = _short_plan(x, target)
-    if plan is None or min(keys, keys if most is None else most) > _few(plan):
-        return None
-    return plan
+    few = min(keys, keys if most is None else most) <= short_keys(x, target)
+    return _short_plan(x, target) if few else None
 
 
 def short_keys(x: PagedShape, target: Target) -> int:
     """The most keys of a request for which `choose_short` has a Plan; 0 for none."""
     plan = _short_plan(x, target)
-    return 0 if plan is None else _few(plan)
-
-
-def _few(plan: ShortPlan) -> int:
-    return max(FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS * plan.cluster)
+    return max(FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS * plan.cluster) if plan else 0
 
 
 def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:
