@@ -16,7 +16,7 @@ import pytest
 
 import tilegrad as tg
 from tilegrad.core.config import config, override
-from tilegrad.core.format import Q4_1, Q8_0, Format
+from tilegrad.core.format import MXFP4, Q4_1, Q8_0, Format
 from tilegrad.exchange.mapped import Stored
 from tilegrad.generate.engine import Engine
 from tilegrad.generate.request import Produced, Request
@@ -49,6 +49,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
+    "gpt_oss": {
+        **LLAMA,
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 20,
+        "num_hidden_layers": 2,
+    },
 }
 CASES: list[tuple[str, Format | None, Any]] = [
     ("llama", None, tg.float32),
@@ -56,6 +66,8 @@ CASES: list[tuple[str, Format | None, Any]] = [
     ("llama", Q4_1, tg.float32),
     ("mistral", Q8_0, tg.float32),
     ("mixtral", None, tg.float32),
+    ("mixtral", Q4_1, tg.bfloat16),
+    ("gpt_oss", MXFP4, tg.float32),
 ]
 LENGTHS = (5, 150, 66, 1, 31)
 COUNT = 6
@@ -68,10 +80,10 @@ def model_of(family: str, form: Format | None, dtype: Any) -> Decoder:
     random = np.random.default_rng(7)
     for name, parameter in model.named_parameters():
         shape = tuple(int(s) for s in parameter.shape)
-        if len(shape) == 1:
+        if len(shape) == 1 and not name.endswith("sinks"):
             continue
         values = (random.standard_normal(shape) * 2.0 * shape[-1] ** -0.5).astype(np.float32)
-        if form is not None and len(shape) == 2:
+        if form is not None and len(shape) > 1 and not name.endswith("bias"):
             parameter.node = stored(Stored(name, shape, form, form.pack(values)), dtype).node
         else:
             parameter.assign(tg.tensor(values).to(dtype))
