@@ -42,7 +42,7 @@ from tilegrad.kernels import draw as kernels
 from tilegrad.kernels.paged import prefill
 from tilegrad.kernels.paged.append import Rotary, append, heads_each
 from tilegrad.kernels.paged.shape import PagedShape
-from tilegrad.schedule.draws import Draws
+from tilegrad.schedule.grouped import Draws
 from tilegrad.targets.ptx.assemble import assemble
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile.build import Body

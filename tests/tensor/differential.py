@@ -105,7 +105,7 @@ def moved(program: Program, number: int) -> Program:
         values = leaf.values
         if leaf.is_float:
             by = max(MOVED, EPSILON[leaf.dtype]) * draw.choice((-1.0, 1.0), values.shape)
-            values = values * (1 + by)
+            values = np.asarray(values * (1 + by))  # a scalar stays an array
         leaves.append(replace(leaf, values=values))
     return Program(leaves, program.lines, program.outputs)
 

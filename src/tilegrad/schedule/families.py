@@ -102,7 +102,7 @@ TABLE = [
     Row("paged prefill on vectors", _PAGED, "paged:VectorPrefill", vectors),
     Row("paged attention on vectors", _PAGED, "paged:VectorAttention", vectors),
     Row("paged attention on threads", _PAGED, "paged:PortableAttention", threads),
-    Row("draws", _DRAWS, "draws:Draws", any_target, ("draws",)),
+    Row("draws", _DRAWS, "grouped:Draws", any_target, ("draws",)),
     Row("rows in groups", _GROUPS, "grouped:Groups", any_target, ("groups",)),
     Row("weights unpacked first", _UNPACK, "quantised:Unpacked", any_target),
     Row("quantised weights", _UNPACK, "quantised:Quantised", any_target),

@@ -1,4 +1,4 @@
-"""Families of rows in groups and of products with picked weights.
+"""Families of ops that kernels in tiles compute: rows in groups, picked weights, draws.
 
 Rows may read their own weights one by one, or be multiplied with all weights at once, which is more
 work on units made for it (`graph/picked.py`); rows that are sorted by their weights are a product
@@ -6,11 +6,14 @@ of groups, by kernels of products (`problem.py`). Vectors have little to gain fr
 read their own, unless there is one weight. Units for matrices are fed by many rows: up to as many
 as there are weights read their own. Asynchronous units take blocks of few rows too, by a list that
 the products of a layer share, and gather rows themselves where all groups together have few. The
-sort of rows, and the outer products of each group, are kernels in tiles that run on every Target.
+sort of rows, and the outer products of each group, run on every Target.
+
+Of a row of tokens to draw from, a block of threads takes many and shares them out; a thread with
+vectors takes a few, and looks whether a block has any token before it counts places.
 
 Invariant: at the level `invariant` rows with ids always read their own, and groups are always
 products; sizes of blocks follow from sizes and Target alone, and no sum is cut by them but along a
-group's rows.
+group's rows; which token is drawn does not depend on the Target, but for how sums are rounded.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from ..core.target import Target
 from ..graph import ops
 from ..graph.picked import by_all, by_rows, ids_of
 from ..ir.node import Node
-from ..ir.symbol import high
+from ..ir.symbol import Size, high
+from ..kernels import draw as draws
 from ..kernels import grouped as kernels
 from ..kernels import route as routes
 from ..kernels.matmul.wide_grouped import MOST_GATHERED
@@ -187,3 +191,52 @@ class Groups(Chosen):
         if listed:
             near.listed[offsets] = Listed(blocks[0], sizes["block"], order, rows, count)
         return [shares, order, inverse, offsets]
+
+
+# ---- draws ---------------------------------------------------------------------------------------
+
+PARTS, PART = 16, 4096  # programs that share a row at most, tokens that each takes at least
+SOME = 4  # programs that share a row where there may be few rows or many
+# Tokens of a row that a program takes at a time, where it is one thread: one vector, which stays in
+# a register between ops; of more, each op is a loop through memory (slower, and three times as long
+# to compile).
+OF_VECTORS = 16
+FEWEST_TOKENS, MOST_TOKENS = 256, 4096  # the same, of a block of threads
+TOKENS_EACH = 256  # that a warp takes
+RACING = 2  # a draw takes so many times fewer of both: lists are short
+
+
+class Draws(Chosen):
+    """Rows of many tokens: the largest, what a list adds to, and one drawn."""
+
+    def replacements(
+        self, node: Node, inputs: Sequence[Node], offer: Offer, near: Surroundings, target: Target
+    ) -> list[Node]:
+        """One launch, or two for a draw."""
+        columns = high(node.inputs[0].shape[1])
+
+        def call(definition: Definition, given: Sequence[Node], **static: Any) -> list[Node]:
+            plan, block = Plan(), OF_VECTORS
+            if target.has_threads:
+                fewer = RACING if definition is draws.draw else 1
+                found = min(MOST_TOKENS, max(FEWEST_TOKENS, 1 << (columns - 1).bit_length()))
+                plan, block = Plan().with_(warps=found // TOKENS_EACH), found // fewer
+            return near.launch(definition, given, plan, target, block=block, **static)
+
+        if node.op is ops.top_k:
+            return call(draws.largest, inputs, **node.attrs)
+        if node.op is ops.add_listed:
+            return call(draws.biased, inputs)
+        parts = self.parts(node.inputs[0].shape[0], columns, target)
+        found = call(draws.pick, inputs, parts=parts, skip=not target.has_threads, **node.attrs)
+        p, floats, _, seeds, slots, positions = inputs
+        return call(draws.draw, [p, *found, floats, seeds, slots, positions], **node.attrs)
+
+    def parts(self, rows: Size, columns: int, target: Target) -> int:
+        """Programs that share a row: a power of two, more where rows are few."""
+        programs = target.cores or 1
+        most = programs // max(1, high(rows))
+        if not isinstance(rows, int):
+            most = max(most, min(SOME, programs))
+        most = min(most, PARTS, columns // PART)
+        return 1 << max(0, most.bit_length() - 1)

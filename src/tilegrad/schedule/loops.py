@@ -80,10 +80,9 @@ class FlatLoops(Lines):
 
     def body(self) -> tuple[Size, ...]:
         """Elementwise: rows of `inner` elements, long rows in blocks; or turned squares."""
-        rows, inner, turned = self.space.shape.rows, self.space.inner, self.turned_reads()
+        rows, inner, turned = self.space.shape.row_count, self.space.inner, self.turned_reads()
         if turned:
             return self.turned_body(turned)
-        assert rows is not None
         block = BLOCK
         blocks: Size = ceil_divide(inner, block) if high(inner) > 2 * block else 1
         grid, (row, number) = self.sheet.programs(rows, blocks)
@@ -180,8 +179,7 @@ class RowLoops(RowSweeps):
 
     def body(self) -> tuple[Size, ...]:
         """One row a program."""
-        rows = self.space.region.rows
-        assert rows is not None
+        rows = self.space.region.row_count
         row = self.b.program(0, rows)
         found = sweeps(self.space, row)
         self.plan_stash(found)
@@ -256,8 +254,7 @@ class ColumnLoops(Reductions):
     def body(self) -> tuple[Size, ...]:
         """A block of neighbouring results a program."""
         space = self.space
-        rows, inner = space.region.rows, space.inner
-        assert rows is not None
+        rows, inner = space.region.row_count, space.inner
         outer_size = floor_divide(rows, inner)
         block = min(COLUMN_BLOCK, max(self.lanes, high(inner)))
         if high(inner) >= 2 * self.lanes:

@@ -101,11 +101,11 @@ class MatrixLowering(DotLowering):
         """One block of k, in steps of the unit."""
         whole = ceil_divide(self.problem.sizes[2], self.unit.k)
         each = self.plan.block_k // self.unit.k
-        self.first, self.ends = block * each, ends
-        self.steps = minimum(whole - self.first, each)
+        first, self.ends = block * each, ends
+        self.steps = minimum(whole - first, each)
         with self.e.scope():
-            self.pack_b(self.first * self.unit.k, self.steps)
-            self.panels(self.first * self.unit.k, self.steps)
+            self.pack_b(first * self.unit.k, self.steps)
+            self.panels(first * self.unit.k, self.steps)
 
     def operand(self, x: Node, index: Index, k: Size, lanes: int) -> Node:
         """An operand in the unit's dtype, zero where k is past its end."""
@@ -128,7 +128,7 @@ class MatrixLowering(DotLowering):
         ):
             for j in b.each("panel", 0, self.live):
                 for s in b.each("step", 0, count):
-                    self.turned_step(j, s)
+                    self.turned_step(j, s, at)
             return
         for c in b.each("chunk", 0, self.live, CHUNK):  # neighbouring lines of memory together
             top, bounds = minimum(c + CHUNK, self.live), (0, high(self.live) - 1)
@@ -136,12 +136,12 @@ class MatrixLowering(DotLowering):
                 for g in b.each("group", 0, TILE):
                     with self.e.scope():
                         for j in b.each("panel", c, top, bounds=bounds):
-                            self.interleave(j, s, g)
+                            self.interleave(j, s, g, at)
 
-    def interleave(self, j: Size, s: Size, g: Size) -> None:
+    def interleave(self, j: Size, s: Size, g: Size, at: Size) -> None:
         """Neighbours along k where b is read along n: rows are interleaved."""
         b, p, together, nr = self.b, self.problem, self.together, self.plan.nr
-        base = (self.first + s) * self.unit.k + g * together
+        base = at + s * self.unit.k + g * together
         rows = []
         for t in range(together):
             k = base + t
@@ -151,14 +151,14 @@ class MatrixLowering(DotLowering):
         value = b.reshape(wide, (2, TILE * together))
         b.store(self.packed_b, value, (j, s, 0, g, 0), (2, 4))
 
-    def turned_step(self, j: Size, s: Size) -> None:
+    def turned_step(self, j: Size, s: Size, at: Size) -> None:
         """A step of k where b is contiguous along k: pairs are turned as one."""
         b, p, unit = self.b, self.problem, self.unit.k
         start = self.column + j * self.plan.nr
         for half in range(2):
             rows = []
             for r in range(TILE):
-                with self.e.vector((self.first + s) * unit, unit, p.sizes[2], True) as lane:
+                with self.e.vector(at + s * unit, unit, p.sizes[2], True) as lane:
                     n = start + (half * TILE + r)
                     value = self.e.value(p.b, p.index_b(self.batch, lane, n))
                     rows.append(b.cast(value, self.input))
@@ -169,12 +169,12 @@ class MatrixLowering(DotLowering):
             b.store(self.packed_b, value, (j, s, half, 0, 0), (3, 4))
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
-        """packed[step, half, row, :] = a[row, (first + step) * k ...]."""
+        """packed[step, half, row, :] = a[row, at + step * k ...]."""
         b, p, unit = self.b, self.problem, self.unit.k
         k = p.sizes[2]
         for s in b.each("step", 0, count):
             for r, m in enumerate(rows):
-                with self.e.vector((self.first + s) * unit, unit, k, modulo(k, unit) == 0) as lane:
+                with self.e.vector(at + s * unit, unit, k, modulo(k, unit) == 0) as lane:
                     value = self.e.value(p.a, p.index_a(self.batch, m, lane))
                     value = b.broadcast(b.cast(value, self.input), (unit,))
                     value = b.where(self.e.mask, value, 0)

@@ -82,9 +82,14 @@ class Region:
         return [n for n in order if n in values and n not in own]
 
     @property
+    def row_count(self) -> Size:
+        """Its rows; 1 of a Region without reductions."""
+        return 1 if self.rows is None else self.rows
+
+    @property
     def columns(self) -> Size:
         """Elements of a row."""
-        return self.total if self.rows is None else floor_divide(self.total, self.rows)
+        return floor_divide(self.total, self.row_count)
 
 
 def cost(node: Node, values: set[Node], limit: int = 64) -> int:
@@ -133,9 +138,8 @@ def own_index(node: Node, row: Size, column: Size, region: Region) -> Index | No
     """The index of a value's element at (row, column) of its Region, or None if none fits."""
     size = product(node.shape)
     if size == region.total:
-        if region.order == "row" or region.rows is None:
-            linear = row * region.columns + column if region.rows is not None else column
-        else:
+        linear = row * region.columns + column
+        if region.order == "column" and region.rows is not None:
             linear = column * region.rows + row  # rows run fastest: reductions lead
         return _split_index(node, linear, row, column, region)
     if region.rows is not None and size == region.rows:
@@ -304,7 +308,7 @@ class Cut:
         inside = {x for x in leaves if (self.region_of.get(x) is mine if own is None else x in own)}
         if not inside:
             return True
-        row = loop_index("row", region.rows if region.rows is not None else 1)
+        row = loop_index("row", region.row_count)
         column = loop_index("column", region.columns)
         source = node.inputs[0] if node.op in REDUCE else node
         start = own_index(source, row, column, region)

@@ -151,8 +151,7 @@ class Space:
             extent = region.columns
             shapes = [self._reduced(v) for v in self.reduces]
         else:
-            assert region.rows is not None
-            extent = region.rows
+            extent = region.row_count
             shapes = [v.shape for v in self.reduces]
         candidates: dict[Size, None] = {extent: None}
         for shape in shapes:
@@ -180,8 +179,7 @@ class Space:
         row: Size = outer
         column: Size = lane
         if self.reduces and self.order == "row":
-            assert self.region.rows is not None
-            row, column = loop_index("row", self.region.rows), along
+            row, column = loop_index("row", self.region.row_count), along
         elif self.reduces:
             row, column = along, loop_index("column", self.region.columns)
         by_row = self.reduces and self.order == "row"

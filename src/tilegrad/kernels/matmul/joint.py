@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import tile
-from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
@@ -82,9 +81,8 @@ class JointMatmul(WideMatmul):
         for n in x.weights:
             self.starts.append(self.starts[-1] + -(-n // self.unit) * self.unit)
 
-    def check(self) -> None:
-        """Refuse what no Body can be right for."""
-        super().check()
+    def why_not_here(self) -> str:
+        """What several weights ask for beside."""
         x, plan = self.x, self.plan
         wrong = [
             (len(self.weights) != len(x.weights), "a Memory for each weight"),
@@ -98,9 +96,7 @@ class JointMatmul(WideMatmul):
             ),
             (x.gated and x.turned and plan.across, "gated weights are not shared"),
         ]
-        for is_wrong, why in wrong:
-            if is_wrong:
-                raise InternalError("kernels.matmul.joint", f"{why}: {plan} for {x}")
+        return next((why for is_wrong, why in wrong if is_wrong), "")
 
     # ---- plain: which weight --------------------------------------------------------------
 

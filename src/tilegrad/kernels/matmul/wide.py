@@ -104,11 +104,15 @@ class WideMatmul(Moving):
 
     def check(self) -> None:
         """Refuse a Plan that no Body can be right for."""
-        why = why_not(self.x, self.plan)
+        why = why_not(self.x, self.plan) or self.why_not_here()
         if not all(in_ring(self.x, self.plan, r.dtype) for r in self.residuals):
             why = "no ring for what the epilogue reads"
         if why:
             raise InternalError("kernels.matmul.wide", f"{why}: {self.plan} for {self.x}")
+
+    def why_not_here(self) -> str:
+        """Why a kernel of its own kind cannot be right; '' where it can."""
+        return ""
 
     def build(self) -> Body:
         """Places, then the roles beside each other."""

@@ -57,8 +57,7 @@ class FlatTiles(ThreadPart):
     def lower(self) -> Bodies:
         """Elementwise: tiles of rows x lanes."""
         space = self.space
-        rows, inner = space.shape.rows, space.inner
-        assert rows is not None
+        rows, inner = space.shape.row_count, space.inner
         many, lanes = self.flat_tile(rows, inner)
         pieces = self.pieces()
         if pieces > 1:
@@ -123,14 +122,14 @@ class FlatTiles(ThreadPart):
         """Into how many equal pieces lines are cut so that each lies within one part of whatever
         is joined or padded along them; one thread then has an element of every piece, reads what
         several of them want once, and masks nothing. 1 where nothing is gained."""
-        rows, vector = self.space.shape.rows, self.space.vector()
+        rows, vector = self.space.shape.row_count, self.space.vector()
         if (
             not isinstance(self.space.inner, int)
             or self.space.has_loaded_gather()
             or self.space.turned()
         ):
             return 1
-        row = atom_of("row", rows or 1)
+        row = atom_of("row", rows)
 
         def undecided(count: int) -> int:
             size = self.space.inner // count

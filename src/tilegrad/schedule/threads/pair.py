@@ -138,7 +138,7 @@ def _aligned(reduce: Node, first: Region, second: Region, values: set[Node]) -> 
     """Whether a reduction by columns reads what the rows hold at its own element only."""
     if product(reduce.shape) != first.columns:
         return False
-    row = atom_of("row", first.rows or 1)
+    row = atom_of("row", first.row_count)
     lane = atom_of("lane", first.columns)
     inside, others = set(first.values), set(second.values)
     for node, index in reads_of([(reduce.inputs[0], reduce_index(reduce, lane, row))], values):

@@ -39,18 +39,17 @@ EACH = 16  # elements of a tile that a thread holds
 
 def by_rows(space: ThreadSpace) -> Bodies:
     """Held, split, streamed or swept."""
-    rows, columns = space.region.rows, space.region.columns
-    assert rows is not None
+    rows, columns = space.region.row_count, space.region.columns
     if high(columns) <= (HELD if space.instructions() < COSTLY else HELD // 2):
         return held(space, rows, columns)
     if invariant():
-        return swept(space, rows, columns)
+        return swept(space, rows)
     parts = row_parts(space, rows, columns)
     if parts > 1:
         return split(space, rows, columns, parts)
     kept = plan_stream(space, rows, columns)
     if kept is None:
-        return swept(space, rows, columns)
+        return swept(space, rows)
     return StreamedRows(space, space.sheet(space.name), kept).lower()
 
 
@@ -154,16 +153,10 @@ def row_parts(space: ThreadSpace, rows: Size, columns: Size) -> int:
 
 
 def split(space: ThreadSpace, rows: Size, columns: Size, parts: int) -> Bodies:
-    """Parts of rows into scratch, then a launch that combines them."""
+    """Parts of rows into scratch, one a program, then a launch that combines them."""
     unit = lanes_of(space, WARPS)
     length = -(-high(columns) // (parts * unit)) * unit
     parts = -(-high(columns) // length)
-    first = first_parts(space, rows, columns, parts, length)
-    return [first, last_parts(space, rows, parts)]
-
-
-def first_parts(space: ThreadSpace, rows: Size, columns: Size, parts: int, length: int) -> Made:
-    """A part of a row a program."""
     left = parts_of(space.reduces, rows * parts, "result")
     sheet = space.sheet(f"{space.name}_parts", results=False, after=left)
     grid, (row, part) = sheet.programs(rows, parts)
@@ -173,7 +166,7 @@ def first_parts(space: ThreadSpace, rows: Size, columns: Size, parts: int, lengt
     sweeper.finish(sweep, sweeper.sweep(sweep, start, stop, sweeper.start(sweep)))
     for v, place in zip(space.reduces, sheet.others.values()):
         sheet.e.store(place, sheet.e.value(v, unravel(row, v.shape)), row * parts + part)
-    return sheet.end((grid,), warps=WARPS)
+    return [sheet.end((grid,), warps=WARPS), last_parts(space, rows, parts)]
 
 
 def last_parts(space: ThreadSpace, rows: Size, parts: int) -> Made:
@@ -196,8 +189,7 @@ LINE = 256  # bytes of neighbouring results that a program reads at once, at lea
 
 def by_columns(space: ThreadSpace) -> Bodies:
     """One launch, or parts and a launch that adds them."""
-    results, count = space.region.rows, space.region.columns
-    assert results is not None
+    results, count = space.region.row_count, space.region.columns
     block = min(power_of_two(high(space.inner)), max(32, 2 * LINE * space.vector() // 16))
     deep = max(1, min(8 * WARP * EACH // block, power_of_two(high(count))))
     warps = space.threads_for(block * deep, EACH) // WARP
@@ -251,8 +243,7 @@ class Columns(Reductions, ThreadPart):
     def programs(self, count: Size, parts: int, partials: Sequence[Node] | None) -> Size:
         """One program: its block of results over its part of the reduced axis."""
         space = self.space
-        results, inner = space.region.rows, space.inner
-        assert results is not None
+        results, inner = space.region.row_count, space.inner
         blocks = ceil_divide(inner, self.block)
         sizes = (floor_divide(results, inner), blocks, parts)
         grid, (outer, block, part) = self.sheet.programs(*sizes)

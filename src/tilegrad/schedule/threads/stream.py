@@ -64,7 +64,7 @@ class StreamedRows(Sweeper):
 
     def __init__(self, space: ThreadSpace, sheet: ThreadSheet, kept: Kept) -> None:
         super().__init__(space, sheet, WARPS, kept)
-        self.rows, self.columns = high(space.region.rows or 1), high(space.region.columns)
+        self.rows, self.columns = high(space.region.row_count), high(space.region.columns)
         self.values: list[Node] = []  # of the row that is about to end, and what is left of it
         self.rest: Raw = []
 

@@ -75,7 +75,7 @@ def lanes_of(space: ThreadSpace, warps: int) -> int:
     return warps * WARP * space.vector()
 
 
-def swept(space: ThreadSpace, rows: Size, columns: Size) -> Bodies:
+def swept(space: ThreadSpace, rows: Size) -> Bodies:
     """One row a program, one loop over it a stage."""
     sheet = space.sheet(space.name)
     row = sheet.b.program(0, rows)
@@ -169,7 +169,7 @@ class Sweeper(RowSweeps, ThreadPart):
 
     def tile(self, sweep: Sweep, at: Size, stop: Size, whole: bool) -> Any:
         """Lanes of a sweep's row from a place on; yields (row, lane)."""
-        rows = self.space.region.rows or 1
+        rows = self.space.region.row_count
         return self.e.tile(sweep.row, 1, rows, at, self.lanes, stop, whole)
 
     def take(
