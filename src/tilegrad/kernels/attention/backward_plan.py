@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ...ir.symbol import high
-from .shape import AttentionShape, unit_why_not
+from .shape import AttentionShape, first_wrong, unit_why_not
 
 ROWS = 128  # tokens a program keeps
 OWN = 64  # of which a consumer has
@@ -62,29 +62,23 @@ def accumulators(x: AttentionShape, plan: BackwardPlan) -> int:
 
 def why_not(x: AttentionShape, plan: BackwardPlan | None = None) -> str:
     """Why no Body can be right for a shape (with a Plan); '' where one can."""
-    wrong: list[tuple[bool, str]] = []
-    if plan is not None:
-        sides = ("keys",) if plan.fast else ("keys", "queries")
-        whole = 128 if columns_of(x, plan)[0] <= 64 else 64
-        wrong = [
-            (
-                any(b % 16 or not 16 <= b <= 256 for b in (plan.queries, plan.keys)),
-                "blocks are multiples of 16 up to 256",
-            ),
-            (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
-            (
-                plan.fast and (plan.apart or "query_starts" in x.extras),
-                "no sums of sequences in a row, or of wide heads",
-            ),
-            (accumulators(x, plan) > 128, "accumulators do not fit the registers"),
-            (min(plan.query_stages, plan.key_stages) < 2, "a ring has two stages or more"),
-            (plan.section < 1, "programs of one head or more are mixed"),
-            (
-                any(shared_bytes(x, plan, side) > SHARED_BYTES for side in sides),
-                "the ring does not fit shared memory",
-            ),
-        ]
-    return unit_why_not(x, forward=False) or next((why for is_wrong, why in wrong if is_wrong), "")
+    why = unit_why_not(x, forward=False)
+    if why or plan is None:
+        return why
+    sides = ("keys",) if plan.fast else ("keys", "queries")
+    most = max(shared_bytes(x, plan, side) for side in sides)
+    odd = [b for b in (plan.queries, plan.keys) if b % 16 or not 16 <= b <= 256]
+    whole = 128 if columns_of(x, plan)[0] <= 64 else 64
+    unsummed = plan.apart or "query_starts" in x.extras
+    return first_wrong(
+        (odd, "blocks are multiples of 16 up to 256"),
+        (plan.fast and plan.queries != whole, f"dq is added up {whole} queries at a time"),
+        (plan.fast and unsummed, "no sums of sequences in a row, or of wide heads"),
+        (accumulators(x, plan) > 128, "accumulators do not fit the registers"),
+        (min(plan.query_stages, plan.key_stages) < 2, "a ring has two stages or more"),
+        (plan.section < 1, "programs of one head or more are mixed"),
+        (most > SHARED_BYTES, "the ring does not fit shared memory"),
+    )
 
 
 def choose(x: AttentionShape, fast: bool = False) -> BackwardPlan:

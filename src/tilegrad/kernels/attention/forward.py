@@ -43,6 +43,7 @@ def wide_attention(
 class WideAttention:
     """Writes one Body of `wide_attention`."""
 
+    tiles_of: type[TileOrder] = TileOrder
     registers = REGISTERS
     notes: ClassVar[dict[str, Any]] = {}  # of the Body
 
@@ -61,7 +62,7 @@ class WideAttention:
         plan = self.plan
         few, registers = self.registers[self.halves]
         with tile.into(self.b):
-            self.order = self.make_order()
+            self.order = self.tiles_of(self.x, self.plan, self.memory)
             self.place()
             self.order.program = tile.grid(plan.programs)
             with tile.role("producer", 4, few):
@@ -70,10 +71,6 @@ class WideAttention:
                 with tile.role(f"consumer{own}", 4, registers):
                     self.consumer(own)
         return self.b.finish((plan.programs,), plan=plan, **self.notes)
-
-    def make_order(self) -> TileOrder:
-        """The tiles; their program is known later."""
-        return TileOrder(self.x, self.plan, self.memory, 0)
 
     # ---- places and copies ------------------------------------------------------------------
 

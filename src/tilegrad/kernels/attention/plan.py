@@ -15,7 +15,7 @@ import numpy as np
 from ...core.errors import InternalError
 from ...core.target import Target
 from ...ir.symbol import high
-from .shape import AttentionShape, unit_why_not
+from .shape import AttentionShape, first_wrong, unit_why_not
 
 FLOPS = 4096  # of the matrix units of one program in a cycle
 EXPONENTIALS = 16  # in a cycle
@@ -65,33 +65,24 @@ def shared_bytes(x: AttentionShape, plan: AttentionPlan) -> int:
 def why_not(x: AttentionShape, plan: AttentionPlan | None = None) -> str:
     """Why the kernel does not take a case, or not with a Plan; '' where it does."""
     packed = "query_starts" in x.extras
-    wrong = [
-        (
-            packed and bool({"bias", "mask"} & set(x.extras)),
-            "sequences one after another, with a bias or mask",
-        ),
-    ]
-    if plan is not None:
-        rows, keys = plan.tile
-        value_width = padded(x.value_width)
-        wrong += [
-            (rows % 64 != 0 or rows // 64 not in REGISTERS, "1 to 3 consumers have 64 rows each"),
-            (keys % 16 != 0 or not 16 <= keys <= 256, "a block has up to 256 keys, in sixteens"),
-            (plan.stages < 2, "a ring has two stages or more"),
-            (
-                plan.staged > 0 and value_width % (plan.staged * plan.together) != 0,
-                "staged pieces divide the columns",
-            ),
-            (
-                not plan.staged and value_width != padded(x.width),
-                "results are wider or narrower than the place of queries",
-            ),
-            (plan.chained and plan.query_stages < 2, "a chain needs queries of two tiles"),
-            (plan.chained and packed, "a chain has no empty tiles"),
-            (not plan.staged and packed, "an end within a tile is staged"),
-            (shared_bytes(x, plan) > SHARED_BYTES, "it does not fit shared memory"),
-        ]
-    return unit_why_not(x) or next((why for is_wrong, why in wrong if is_wrong), "")
+    if packed and {"bias", "mask"} & set(x.extras):
+        return unit_why_not(x) or "sequences one after another, with a bias or mask"
+    if plan is None:
+        return unit_why_not(x)
+    (rows, keys), value_width = plan.tile, padded(x.value_width)
+    apart = not plan.staged and value_width != padded(x.width)
+    rest = value_width % (plan.staged * plan.together) if plan.staged else 0
+    return unit_why_not(x) or first_wrong(
+        (rows % 64 != 0 or rows // 64 not in REGISTERS, "1 to 3 consumers have 64 rows each"),
+        (keys % 16 != 0 or not 16 <= keys <= 256, "a block has up to 256 keys, in sixteens"),
+        (plan.stages < 2, "a ring has two stages or more"),
+        (rest, "staged pieces divide the columns"),
+        (apart, "results are wider or narrower than the place of queries"),
+        (plan.chained and plan.query_stages < 2, "a chain needs queries of two tiles"),
+        (plan.chained and packed, "a chain has no empty tiles"),
+        (not plan.staged and packed, "an end within a tile is staged"),
+        (shared_bytes(x, plan) > SHARED_BYTES, "it does not fit shared memory"),
+    )
 
 
 def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
@@ -104,12 +95,9 @@ def tiles(x: AttentionShape) -> tuple[tuple[int, int], ...]:
     if wide <= 64:
         return ((192, 128), (128, 192), (128, 128), (192, 96), (64, 128))
     if wide <= 128:
-        cut = x.band != (None, None)
-        return (
-            ((128, 128), (128, 176), (128, 144), (64, 128))
-            if cut
-            else ((128, 176), (128, 128), (128, 160), (64, 128))
-        )
+        if x.band != (None, None):
+            return ((128, 128), (128, 176), (128, 144), (64, 128))
+        return ((128, 176), (128, 128), (128, 160), (64, 128))
     if wide <= 192:
         return ((128, 112), (128, 96), (128, 80), (128, 64))
     return ((128, 80), (128, 64), (128, 48))
@@ -119,13 +107,8 @@ def fitted(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan | None:
     """The Plan with as much of shared memory put to use as there is; None if it does not fit."""
     value_width = padded(x.value_width)
     piece = next(p for p in (64, 32, 16) if value_width % p == 0)
-    for query_stages, pieces in (
-        (2, value_width // piece),
-        (2, 1),
-        (1, value_width // piece),
-        (1, 1),
-        (1, 0),
-    ):
+    every = value_width // piece
+    for query_stages, pieces in ((2, every), (2, 1), (1, every), (1, 1), (1, 0)):
         staged = piece if pieces else 0
         found = replace(plan, query_stages=query_stages, staged=staged, together=max(1, pieces))
         if not why_not(x, found):

@@ -76,18 +76,20 @@ class AttentionShape:
         return (self.batch, self.heads, self.queries)
 
 
+def first_wrong(*wrong: tuple[Any, str]) -> str:
+    """The first reason whose condition holds; '' where none does."""
+    return next((why for is_wrong, why in wrong if is_wrong), "")
+
+
 def unit_why_not(x: AttentionShape, forward: bool = True) -> str:
     """Why no kernel on matrix units can be right, or none that goes forward; '' where one can."""
-    wrong = [
+    odd = [w for w in (x.width, x.value_width) if w % 8 or not 8 <= w <= 256]
+    return first_wrong(
         (x.dtype not in (bfloat16, float16), f"the matrix units take no {x.dtype}"),
-        (
-            any(w % 8 or not 8 <= w <= 256 for w in (x.width, x.value_width)),
-            "widths are multiples of 8 up to 256",
-        ),
+        (odd, "widths are multiples of 8 up to 256"),
         (forward and not 0 < x.scale < math.inf, "the scale is not above 0"),
         (forward and low(x.keys) < 1, "there may be no keys"),
-    ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    )
 
 
 Parameters = list[tuple[str, Memory]]

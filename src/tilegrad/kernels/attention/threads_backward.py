@@ -223,11 +223,7 @@ class _Kept(ThreadBlocks):
 
 
 def backward(
-    x: AttentionShape,
-    plan: WarpPlan,
-    target: Target,
-    side: str,
-    more: Sequence[Memory] = (),
+    x: AttentionShape, plan: WarpPlan, target: Target, side: str, more: Sequence[Memory] = ()
 ) -> Body:
     """The Body of a side; its parameters bear the names of `backward_parameters`."""
     given = backward_parameters(x, more)

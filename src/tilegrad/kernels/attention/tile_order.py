@@ -79,16 +79,20 @@ class Work(Seen):
 class TileOrder:
     """The tiles of one kernel, and their steps."""
 
-    def __init__(
-        self, x: AttentionShape, plan: AttentionPlan, memory: Memories, program: Any
-    ) -> None:
-        self.x, self.plan, self.memory, self.program = x, plan, memory, program
+    listed = False  # whether a list says which tiles there are
+    program: Any  # whose tiles these are
+
+    def __init__(self, x: AttentionShape, plan: AttentionPlan, memory: Memories) -> None:
+        self.x, self.plan, self.memory = x, plan, memory
         self.rows, self.keys = plan.tile
         self.lanes = x.batch * x.heads
         self.packed = "query_starts" in x.extras
+        self.gaps = self.packed and not self.listed  # some tiles have no queries
         self.low, self.high = x.band
         self.ends = x.ends(self.keys)
         self.most_right = self.count_right()
+        # whether a mask may cut the first step
+        self.cut_first = self.most_right > 0 or self.low is not None or "mask" in x.extras
 
     # ---- what masks cut ---------------------------------------------------------------------
 
@@ -141,11 +145,6 @@ class TileOrder:
         unseen = tile.maximum(work.start + work.count - tile.ceil_divide(stop, self.keys), 0)
         return tile.hold(tile.minimum(unseen, work.count - 1), "skip")
 
-    @property
-    def cut_first(self) -> bool:
-        """Whether a mask may cut the first step."""
-        return self.most_right > 0 or self.low is not None or "mask" in self.x.extras
-
     # ---- which tile -------------------------------------------------------------------------
 
     @functools.cached_property
@@ -158,11 +157,6 @@ class TileOrder:
         programs, tiles = self.plan.programs, self.lanes * self.blocks
         rounds, rest = floor_divide(tiles, programs), modulo(tiles, programs)
         return rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
-
-    @property
-    def gaps(self) -> bool:
-        """Whether some tiles have no queries."""
-        return self.packed
 
     @tile.function
     def for_tiles(self, body: Callable[[Any, Work, Any], None]) -> tuple[Any, Any]:

@@ -179,7 +179,10 @@ class _Append:
         at = tile.hold(place, "place", (0, high(x.most_pages) * x.page - 1))
         page = self.number("table", request, at // x.page)
         page = tile.hold(page, "page", (0, high(x.pages) - 1))
-        angle = self.angles(place)
+        angle: Any = None  # cosines and sines of the token's place
+        if self.half:
+            cosine, sine = self.rotary.turns(self.brought["frequencies"][0], place)
+            angle = cosine[None, :], sine[None, :]
         scales: list[Any] = [None, None]
         if x.scaled:
             scales = [
@@ -202,16 +205,7 @@ class _Append:
         for number in tile.range(self.each):
             clear_rest(self.x, self.memory["values"], (page, head + number), at, CLEARED)
 
-    def angles(self, place: Any) -> tuple[Any, Any] | None:
-        """Cosines and sines of the token's place."""
-        if not self.half:
-            return None
-        cosine, sine = self.rotary.turns(self.brought["frequencies"][0], place)
-        return cosine[None, :], sine[None, :]
-
-    def rotate(
-        self, name: str, into: Any, to: Sequence[Any], angle: tuple[Any, Any] | None, scale: Any
-    ) -> None:
+    def rotate(self, name: str, into: Any, to: Sequence[Any], angle: Any, scale: Any) -> None:
         """Heads of queries or keys into another Memory, their first elements turned."""
         parts = [tile.cast(part, float32) for part in self.brought[name]]
         count = parts[0].shape[0]

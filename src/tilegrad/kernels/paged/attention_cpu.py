@@ -38,9 +38,8 @@ from ..attention_cpu.source import Place, Source, row_blocks
 from .shape import STEP, PagedShape, attention_of, parameters
 
 ROWS = 32  # of a program, about
-LEAST_NEW_TOKENS = (
-    16  # new tokens a request, as a rule, from which `prefill_callee` is the quicker one
-)
+# new tokens a request, as a rule, from which `prefill_callee` is the quicker one
+LEAST_NEW_TOKENS = 16
 
 
 def prefill_why_not(x: PagedShape, target: Target) -> str:

@@ -101,7 +101,7 @@ def prefill(x: PagedShape, plan: AttentionPlan, name: str = "paged_prefill") -> 
 class _Listed(TileOrder):
     """The tiles of a list."""
 
-    gaps = False
+    listed = True
 
     def own_tiles(self) -> Any:
         """See `TileOrder`."""
@@ -138,16 +138,13 @@ class _Listed(TileOrder):
 class _Prefill(WideAttention):
     """Writes one Body of `prefill`."""
 
+    tiles_of = _Listed
     registers = {1: (0, 0), 2: (56, 224)}  # a producer that looks up pages needs more
     notes: ClassVar[dict[str, Any]] = {"distinct": True, "level": "placed"}
 
     def __init__(self, x: PagedShape, plan: AttentionPlan, b: BodyBuilder) -> None:
         self.paged = x
         super().__init__(shape_of(x), plan, b)
-
-    def make_order(self) -> TileOrder:
-        """The tiles of requests."""
-        return _Listed(self.x, self.plan, self.memory, 0)
 
     def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
         """A block of keys (0) or values (1), page by page."""

@@ -25,13 +25,11 @@ from ...core.dtype import DType, bfloat16, float32, int8, int32
 from ...core.target import Target
 from ...ir.symbol import Size, floor_divide, high, minimum
 from ...ir.types import Memory
-from ..attention.shape import AttentionShape, Parameters
+from ..attention.shape import AttentionShape, Parameters, first_wrong
 
 SHORT = 512  # keys of a program from which larger blocks are better
-FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = (
-    4096,
-    1024,
-)  # keys of a request, of a program, up to which latencies bound a step
+# keys of a request, of a program, up to which latencies bound a step
+FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS = 4096, 1024
 SHARED = 227 << 10  # bytes that a program may have
 UNDER_WAY = 128 << 10  # bytes that a program asks for ahead: with more, memory gives them slower
 RECORD = 16  # int32 of an item
@@ -136,7 +134,9 @@ def attention_of(x: PagedShape, **more: Any) -> AttentionShape:
 
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
-    wrong = [
+    widths = x.width, x.value_width
+    bytes_of, powers = x.cache.size, all(w & (w - 1) == 0 for w in map(padded, widths))
+    return first_wrong(
         (plan.per(x) < 1, "the rows hold a token's query heads"),
         (plan.rows % 8 or not 8 <= plan.rows <= 256, "rows are a multiple of 8 up to 256"),
         (plan.warps not in (4, 8), "4 or 8 warps multiply"),
@@ -147,32 +147,23 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
         (x.page % 8 or x.page & (x.page - 1), "a page is a power of two, 8 or more"),
         (plan.block & (plan.block - 1), "a block is a power of two"),
         (plan.block // x.page > 32, "a block has 32 pages at most"),
-        (
-            (x.width * x.cache.size) % 16 or (x.value_width * x.cache.size) % 16,
-            "rows of the cache are multiples of 16 bytes",
-        ),
+        (any(w * bytes_of % 16 for w in widths), "rows of the cache are multiples of 16 bytes"),
         (x.dtype.size != 2, "queries have 16 bits"),
         (x.cache is not x.dtype and not x.scaled, "the cache has the queries' dtype or 8 bits"),
         (plan.threads and plan.rows % 16, "threads multiply 16 rows"),
         (plan.threads and x.scaled, "a cache of 8 bits needs other matrix units"),
-        (
-            plan.threads and any(w & (w - 1) for w in map(padded, (x.width, x.value_width))),
-            "threads copy rows of a power of two",
-        ),
-    ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+        (plan.threads and not powers, "threads copy rows of a power of two"),
+    )
 
 
 def short_why_not(x: PagedShape, plan: ShortPlan) -> str:
     """Why no Body of `short` with a Plan can be right; '' where one can."""
-    many = plan.cluster
-    wrong = [
+    many, like = plan.cluster, (plan.rows, plan.block, plan.stages, plan.warps, x.key_heads)
+    why = first_wrong(
         (many < 2 or many & (many - 1), "a cluster is of a power of two of programs"),
         (padded(x.value_width) % (8 * many), "the programs share the values' width in eights"),
-    ]
-    like = PagedPlan(plan.rows, plan.block, plan.stages, plan.warps, x.key_heads)
-    why = next((why for is_wrong, why in wrong if is_wrong), "")
-    return why or why_not(x, like)
+    )
+    return why or why_not(x, PagedPlan(*like))
 
 
 def padded(width: int) -> int:
@@ -203,20 +194,14 @@ def choose_short(x: PagedShape, target: Target, most: int | None = None) -> Shor
     table holds, or `most`, if that is known.
     """
     keys = high(x.most_pages) * x.page
-    plan = _short_plan(x, target)
-    if plan is None or min(keys, keys if most is None else most) > _few(plan):
-        return None
-    return plan
+    few = min(keys, keys if most is None else most) <= short_keys(x, target)
+    return _short_plan(x, target) if few else None
 
 
 def short_keys(x: PagedShape, target: Target) -> int:
     """The most keys of a request for which `choose_short` has a Plan; 0 for none."""
     plan = _short_plan(x, target)
-    return 0 if plan is None else _few(plan)
-
-
-def _few(plan: ShortPlan) -> int:
-    return max(FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS * plan.cluster)
+    return max(FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS * plan.cluster) if plan else 0
 
 
 def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:
