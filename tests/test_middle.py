@@ -18,7 +18,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "tilegrad"
 FOLDERS = ("kernels", "tile", "schedule", "targets")
-LINES, TOKENS = 39_633, 420_631  # goals: 32,000 and 315,000
+LINES, TOKENS = 39_575, 420_158  # goals: 32,000 and 315,000
 METHODS = 40  # of a class, inherited ones included
 WIDE: dict[str, int] = {}  # classes that have more, and how many
 CYCLES: list[set[str]] = []  # files that import one another, deferred imports included

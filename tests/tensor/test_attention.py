@@ -487,7 +487,8 @@ def test_wrong_inputs() -> None:
         scaled_dot_product_attention(q, k, k, q, 0.0, True)
     with pytest.raises(ShapeError, match="the heads differ"):
         scaled_dot_product_attention(q, k[:, :2], k[:, :2])
-    with pytest.raises(ShapeError, match="bias does not fit"):
-        scaled_dot_product_attention(q, k, k, Tensor(random_array((2, 4, 3, 2))))
+    for wrong in ((2, 4, 3, 2), (1, 1, 1, 1, 1)):
+        with pytest.raises(ShapeError, match="attn_mask does not fit"):
+            scaled_dot_product_attention(q, k, k, Tensor(random_array(wrong)))
     with pytest.raises(DTypeError, match="a mask is bool or float"):
         scaled_dot_product_attention(q, k, k, Tensor(np.ones((3, 3), np.int32)))

@@ -226,7 +226,7 @@ def scaled_dot_product_attention(
     more: dict[str, Any] = {}
     if given is not None:
         name = "mask" if given.dtype is dtypes.bool_ else "bias"
-        more[name] = wrap(_flat_mask(op, given, lead), mask)
+        more[name] = wrap(_flat_mask(op, given, lead, (q.shape[1], q.shape[2], k.shape[2])), mask)
     own = [wrap(x, y) for x, y in zip((q, k, v), tensors)]
     out = attention(*own, scale=scale, causal=is_causal, dropout=dropout_p, **more)
     return out.reshape(*lead, *out.shape[2 if bare else 1 :])
@@ -267,9 +267,17 @@ def _joined(op: str, x: Node, lead: Shape, heads: Size) -> Node:
     return build.reshape(whole, (product(lead), heads, *x.shape[-2:]))
 
 
-def _flat_mask(op: str, x: Node, lead: Shape) -> Node:
+def _flat_mask(op: str, given: Node, lead: Shape, scores: Shape) -> Node:
     """A mask over (..., heads, queries, keys) with its leading axes in one, not repeated."""
-    x = _with_rank(x, len(lead) + 3)
+    whole = (*lead, *scores)
+    x = _with_rank(given, len(whole))
+    if len(x.shape) > len(whole) or any(a not in (1, b) for a, b in zip(x.shape, whole)):
+        raise ShapeError(
+            "attn_mask does not fit",
+            op=op,
+            got=build.show(given.shape),
+            expected=f"what broadcasts to {build.show(whole)}",
+        )
     if all(s == 1 for s in x.shape[:-3]):
         return build.reshape(x, (1, *x.shape[-3:]))
     return _joined(op, x, lead, x.shape[-3])
