@@ -40,7 +40,8 @@ import work_lists
 from gpu import Bench, sets
 from tilegrad.core.dtype import DType, bfloat16, dtype_of, float8_e4m3, int8
 from tilegrad.kernels.paged.append import Rotary, append
-from tilegrad.kernels.paged.attention import attend, combine_parts
+from tilegrad.kernels.paged.attention import attend
+from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import FIELDS, PagedPlan, PagedShape, choose, why_not
 from tilegrad.kernels.paged.work import work_list
 

@@ -32,7 +32,8 @@ from tilegrad.kernels.attention.plan import AttentionPlan
 from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
-from tilegrad.kernels.paged.attention import attend, combine_parts
+from tilegrad.kernels.paged.attention import attend
+from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import PagedPlan, PagedShape, ShortPlan
 from tilegrad.kernels.paged.shape import parameters as step_parameters
 from tilegrad.kernels.paged.short import step_attend

@@ -30,8 +30,9 @@ from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import paged_reference
 from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
-from tilegrad.kernels.paged.attention import attend, combine_parts
+from tilegrad.kernels.paged.attention import attend
 from tilegrad.kernels.paged.call import attention_callee, list_callee
+from tilegrad.kernels.paged.combine import combine_parts
 from tilegrad.kernels.paged.shape import CUT_FIELDS, FIELDS, PagedPlan, PagedShape, choose, why_not
 from tilegrad.kernels.paged.work import work_list
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas

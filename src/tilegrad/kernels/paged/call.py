@@ -16,7 +16,8 @@ from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
 from .append import Rotary, append
-from .attention import SCRATCH, attend, combine_parts
+from .attention import SCRATCH, attend
+from .combine import combine_parts
 from .prefill import prefill, tile_list
 from .shape import PagedPlan, PagedShape, ShortPlan
 from .short import step_attend

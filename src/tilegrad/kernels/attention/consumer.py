@@ -1,0 +1,176 @@
+"""What a consumer of the attention kernel does beside products: turns, the softmax, the results.
+
+Weights of a block come from its scores while the maximum and the sums move on; at the end of a tile
+the sums over values are divided, and leave by copies from a staged place. Invariant: where
+sequences lie one after another nothing is written past the end of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import tile
+from ...core.dtype import float32, int32
+from . import softmax
+from .holes import ADDED
+from .tile_order import Work
+
+
+class ConsumerRows:
+    """The part of a Consumer that has no products; `kernel` is the WideAttention it is of."""
+
+    def __init__(self, kernel: Any, own: int) -> None:
+        self.k, self.own, self.x, self.plan = kernel, own, kernel.x, kernel.plan
+        self.keys, self.values = kernel.blocks
+        late, dtype = self.plan.late, self.x.dtype
+        self.scores = self.first_scores = tile.register((64, kernel.keys))
+        self.columns = kernel.columns[own]  # of the first block
+        if self.columns < kernel.keys:
+            self.first_scores = tile.register((64, self.columns))
+        self.piece = kernel.keys // kernel.pieces
+        self.weights = [tile.register((64, self.piece), dtype) for _ in range(kernel.pieces)]
+        self.total = tile.register((64, kernel.value_width), float32, 0.0 if late else None)
+        self.shrink = tile.register((64, 1)) if late else None
+        self.largest = tile.register((64, 1))
+        self.sums = tile.register((64, softmax.LANES))
+        self.turns = kernel.halves > 1  # whether consumers take turns
+
+    # ---- turns ------------------------------------------------------------------------------
+
+    def take_turn(self) -> None:
+        """Wait until the consumer before has issued its products."""
+        if self.turns:
+            tile.named_sync(self.own, 256)
+
+    def give_turn(self) -> None:
+        """Let the next consumer issue its products."""
+        if self.turns:
+            tile.named_arrive((self.own + 1) % self.k.halves, 256)
+
+    @tile.function
+    def skip(self, work: Work, turn: Any) -> Any:
+        """Give back what this consumer's queries do not see; gives the first step that they do."""
+        if not self.plan.narrow or self.plan.chained:
+            return 0
+        count = self.k.order.skipped(work, self.own)
+        for skip in tile.range(count):
+            for blocks in (self.keys, self.values):
+                blocks.wait(turn + skip)  # else it would count for the lap before
+                blocks.release(turn + skip)
+            self.take_turn()
+            self.give_turn()
+        return count
+
+    # ---- softmax ----------------------------------------------------------------------------
+
+    def softmax(self, work: Work, step: Any, cut: bool, first: bool) -> tuple[Any, Any]:
+        """Weights of a block, and the factor for what was summed before; max and sums move on."""
+        holes, factor, order = work.holes, work.holes.factor, self.k.order
+        row, key = self.row(work), order.key_of(work, step)
+        s = tile.read(self.first_scores if first else self.scores)
+        if ADDED & set(self.x.extras):
+            key = tile.hold(key, "key")
+        s = holes.score(s, row, key)
+        if cut:
+            key = tile.hold(key, "key")
+            seen = holes.seen(s.shape, row, key, work.limit, order.ends)
+            s = tile.where(seen, s, -tile.INF)
+        now = tile.max(softmax.folded(tile.maximum, s), 1, keep=True)
+        before = now if first else tile.read(self.largest)
+        if not first:
+            now = tile.maximum(before, now)
+        tile.write(self.largest, now)
+        top = softmax.top_of(now, factor, cut or "bias" in self.x.extras)
+        p = softmax.weights(s, factor, top)
+        sums = softmax.folded(lambda a, b: a + b, p)
+        p = holes.weight(p, row, key)
+        if first:
+            tile.write(self.sums, sums)
+            return p, now
+        shrink = softmax.weights(before, factor, top)
+        tile.write(self.sums, tile.multiply_add(tile.read(self.sums), shrink, sums))
+        return p, shrink
+
+    def row(self, work: Work) -> Any:
+        """The first query of this consumer."""
+        return work.first + 64 * self.own
+
+    def rescale(self, shrink: Any) -> None:
+        """What was summed so far, for a larger maximum."""
+        tile.write(self.total, tile.read(self.total) * shrink)
+
+    def rescale_late(self) -> None:
+        """The same by the factor that was kept, if it was."""
+        if self.shrink is not None:
+            self.rescale(tile.read(self.shrink))
+
+    def write_weights(self, p: Any) -> None:
+        """The weights of a block, rounded, where the product finds them; 0 beyond their end."""
+        narrow = tile.cast(p, self.x.dtype)
+        for number, place in enumerate(self.weights):
+            start, stop = number * self.piece, (number + 1) * self.piece
+            inside = stop <= p.shape[1]
+            tile.write(
+                place, narrow[:, start:stop] if inside else tile.zeros(place.shape, self.x.dtype)
+            )
+
+    # ---- the end of a tile ------------------------------------------------------------------
+
+    @tile.function
+    def finish(self, work: Work, stage: Any) -> None:
+        """Divide by the sums; results and log-sum-exps go out."""
+        holes = work.holes
+        sums, largest = tile.sum(tile.read(self.sums), 1, keep=True), tile.read(self.largest)
+        top = largest * holes.factor  # -inf where nothing was seen
+        over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
+        result = tile.cast(tile.read(self.total) * over, self.x.dtype)
+        # what lies after the last row of several sequences is another one's
+        if self.k.order.packed and tile.less(0, self.row(work) + 64 - work.queries):
+            self.write_rows(work, result)
+        else:
+            self.write_out(work, stage, result)
+        self.write_sums(work, softmax.log_sums(sums, top))
+
+    def write_sums(self, work: Work, natural: Any) -> None:
+        """The log-sum-exps of the tile's queries."""
+        x, mask = self.x, None
+        if self.k.order.packed or not (isinstance(x.queries, int) and x.queries % self.k.rows == 0):
+            mask = self.rows_inside(work)
+        at = (work.holes.batch, work.holes.head, work.holes.query_start + self.row(work))
+        tile.store(self.k.memory["lse"], at, tile.reshape(natural, (64,)), mask=mask)
+
+    def rows_inside(self, work: Work) -> Any:
+        """Which rows are queries that there are, (64,)."""
+        count = tile.cast(work.queries - self.row(work), int32)
+        return softmax.line(64) < count
+
+    def write_rows(self, work: Work, result: Any) -> None:
+        """Those rows of the results that are queries, from registers."""
+        mask = self.rows_inside(work)[:, None]
+        result = result[:, : self.x.value_width]
+        target = self.k.tokens(3, work.holes, self.row(work), result.shape)
+        tile.store(target, result, mask=mask)
+
+    def write_out(self, work: Work, stage: Any, result: Any) -> None:
+        """Results on their way out, piece by piece."""
+        k, plan = self.k, self.plan
+        wide, pieces = plan.staged or k.value_width, plan.together if plan.staged else 1
+        for first in range(0, k.value_width, wide * pieces):
+            if plan.staged:
+                tile.wait_copies(0)
+            staged = [
+                k.staged[self.own, i] if plan.staged else k.queries[stage, self.own]
+                for i in range(pieces)
+            ]
+            starts = range(first, first + wide * pieces, wide)
+            for place, start in zip(staged, starts):
+                tile.write(place, result[:, start : start + wide])
+            tile.fence("async")
+            tile.named_sync(k.halves + self.own, 128)
+            for place, start in zip(staged, starts):
+                target = k.tokens(3, work.holes, self.row(work), place.shape, start)
+                tile.copy_store(target, place)
+            tile.commit_copies()
+        if not plan.staged:
+            tile.wait_copies(0)
+            k.tiles.empty.arrive(stage)
