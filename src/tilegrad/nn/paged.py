@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..core.dtype import DType, bfloat16, float32, int8, int32
-from ..core.errors import MemoryLimitError, StateError, UserError
+from ..core.errors import MemoryLimitError, ShapeError, StateError, UserError
 from ..runtime.buffer import HOST, Buffer
 from ..runtime.device import device as opened
 from ..tensor.creation import tensor
@@ -163,17 +163,30 @@ class PagedCache:
 
 def _scales(given: Any, layers: int, key_heads: int) -> np.ndarray[Any, Any]:
     """(layers, 2, key_heads), as they are given or broadcast."""
-    expected = f"(2,) or ({layers}, 2, {key_heads}) positive numbers"
-    got = repr(given)[:80]
-    wrong = UserError("the scales do not fit", op="PagedCache", expected=expected, got=got)
     try:
         found = np.asarray(given, np.float32)
-        found = found[:, None] if found.shape == (2,) else found
-        found = np.broadcast_to(found, (layers, 2, key_heads))
     except (TypeError, ValueError, OverflowError):
-        raise wrong from None
+        raise UserError(
+            "scales are no numbers",
+            op="PagedCache",
+            expected=f"(2,) or ({layers}, 2, {key_heads}) numbers",
+            got=repr(given)[:80],
+        ) from None
+    if found.shape == (2,):
+        found = found[:, None]
+    try:
+        found = np.broadcast_to(found, (layers, 2, key_heads))
+    except ValueError:
+        raise ShapeError(
+            "the scales do not fit",
+            op="PagedCache",
+            expected=f"(2,) or ({layers}, 2, {key_heads})",
+            got=found.shape,
+        ) from None
     if not (np.isfinite(found).all() and (found > 0).all()):
-        raise wrong
+        raise UserError(
+            "a scale is no positive number", op="PagedCache", expected="above 0", got=found.min()
+        )
     return found
 
 

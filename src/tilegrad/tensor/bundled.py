@@ -63,8 +63,7 @@ def rows_of(
     ]
     axes = jitted._axes_of(structure)
     for i, (path, leaf) in enumerate(zip(jitted._paths(structure), leaves)):
-        text = repr(leaf)
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, Tensor):  # whose values are not looked at
             shape = leaf._node.shape
             if axes is not None and axes[i]:
                 shape = jitted._bind_symbols(i, shape, axes, {}, structure)
@@ -73,6 +72,8 @@ def rows_of(
             text = type(leaf).__name__
         elif is_stateful(leaf):
             text = f"{type(leaf).__qualname__} {settings_of(leaf)}"
+        else:
+            text = repr(leaf)
         rows.append((path, text))
         for name, tensor in states.get(i, {}).items():
             node = tensor._node

@@ -342,17 +342,17 @@ OF_NUMBERS = {"divide", "quick_divide", "floor_divide", "remainder", "fmod", "po
 OF_WORDS = {name for name in TERNARY if name != "multiply_add"}
 
 
-def takes(name: str, dtype: DType) -> bool:
-    """Whether an elementwise op has a meaning for operands of a dtype."""
+def wanted(name: str, dtype: DType) -> str:
+    """The operands an elementwise op has a meaning for; '' where those of a dtype are such."""
     if name in OF_FLOATS:
-        return dtype.is_float
+        return "" if dtype.is_float else "floats"
     if name in OF_INTEGERS:
-        return dtype.is_integer
+        return "" if dtype.is_integer else "integers"
     if name in OF_BITS:
-        return not dtype.is_float
+        return "integers or bools" if dtype.is_float else ""
     if name in OF_WORDS:
-        return dtype is dtypes.int32
-    return name not in OF_NUMBERS or dtype.kind != "bool"
+        return "" if dtype is dtypes.int32 else "int32"
+    return "numbers" if name in OF_NUMBERS and dtype.kind == "bool" else ""
 
 
 # ---- shape, reduce, dot, cast ---------------------------------------------------------------

@@ -97,8 +97,8 @@ def _elementwise(name: str, category: str, function: Callable[..., Any]) -> Tile
         found = _same(*inputs)
         if len(inputs) != OPERANDS[category]:
             raise Misfit(f"{len(inputs)} operands, not {OPERANDS[category]}")
-        if not numeric.takes(name, found.dtype):
-            raise Misfit(f"{name} has no meaning for {found.dtype}")
+        if expected := numeric.wanted(name, found.dtype):
+            raise Misfit("has no meaning", expected, found.dtype)
         return Tile(found.shape, bool_) if category == "compare" else found
 
     return TileOp(

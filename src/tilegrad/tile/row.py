@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..core.dtype import DType
 from ..core.errors import InternalError, user_location
 from ..ir.node import DIALECTS, Dialect, Infer, Node, Op
 from ..ir.types import Memory, Type
@@ -194,8 +195,9 @@ class Misfit(InternalError):
     """What a row raises where its inputs do not fit: a mistake of the kernel's author, where the
     language made the Node at `location`."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("", message)
+    def __init__(self, message: str, expected: str = "", got: DType | None = None) -> None:
+        super().__init__("", message if got is None else f"{message} for {got}")
+        self.expected, self.got = expected, got  # of dtypes
         self.location = user_location()
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
 from ..core.dtype import DType
-from ..core.errors import ShapeError, TraceError, UserError, user_location
+from ..core.errors import DTypeError, ShapeError, TraceError, UserError, user_location
 from ..ir.block import argument
 from ..ir.node import Node, located
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, combine, high, low
@@ -204,7 +204,11 @@ class Tracer:
         except Misfit as error:
             if self.trusts:
                 raise
-            raise ShapeError(error.message, op=error.where, location=error.location) from None
+            where: dict[str, Any] = {"op": error.where, "location": error.location}
+            if error.got is not None:
+                where |= {"expected": error.expected, "got": error.got}
+                raise DTypeError("no such operands", **where) from None
+            raise ShapeError(error.message, **where) from None
         finally:
             state.tracer = before
 
