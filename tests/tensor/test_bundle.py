@@ -22,7 +22,9 @@ from tilegrad.core.target import H200, Target
 from tilegrad.runtime import bundle as runtime_bundle
 from tilegrad.runtime.bundle import Bundle
 from tilegrad.targets.ptx.assemble import find_ptxas
+from tilegrad.tensor import jit as jit_module
 from tilegrad.tensor.bundle import Recorder
+from tilegrad.tensor.bundled import rows_of
 
 START = WITHOUT_COMPILER + "import numpy as np\nimport tilegrad as tg\n"
 
@@ -262,3 +264,15 @@ def test_features_have_the_names_of_linux(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_this_machine_has_what_it_says() -> None:
     assert runtime_bundle.missing_features(host().features) == set()
+
+
+def test_a_call_beside_a_bundle_looks_at_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call is looked up by in opened Bundles is what its trace depends on."""
+    asked = []
+    monkeypatch.setattr(jit_module, "opened_bundles", lambda: [None])
+    monkeypatch.setattr(jit_module, "find", lambda jitted, *call: asked.append(call) and None)
+    x = tg.tensor([1.0, 2.0]) + 1
+    assert tg.jit(lambda x, scale: x * scale)(x, 2.0).tolist() == [4.0, 6.0]
+    monkeypatch.setattr(tg.Tensor, "numpy", lambda self: pytest.fail("values were read"))
+    rows = rows_of(tg.jit(lambda x, scale: x * scale), *asked[0])
+    assert [text for path, text in rows][-2:] == ["float32[2] False", "float"]
