@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ir.node import Node
+from ..ir.types import Shape
 from .check import place_name
 from .row import memory_of
 
@@ -81,7 +82,7 @@ class Region:
 class Place:
     """A place or a parameter of one program, as boxes."""
 
-    def __init__(self, node: Node, shape: tuple[int, ...]) -> None:
+    def __init__(self, node: Node, shape: Shape) -> None:
         type_ = memory_of(node)
         self.node, self.shape, self.scope = node, shape, type_.scope
         self.use = type_.use
@@ -93,9 +94,7 @@ class Place:
         """All of it."""
         return self.boxed((0,) * len(self.shape), self.shape, tuple(range(len(self.shape))))
 
-    def boxed(
-        self, index: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]
-    ) -> Region:
+    def boxed(self, index: Shape, shape: Shape, axes: Shape) -> Region:
         """The box of a tile at an index, as far as it lies inside."""
         key = ("box", index, shape, axes)
         found = self.regions.get(key)
@@ -106,7 +105,7 @@ class Place:
             found = self._new(key, box)
         return found
 
-    def leaves(self, index: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    def leaves(self, index: Shape, shape: Shape, axes: Shape) -> bool:
         """Whether a box at an index is not wholly inside."""
         length = dict(zip(axes, shape))
         return any(

@@ -26,7 +26,7 @@ from ..ir.distribution import wgmma_accumulator
 from ..ir.layout import byte_swizzle
 from ..ir.node import Node
 from ..ir.symbol import high
-from ..ir.types import Memory, Tile
+from ..ir.types import Memory, Shape, Tile
 from .build import Body
 from .check import Finding, finding, place_name, walk
 from .row import is_place, memory_of
@@ -259,14 +259,12 @@ def from_accumulator(node: Node, accumulators: set[Node]) -> bool:
     return False
 
 
-def fits_accumulator(shape: tuple[int, ...]) -> bool:
+def fits_accumulator(shape: Shape) -> bool:
     """Whether a matrix unit's accumulator has this shape."""
     return len(shape) == 2 and shape[0] % 64 == 0 and shape[1] % 8 == 0
 
 
-def address(
-    type_: Memory, shape: tuple[int, ...], axes: tuple[int, ...], where: np.ndarray
-) -> np.ndarray:
+def address(type_: Memory, shape: Shape, axes: Shape, where: np.ndarray) -> np.ndarray:
     """Byte offsets of elements of a tile (an array (lane, axis)) in a place."""
     sizes = [int(s) for s in type_.shape]
     size, span = type_.dtype.size, SPANS.get(type_.layout, 0)

@@ -21,6 +21,7 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.dtype import DType
 from ..core.errors import InternalError
+from ..ir.types import Shape
 
 Array = np.ndarray[Any, Any]
 
@@ -358,7 +359,7 @@ def wanted(name: str, dtype: DType) -> str:
 # ---- shape, reduce, dot, cast ---------------------------------------------------------------
 
 
-def part(x: Array, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+def part(x: Array, start: Shape, shape: Shape) -> Array:
     """A rectangle of x."""
     return x[tuple(slice(a, a + size) for a, size in zip(start, shape))]
 

@@ -22,7 +22,7 @@ from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, combine, high, low
-from ..ir.types import Memory
+from ..ir.types import Memory, Shape
 from . import numeric
 from .row import memory_of
 
@@ -264,7 +264,7 @@ class TileValue(Operators):
         return repr(self.node.type)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Sizes, all static."""
         return self.node.shape
 
@@ -381,8 +381,8 @@ class Window(Operators):
         self,
         memory: MemoryValue,
         index: Sequence[Size],
-        shape: tuple[int, ...],
-        axes: tuple[int, ...],
+        shape: Shape,
+        axes: Shape,
     ) -> None:
         self.memory, self.index, self.shape, self.axes = memory, tuple(index), shape, axes
 

@@ -14,7 +14,7 @@ from typing import Any
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...ir.node import Node
-from ...ir.types import unravel
+from ...ir.types import Shape, unravel
 from ...tile.numeric import SCATTER
 from ...tile.row import memory_of
 from .emit_shape import (
@@ -64,7 +64,7 @@ def address_of(e: Emission, memory: Node, offset: str) -> str:
 
 
 def offsets_of(
-    e: Emission, memory: Node, shape: tuple[int, ...], axes: tuple[int, ...], offset: str
+    e: Emission, memory: Node, shape: Shape, axes: Shape, offset: str
 ) -> tuple[list[str], str]:
     """Element offsets of each vector of a tile, and the stride along its lanes."""
     strides = [memory.type.element_strides()[a] for a in axes]  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from typing import Any
 from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, fold, low
-from ...ir.types import Tile, unravel
+from ...ir.types import Shape, Tile, unravel
 from ...tile.build import Body
 from ...tile.numeric import COMBINE
 from .rules import Writer, convert, literal, mangle, row_for, scalar_type, type_of, vector
@@ -40,7 +40,7 @@ def count_of(type_: Any) -> int:
     return math.prod(type_.shape[:-1]) * pieces_of(type_) if type_.shape else 1
 
 
-def split_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def split_shape(shape: Shape) -> Shape:
     """The shape with its last axis split into (pieces, lanes)."""
     if not shape:
         return (1, 1)
@@ -55,7 +55,7 @@ def in_matrix_unit(node: Node) -> bool:
     return node.op.category == "matrix"
 
 
-def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+def ravel(index: Shape, shape: Shape) -> int:
     """The row-major number of an index."""
     number = 0
     for position, size in zip(index, shape):
@@ -113,9 +113,7 @@ def splat(e: Emission, x: str, element: str, lanes: int) -> str:
         return f"splat ({element} {x})"
     type_ = vector(element, lanes)
     one = e.value(f"insertelement {type_} poison, {element} {x}, i64 0")
-    return e.value(
-        f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer"
-    )
+    return e.value(f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer")
 
 
 def _broadcast(e: Emission, node: Node) -> Values:

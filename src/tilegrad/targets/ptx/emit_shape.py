@@ -17,6 +17,7 @@ from typing import Any
 from ...core.dtype import DType, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
+from ...ir.types import Shape
 from . import rules
 from .emission import Emission
 from .moves import get_word, put_word, shuffle
@@ -62,7 +63,7 @@ def in_warps(e: Emission, node: Node, source: Spread) -> Part:
 
 def grouped(source: Spread, axis: int, values: list[Any]) -> dict[Any, list[Any]]:
     """What a thread holds, by the element of the result that it goes into."""
-    groups: dict[tuple[int, ...], list[Any]] = {}
+    groups: dict[Shape, list[Any]] = {}
     for at, value in zip(source.registers, values):
         groups.setdefault(at[:axis] + at[axis + 1 :], []).append(value)
     return groups
@@ -189,9 +190,7 @@ def part(e: Emission, node: Node) -> list[str]:
     return cut(e, node.inputs[0], node.attrs["start"], node.shape, e.plan.spread(node))
 
 
-def cut(
-    e: Emission, x: Node, start: tuple[int, ...], shape: tuple[int, ...], to: Spread
-) -> list[str]:
+def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> list[str]:
     """A rectangle of a Tile: by renaming, else through shared memory."""
     own = e.values.spread_of(x)
     registers = e.values.get(x, own)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.dtype import DType
+from ...ir.types import Shape
 from .moves import Run, offsets_of, read_run, runs_of, write_run
 from .spread import Field, Spread, steps_of
 from .write import Writer
@@ -204,9 +205,7 @@ class Shared:
         for at, count in runs:
             write_run(self.w, addresses[at], "st.shared", dtype, registers[at : at + count], owner)
 
-    def take(
-        self, shape: tuple[int, ...], start: tuple[int, ...], to: Spread, dtype: DType
-    ) -> list[str]:
+    def take(self, shape: Shape, start: Shape, to: Spread, dtype: DType) -> list[str]:
         """Read a Tile, or a part of it from an index on, from scratch."""
         steps = steps_of(shape)
         first = sum(c * s for c, s in zip(start, steps))

@@ -13,6 +13,7 @@ from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, fold
+from ...ir.types import Shape
 from ...tile.bounds import Bounds, near_angle
 from . import rules
 from .division import DIVISIONS
@@ -163,7 +164,7 @@ class Values:
         extra = len(spread.shape) - len(x.shape)
         flat = [a for a, size in enumerate(x.shape) if size == 1]
 
-        def of(at: tuple[int, ...]) -> tuple[int, ...]:
+        def of(at: Shape) -> Shape:
             inner = list(at[extra:])
             for a in flat:
                 inner[a] = 0
