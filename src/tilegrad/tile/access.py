@@ -45,14 +45,14 @@ class Touch(NamedTuple):
     node: Node
 
 
+@dataclass(slots=True, eq=False)
 class Plain:
     """A plain store that asynchronous ops read: who, when, the fence after it."""
 
-    __slots__ = ("agent", "epoch", "fence", "node")
-
-    def __init__(self, agent: int, epoch: int, node: Node) -> None:
-        self.agent, self.epoch, self.node = agent, epoch, node
-        self.fence: int | None = None
+    agent: int
+    epoch: int
+    node: Node
+    fence: int | None = None
 
 
 class Region:
@@ -185,30 +185,21 @@ def _slices(box: Box) -> tuple[slice, ...]:
 # ---- barriers and groups ------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class Bar:
     """One barrier: the phase under way, what came, and the clock of each phase that is over. Of a
     named one, whose arrivals are threads, a phase is a round, and each may have another count."""
 
-    __slots__ = (
-        "agent",
-        "arrived",
-        "coming",
-        "count",
-        "expected",
-        "landed",
-        "name",
-        "node",
-        "over",
-        "waits",
-    )
-
-    def __init__(self, name: str, count: int, agent: int) -> None:
-        self.name, self.count, self.agent = name, count, agent
-        self.arrived = self.expected = self.landed = 0
-        self.coming: Clock | None = None
-        self.over: list[Clock] = []
-        self.node: Node | None = None  # what came last to a named one
-        self.waits: list[tuple[int, int, int, Node]] = []  # phases over, agent, epoch, op
+    name: str
+    count: int
+    agent: int
+    arrived: int = 0
+    expected: int = 0
+    landed: int = 0
+    coming: Clock | None = None
+    over: list[Clock] = field(default_factory=list)
+    node: Node | None = None  # what came last to a named one
+    waits: list[tuple[int, int, int, Node]] = field(default_factory=list)  # over, agent, epoch, op
 
     def come(self, clock: Clock, arrivals: int, expected: int, landed: int) -> None:
         """Something comes; it may end the phase."""

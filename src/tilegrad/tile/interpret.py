@@ -191,13 +191,11 @@ class Located(NamedTuple):
             self.storage.data[self.offset[self.mask]] = np.asarray(value)[self.mask]
 
 
-class Frame:
+class Frame(NamedTuple):
     """Values of a program or of one of its roles."""
 
-    __slots__ = ("role", "values")
-
-    def __init__(self, role: Role | None, values: Values) -> None:
-        self.role, self.values = role, values
+    role: Role | None
+    values: Values
 
 
 def poison(shape: Shape, dtype: DType) -> Array:

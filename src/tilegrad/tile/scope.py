@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, Union
 
@@ -83,13 +84,13 @@ def _operator(name: str, mirrored: bool = False) -> Callable[[Element, Number], 
     return lambda self, other: _apply(name, self, self, other)
 
 
+@dataclass(slots=True, eq=False)
 class Element:
     """A value of one dtype that a Machine holds; a number beside it takes its dtype."""
 
-    __slots__ = ("dtype", "held", "machine")
-
-    def __init__(self, machine: Machine, held: Any, dtype: DType) -> None:
-        self.machine, self.held, self.dtype = machine, held, dtype
+    machine: Machine
+    held: Any
+    dtype: DType
 
     __add__, __radd__ = _operator("add"), _operator("add", True)
     __sub__, __rsub__ = _operator("subtract"), _operator("subtract", True)

@@ -15,6 +15,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
@@ -61,11 +62,12 @@ def named(op: str, function: Any) -> Any:
     return call
 
 
+@dataclass(eq=False)
 class Undefined:
     """What a variable holds before it is set, or after the loop that set it."""
 
-    def __init__(self, name: str, why: str = "is not set here") -> None:
-        self.name, self.why = name, why
+    name: str
+    why: str = "is not set here"
 
     def fail(self) -> UserError:
         """The error of using it."""

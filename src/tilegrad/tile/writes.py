@@ -34,7 +34,7 @@ from ..ir.symbol import (
 )
 from ..ir.types import Shape
 from .build import Body
-from .check import Finding, finding
+from .check import Findings, finding
 from .inside import extremes, lines_of, value_of
 from .trace import Access, Limit, Tracer
 
@@ -51,14 +51,14 @@ HINT = (
 class Judged:
     """What is known of the results of a kernel."""
 
-    findings: list[Finding]
+    findings: Findings
     partial: set[str]  # names of results that may not be written whole
 
 
 def judge(t: Tracer, body: Body) -> Judged:
     """Races between programs, and results that are not written whole."""
     live = set(body.block.all_nodes())
-    found: list[Finding] = []
+    found: Findings = []
     partial: set[str] = set()
     for result in t.results:
         here = [a for node, a in t.accesses.items() if node in live and a.memory is result.node]
@@ -79,7 +79,7 @@ def judge(t: Tracer, body: Body) -> Judged:
     return Judged(found, partial)
 
 
-def _unset(name: str, accesses: Sequence[Access]) -> list[Finding]:
+def _unset(name: str, accesses: Sequence[Access]) -> Findings:
     """Elements that are added to, or read before anything is stored, have a value before."""
     for access in accesses:
         if access.kind == "store":
@@ -119,7 +119,7 @@ def _same_box(store: Access, load: Access) -> bool:
 # ---- races -------------------------------------------------------------------------------------
 
 
-def races(t: Tracer, name: str, accesses: Sequence[Access]) -> list[Finding]:
+def races(t: Tracer, name: str, accesses: Sequence[Access]) -> Findings:
     """Elements that one program writes and another touches."""
     programs = [p for p in t.programs if isinstance(p, Expr)]
     writes = [a for a in accesses if a.writes]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
@@ -149,14 +150,15 @@ class Writer:
         return self.value(f"call {result} @{name}({arguments})")
 
 
+@dataclass(eq=False)
 class Vectors:
     """What rows and `tile.functions` compute with: LLVM instructions on vectors of some lanes."""
 
-    clamps: frozenset[DType] = frozenset()
+    clamps: ClassVar[frozenset[DType]] = frozenset()
 
-    def __init__(self, writer: Writer, lanes: int, near: bool = False) -> None:
-        self.writer, self.lanes = writer, lanes
-        self.near = near  # no lane is ever far
+    writer: Writer
+    lanes: int
+    near: bool = False  # no lane is ever far
 
     def type(self, dtype: DType | str) -> str:
         """The LLVM type of a vector of a dtype, or of a scalar type of LLVM's."""

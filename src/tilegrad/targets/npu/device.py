@@ -288,13 +288,14 @@ class OnHost:
         self.launcher.launch(self.steps)
 
 
+@dataclass
 class OnArray:
     """A step that the array runs: by the CPU with the same values, or simulated."""
 
     empty = False
-
-    def __init__(self, device: NpuDevice, kernel: ArrayKernel, host: OnHost) -> None:
-        self.device, self.kernel, self.host = device, kernel, host
+    device: NpuDevice
+    kernel: ArrayKernel
+    host: OnHost
 
     def launch(self, pointers: Sequence[int]) -> None:
         """Run it at the Device's level."""

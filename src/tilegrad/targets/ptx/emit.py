@@ -42,7 +42,7 @@ from .moves import packed, unpacked
 from .plan_spread import ELEMENTWISE
 from .program import Entry
 from .spread import blocked
-from .write import Writer
+from .write import Registers, Writer
 
 VERSION = "8.5"
 
@@ -186,7 +186,7 @@ def emit_node(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", f"no lowering for tile.{name} ({node!r})")
 
 
-def program(e: Emission, node: Node) -> list[str]:
+def program(e: Emission, node: Node) -> Registers:
     """This program's number along an axis of the grid."""
     axis, grid = node.attrs["axis"], e.body.grid
     if not flat(e.body):
@@ -202,7 +202,7 @@ def program(e: Emission, node: Node) -> list[str]:
     return [e.values.resize(number, int32, e.values.dtype(node))]
 
 
-def symbol(e: Emission, node: Node) -> list[str]:
+def symbol(e: Emission, node: Node) -> Registers:
     """A Size as a scalar."""
     size = e.values.size64(node.attrs["value"])
     return [e.values.resize(size, int64, e.values.dtype(node))]
@@ -241,15 +241,15 @@ class Carried:
     """
 
     like: Node
-    registers: list[str]
+    registers: Registers
     kind: str
     paired: bool = False
 
-    def packed(self, w: Writer, registers: list[str]) -> list[str]:
+    def packed(self, w: Writer, registers: Registers) -> Registers:
         """A value as it is carried."""
         return packed(w, registers, self.like.dtype) if self.paired else registers
 
-    def held(self, w: Writer) -> list[str]:
+    def held(self, w: Writer) -> Registers:
         """A carried value as it is held."""
         if self.paired:
             return unpacked(w, self.registers, self.like.dtype)
@@ -305,7 +305,7 @@ def _carried(e: Emission, argument: Node, given: Node) -> Carried:
     return one
 
 
-def given_to(e: Emission, value: Node, like: Node) -> list[str]:
+def given_to(e: Emission, value: Node, like: Node) -> Registers:
     """A value as another one is held."""
     registers = e.values.get(value, e.plan.spread(like))
     return e.values.sized(value, registers, e.values.dtype(like))
@@ -339,7 +339,7 @@ def turns(
     e.place(done)
 
 
-def swap(w: Writer, carried: list[Carried], values: list[list[str]]) -> None:
+def swap(w: Writer, carried: list[Carried], values: list[Registers]) -> None:
     """Set all carried registers at once: a value may be another's old register."""
     targets = {r for one in carried for r in one.registers}
     for one, new in zip(carried, values):
@@ -360,7 +360,7 @@ def get(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", f"{node!r} has no value")
 
 
-def give(e: Emission, node: Node, results: list[list[str]]) -> None:
+def give(e: Emission, node: Node, results: list[Registers]) -> None:
     """Hand the results of a loop or branch to the `get` Nodes that read them."""
     for user in e.gets.get(node, ()):
         e.values.held[user] = results[user.attrs["index"]]

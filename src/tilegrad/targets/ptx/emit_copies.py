@@ -25,7 +25,7 @@ from .emission import Emission
 from .emit_barriers import barrier_address
 from .program import TensorMap
 from .shared import SWIZZLES
-from .write import braced
+from .write import Registers, braced
 
 WARP = 32
 CACHE_HINTS = {"first": "0x12F0000000000000"}  # what is read once leaves caches first
@@ -282,7 +282,7 @@ def own_piece(e: Emission, cover: Cover) -> tuple[str, str]:
 
 def pieces_at(
     e: Emission, place: Node, lead: Sequence[Node], cover: Cover, first: int
-) -> list[str]:
+) -> Registers:
     """Where this thread's pieces lie in a place, from row `first` on."""
     type_ = memory_of(place)
     rows, span, turns = int(type_.shape[-2]), span_of(type_), SWIZZLES[type_.layout] // PIECE
@@ -301,7 +301,7 @@ def pieces_at(
 
 def pieces_of(
     e: Emission, memory: Node, index: Sequence[Node], axes: Sequence[int], cover: Cover
-) -> list[str]:
+) -> Registers:
     """Where this thread's pieces lie in a Memory."""
     type_ = memory_of(memory)
     strides, size = type_.element_strides(), type_.dtype.size
@@ -372,7 +372,7 @@ def scaled(e: Emission, index: str, stride: Size, size: int) -> str:
 
 def pieces_inside(
     e: Emission, memory: Node, index: Sequence[Node], node: Node, cover: Cover
-) -> list[str]:
+) -> Registers:
     """For each piece a predicate that it lies inside of the Memory; '' where it must."""
     type_ = memory_of(memory)
     (rows, columns), (down, across) = node.attrs["shape"], node.attrs["axes"]

@@ -20,7 +20,7 @@ from .emission import Emission
 from .moves import read_run, runs_of
 from .plan_spread import by_matrix, dot_spread, warp_grid
 from .spread import Spread, accumulator_80
-from .write import Writer, braced
+from .write import Registers, Writer, braced
 
 PAD = 16  # bytes beyond each row
 UNROLLED = 2048  # products of one thread that are written out, not looped over
@@ -36,7 +36,7 @@ class Laid:
     turned: bool
 
 
-def dot(e: Emission, node: Node) -> list[str]:
+def dot(e: Emission, node: Node) -> Registers:
     """c + a @ b."""
     values, (a, b, c) = e.values, node.inputs
     matrix = by_matrix(node)
@@ -62,7 +62,7 @@ def dot(e: Emission, node: Node) -> list[str]:
     return values.planned(node, converted(e, found, wide, values.dtype(node)), to)
 
 
-def converted(w: Writer, registers: list[str], source: DType, to: DType) -> list[str]:
+def converted(w: Writer, registers: Registers, source: DType, to: DType) -> Registers:
     """Registers in another dtype."""
     return registers if source is to else [rules.convert(w, source, to, r) for r in registers]
 
@@ -102,9 +102,9 @@ def by_warps(
     to: Spread,
     left: Laid,
     right: Laid,
-    totals: list[str],
+    totals: Registers,
     a_held: Held | None,
-) -> list[str]:
+) -> Registers:
     """Each warp multiplies 16 x 16 by 16 x 8 pieces."""
     (rows, columns), warps = node.shape, e.threads.count // 32
     whole_rows = to == dot_spread(node, e.threads.count, True)
@@ -192,7 +192,7 @@ def matrix_start(e: Emission, laid: Laid, first: str, k_rows: bool, right: bool)
 
 def loaded(
     w: Writer, laid: Laid, start: str, along: int, step: int, k_rows: bool, count: int
-) -> list[str]:
+) -> Registers:
     """Registers of the 8 x 8 pieces at (place along the result, place along k)."""
     words = [w.new("b32") for _ in range(count)]
     form = f"ldmatrix.sync.aligned.m8n8.x{count}" + (".trans" if k_rows else "") + ".shared.b16"
@@ -205,8 +205,8 @@ def loaded(
 
 
 def by_threads(
-    e: Emission, to: Spread, left: Laid, right: Laid, totals: list[str], k: int, dtype: DType
-) -> list[str]:
+    e: Emission, to: Spread, left: Laid, right: Laid, totals: Registers, k: int, dtype: DType
+) -> Registers:
     """Each thread multiplies its rows by its columns."""
     kind = rules.kind_of(dtype)
     held = {at: e.copy(kind, r) for at, r in zip(to.registers, totals)}

@@ -27,6 +27,7 @@ from .emission import Emission
 from .emit_memory import access
 from .moves import get_word, offsets_of, put_word, read_run, write_run
 from .spread import Spread, blocked, steps_of
+from .write import Registers
 
 ATOMS = {
     "int32": "s32",
@@ -45,14 +46,14 @@ def element_at(e: Emission, memory: Node, at: str, dtype: DType, guard: str = ""
     return read_run(e, where, load_form(memory), memory.dtype, guard=guard)[0]
 
 
-def masks_of(e: Emission, node: Node, number: int, spread: Spread) -> list[str]:
+def masks_of(e: Emission, node: Node, number: int, spread: Spread) -> Registers:
     """The registers of an op's mask; '' where it has none."""
     if len(node.inputs) > number:
         return e.values.get(node.inputs[number], spread)
     return [""] * len(spread.registers)
 
 
-def gather(e: Emission, node: Node) -> list[str]:
+def gather(e: Emission, node: Node) -> Registers:
     """Elements at offsets."""
     memory, offset = node.inputs[0], node.inputs[1]
     spread = e.values.spread_of(node)
@@ -145,7 +146,7 @@ def in_order(e: Emission, node: Node) -> None:
             write_run(e, where, store_form(memory), memory.dtype, [x], alone)
 
 
-def line_numbers(e: Emission, spread: Spread) -> list[str]:
+def line_numbers(e: Emission, spread: Spread) -> Registers:
     """The place of every register's element in the Tile, row by row."""
     steps = steps_of(spread.shape)
     part = e.threads.offset(spread, steps) or e.threads.constant(0)
@@ -201,7 +202,7 @@ def over_offsets(
 # ---- atomics ------------------------------------------------------------------------------------
 
 
-def atomic_add(e: Emission, node: Node) -> list[str]:
+def atomic_add(e: Emission, node: Node) -> Registers:
     """Elements added at offsets; what was there before."""
     memory, value, offset = node.inputs[:3]
     dtype, values = memory.dtype, e.values

@@ -23,7 +23,7 @@ from .addresses import addresses_of, load_form, store_form, uniform_address
 from .emission import Emission
 from .moves import Run, read_run, write_run
 from .spread import Spread
-from .write import vector
+from .write import Registers, vector
 
 READS, WRITES = ("load", "gather", "atomic_add"), ("store", "scatter", "atomic_add")
 PLAIN = ("load", "store")
@@ -89,13 +89,13 @@ def _share(e: Emission, node: Node, memory: Node) -> object:
 
 def load_runs(
     e: Emission,
-    addresses: list[str],
+    addresses: Registers,
     runs: list[Run],
     form: str,
     dtype: DType,
-    mask: list[str] | None,
+    mask: Registers | None,
     whole: bool = False,
-) -> list[str]:
+) -> Registers:
     """Load all registers of a Spread; 0 where a mask does not hold."""
     if mask is None or whole or all(n == 1 for _, n in runs):
         guards = mask or [""] * len(addresses)
@@ -111,12 +111,12 @@ def load_runs(
 
 def store_runs(
     e: Emission,
-    addresses: list[str],
+    addresses: Registers,
     runs: list[Run],
     form: str,
     dtype: DType,
-    registers: list[str],
-    mask: list[str] | None,
+    registers: Registers,
+    mask: Registers | None,
     owner: str,
     whole: bool = False,
 ) -> None:
@@ -132,12 +132,12 @@ def store_runs(
         store_runs(e, addresses, _single(addresses), form, dtype, registers, mask, owner)
 
 
-def _single(addresses: list[str]) -> list[Run]:
+def _single(addresses: Registers) -> list[Run]:
     return [(i, 1) for i in range(len(addresses))]
 
 
 @contextmanager
-def arms(e: Emission, mask: list[str]) -> Iterator[Callable[[], None]]:
+def arms(e: Emission, mask: Registers) -> Iterator[Callable[[], None]]:
     """One arm for threads whose mask holds everywhere, another for the rest."""
     whole, *rest = dict.fromkeys(mask)
     for other in rest:
@@ -158,7 +158,7 @@ def arms(e: Emission, mask: list[str]) -> Iterator[Callable[[], None]]:
 # ---- ops ------------------------------------------------------------------------------------
 
 
-def load(e: Emission, node: Node) -> list[str]:
+def load(e: Emission, node: Node) -> Registers:
     """A Tile at an index."""
     memory, index = node.inputs[0], list(node.inputs[1:])
     mask = index.pop() if node.attrs["masked"] else None

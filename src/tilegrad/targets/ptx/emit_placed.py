@@ -24,7 +24,7 @@ from .emit_matrix import operand_words, operands_of
 from .moves import offsets_of, packed, read_run, runs_of, unpacked, write_run
 from .shared import SWIZZLES
 from .spread import Spread
-from .write import braced, vector
+from .write import Registers, braced, vector
 
 HELD = {"read_place", "write_place", "send"}  # what a place held by threads allows
 
@@ -67,7 +67,7 @@ def in_pairs(spread: Spread) -> bool:
     )
 
 
-def read_place(e: Emission, node: Node) -> list[str]:
+def read_place(e: Emission, node: Node) -> Registers:
     """What a place holds."""
     place, index = node.inputs[0], node.inputs[1:]
     if place in e.placed.registers:
@@ -144,7 +144,7 @@ def send(e: Emission, node: Node) -> None:
 
 def send_shares(
     e: Emission,
-    registers: list[str],
+    registers: Registers,
     spread: Spread,
     base: str,
     landing: str,
@@ -168,7 +168,7 @@ def send_shares(
 
 
 def send_whole(
-    e: Emission, registers: list[str], spread: Spread, base: str, landing: str, steps: list[int]
+    e: Emission, registers: Registers, spread: Spread, base: str, landing: str, steps: list[int]
 ) -> None:
     """All of a value to all programs."""
     threads, bytes_ = e.threads, [s * WORD for s in steps]
@@ -185,7 +185,7 @@ def send_whole(
             send_run(e, address, landing, rank, registers[start : start + count], owner)
 
 
-def send_one(e: Emission, node: Node, registers: list[str], spread: Spread) -> None:
+def send_one(e: Emission, node: Node, registers: Registers, spread: Spread) -> None:
     """All of a value to one program."""
     place, _, barrier, stage, rank, *index = node.inputs
     owner, to = e.threads.owner(spread), e.values.index32(rank)

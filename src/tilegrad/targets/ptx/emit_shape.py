@@ -11,6 +11,7 @@ so it is the same in every run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,7 @@ from . import rules
 from .emission import Emission
 from .moves import get_word, put_word, shuffle
 from .spread import Spread, lines
-from .write import Writer
+from .write import Registers, Writer
 
 Part = tuple[list[str], str, DType]  # of a reduction: registers, its kind, their dtype
 
@@ -88,7 +89,7 @@ def fold_products(w: Writer, factors: list[tuple[str, str]]) -> str:
     return fold(w, chains, "sum", float32)
 
 
-def fold(w: Writer, registers: list[str], kind: str, dtype: DType) -> str:
+def fold(w: Writer, registers: Registers, kind: str, dtype: DType) -> str:
     """Registers of one thread combined, as a balanced tree."""
     while len(registers) > 1:
         pairs = [
@@ -152,12 +153,12 @@ def over_warps(
 # ---- shapes -------------------------------------------------------------------------------------
 
 
-def broadcast(e: Emission, node: Node) -> list[str]:
+def broadcast(e: Emission, node: Node) -> Registers:
     """A Tile repeated along axes."""
     return e.values.broadcast(node, e.plan.spread(node))
 
 
-def reshape(e: Emission, node: Node) -> list[str]:
+def reshape(e: Emission, node: Node) -> Registers:
     """A Tile in another row-major shape."""
     x, to = node.inputs[0], e.plan.spread(node)
     if x.shape == ():
@@ -171,12 +172,12 @@ def reshape(e: Emission, node: Node) -> list[str]:
     return e.values.get(x, seen)
 
 
-def transpose(e: Emission, node: Node) -> list[str]:
+def transpose(e: Emission, node: Node) -> Registers:
     """A Tile with axes in another order."""
     return e.values.transpose(node, e.plan.spread(node))
 
 
-def extract(e: Emission, node: Node) -> list[str]:
+def extract(e: Emission, node: Node) -> Registers:
     """A row of a Tile, or an element of a line."""
     x, index = node.inputs[0], node.attrs["index"]
     if node.shape == ():
@@ -185,12 +186,12 @@ def extract(e: Emission, node: Node) -> list[str]:
     return cut(e, x, start, (1, *node.shape), e.plan.spread(node).stack(1))
 
 
-def part(e: Emission, node: Node) -> list[str]:
+def part(e: Emission, node: Node) -> Registers:
     """A rectangle of a Tile."""
     return cut(e, node.inputs[0], node.attrs["start"], node.shape, e.plan.spread(node))
 
 
-def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> list[str]:
+def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> Registers:
     """A rectangle of a Tile: by renaming, else through shared memory."""
     own = e.values.spread_of(x)
     registers = e.values.get(x, own)
@@ -209,7 +210,7 @@ def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> list[st
     return e.shared.take(own.shape, start, to, e.values.dtype(x))
 
 
-def stack_rows(e: Emission, node: Node) -> list[str]:
+def stack_rows(e: Emission, node: Node) -> Registers:
     """Tiles as the rows of a Tile."""
     values = e.values
     own = values.spread_of(next((x for x in node.inputs if not e.plan.free(x)), node.inputs[0]))
@@ -238,11 +239,13 @@ def pick(e: Emission, x: Node, index: int) -> str:
 # ---- running sums -------------------------------------------------------------------------------
 
 
+@dataclass
 class Combining:
     """How values are combined, the earlier one first."""
 
-    def __init__(self, w: Writer, kind: str, dtype: DType) -> None:
-        self.w, self.kind, self.dtype = w, kind, dtype
+    w: Writer
+    kind: str
+    dtype: DType
 
     def combine(self, a: str, b: str) -> str:
         """Two values made one."""
@@ -253,7 +256,7 @@ class Combining:
         return rules.apply(self.w, "where", self.dtype, mask, a, b)
 
 
-def cumulative(e: Emission, node: Node) -> list[str]:
+def cumulative(e: Emission, node: Node) -> Registers:
     """The running combination along an axis."""
     x, axis, dtype = node.inputs[0], node.attrs["axis"], e.values.dtype(node)
     one = Combining(e, node.attrs["kind"], dtype)
@@ -277,8 +280,8 @@ def cumulative(e: Emission, node: Node) -> list[str]:
 
 
 def over_threads(
-    e: Emission, totals: list[str], own: Spread, axis: int, one: Combining
-) -> tuple[list[str], str]:
+    e: Emission, totals: Registers, own: Spread, axis: int, one: Combining
+) -> tuple[Registers, str]:
     """(what the threads before this one have, of each line; whether there are none)."""
     bits = sorted(
         (stride << i, shift + i)
@@ -307,8 +310,8 @@ def over_threads(
 
 
 def from_warp(
-    e: Emission, registers: list[str], spread: Spread, distance: int, dtype: DType
-) -> list[str]:
+    e: Emission, registers: Registers, spread: Spread, distance: int, dtype: DType
+) -> Registers:
     """What the same lane of the warp whose number differs in one bit holds."""
     threads, size = e.threads, 8 if dtype.size == 8 else 4
     step = threads.count * size

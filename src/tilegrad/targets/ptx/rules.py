@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ...core import dtype as dtypes
@@ -87,14 +88,13 @@ def combine(w: Writer, kind: str, dtype: DType, a: str, b: str) -> str:
 # ---- functions over one register ------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Machine:
     """What `tile.functions` compute with, as PTX instructions on registers and literals."""
 
     clamps = frozenset({F32})
-
-    def __init__(self, writer: Writer, near: bool = False) -> None:
-        self.writer = writer
-        self.near = near  # no argument is ever far
+    writer: Writer
+    near: bool = False  # no argument is ever far
 
     def constant(self, value: float, dtype: DType) -> str:
         """A literal."""
