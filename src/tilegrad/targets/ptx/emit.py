@@ -176,8 +176,12 @@ def emit_node(e: Emission, node: Node) -> None:
         e.values.held[node] = [e.values.one(node, operands)]
     elif e.plan.free(node):
         return
-    elif elementwise:
-        e.values.held[node] = e.values.elementwise(node, e.plan.spread(node))
+    elif elementwise or name in ("broadcast", "transpose"):
+        e.values.held[node] = e.values.make(node, e.plan.spread(node))
+    elif name in PLAIN:
+        if e.overlaps or "griddepcontrol" not in PLAIN[name]:
+            guard = e.threads.first() if name == "commit_copies" else ""
+            e.put(PLAIN[name], *map(str, node.attrs.values()), guard=guard)
     elif name in OPS:
         found = OPS[name](e, node)
         if found is not None:
@@ -394,6 +398,17 @@ def branch(e: Emission, node: Node) -> None:
     give(e, node, [one.registers for one in results])
 
 
+# Ops that are one instruction, on the numbers that they have as attrs.
+PLAIN = {
+    "matrix_fence": "wgmma.fence.sync.aligned",
+    "matrix_commit": "wgmma.commit_group.sync.aligned",
+    "matrix_wait": "wgmma.wait_group.sync.aligned",
+    "commit_copies": "cp.async.bulk.commit_group",
+    "commit_threads": "cp.async.commit_group",
+    "wait_threads": "cp.async.wait_group",
+    "grid_dependency_wait": "griddepcontrol.wait",
+    "grid_launch_dependents": "griddepcontrol.launch_dependents",
+}
 OPS: dict[str, Emit] = emitters(
     sys.modules[__name__],
     emit_memory,

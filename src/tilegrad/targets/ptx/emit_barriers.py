@@ -83,33 +83,20 @@ def wait(e: Emission, node: Node) -> None:
 
 
 def named_sync(e: Emission, node: Node) -> None:
-    """Threads meet at a barrier of a number."""
-    e.put("bar.sync", str(node.attrs["number"] + 1), str(node.attrs["threads"]))
-    if node.attrs["threads"] == e.threads.count:  # all of this role and nobody else
+    """Threads meet at a barrier of a number; at `named_arrive` they tell others, and go on."""
+    waits, threads = node.op.name == "named_sync", node.attrs["threads"]
+    e.put("bar.sync" if waits else "bar.arrive", str(node.attrs["number"] + 1), str(threads))
+    if waits and threads == e.threads.count:  # all of this role and nobody else
         e.shared.hazards.meet()
 
 
-def named_arrive(e: Emission, node: Node) -> None:
-    """Threads tell others at a barrier of a number, and go on."""
-    e.put("bar.arrive", str(node.attrs["number"] + 1), str(node.attrs["threads"]))
+named_arrive = named_sync
 
 
 def fence(e: Emission, node: Node) -> None:
     """What was stored is seen by copies, or by other programs."""
     asynchronous = node.attrs["kind"] == "async"
     e.put("fence.proxy.async.shared::cta" if asynchronous else "fence.acq_rel.gpu")
-
-
-def grid_dependency_wait(e: Emission, node: Node) -> None:
-    """Until the launch before is done."""
-    if e.overlaps:
-        e.put("griddepcontrol.wait")
-
-
-def grid_launch_dependents(e: Emission, node: Node) -> None:
-    """The launch behind may begin."""
-    if e.overlaps:
-        e.put("griddepcontrol.launch_dependents")
 
 
 def cluster_rank(e: Emission, node: Node) -> list[str]:

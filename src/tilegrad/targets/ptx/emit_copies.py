@@ -163,11 +163,6 @@ def copy_pages(e: Emission, node: Node) -> None:
         e.put(form, f"[{address}]", source_at(e, boxes, at), landing, *hint, guard=mine)
 
 
-def commit_copies(e: Emission, node: Node) -> None:
-    """The stores issued so far are a group."""
-    e.put("cp.async.bulk.commit_group", guard=e.threads.first())
-
-
 def wait_copies(e: Emission, node: Node) -> None:
     """Until all but some groups have been read."""
     pending = str(node.attrs["pending"])
@@ -192,16 +187,6 @@ class Cover:
     def starts(self) -> range:
         """The first row of each round."""
         return range(0, self.rounds * self.rows, self.rows)
-
-
-def commit_threads(e: Emission, node: Node) -> None:
-    """The copies issued so far are a group."""
-    e.put("cp.async.commit_group")
-
-
-def wait_threads(e: Emission, node: Node) -> None:
-    """Until all but some groups have landed."""
-    e.put("cp.async.wait_group", str(node.attrs["pending"]))
 
 
 def copy_threads(e: Emission, node: Node) -> None:

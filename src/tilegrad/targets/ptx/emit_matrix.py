@@ -36,21 +36,6 @@ DEPTH = 16  # of one mma.sync
 Side = tuple[bool, tuple[int, int]]  # of an operand of mma.sync: whether right, the grid of warps
 
 
-def matrix_fence(e: Emission, node: Node) -> None:
-    """Registers of products are written from here on by them alone."""
-    e.put("wgmma.fence.sync.aligned")
-
-
-def matrix_commit(e: Emission, node: Node) -> None:
-    """The products issued so far are a group."""
-    e.put("wgmma.commit_group.sync.aligned")
-
-
-def matrix_wait(e: Emission, node: Node) -> None:
-    """Until all but some groups are done."""
-    e.put("wgmma.wait_group.sync.aligned", str(node.attrs["pending"]))
-
-
 def matrix_async(e: Emission, node: Node) -> None:
     """A product that a warpgroup issues: total += a @ b."""
     total, a, b, accumulate = node.inputs[:4]

@@ -153,11 +153,6 @@ def over_warps(
 # ---- shapes -------------------------------------------------------------------------------------
 
 
-def broadcast(e: Emission, node: Node) -> Registers:
-    """A Tile repeated along axes."""
-    return e.values.broadcast(node, e.plan.spread(node))
-
-
 def reshape(e: Emission, node: Node) -> Registers:
     """A Tile in another row-major shape."""
     x, to = node.inputs[0], e.plan.spread(node)
@@ -170,11 +165,6 @@ def reshape(e: Emission, node: Node) -> Registers:
         registers = e.values.get(x, own)
         return e.shared.exchange(registers, own.reshape(node.shape), to, e.values.dtype(x))
     return e.values.get(x, seen)
-
-
-def transpose(e: Emission, node: Node) -> Registers:
-    """A Tile with axes in another order."""
-    return e.values.transpose(node, e.plan.spread(node))
 
 
 def extract(e: Emission, node: Node) -> Registers:
