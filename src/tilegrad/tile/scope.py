@@ -145,10 +145,13 @@ class Element:
         """The float that has these bits."""
         return self.seen_as(FLOATS[self.dtype.bits])
 
+    def to(self, dtype: DType) -> Element:
+        """The nearest number of another dtype."""
+        return Element(self.machine, self.machine.convert(self.held, self.dtype, dtype), dtype)
+
     def to_float(self) -> Element:
         """The float nearest to an integer."""
-        to = FLOATS[self.dtype.bits]
-        return Element(self.machine, self.machine.convert(self.held, self.dtype, to), to)
+        return self.to(FLOATS[self.dtype.bits])
 
     @property
     def table(self) -> SimpleNamespace:

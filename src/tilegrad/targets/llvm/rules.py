@@ -9,6 +9,7 @@ file is long because it is one table.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from ...core.dtype import DType
 from ...core.errors import InternalError, UserError
 from ...tile import functions
 from ...tile.numeric import FUNCTIONS
-from ...tile.scope import Element, Rare
+from ...tile.scope import Element, Rare, where
 
 I16, I32, I64, F32 = dtypes.int16, dtypes.int32, dtypes.int64, dtypes.float32
+U16, U32, U64 = dtypes.uint16, dtypes.uint32, dtypes.uint64
 SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
@@ -542,10 +544,10 @@ def _byte_dot_pairs(m: Vectors, a: str, b: str, total: str, name: str) -> str:
     """Even and odd bytes as numbers of 16 bits; an instruction multiplies and adds two of them."""
     shorts, v, s = Vectors(m.writer, 2 * m.lanes), m.type(I32), vector("i16", 2 * m.lanes)
     short = m.writer.value(f"bitcast {v} {b} to {s}")
+    words = Element(m, a, U32)
     for shift in (0, 8):
-        left = m.number("lshr", I32, a, 8) if shift else a
-        left = m.number("and", I32, left, 0x00FF00FF)
-        left = m.writer.value(f"bitcast {v} {left} to {s}")
+        left = (words >> 8 if shift else words) & 0x00FF00FF
+        left = m.writer.value(f"bitcast {v} {left.held} to {s}")
         right = short if shift else shorts.number("shl", I16, short, 8)
         right = shorts.number("ashr", I16, right, 8)
         total = m.do("add", I32, total, m.writer.intrinsic(name, v, (s, left), (s, right)))
@@ -553,30 +555,24 @@ def _byte_dot_pairs(m: Vectors, a: str, b: str, total: str, name: str) -> str:
 
 
 def _byte_dot_plain(m: Vectors, a: str, b: str, total: str, signed: bool = False) -> str:
-    def byte(x: str, shift: int, down: str) -> str:
-        x = x if shift == 24 else m.number("shl", I32, x, 24 - shift)
-        return m.number(down, I32, x, 24)
-
-    for shift in (0, 8, 16, 24):
-        left, right = byte(a, shift, "ashr" if signed else "lshr"), byte(b, shift, "ashr")
-        total = m.do("add", I32, total, m.do("mul", I32, left, right))
-    return total
+    left, right = Element(m, a, I32 if signed else U32), Element(m, b, I32)
+    found = Element(m, total, I32)
+    for shift in (24, 16, 8, 0):
+        first, second = ((x << shift if shift else x) >> 24 for x in (left, right))
+        found = found + first * second
+    return str(found.held)
 
 
 def _byte_permute(m: Vectors, d: DType, a: str, b: str, chosen: str) -> str:
     """Four of eight bytes, one after the other."""
-    low, high = (m.cast_as("zext", x, I32, I64) for x in (a, b))
-    word, total = m.do("or", I64, low, m.number("shl", I64, high, 32)), ""
+    low, high, digits = (Element(m, x, U32) for x in (a, b, chosen))
+    low, high = low.to(U64), high.to(U64)
+    word, total = low | high << 32, low
     for place in range(4):
-        digit = m.number("lshr", I32, chosen, 4 * place) if place else chosen
-        digit = m.number("shl", I32, m.number("and", I32, digit, 7), 3)
-        by = m.cast_as("zext", digit, I32, I64)
-        byte = m.cast_as("trunc", m.do("lshr", I64, word, by), I64, I32)
-        byte = m.number("and", I32, byte, 255)
-        if place:
-            byte = m.number("shl", I32, byte, 8 * place)
-        total = m.do("or", I32, total, byte) if total else byte
-    return total
+        digit = ((digits >> 4 * place if place else digits) & 7) << 3
+        byte = (word >> digit.to(U64)).to(U32) & 255
+        total = total | byte << 8 * place if place else byte
+    return str(total.held)
 
 
 def _where(m: Vectors, d: DType, mask: str, a: str, b: str) -> str:
@@ -673,22 +669,24 @@ def _float_to_integer(m: Vectors, source: DType, target: DType, x: str) -> str:
 
 def _from_float8(m: Vectors, source: DType, x: str) -> str:
     """Widen fp8: shift into a float16 (e5m2), or rebuild the exponent (e4m3)."""
-    bits = m.cast_as("zext", x, "i8", I16)
+    bits = Element(m, x, dtypes.uint8).to(U16)
     if source is dtypes.float8_e5m2:
-        return _half_bits(m, m.number("shl", I16, bits, 8))
+        return _half_bits(m, (bits << 8).held)
     # e4m3: sign | 4 exponent | 3 mantissa; as half with bias 15, value * 2**8
-    sign = m.number("and", I16, bits, 128)
-    rest = m.number("and", I16, bits, 127)
-    sign = m.number("shl", I16, sign, 8)
-    wide = _half_bits(m, m.do("or", I16, sign, m.number("shl", I16, rest, 7)))
-    scaled = m.number("fmul", F32, wide, 256)
-    is_nan = m.number("icmp eq", I16, rest, 127)
-    return m.select(is_nan, F32, m.constant(float("nan"), F32), scaled)
+    sign, rest = bits & 128, bits & 127
+    wide = _half_bits(m, (sign << 8 | rest << 7).held)
+    scaled = Element(m, wide, F32) * 256.0
+    return str(where(rest == 127, math.nan, scaled).held)
 
 
 def _half_bits(m: Vectors, bits: str) -> str:
     """The float32 of a float16 that has these bits."""
     return m.cast_as("fpext", m.cast_as("bitcast", bits, I16, "half"), "half", F32)
+
+
+def _test(m: Vectors, how: str, x: Element, limit: int) -> Element:
+    """A comparison of integers by its name."""
+    return Element(m, m.number(f"icmp {how}", x.dtype, x.held, limit), dtypes.bool_)
 
 
 NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a nan
@@ -702,8 +700,7 @@ NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a 
 def _from_narrow(m: Vectors, source: DType, x: str) -> str:
     """Widen a 16-bit float to float32."""
     if source is dtypes.bfloat16:
-        bits = m.number("shl", I32, m.cast_as("zext", x, I16, I32), 16)
-        return m.cast_as("bitcast", bits, I32, F32)
+        return str((Element(m, x, U16).to(U32) << 16).as_float().held)
     return _half_bits(m, x) if m.writer.native & HALF else _from_half(m, x)
 
 
@@ -722,44 +719,36 @@ def _to_16(m: Vectors, target: DType, x: str) -> str:
 
 def _from_half(m: Vectors, x: str) -> str:
     """Widen float16 with integer operations: the exponent is moved by a product."""
-    bits = m.cast_as("zext", x, I16, I32)
-    sign = m.number("shl", I32, m.number("and", I32, bits, 0x8000), 16)
-    body = m.number("and", I32, bits, 0x7FFF)
-    shifted = m.number("shl", I32, body, 13)
-    scaled = m.number("fmul", F32, m.cast_as("bitcast", shifted, I32, F32), 2**112)
-    number = m.cast_as("bitcast", scaled, F32, I32)
-    special = m.number("icmp uge", I32, body, 0x7C00)
-    beyond = m.number("or", I32, shifted, 0x7F800000)
-    full = m.do("or", I32, m.select(special, I32, beyond, number), sign)
-    return m.cast_as("bitcast", full, I32, F32)
+    bits = Element(m, x, U16).to(U32)
+    sign = (bits & 0x8000) << 16
+    body = bits & 0x7FFF
+    shifted = body << 13
+    number = (shifted.as_float() * 2.0**112).bits
+    special = _test(m, "uge", body, 0x7C00)
+    full = where(special, shifted | 0x7F800000, number) | sign
+    return str(full.as_float().held)
 
 
 def _to_narrow(m: Vectors, target: DType, x: str) -> str:
     """Round float32 to a narrower float, half to even, with the rule of ml_dtypes (past the
     largest: infinity, or nan where there is none)."""
     mantissa, bias, top, nan = NARROW[target.name]
-    bits = m.cast_as("bitcast", x, F32, I32)
-    sign = m.number("lshr", I32, bits, 32 - target.bits)
-    sign = m.number("and", I32, sign, 1 << (target.bits - 1))
-    magnitude = m.number("and", I32, bits, 0x7FFFFFFF)
+    bits = Element(m, x, F32).seen_as(U32)
+    sign = (bits >> 32 - target.bits) & (1 << target.bits - 1)
+    magnitude = bits & 0x7FFFFFFF
     # normal: add half an ulp (to even), shift, rebias
     drop = 23 - mantissa
-    last = m.number("and", I32, m.number("lshr", I32, magnitude, drop), 1)
-    rounded = m.number("add", I32, magnitude, (1 << (drop - 1)) - 1)
-    normal = m.number("lshr", I32, m.do("add", I32, rounded, last), drop)
-    normal = m.number("sub", I32, normal, (127 - bias) << mantissa)
+    last = (magnitude >> drop) & 1
+    rounded = magnitude + ((1 << drop - 1) - 1)
+    normal = ((rounded + last) >> drop) - ((127 - bias) << mantissa)
     # subnormal: let the float adder round by adding a power of two of the right size
     magic = (127 + (1 - bias) + 23 - mantissa) << 23
-    as_float = m.cast_as("bitcast", magnitude, I32, F32)
-    shifted = m.do("fadd", F32, as_float, m.cast_as("bitcast", m.constant(magic, I32), I32, F32))
-    small = m.number("sub", I32, m.cast_as("bitcast", shifted, F32, I32), magic)
-    is_small = m.number("icmp ult", I32, magnitude, (127 - bias + 1) << 23)
-    value = m.select(is_small, I32, small, normal)
-    over = m.number("icmp uge", I32, value, top)
-    big = m.select(over, I32, m.constant(top, I32), value)
-    is_nan = m.number("icmp ugt", I32, magnitude, 0x7F800000)
-    big = m.select(is_nan, I32, m.constant(nan, I32), big)
-    return m.cast_as("trunc", m.do("or", I32, big, sign), I32, f"i{target.bits}")
+    shifted = magnitude.as_float() + magnitude.constant(magic).as_float()
+    small = shifted.seen_as(U32) - magic
+    value = where(magnitude < (128 - bias) << 23, small, normal)
+    big = where(_test(m, "uge", value, top), top, value)
+    big = where(_test(m, "ugt", magnitude, 0x7F800000), nan, big)
+    return str((big | sign).to(U16 if target.bits == 16 else dtypes.uint8).held)
 
 
 def row_for(name: str, near: bool = False) -> Callable[[Writer, DType, int, Sequence[str]], str]:
