@@ -27,7 +27,7 @@ one record, and each question to it needs most of what it knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..ir.node import Node
@@ -148,7 +148,7 @@ class Order:
 
     # ---- roles ------------------------------------------------------------------------------
 
-    def fork(self, ranks: Iterable[tuple[int, list[Node]]]) -> list[Role]:
+    def fork(self, ranks: Iterable[tuple[int, Sequence[Node]]]) -> list[Role]:
         """Roles of programs start with what these know; the first of a cluster with what all do."""
         met = list(ranks)
         mains = [self.roles[rank, None] for rank, _ in met]

@@ -68,7 +68,7 @@ Number = Union["Element", float]
 INTEGERS = {32: int32, 64: int64}
 UNSIGNED = {32: uint32, 64: uint64}
 FLOATS = {32: float32, 64: float64}
-COMPARES = ("less", "less_equal", "equal")
+COMPARES = ("less", "less_equal", "equal", "not_equal")
 
 
 def _apply(name: str, like: Element, *values: Number) -> Element:
@@ -101,6 +101,7 @@ class Element:
     __lt__, __gt__ = _operator("less"), _operator("less", True)
     __le__, __ge__ = _operator("less_equal"), _operator("less_equal", True)
     __eq__ = _operator("equal")  # type: ignore[assignment]
+    __ne__ = _operator("not_equal")  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
     def __neg__(self) -> Element:

@@ -13,7 +13,8 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 from ...core import dtype as dtypes
 from ...core.dtype import DType
@@ -156,7 +157,7 @@ class Writer:
 class Vectors:
     """What rows and `tile.functions` compute with: LLVM instructions on vectors of some lanes."""
 
-    clamps: ClassVar[frozenset[DType]] = frozenset()
+    clamps = frozenset[DType]()
 
     writer: Writer
     lanes: int
@@ -310,13 +311,12 @@ class Vectors:
 Row = Callable[..., str]  # of Vectors, the DType of the operands, and a value each
 
 
-def _function(name: str, of_integers: Row | None = None) -> Row:
-    """A row that expands `tile.functions.<name>`; integers may have a row of their own."""
+def _function(of_floats: Callable[..., Element], of_integers: Any = None) -> Row:
+    """A row that is written over Elements; integers may have one of their own."""
 
     def row(m: Vectors, d: DType, *inputs: str) -> str:
-        if of_integers is not None and not d.is_float:
-            return of_integers(m, d, *inputs)
-        return str(getattr(functions, name)(*[Element(m, i, d) for i in inputs]).held)
+        function = of_floats if d.is_float else of_integers or of_floats
+        return str(function(*[Element(m, i, d) for i in inputs]).held)
 
     return row
 
@@ -366,67 +366,63 @@ def _sign(m: Vectors, d: DType, x: str) -> str:
     return m.select(above, d, one, low)
 
 
-def _divide(m: Vectors, d: DType, a: str, b: str) -> str:
-    """Division; of integers truncated, and a zero divisor (a masked lane) gives 0, no trap."""
-    if d.is_float:
-        return m.do("fdiv", d, a, b)
-    quotient, _, _, zero_divisor = _division(m, d, a, b)
-    return m.select(zero_divisor, d, m.constant(0, d), quotient)
+def _divide(a: Element, b: Element) -> Element:
+    """Division of integers, truncated; a zero divisor (a masked lane) gives 0, no trap."""
+    quotient, _, _, none = _division(a, b)
+    return where(none, 0, quotient)
 
 
 def _unsigned_division(instruction: str) -> Row:
     """udiv or urem of operands seen as unsigned; a zero divisor gives 0."""
 
-    def row(m: Vectors, d: DType, a: str, b: str) -> str:
-        bad = m.number("icmp eq", d, b, 0)
-        result = m.do(instruction, d, a, m.select(bad, d, m.constant(1, d), b))
-        if instruction == "urem":
-            return result  # by 1, that is 0
-        return m.select(bad, d, m.constant(0, d), result)
+    def divide(a: Element, b: Element) -> Element:
+        none = b == 0
+        result = _raw(instruction, a, where(none, 1, b))
+        return result if instruction == "urem" else where(none, 0, result)  # by 1, a rest is 0
 
-    return row
+    return _function(divide)
 
 
-def _divide_floor(m: Vectors, d: DType, a: str, b: str) -> str:
+def _raw(instruction: str, a: Element, b: Element | int) -> Element:
+    """An instruction as it is."""
+    m, right = a.machine, b if isinstance(b, Element) else a.constant(b)
+    assert isinstance(m, Vectors)
+    return Element(m, m.do(instruction, a.dtype, a.held, right.held), a.dtype)
+
+
+def _divide_floor(a: Element, b: Element) -> Element:
     """Division of integers rounded down; a zero divisor gives 0."""
-    quotient, remainder, divisor, zero_divisor = _division(m, d, a, b)
-    if d.kind == "int":
-        adjust = _signs_differ(m, d, remainder, divisor)
-        quotient = m.select(adjust, d, m.number("sub", d, quotient, 1), quotient)
-    return m.select(zero_divisor, d, m.constant(0, d), quotient)
+    quotient, rest, divisor, none = _division(a, b)
+    if a.dtype.kind == "int":
+        quotient = where(_signs_differ(rest, divisor), quotient - 1, quotient)
+    return where(none, 0, quotient)
 
 
-def _division(m: Vectors, d: DType, a: str, b: str) -> tuple[str, str, str, str]:
+def _division(a: Element, b: Element) -> tuple[Element, Element, Element, Element]:
     """The truncated quotient, the remainder, a divisor that cannot trap, whether b is 0."""
-    one, letter = m.constant(1, d), "u" if d.kind == "uint" else "s"
-    zero_divisor = m.number("icmp eq", d, b, 0)
-    safe = m.select(zero_divisor, d, one, b)
+    none, letter = b == 0, "u" if a.dtype.kind == "uint" else "s"
+    safe = where(none, 1, b)
     if letter == "s":  # the smallest integer by -1 would trap: divide it by 1 instead
-        lowest = m.number("icmp eq", d, a, int(d.lowest))
-        overflows = m.do("and", "i1", lowest, m.number("icmp eq", d, safe, -1))
-        safe = m.select(overflows, d, one, safe)
-    quotient = m.do(f"{letter}div", d, a, safe)
-    remainder = m.do("sub", d, a, m.do("mul", d, quotient, safe))
-    return quotient, remainder, safe, zero_divisor
+        safe = where((a == int(a.dtype.lowest)) & (safe == -1), 1, safe)
+    quotient = _raw(f"{letter}div", a, safe)
+    return quotient, a - quotient * safe, safe, none
 
 
-def _signs_differ(m: Vectors, d: DType, remainder: str, divisor: str) -> str:
+def _signs_differ(remainder: Element, divisor: Element) -> Element:
     """Whether a non-zero remainder has another sign than the divisor."""
-    negative = m.number("icmp slt", d, m.do("xor", d, remainder, divisor), 0)
-    return m.do("and", "i1", negative, m.number("icmp ne", d, remainder, 0))
+    return ((remainder ^ divisor) < 0) & (remainder != 0)
 
 
-def _remainder(m: Vectors, d: DType, a: str, b: str) -> str:
-    _, remainder, divisor, zero_divisor = _division(m, d, a, b)
-    if d.kind == "int":
-        adjust = _signs_differ(m, d, remainder, divisor)
-        remainder = m.select(adjust, d, m.do("add", d, remainder, divisor), remainder)
-    return m.select(zero_divisor, d, m.constant(0, d), remainder)
+def _remainder(a: Element, b: Element) -> Element:
+    _, rest, divisor, none = _division(a, b)
+    if a.dtype.kind == "int":
+        rest = where(_signs_differ(rest, divisor), rest + divisor, rest)
+    return where(none, 0, rest)
 
 
-def _fmod(m: Vectors, d: DType, a: str, b: str) -> str:
+def _fmod(a: Element, b: Element) -> Element:
     """The remainder of integers with the sign of the dividend; 0 of a zero divisor."""
-    return _division(m, d, a, b)[1]  # a zero divisor was taken for 1
+    return _division(a, b)[1]  # a zero divisor was taken for 1
 
 
 def _shift(instruction: str) -> Row:
@@ -446,21 +442,18 @@ def _compare(name: str) -> Row:
     return _pick(f"fcmp {float_}", f"icmp {signed}", f"icmp {unsigned}", f"icmp {unsigned}")
 
 
-def _integer_power(m: Vectors, d: DType, a: str, b: str) -> str:
+def _integer_power(a: Element, b: Element) -> Element:
     """Integer power by squaring over all bits of the exponent; a negative one gives 0 (or +-1)."""
-    zero, one, minus = (m.constant(v, d) for v in (0, 1, -1))
-    base, exponent, result = a, b, one
+    base, exponent, result, d = a, b, a.constant(1), a.dtype
     for _ in range(d.bits - (d.kind == "int")):
-        odd = m.do("icmp ne", d, m.do("and", d, exponent, one), zero)
-        result = m.select(odd, d, m.do("mul", d, result, base), result)
-        base = m.do("mul", d, base, base)
-        exponent = m.do("lshr", d, exponent, one)
+        result = where((exponent & 1) != 0, result * base, result)
+        base = base * base
+        exponent = _raw("lshr", exponent, 1)
     if d.kind == "uint":
         return result
-    negative, small = m.do("icmp slt", d, b, zero), zero
-    for unit, value in ((one, one), (minus, result)):  # -1 to an odd or even power
-        small = m.select(m.do("icmp eq", d, a, unit), d, value, small)
-    return m.select(negative, d, small, result)
+    negative, small = b < 0, where(a == 1, a.constant(1), 0)
+    small = where(a == -1, result, small)  # -1 to an odd or even power
+    return where(negative, small, result)
 
 
 def _multiply_high(m: Vectors, d: DType, a: str, b: str) -> str:
@@ -546,8 +539,8 @@ def _byte_dot_pairs(m: Vectors, a: str, b: str, total: str, name: str) -> str:
     short = m.writer.value(f"bitcast {v} {b} to {s}")
     words = Element(m, a, U32)
     for shift in (0, 8):
-        left = (words >> 8 if shift else words) & 0x00FF00FF
-        left = m.writer.value(f"bitcast {v} {left.held} to {s}")
+        even = (words >> 8 if shift else words) & 0x00FF00FF
+        left = m.writer.value(f"bitcast {v} {even.held} to {s}")
         right = short if shift else shorts.number("shl", I16, short, 8)
         right = shorts.number("ashr", I16, right, 8)
         total = m.do("add", I32, total, m.writer.intrinsic(name, v, (s, left), (s, right)))
@@ -594,14 +587,14 @@ ROWS: dict[str, Row] = {
     "add": _pick("fadd", "add", boolean="or"),
     "subtract": _pick("fsub", "sub", boolean="xor"),
     "multiply": _pick("fmul", "mul", boolean="and"),
-    "divide": _divide,
-    "quick_divide": _divide,
-    "floor_divide": _function("floor_divide", _divide_floor),
-    "remainder": _function("remainder", _remainder),
-    "fmod": _function("fmod", _fmod),
+    "divide": _function(partial(_raw, "fdiv"), _divide),
+    "quick_divide": _function(partial(_raw, "fdiv"), _divide),
+    "floor_divide": _function(functions.floor_divide, _divide_floor),
+    "remainder": _function(functions.remainder, _remainder),
+    "fmod": _function(functions.fmod, _fmod),
     "unsigned_divide": _unsigned_division("udiv"),
     "unsigned_remainder": _unsigned_division("urem"),
-    "power": _function("power", _integer_power),
+    "power": _function(functions.power, _integer_power),
     "maximum": _intrinsic("maximum", "smax", "umax"),
     "minimum": _intrinsic("minimum", "smin", "umin"),
     "bit_and": _pick("and", "and"),
@@ -622,7 +615,7 @@ ROWS: dict[str, Row] = {
     "pair_multiply_add_bfloat16": _pair_multiply_add,
     "pair_multiply_add_float16": _pair_multiply_add,
 }
-ROWS |= {name: _function(name) for name in FUNCTIONS}
+ROWS |= {name: _function(getattr(functions, name)) for name in FUNCTIONS}
 ROWS["quick_exp"], ROWS["quick_exp2"] = ROWS["exp"], ROWS["exp2"]
 
 
