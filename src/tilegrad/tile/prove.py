@@ -55,6 +55,7 @@ from .check import PLACED_OPS, Finding, Findings, finding, place_name, walk
 from .happening import event
 from .ordering import Order, Role
 from .row import Touch, effects_of, is_place, read_by, touches_of, written_by
+from .scalars import deciding
 from .skeleton import Event, Scenario, Skeleton, TooLong, computable
 
 ENOUGH = 4_000  # events, after which only the first and last programs are run
@@ -345,7 +346,7 @@ def state(block: Block) -> str:
 
 def varies(skeleton: Skeleton, node: Node) -> bool:
     """Whether a condition or bound differs between programs, Symbols or data."""
-    stack = list(node.inputs[:1] if node.op.name == "branch" else node.inputs[:2])
+    stack = list(deciding(node))
     seen: set[Node] = set()
     while stack:
         scalar = stack.pop()
