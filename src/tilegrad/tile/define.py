@@ -202,7 +202,7 @@ class Definition:
 
     def check_dtypes(self, what: str, name: str, dtypes: Iterable[DType], hint: str = "") -> None:
         """An argument, or the results, have the dtype that an annotation names."""
-        wanted = self.annotations.get(name)
+        wanted: Any = self.annotations.get(name)
         for dtype in dtypes if isinstance(wanted, KTile) else ():
             if wanted.element is not dtype:
                 raise DTypeError(

@@ -135,10 +135,9 @@ class Scalars:
         self.body = body
         self.tracked = written_parameters(body)
         self.owner: dict[Node, tuple[Node, int]] = {}  # Block argument: loop, position
-        for node in body.block.all_nodes():
-            if node.op.name == "loop":
-                for position, a in enumerate(node.blocks[0].arguments):
-                    self.owner[a] = (node, position)
+        for node in body.block.find("loop"):
+            for position, a in enumerate(node.blocks[0].arguments):
+                self.owner[a] = (node, position)
         self.needed: set[Node] = set()
         self._need(False)
         self.by_program = any(n.op.name == "program" for n in self.needed)

@@ -65,9 +65,8 @@ def boxes_of(e: Emission, node: Node) -> Boxes:
 
 def collect_maps(e: Emission) -> None:
     """Find the tensor maps that copies need, so that they can be parameters."""
-    for node in e.nodes:
-        if node.op.name in ("copy_async", "copy_store", "copy_multicast", "copy_pages"):
-            boxes_of(e, node)
+    for node in e.body.block.find("copy_async", "copy_store", "copy_multicast", "copy_pages"):
+        boxes_of(e, node)
 
 
 def source_at(e: Emission, boxes: Boxes, at: Sequence[str]) -> str:
