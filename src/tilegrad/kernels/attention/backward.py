@@ -23,7 +23,8 @@ from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
 from .backward_body import BackwardBody
 from .backward_plan import BackwardPlan, columns_of, why_not
-from .shape import AttentionShape, backward_parameters, tokens_of
+from .holes import Holes
+from .shape import AttentionShape, backward_parameters
 from .softmax import and_masks
 
 
@@ -91,7 +92,7 @@ def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Bod
             mask = (tile.arange(64) + token < index_of(x.queries))[:, None]
         if x.width != columns_of(x, plan)[0]:
             mask = and_masks(mask, tile.arange(columns) + column < x.width)
-        at = (lane // x.heads, lane % x.heads, token)
-        target = tokens_of(out, x.orders[0], at, (64, columns), column)
+        holes = Holes(x, {"dq": out}, lane // x.heads, lane % x.heads)
+        target = holes.tokens("dq", token, (64, columns), column)
         tile.store(target, tile.cast(value, x.dtype), mask=mask)
     return b.finish(shape[:3])

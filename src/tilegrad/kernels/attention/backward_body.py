@@ -20,15 +20,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32
+from ...core.dtype import float32
 from ...ir.symbol import floor_divide, modulo
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of, size_of
 from .backward_plan import OWN, ROWS, BackwardPlan, columns_of
 from .holes import Holes
-from .shape import AttentionShape, Parameters, swizzled, tokens_of
-from .softmax import LOG2_E, and_masks, line
-from .tile_order import block_count, corner, sequence_at, span_of
+from .shape import AttentionShape, Parameters, memories, swizzled
+from .softmax import and_masks, first_of, line, times
+from .tile_order import block_at, block_count, corner
 
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 
@@ -47,7 +47,7 @@ class BackwardBody:
         self.x, self.plan, self.gives = x, plan, gives
         self.of_keys = "dq" not in gives
         self.b = BodyBuilder(name, parameters)
-        self.memory = {n: tile.memory(p) for (n, _), p in zip(parameters, self.b.parameters)}
+        self.memory = memories(self.b)
         self.fast = plan.fast and self.of_keys
         self.with_changes = "dv" not in gives or "dk" in gives  # ds, and a product with it
         self.columns = plan.queries if self.of_keys else plan.keys
@@ -102,26 +102,18 @@ class BackwardBody:
             block = self.blocks - 1 - block
         block = hold(block, "block")
         self.batch, self.head = hold(lane // self.heads, "batch"), hold(lane % self.heads, "head")
-        self.query_start = self.key_start = 0
-        self.queries = index_of(x.queries)
         if not self.packed:
             self.first = hold(block * ROWS, "first")
-            self.limit = Holes(x, self.memory, self.batch, 0).limit
-            return
-        sides = [("query_starts", x.queries), ("key_starts", x.keys)]
-        own, most = sides[self.of_keys]
-        sequence = sequence_at(block, self.memory[own], most, ROWS)
-        (self.query_start, self.queries), (self.key_start, self.limit) = (
-            span_of(self.memory[name], sequence, tokens, "count") for name, tokens in sides
-        )
-        start = self.key_start if self.of_keys else self.query_start
-        self.first = hold(tile.maximum(block - (start // ROWS + sequence), 0) * ROWS, "first")
+            limit = Holes(x, self.memory, self.batch, 0).limit
+            spans = {"query": (0, index_of(x.queries)), "key": (0, limit)}
+        else:
+            of = "key" if self.of_keys else "query"
+            _, self.first, spans = block_at(x, self.memory, block, ROWS, of)
+        (self.query_start, self.queries), (self.key_start, self.limit) = spans.values()
 
     def seen_blocks(self) -> tuple[Any, Any]:
         """The blocks of the other side that tokens of this program see, or are seen by."""
-        before, after = self.x.band  # of key - query
-        if self.of_keys:
-            before, after = (None if s is None else -s for s in (after, before))
+        before, after = self.x.sides(self.of_keys)
         begin: Any = 0
         if before is not None:
             begin = tile.maximum(self.first + before, 0)
@@ -165,27 +157,16 @@ class BackwardBody:
         starts = (self.query_start, self.key_start)
         return Holes(self.x, self.memory, self.batch, head, self.of_keys, *starts)
 
-    def tokens(self, name: str, head: Any, token: Any, shape: Any, column: int = 0) -> Any:
-        """Tokens of q, k, v, dout or a gradient."""
-        like = "out" if name == "dout" else name[-1]
-        order = self.x.orders[("q", "k", "v", "out").index(like)]
-        token = token + (self.key_start if like in "kv" else self.query_start)
-        return tokens_of(self.memory[name], order, (self.batch, head, token), shape, column)
-
     # ---- the producer -----------------------------------------------------------------------
 
     def copy(self, number: int, at: Any, token: Any, member: Any, full: Any) -> None:
         """Bring a box of tokens into what is kept (0, 1) or the ring (2, 3)."""
         names = ("k", "v", "q", "dout") if self.of_keys else ("q", "dout", "k", "v")
-        name = names[number]
         place = self.kept[number] if number < 2 else self.ring[number - 2]
-        head = self.holes(member).head
-        if name in "kv":
-            head = self.head if self.of_keys else self.head // self.x.group
         for piece in range(self.pieces[number % 2]):
-            part = place[at, piece]
-            column = piece * self.wide[number % 2]
-            tile.copy_async(part, self.tokens(name, head, token, part.shape, column), full)
+            part, column = place[at, piece], piece * self.wide[number % 2]
+            rows = self.holes(member).tokens(names[number], token, part.shape, column)
+            tile.copy_async(part, rows, full)
 
     def producer(self) -> None:
         """Bring what is kept, then fill the ring."""
@@ -208,19 +189,12 @@ class BackwardBody:
         self.for_blocks(one)
 
     def facts(self, member: Any, token: Any, count: int) -> list[Any]:
-        """-lse in units of log 2 and delta of some queries; exp2 of anything plus the first is 0
-        where there is no query, or none that sees a key."""
-        index = (self.batch, self.holes(member).head, token + self.query_start)
+        """What is known of some queries."""
         step = self.columns if self.of_keys else ROWS  # queries that are taken at once
         inside = None
         if not isinstance(self.queries, int) or self.queries % max(count, step):
-            left = tile.cast(self.queries - token, int32)
-            inside = line(count) < left
-        lse, delta = (
-            tile.load(self.memory[n], index, (count,), mask=inside) for n in ("lse", "delta")
-        )
-        some = and_masks(inside, lse > -tile.INF)
-        return [tile.where(some, lse * -LOG2_E, -tile.INF), delta]
+            inside = first_of(count, self.queries - token)
+        return self.holes(member).known(token, count, inside)
 
 
 class BackwardConsumer:
@@ -276,8 +250,8 @@ class BackwardConsumer:
         self.hide(holes, at)
         far, delta = self.rows or [tile.read(w.known[stage, n]) for n in range(2)]
         p, slope = self.weigh(holes, at, far)
-        keep = tile.where(holes.kept(p.shape, *at), holes.grown, 0.0) if self.x.dropout else None
-        given = p if keep is None else p * keep
+        keep = holes.kept(p.shape, *at)
+        given = times(p, keep)
         if self.early:
             tile.write(self.weights, tile.cast(given, self.x.dtype))
             tile.matrix_fence()
@@ -288,10 +262,7 @@ class BackwardConsumer:
         if not self.early:  # long over: it keeps p from being computed behind the wait for dout v^T
             w.ready.wait(0, 0)
         tile.matrix_wait(1 if self.early else 0)
-        back = tile.read(self.back)
-        back = back if keep is None else back * keep
-        change = p * (back - delta)
-        change = change if slope is None else change * slope
+        change = times(p * (times(tile.read(self.back), keep) - delta), slope)
         self.add_changes(holes, block, count, given, tile.cast(change, self.x.dtype))
 
     def against(self, number: int, total: Any, count: Any) -> Any:
@@ -439,17 +410,16 @@ class BackwardConsumer:
         tile.fence("async")
         tile.named_sync(self.own, 128)
         for name, place, column, _ in found:
-            tile.copy_store(w.tokens(name, w.head, self.row, place.shape, column), place)
+            tile.copy_store(w.holes(0).tokens(name, self.row, place.shape, column), place)
         tile.commit_copies()
         tile.wait_copies(0)
 
     def write_rows(self, name: str, column: int, value: Any) -> None:
         """Rows of a result that are tokens of the sequence."""
         w, columns = self.w, value.shape[1]
-        left = tile.cast((w.limit if w.of_keys else w.queries) - self.row, int32)
-        inside = (line(OWN) < left)[:, None]
+        inside = first_of(OWN, (w.limit if w.of_keys else w.queries) - self.row)[:, None]
         width = (self.x.value_width if name == "dv" else self.x.width) - column
         if width < columns:
             inside = and_masks(inside, line(columns) < width)
-        target = w.tokens(name, w.head, self.row, value.shape, column)
+        target = w.holes(0).tokens(name, self.row, value.shape, column)
         tile.store(target, value, mask=inside)

@@ -27,6 +27,16 @@ def line(size: int, start: Any = 0) -> Any:
     return steps if isinstance(start, int) and start == 0 else steps + tile.cast(start, int32)
 
 
+def first_of(size: int, count: Any) -> Any:
+    """Which of `size` are among the first `count`."""
+    return line(size) < tile.cast(count, int32)
+
+
+def times(x: Any, factor: Any | None) -> Any:
+    """A product; None is a factor of 1."""
+    return x if factor is None else x * factor
+
+
 def within(
     shape: tuple[int, ...],
     lowest: Any | None,
@@ -66,8 +76,7 @@ def within(
             seen = and_masks(seen, across < limit(end, False))
         seen = tile.reshape(tile.broadcast(seen, pieces), shape)
     if turned and end is not None:
-        left = tile.cast(end, int32)
-        seen = and_masks(seen, tile.broadcast(line(rows)[:, None] < left, shape))
+        seen = and_masks(seen, tile.broadcast(first_of(rows, end)[:, None], shape))
     return seen
 
 

@@ -209,20 +209,12 @@ class TileOrder:
 
     def locate_packed(self, number: Any) -> Work:
         """A tile of sequences that lie one after another."""
-        x, hold, rows = self.x, tile.hold, self.rows
-        place = hold(number // self.lanes, "place")
-        head = hold(number % self.lanes, "head")
-        starts = self.memory["query_starts"]
-        sequence = sequence_at(place, starts, x.queries, rows)
-        query_start, queries = span_of(starts, sequence, x.queries, "queries")
-        key_start, limit = span_of(self.memory["key_starts"], sequence, x.keys, "limit")
-        block = place - (query_start // rows + sequence)
-        if self.high is not None:  # the last queries see most
-            block = tile.ceil_divide(queries, rows) - 1 - block
-        # a place left over lies before the first tile or past the last one: no query is there
-        first = hold(block, "block") * rows
-        first = tile.where(tile.less(first, 0), tile.cast(queries, int64), first)
-        first = hold(first, "first", (0, high(x.queries) + rows))
+        x = self.x
+        place = tile.hold(number // self.lanes, "place")
+        head = tile.hold(number % self.lanes, "head")
+        back = self.high is not None  # the last queries see most
+        sequence, first, spans = block_at(x, self.memory, place, self.rows, back=back)
+        (query_start, queries), (key_start, limit) = spans["query"], spans["key"]
         holes = Holes(x, self.memory, 0, head, query_start=query_start, key_start=key_start)
         return self.blocks_seen(holes, first, queries, limit, sequence)
 
@@ -288,12 +280,12 @@ def bounded(value: Any, name: str, most: Size) -> Any:
     return tile.hold(value, name, (0, high(most)))
 
 
-def block_count(tokens: Size, rows: int, memory: Memories, packed: bool, side: str = "") -> Size:
+def block_count(tokens: Size, rows: int, memory: Memories, packed: bool) -> Size:
     """Blocks of a head's tokens; sequence i of several has the places from start // rows + i on,
     which are enough for its blocks; those left over are empty."""
     if not packed:
         return floor_divide(tokens + (rows - 1), rows)
-    return floor_divide(tokens, rows) + memory[side or "query_starts"].type.shape[0] - 1
+    return floor_divide(tokens, rows) + memory["query_starts"].type.shape[0] - 1
 
 
 @tile.function
@@ -317,8 +309,35 @@ def start_of(starts: Any, sequence: Any, most: Size) -> Any:
     return bounded(tile.load(starts, (sequence,), ()), "start", most)
 
 
-def span_of(starts: Any, sequence: Any, most: Size, name: str) -> tuple[Any, Any]:
+def span_of(starts: Any, sequence: Any, most: Size) -> tuple[Any, Any]:
     """The first token of a sequence, and how many it has."""
     start = start_of(starts, sequence, most)
     stop = start_of(starts, sequence + 1, most)
-    return start, tile.hold(tile.maximum(stop - start, 0), name)
+    return start, tile.hold(tile.maximum(stop - start, 0), "count")
+
+
+def block_at(
+    x: AttentionShape,
+    memory: Memories,
+    place: Any,
+    rows: int,
+    of: str = "query",
+    back: bool = False,
+) -> tuple[Any, Any, dict[str, tuple[Any, Any]]]:
+    """The sequence that has a place, the first token of the place's block of queries or keys, and
+    (start, count) of both in the sequence. Blocks are taken from the first on, or `back` from the
+    last. A place left over lies before the first one or past the last one: no token is there."""
+    most = {"query": x.queries, "key": x.keys}
+    sequence = sequence_at(place, memory[f"{of}_starts"], most[of], rows)
+    spans = {
+        side: span_of(memory[f"{side}_starts"], sequence, n)
+        for side, n in most.items()
+        if f"{side}_starts" in memory
+    }
+    start, count = spans[of]
+    block = place - (start // rows + sequence)
+    if back:
+        block = tile.ceil_divide(count, rows) - 1 - block
+    first = tile.hold(block, "block") * rows
+    first = tile.where(tile.less(first, 0), tile.cast(count, int64), first)
+    return sequence, tile.hold(first, "first", (0, high(most[of]) + rows)), spans
