@@ -162,17 +162,9 @@ class ThreadBlocks:
         last = tile.minimum(self.seen.start + self.seen.count - 1, self.most)
         self.last = tile.index(last, 0, self.most)
 
-    @tile.function
     def steps(self, always: bool) -> None:
-        """Steps; those that a mask cuts in loops of their own, or all where one `always` may."""
-        seen = self.seen
-        for j in tile.range(0, seen.right):
-            self.step(j, True)
-        for j in tile.range(seen.right, seen.left):
-            self.step(j, always)
-        if self.sees.band[0] is not None:
-            for j in tile.range(seen.left, seen.count):
-                self.step(j, True)
+        """All steps, which a mask `always` may cut or only at their ends."""
+        self.seen.steps(self.step, 0, (True, self.sees.band[0] is not None), always)
 
     def load(self, numbers: Sequence[int], j: Any, later: bool = False) -> None:
         """Matrices of step j, in a group of their own. Of a `later` one than the first no block

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import tile
@@ -22,6 +22,7 @@ from .plan import AttentionPlan
 from .shape import AttentionShape
 
 Memories = Mapping[str, Any]  # by the names of parameters
+Step = Callable[[Any, bool], None]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,19 @@ class Seen:
     count: Any  # at least one
     right: Any
     left: Any
+
+    @tile.function
+    def steps(self, one: Step, begin: Any, cuts: tuple[bool, bool], always: bool) -> None:
+        """one(step, whether a mask cuts it) for all steps from one on; those that it cuts at the
+        right and at the left end in loops of their own, or all where one `always` may."""
+        if cuts[0]:
+            for right in tile.range(begin, self.right):
+                one(right, True)
+        for step in tile.range(self.right, self.left):
+            one(step, always)
+        if cuts[1]:
+            for left in tile.range(self.left, self.count):
+                one(left, True)
 
 
 def seen_by(
@@ -152,11 +166,9 @@ class TileOrder:
         """Blocks of a head's queries."""
         return block_count(self.x.queries, self.rows, self.memory, self.packed)
 
-    def own_tiles(self) -> Any:
-        """How many tiles this program has."""
-        programs, tiles = self.plan.programs, self.lanes * self.blocks
-        rounds, rest = floor_divide(tiles, programs), modulo(tiles, programs)
-        return rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
+    def count(self) -> Any:
+        """How many tiles there are."""
+        return index_of(self.lanes * self.blocks)
 
     @tile.function
     def for_tiles(self, body: Callable[[Any, Work, Any], None]) -> tuple[Any, Any]:
@@ -165,24 +177,20 @@ class TileOrder:
         Programs take turns forth and back, so that each gets long tiles and short ones. Gives
         how many there were, and the steps.
         """
-        programs, laps = self.plan.programs, 2 * self.plan.stages
-        mine = self.own_tiles()
+        programs, laps, total = self.plan.programs, 2 * self.plan.stages, self.count()
+        rounds, rest = total // programs, total % programs
+        mine = rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
         begun = 2 * self.plan.query_stages
-        turn = tile.full((), 0, int64)
-        done = turn if self.gaps else 0
+        turn = done = tile.full((), 0, int64)
         for count in tile.range(mine):
             at = tile.hold(turn, "turn", (0, laps - 1))
             number = tile.maximum(count * programs + self.in_round(count), 0)
             work = self.locate(tile.hold(number, "number"))
-            if not self.gaps:
-                body(count, work, at)
+            before = tile.hold(done, "done", (0, begun - 1)) if self.gaps else count
+            if not self.gaps or tile.less(work.first, work.queries):
+                body(before, work, at)
                 turn = (at + work.count) % laps
-            else:
-                before = tile.hold(done, "done", (0, begun - 1))
-                if tile.less(work.first, work.queries):
-                    body(before, work, at)
-                    turn = (at + work.count) % laps
-                    done = (before + 1) % begun
+                done = (before + 1) % begun if self.gaps else done
         return mine, tile.hold(turn, "turn", (0, laps - 1))
 
     def in_round(self, round_: Any) -> Any:
@@ -225,26 +233,18 @@ class TileOrder:
     ) -> Work:
         """The blocks of keys that the queries from `first` on see."""
         band, cuts = (self.low, self.high), self.most_right > 1
-        s = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
-        return Work(s.start, s.count, s.right, s.left, holes, first, queries, limit, sequence)
+        seen = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
+        return Work(*vars(seen).values(), holes, first, queries, limit, sequence)
 
-    @tile.function
-    def steps(self, work: Work, one: Callable[[Any, bool], None], first: Any = 0) -> None:
-        """one(step, whether a mask cuts it) for all steps after the first; those that a mask cuts
-        in loops of their own."""
+    def steps(self, work: Work, one: Step, first: Any = 0) -> None:
+        """one(step, whether a mask cuts it) for all steps after the first."""
         begin = first + 1
         plain = tile.maximum(work.right, begin)
         last = tile.maximum(work.left, plain)
         if not isinstance(first, int):
             plain, last = tile.hold(plain, "right"), tile.hold(last, "left")
-        if self.most_right > 1:
-            for right in tile.range(begin, plain):
-                one(right, True)
-        for step in tile.range(plain, last):
-            one(step, "mask" in self.x.extras)
-        if self.low is not None:
-            for left in tile.range(last, work.count):
-                one(left, True)
+        cuts, always = (self.most_right > 1, self.low is not None), "mask" in self.x.extras
+        replace(work, right=plain, left=last).steps(one, begin, cuts, always)
 
     def key_of(self, work: Work, step: Any) -> Any:
         """The first key of a step's block."""
@@ -274,10 +274,10 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
     return index_of(lane), index_of(block)
 
 
-def bounded(value: Any, name: str, most: Size) -> Any:
+def bounded(value: Any, name: str, most: Size, least: int = 0) -> Any:
     """A number from memory, brought within its bounds: what is simplified relies on them."""
-    value = tile.minimum(tile.maximum(tile.cast(value, int64), 0), high(most))
-    return tile.hold(value, name, (0, high(most)))
+    value = tile.minimum(tile.maximum(tile.cast(value, int64), least), high(most))
+    return tile.hold(value, name, (least, high(most)))
 
 
 def block_count(tokens: Size, rows: int, memory: Memories, packed: bool) -> Size:

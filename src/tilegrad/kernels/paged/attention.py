@@ -31,6 +31,7 @@ from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
 from ..attention.softmax import finished
 from ..attention.threads import DEPTH, multiply, shared_place
+from ..attention.tile_order import bounded
 from .combine import mixed
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
 from .steps import BARRIER, Blocks, Steps, counted, page_part, within
@@ -88,8 +89,7 @@ class Items(Steps):
         next record is asked for before an item is worked on."""
         stages, most = self.plan.stages, self.rows
         first, last, *loaded = [self.number(self.own_range, f) for f in ("start", "stop", *fields)]
-        start = tile.hold(within(first, 0, most), "start", (0, most))
-        stop = tile.hold(within(last, -1, most), "stop", (-1, most))
+        start, stop = bounded(first, "start", most), bounded(last, "stop", most, -1)
         found = [within(v, *self.bounds(f)) for f, v in zip(fields, loaded)]
         count = tile.maximum(tile.minimum(stop - start + 1, most), 0)
         # No field is negative, and to know that all must be here: they come at the same time.
@@ -110,8 +110,7 @@ class Items(Steps):
 
     def record(self, row: Any, fields: Sequence[str]) -> list[Any]:
         """Fields of a record that is not the program's first."""
-        last = self.rows - 1
-        row = tile.hold(tile.minimum(tile.maximum(row, 0), last), "row", (0, last))
+        row = bounded(row, "row", self.rows - 1)
         return [within(self.number(row, f), *self.bounds(f)) for f in fields]
 
     def bounds(self, field: str) -> tuple[int, int]:
@@ -203,7 +202,7 @@ class Items(Steps):
         sums, begun = tile.sum(sums, 0, keep=True), self.sinks
         if begun is not None:  # they count in the first part of a row block
             begun = tile.where(tile.less_equal(of["partial"], of["from"]), begun, -tile.INF)
-        share, sums, best = finished(sums, best, begun, 1.0)
+        share, sums, best = finished(sums, best, begun)
         some = sums > 0.0
         if self.factors:
             share = share * self.factors[1]
@@ -309,14 +308,14 @@ class ThreadItems(Items):
         )
         first, last = (of["first"] + step) * plan.block // x.page, (keys - 1) // x.page
         entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
-        return [tile.cast(tile.load(self.table, (of["request"], p), ()), int64) for p in entries]
+        return [tile.load(self.table, (of["request"], p), ()) for p in entries]
 
     def load(self, of: Item, step: Any, pages: list[Any]) -> None:
         """A block of keys and one of values, page by page, in a group of their own."""
-        x, block, most = self.x, self.plan.block, high(self.x.pages) - 1
+        x, block = self.x, self.plan.block
         key, rows = (of["first"] + step) * block, min(x.page, block)
         for number, page in enumerate(pages):
-            at = tile.hold(within(page, 0, most), "page", (0, most))
+            at = bounded(page, "page", x.pages - 1)
             for ring, cache, width in zip(self.rings, self.cache, self.widths):
                 place = ring[step % self.plan.stages][number * rows : (number + 1) * rows, :]
                 tile.copy_threads(place, page_part(x, cache, at, self.head, key, (block, width)))

@@ -12,6 +12,7 @@ from ... import tile
 from ...core.dtype import int64
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
+from ..attention.shape import memories
 from ..attention.softmax import finite
 from .shape import CUT_FIELDS, PagedPlan, PagedShape, parameters
 
@@ -25,9 +26,8 @@ def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -
     given = parameters(x, ("cuts", "partial", "sums", "out"), plan, out="state")
     b = BodyBuilder(name, given)
     rows = plan.per(x) * x.group
-    memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
     with tile.into(b):
-        _combine(x, plan, *tile.grid(plan.programs, rows), memory)
+        _combine(x, plan, *tile.grid(plan.programs, rows), memories(b))
     return b.finish((plan.programs, rows), warps=4)
 
 

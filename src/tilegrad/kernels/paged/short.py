@@ -30,6 +30,7 @@ from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
 from ..attention.softmax import finite
+from ..attention.tile_order import bounded
 from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedShape, ShortPlan, short_why_not
 from .steps import BARRIER, Blocks, Steps, counted, within
@@ -93,8 +94,7 @@ class _Short(Steps):
         self.sees = self.there & (zero < length)
         before = tile.where(self.there, within(length - 1, 0, self.most - 1), zero)
         self.before = tile.hold(before, "before", (0, self.most - 1))
-        last_token = high(x.tokens) - 1
-        self.token = tile.hold(within(first, 0, last_token), "token", (0, last_token))
+        self.token = bounded(first, "token", x.tokens - 1)
         self.first: Any = 0
         if x.window:
             self.first = tile.maximum(self.before + 1 - x.window, 0) // plan.block
@@ -123,14 +123,14 @@ class _Short(Steps):
         self.load_factors(self.head)
         self.find()
         place = tile.load(self.table, (self.request, self.before // x.page), ())
-        page = within(tile.cast(place, int64), 0, high(x.pages) - 1)
+        page = bounded(place, "page", x.pages - 1)
         best, sums = self.begin()
         for step in tile.range(self.blocks):
             best, sums = self.step(step, self.block(step), self.before, 1, best, sums)
         self.exchange(best, sums)
         self.finish()
         if self.owns & self.there:
-            self.append(tile.hold(page, "page", (0, high(x.pages) - 1)))
+            self.append(page)
 
     def begin(self) -> tuple[Any, Any]:
         """Queries into their place; (best, sums) and the total to begin with: those of the new

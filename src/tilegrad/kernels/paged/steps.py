@@ -28,7 +28,7 @@ from ...core.dtype import float16, int64
 from ...ir.symbol import ceil_divide, high
 from ...tile.build import BodyBuilder
 from ..attention.holes import Holes
-from ..attention.shape import swizzled
+from ..attention.shape import memories, swizzled
 from ..attention.softmax import LOG2_E, finite
 from .shape import PagedPlan, PagedShape, ShortPlan, attention_of, padded
 
@@ -90,7 +90,7 @@ class Steps:
 
     def __init__(self, x: PagedShape, plan: PagedPlan | ShortPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
+        self.memory = memories(b)
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))
         self.cache = (self.memory["keys"], self.memory["values"])
         self.factors: list[Any] = []  # of keys and values of 8 bits
