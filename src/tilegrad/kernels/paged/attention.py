@@ -5,7 +5,7 @@ blocks of keys are as many for each program; two warps bring keys and values int
 page, and the other warps multiply. Queries are few, so they are the short side of both products:
 scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
 An item that is a whole row block writes its result, others leave a part; who counts the last part
-of one combines them, or another launch does (`combine`). Where matrix units belong to a warp,
+of one combines them, or another launch does (`work`). Where matrix units belong to a warp,
 threads copy themselves (`ThreadItems`).
 
 Costs of a block of 128 keys of width 128 in 16 bits, 8 rows, 8 warps: 64 KB through the ring
@@ -32,9 +32,9 @@ from ...tile.build import Body, BodyBuilder
 from ..attention.softmax import finished
 from ..attention.threads import DEPTH, multiply, shared_place
 from ..attention.tile_order import bounded
-from .combine import mixed
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
 from .steps import BARRIER, Blocks, Steps, counted, page_part, within
+from .work import mixed
 
 SCRATCH = ("partial", "sums")
 PRODUCER_FIELDS = ("request", "tokens", "sees", "first", "blocks")

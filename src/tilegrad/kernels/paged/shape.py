@@ -38,8 +38,6 @@ FIELDS = (*KNOWN, "partial", "start", "stop", "from", "parts")
 # sees: how many keys the item's first token sees; partial: where a part of a row block goes, -1 for
 # the whole of one; start, stop: numbers of the program's first and last item, in its first record;
 # from, parts: the first partial of the item's row block, and how many parts that has
-CUT = 8  # int32 of a row block that programs share
-CUT_FIELDS = ("partial", "parts", "token", "tokens")
 STEP = ("q", "keys", "values", "scales", "table", "lengths", "query_starts", "sinks")
 USES = {"keys": "state", "values": "state", "counters": "state", "out": "result"}  # as a rule
 
@@ -262,10 +260,9 @@ def parameters(
 ) -> Parameters:
     """Arrays of a step by name, those that the shape and the Plan have; `uses` are of this kernel.
 
-    scales: what keys and values of each key head are multiplied with. items, cuts: the work list,
-    items that a program begins with first; row blocks that were cut, each in the row of the program
-    that has its second part. partial, sums: parts of row blocks, results and log2 of their sums of
-    weights. counters: 0 before and after, if parts are joined."""
+    scales: what keys and values of each key head are multiplied with. items: the work list, items
+    that a program begins with first. partial, sums: parts of row blocks, results and log2 of their
+    sums of weights. counters: 0 before and after, if parts are joined."""
     cache = (x.pages, x.key_heads, x.page)
     found = {
         "q": ((x.tokens, x.heads, x.width), x.dtype),
@@ -287,7 +284,6 @@ def parameters(
         items = plan.item_rows(x)
         rows = (items, x.key_heads, plan.rows)
         found["items"] = ((items, RECORD), int32)
-        found["cuts"] = ((plan.ranges(x), CUT), int32)
         found["partial"], found["sums"] = ((*rows, x.value_width), float32), (rows, float32)
         if plan.joined:
             found["counters"] = ((items, x.key_heads), int32)
