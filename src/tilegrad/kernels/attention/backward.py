@@ -31,7 +31,7 @@ from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of, size_of
 from .backward_plan import OWN, ROWS, BackwardPlan, columns_of, why_not
 from .holes import Holes
-from .shape import AttentionShape, Parameters, backward_parameters, memories, swizzled
+from .shape import AttentionShape, backward_parameters, memories, swizzled
 from .softmax import and_masks, first_of, line, times
 from .tile_order import block_at, block_count, corner
 
@@ -53,7 +53,7 @@ def attention_backward(
 
     def body(side: str, *gives: str) -> Body:
         known = [(n, m) for n, m in given.items() if m.use == "value" or n in gives]
-        return BackwardBody(x, plan, gives, known, f"{name}_{side}").build()
+        return BackwardBody(x, plan, gives, BodyBuilder(f"{name}_{side}", known)).build()
 
     if plan.fast:
         rounds = rounded(x, plan, given["dq"], f"{name}_round")
@@ -115,17 +115,11 @@ class BackwardBody:
     """Writes one Body."""
 
     def __init__(
-        self,
-        x: AttentionShape,
-        plan: BackwardPlan,
-        gives: Sequence[str],
-        parameters: Parameters,
-        name: str,
+        self, x: AttentionShape, plan: BackwardPlan, gives: Sequence[str], b: BodyBuilder
     ) -> None:
-        self.x, self.plan, self.gives = x, plan, gives
+        self.x, self.plan, self.gives, self.b = x, plan, gives, b
         self.of_keys = "dq" not in gives
-        self.b = BodyBuilder(name, parameters)
-        self.memory = memories(self.b)
+        self.memory = memories(b)
         self.fast = plan.fast and self.of_keys
         self.with_changes = "dv" not in gives or "dk" in gives  # ds, and a product with it
         self.columns = plan.queries if self.of_keys else plan.keys
