@@ -110,7 +110,7 @@ class Items(Steps):
 
     def record(self, row: Any, fields: Sequence[str]) -> list[Any]:
         """Fields of a record that is not the program's first."""
-        row = bounded(row, "row", self.rows - 1)
+        row = tile.hold(within(row, 0, self.rows - 1), "row")
         return [within(self.number(row, f), *self.bounds(f)) for f in fields]
 
     def bounds(self, field: str) -> tuple[int, int]:
