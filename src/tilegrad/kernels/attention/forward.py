@@ -88,9 +88,7 @@ class WideAttention:
         if plan.staged:
             self.staged = swizzled(dtype, halves, plan.together, 64, plan.staged)
         self.tiles = tile.pipeline("query", plan.query_stages, halves)
-        full = [tile.barrier(f"{of}_full", 1, plan.stages) for of in ("key", "value")]
-        empty = [tile.barrier(f"{of}_empty", halves, plan.stages) for of in ("key", "value")]
-        self.blocks = [tile.Pipeline(*pair) for pair in zip(full, empty)]  # of keys, of values
+        self.blocks = [tile.pipeline(of, plan.stages, halves) for of in ("key", "value")]
 
     def load_queries(self, count: Any, work: Work) -> None:
         """The queries of a tile, 64 rows a copy."""

@@ -60,11 +60,6 @@ class Holes:
         return bool(self.x.softcap) or self.summed
 
     @property
-    def everywhere(self) -> bool:
-        """Whether any block may be changed, not only those that the limits of keys cut."""
-        return self.changed or "mask" in self.x.extras
-
-    @property
     def limit(self) -> Any:
         """How many keys there are."""
         if "key_lengths" not in self.memory:

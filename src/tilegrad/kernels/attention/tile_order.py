@@ -260,9 +260,7 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
     """(number of the batch and head, block of tokens) of a tile: blocks of some heads are mixed, so
     that what they loop over is near and all end together."""
     at = size_of(number, "number")
-    if section == 1:
-        lane, block = floor_divide(at, blocks), modulo(at, blocks)
-    elif isinstance(lanes, int) and section >= lanes:
+    if isinstance(lanes, int) and section >= lanes > 1:
         block, lane = floor_divide(at, lanes), modulo(at, lanes)
     else:
         each = section * blocks

@@ -168,11 +168,12 @@ class Scored(BodyWriter):
     @tile.function
     def change(self) -> None:
         """What the holes do to a block of scores: nothing where they only hide and all is seen."""
-        low, high_ = (None if side is None else index_of(side) for side in self.x.band)
-        hidden: Any = self.holes.everywhere
-        if not hidden and high_ is not None:
+        hidden: Any = self.holes.changed or "mask" in self.x.extras
+        band = (None, None) if hidden else self.x.band
+        low, high_ = (None if side is None else index_of(side) for side in band)
+        if high_ is not None:
             hidden = tile.less(self.first + high_, self.key + self.count - 1)
-        if not self.holes.everywhere and low is not None:
+        if low is not None:
             early = tile.less(self.key, self.stop - 1 + low)
             hidden = early if hidden is False else hidden | early
         if hidden:
