@@ -136,7 +136,7 @@ def some_sum(sums: Any) -> Any:
     return tile.where(sums > 0.0, sums, 1.0)
 
 
-def log_sums(sums: Any, top: Any) -> Any:
-    """The log-sum-exps of rows; -inf where nothing was seen."""
-    natural = (top + tile.log2(some_sum(sums))) * LN2
-    return tile.where(sums > 0.0, natural, -tile.INF)
+def log_sums(sums: Any, top: Any, unit: float | None = LN2) -> Any:
+    """The log-sum-exps of rows, natural or in another unit; -inf where nothing was seen."""
+    found = times(top + tile.log2(some_sum(sums)), unit)
+    return tile.where(sums > 0.0, found, -tile.INF)

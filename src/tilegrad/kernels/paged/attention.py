@@ -29,7 +29,7 @@ from ...core.dtype import int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..attention.softmax import finished
+from ..attention.softmax import finished, log_sums
 from ..attention.threads import DEPTH, multiply, shared_place
 from ..attention.tile_order import bounded
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
@@ -203,7 +203,6 @@ class Items(Steps):
         if begun is not None:  # they count in the first part of a row block
             begun = tile.where(tile.less_equal(of["partial"], of["from"]), begun, -tile.INF)
         share, sums, best = finished(sums, best, begun)
-        some = sums > 0.0
         if self.factors:
             share = share * self.factors[1]
         result = tile.read(self.total) * share
@@ -213,19 +212,17 @@ class Items(Steps):
             offset, inside = self.offsets_of(of, shape, 1, self.x.value_width, at)
             tile.store(self.out, offset, result, mask=inside)
         else:
-            self.leave(of, result, best, sums, some)
+            self.leave(of, result, log_sums(sums, best, None))
 
     @tile.function
-    def leave(self, of: Item, result: Any, best: Any, sums: Any, some: Any) -> None:
+    def leave(self, of: Item, result: Any, log: Any) -> None:
         """A part of a row block; who counts the last one combines them."""
         x, rows, partial = self.x, self.plan.rows, tile.maximum(of["partial"], 0)
         at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
         offset = (row + (partial * x.key_heads + self.head) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
         tile.store(self.partial, offset, result, mask=inside)
-        log = best + tile.log2(tile.where(some, sums, 1.0))
-        log = tile.reshape(tile.where(some, log, -tile.INF), (rows,))
-        tile.store(self.sums, (partial, self.head, 0), log)
+        tile.store(self.sums, (partial, self.head, 0), tile.reshape(log, (rows,)))
         if self.counters is not None:
             tile.fence("global")
             tile.named_sync(BARRIER, self.threads)

@@ -29,7 +29,7 @@ from ...core.dtype import float32, int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..attention.softmax import finite
+from ..attention.softmax import finite, some_sum
 from ..attention.tile_order import bounded
 from .append import Rotary, append_parameters, clear_rest, kept
 from .shape import PagedShape, ShortPlan, short_why_not
@@ -261,8 +261,7 @@ class _Short(Steps):
             total = more if total is None else total + more
             part = tile.read(self.parts[r]) * weight[None, :]
             result = part if result is None else result + part
-        one = tile.full((), 1.0)
-        share = one / tile.where(total > 0.0, total, one)
+        share = 1.0 / some_sum(total)
         if self.factors:
             share = share * self.factors[1]
         self.write(result * share[None, :])

@@ -24,7 +24,7 @@ from ...core.dtype import int32, int64
 from ...ir.symbol import Size, floor_divide, high
 from ...tile.build import Body, BodyBuilder
 from ..attention.shape import memories
-from ..attention.softmax import finite
+from ..attention.softmax import finite, some_sum
 from ..attention.tile_order import bounded
 from .shape import FIELDS, KNOWN, RECORD, PagedPlan, PagedShape, parameters
 
@@ -250,7 +250,6 @@ def mixed(
     """Results (rows, width) of the parts from the first on: `memories` are partial and sums,
     `where` is (first, key head, row), `shape` (parts at a time, rows, width); `real` rows count."""
     (partial, sums), (first, *which), (together, rows, wide) = memories, where, shape
-    nothing, zero = tile.full((), -tile.INF), tile.zeros(())
     best, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))
     result = tile.zeros((rows, wide))
     for part in tile.range(0, parts, together):
@@ -261,7 +260,7 @@ def mixed(
         logs = tile.load(sums, (first + part, *which), (together, rows), axes=(0, 2), mask=there)
         at = (first + part, *which, 0)
         found = tile.load(partial, at, shape, axes=(0, 2, 3), mask=there[:, :, None])
-        logs = tile.where(there, logs, nothing)
+        logs = tile.where(there, logs, -tile.INF)
         now = tile.maximum(best, tile.max(logs, 0))
         base = finite(now)
         weights, shrink = tile.exp2(logs - base), tile.exp2(best - base)
@@ -269,4 +268,4 @@ def mixed(
         by_row = tile.broadcast(by_row, result.shape)
         more = tile.multiply_add(result, by_row, tile.sum(more, 0))
         best, total, result = now, tile.multiply_add(total, shrink, tile.sum(weights, 0)), more
-    return result / tile.where(zero < total, total, 1.0)[:, None]
+    return result / some_sum(total)[:, None]
