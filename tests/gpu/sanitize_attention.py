@@ -33,7 +33,7 @@ from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
 from tilegrad.kernels.paged.attention import attend
-from tilegrad.kernels.paged.shape import PagedPlan, PagedShape, ShortPlan
+from tilegrad.kernels.paged.shape import PagedPlan, PagedShape
 from tilegrad.kernels.paged.shape import parameters as step_parameters
 from tilegrad.kernels.paged.short import step_attend
 from tilegrad.kernels.paged.work import combine_parts, work_list
@@ -516,7 +516,7 @@ def normed(heads: Any, weight: Any, epsilon: float) -> Any:
 
 def stepped(
     x: PagedShape,
-    plan: ShortPlan,
+    plan: PagedPlan,
     rotary: Rotary,
     queries: Sequence[int],
     lengths: Sequence[int],
@@ -590,17 +590,21 @@ PAGED: dict[str, Callable[[], Steps]] = {
         (0, 70, 130),
     ),
     "one launch": lambda: stepped(
-        paged(8, 2, 16, ONES, FEW), ShortPlan(cluster=2), Rotary(64), ONES, FEW
+        paged(8, 2, 16, ONES, FEW), PagedPlan(8, 64, 2, 4, cluster=2), Rotary(64), ONES, FEW
     ),
     "one launch, clusters of 8": lambda: stepped(
-        paged(4, 1, 64, ONES, FEW, 128), ShortPlan(), Rotary(128), ONES, FEW
+        paged(4, 1, 64, ONES, FEW, 128), PagedPlan(8, 64, 2, 4, cluster=8), Rotary(128), ONES, FEW
     ),
     "one launch, 8 bits": lambda: stepped(
-        paged(4, 1, 16, ONES, FEW, cache=float8_e4m3), ShortPlan(cluster=4), Rotary(64), ONES, FEW
+        paged(4, 1, 16, ONES, FEW, cache=float8_e4m3),
+        PagedPlan(8, 64, 2, 4, cluster=4),
+        Rotary(64),
+        ONES,
+        FEW,
     ),
     "one launch, norms": lambda: stepped(
         paged(8, 2, 16, ONES, FEW, 128),
-        ShortPlan(cluster=2),
+        PagedPlan(8, 64, 2, 4, cluster=2),
         Rotary(128),
         ONES,
         FEW,

@@ -57,8 +57,6 @@ def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Bod
 class Items(Steps):
     """Builds one Body of `attend`."""
 
-    plan: PagedPlan
-
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
         self.items, self.partial, self.sums = (self.memory[n] for n in ("items", "partial", "sums"))

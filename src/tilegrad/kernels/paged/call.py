@@ -18,7 +18,7 @@ from ..attention.plan import AttentionPlan
 from .append import Rotary, append
 from .attention import SCRATCH, attend
 from .prefill import prefill, tile_list
-from .shape import PagedPlan, PagedShape, ShortPlan
+from .shape import PagedPlan, PagedShape
 from .short import step_attend
 from .work import combine_parts, work_list
 
@@ -66,7 +66,7 @@ def append_callee(x: PagedShape, rotary: Rotary, each: int = 1) -> KernelCallee:
 
 
 @functools.lru_cache(maxsize=64)
-def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee:
+def short_callee(x: PagedShape, plan: PagedPlan, rotary: Rotary) -> KernelCallee:
     """(q, k, v, frequencies, weights of norms if they have some, scales if of 8 bits, table,
     lengths, query_starts, sinks if there are any, keys, values) -> (out, keys, values): append and
     attention of a step with one token a request at most."""

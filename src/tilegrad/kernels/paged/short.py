@@ -32,17 +32,17 @@ from ...tile.build import Body, BodyBuilder
 from ..attention.softmax import finite, some_sum
 from ..attention.tile_order import bounded
 from .append import Rotary, append_parameters, clear_rest, kept
-from .shape import PagedShape, ShortPlan, short_why_not
+from .shape import PagedPlan, PagedShape, why_not
 from .steps import BARRIER, Blocks, Steps, counted, within
 
 CLEARED = 16  # rows that are written at once
 
 
 def step_attend(
-    x: PagedShape, plan: ShortPlan, rotary: Rotary, name: str = "paged_attention_short"
+    x: PagedShape, plan: PagedPlan, rotary: Rotary, name: str = "paged_attention_short"
 ) -> Body:
     """The kernel."""
-    why = short_why_not(x, plan)
+    why = why_not(x, plan)
     if why:
         raise InternalError("kernels.paged.short", f"{why}: {plan} for {x}")
     return _Short(x, plan, rotary, BodyBuilder(name, append_parameters(x, rotary, "out"))).build()
@@ -51,9 +51,7 @@ def step_attend(
 class _Short(Steps):
     """Builds one Body of `step_attend`."""
 
-    plan: ShortPlan
-
-    def __init__(self, x: PagedShape, plan: ShortPlan, rotary: Rotary, b: BodyBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: PagedPlan, rotary: Rotary, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
         self.rotary, self.norms = rotary, rotary.norms
         self.reach = x.window - 1  # the new token sees itself

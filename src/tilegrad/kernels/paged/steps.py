@@ -30,7 +30,7 @@ from ...tile.build import BodyBuilder
 from ..attention.holes import Holes
 from ..attention.shape import memories, swizzled
 from ..attention.softmax import LOG2_E, finite
-from .shape import PagedPlan, PagedShape, ShortPlan, attention_of, padded
+from .shape import PagedPlan, PagedShape, attention_of, padded
 
 BARRIER = 0  # at which the warps that multiply meet
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
@@ -88,7 +88,7 @@ def page_part(
 class Steps:
     """The places of a program, and what happens with a block of keys."""
 
-    def __init__(self, x: PagedShape, plan: PagedPlan | ShortPlan, b: BodyBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
         self.memory = memories(b)
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))
