@@ -111,7 +111,7 @@ def test_words_are_fenced() -> None:
 
 
 def test_words_are_kept() -> None:
-    """A product reads its words to its end: on an H200 it took others that were written meanwhile."""
+    """A product reads its words to its end: an H200 took others that were written meanwhile."""
     with pytest.raises(PendingError, match="what is kept"):
         multiply(8, "e4m3", 0, between="mov.b32 %r20, 0;")
     found, wanted = multiply(8, "e4m3", 0, between="mov.b32 %r22, %r20;")  # to read them is no harm
