@@ -49,7 +49,6 @@ def crooked(inner: Size) -> bool:
 # ---- flat ----------------------------------------------------------------------------------------
 
 UNROLLED = 4096  # instructions of a thread, about: more elements at once would fill its registers
-DOUBLE = 4  # as much for what is computed in float64: values take two registers each
 
 
 class FlatTiles(ThreadPart):
@@ -98,8 +97,7 @@ class FlatTiles(ThreadPart):
         sizes = [high(product(n.shape)) for n in self.space.reads]
         reads, whole = (sum(1 for s in sizes if s > least) for least in (vector, total // 2))
         self.each = min(32, vector * (4 if reads <= 1 else 2 if reads <= 3 and whole <= 1 else 1))
-        count = self.space.instructions() * (DOUBLE if self.space.is_double() else 1)
-        while self.each > 1 and self.each * count > UNROLLED:
+        while self.each > 1 and self.each * self.space.instructions() > UNROLLED:
             self.each //= 2
         size = 4 * WARP * self.each
         while self.each > vector and total < self.space.programs_wanted() * size:

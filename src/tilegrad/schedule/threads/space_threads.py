@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from ...core.config import invariant
-from ...core.dtype import float64
 from ...graph import ops
 from ...ir.node import Node
 from ...ir.symbol import (
@@ -124,10 +123,6 @@ class ThreadSpace(Space):
     def instructions(self) -> int:
         """About how many instructions an element takes."""
         return instructions(self.region.stored, set(self.reads), self.region.rounded)
-
-    def is_double(self) -> bool:
-        """Whether something is computed in float64."""
-        return any(node.dtype is float64 for node in self._inlined())
 
     def has_loaded_gather(self) -> bool:
         """Whether something is gathered at indices that only memory knows."""

@@ -51,12 +51,11 @@ def _open() -> Any:
         import cuda.bindings
         from cuda.bindings import driver
     except ImportError as error:
-        absent = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("cuda")
         raise UserError(
             "CUDA needs the package cuda-bindings",
             op="cuda",
             expected="cuda-bindings>=13.0,<14",
-            got="cuda-bindings is not installed" if absent else error,
+            got=error,
             hint='pip install "cuda-bindings>=13.0,<14"',
         ) from None
     version = str(getattr(cuda.bindings, "__version__", "13"))
