@@ -138,14 +138,13 @@ def _apart(x: PagedShape, inputs: Sequence[Node]) -> tuple[list[Node], Node, Nod
 def _work(
     x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
 ) -> list[Node]:
-    """The list of a step, and zeros that programs count in or row blocks that were cut; the same
-    Nodes for all layers that differ in nothing that the list depends on."""
+    """The list of a step, and zeros that programs count in if they join parts; the same Nodes for
+    all layers that differ in nothing that the list depends on."""
     from ..kernels.paged.call import list_callee
 
-    items, last = build.items(_listed(list_callee(_plain(x), plan), lengths, starts, near))
-    if plan.joined:
-        last = build.full((plan.item_rows(x), x.key_heads), 0, int32)
-    return [items, last]
+    items = _listed(list_callee(_plain(x), plan), lengths, starts, near)
+    counters = build.full((plan.item_rows(x), x.key_heads), 0, int32)
+    return [items, counters] if plan.joined else [items]
 
 
 def _plain(x: PagedShape) -> PagedShape:
