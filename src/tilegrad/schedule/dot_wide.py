@@ -223,17 +223,19 @@ class WideDot:
             return None
         if block and not along[0] and (block % 64 or p.gathered):
             return None  # rows of shared tiles are whole spans
-        if scaled:
-            shapes = [s.shape for s in self.dot.inputs[2:]]
-            at = [[loop_index(n, s) for n, s in zip("rb", shape)] for shape in shapes]
-            self.scales = [
-                matrix_of(s, tuple(i), (0, *i), self.reads, False)
-                for s, i in zip(self.dot.inputs[2:], at)
-            ]
-            units = self.dot.attrs["block"] == self.dot.attrs["rows"] == BLOCK
-            if None in self.scales or not units or not self.asynchronous:
-                return None
+        self.scales = self._scales() if scaled else []
+        if scaled and len(self.scales) < 2:
+            return None
         return None if (sparse or scaled) and not all(along) else found
+
+    def _scales(self) -> list[Matrix]:
+        """How the scales of both operands of blocks lie; none where the kernel has other blocks."""
+        units = self.dot.attrs["block"] == self.dot.attrs["rows"] == BLOCK and self.asynchronous
+        found = []
+        for scale in self.dot.inputs[2:] if units else ():
+            at = [loop_index(name, size) for name, size in zip(("r", "b"), scale.shape)]
+            found.append(matrix_of(scale, tuple(at), (0, *at), self.reads, False))
+        return [lies for lies in found if lies is not None]
 
     def _epilogue_class(self) -> str:
         """What is done to the products on their way out, as PlanTables tell it apart."""
