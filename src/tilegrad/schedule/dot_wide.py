@@ -200,12 +200,7 @@ class WideDot:
             return None
         at = [loop_index(name, s) for name, s in zip(("batch", "m", "k", "n"), p.sizes)]
         a = matrix_of(p.source, p.index_a(*at[:3]), at[:3], self.reads)
-        if sparse:  # what is kept, half as many columns
-            half = loop_index("k", k // 2)
-            b = matrix_of(self.dot.inputs[1], (at[3], half), (at[0], half, at[3]), self.reads)
-        else:
-            right = self.dot.inputs[1] if scaled else p.b
-            b = matrix_of(right, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
+        b = self._right(at)
         result = self.stored[0]
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
         if b is None or not fits:
@@ -227,6 +222,15 @@ class WideDot:
         if scaled and len(self.scales) < 2:
             return None
         return None if (sparse or scaled) and not all(along) else found
+
+    def _right(self, at: Sequence[Size]) -> Matrix | None:
+        """How the right operand lies; of sparse weights what is kept, half as many columns."""
+        p, stored, (batch, _, k, n) = self.problem, self.dot.inputs[1], at
+        if self.dot.op is ops.sparse_dot:
+            half = loop_index("k", high(p.sizes[2]) // 2)
+            return matrix_of(stored, (n, half), (batch, half, n), self.reads)
+        right = stored if self.dot.op is ops.block_dot else p.b
+        return matrix_of(right, p.index_b(batch, k, n), (batch, k, n), self.reads)
 
     def _scales(self) -> list[Matrix]:
         """How the scales of both operands of blocks lie; none where the kernel has other blocks."""
