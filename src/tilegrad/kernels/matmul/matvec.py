@@ -27,7 +27,7 @@ from ...core.target import Target
 from ...ir.node import Node
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from .shape import Ask, Choice, Epilogue, Operands, among
+from .shape import Ask, Choice, Epilogue, Operands, among, first_wrong
 
 LINE = 256  # elements of a line that a warp reads at once; a row is some lines
 WARPS = (8, 4)  # of a program, the first number that divides a row's lines
@@ -65,7 +65,7 @@ def why_not(x: Operands, target: Target) -> str:
         (any(not isinstance(n, int) or n % 8 for n in weights), "rows come in eights"),
         (not target.has_threads, "threads"),
     ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    return first_wrong(wrong)
 
 
 def choose(x: Operands, target: Target) -> Choice[MatvecPlan]:

@@ -133,9 +133,13 @@ class Moving:
         )
         self.copy(place[begin + first : begin + first + rows, :], source, stage, shared)
 
-    def right_of(self, stage: Any, _: int) -> tuple[Any, int, int]:
-        """Where a weight's tile of b lies in a stage: the place, its first row there, and rows."""
-        return self.right[stage], 0, self.right.shape[1]
+    def right_of(self, stage: Any, number: int) -> tuple[Any, int, int]:
+        """Where a weight's tile of b lies in a stage: the place, its first row there, and rows.
+        Along k, those of products that are joined lie one below another."""
+        if self.apart:
+            return self.right[stage, number], 0, self.right.shape[2]
+        rows = self.span[1] if self.joined else self.right.shape[1]
+        return self.right[stage], number * rows, rows
 
     def copy(self, place: Any, source: Any, stage: Any, shared: bool) -> None:
         """A copy into a stage, of this program or of all that share what is read."""

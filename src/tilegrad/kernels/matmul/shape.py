@@ -196,6 +196,11 @@ def staged_rooms(x: Operands, plan: WidePlan) -> int:
     return min(max(2, plan.together), waves(x, plan) * pieces)
 
 
+def first_wrong(found: Sequence[tuple[Any, str]]) -> str:
+    """The first reason that holds, of some (whether it does, reason); '' for none."""
+    return next((why for is_wrong, why in found if is_wrong), "")
+
+
 def why_not(x: Operands, plan: WidePlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
     tm, tn = x.span(plan.tile)
@@ -207,7 +212,7 @@ def why_not(x: Operands, plan: WidePlan) -> str:
         (tn // plan.split % plan.staged, "staged pieces divide the columns"),
         (plan.across and (tm // 64) % plan.cluster, "a shared a comes in 64 rows a program"),
     ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    return first_wrong(wrong)
 
 
 def swizzle_of(columns: int, dtype: DType) -> str:

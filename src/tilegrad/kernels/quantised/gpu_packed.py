@@ -33,11 +33,11 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
 from ..matmul.plan import CLUSTERS
-from ..matmul.shape import Operands, WidePlan, among, box, exchanged, staged_rooms
+from ..matmul.shape import Operands, WidePlan, among, box, exchanged, first_wrong, staged_rooms
 from ..matmul.wide import WideMatmul
-from .gpu_around import gate
 from .gpu_layout import BLOCK, GROUP, bytes_of, half, layout_of, parts
 from .shape import NOTHING, Around, QuantisedShape, padded, parameters
+from .words import gate, there
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
 MOST_WIDE = {1: 256, 2: 256, 3: 64, 4: 64}  # columns of accumulators, by consumers
@@ -103,7 +103,7 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
         (any(s % 64 for s in sizes[:-1]) or any(s % 8 for s in sizes), "results of odd sizes"),
         (shape.columns % 8 != 0, "columns are no multiple of 8"),
     ]
-    return next((why for is_wrong, why in wrong if is_wrong), "")
+    return first_wrong(wrong)
 
 
 def plans(shape: QuantisedShape, around: Around, target: Target) -> list[PackedPlan]:
@@ -295,14 +295,14 @@ class PackedMatmul(WideMatmul):
         value = pieces[0]
         wide = value.shape[1]
         if self.bias is not None:
-            bias = tile.load(self.bias, row, 64, mask=below(64, row, self.x.m))
+            bias = tile.load(self.bias, row, 64, mask=there((64,), 0, row, self.x.m))
             value = value + tile.broadcast(bias.to(float32)[:, None], value.shape)
         if self.around.gated:
             value = gate(value, pieces[1], quick=True)
         if self.residual is not None:
-            there = tile.broadcast(below(wide, column, self.x.n)[:, None], (wide, 64))
-            there = there & tile.broadcast(below(64, row, self.x.m)[None, :], (wide, 64))
-            added = tile.load(self.residual, (column, row), (wide, 64), mask=there)
+            size = (wide, 64)
+            mask = there(size, 0, column, self.x.n) & there(size, 1, row, self.x.m)
+            added = tile.load(self.residual, (column, row), size, mask=mask)
             value = value + added.to(float32).T
         return value
 
@@ -417,11 +417,3 @@ def bits(value: float, dtype: Any) -> int:
 def pairs(values: Any, dtype: Any) -> Any:
     """Numbers, each in both halves of a word."""
     return tile.repeat_bits(values.to(dtype))
-
-
-def below(size: int, start: Any, limit: Any) -> Any:
-    """Which of some places are below a limit."""
-    return tile.arange(size) + start < limit
-
-
-__all__ = ["PackedMatmul", "expected", "packed_matmul", "plans", "why_not"]
