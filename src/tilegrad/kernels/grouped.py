@@ -17,7 +17,7 @@ from typing import Any
 from .. import tile
 from ..core.config import invariant
 from ..core.dtype import float32, float64, int32
-from ..ir.symbol import Size, ceil_divide, high, minimum
+from ..ir.symbol import Size, ceil_divide, high, minimum, power_of_two
 from ..tile.define import Definition
 from ..tile.trace import tracer
 
@@ -80,7 +80,7 @@ def block_rows(rows: Size, groups: int) -> int:
     if invariant():
         return LEAST_BLOCK
     wanted = max(1, 2 * high(rows) // groups)
-    return min(MOST_BLOCK, max(LEAST_BLOCK, 1 << (wanted - 1).bit_length()))
+    return min(MOST_BLOCK, max(LEAST_BLOCK, power_of_two(wanted)))
 
 
 def most_blocks(rows: Size, groups: int, block: int) -> Size:
@@ -96,7 +96,7 @@ def list_sizes(rows: Size, groups: int) -> dict[str, Any]:
 
 def lanes_of(groups: int) -> int:
     """Lanes of a tile that has all groups."""
-    return max(16, 1 << (groups - 1).bit_length())
+    return max(16, power_of_two(groups))
 
 
 @tile.function

@@ -34,6 +34,8 @@ from ..ir.symbol import (
     maximum,
     minimum,
     modulo,
+    power_of_two,
+    round_up,
     substitute,
 )
 from ..ir.types import Array, Memory, product
@@ -44,7 +46,7 @@ from .access import Index, atom_of, offset_of, reads_below
 from .evaluate import wide
 from .family import Bodies, Family, Made, Offer, roofline
 from .plan import Plan
-from .problem import breaks_of_groups, power_of_two, problem_of, stride_of
+from .problem import breaks_of_groups, problem_of, stride_of
 from .region import Region
 from .sheet import Parameter, Sheet
 
@@ -79,7 +81,7 @@ class DotLowering:
 
     def rows_of_group(self, unit: int) -> int:
         """Rows of a group that a program takes: of most groups all, whose weights it packs."""
-        return -(-FEW_GROUPS * self.problem.most[1] // unit) * unit
+        return round_up(FEW_GROUPS * self.problem.most[1], unit)
 
     # ---- the Body -------------------------------------------------------------------------
 
@@ -329,7 +331,7 @@ class DotLowering:
         if self.along_m or high(m) <= plan.mr:
             return []
         row, place = atom_of("far_row", m), atom_of("far_k", k)
-        share = -(-plan.mr // (plan.block_n // plan.nr))
+        share = ceil_divide(plan.mr, plan.block_n // plan.nr)
         found: list[tuple[Node, Size]] = []
         for node, index in reads_below([(p.a, p.index_a(self.batch, row, place))], self.e.memories):
             offset = offset_of(node, index)

@@ -21,7 +21,7 @@ from ..core.dtype import bfloat16, float8_e4m3, float16, float32, int64
 from ..core.target import Target
 from ..graph import ops
 from ..ir.node import Node, topological, walk
-from ..ir.symbol import Size, floor_divide, high, loop_index
+from ..ir.symbol import Size, floor_divide, high, loop_index, power_of_two, round_up
 from ..ir.types import product
 from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecPlan
@@ -41,7 +41,7 @@ from .access import MOVEMENT, Index, base_of, offset_of, reads_below, strides_of
 from .cost import instructions
 from .evaluate import wide
 from .family import Made
-from .problem import power_of_two, problem_of
+from .problem import problem_of
 from .region import Region
 from .threads.tiles import ThreadSheet
 from .values import is_part, is_whole
@@ -82,7 +82,7 @@ def matrix_of(
     strides = [s for s in lies[0] if isinstance(s, int)]
     if len(strides) < len(probes):
         return None
-    step = -(-max(1 + high(p) for p in probes[1:]) // ALIGNMENT) * ALIGNMENT
+    step = round_up(max(1 + high(p) for p in probes[1:]), ALIGNMENT)
     single = [isinstance(p, int) for p in probes[1:]]  # a row or column: any step will do
     found = Matrix(place[0], strides[0], *(step if x else s for x, s in zip(single, strides[1:])))
     return found if found.aligned else None

@@ -155,7 +155,7 @@ class Grouped(OfMatrices):
     def most(self) -> tuple[int, int, int, int]:
         """Sizes that Plans are chosen by: rows as if groups had equal ones."""
         batch, m, k, n = (high(s) for s in self.sizes)
-        return min(batch, max(1, m)), -(-m // batch), k, n
+        return min(batch, max(1, m)), ceil_divide(m, batch), k, n
 
     def blocks(self, e: Evaluator, rows: int, columns: int) -> tuple[Size, Size, Size, Size]:
         """A program for each block of rows that there may be, group g's from number
@@ -221,8 +221,3 @@ def stride_of(e: Evaluator, node: Node, index: Index, atom: Size) -> Size | None
     if place is None or not isinstance(atom, Expr):
         return None if place is None else 0
     return coefficient(offset_of(*place), atom)
-
-
-def power_of_two(size: int) -> int:
-    """The least power of two that is not below a size."""
-    return 1 << max(0, size - 1).bit_length()

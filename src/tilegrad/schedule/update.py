@@ -14,7 +14,7 @@ from typing import Any
 from ..core.dtype import int64
 from ..core.target import Target
 from ..ir.node import Node
-from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo
+from ..ir.symbol import Size, ceil_divide, coefficient, high, loop_index, minimum, modulo, round_up
 from ..ir.types import product
 from ..tile.build import BodyBuilder
 from ..tile.numeric import SCATTER
@@ -144,8 +144,8 @@ class VectorUpdate(Update):
         self.sheet = Sheet(self.name, given)
         self.b, self.e, self.memory = self.sheet.b, self.sheet.e, self.sheet.others["state"]
         lead, rest, lanes = self.count, self.rest, self.lanes(self.rest)
-        block = max(lanes, min(BLOCK, -(-high(rest) // 4)))
-        block = -(-block // lanes) * lanes
+        block = max(lanes, min(BLOCK, ceil_divide(high(rest), 4)))
+        block = round_up(block, lanes)
         blocks = ceil_divide(rest, block)
         if self.once():
             grid, (number, own) = self.sheet.programs(lead, blocks)

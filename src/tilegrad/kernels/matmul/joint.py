@@ -19,6 +19,7 @@ from typing import Any
 
 from ... import tile
 from ...ir.node import Node
+from ...ir.symbol import round_up
 from ...tile.build import BodyBuilder
 from .shape import Epilogue, Operands, Prologue, WidePlan, among, first_wrong
 from .wide import WideMatmul
@@ -52,7 +53,7 @@ class JointMatmul(WideMatmul):
         self.unit = self.span[0 if x.turned else 1]  # of a weight, in one tile
         self.starts = [0]  # where each weight begins, among tiles side by side
         for n in x.weights:
-            self.starts.append(self.starts[-1] + -(-n // self.unit) * self.unit)
+            self.starts.append(self.starts[-1] + round_up(n, self.unit))
 
     def why_not_here(self) -> str:
         """What several weights ask for beside."""

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from ...core.dtype import bfloat16
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import ceil_divide, high, round_up
 from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_counts, waves
 
 SPAN_BYTES = 128  # of a swizzled row
@@ -102,7 +102,7 @@ def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     m = high(x.m)
     size, cores = x.dtype.size, target.cores
     for rows, split in itertools.product((128, 256) if x.gated else (64, 128, 256), (1, 2, 3, 4)):
-        wide = max(1, -(-m // (8 * split))) * 8 * split
+        wide = max(1, ceil_divide(m, 8 * split)) * 8 * split
         depth = 128 if rows + wide <= 160 else 64
         depth = depth * 2 // size
         tiles = tiles_of(x, WidePlan((rows, wide, depth)), True)
@@ -131,10 +131,10 @@ def fitted_widths(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]
     """Tokens as rows, and tiles of the weights so wide that each core has as many as others: one,
     or where that is too wide or tokens are many a few."""
     m = high(x.m)
-    heights = [64 * -(-m // 64)] if m <= FITTED else []
+    heights = [64 * ceil_divide(m, 64)] if m <= FITTED else []
     for tm in dict.fromkeys([*heights, *([128] if m > FEW_TOKENS else [])]):
-        columns = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated) * -(-m // tm)
-        fewest = -(-columns // (256 * target.cores))
+        columns = high(x.batch) * high(x.n) * max(1, len(x.weights) * x.gated) * ceil_divide(m, tm)
+        fewest = ceil_divide(columns, 256 * target.cores)
         several = fewest > 1 and m > 32  # fewer rows are mostly beyond a box
         most = fewest + 1 if tm > FEW_TOKENS or m > FEW_TOKENS else 3
         shares = [(split, 1) for split in (1, 2, 3, 4)]
@@ -155,7 +155,7 @@ def fitted_width(
     least = high(x.batch) * high(x.n) // max(1, limit * cluster) // unit * unit
     if tm < high(x.m):
         narrow = NARROW if cluster > 1 or high(x.m) > 2 * tm else NARROW // 2
-        least = max(least, -(-narrow // unit) * unit)
+        least = max(least, round_up(narrow, unit))
     for tn in range(max(unit, least), 257, unit) if limit else ():
         tiles = tiles_of(x, WidePlan((tm, tn, 64), cluster=cluster), False)
         if tiles > limit:
@@ -164,7 +164,7 @@ def fitted_width(
         columns = x.span((tm, tn, depth))[1] // split
         staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
         staged = max(32, staged_of(x, staged, columns)) if columns % 32 == 0 else staged
-        programs = -(-tiles // rounds) * split * cluster
+        programs = ceil_divide(tiles, rounds) * split * cluster
         plan = WidePlan(
             (tm, tn, depth), 0, programs, group_of(x), staged, cluster, split=split, dependent=True
         )
@@ -200,7 +200,7 @@ def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
             continue
         if cluster > 1 and m >= 2048 and limit >= 8:
             limit = limit // 8 * 8  # a few idle cores leave power to the others
-        clusters = tiles if split > 1 else min(limit, -(-tiles // -(-tiles // limit)))
+        clusters = tiles if split > 1 else min(limit, ceil_divide(tiles, ceil_divide(tiles, limit)))
         at_once = x.gated and split == 1 and columns * x.result.size <= 256  # as two of 64 take
         plan = WidePlan(
             tile,
@@ -315,7 +315,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     columns = (transposed(x) if turned else x).span(plan.tile)[1]
     tiles = tiles_of(x, plan, turned)
     clusters = plan.programs // (plan.cluster * plan.split)
-    rounds = -(-tiles // clusters)
+    rounds = ceil_divide(tiles, clusters)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     rate = matrix_rate(x, target) * efficiency(tn) * (GATED if x.gated else 1.0)
     product = 2 * tm * tn * tk / rate

@@ -148,9 +148,9 @@ def tile_counts(x: Operands, plan: WidePlan) -> tuple[Size, Size]:
     near_m, near_n = (1, plan.cluster) if plan.across else (plan.cluster, 1)
     down, across = ceil_divide(x.m, rows * near_m), ceil_divide(x.n, columns * near_n)
     if x.weights and not x.gated and x.turned:
-        down = -(-sum(-(-n // rows) for n in x.weights) // near_m)
+        down = ceil_divide(sum(ceil_divide(n, rows) for n in x.weights), near_m)
     elif x.weights and not x.gated:
-        across = -(-sum(-(-n // columns) for n in x.weights) // near_n)
+        across = ceil_divide(sum(ceil_divide(n, columns) for n in x.weights), near_n)
     return down, across
 
 
@@ -177,7 +177,7 @@ def in_ring(x: Operands, plan: WidePlan, dtype: DType) -> bool:
 def waves(x: Operands, plan: WidePlan) -> int:
     """How many tiles a program has, at most."""
     tiles = high(x.batch) * high(multiply(*tile_counts(x, plan)))
-    return -(-tiles // max(1, plan.programs // (plan.cluster * plan.split)))
+    return ceil_divide(tiles, max(1, plan.programs // (plan.cluster * plan.split)))
 
 
 def exchanged(plan: WidePlan) -> int:

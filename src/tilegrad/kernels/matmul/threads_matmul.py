@@ -300,8 +300,8 @@ def space(x: Operands, target: Target) -> Iterator[ThreadPlan]:
                 if plan is None:
                     continue
                 yield plan
-                tiles = math.prod(-(-high(a) // b) for a, b in ((x.m, tm), (x.n, tn)))
-                steps = -(-low(x.k) // tk)
+                tiles = math.prod(ceil_divide(high(a), b) for a, b in ((x.m, tm), (x.n, tn)))
+                steps = ceil_divide(low(x.k), tk)
                 if resident == 1 and not small and steps >= plan.stages - 1:
                     if tiles * high(x.batch) > target.cores:
                         yield replace(plan, programs=target.cores)
@@ -349,7 +349,7 @@ def expected(x: Operands, plan: ThreadPlan, target: Target) -> float:
     """Seconds the model expects."""
     m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
     (tm, tn, tk), (down, across), size = plan.tile, plan.warps, x.dtype.size
-    tiles, steps = batch * -(-m // tm) * -(-n // tn), -(-k // tk)
+    tiles, steps = batch * ceil_divide(m, tm) * ceil_divide(n, tn), ceil_divide(k, tk)
     together = residents(x, plan, target)
     product = 2 * tm * tn * tk / matrix_rate(target)
     moved = (tm * across + tn * down + tm + tn) * tk * size
@@ -357,7 +357,7 @@ def expected(x: Operands, plan: ThreadPlan, target: Target) -> float:
     step = max(product, shared) + STEP_SECONDS / together
     ends = TILE_SECONDS / (2 * together if plan.programs else together)
     whole, rest = divmod(tiles, target.cores * together)
-    seconds = (whole * together + -(-rest // target.cores)) * (steps * step + ends)
+    seconds = (whole * together + ceil_divide(rest, target.cores)) * (steps * step + ends)
     through = tiles * steps * (tm + tn) * tk * size
     cache = through / (CACHE_SHARE * (target.memories["l2"].bytes_per_second or 5e12))
     memory = batch * (m * k + n * k) * size + batch * m * n * x.result.size

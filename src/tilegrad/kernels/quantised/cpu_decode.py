@@ -28,11 +28,11 @@ from ... import tile
 from ...core.dtype import float32, int32
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import Size, high
+from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from .cpu_parts import QUADS, ROWS, STEP, layout_of, parts
-from .shape import NOTHING, Around, QuantisedShape, padded, parameters
+from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import doubled, gate, masked, shifted
 
 LIMIT = 32639  # 127 * 256 + 127: the largest that two signed bytes hold
@@ -47,7 +47,7 @@ PROGRAM_BYTES = 96 << 10  # of weights, at least, for a program
 
 def programs(shape: QuantisedShape, target: Target) -> int:
     """How many programs share the rows: a few for each worker, none of them too small."""
-    blocks, workers = padded(shape.outputs, ROWS) // ROWS, max(1, target.cores)
+    blocks, workers = round_up(shape.outputs, ROWS) // ROWS, max(1, target.cores)
     each = blocks * ROWS * shape.row_bytes // (PROGRAM_BYTES * workers)  # of a worker
     each = min(each, shape.outputs // (PROGRAM_ROWS * workers), 8)
     return min(blocks, workers * max(1, each))
@@ -59,7 +59,7 @@ def together(tokens: Any, target: Target) -> int:
     most = 8 if many and target.lanes(float32) == ROWS else 4 if target.multiplies_by_lane else 2
     if not isinstance(tokens, int):
         return min(most, 4)  # one by one what is left of these
-    return -(-tokens // max(1, -(-tokens // most)))
+    return ceil_divide(tokens, max(1, ceil_divide(tokens, most)))
 
 
 def rows_at_once(target: Target) -> int:
@@ -194,7 +194,7 @@ class Decode(Writer):
         if self.signed and max(self.layout.planes) == 8:  # codes with sign are what they stand for
             self.layout = replace(self.layout, centre=self.layout.centre - 128)
         self.sides = 2 if around.gated else 1  # blocks of rows that results are made of
-        self.blocks = padded(shape.outputs, ROWS) // ROWS // self.sides
+        self.blocks = round_up(shape.outputs, ROWS) // ROWS // self.sides
         self.programs = self.count = min(programs(shape, target), self.blocks)
 
     @tile.function
@@ -352,7 +352,7 @@ class Decode(Writer):
 
     def step(self, block: Any, step: Any, tokens: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
         """Sums after one more step."""
-        self.weights.near(block, step, -(-AHEAD // (64 * self.layout.vectors)))
+        self.weights.near(block, step, ceil_divide(AHEAD, 64 * self.layout.vectors))
         found: list[Any] = []
         for first in range(0, ROWS, self.rows_at_once):
             self.weights.first, self.weights.rows = first, self.rows_at_once

@@ -21,7 +21,8 @@ import numpy as np
 
 from ...core.dtype import DType, float16, float32, int8, int32, uint8
 from ...core.format import NUMPY, Format
-from .shape import Part, QuantisedShape, padded
+from ...ir.symbol import round_up
+from .shape import Part, QuantisedShape
 
 Array = np.ndarray[Any, Any]
 ROWS = 16  # of a block
@@ -71,7 +72,7 @@ def layout_of(form: Format) -> Layout:
 def parts(shape: QuantisedShape) -> list[Part]:
     """Names, shapes and dtypes of the parts, in order."""
     layout = layout_of(shape.format)
-    blocks, columns = padded(shape.rows, ROWS) // ROWS, shape.columns
+    blocks, columns = round_up(shape.rows, ROWS) // ROWS, shape.columns
     found: list[Part] = [
         ("codes", (blocks, columns // STEP, layout.vectors, ROWS), int32),
         ("scale", (blocks, columns // layout.span, ROWS), layout.scale),

@@ -18,12 +18,12 @@ from typing import Any
 from ... import tile
 from ...core.dtype import bfloat16, float32, uint32
 from ...core.target import Target
-from ...ir.symbol import Size, ceil_divide, high
+from ...ir.symbol import Size, ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body
 from .cpu_decode import Writer, ends_of, grouped, multiply_add
 from .cpu_parts import ROWS, STEP, parts
-from .shape import QuantisedShape, padded, parameters
+from .shape import QuantisedShape, parameters
 from .words import shifted
 
 TILE = 16
@@ -56,13 +56,13 @@ def split_memory(shape: QuantisedShape, use: str) -> Memory:
 def panel_blocks(shape: QuantisedShape, target: Target, each: int) -> int:
     """Blocks of 16 rows of a program: pairs that fit (`each` bytes a weight), where the worker
     with the most programs has least to do; tokens are read again for every panel."""
-    pairs, workers = padded(shape.rows, 2 * ROWS) // (2 * ROWS), max(1, target.cores)
+    pairs, workers = round_up(shape.rows, 2 * ROWS) // (2 * ROWS), max(1, target.cores)
     fitting = max(1, PANEL_BYTES // (2 * ROWS * shape.columns * each))
     most = max(1, min(fitting, pairs // (3 * workers)))
 
     def longest(size: int) -> float:
-        panels = -(-pairs // size)
-        return -(-panels // workers) * (size + 0.125)
+        panels = ceil_divide(pairs, size)
+        return ceil_divide(panels, workers) * (size + 0.125)
 
     return 2 * min(range(1, most + 1), key=longest)
 
@@ -132,8 +132,8 @@ class Matrix(Panels):
         super().__init__(shape, target, [("split", split_memory(shape, "value")), *rest], name)
         self.unit, self.depth = unit_of(target), depth_of(shape)
         self.count = panel_blocks(shape, target, 2 * self.depth)
-        self.steps, self.blocks = shape.columns // STEP, padded(shape.rows, ROWS) // ROWS
-        self.programs = -(-self.blocks // self.count)
+        self.steps, self.blocks = shape.columns // STEP, round_up(shape.rows, ROWS) // ROWS
+        self.programs = ceil_divide(self.blocks, self.count)
 
     @tile.function
     def work(self, program: Any) -> None:
@@ -238,8 +238,8 @@ class Vectors(Panels):
         self.across = 2 if lanes == ROWS else 1  # blocks of a panel
         self.tokens = max(1, (24 if many else 10) * lanes // (ROWS * self.across))
         self.tokens = min(self.tokens, max(1, high(shape.tokens)))
-        self.blocks = padded(shape.outputs, ROWS) // ROWS
-        self.programs = -(-self.blocks // self.across)
+        self.blocks = round_up(shape.outputs, ROWS) // ROWS
+        self.programs = ceil_divide(self.blocks, self.across)
 
     @tile.function
     def work(self, program: Any) -> None:

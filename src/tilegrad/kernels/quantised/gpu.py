@@ -17,7 +17,7 @@ from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...core.format import Format
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from . import gpu_packed, gpu_warps
@@ -27,7 +27,7 @@ from .gpu_packed import PackedPlan, packed_matmul
 from .gpu_rows import RowsPlan, few_tokens, shared_bytes
 from .gpu_take import take, unpack
 from .gpu_warps import WarpsPlan, warp_tokens
-from .shape import NOTHING, Around, QuantisedShape, padded
+from .shape import NOTHING, Around, QuantisedShape
 
 Plan = RowsPlan | WarpsPlan | MatrixPlan | PackedPlan
 
@@ -80,9 +80,9 @@ def matrix_plan(shape: QuantisedShape, block: int = 0) -> MatrixPlan:
     if invariant():
         most = 64
     tokens = max(16, block) if block else next((t for t in (16, 32) if most <= t), 64)
-    rows = padded(shape.outputs, ROWS)
+    rows = round_up(shape.outputs, ROWS)
     sizes = [r for r in (64, 32, 16) if rows % r == 0 and (r <= 32 or tokens <= 32)]
-    programs = -(-most // tokens)
+    programs = ceil_divide(most, tokens)
     fill = [r for r in sizes if rows // r * programs >= CORES]
     heavy = is_heavy(shape)
     tall = (fill or sizes)[0] if heavy else sizes[0]

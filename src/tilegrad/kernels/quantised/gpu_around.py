@@ -14,10 +14,10 @@ from typing import Any
 from ... import tile
 from ...core.dtype import float32
 from ...core.errors import InternalError
-from ...ir.symbol import ceil_divide, high
+from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body, BodyBuilder
 from .gpu_layout import ROWS, Groups, groups_of, layout_of, parts
-from .shape import Around, QuantisedShape, padded, parameters
+from .shape import Around, QuantisedShape, parameters
 from .words import gate, there
 
 
@@ -43,8 +43,8 @@ class AroundKernel:
         self.sides = 2 if around.gated else 1
         self.each = plan.rows // self.sides  # rows of a side in a program
         self.results = sum(around.results(shape))
-        self.rows = padded(self.results, ROWS)
-        self.turns = -(-self.groups // plan.groups)
+        self.rows = round_up(self.results, ROWS)
+        self.turns = ceil_divide(self.groups, plan.groups)
         uneven = any(s % self.each for s in around.splits) or around.why_not(shape, ROWS)
         if self.rows % self.each or uneven or not self.fits():
             raise InternalError("kernels.quantised", f"{plan}, {around} do not fit {shape}")

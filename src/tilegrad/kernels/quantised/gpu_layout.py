@@ -33,7 +33,8 @@ import numpy as np
 from ... import tile
 from ...core.dtype import float16, float32, int32, uint8, uint16
 from ...core.format import NUMPY
-from .shape import Part, QuantisedShape, padded
+from ...ir.symbol import ceil_divide, round_up
+from .shape import Part, QuantisedShape
 from .words import doubled, masked, shifted, there
 
 ROWS = 16  # rows are padded to a multiple of this
@@ -99,12 +100,12 @@ def layout_of(shape: QuantisedShape) -> Layout:
 
 def groups_of(shape: QuantisedShape) -> int:
     """Groups of a row, padded."""
-    return padded(-(-shape.columns // GROUP), STEP)
+    return round_up(ceil_divide(shape.columns, GROUP), STEP)
 
 
 def parts(shape: QuantisedShape) -> list[Part]:
     """The parts in order."""
-    x, rows, groups = layout_of(shape), padded(shape.rows, ROWS), groups_of(shape)
+    x, rows, groups = layout_of(shape), round_up(shape.rows, ROWS), groups_of(shape)
     made: list[Part] = [("codes", (rows, x.planes, groups * x.words), int32)]
     if x.more == "pairs":
         made.append(("pairs", (rows, groups, 2), int32))

@@ -20,14 +20,14 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int32
 from ...core.errors import InternalError
-from ...ir.symbol import ceil_divide, high
+from ...ir.symbol import ceil_divide, high, round_up
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ..grouped import COLUMNS, FIRST, LAST, most_blocks
 from ..grouped import GROUP as GROUP_OF
 from ..matmul.wide_grouped import listed
 from .gpu_layout import BLOCK, GROUP, ROWS, Groups, as_columns, groups_of, parts
-from .shape import QuantisedShape, padded, parameters
+from .shape import QuantisedShape, parameters
 from .words import and_masks, there
 
 
@@ -44,7 +44,7 @@ class MatrixPlan:
 
 def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_matrix") -> Body:
     """The kernel: x (tokens, columns), the parts, out (tokens, rows)."""
-    rows = padded(shape.outputs, ROWS)
+    rows = round_up(shape.outputs, ROWS)
     if BLOCK % plan.groups or rows % plan.rows:
         raise InternalError("kernels.quantised", f"{plan} does not fit {shape}")
     given = parameters(shape, parts(shape))
@@ -60,7 +60,7 @@ def many_tokens(shape: QuantisedShape, plan: MatrixPlan, name: str = "quantised_
 @tile.function
 def multiply(shape: QuantisedShape, plan: MatrixPlan, x: Any, *rest: Any) -> tuple[Any, Any]:
     """A tile of tokens by rows, or of a block of a list; gives the grid."""
-    across = padded(shape.outputs, ROWS) // plan.rows
+    across = round_up(shape.outputs, ROWS) // plan.rows
     if not plan.block:
         grid = (across, ceil_divide(shape.tokens, plan.tokens))
         number, tokens = tile.grid(*grid)

@@ -30,13 +30,13 @@ from ... import tile
 from ...core.dtype import bfloat16, float16, float32, int32
 from ...core.errors import InternalError
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import ceil_divide, high, round_up
 from ...tile.build import Body, BodyBuilder
 from ..matmul.plan import CLUSTERS
 from ..matmul.shape import Operands, WidePlan, among, box, exchanged, first_wrong, staged_rooms
 from ..matmul.wide import WideMatmul
 from .gpu_layout import BLOCK, GROUP, bytes_of, half, layout_of, parts
-from .shape import NOTHING, Around, QuantisedShape, padded, parameters
+from .shape import NOTHING, Around, QuantisedShape, parameters
 from .words import gate, there
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
@@ -127,9 +127,9 @@ def _plan(
     """The Plan with consumers (down, of the same rows), each program with a part of k."""
     (halves, ways), products = consumers, 2 if around.gated else 1
     tokens, results = high(shape.tokens), around.results(shape)
-    across = -(-tokens // min(MOST_TOKENS, MOST_WIDE[halves * ways] // products))
-    wide = padded(-(-tokens // across), 8 * split)
-    tiles = sum(-(-s // (64 * halves)) for s in results) * across
+    across = ceil_divide(tokens, min(MOST_TOKENS, MOST_WIDE[halves * ways] // products))
+    wide = round_up(ceil_divide(tokens, across), 8 * split)
+    tiles = sum(ceil_divide(s, 64 * halves) for s in results) * across
     if any(s % (64 * halves) for s in results[:-1]):
         return
     if split > 1 and tiles > CLUSTERS[split]:
@@ -151,7 +151,7 @@ def _plan(
     out = staged_rooms(operands_of(shape, around), plan) * 64 * halves * staged * shape.dtype.size
     shares = 64 * halves * products * wide * (ways - 1) * 4
     if ways > 1:  # two barriers of each half follow, and then a swizzled place
-        shares = padded(shares + 2 * 8 * halves, SWIZZLED_BYTES)
+        shares = round_up(shares + 2 * 8 * halves, SWIZZLED_BYTES)
     room = target.memories["shared"].bytes - out - shares - exchanged(plan) - SPARE_BYTES
     stages = min(MOST_STAGES, room // step_bytes(shape, plan))
     if stages >= 2:
@@ -163,8 +163,8 @@ def expected(shape: QuantisedShape, around: Around, plan: PackedPlan, target: Ta
     (rows, wide, depth), split = plan.tile, plan.split
     products, tokens = 2 if around.gated else 1, high(shape.tokens)
     results = around.results(shape)
-    tiles = sum(-(-s * products // rows) for s in results) * -(-tokens // wide)
-    rounds = -(-tiles * split // min(plan.programs, target.cores))  # tiles of a core
+    tiles = sum(ceil_divide(s * products, rows) for s in results) * ceil_divide(tokens, wide)
+    rounds = ceil_divide(tiles * split, min(plan.programs, target.cores))  # tiles of a core
     steps = rounds * -(-shape.columns // depth // split)
     moved = bytes_of(shape) + tokens * (shape.columns + sum(results)) * shape.dtype.size
     busy = min(tiles * split / rounds, target.cores)

@@ -26,11 +26,11 @@ from typing import Any
 
 from ... import tile
 from ...core.dtype import float32, int32
-from ...ir.symbol import high
+from ...ir.symbol import high, round_up
 from ...tile.build import Body
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, groups_of, layout_of, one
-from .shape import NOTHING, Around, QuantisedShape, padded
+from .shape import NOTHING, Around, QuantisedShape
 from .words import BYTES, and_masks
 
 MOST_INTEGER = 32512.0  # of x in integers: with the 128 that splits bytes it stays within 16 bits
@@ -55,7 +55,7 @@ def few_tokens(
 
 def rounded_groups(shape: QuantisedShape, plan: RowsPlan) -> int:
     """Groups of x that are rounded: whole turns, and eight elements for every thread."""
-    return padded(padded(groups_of(shape), plan.groups), 8 * plan.warps)
+    return round_up(round_up(groups_of(shape), plan.groups), 8 * plan.warps)
 
 
 def shared_bytes(shape: QuantisedShape, plan: RowsPlan) -> int:

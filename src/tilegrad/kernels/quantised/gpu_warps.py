@@ -22,12 +22,12 @@ from typing import Any
 from ... import tile
 from ...core.dtype import int32
 from ...core.target import Target
-from ...ir.symbol import high
+from ...ir.symbol import high, round_up
 from ...tile.build import Body
 from . import gpu_packed
 from .gpu_around import AroundKernel, AroundPlan
 from .gpu_layout import GROUP, ROWS, groups_of
-from .shape import NOTHING, Around, QuantisedShape, padded
+from .shape import NOTHING, Around, QuantisedShape
 from .words import and_masks, there
 
 MOST_TOKENS = 8
@@ -50,8 +50,8 @@ def why_not(shape: QuantisedShape, target: Target, around: Around = NOTHING) -> 
 
 def plan_of(shape: QuantisedShape, around: Around, target: Target) -> WarpsPlan:
     """The Plan: two blocks of 16 rows a warp; more warps where a core has one program."""
-    tokens, sides = padded(high(shape.tokens), 8), 1 + bool(around.gated)
-    sizes = [padded(size, ROWS) * sides for size in around.results(shape)]
+    tokens, sides = round_up(high(shape.tokens), 8), 1 + bool(around.gated)
+    sizes = [round_up(size, ROWS) * sides for size in around.results(shape)]
     rows = 32 if all(size % 32 == 0 for size in sizes) else 16 * sides
     if sum(sizes) > rows * target.cores or groups_of(shape) % 64:
         return WarpsPlan(rows, 8, 32, 2, 2, tokens)

@@ -8,7 +8,7 @@ Target, `cpu` and `gpu`, with the same functions:
 - `ROWS`: rows that are repacked together; a chunk of rows begins at a multiple of it.
 - `why_not(shape, target) -> str`: why no kernel takes this, '' where one does.
 - `parts(shape) -> list[(name, shape, dtype)]`: the parts in order. They depend on format, rows and
-  columns alone. The first axis of each is cut as the rows are: of `padded(shape.rows, ROWS)` rows
+  columns alone. The first axis of each is cut as the rows are: of `round_up(shape.rows, ROWS)` rows
   (or of as many as there are, where ROWS divides them) it has an equal share for every ROWS.
 - `pack(shape, raw) -> dict[name, array]`: bytes (n, row bytes) of n rows of the Format as the
   parts of n rows, that is of `replace(shape, rows=n)`. Where n is no multiple of ROWS, rows are
@@ -136,8 +136,3 @@ def parameters(
     for name, size in zip(around.names(shape), results):
         made.append((name, Memory((shape.tokens, size), dtype, use="result")))
     return made
-
-
-def padded(rows: int, step: int) -> int:
-    """Rows up to a whole number of steps."""
-    return -(-rows // step) * step
