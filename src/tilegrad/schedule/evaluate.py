@@ -45,6 +45,7 @@ from .access import (
     joined,
     moved,
     offset_of,
+    placed,
     ravel,
     symbolic,
     walk_down,
@@ -365,15 +366,8 @@ def _concatenate(e: Evaluator, node: Node, index: Index) -> Node:
 def _gather(e: Evaluator, node: Node, index: Index) -> Node:
     x, axes = node.inputs[0], node.attrs["axes"]
     rank = len(node.inputs[1].shape)
-    positions = dict(
-        zip(
-            axes,
-            (e.position(i, index[:rank], x.shape[a]) for i, a in zip(node.inputs[1:], axes)),
-        )
-    )
-    rest = iter(index[rank:])
-    full = tuple(positions[a] if a in positions else next(rest) for a in range(len(x.shape)))
-    return e.value(x, full)
+    at = {a: e.position(i, index[:rank], x.shape[a]) for i, a in zip(node.inputs[1:], axes)}
+    return e.value(x, placed(at, len(x.shape), index[rank:]))
 
 
 def _random_bits(e: Evaluator, node: Node, index: Index) -> Node:

@@ -35,7 +35,7 @@ from ..tile.define import Definition
 from ..tile.plan import Plan
 from .access import base_of
 from .chosen import Chosen, Listed, Surroundings
-from .family import Offer
+from .family import Offer, Offers
 
 WARPS = 4  # that make a list
 REPEATED = [ops.reshape, ops.expand, ops.reshape]  # each row several times
@@ -67,7 +67,7 @@ def alone(node: Node, target: Target) -> bool:
 class OwnWeights(Chosen):
     """Rows read their own weights."""
 
-    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
         """See `alone`."""
         return [Offer(0.0)] if alone(node, target) else "one product is faster"
 
@@ -86,7 +86,7 @@ class OneProduct(Chosen):
     """Rows are multiplied with all weights, or, sorted by them, as a product of groups: with a
     list of blocks where its kernel reads one."""
 
-    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Sequence[Offer] | str:
+    def offers_for(self, node: Node, near: Surroundings, target: Target) -> Offers:
         """Where rows do not read their own."""
         return "rows read their own weights" if alone(node, target) else [Offer(0.0)]
 

@@ -10,7 +10,6 @@ end is zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ..core.target import MatrixUnit, Target
@@ -19,7 +18,7 @@ from ..ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo, 
 from ..tile import ops as tile_ops
 from .access import Condition, Index
 from .dot import DotLowering, VectorProducts
-from .family import Bodies, Offer, roofline
+from .family import Bodies, Offer, Offers, roofline
 from .plan import Plan
 from .region import Region
 
@@ -153,15 +152,10 @@ class MatrixLowering(DotLowering):
 
     def turned_step(self, j: Size, s: Size, at: Size) -> None:
         """A step of k where b is contiguous along k: pairs are turned as one."""
-        b, p, unit = self.b, self.problem, self.unit.k
-        start = self.column + j * self.plan.nr
+        b, start = self.b, self.column + j * self.plan.nr
         for half in range(2):
-            rows = []
-            for r in range(TILE):
-                with self.e.vector(at + s * unit, unit, p.sizes[2], True) as lane:
-                    n = start + (half * TILE + r)
-                    value = self.e.value(p.b, p.index_b(self.batch, lane, n))
-                    rows.append(b.cast(value, self.input))
+            columns = [start + (half * TILE + r) for r in range(TILE)]
+            rows = self.lines(self.b_at, columns, at + s * self.unit.k, self.unit.k)
             stacked = b.add(tile_ops.stack_rows(*rows))
             pairs = b.reshape(stacked, (TILE, TILE, 2))
             turned = b.add(tile_ops.transpose(pairs, order=(1, 0, 2)))
@@ -170,13 +164,11 @@ class MatrixLowering(DotLowering):
 
     def pack_a(self, at: Size, count: Size, rows: list[Size]) -> None:
         """packed[step, half, row, :] = a[row, at + step * k ...]."""
-        b, p, unit = self.b, self.problem, self.unit.k
-        k = p.sizes[2]
+        b, unit, k = self.b, self.unit.k, self.problem.sizes[2]
         for s in b.each("step", 0, count):
             for r, m in enumerate(rows):
                 with self.e.vector(at + s * unit, unit, k, modulo(k, unit) == 0) as lane:
-                    value = self.e.value(p.a, p.index_a(self.batch, m, lane))
-                    value = b.broadcast(b.cast(value, self.input), (unit,))
+                    value = b.broadcast(self.a_at(lane, m), (unit,))
                     value = b.where(self.e.mask, value, 0)
                     b.store(self.packed_a, value, (s, r // TILE, r % TILE, 0), (3,))
 
@@ -231,7 +223,7 @@ def even(size: int, most: int, unit: int) -> int:
 class TileProducts(VectorProducts):
     """Products on a matrix unit with tiles of its own."""
 
-    def offers(self, region: Region, target: Target) -> Sequence[Offer] | str:
+    def offers(self, region: Region, target: Target) -> Offers:
         """The first unit for the dtypes."""
         unit = unit_for(region, target)
         if unit is None:

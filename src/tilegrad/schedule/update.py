@@ -19,7 +19,7 @@ from ..ir.types import product
 from ..tile.build import BodyBuilder
 from ..tile.numeric import SCATTER
 from . import sheet as parameters
-from .access import Condition, Index, offset_of, symbolic, unravel
+from .access import Condition, Index, offset_of, placed, symbolic, unravel
 from .evaluate import Evaluator
 from .family import Bodies, Made
 from .loops import lower_loops
@@ -88,11 +88,7 @@ class Update:
 
     def offset(self, positions: dict[int, Size], inner: Index) -> Size:
         """The element of the state at some positions and an index of the other axes."""
-        rest = iter(inner)
-        full = tuple(
-            positions[a] if a in positions else next(rest) for a in range(len(self.state.shape))
-        )
-        return offset_of(self.state, full)
+        return offset_of(self.state, placed(positions, len(self.state.shape), inner))
 
     def combine(self, old: Node, x: Node) -> Node:
         """One value taken into what the state holds."""

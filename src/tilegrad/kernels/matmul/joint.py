@@ -40,7 +40,7 @@ class JointMatmul(WideMatmul):
         prologue: Prologue | None = None,
     ) -> None:
         self.weights, self.results = (list(map(tile.memory, x)) for x in (weights, results))
-        self.products = len(self.weights) if x.gated else 1
+        self.products = x.products
         few = x.span(plan.tile)[0] <= 128  # of more consumers' registers it would take too many
         apart = x.gated and not x.turned
         self.joined = apart and x.b_along_k and few

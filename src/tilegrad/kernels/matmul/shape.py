@@ -70,6 +70,16 @@ class Operands:
     sparse: bool = False  # of the weights two of every four along k are stored
 
     @property
+    def most(self) -> tuple[int, int, int, int]:
+        """m, n, k and batch, at most."""
+        return high(self.m), high(self.n), high(self.k), high(self.batch)
+
+    @property
+    def products(self) -> int:
+        """Products that the epilogue makes one result of."""
+        return len(self.weights) if self.gated else 1
+
+    @property
     def parameters(self) -> list[tuple[str, Memory]]:
         """a, b and the result as parameters of a Body; weights are constants."""
         lead = () if self.batch == 1 else (self.batch,)
@@ -85,7 +95,7 @@ class Operands:
     def span(self, tile: tuple[int, int, int]) -> tuple[int, int]:
         """Rows and columns of results that a tile computes: those of each weight, if gated."""
         rows, columns, _ = tile
-        parts = len(self.weights) if self.gated else 1
+        parts = self.products
         return (rows // parts, columns) if self.turned else (rows, columns // parts)
 
 

@@ -57,6 +57,8 @@ class ThreadPlan:
 class ThreadMatmul:
     """Builds one Body."""
 
+    own = piece = 0  # as the wide matmul says to its epilogues
+
     def __init__(
         self,
         x: Operands,
@@ -347,7 +349,7 @@ def matrix_rate(target: Target) -> float:
 
 def expected(x: Operands, plan: ThreadPlan, target: Target) -> float:
     """Seconds the model expects."""
-    m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
+    m, n, k, batch = x.most
     (tm, tn, tk), (down, across), size = plan.tile, plan.warps, x.dtype.size
     tiles, steps = batch * ceil_divide(m, tm) * ceil_divide(n, tn), ceil_divide(k, tk)
     together = residents(x, plan, target)

@@ -210,11 +210,7 @@ def _scales(shape: QuantisedShape, x: Layout, fields: dict[str, Array], n: int) 
     found = given[0] if x.scales == "one" else (words[0] | words[1] << np.uint32(16)).view(np.int32)
     made = {"scales": found}
     if x.small:
-        ones: dict[str, Array] = {
-            name: np.ones_like(fields[name]) for name in ("scale", "minimum") if name in fields
-        }
-        assert shape.format.scales is not None
-        scale, minimum = shape.format.scales(NUMPY, {**fields, **ones})
+        scale, minimum = shape.format.whole_scales(fields)
         scale = scale.astype(np.int16).reshape(n, -1).astype(np.uint16) & 255
         if minimum is not None:
             low = (-minimum).astype(np.uint16).reshape(n, -1)
