@@ -264,7 +264,9 @@ class Format:
     def whole_scales(self, fields: dict[str, Array]) -> tuple[Array, Array | None]:
         """Scales and offsets of groups in units of a block's own: whole numbers."""
         assert self.scales is not None
-        ones = {n: np.ones_like(fields[n]) for n in ("scale", "minimum") if n in fields}
+        ones: dict[str, Array] = {
+            n: np.ones_like(fields[n]) for n in ("scale", "minimum") if n in fields
+        }
         scales, minima = self.scales(NUMPY, {**fields, **ones})
         return scales, minima
 
