@@ -28,10 +28,14 @@ def joint_matmul(x: Operands, plan: WidePlan) -> Body:
     names = ["epilogue"] if x.gated else [f"epilogue{i}" for i in range(len(results))]
     holes = [hole_of(x, name, len(x.weights) if x.gated else 1) for name in names]
     given = (b.parameters[0], b.parameters[1:last], b.parameters[last:], holes)
-    return JointMatmul(x, plan, b, *given).build()
+    kernel = JointMatmul(x, plan, b, *given)
+    kernel.epilogue, kernel.epilogues = holes[0], holes  # of tiles, not of Nodes
+    return kernel.build()
 
 
 def thread_matmul(x: Operands, plan: ThreadPlan) -> Body:
     """A product by threads with the hole `epilogue`; parameters a, b, c."""
     builder = BodyBuilder("thread_matmul", x.parameters)
-    return ThreadMatmul(x, plan, builder, builder.parameters, hole_of(x)).build()
+    kernel = ThreadMatmul(x, plan, builder, builder.parameters, hole_of(x))
+    kernel.epilogue = hole_of(x)  # of tiles, not of Nodes
+    return kernel.build()
