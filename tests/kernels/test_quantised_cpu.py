@@ -26,6 +26,7 @@ from tilegrad.kernels.quantised.shape import Around, QuantisedShape
 from tilegrad.runtime.buffer import Buffer
 from tilegrad.targets.llvm.driver import assembly
 from tilegrad.targets.llvm.emit import emit
+from tilegrad.tile.callee import KernelCallee
 from tilegrad.tile.check import verify_body, walk
 
 
@@ -373,7 +374,12 @@ def by_decode(form: Format, tokens: Any, x: np.ndarray, raw: np.ndarray) -> Any:
     shape = QuantisedShape(form, len(raw), x.shape[1], tokens)
     body = decode(shape, host(), 24, whole=True)
     given = [x, *packed(shape, raw)]
-    return compiled(kernels._callee([body]), given, (len(x), len(raw)), float32)
+    return compiled(
+        KernelCallee.named("quantised_matmul", [body], ("out0",)),
+        given,
+        (len(x), len(raw)),
+        float32,
+    )
 
 
 @pytest.mark.sampled(2)
