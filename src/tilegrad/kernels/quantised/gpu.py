@@ -133,7 +133,7 @@ def body_of(
     for kind, make in MAKERS.items():
         if isinstance(plan, kind):
             return make(shape, plan, name, around)
-    if around != NOTHING:
+    if around != NOTHING or not isinstance(plan, MatrixPlan):
         raise InternalError("kernels.quantised", f"{plan} takes nothing around a product: {around}")
     return many_tokens(shape, plan, name)
 
