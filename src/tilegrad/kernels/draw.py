@@ -27,7 +27,7 @@ from typing import Any
 from .. import tile
 from ..core.dtype import float32, int32, int64, uint32
 from ..tile.define import Definition
-from .grouped import places, scatter, whole
+from .grouped import numbers, scatter, whole
 
 ONE = 0x3F800000  # the key of probability 1
 LAST = 0x7FFFFFFF
@@ -129,7 +129,7 @@ def listed(p: Any, tokens: Any, row: Any, bound: Any, block: int, skip: bool) ->
         some = tile.max(each) if skip else whole(1)
         if some > 0:
             at = tile.cast(row, int32) * columns + size + tile.cumsum(each) - 1
-            scatter(tokens, at, places(block, start), wanted)
+            scatter(tokens, at, numbers(block, start), wanted)
             size = size + tile.sum(each)
     return size
 
@@ -168,7 +168,7 @@ class Listed:
 
     def at(self, start: Any) -> Any:
         """(probabilities, their keys, ids) of a block; 0 beyond the end."""
-        inside = places(self.block, start) < self.size
+        inside = numbers(self.block, start) < self.size
         token = tile.load(self.tokens, (self.row, start), (self.block,), mask=inside, other=0)
         token = tile.fill(token, 0)
         first = tile.cast(self.row, int32) * self.p.shape[1]
@@ -308,7 +308,7 @@ def race(
     best, winner = nobody(block)
     for number in tile.range(first, last, bounds=(0, blocks - 1)):
         start = number * block
-        x, token = block_at(p, row, start, block), places(block, start)
+        x, token = block_at(p, row, start, block), numbers(block, start)
         early = tile.where(sure, x, tile.quick_divide(x, times(token, *words)))
         best, winner = raced(early, token, key_of(x) >= floor, best, winner)
     return first_of(best, winner)
@@ -368,7 +368,7 @@ def biased(x: Any, biases: Any, ids: Any, values: Any, slots: Any, *, block: int
     rows, columns = x.shape
     row, start = tile.grid(rows, tile.ceil_divide(columns, block))
     out = tile.result(x.shape, float32)
-    slot, here = tile.load(slots[row]), places(block, start * block)
+    slot, here = tile.load(slots[row]), numbers(block, start * block)
     y = tile.load(x, (row, start * block), (block,))
     for number in tile.range(0, tile.load(biases[slot])):
         token, value = (tile.load(of[slot, number]) for of in (ids, values))
@@ -388,7 +388,7 @@ def largest(x: Any, *, count: int, block: int) -> None:
         place = tile.full((block,), columns, int32)
         for start in tile.range(0, columns, block):
             value = tile.fill(tile.load(x, (row, start), (block,)), -tile.INF)
-            here = places(block, start)
+            here = numbers(block, start)
             after = (value < last) | ((value == last) & (here > at))
             better = after & ((value > best) | (place == columns)) & (here < columns)
             place = tile.where(better, here, place)

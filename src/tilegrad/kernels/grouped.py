@@ -30,7 +30,7 @@ def whole(value: int) -> Any:
     return tile.full((), value, int32)
 
 
-def places(count: int, start: Any = None) -> Any:
+def numbers(count: int, start: Any = None) -> Any:
     """0, 1, ... as int32; with a start, from that on."""
     line = tile.arange(count).to(int32)
     return line if start is None else line + tile.cast(start, int32)
@@ -67,7 +67,7 @@ def group_rows(ids: Any, *, groups: int, block: int) -> None:
         each = own.to(int32)
         count = tile.sum(each)
         if count > 0:
-            here = places(block, start)
+            here = numbers(block, start)
             at = place + tile.cumsum(each) - 1
             scatter(order, at, here, own)
             scatter(inverse, here, at, own)
@@ -109,7 +109,7 @@ def write_list(out: Any, first: Any, rows: Any, block: int) -> None:
         number = tile.cast(turn, int32)
         at, row = ends - count + number, first + number * block
         here = (number < count) & (at < room)
-        found = (places(first.shape[0]), row, tile.minimum(row + block, first + rows))
+        found = (numbers(first.shape[0]), row, tile.minimum(row + block, first + rows))
         for column, value in zip((GROUP, FIRST, LAST), found):
             scatter(out, (at + 1) * COLUMNS + column, value, here)
     tile.store(out, (0, 0), tile.minimum(tile.sum(count), room), unique=True)
@@ -129,7 +129,7 @@ def block_list(offsets: Any, *, block: int, most: Any) -> None:
     tile.grid(1)
     out = list_of(most)
     first, last = (tile.fill(tile.load(offsets, (i,), (lanes,)), 0) for i in range(2))
-    rows = tile.maximum(tile.where(places(lanes) < groups, last - first, 0), 0)
+    rows = tile.maximum(tile.where(numbers(lanes) < groups, last - first, 0), 0)
     write_list(out, first, rows, block)
 
 
@@ -143,7 +143,7 @@ def grouped_outer(x: Any, y: Any, offsets: Any) -> None:
     first, last = (tile.load(offsets[group + at]) for at in range(2))
     total = tile.zeros((T.m, T.n), float64 if x.dtype is float64 else float32)
     for row in tile.range(first, last, T.k):
-        own = places(T.k, row) < last
+        own = numbers(T.k, row) < last
         left = tile.load(x, (row, i * T.m), (T.k, T.m))
         right = tile.load(y, (row, j * T.n), (T.k, T.n))
         left, right = (tile.where(own[:, None], tile.fill(v, 0.0), 0.0) for v in (left, right))

@@ -20,7 +20,7 @@ from typing import Any
 from .. import tile
 from ..core.dtype import float32, int32, int64
 from ..tile.define import Definition
-from .grouped import lanes_of, list_of, places, scatter, whole, write_list
+from .grouped import lanes_of, list_of, numbers, scatter, whole, write_list
 
 NOT_A_NUMBER, SIGN = 0x7FC00000, 0x7FFFFFFF
 LEAST_KEY = -(1 << 63)  # below any key
@@ -65,7 +65,7 @@ def picked(
 @tile.function
 def own_of(ranks: Any, start: Any, rows: Any) -> tuple[Any, Any]:
     """(1 where an expert was picked, the number of each token): none for rows past the end."""
-    token = places(ranks.shape[0], start)
+    token = numbers(ranks.shape[0], start)
     inside = tile.broadcast((token < tile.cast(rows, int32))[:, None], ranks.shape)
     return (ranks >= 0) & inside, tile.broadcast(token[:, None], ranks.shape)
 
@@ -127,7 +127,7 @@ def count_routes(scores: Any, *, count: int, powers: bool, shared: bool, tokens:
     counts = tile.result((programs, experts), int32)
     x, ranks = picked(scores, program * tokens, tokens, count, powers, shared)
     own, token = own_of(ranks, program * tokens, rows)
-    column = places(x.shape[1])[None, :]
+    column = numbers(x.shape[1])[None, :]
     for to, value in ((shares, x), (found, tile.broadcast(column, x.shape))):
         scatter(to, token * count + ranks, value, own)
     tile.store(counts, (program, 0), tile.sum(own.to(int32), axis=0))
@@ -144,9 +144,9 @@ def place_routes(picks: Any, counts: Any, *, tokens: int, block: int, most: Any)
     for start in tile.range(0, programs, COUNTED):
         some = tile.fill(tile.load(counts, (start, 0), (COUNTED, lanes)), 0)
         total = total + tile.sum(some, axis=0)
-        earlier = tile.broadcast((places(COUNTED, start) < mine)[:, None], some.shape)
+        earlier = tile.broadcast((numbers(COUNTED, start) < mine)[:, None], some.shape)
         before = before + tile.sum(tile.where(earlier, some, 0), axis=0)
-    column = places(lanes)[None, :]
+    column = numbers(lanes)[None, :]
     ranks = tile.full((tokens, lanes), -1, int32)
     for number in tile.range(0, count):
         expert = tile.fill(tile.load(picks, (program * tokens, number), (tokens,), axes=(0,)), -1)

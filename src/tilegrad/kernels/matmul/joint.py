@@ -92,7 +92,7 @@ class JointMatmul(WideMatmul):
     def fill_left(self, stage: Any, where: Any, step: Any, number: int = 0) -> None:
         """Turned, tiles of the weights; else of the input."""
         if self.x.turned:
-            self.fill_weights("a", super().fill_left, stage, where, step)
+            fill_weights(self, "a", super().fill_left, stage, where, step)
         else:
             super().fill_left(stage, where, step, number)
 
@@ -101,20 +101,7 @@ class JointMatmul(WideMatmul):
         if self.x.turned:
             super().fill_right(stage, where, step, number)
         else:
-            self.fill_weights("weight", super().fill_right, stage, where, step)
-
-    def fill_weights(self, side: str, fill: Any, stage: Any, where: Any, step: Any) -> None:
-        """Gated, a tile of each weight; plain, of the one that the tile is of."""
-
-        def one(number: int, at: Any) -> None:
-            setattr(self, side, self.weights[number])
-            fill(stage, at, step, number if self.x.gated else 0)
-
-        if self.x.gated:
-            for number in range(len(self.weights)):
-                one(number, where)
-        else:
-            self.each(where, one)
+            fill_weights(self, "weight", super().fill_right, stage, where, step)
 
     def write_sums(self, own: int, count: Any, where: Any, sums: Sequence[Any]) -> None:
         """To the result of the tile's weight, by its epilogue."""
@@ -127,3 +114,20 @@ class JointMatmul(WideMatmul):
             super(JointMatmul, self).write_sums(own, count, at, sums)
 
         self.each(where, write)
+
+
+def fill_weights(
+    kernel: JointMatmul, side: str, fill: Any, stage: Any, where: Any, step: Any
+) -> None:
+    """Gated, a tile of each weight; plain, of the one that the tile is of."""
+    gated = kernel.x.gated
+
+    def one(number: int, at: Any) -> None:
+        setattr(kernel, side, kernel.weights[number])
+        fill(stage, at, step, number if gated else 0)
+
+    if gated:
+        for number in range(len(kernel.weights)):
+            one(number, where)
+    else:
+        kernel.each(where, one)

@@ -150,9 +150,9 @@ class WideMatmul(Moving):
         """The stages' places of a and of b."""
         x, stages, (tm, tn, tk) = self.x, self.plan.stages, self.plan.tile
         half, whole = side(64, tk, x.a_along_k), side(tn // (self.apart or 1), tk, x.b_along_k)
-        places = (self.apart, *whole) if self.apart else whole
+        each = (self.apart, *whole) if self.apart else whole
         left = tile.shared((stages, tm // 64, *half), x.dtype, "swizzle128")
-        return left, tile.shared((stages, *places), x.dtype, "swizzle128")
+        return left, tile.shared((stages, *each), x.dtype, "swizzle128")
 
     def corner(self, number: Any) -> tuple[Any, Any, Any]:
         """(batch, row, column) where a tile begins."""
