@@ -131,7 +131,7 @@ class _Warps(AroundKernel):
         tokens = self.shape.tokens
         if isinstance(tokens, int) and tokens == size[0]:
             return None
-        return there(size, 0, 0, tokens)
+        return there(size, 0, None, tokens)
 
     def lay_down(self, x: Any, room: Any) -> None:
         """x of a turn into shared memory: of 128 columns, the runs of 8 that meet a word."""

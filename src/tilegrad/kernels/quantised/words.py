@@ -45,11 +45,11 @@ def gate(gates: Any, other: Any, quick: bool = False) -> Any:
 
 
 def there(size: tuple[int, ...], axis: int, start: Any, limit: Any) -> Any:
-    """Which elements of a tile lie below a limit along an axis."""
-    line = tile.arange(size[axis]) + start < limit
-    only = [1] * len(size)
+    """Which elements of a tile, from a start on if there is one, lie below a limit of an axis."""
+    line, only = tile.arange(size[axis]), [1] * len(size)
     only[axis] = size[axis]
-    return tile.broadcast(tile.reshape(line, only), size)
+    inside = (line if start is None else line + start) < limit
+    return tile.broadcast(tile.reshape(inside, only), size)
 
 
 def and_masks(a: Any, b: Any) -> Any:
