@@ -16,7 +16,7 @@ from ..core.errors import InternalError, Location
 from ..ir.block import Block, Builder, argument
 from ..ir.node import Node, Op
 from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, modulo, named
-from ..ir.types import Memory, Tile
+from ..ir.types import Memory, Shape, Tile
 from . import ops
 
 
@@ -123,10 +123,8 @@ class BodyBuilder:
     def bounded(self, name: str, node: Node, low: int, high: int) -> Size:
         """An `atom` for a number from memory, brought within its bounds: what is simplified
         relies on them."""
-        node = self.apply("maximum", node, self.constant(low, node.dtype))
-        return self.atom(
-            name, self.apply("minimum", node, self.constant(high, node.dtype)), low, high
-        )
+        node = self.apply("minimum", self.apply("maximum", node, low), high)
+        return self.atom(name, node, low, high)
 
     def program(self, axis: int, size: Size) -> Size:
         """This program's number along a grid axis."""
@@ -161,14 +159,14 @@ class BodyBuilder:
                 term = node if term is None else self.apply("multiply", term, node)
             assert term is not None
             if factor != 1:
-                term = self.apply("multiply", term, self.constant(factor, int64))
+                term = self.apply("multiply", term, factor)
             total = term if total is None else self.apply("add", total, term)
         assert total is not None
         if value.constant:
-            total = self.apply("add", total, self.constant(value.constant, int64))
+            total = self.apply("add", total, value.constant)
         return total
 
-    def constant(self, value: Any, dtype: DType, shape: tuple[int, ...] = ()) -> Node:
+    def constant(self, value: Any, dtype: DType, shape: Shape = ()) -> Node:
         """A constant tile."""
         if dtype.kind == "bool":
             value = bool(value)
@@ -178,7 +176,7 @@ class BodyBuilder:
 
     # ---- elementwise ----------------------------------------------------------------------
 
-    def broadcast(self, x: Node, shape: tuple[int, ...]) -> Node:
+    def broadcast(self, x: Node, shape: Shape) -> Node:
         """x repeated to a shape."""
         return x if x.shape == shape else self.add(ops.broadcast(x, shape=shape))
 
@@ -188,13 +186,15 @@ class BodyBuilder:
         shape = tuple(max(sizes) for sizes in zip(*padded))
         return [self.broadcast(i, shape) for i in inputs]
 
-    def apply(self, name: str, *inputs: Node) -> Node:
-        """An elementwise op by name, shapes broadcast."""
-        return self.add(ops.ELEMENTWISE[name](*self._broadcast_all(inputs)))
+    def apply(self, name: str, *inputs: Node | float) -> Node:
+        """An elementwise op by name, shapes broadcast; numbers have the dtype of the last Node."""
+        dtype = [i.dtype for i in inputs if isinstance(i, Node)][-1]
+        nodes = [i if isinstance(i, Node) else self.constant(i, dtype) for i in inputs]
+        return self.add(ops.ELEMENTWISE[name](*self._broadcast_all(nodes)))
 
     def where(self, mask: Node | None, x: Node, other: Any) -> Node:
         """x where a mask holds, or everywhere without one; else a number."""
-        return x if mask is None else self.apply("where", mask, x, self.constant(other, x.dtype))
+        return x if mask is None else self.apply("where", mask, x, other)
 
     def cast(self, x: Node, dtype: DType) -> Node:
         """x converted."""
@@ -233,7 +233,7 @@ class BodyBuilder:
         """One axis of a tile reduced."""
         return self.add(ops.reduce(x, axis=axis, kind=kind))
 
-    def reshape(self, x: Node, shape: tuple[int, ...]) -> Node:
+    def reshape(self, x: Node, shape: Shape) -> Node:
         """The elements of a tile in another shape."""
         return self.add(ops.reshape(x, shape=shape))
 
@@ -247,8 +247,8 @@ class BodyBuilder:
         self,
         memory: Node,
         index: Sequence[Size],
-        shape: tuple[int, ...] = (),
-        axes: tuple[int, ...] = (),
+        shape: Shape = (),
+        axes: Shape = (),
         mask: Node | None = None,
     ) -> Node:
         """A tile at an index."""
@@ -256,7 +256,7 @@ class BodyBuilder:
         at += self._masks(mask, shape)
         return self.do(ops.load, memory, *at, shape=shape, axes=axes, masked=mask is not None)
 
-    def _masks(self, mask: Node | None, shape: tuple[int, ...]) -> list[Node]:
+    def _masks(self, mask: Node | None, shape: Shape) -> list[Node]:
         """A mask as the last input of an op, if there is one."""
         if mask is None:
             return []
@@ -269,7 +269,7 @@ class BodyBuilder:
         memory: Node,
         value: Node,
         index: Sequence[Size],
-        axes: tuple[int, ...] = (),
+        axes: Shape = (),
         mask: Node | None = None,
     ) -> None:
         """Write a tile at an index."""
@@ -307,7 +307,7 @@ class BodyBuilder:
             condition = self.apply("bit_or", condition, self.apply("bit_not", mask))
         self.add(ops.require(condition, message=message, location=str(location or "")))
 
-    def allocate(self, shape: tuple[int, ...], dtype: DType, scope: str, layout: str = "") -> Node:
+    def allocate(self, shape: Shape, dtype: DType, scope: str, layout: str = "") -> Node:
         """A private place."""
         return self.add(ops.allocate(shape=shape, dtype=dtype, scope=scope, layout=layout))
 
