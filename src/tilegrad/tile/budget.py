@@ -184,8 +184,8 @@ def held(block: Block, threads: int) -> int:
     products = block.find("matrix_async", "matrix_sync")
     read = {place for node in products for place in node.inputs[1:3]}
     read -= {node.inputs[0] for node in products}
-    places = block.find("allocate", "register_tile")
-    taken = [n for n in places if memory_of(n).scope == "register"]
+    made = block.find("allocate", "register_tile")
+    taken = [n for n in made if memory_of(n).scope == "register"]
     return sum(-(-place_bytes(n) // (4 * threads)) for n in taken if n not in read)
 
 
