@@ -325,11 +325,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     through = tiles * together * steps * (weights + tokens) * tk * size
     ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
     rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
-<<<<<<< HEAD
-    product = waves(own, plan) * steps * promoted(x, plan, turned, 2 * tm * tn * tk / rate)
-=======
-    product = rounds * steps * promoted(x, plan, 2 * tm * tn * tk / rate)
->>>>>>> main
+    product = rounds * steps * promoted(x, plan, turned, 2 * tm * tn * tk / rate)
     seconds = (memory**NORM + (through / FEW_CACHE) ** NORM + ahead**NORM) ** (1 / NORM)
     fits = m % 64 == 0 or (isinstance(x.m, int) and m < tm and plan.cluster == 1)
     boxes = rounds * steps * tk * size / 128
