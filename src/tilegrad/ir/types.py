@@ -14,6 +14,8 @@ from ..core.dtype import DType
 from ..core.errors import ShapeError
 from .symbol import Size, high, multiply
 
+Shape = tuple[int, ...]  # a number for each axis: static sizes; of an index, its places
+
 
 def show_shape(shape: tuple[Size, ...]) -> str:
     """A shape as text: `4,8`."""
@@ -58,7 +60,7 @@ def check_addressable(type_: Array, op: str) -> None:
 class Tile:
     """A block of values moved as one; the shape is static, () is a scalar."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: DType
 
     def __repr__(self) -> str:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ir.node import Node
+from ..ir.types import Shape
 from .check import place_name
 from .row import memory_of
 
@@ -44,14 +45,14 @@ class Touch(NamedTuple):
     node: Node
 
 
+@dataclass(slots=True, eq=False)
 class Plain:
     """A plain store that asynchronous ops read: who, when, the fence after it."""
 
-    __slots__ = ("agent", "epoch", "fence", "node")
-
-    def __init__(self, agent: int, epoch: int, node: Node) -> None:
-        self.agent, self.epoch, self.node = agent, epoch, node
-        self.fence: int | None = None
+    agent: int
+    epoch: int
+    node: Node
+    fence: int | None = None
 
 
 class Region:
@@ -81,7 +82,7 @@ class Region:
 class Place:
     """A place or a parameter of one program, as boxes."""
 
-    def __init__(self, node: Node, shape: tuple[int, ...]) -> None:
+    def __init__(self, node: Node, shape: Shape) -> None:
         type_ = memory_of(node)
         self.node, self.shape, self.scope = node, shape, type_.scope
         self.use = type_.use
@@ -93,9 +94,7 @@ class Place:
         """All of it."""
         return self.boxed((0,) * len(self.shape), self.shape, tuple(range(len(self.shape))))
 
-    def boxed(
-        self, index: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]
-    ) -> Region:
+    def boxed(self, index: Shape, shape: Shape, axes: Shape) -> Region:
         """The box of a tile at an index, as far as it lies inside."""
         key = ("box", index, shape, axes)
         found = self.regions.get(key)
@@ -106,7 +105,7 @@ class Place:
             found = self._new(key, box)
         return found
 
-    def leaves(self, index: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    def leaves(self, index: Shape, shape: Shape, axes: Shape) -> bool:
         """Whether a box at an index is not wholly inside."""
         length = dict(zip(axes, shape))
         return any(
@@ -186,30 +185,21 @@ def _slices(box: Box) -> tuple[slice, ...]:
 # ---- barriers and groups ------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class Bar:
     """One barrier: the phase under way, what came, and the clock of each phase that is over. Of a
     named one, whose arrivals are threads, a phase is a round, and each may have another count."""
 
-    __slots__ = (
-        "agent",
-        "arrived",
-        "coming",
-        "count",
-        "expected",
-        "landed",
-        "name",
-        "node",
-        "over",
-        "waits",
-    )
-
-    def __init__(self, name: str, count: int, agent: int) -> None:
-        self.name, self.count, self.agent = name, count, agent
-        self.arrived = self.expected = self.landed = 0
-        self.coming: Clock | None = None
-        self.over: list[Clock] = []
-        self.node: Node | None = None  # what came last to a named one
-        self.waits: list[tuple[int, int, int, Node]] = []  # phases over, agent, epoch, op
+    name: str
+    count: int
+    agent: int
+    arrived: int = 0
+    expected: int = 0
+    landed: int = 0
+    coming: Clock | None = None
+    over: list[Clock] = field(default_factory=list)
+    node: Node | None = None  # what came last to a named one
+    waits: list[tuple[int, int, int, Node]] = field(default_factory=list)  # over, agent, epoch, op
 
     def come(self, clock: Clock, arrivals: int, expected: int, landed: int) -> None:
         """Something comes; it may end the phase."""

@@ -13,6 +13,7 @@ from ..core import dtype as dtypes
 from ..core.dtype import DType, promote, promote_scalar
 from ..core.errors import ShapeError
 from ..ir.symbol import Size, combine, minimum
+from ..ir.types import Shape
 from . import numeric
 from .value import (
     ABOVE,
@@ -44,7 +45,7 @@ def common_dtype(values: Sequence[Any]) -> DType:
     return dtypes.float32 if dtype is None else dtype
 
 
-def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
     """The shape that shapes broadcast to, or an error that names them."""
     rank = max(len(s) for s in shapes)
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
@@ -61,7 +62,7 @@ def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(result)
 
 
-def broadcast(x: TileValue, shape: tuple[int, ...]) -> TileValue:
+def broadcast(x: TileValue, shape: Shape) -> TileValue:
     """x repeated to a shape; edges of axes that are repeated vanish."""
     if x.shape == shape:
         return x

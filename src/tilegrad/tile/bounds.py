@@ -17,7 +17,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import Size, high, low
 from .build import Body
-from .scope import ANGLE_LIMITS
+from .scope import TABLES
 
 Range = tuple[int, int]
 WIDE: Range = (-(1 << 63), (1 << 63) - 1)
@@ -227,7 +227,7 @@ def near_angle(node: Node) -> bool:
     """Whether a Node is a function of an angle that is always near."""
     if node.op.name not in ("sin", "cos", "tan"):
         return False
-    limit = ANGLE_LIMITS["float64" if node.dtype.bits == 64 else "float32"]
+    limit = TABLES[max(32, node.dtype.bits)].angle_limit
     return most(node.inputs[0]) < limit
 
 

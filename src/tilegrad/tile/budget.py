@@ -26,9 +26,9 @@ from ..ir.distribution import wgmma_accumulator
 from ..ir.layout import byte_swizzle
 from ..ir.node import Node
 from ..ir.symbol import high
-from ..ir.types import Memory, Tile
+from ..ir.types import Memory, Shape, Tile
 from .build import Body
-from .check import Finding, finding, place_name, walk
+from .check import Findings, finding, place_name, walk
 from .row import is_place, memory_of
 
 LIMITS = {
@@ -44,7 +44,7 @@ SLACK = 1024  # to bring the start of shared memory to a swizzle's boundary
 WHOLE_BLOCK = 1  # the numbered barrier that all threads of a program use
 
 
-def check_budget(body: Body, target: Target) -> list[Finding]:
+def check_budget(body: Body, target: Target) -> Findings:
     """Everything that does not fit."""
     if not target.has_threads:
         return []
@@ -66,7 +66,7 @@ def place_bytes(node: Node) -> int:
     return type_.dtype.storage_bytes(prod(high(s) for s in type_.shape))
 
 
-def shared_bytes(body: Body, target: Target) -> list[Finding]:
+def shared_bytes(body: Body, target: Target) -> Findings:
     """Places and barriers against the Scope, with the alignment that swizzles need."""
     if "shared" not in target.memories:
         return []
@@ -91,7 +91,7 @@ def shared_bytes(body: Body, target: Target) -> list[Finding]:
 # ---- shapes that copies and matrix ops accept ---------------------------------------------------
 
 
-def boxes(body: Body) -> list[Finding]:
+def boxes(body: Body) -> Findings:
     """Boxes of copies against what the engine takes, and swizzle spans against rows."""
     found = []
     for node in body.block.all_nodes():
@@ -113,7 +113,7 @@ def boxes(body: Body) -> list[Finding]:
     return found
 
 
-def engines(body: Body, target: Target, limits: dict[str, int]) -> list[Finding]:
+def engines(body: Body, target: Target, limits: dict[str, int]) -> Findings:
     """Copies that the machine has, and programs that its clusters hold."""
     found = []
     copies = target.memories["shared"].copies if "shared" in target.memories else ()
@@ -127,7 +127,7 @@ def engines(body: Body, target: Target, limits: dict[str, int]) -> list[Finding]
     return found
 
 
-def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Finding]:
+def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> Findings:
     """Warps, numbered barriers and their threads."""
     found = []
     threads, most = 32 * sum(r.attrs["warps"] for r in roles), limits["threads_per_block"]
@@ -155,7 +155,7 @@ def role_shapes(body: Body, roles: list[Node], limits: dict[str, int]) -> list[F
 # ---- registers ----------------------------------------------------------------------------------
 
 
-def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> list[Finding]:
+def registers(body: Body, roles: list[Node], limits: dict[str, int]) -> Findings:
     """What each role holds against what it may, and all roles against the register file."""
     file = limits["registers_per_block"]
     total = 32 * sum(r.attrs["warps"] for r in roles)
@@ -199,7 +199,7 @@ SCATTERED = ("reshape", "transpose", "reduce", "load", "gather", "broadcast", "r
 ACCESSES = ("read_place", "write_place", "load", "store")
 
 
-def check_banks(body: Body, target: Target) -> list[Finding]:
+def check_banks(body: Body, target: Target) -> Findings:
     """Plain accesses to shared places that take several turns."""
     if not target.has_threads:
         return []
@@ -259,14 +259,12 @@ def from_accumulator(node: Node, accumulators: set[Node]) -> bool:
     return False
 
 
-def fits_accumulator(shape: tuple[int, ...]) -> bool:
+def fits_accumulator(shape: Shape) -> bool:
     """Whether a matrix unit's accumulator has this shape."""
     return len(shape) == 2 and shape[0] % 64 == 0 and shape[1] % 8 == 0
 
 
-def address(
-    type_: Memory, shape: tuple[int, ...], axes: tuple[int, ...], where: np.ndarray
-) -> np.ndarray:
+def address(type_: Memory, shape: Shape, axes: Shape, where: np.ndarray) -> np.ndarray:
     """Byte offsets of elements of a tile (an array (lane, axis)) in a place."""
     sizes = [int(s) for s in type_.shape]
     size, span = type_.dtype.size, SPANS.get(type_.layout, 0)

@@ -16,7 +16,7 @@ from ..core.errors import InternalError, Location
 from ..ir.block import Block, Builder, argument
 from ..ir.node import Node, Op
 from ..ir.symbol import Expr, Size, atoms, floor_divide, high, low, modulo, named
-from ..ir.types import Memory, Tile
+from ..ir.types import Memory, Shape, Tile
 from . import ops
 
 
@@ -168,7 +168,7 @@ class BodyBuilder:
             total = self.apply("add", total, self.constant(value.constant, int64))
         return total
 
-    def constant(self, value: Any, dtype: DType, shape: tuple[int, ...] = ()) -> Node:
+    def constant(self, value: Any, dtype: DType, shape: Shape = ()) -> Node:
         """A constant tile."""
         if dtype.kind == "bool":
             value = bool(value)
@@ -178,7 +178,7 @@ class BodyBuilder:
 
     # ---- elementwise ----------------------------------------------------------------------
 
-    def broadcast(self, x: Node, shape: tuple[int, ...]) -> Node:
+    def broadcast(self, x: Node, shape: Shape) -> Node:
         """x repeated to a shape."""
         return x if x.shape == shape else self.add(ops.broadcast(x, shape=shape))
 
@@ -233,7 +233,7 @@ class BodyBuilder:
         """One axis of a tile reduced."""
         return self.add(ops.reduce(x, axis=axis, kind=kind))
 
-    def reshape(self, x: Node, shape: tuple[int, ...]) -> Node:
+    def reshape(self, x: Node, shape: Shape) -> Node:
         """The elements of a tile in another shape."""
         return self.add(ops.reshape(x, shape=shape))
 
@@ -247,8 +247,8 @@ class BodyBuilder:
         self,
         memory: Node,
         index: Sequence[Size],
-        shape: tuple[int, ...] = (),
-        axes: tuple[int, ...] = (),
+        shape: Shape = (),
+        axes: Shape = (),
         mask: Node | None = None,
     ) -> Node:
         """A tile at an index."""
@@ -256,7 +256,7 @@ class BodyBuilder:
         at += self._masks(mask, shape)
         return self.do(ops.load, memory, *at, shape=shape, axes=axes, masked=mask is not None)
 
-    def _masks(self, mask: Node | None, shape: tuple[int, ...]) -> list[Node]:
+    def _masks(self, mask: Node | None, shape: Shape) -> list[Node]:
         """A mask as the last input of an op, if there is one."""
         if mask is None:
             return []
@@ -269,7 +269,7 @@ class BodyBuilder:
         memory: Node,
         value: Node,
         index: Sequence[Size],
-        axes: tuple[int, ...] = (),
+        axes: Shape = (),
         mask: Node | None = None,
     ) -> None:
         """Write a tile at an index."""
@@ -307,7 +307,7 @@ class BodyBuilder:
             condition = self.apply("bit_or", condition, self.apply("bit_not", mask))
         self.add(ops.require(condition, message=message, location=str(location or "")))
 
-    def allocate(self, shape: tuple[int, ...], dtype: DType, scope: str, layout: str = "") -> Node:
+    def allocate(self, shape: Shape, dtype: DType, scope: str, layout: str = "") -> Node:
         """A private place."""
         return self.add(ops.allocate(shape=shape, dtype=dtype, scope=scope, layout=layout))
 

@@ -114,10 +114,13 @@ def control_rule(node: Node, enclosing: tuple[Node, ...]) -> str | None:
 # ---- rules of the whole Body --------------------------------------------------------------------
 
 
+@dataclass
 class _Check:
-    def __init__(self, body: Body, level: str, target: Target | None, where: str) -> None:
-        self.body, self.level, self.target, self.where = body, level, target, where
-        self.bytes_by_scope: dict[str, int] = {}  # bytes by Scope
+    body: Body
+    level: str
+    target: Target | None
+    where: str
+    bytes_by_scope: dict[str, int] = field(default_factory=dict)
 
     def fail(self, message: str, node: Node | None = None) -> InternalError:
         shown = "" if node is None else f"\n    {print_node(node)}\n  "
@@ -218,6 +221,9 @@ class Finding:
         if self.other and self.other != self.line:
             text += f"\n    and {self.other}"
         return text + (f"\n    hint: {self.hint}" if self.hint else "")
+
+
+Findings = list[Finding]
 
 
 def line_of(node: Node | None) -> str:

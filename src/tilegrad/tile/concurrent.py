@@ -76,14 +76,15 @@ class Judge(Order):
         return place.chosen(offset.reshape(-1) if mask is None else offset[mask])
 
 
+@dataclass(eq=False)
 class Task:
     """A program or a role being run."""
 
-    def __init__(self, program: Program, role: Role | None, steps: Steps) -> None:
-        self.program, self.role, self.steps = program, role, steps
-        self.waiting: Waiting | None = None
-        self.roles: list[Node] = []  # that a program has come to
-        self.done = False
+    program: Program
+    steps: Steps
+    waiting: Waiting | None = None
+    roles: Sequence[Node] = ()  # that a program has come to
+    done: bool = False
 
     def can_go(self) -> bool:
         """Whether the next step would not wait."""
@@ -94,7 +95,7 @@ class Task:
         try:
             found = next(self.steps)
             self.waiting = None if isinstance(found, list) else found
-            self.roles = found if isinstance(found, list) else []
+            self.roles = found if isinstance(found, list) else ()
         except StopIteration:
             self.done = True
 
@@ -126,7 +127,7 @@ class Machine:
     def run(self, programs: Sequence[Program]) -> None:
         """Run programs together to their ends."""
         self.programs = programs
-        mains = [Task(p, p.frame.role, p.block(p.frame, p.body.block)) for p in programs]
+        mains = [Task(p, p.block(p.frame, p.body.block)) for p in programs]
         while not all(task.done for task in mains):
             self.run_outside(mains)
             self.run_roles([t for t in mains if t.roles])
@@ -158,9 +159,9 @@ class Machine:
         tasks = []
         for (program, node), role in zip(begun, roles):
             inner = type(program.frame)(role, dict(program.frame.values))
-            tasks.append(Task(program, role, program.block(inner, node.blocks[0])))
+            tasks.append(Task(program, program.block(inner, node.blocks[0])))
         for task in met:
-            task.roles = []
+            task.roles = ()
         self.schedule(tasks)
         for role in roles:
             self.order.settled(role)

@@ -33,6 +33,10 @@ from .value import (
     tile_of,
 )
 
+Values = tuple[Any, ...]  # of variables
+Names = tuple[str, ...]
+Turn = Callable[..., Any]  # what a body of Python does to variables
+
 
 class Stage:
     """What rewritten Python calls; see `stage`."""
@@ -69,11 +73,11 @@ class Stage:
     def loop(
         self,
         values: Any,
-        body: Callable[..., Any],
-        given: tuple[Any, ...],
-        names: tuple[str, ...],
+        body: Turn,
+        given: Values,
+        names: Names,
         index: str = "i",
-    ) -> tuple[Any, ...]:
+    ) -> Values:
         """for: staged over a Range, else as Python does it; `index` is the loop's variable."""
         if not isinstance(values, Range):
             if isinstance(values, (TileValue, Index, MemoryValue)):
@@ -91,7 +95,7 @@ class Stage:
             n if c is None else f"{n}{i}" for n, c in zip(names, shapes) for i in range(c or 1)
         ]
 
-        def flat(item: Any, *inside: Any) -> tuple[Any, ...]:
+        def flat(item: Any, *inside: Any) -> Values:
             return _flat(body(item, *_deep(inside, shapes)), shapes, names)
 
         loop = _Loop(self.tracer, values, flat, _flat(given, shapes, names), tuple(labels), index)
@@ -100,10 +104,10 @@ class Stage:
     def _once(
         self,
         values: Range,
-        body: Callable[..., Any],
-        given: tuple[Any, ...],
-        names: tuple[str, ...],
-    ) -> tuple[Any, ...]:
+        body: Turn,
+        given: Values,
+        names: Names,
+    ) -> Values:
         """A loop of at most one trip, written out."""
         if high(values.upper) <= low(values.lower):
             return given
@@ -121,11 +125,11 @@ class Stage:
     def branch(
         self,
         test: Any,
-        then: Callable[..., Any],
-        otherwise: Callable[..., Any],
-        given: tuple[Any, ...],
-        names: tuple[str, ...],
-    ) -> tuple[Any, ...]:
+        then: Turn,
+        otherwise: Turn,
+        given: Values,
+        names: Names,
+    ) -> Values:
         """if: staged on a scalar tile, else as Python does it."""
         if isinstance(test, Undefined):
             raise test.fail()
@@ -169,9 +173,9 @@ class Stage:
         self,
         test: TileValue,
         holds: bool,
-        function: Callable[..., Any],
-        given: tuple[Any, ...],
-        names: tuple[str, ...],
+        function: Turn,
+        given: Values,
+        names: Names,
     ) -> tuple[Block, list[Any]]:
         """One side, and what it makes of the variables; numbers that it sets are tiles."""
         b = self.tracer.builder
@@ -193,9 +197,7 @@ def _count(value: Any) -> int | None:
     return None
 
 
-def _flat(
-    values: Sequence[Any], counts: Sequence[int | None], names: Sequence[str]
-) -> tuple[Any, ...]:
+def _flat(values: Sequence[Any], counts: Sequence[int | None], names: Sequence[str]) -> Values:
     """Variables with the tiles of lists one by one."""
     found: list[Any] = []
     for value, count, name in zip(values, counts, names):
@@ -312,9 +314,9 @@ class _Loop:
         self,
         tracer: Tracer,
         values: Range,
-        body: Callable[..., Any],
-        given: tuple[Any, ...],
-        names: tuple[str, ...],
+        body: Turn,
+        given: Values,
+        names: Names,
         index: str,
     ) -> None:
         self.tracer, self.values, self.body = tracer, values, body
@@ -324,7 +326,7 @@ class _Loop:
             if isinstance(value, TileValue):
                 self.carried[i] = (value.node.type, value.edges)  # type: ignore[assignment]
 
-    def run(self) -> tuple[Any, ...]:
+    def run(self) -> Values:
         """Trace, and give the variables after the loop."""
         b = self.tracer.builder
         self.ends = b.index(self.values.lower), b.index(self.values.upper)
@@ -340,7 +342,7 @@ class _Loop:
             self.tracer.builder.serial = serial
         raise UserError("the types of variables keep changing", got=list(self.names))
 
-    def attempt(self) -> tuple[Block, tuple[Any, ...]]:
+    def attempt(self) -> tuple[Block, Values]:
         """The body traced once with the carried variables known so far."""
         b, values = self.tracer.builder, self.values
         own = argument(self.index, Tile((), dtypes.int64))
@@ -389,7 +391,7 @@ class _Loop:
         last = combine(values.upper, 1, -1)
         return Limit(values.lower, last, values.step == 1, values.step)
 
-    def learn(self, known: set[Expr], found: tuple[Any, ...]) -> bool:
+    def learn(self, known: set[Expr], found: Values) -> bool:
         """Note variables that changed, and types that must be wider; whether any did."""
         news = False
         for i, (before, after) in enumerate(zip(self.inside, found)):
@@ -428,7 +430,7 @@ class _Loop:
         self.carried[i] = (type_, edges)
         return True
 
-    def finish(self, block: Block, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    def finish(self, block: Block, found: Values) -> Values:
         """Add the loop; gives the variables after it."""
         b, values = self.tracer.builder, self.values
         order = list(self.carried)

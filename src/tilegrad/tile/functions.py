@@ -20,11 +20,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ..core.dtype import float32
 from .scope import (
     Coefficients,
     Element,
     Rare,
-    Scope,
     multiply_add,
     polynomial,
     two_product,
@@ -35,47 +35,45 @@ from .scope import (
 
 def exp(x: Element) -> Element:
     """e**x, underflowing gradually."""
-    return _exponential(Scope(x), x, 1.0)
+    return _exponential(x, 1.0)
 
 
-def _exponential(scope: Scope, x: Element, factor: float) -> Element:
+def _exponential(x: Element, factor: float) -> Element:
     """factor * e**x: e**x = 2**n * e**r with |r| <= ln(2) / 2."""
-    table = scope.table
+    table = x.table
     lowest, highest = table.exp_range
     gone = x < lowest  # underflows to 0: skip, subnormals are slow
     x = where(gone, 0.0, x).at_most(highest)
-    bits, n = scope.nearest_integer(x, table.log2_e, 2 * table.bias)
+    bits, n = x.nearest_integer(table.log2_e, 2 * table.bias)
     r = multiply_add(n, -table.ln2[0], x)  # exact
     r = multiply_add(n, -table.ln2[1], r)
     result = polynomial(r, (*table.exp, 1.0, 1.0))
     if factor != 1.0:
         result = result * factor
-    result = scope.scale_by_power(result, bits)
+    result = result.scale_by_power(bits)
     return where(gone, 0.0, result)
 
 
 def exp2(x: Element) -> Element:
     """2**x, exact where x is an integer."""
-    scope = Scope(x)
-    x = scope.clamp(x, scope.table.exp2_range)
-    bits, n = scope.nearest_integer(x, 1.0, 2 * scope.table.bias)
-    result = polynomial(x - n, (*scope.table.exp2, 1.0))
-    return scope.scale_by_power(result, bits)
+    x = x.clamp(x.table.exp2_range)
+    bits, n = x.nearest_integer(1.0, 2 * x.table.bias)
+    result = polynomial(x - n, (*x.table.exp2, 1.0))
+    return result.scale_by_power(bits)
 
 
 def expm1(x: Element) -> Element:
     """e**x - 1, accurate near zero."""
-    scope = Scope(x)
-    table = scope.table
-    held = scope.clamp(x, table.expm1_range)
-    bits, n = scope.nearest_integer(held, table.log2_e, table.bias - 1)
+    table = x.table
+    held = x.clamp(table.expm1_range)
+    bits, n = held.nearest_integer(table.log2_e, table.bias - 1)
     first = multiply_add(n, -table.ln2[0], held)  # exact
-    low = scope.constant(-table.ln2[1])
+    low = -table.ln2[1]
     r = multiply_add(n, low, first)
     error = multiply_add(n, low, first - r)
     square = r * r
     tail = multiply_add(square, polynomial(r, table.exp), error)
-    half = scope.power_of_two(bits)  # 2**(n - 1), so that n may be bias + 1
+    half = bits.power_of_two()  # 2**(n - 1), so that n may be bias + 1
     rest = half + -0.5
     result = multiply_add(half, r + tail, rest)
     tiny = abs(x) < 2.0 ** (-table.digits - 3)
@@ -84,44 +82,41 @@ def expm1(x: Element) -> Element:
 
 def tanh(x: Element) -> Element:
     """Hyperbolic tangent: a polynomial, then 1 - 2 / (e**(2|x|) + 1)."""
-    scope = Scope(x)
-    table = scope.table
+    table = x.table
     a = abs(x).at_most(table.tanh_limit)
     square = a * a
     bend = square * polynomial(square, table.tanh)
     near = multiply_add(a, bend, a)
-    bits, n = scope.nearest_integer(a, 2.0 * table.log2_e, table.bias)
+    bits, n = a.nearest_integer(2.0 * table.log2_e, table.bias)
     r = multiply_add(n, -0.5 * table.ln2[0], a)  # n is small: enough
     half = polynomial(r, table.tanh_exp)  # e**(2 r) / 2
-    divisor = multiply_add(half, scope.power_of_two(bits), 0.5)
+    divisor = multiply_add(half, bits.power_of_two(), 0.5)
     far = 1.0 - 1.0 / divisor
     result = where(a < table.tanh_split, near, far)
-    return scope.copy_sign(result, x)
+    return result.copy_sign(x)
 
 
 def sinh(x: Element) -> Element:
     """Hyperbolic sine."""
-    scope = Scope(x)
     a = abs(x)
     square = a * a
     cube = square * a
-    near = multiply_add(cube, polynomial(square, scope.table.sinh), a)
-    half = _exponential(scope, a, 0.5)
+    near = multiply_add(cube, polynomial(square, x.table.sinh), a)
+    half = _exponential(a, 0.5)
     far = half - 0.25 / half
     result = where(a < 1.0, near, far)
-    return scope.copy_sign(result, x)
+    return result.copy_sign(x)
 
 
 def cosh(x: Element) -> Element:
     """Hyperbolic cosine."""
-    scope = Scope(x)
-    half = _exponential(scope, abs(x), 0.5)
+    half = _exponential(abs(x), 0.5)
     return half + 0.25 / half
 
 
-def _reduce_logarithm(scope: Scope, x: Element) -> tuple[Element, Element]:
+def _reduce_logarithm(x: Element) -> tuple[Element, Element]:
     """e and m with x = 2**e * m and 2/3 <= m < 4/3, for normal x."""
-    table = scope.table
+    table = x.table
     bits = x.bits
     above = bits - table.two_thirds_bits
     e = above >> table.digits
@@ -129,83 +124,79 @@ def _reduce_logarithm(scope: Scope, x: Element) -> tuple[Element, Element]:
     return e, m.as_float()
 
 
-def _reduce_any(scope: Scope, x: Element) -> tuple[Element, Element]:
+def _reduce_any(x: Element) -> tuple[Element, Element]:
     """e as a float and f = m - 1 for positive x, subnormals included."""
-    digits = scope.table.digits
-    small = x < 2.0 ** (2 - scope.table.bias)
+    digits = x.table.digits
+    small = x < 2.0 ** (2 - x.table.bias)
     scaled = where(small, x * 2.0 ** (digits + 2), x)
-    e, m = _reduce_logarithm(scope, scaled)
-    e = e.to_float() + where(small, scope.constant(-digits - 2.0), 0.0)
+    e, m = _reduce_logarithm(scaled)
+    e = e.to_float() + where(small, x.constant(-digits - 2.0), 0.0)
     return e, m - 1.0
 
 
-def _logarithm_rest(scope: Scope, f: Element) -> Element:
+def _logarithm_rest(f: Element) -> Element:
     """log(1 + f) - f for |f| <= 1/3."""
-    if scope.dtype == "float32":
-        inner = multiply_add(polynomial(f, scope.table.log), f, -0.5)
+    if f.dtype is float32:
+        inner = multiply_add(polynomial(f, f.table.log), f, -0.5)
         return inner * (f * f)
     # float64: log(1 + f) = 2 atanh(s); dividing is cheaper than twice the degree
     s = f / (f + 2.0)
     w = s * s
     half_square = f * 0.5 * f
-    tail = multiply_add(w, polynomial(w, scope.table.log), half_square)
+    tail = multiply_add(w, polynomial(w, f.table.log), half_square)
     return multiply_add(s, tail, -half_square)
 
 
-def _logarithm(scope: Scope, e: Element, f: Element, f_low: Element | None = None) -> Element:
+def _logarithm(e: Element, f: Element, f_low: Element | None = None) -> Element:
     """e * ln(2) + log(1 + f + f_low)."""
-    rest = _logarithm_rest(scope, f)
+    rest = _logarithm_rest(f)
     if f_low is not None:
         rest = rest + f_low
-    low = multiply_add(e, scope.table.ln2[1], rest)
-    return multiply_add(e, scope.table.ln2[0], f + low)
+    high, low = f.table.ln2
+    return multiply_add(e, high, f + multiply_add(e, low, rest))
 
 
-def _logarithm_edges(scope: Scope, x: Element, result: Element) -> Element:
+def _logarithm_edges(x: Element, result: Element) -> Element:
     """-infinity at x = 0, NaN below; infinity and NaN stay what they are."""
     result = where(x < math.inf, result, x)
-    edge = where(x == 0.0, scope.constant(-math.inf), math.nan)
+    edge = where(x == 0.0, x.constant(-math.inf), math.nan)
     return where(x <= 0.0, edge, result)
 
 
 def log(x: Element) -> Element:
     """Natural logarithm."""
-    scope = Scope(x)
-    e, f = _reduce_any(scope, x)
-    return _logarithm_edges(scope, x, _logarithm(scope, e, f))
+    e, f = _reduce_any(x)
+    return _logarithm_edges(x, _logarithm(e, f))
 
 
 def log2(x: Element) -> Element:
     """Logarithm to base 2, exact at powers of two."""
-    scope = Scope(x)
-    e, f = _reduce_any(scope, x)
-    high, low = (0.5 * part for part in scope.table.two_log2_e)
-    result = e + _scaled_logarithm(scope, f, (high, low))
-    return _logarithm_edges(scope, x, result)
+    e, f = _reduce_any(x)
+    high, low = (0.5 * part for part in x.table.two_log2_e)
+    result = e + _scaled_logarithm(f, (high, low))
+    return _logarithm_edges(x, result)
 
 
 def log10(x: Element) -> Element:
     """Logarithm to base 10."""
-    scope = Scope(x)
-    e, f = _reduce_any(scope, x)
-    high, low = (scope.constant(part) for part in scope.table.log10_2)
-    rest = multiply_add(e, low, _scaled_logarithm(scope, f, scope.table.log10_e))
-    return _logarithm_edges(scope, x, multiply_add(e, high, rest))
+    e, f = _reduce_any(x)
+    high, low = x.table.log10_2
+    rest = multiply_add(e, low, _scaled_logarithm(f, x.table.log10_e))
+    return _logarithm_edges(x, multiply_add(e, high, rest))
 
 
-def _scaled_logarithm(scope: Scope, f: Element, factor: tuple[float, float]) -> Element:
+def _scaled_logarithm(f: Element, factor: tuple[float, float]) -> Element:
     """factor * log(1 + f)."""
-    rest = _logarithm_rest(scope, f) * factor[0]
+    rest = _logarithm_rest(f) * factor[0]
     rest = multiply_add(f, factor[1], rest)
     return multiply_add(f, factor[0], rest)
 
 
 def log1p(x: Element) -> Element:
     """log(1 + x), accurate near zero."""
-    scope = Scope(x)
-    table = scope.table
+    table = x.table
     u = 1.0 + x
-    e, m = _reduce_logarithm(scope, u)
+    e, m = _reduce_logarithm(u)
     # f + f_low = (1 + x) * 2**-e - 1 from x itself; for large x the 1 is lost anyway.
     shifted = e << table.digits
     k = (table.one_bits - shifted).as_float()
@@ -215,50 +206,49 @@ def log1p(x: Element) -> Element:
     large = 2.0 ** (2 * table.digits) < x
     f = where(large, m - 1.0, f)
     f_low = where(large, 0.0, f_low)
-    result = _logarithm(scope, e.to_float(), f, f_low)
-    result = _logarithm_edges(scope, u, result)
+    result = _logarithm(e.to_float(), f, f_low)
+    result = _logarithm_edges(u, result)
     return where(x == 0.0, x, result)
 
 
 def power(x: Element, y: Element) -> Element:
     """x**y = 2**(y * log2|x|) with log2 in two parts, and the sign and edges of C99 pow."""
-    scope = Scope(x)
     a = abs(x)
-    high, low = _logarithm2_parts(scope, a)
+    high, low = _logarithm2_parts(a)
     finite = (a > 0.0) & (a < math.inf)
     edge = where(a == 0.0, -math.inf, a)
     high = where(finite, high, edge)
     product, error = two_product(y, high)
     error = multiply_add(y, low, error)
-    limits = scope.table.exp2_range
+    limits = x.table.exp2_range
     inside = abs(product) < limits[1] - limits[0]
     error = where(inside & finite, error, 0.0)
-    exponent = scope.clamp(product, limits)
-    bits, n = scope.nearest_integer(exponent, 1.0, 2 * scope.table.bias)
+    exponent = product.clamp(limits)
+    bits, n = exponent.nearest_integer(1.0, 2 * x.table.bias)
     r = exponent - n + error
-    result = polynomial(r, (*scope.table.exp2, 1.0))
-    result = scope.scale_by_power(result, bits)
-    return _power_edges(scope, x, y, result)
+    result = polynomial(r, (*x.table.exp2, 1.0))
+    result = result.scale_by_power(bits)
+    return _power_edges(x, y, result)
 
 
-def _logarithm2_parts(scope: Scope, x: Element) -> tuple[Element, Element]:
+def _logarithm2_parts(x: Element) -> tuple[Element, Element]:
     """log2(x) for positive finite x as an unrounded sum of two values."""
-    table = scope.table
-    e, f = _reduce_any(scope, x)
-    d, d_low = two_sum(scope.constant(2.0), f)
+    table = x.table
+    e, f = _reduce_any(x)
+    d, d_low = two_sum(2.0, f)
     s = f / d  # log(m) = 2 s (1 + w/3 + w**2 * tail), w = s**2
     residue = multiply_add(-s, d, f)
     residue = multiply_add(-s, d_low, residue)
     s_low = residue / d
     w, w_low = two_product(s, s)
     w_low = multiply_add(s + s, s_low, w_low)
-    third, third_low = (scope.constant(part) for part in table.third)
+    third, third_low = table.third
     t, t_low = two_product(w, third)
     t_low = multiply_add(w, third_low, t_low)
     t_low = multiply_add(w_low, third, t_low)
     tail = w * w * polynomial(w, table.power)
     t_low = t_low + tail
-    c, c_low = (scope.constant(part) for part in table.two_log2_e)
+    c, c_low = table.two_log2_e
     p, p_low = two_product(s, c)
     p_low = multiply_add(s, c_low, p_low)
     p_low = multiply_add(s_low, c, p_low)
@@ -271,12 +261,12 @@ def _logarithm2_parts(scope: Scope, x: Element) -> tuple[Element, Element]:
     return two_sum(total, rest)
 
 
-def _power_edges(scope: Scope, x: Element, y: Element, result: Element) -> Element:
+def _power_edges(x: Element, y: Element, result: Element) -> Element:
     """The sign of a negative base, and the cases where C99 answers 1."""
     whole = y.floor() == y
     half = y * 0.5
     odd = whole & ~(half.floor() == half)
-    result = where(odd, scope.copy_sign(result, x), result)
+    result = where(odd, result.copy_sign(x), result)
     finite = -math.inf < x
     negative = (x < 0.0) & finite
     bad = negative & ~whole
@@ -289,21 +279,20 @@ def _power_edges(scope: Scope, x: Element, y: Element, result: Element) -> Eleme
 
 def erf(x: Element) -> Element:
     """Error function."""
-    scope = Scope(x)
-    table = scope.table
+    table = x.table
     a = abs(x).at_most(table.erf_limit)
     square = a * a
     near = multiply_add(a, polynomial(square, table.erf), a)
-    if scope.dtype == "float32":  # the polynomial is erfc(a)**(1/4)
+    if x.dtype is float32:  # the polynomial is erfc(a)**(1/4)
         root = polynomial(a, table.erf_tail)
         root = root * root
         far = multiply_add(-root, root, 1.0)
     else:  # the polynomial is erfc(a) * e**(a*a)
         tail = polynomial(a - 2.5, table.erf_tail)
-        decay = _exponential(scope, -square, -1.0)
+        decay = _exponential(-square, -1.0)
         far = multiply_add(decay, tail, 1.0)
     result = where(a < table.erf_split, near, far)
-    return scope.copy_sign(result, x)
+    return result.copy_sign(x)
 
 
 def erfc(x: Element) -> Element:
@@ -311,12 +300,10 @@ def erfc(x: Element) -> Element:
 
     The square and the divisor have low parts, and the power of two comes last.
     """
-    scope = Scope(x)
-    table = scope.table
+    table = x.table
     a = abs(x).at_most(table.erfc_limit)
     square, square_low = two_product(a, a)
-    center = scope.constant(table.erfc_center)
-    q = (a - center) / (a + center)
+    q = (a - table.erfc_center) / (a + table.erfc_center)
     bend = polynomial(q, table.erfc)
     double = a + a
     divisor = double + 1.0
@@ -329,12 +316,12 @@ def erfc(x: Element) -> Element:
     tail = multiply_add(inverse, bend, inverse * lost)
     whole = inverse + tail
     tail = multiply_add(-whole, square_low, tail)
-    bits, n = scope.nearest_integer(-square, table.log2_e, 2 * table.bias)
+    bits, n = (-square).nearest_integer(table.log2_e, 2 * table.bias)
     r = multiply_add(n, -table.ln2[0], -square)
     r = multiply_add(n, -table.ln2[1], r)
     power = polynomial(r, (*table.exp, 1.0, 1.0))
     result = multiply_add(power, inverse, power * tail)
-    result = scope.scale_by_power(result, bits)
+    result = result.scale_by_power(bits)
     near = 1.0 - multiply_add(a, polynomial(square, table.erf), a)
     result = where(a < 0.5, near, result)
     return where(x < 0.0, 2.0 - result, result)
@@ -342,11 +329,10 @@ def erfc(x: Element) -> Element:
 
 def erf_inverse(x: Element) -> Element:
     """The y with erf(y) = x: a rational function of x**2, then of sqrt(-log(1 - |x|))."""
-    scope = Scope(x)
-    table = scope.table
+    table = x.table
     a = abs(x)
     center = multiply_add(-a, a, 0.5625)
-    s, s_low = _root_of_logarithm(scope, 1.0 - a)
+    s, s_low = _root_of_logarithm(1.0 - a)
     top, bottom = _ratio(s - 1.175, table.inverse_middle)
     if table.inverse_tail[0]:
         far = table.inverse_middle_end < s
@@ -362,17 +348,17 @@ def erf_inverse(x: Element) -> Element:
     beyond = s + (bend + s_low)  # dy/ds is within 5% of 1
     result = where(near, multiply_add(a, bend, a), beyond)
     result = where(a == 1.0, math.inf, result)
-    return scope.copy_sign(result, x)
+    return result.copy_sign(x)
 
 
-def _root_of_logarithm(scope: Scope, u: Element) -> tuple[Element, Element]:
+def _root_of_logarithm(u: Element) -> tuple[Element, Element]:
     """sqrt(-log(u)) in two parts for 0 < u < 1; NaN for negative u."""
-    e, f = _reduce_any(scope, u)
-    ln2, ln2_low = (scope.constant(-part) for part in scope.table.ln2)
+    e, f = _reduce_any(u)
+    ln2, ln2_low = (-part for part in u.table.ln2)
     product, low = two_product(e, ln2)
     low = multiply_add(e, ln2_low, low)
     total, lost = two_sum(product, -f)
-    rest = lost + low - _logarithm_rest(scope, f)
+    rest = lost + low - _logarithm_rest(f)
     total, rest = two_sum(total, rest)
     total = where(u < 0.0, math.nan, total)
     root = total.root()
@@ -385,14 +371,13 @@ def _ratio(x: Element, tables: tuple[Coefficients, Coefficients]) -> tuple[Eleme
     return (polynomial(x, tables[0]), polynomial(x, tables[1]))
 
 
-def _near_angle(scope: Scope, x: Element) -> tuple[Element, Element, Element]:
+def _near_angle(x: Element) -> tuple[Element, Element, Element]:
     """x = n * pi/2 + r + r_low below angle_limit: low bits of n, and r in two parts.
 
     pi/2 in three parts leaves r relatively accurate however close x is to a multiple of it.
     """
-    table = scope.table
-    bits, n = scope.nearest_integer(x, 2.0 / math.pi, 0)
-    first, second, third = (scope.constant(-part) for part in table.half_pi)
+    bits, n = x.nearest_integer(2.0 / math.pi, 0)
+    first, second, third = (-part for part in x.table.half_pi)
     exact = multiply_add(n, first, x)
     product, product_low = two_product(n, second)
     r = exact + product
@@ -403,27 +388,23 @@ def _near_angle(scope: Scope, x: Element) -> tuple[Element, Element, Element]:
 
 
 def _of_angle(name: str, x: Element, done: Callable[..., Element]) -> Element:
-    """done(scope, x, n, r, r_low) for the angle x = n * pi/2 + r + r_low."""
+    """done(x, n, r, r_low) for the angle x = n * pi/2 + r + r_low."""
 
     def near(x: Element) -> tuple[Any, ...]:
-        scope = Scope(x)
-        inside = abs(x) < scope.table.angle_limit
-        return ~inside, *_near_angle(scope, x)
+        inside = abs(x) < x.table.angle_limit
+        return ~inside, *_near_angle(x)
 
     def far(x: Element) -> tuple[Any, ...]:
         from .modulo import far_angle
 
-        return far_angle(Scope(x), x)
+        return far_angle(x)
 
-    def end(x: Element, *parts: Any) -> Element:
-        return done(Scope(x), x, *parts)
-
-    return x.machine.rarely(Rare(name, near, far, end), x)
+    return x.machine.rarely(Rare(name, near, far, done), x)
 
 
-def _sine_and_cosine(scope: Scope, r: Element, r_low: Element) -> tuple[Element, Element]:
+def _sine_and_cosine(r: Element, r_low: Element) -> tuple[Element, Element]:
     """sin and cos of r + r_low for |r| <= pi/4."""
-    table = scope.table
+    table = r.table
     w = r * r
     cube = w * r
     sine = r + multiply_add(cube, polynomial(w, table.sin), r_low)
@@ -435,10 +416,10 @@ def _sine_and_cosine(scope: Scope, r: Element, r_low: Element) -> tuple[Element,
     return sine, half + tail
 
 
-def _quadrant(scope: Scope, bits: Element, r: Element, r_low: Element) -> Element:
+def _quadrant(bits: Element, r: Element, r_low: Element) -> Element:
     """sin(n * pi/2 + r + r_low), where `bits` has the low bits of n."""
-    table = scope.table
-    sine, cosine = _sine_and_cosine(scope, r, r_low)
+    table = r.table
+    sine, cosine = _sine_and_cosine(r, r_low)
     odd = (bits & 1) == 1
     result = where(odd, cosine, sine)
     half_turn = bits & 2
@@ -449,8 +430,8 @@ def _quadrant(scope: Scope, bits: Element, r: Element, r_low: Element) -> Elemen
 def sin(x: Element) -> Element:
     """Sine."""
 
-    def done(scope: Scope, x: Element, bits: Element, r: Element, r_low: Element) -> Element:
-        result = _quadrant(scope, bits, r, r_low)
+    def done(x: Element, bits: Element, r: Element, r_low: Element) -> Element:
+        result = _quadrant(bits, r, r_low)
         return where(x == 0.0, x, result)
 
     return _of_angle("sin", x, done)
@@ -459,8 +440,8 @@ def sin(x: Element) -> Element:
 def cos(x: Element) -> Element:
     """Cosine."""
 
-    def done(scope: Scope, x: Element, bits: Element, r: Element, r_low: Element) -> Element:
-        return _quadrant(scope, bits + 1, r, r_low)
+    def done(x: Element, bits: Element, r: Element, r_low: Element) -> Element:
+        return _quadrant(bits + 1, r, r_low)
 
     return _of_angle("cos", x, done)
 
@@ -468,11 +449,11 @@ def cos(x: Element) -> Element:
 def tan(x: Element) -> Element:
     """Tangent."""
 
-    def done(scope: Scope, x: Element, bits: Element, r: Element, r_low: Element) -> Element:
+    def done(x: Element, bits: Element, r: Element, r_low: Element) -> Element:
         w = r * r
         cube = w * r
         slope = multiply_add(r_low, w, r_low)  # derivative 1 + tan**2, near enough
-        tail = multiply_add(cube, polynomial(w, scope.table.tan), slope)
+        tail = multiply_add(cube, polynomial(w, w.table.tan), slope)
         result = r + tail
         odd = (bits & 1) == 1
         inverse = -1.0 / result
@@ -486,31 +467,29 @@ def tan(x: Element) -> Element:
 
 
 def _of_remainder(name: str, x: Element, y: Element, done: Callable[..., Element]) -> Element:
-    """done(scope, x, y, rest) for the exact remainder of x by y that has the sign of x.
+    """done(x, y, rest) for the exact remainder of x by y that has the sign of x.
 
     A quotient below 2**(digits + 1) is at most one too large when it is rounded to a whole
     number, and what it leaves is a float: so is what adding the divisor once makes of that.
     """
 
     def near(x: Element, y: Element) -> tuple[Any, ...]:
-        scope = Scope(x)
         a, b = abs(x), abs(y)
         quotient = a / b
         whole = quotient.floor()
         rest = multiply_add(-whole, b, a)
         rest = where(rest < 0.0, rest + b, rest)
         rest = where(whole == 0.0, a, rest)  # b may be infinite
-        few = quotient < 2.0 ** (scope.table.digits + 1)
+        few = quotient < 2.0 ** (x.table.digits + 1)
         return ~few, rest
 
     def far(x: Element, y: Element) -> tuple[Any, ...]:
         from .modulo import far_modulo
 
-        return (far_modulo(Scope(x), x, y),)
+        return (far_modulo(x, y),)
 
     def end(x: Element, y: Element, rest: Element) -> Element:
-        scope = Scope(x)
-        return done(scope, x, y, scope.copy_sign(rest, x))
+        return done(x, y, rest.copy_sign(x))
 
     return x.machine.rarely(Rare(name, near, far, end), x, y)
 
@@ -522,13 +501,13 @@ def _crosses(rest: Element, y: Element) -> Element:
 
 def fmod(x: Element, y: Element) -> Element:
     """The remainder of x by y with the sign of x, exact."""
-    return _of_remainder("fmod", x, y, lambda scope, x, y, rest: rest)
+    return _of_remainder("fmod", x, y, lambda x, y, rest: rest)
 
 
 def remainder(x: Element, y: Element) -> Element:
     """The remainder of x by y with the sign of y; fmod plus y, rounded, where fmod's is another."""
 
-    def done(scope: Scope, x: Element, y: Element, rest: Element) -> Element:
+    def done(x: Element, y: Element, rest: Element) -> Element:
         moved = rest + y
         return where(_crosses(rest, y), moved, rest)
 
@@ -538,61 +517,58 @@ def remainder(x: Element, y: Element) -> Element:
 def floor_divide(x: Element, y: Element) -> Element:
     """x / y rounded down, by its remainder; x / y where y is 0."""
 
-    def done(scope: Scope, x: Element, y: Element, rest: Element) -> Element:
-        zero, one = scope.constant(0.0), scope.constant(1.0)
+    def done(x: Element, y: Element, rest: Element) -> Element:
+        one = x.constant(1.0)
         ratio = x / y
         quotient = (x - rest) / y
-        quotient = quotient - where(_crosses(rest, y), one, zero)
+        quotient = quotient - where(_crosses(rest, y), one, 0.0)
         whole = quotient.floor()
         up = quotient - whole > 0.5
-        whole = whole + where(up, one, zero)
-        none = (ratio.bits & scope.table.sign_bit).as_float()
-        whole = where(quotient == zero, none, whole)
-        return where(y == zero, ratio, whole)
+        whole = whole + where(up, one, 0.0)
+        none = (ratio.bits & x.table.sign_bit).as_float()
+        whole = where(quotient == 0.0, none, whole)
+        return where(y == 0.0, ratio, whole)
 
     return _of_remainder("floor_divide", x, y, done)
 
 
 def atan(x: Element) -> Element:
     """Inverse tangent."""
-    scope = Scope(x)
     a = abs(x)
     z = a.at_most(1.0) / a.at_least(1.0)
     w = z * z
-    tail = z * w * polynomial(w, scope.table.atan)
-    high, low, _ = scope.table.half_pi
+    tail = z * w * polynomial(w, x.table.atan)
+    high, low, _ = x.table.half_pi
     rest = low - tail
     beyond = high - z + rest
     result = where(a > 1.0, beyond, z + tail)
-    return scope.copy_sign(result, x)
+    return result.copy_sign(x)
 
 
-def _arc(scope: Scope, a: Element) -> tuple[Element, Element]:
+def _arc(a: Element) -> tuple[Element, Element]:
     """Whether a > 1/2, and then asin(sqrt((1 - a) / 2)), else asin(a)."""
     big = a > 0.5
     folded = (1.0 - a) * 0.5
     z = where(big, folded, a * a)
     s = where(big, folded.root(), a)
-    tail = s * z * polynomial(z, scope.table.asin)
+    tail = s * z * polynomial(z, a.table.asin)
     return big, s + tail
 
 
 def asin(x: Element) -> Element:
     """Inverse sine; NaN outside [-1, 1]."""
-    scope = Scope(x)
-    big, arc = _arc(scope, abs(x))
-    high, low, _ = scope.table.half_pi
+    big, arc = _arc(abs(x))
+    high, low, _ = x.table.half_pi
     folded = multiply_add(arc, -2.0, high)
     result = where(big, folded + low, arc)
-    return scope.copy_sign(result, x)
+    return result.copy_sign(x)
 
 
 def acos(x: Element) -> Element:
     """Inverse cosine; NaN outside [-1, 1]."""
-    scope = Scope(x)
-    big, arc = _arc(scope, abs(x))
-    high, low, _ = scope.table.half_pi
-    signed = scope.copy_sign(arc, x)
+    big, arc = _arc(abs(x))
+    high, low, _ = x.table.half_pi
+    signed = arc.copy_sign(x)
     near = high - (signed - low)
     double = arc + arc
     far = 2.0 * high - (double - 2.0 * low)

@@ -6,23 +6,23 @@ interpreter. Invariant: DO has one row per kind of Effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ..ir.node import Node
 from . import row
 from .access import Bar, join
-from .ordering import Order, Role, scalar
+from .ordering import Known, Order, Role, scalar
 from .row import Touch, effects_of, is_place
 
 
-def event(order: Order, role: Role, node: Node, values: Mapping[Node, Any]) -> bool:
+def event(order: Order, role: Role, node: Node, values: Known) -> bool:
     """A role comes to a Node: what that does, and whether the role can go on."""
     done = [DO[type(e)](order, role, node, e, values) for e in effects_of(node)]
     return False not in done
 
 
-def _touch(order: Order, role: Role, node: Node, touch: Touch, values: Mapping[Node, Any]) -> None:
+def _touch(order: Order, role: Role, node: Node, touch: Touch, values: Known) -> None:
     order.depends(role, touch.memory, node, touch.writes)
     found = order.region(role.rank, node, touch, values)
     if found is not None:
@@ -39,9 +39,7 @@ def _make(order: Order, role: Role, node: Node, _: row.Make, values: Any) -> Non
     order.made.add((role.rank, node))
 
 
-def _arrive(
-    order: Order, role: Role, node: Node, arrive: row.Arrive, values: Mapping[Node, Any]
-) -> None:
+def _arrive(order: Order, role: Role, node: Node, arrive: row.Arrive, values: Known) -> None:
     rank = role.rank if arrive.rank is None else scalar(arrive.rank, values)
     if not 0 <= rank < order.ranks:
         order.report("index", f"{node.op.name} to rank {rank} of {order.ranks}", node)
@@ -51,7 +49,7 @@ def _arrive(
         order.come(role, bar, node, 1, arrive.bytes, 0)
 
 
-def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Mapping[Node, Any]) -> bool:
+def _wait(order: Order, role: Role, node: Node, wait: row.Wait, values: Known) -> bool:
     bar = order.bar(role.rank, wait.barrier, node, scalar(wait.stage, values))
     if bar is None:
         return True
@@ -112,7 +110,7 @@ def _fence(order: Order, role: Role, node: Node, fence: row.Fence, values: Any) 
         role.fenced = True
 
 
-def _land(order: Order, role: Role, node: Node, land: row.Land, values: Mapping[Node, Any]) -> None:
+def _land(order: Order, role: Role, node: Node, land: row.Land, values: Known) -> None:
     if land.source is not None:
         order.depends(role, land.source.memory, node, False)
     for rank in order.reached(role, node, land, values):
@@ -129,7 +127,7 @@ def _land(order: Order, role: Role, node: Node, land: row.Land, values: Mapping[
         order.come(role, bar, node, 0, 0, land.into.bytes, land.tells)
 
 
-def _work(order: Order, role: Role, node: Node, work: row.Work, values: Mapping[Node, Any]) -> None:
+def _work(order: Order, role: Role, node: Node, work: row.Work, values: Known) -> None:
     group = role.groups[work.engine]
     group.issued += 1
     group.last = node

@@ -27,7 +27,7 @@ from ..core.dtype import int64
 from ..core.errors import AxisError, user_location
 from ..ir.node import Node, topological
 from ..ir.symbol import Expr, Size, atoms, combine, floor_divide, high, low, multiply, substitute
-from ..ir.types import product, row_major
+from ..ir.types import Shape, product, row_major
 from .bounds import WIDE, Range, node_range
 from .row import TileOp, compute
 from .trace import Tracer, tracer
@@ -276,7 +276,7 @@ def _wrong(t: Tracer, offset: Node, count: int, mask: Node | None) -> int | None
     return None
 
 
-def value_of(node: Node, program: tuple[int, ...]) -> np.ndarray[Any, Any] | None:
+def value_of(node: Node, program: Shape) -> np.ndarray[Any, Any] | None:
     """A tile as one program has it; None where it depends on data, Symbols or loops."""
     known: dict[Node, Any] = {}
     for one in topological([node]):
@@ -323,7 +323,7 @@ class Box:
     """Where offsets begin along each axis of the array, and which tile axis lies along which."""
 
     index: tuple[Size, ...]
-    axes: tuple[int, ...]
+    axes: Shape
     cut: bool  # the mask leaves out more than what lies beyond the ends
 
 

@@ -29,7 +29,7 @@ from ..ir.block import Block
 from ..ir.node import Node
 from ..ir.symbol import evaluate
 from ..ir.text import print_node
-from ..ir.types import Tile
+from ..ir.types import Shape, Tile
 from . import numeric, row
 from .build import Body
 from .concurrent import Judge, Machine, Steps, Waiting
@@ -67,7 +67,7 @@ def run(
         machine.run([Interpreter(*given, number, rank) for rank, number in enumerate(numbers)])
 
 
-def together(chosen: Iterable[int], grid: tuple[int, ...], size: int) -> Iterator[list[int]]:
+def together(chosen: Iterable[int], grid: Shape, size: int) -> Iterator[list[int]]:
     """The numbers of programs that run together: neighbours along the first axis of the grid."""
     stride, done = math.prod(grid[1:]), set()
     if size > 1 and (not grid or grid[0] % size):
@@ -106,7 +106,7 @@ class Storage:
         self.shape = tuple(evaluate(s, symbols) for s in type_.shape)
         self.strides = tuple(evaluate(s, symbols) for s in type_.element_strides())
 
-    def offsets(self, index: Sequence[int], shape: tuple[int, ...], axes: tuple[int, ...]) -> Any:
+    def offsets(self, index: Sequence[int], shape: Shape, axes: Shape) -> Any:
         """Element offsets of a tile at an index, and where they are inside of the shape."""
         offset = np.zeros(shape, np.int64)
         inside = np.ones(shape, np.bool_)
@@ -191,16 +191,14 @@ class Located(NamedTuple):
             self.storage.data[self.offset[self.mask]] = np.asarray(value)[self.mask]
 
 
-class Frame:
+class Frame(NamedTuple):
     """Values of a program or of one of its roles."""
 
-    __slots__ = ("role", "values")
-
-    def __init__(self, role: Role | None, values: Values) -> None:
-        self.role, self.values = role, values
+    role: Role | None
+    values: Values
 
 
-def poison(shape: tuple[int, ...], dtype: DType) -> Array:
+def poison(shape: Shape, dtype: DType) -> Array:
     """Data of a place that nobody has written."""
     if dtype.is_float:
         return np.full(math.prod(shape), np.nan, np.float32).astype(dtype.numpy)
@@ -215,7 +213,7 @@ class Interpreter:
         body: Body,
         storages: list[Storage],
         symbols: Mapping[str, int],
-        grid: tuple[int, ...],
+        grid: Shape,
         machine: Machine,
         number: int,
         rank: int,

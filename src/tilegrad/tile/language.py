@@ -28,7 +28,7 @@ from ..core.errors import AxisError, DTypeError, ShapeError, TraceError, UserErr
 from ..ir.node import Node, Op
 from ..ir.symbol import Expr, Size, high, low, maximum, minimum
 from ..ir.symbol import ceil_divide as ceil_divide_sizes
-from ..ir.types import Tile
+from ..ir.types import Shape, Tile
 from . import ops, placed
 from .arithmetic import broadcast as broadcast_tile
 from .arithmetic import broadcast_shape, common_dtype, elementwise, join_edges
@@ -188,7 +188,7 @@ def static(value: Any, what: str) -> int:
     )
 
 
-def static_shape(shape: Any) -> tuple[int, ...]:
+def static_shape(shape: Any) -> Shape:
     """A tile's shape."""
     if isinstance(shape, (int, Index, TileValue)):
         shape = (shape,)
@@ -304,7 +304,7 @@ def reshape(x: Any, shape: Any) -> TileValue:
     return TileValue(node, *_reshaped_edges(value, sizes))
 
 
-def _reshaped_edges(value: TileValue, sizes: tuple[int, ...]) -> tuple[Edges, tuple[bool, ...]]:
+def _reshaped_edges(value: TileValue, sizes: Shape) -> tuple[Edges, tuple[bool, ...]]:
     """Edges stay on their axes where a reshape only adds or drops axes of size 1."""
     if not any(value.edges):
         return (None,) * len(sizes), ()
@@ -512,7 +512,7 @@ def edge_mask(edge: Edge, size: int) -> Node:
     return mask
 
 
-def mask_of(shape: tuple[int, ...], edges: Edges) -> Node | None:
+def mask_of(shape: Shape, edges: Edges) -> Node | None:
     """Which elements of a tile exist; None if all do."""
     b = tracer().builder
     found: Node | None = None
@@ -810,7 +810,7 @@ def _masked(value: TileValue, mask: Node | None, other: Any) -> TileValue:
     return TileValue(b.apply("where", mask, value.node, rest.node), value.edges)
 
 
-def _whole_mask(mask: Any, shape: tuple[int, ...], edges: Edges) -> tuple[Node | None, bool]:
+def _whole_mask(mask: Any, shape: Shape, edges: Edges) -> tuple[Node | None, bool]:
     """Which elements of a tile exist and are asked for, and whether the kernel gave a mask."""
     if mask is None or mask is True:
         return mask_of(shape, edges), False

@@ -26,6 +26,7 @@ from ..core.target import MatrixUnit, Target
 from ..ir.block import Block, argument
 from ..ir.node import Node, located, needs
 from ..ir.symbol import Size
+from ..ir.types import Shape
 from . import ops
 from .build import Body, BodyBuilder
 from .numeric import COMBINE
@@ -103,7 +104,7 @@ def _transpose(into: Pieces, node: Node) -> None:
         into.set(node, into.keep(_strided(into, inner, order, node.shape)))
 
 
-def _strided(into: Pieces, inner: Source, order: tuple[int, ...], shape: tuple[int, ...]) -> Source:
+def _strided(into: Pieces, inner: Source, order: Shape, shape: Shape) -> Source:
     """Any order of the axes of a stored value, by gathering along its strides."""
     place = into.kept(inner)
     strides = [math.prod(inner.shape[a + 1 :]) for a in order]

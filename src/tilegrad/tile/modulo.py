@@ -17,7 +17,6 @@ from typing import Any
 
 from .scope import (
     Element,
-    Scope,
     multiply_add,
     multiply_high,
     shift_down,
@@ -28,8 +27,8 @@ from .scope import (
 
 # The bits of 2/pi after the point in words of an integer's width, a word of zeros before them.
 TWO_OVER_PI = {
-    "float32": (0, 2734261102, 1313084713, 4230436817, 4113882560, 3680671129, 1011060801),
-    "float64": (
+    32: (0, 2734261102, 1313084713, 4230436817, 4113882560, 3680671129, 1011060801),
+    64: (
         0,
         11743562013128004905,
         18169587780923219392,
@@ -51,10 +50,10 @@ TWO_OVER_PI = {
         7780917995555872008,
     ),
 }
-HIGHER = {"float32": (100, 100), "float64": (500, 583)}  # powers of two that multiply a divisor
+HIGHER = {32: (100, 100), 64: (500, 583)}  # powers of two that multiply a divisor
 
 
-def far_modulo(scope: Scope, x: Element, y: Element) -> Element:
+def far_modulo(x: Element, y: Element) -> Element:
     """|x| modulo |y|; NaN where x is infinite or y is 0, or one of them NaN.
 
     A quotient rounded towards zero leaves a remainder that is exact, whatever its size: one that
@@ -64,7 +63,7 @@ def far_modulo(scope: Scope, x: Element, y: Element) -> Element:
     a, b = abs(x), abs(y)
     good = (a < math.inf) & (b > 0.0)
     divisor = where(good, b, 1.0)
-    first, second = HIGHER[scope.dtype]
+    first, second = HIGHER[x.dtype.bits]
     higher = divisor * 2.0**first
     highest = higher * 2.0**second
 
@@ -84,13 +83,13 @@ def far_modulo(scope: Scope, x: Element, y: Element) -> Element:
     return where(good, rest, math.nan)
 
 
-def far_angle(scope: Scope, x: Element) -> tuple[Element, Element, Element]:
+def far_angle(x: Element) -> tuple[Element, Element, Element]:
     """x = n * pi/2 + r + r_low: low bits of n, and r in two parts; for |x| >= 4, NaN if infinite.
 
     The mantissa times 2/pi, as a fraction of four quarter turns in two words: what whole turns
     add is never computed, as their bits of 2/pi are left out.
     """
-    table = scope.table
+    table = x.table
     width = table.digits + table.bias.bit_length() + 2  # of an integer
     bits = abs(x).bits
     exponent = bits >> table.digits
@@ -98,14 +97,14 @@ def far_angle(scope: Scope, x: Element) -> tuple[Element, Element, Element]:
     mantissa = mantissa | (1 << table.digits)
     mantissa = mantissa << (width - 1 - table.digits)  # its first bit is set
     start = exponent - (table.bias + 1)
-    first, second, third = _window(scope, start, width)
+    first, second, third = _window(start, width)
     high, low = _product(mantissa, first, second, third, width)
     # high and low: x * 2/pi modulo 4, in units of 2**-(2 * width - 2)
     quarter = high + (1 << (width - 3))
     n = shift_down(quarter, width - 2)
     high = high - (n << (width - 2))
     below = high >> (width - 1)  # all ones where the rest is negative
-    r, r_low = _as_angle(scope, high ^ below, low ^ below, width)
+    r, r_low = _as_angle(high ^ below, low ^ below, width)
     sign = (below ^ x.bits) & table.sign_bit
     r, r_low = ((part.bits ^ sign).as_float() for part in (r, r_low))
     negative = x.bits >> (width - 1)
@@ -119,10 +118,9 @@ def _signed(word: int, width: int) -> int:
     return word - (1 << width) if word >> (width - 1) else word
 
 
-def _window(scope: Scope, start: Element, width: int) -> list[Element]:
+def _window(start: Element, width: int) -> list[Element]:
     """Three words of 2/pi from a bit on: the table moved by whole words, then by bits."""
-    table = TWO_OVER_PI[scope.dtype]
-    words: list[Any] = [scope.integer(_signed(word, width)) for word in table]
+    words: list[Any] = [start.constant(_signed(w, width)) for w in TWO_OVER_PI[width]]
     moves = (len(words) - 4).bit_length()
     for number in reversed(range(moves)):
         amount = 1 << number
@@ -153,17 +151,17 @@ def _product(
     return high + carry, total
 
 
-def _as_angle(scope: Scope, high: Element, low: Element, width: int) -> tuple[Element, Element]:
+def _as_angle(high: Element, low: Element, width: int) -> tuple[Element, Element]:
     """pi/2 times a fraction in two words that is not negative, in two parts."""
     half = width // 2
-    mask = scope.integer((1 << half) - 1)
+    mask = (1 << half) - 1
     parts = [shift_down(high, half), high & mask, shift_down(low, half), low & mask]
     scales = [2.0 ** (2 - half - half * i) for i in range(4)]
     floats = [part.to_float() * scale for part, scale in zip(parts, scales)]
     total, lost = two_sum(floats[0], floats[1])
     total, more = two_sum(total, floats[2])
     rest = lost + more + floats[3]
-    first, second, _ = (scope.constant(part) for part in scope.table.half_pi)
+    first, second, _ = high.table.half_pi
     r, r_low = two_product(total, first)
     r_low = multiply_add(total, second, r_low)
     return r, multiply_add(rest, first, r_low)

@@ -21,8 +21,10 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.dtype import DType
 from ..core.errors import InternalError
+from ..ir.types import Shape
 
 Array = np.ndarray[Any, Any]
+Meaning = Callable[..., Array]  # of a dtype and the operands
 
 
 def elementwise(name: str, dtype: DType, inputs: list[Array]) -> Array:
@@ -45,7 +47,7 @@ def _wrap_int4(wide: Array) -> Array:
 # ---- elementwise ----------------------------------------------------------------------------
 
 
-def _exact(function: Callable[..., Array]) -> Callable[..., Array]:
+def _exact(function: Meaning) -> Meaning:
     """A function of floats: computed in the next wider float, then rounded."""
 
     def apply(dtype: DType, *inputs: Array) -> Array:
@@ -55,7 +57,7 @@ def _exact(function: Callable[..., Array]) -> Callable[..., Array]:
     return apply
 
 
-def _by_float64(function: Callable[[float], float]) -> Callable[..., Array]:
+def _by_float64(function: Callable[[float], float]) -> Meaning:
     """A function of one Python float, element by element."""
     vectorised = np.vectorize(function, otypes=[np.float64])
 
@@ -105,14 +107,14 @@ def _sign(d: DType, x: Array) -> Array:
     return np.where(x > 0, one, low)  # nan and signed zeros stay themselves
 
 
-def _two(ufunc: Any, boolean: Any) -> Callable[..., Array]:
+def _two(ufunc: Any, boolean: Any) -> Meaning:
     def apply(d: DType, a: Array, b: Array) -> Array:
         return np.asarray(boolean(a, b) if _boolean(d) else ufunc(a, b))
 
     return apply
 
 
-def _rounding(ufunc: Any) -> Callable[..., Array]:
+def _rounding(ufunc: Any) -> Meaning:
     """floor, ceil, round (half to even), trunc: integers are whole already."""
     return lambda d, x: ufunc(x) if d.is_float else x
 
@@ -153,7 +155,7 @@ def _fmod(d: DType, a: Array, b: Array) -> Array:
     return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b)))
 
 
-def _unsigned(ufunc: Any) -> Callable[..., Array]:
+def _unsigned(ufunc: Any) -> Meaning:
     """A division of operands seen as unsigned."""
 
     def apply(d: DType, a: Array, b: Array) -> Array:
@@ -252,7 +254,7 @@ def _multiply_add(d: DType, a: Array, b: Array, c: Array) -> Array:
     return np.where(inexact, np.nextafter(total, np.sign(lost) * np.inf), total).astype(np.float32)
 
 
-def _pair_multiply_add(kind: DType) -> Callable[..., Array]:
+def _pair_multiply_add(kind: DType) -> Meaning:
     """The meaning for one kind of narrow floats."""
 
     def run(d: DType, *words: Array) -> Array:
@@ -279,19 +281,19 @@ def _fused(a: float, b: float, c: float) -> float:
         return math.inf if exact > 0 else -math.inf
 
 
-def _compare(ufunc: Any) -> Callable[..., Array]:
+def _compare(ufunc: Any) -> Meaning:
     return lambda d, a, b: np.asarray(ufunc(a, b))
 
 
 EXACT = "exp exp2 log log2 log10 expm1 log1p sin cos tan arcsin arccos arctan sinh cosh tanh"
 # What `functions` expands where no instruction computes it: their results are floats.
-FUNCTIONS: dict[str, Callable[..., Array]] = {
+FUNCTIONS: dict[str, Meaning] = {
     **{name.replace("arc", "a"): _exact(getattr(np, name)) for name in EXACT.split()},
     "erf": _by_float64(math.erf),
     "erfc": _by_float64(math.erfc),
     "erf_inverse": _by_float64(_erf_inverse),
 }
-UNARY: dict[str, Callable[..., Array]] = {
+UNARY: dict[str, Meaning] = {
     "negative": _negative,
     "absolute": lambda d, x: np.absolute(x),
     "square_root": lambda d, x: np.sqrt(x),
@@ -304,7 +306,7 @@ UNARY: dict[str, Callable[..., Array]] = {
     "quick_exp": _exact(np.exp), "quick_exp2": _exact(np.exp2),
     "quick_reciprocal": lambda d, x: np.divide(d.numpy.type(1), x),
 }  # fmt: skip
-BINARY: dict[str, Callable[..., Array]] = {
+BINARY: dict[str, Meaning] = {
     "add": _two(np.add, np.logical_or),
     "subtract": _two(np.subtract, np.logical_xor),
     "multiply": _two(np.multiply, np.logical_and),
@@ -319,11 +321,11 @@ BINARY: dict[str, Callable[..., Array]] = {
     "unsigned_remainder": _unsigned(np.remainder),
     "quick_divide": _divide,
 }  # fmt: skip
-COMPARE: dict[str, Callable[..., Array]] = {
+COMPARE: dict[str, Meaning] = {
     "equal": _compare(np.equal), "not_equal": _compare(np.not_equal),
     "less": _compare(np.less), "less_equal": _compare(np.less_equal),
 }  # fmt: skip
-TERNARY: dict[str, Callable[..., Array]] = {
+TERNARY: dict[str, Meaning] = {
     "multiply_add": _multiply_add,
     "byte_dot": _byte_dot,
     "signed_byte_dot": _signed_byte_dot,
@@ -358,7 +360,7 @@ def wanted(name: str, dtype: DType) -> str:
 # ---- shape, reduce, dot, cast ---------------------------------------------------------------
 
 
-def part(x: Array, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+def part(x: Array, start: Shape, shape: Shape) -> Array:
     """A rectangle of x."""
     return x[tuple(slice(a, a + size) for a, size in zip(start, shape))]
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..core.dtype import DType, bool_, int32, int64
 from ..ir.block import Block
 from ..ir.node import Node
-from ..ir.types import NOTHING, Memory, Tile, Tuple, Type
+from ..ir.types import NOTHING, Memory, Shape, Tile, Tuple, Type
 from . import numeric
 from .row import Make, Misfit, TileOp, Touch, box, memory_of, read_and_write, row, scattered, tile
 
@@ -50,7 +50,7 @@ def symbol(*, value: Any) -> Type:
 
 
 @row(numpy=lambda n: np.full(n.shape, np.asarray(n.attrs["value"]).astype(n.dtype.numpy)))
-def constant(*, value: Any, dtype: DType, shape: tuple[int, ...]) -> Type:
+def constant(*, value: Any, dtype: DType, shape: Shape) -> Type:
     """one value everywhere"""
     return Tile(shape, dtype)
 
@@ -158,7 +158,7 @@ def repeat_bits(x: Node) -> Type:
 
 
 @row("shape", numpy=lambda n, x: np.broadcast_to(x, n.shape))
-def broadcast(x: Node, *, shape: tuple[int, ...]) -> Type:
+def broadcast(x: Node, *, shape: Shape) -> Type:
     """repeated to the shape, axes counted from the right"""
     own = _tile(x).shape
     pad = (1,) * (len(shape) - len(own)) + own
@@ -168,7 +168,7 @@ def broadcast(x: Node, *, shape: tuple[int, ...]) -> Type:
 
 
 @row("shape", numpy=lambda n, x: x.reshape(n.shape))
-def reshape(x: Node, *, shape: tuple[int, ...]) -> Type:
+def reshape(x: Node, *, shape: Shape) -> Type:
     """row-major order kept"""
     if math.prod(shape) != math.prod(_tile(x).shape):
         raise Misfit(f"a reshape of {x.shape} to {shape}")
@@ -176,7 +176,7 @@ def reshape(x: Node, *, shape: tuple[int, ...]) -> Type:
 
 
 @row("shape", numpy=lambda n, x: x.transpose(n.attrs["order"]))
-def transpose(x: Node, *, order: tuple[int, ...]) -> Type:
+def transpose(x: Node, *, order: Shape) -> Type:
     """axes in another order"""
     if sorted(order) != list(range(len(_tile(x).shape))):
         raise Misfit(f"{order} is not an order of the axes of {x.shape}")
@@ -202,7 +202,7 @@ def extract(x: Node, *, index: int) -> Type:
 
 
 @row("shape", numpy=lambda n, x: numeric.part(x, n.attrs["start"], n.shape))
-def part(x: Node, *, start: tuple[int, ...], shape: tuple[int, ...]) -> Type:
+def part(x: Node, *, start: Shape, shape: Shape) -> Type:
     """a rectangle of the tile, from the index `start` on"""
     return Tile(shape, x.dtype)
 
@@ -252,9 +252,7 @@ def _boxed(node: Node) -> tuple[Touch]:
 
 
 @row("memory", effects=_boxed)
-def load(
-    memory: Node, *inputs: Node, shape: tuple[int, ...], axes: tuple[int, ...], masked: bool
-) -> Type:
+def load(memory: Node, *inputs: Node, shape: Shape, axes: Shape, masked: bool) -> Type:
     """a tile at the index (one scalar per Memory axis): tile axis i lies along Memory axis axes[i];
     where a last mask input is false the value is 0 and nothing is read"""
     rank = len(memory_of(memory).shape)
@@ -266,7 +264,7 @@ def load(
 
 
 @row("memory", effects=_boxed)
-def store(memory: Node, value: Node, *inputs: Node, axes: tuple[int, ...], masked: bool) -> Type:
+def store(memory: Node, value: Node, *inputs: Node, axes: Shape, masked: bool) -> Type:
     """write a tile at the index, as load reads it"""
     rank = len(memory_of(memory).shape)
     if len(inputs) != rank + int(masked) or value.dtype is not memory.dtype:
@@ -307,7 +305,7 @@ def prefetch(memory: Node, *index: Node, to: str) -> Type:
 
 
 @row("memory", effects=Make())
-def allocate(*, shape: tuple[int, ...], dtype: DType, scope: str, layout: str) -> Type:
+def allocate(*, shape: Shape, dtype: DType, scope: str, layout: str) -> Type:
     """a place in a Scope, private to the program, not initialised"""
     return Memory(shape, dtype, scope, "state", None, layout)
 
@@ -392,13 +390,13 @@ def _matrix_box(node: Node) -> tuple[Touch]:
 
 
 @row("matrix", numpy=lambda n: np.zeros(n.shape, n.dtype.numpy))
-def matrix_zero(*, shape: tuple[int, ...], dtype: DType, unit: str) -> Type:
+def matrix_zero(*, shape: Shape, dtype: DType, unit: str) -> Type:
     """a tile of zeros in the unit's Scope"""
     return Tile(shape, dtype)
 
 
 @row("matrix", effects=_matrix_box)
-def matrix_load(memory: Node, *index: Node, shape: tuple[int, ...], unit: str) -> Type:
+def matrix_load(memory: Node, *index: Node, shape: Shape, unit: str) -> Type:
     """load a 2-D tile, along the last two axes of the Memory, into the unit's Scope"""
     return Tile(shape, memory.dtype)
 

@@ -27,7 +27,7 @@ one record, and each question to it needs most of what it knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..ir.node import Node
@@ -41,6 +41,7 @@ from .row import Scalar, Touch, effects_of, is_place
 
 MOST_FINDINGS = 24
 ENGINES = ("matrix_async", "copy_store", "copy_threads")  # what a role starts in groups
+Known = Mapping[Node, Any]  # what scalars are
 
 
 class Role:
@@ -147,7 +148,7 @@ class Order:
 
     # ---- roles ------------------------------------------------------------------------------
 
-    def fork(self, ranks: Iterable[tuple[int, list[Node]]]) -> list[Role]:
+    def fork(self, ranks: Iterable[tuple[int, Sequence[Node]]]) -> list[Role]:
         """Roles of programs start with what these know; the first of a cluster with what all do."""
         met = list(ranks)
         mains = [self.roles[rank, None] for rank, _ in met]
@@ -178,7 +179,7 @@ class Order:
             if group.issued > group.known and group.last is not None:
                 self.report("unfinished", f"{role.name} ends with {kind} under way", group.last)
 
-    def ready(self, role: Role, node: Node, values: Mapping[Node, Any]) -> bool:
+    def ready(self, role: Role, node: Node, values: Known) -> bool:
         """Whether what a role waits for has come."""
         (wait,) = effects_of(node)
         if isinstance(wait, row.Wait):
@@ -187,7 +188,7 @@ class Order:
         assert isinstance(wait, row.Meet) and role.joined is not None
         return len(self.rounds[role.rank, wait.number].over) > role.joined
 
-    def awaited(self, role: Role, node: Node, values: Mapping[Node, Any]) -> str:
+    def awaited(self, role: Role, node: Node, values: Known) -> str:
         """What a role waits for, in words."""
         (wait,) = effects_of(node)
         if isinstance(wait, row.Wait):
@@ -251,9 +252,7 @@ class Order:
             found = self.touched[key] = Place(node, shape)
         return found
 
-    def region(
-        self, rank: int, node: Node, touch: Touch, values: Mapping[Node, Any]
-    ) -> Region | None:
+    def region(self, rank: int, node: Node, touch: Touch, values: Known) -> Region | None:
         """The box that a Touch means; None where nobody minds, or it is not there."""
         memory = touch.memory
         own = is_place(memory)
@@ -269,7 +268,7 @@ class Order:
             return None
         return place.boxed(index, touch.shape, touch.axes)
 
-    def chosen(self, place: Place, touch: Touch, values: Mapping[Node, Any]) -> Region | None:
+    def chosen(self, place: Place, touch: Touch, values: Known) -> Region | None:
         """The box of elements that data chooses: any of a place, and any page; nobody minds which
         others of a parameter."""
         known = is_place(touch.memory) or touch.pages is not None
@@ -440,9 +439,7 @@ class Order:
         if bar.arrived > bar.count:
             self.report("arrivals", f"{bar}: more arrivals than it counts", node)
 
-    def reached(
-        self, role: Role, node: Node, land: row.Land, values: Mapping[Node, Any]
-    ) -> list[int]:
+    def reached(self, role: Role, node: Node, land: row.Land, values: Known) -> list[int]:
         """The ranks of the programs where something lands."""
         if land.mask is None:
             return [role.rank]
@@ -462,6 +459,6 @@ class Order:
         return [rank for rank in range(self.ranks) if chosen >> rank & 1]
 
 
-def scalar(given: Scalar, values: Mapping[Node, Any]) -> int:
+def scalar(given: Scalar, values: Known) -> int:
     """The value of a scalar."""
     return given if isinstance(given, int) else int(values[given])

@@ -15,7 +15,7 @@ from ..core.dtype import DType, float32, int64
 from ..core.target import Target
 from ..ir.node import Node
 from ..ir.symbol import Size
-from ..ir.types import Tile
+from ..ir.types import Shape, Tile
 from . import ops
 from .build import BodyBuilder
 from .value import FAR
@@ -29,7 +29,7 @@ Piece = Callable[[Indices, int], Node]
 class Source:
     """A value that can be had piece by piece: `lanes` elements along the last axis."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: DType
     piece: Piece
     place: Node | None = None  # where it is stored, row-major
@@ -43,7 +43,7 @@ def large(type_: Any, limit: int) -> bool:
     return isinstance(type_, Tile) and math.prod(type_.shape) > limit
 
 
-def same_axes(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+def same_axes(a: Shape, b: Shape) -> bool:
     """Whether two shapes differ only in axes of size 1."""
     return [s for s in a if s != 1] == [s for s in b if s != 1]
 
@@ -85,11 +85,11 @@ class Pieces:
         self.spilled[-1][node] = found
         return found
 
-    def room(self, shape: tuple[int, ...], dtype: DType) -> Node:
+    def room(self, shape: Shape, dtype: DType) -> Node:
         """A place for a value."""
         return self.b.allocate(shape, dtype, self.scope)
 
-    def stored(self, place: Node, shape: tuple[int, ...]) -> Source:
+    def stored(self, place: Node, shape: Shape) -> Source:
         """What a place holds."""
 
         def piece(index: Indices, lanes: int) -> Node:
@@ -135,7 +135,7 @@ class Pieces:
 
         return Source(shape, node.dtype, piece)
 
-    def viewed(self, inner: Source, shape: tuple[int, ...]) -> Source:
+    def viewed(self, inner: Source, shape: Shape) -> Source:
         """Axes of size 1 added or dropped."""
 
         def piece(index: Indices, lanes: int) -> Node:
@@ -151,12 +151,12 @@ class Pieces:
             return self.keep(Source(inner.shape, inner.dtype, inner.piece), shape)
         return Source(shape, inner.dtype, piece, depth=inner.depth + 1)
 
-    def width(self, shape: tuple[int, ...]) -> int:
+    def width(self, shape: Shape) -> int:
         """Elements of a piece: a power of two that divides the last axis."""
         last = shape[-1] if shape else 1
         return min(last & -last, 4 * self.target.lanes(float32))
 
-    def each(self, shape: tuple[int, ...]) -> Iterator[tuple[Indices, int]]:
+    def each(self, shape: Shape) -> Iterator[tuple[Indices, int]]:
         """Loops over all pieces in row-major order, as `for` writes them: where a piece begins, and
         its elements."""
         lanes = self.width(shape)
@@ -176,7 +176,7 @@ class Pieces:
         """A loop over whole steps."""
         return self.b.each(name, 0, size, step, bounds=(0, size - step))
 
-    def blocks(self, shape: tuple[int, ...], steps: tuple[int, int]) -> Iterator[tuple[Size, Size]]:
+    def blocks(self, shape: Shape, steps: tuple[int, int]) -> Iterator[tuple[Size, Size]]:
         """Loops over the blocks of a matrix."""
         for i in self.along("row", shape[0], steps[0]):
             for j in self.along("column", shape[1], steps[1]):
@@ -185,7 +185,7 @@ class Pieces:
     def keep(
         self,
         source: Source,
-        shape: tuple[int, ...] | None = None,
+        shape: Shape | None = None,
         dtype: DType | None = None,
         place: Node | None = None,
     ) -> Source:
@@ -202,7 +202,7 @@ class Pieces:
         found = self.stored(place, source.shape)
         return found if shape is None or shape == source.shape else self.reshaped(found, shape)
 
-    def reshaped(self, source: Source, shape: tuple[int, ...]) -> Source:
+    def reshaped(self, source: Source, shape: Shape) -> Source:
         """A stored value under another shape: pieces by linear offset."""
         place = source.place
         assert place is not None
@@ -242,7 +242,7 @@ class Pieces:
             self.bases[new] = self.b.atom("base", new, -FAR, FAR)
         return self.bases[new]
 
-    def at(self, base: Sequence[Node], axes: tuple[int, ...], index: Indices) -> list[Size]:
+    def at(self, base: Sequence[Node], axes: Shape, index: Indices) -> list[Size]:
         """Where in a Memory a piece of a tile begins."""
         found = [self.base(i) for i in base]
         for axis, i in zip(axes, index):

@@ -35,7 +35,7 @@ from ..core import kept
 from ..core.dtype import DType, bool_, float16, int32
 from ..ir.block import Block
 from ..ir.node import Node
-from ..ir.types import NOTHING, Barrier, Memory, Tile, Type
+from ..ir.types import NOTHING, Barrier, Memory, Shape, Tile, Type
 from . import numeric, ops
 from .row import (
     Arrive,
@@ -145,8 +145,8 @@ def fence(*, kind: str) -> Type:
 def _boxed(
     place: Memory,
     memory: Memory,
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
+    shape: Shape,
+    axes: Shape,
     scalars: int,
 ) -> Type:
     if len(axes) != len(shape) or place.shape[len(place.shape) - len(shape) :] != shape:
@@ -157,7 +157,7 @@ def _boxed(
     return NOTHING
 
 
-def _rows(place: Memory, shape: tuple[int, ...], row: int) -> Memory:
+def _rows(place: Memory, shape: Shape, row: int) -> Memory:
     """A place as if it had only those rows that begin at `row`."""
     whole = place.shape[len(place.shape) - len(shape) :]
     if shape[1:] != whole[1:] or not 0 <= row <= whole[0] - shape[0]:
@@ -165,7 +165,7 @@ def _rows(place: Memory, shape: tuple[int, ...], row: int) -> Memory:
     return _ending(place, shape)
 
 
-def _ending(place: Memory, shape: tuple[int, ...]) -> Memory:
+def _ending(place: Memory, shape: Shape) -> Memory:
     """A place as if its last axes had other sizes."""
     return changed(place, shape=(*place.shape[: len(place.shape) - len(shape)], *shape))
 
@@ -193,8 +193,8 @@ def copy_async(
     barrier_: Node,
     stage: Node,
     *index: Node,
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
+    shape: Shape,
+    axes: Shape,
     row: int,
 ) -> Type:
     """index: the Memory's, then the place's leading one. Copies a box, tile axis i along Memory
@@ -205,9 +205,7 @@ def copy_async(
 
 
 @placed_row("copy", effects=lambda n: (Work("copy_store", _ends(n, 2, True)),))
-def copy_store(
-    memory: Node, place: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...]
-) -> Type:
+def copy_store(memory: Node, place: Node, *index: Node, shape: Shape, axes: Shape) -> Type:
     """index: the Memory's, then the place's leading one. Writes a box back, in the group being
     collected"""
     source, into = memory_of(place), memory_of(memory)
@@ -230,8 +228,8 @@ def copy_multicast(
     barrier_: Node,
     stage: Node,
     *index: Node,
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
+    shape: Shape,
+    axes: Shape,
     mask: int,
 ) -> Type:
     """copy_async of some rows of a place, to the same place of every program of the cluster whose
@@ -265,8 +263,8 @@ def copy_pages(
     stage: Node,
     pages: Node,
     *index: Node,
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
+    shape: Shape,
+    axes: Shape,
     hint: str,
 ) -> Type:
     """one copy_async for each page, its number added to the Memory's first index, into the rows of
@@ -298,7 +296,7 @@ def wait_copies(*, pending: int) -> Type:
 
 @placed_row("copy", effects=lambda n: (Work("copy_threads", _ends(n, 2, False)),))
 def copy_threads(
-    place: Node, memory: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...], row: int
+    place: Node, memory: Node, *index: Node, shape: Shape, axes: Shape, row: int
 ) -> Type:
     """index: the Memory's, then the place's leading one. The role's threads copy a box into the
     place's rows from `row` on, in the group being collected; what lies outside of the Memory is
@@ -322,9 +320,7 @@ def wait_threads(*, pending: int) -> Type:
 
 
 @placed_row("copy", effects=lambda n: _ends(n, 2, True))
-def store_threads(
-    memory: Node, place: Node, *index: Node, shape: tuple[int, ...], axes: tuple[int, ...]
-) -> Type:
+def store_threads(memory: Node, place: Node, *index: Node, shape: Shape, axes: Shape) -> Type:
     """index: the Memory's, then the place's leading one. The role's threads write a box of the
     place, of which what lies outside of the Memory is dropped"""
     source, into = memory_of(place), memory_of(memory)
@@ -504,7 +500,7 @@ def apart(accumulator: Node, b: Node, warps: tuple[int, int]) -> bool:
 
 
 @placed_row("memory", effects=Make())
-def register_tile(*, shape: tuple[int, ...], dtype: DType) -> Type:
+def register_tile(*, shape: Shape, dtype: DType) -> Type:
     """a place in the registers of a role, not initialised"""
     return Memory(shape, dtype, "register", "state")
 
@@ -512,7 +508,7 @@ def register_tile(*, shape: tuple[int, ...], dtype: DType) -> Type:
 @placed_row(
     "memory", effects=lambda n: (lead(n.inputs[0], False, n.inputs[1:], n.attrs["rows"] or None),)
 )
-def read_place(place: Node, *index: Node, rows: tuple[int, ...]) -> Type:
+def read_place(place: Node, *index: Node, rows: Shape) -> Type:
     """the tile at the leading index of a place, or `rows` (first, count) of it"""
     type_ = memory_of(place)
     shape = type_.shape[len(index) :]
@@ -624,7 +620,7 @@ def _added(node: Node) -> tuple[Touch, Touch]:
     effects=_added,
     numpy=lambda n, old, value: numeric.elementwise("add", n.inputs[0].dtype, [old, value]),
 )
-def store_add(memory: Node, value: Node, *index: Node, axes: tuple[int, ...]) -> Type:
+def store_add(memory: Node, value: Node, *index: Node, axes: Shape) -> Type:
     """add a tile to what lies at the index, each element in one step as seen by all programs, in
     no order"""
     into = memory_of(memory)

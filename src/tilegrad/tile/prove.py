@@ -51,7 +51,7 @@ from ..ir.node import Node
 from ..ir.symbol import high, low
 from .budget import check_banks, check_budget
 from .build import Body
-from .check import PLACED_OPS, Finding, finding, place_name, walk
+from .check import PLACED_OPS, Finding, Findings, finding, place_name, walk
 from .happening import event
 from .ordering import Order, Role
 from .row import Touch, effects_of, is_place, read_by, touches_of, written_by
@@ -60,7 +60,7 @@ from .skeleton import Event, Scenario, Skeleton, TooLong, computable
 ENOUGH = 4_000  # events, after which only the first and last programs are run
 
 
-def check_body(body: Body, target: Target | None = None) -> list[Finding]:
+def check_body(body: Body, target: Target | None = None) -> Findings:
     """Findings of all checks, errors first; those of a machine only if there is one."""
     if any(node.op.name in PLACED_OPS for node in body.block.all_nodes()):
         skeleton = Skeleton(body)
@@ -72,8 +72,8 @@ def check_body(body: Body, target: Target | None = None) -> list[Finding]:
     return sorted(dict.fromkeys(found), key=lambda f: f.severity != "error")
 
 
-def _protocol(skeleton: Skeleton) -> list[Finding]:
-    found: list[Finding] = []
+def _protocol(skeleton: Skeleton) -> Findings:
+    found: Findings = []
     for scenario in skeleton.scenarios():
         if scenario.extra and skeleton.events > ENOUGH:
             break
@@ -94,7 +94,7 @@ def _protocol(skeleton: Skeleton) -> list[Finding]:
 
 def require(
     body: Body, target: Target | None = None, maker: str = "", also: Sequence[Finding] = ()
-) -> list[Finding]:
+) -> Findings:
     """Raise one error that lists all Findings of level 'error'; gives the warnings.
 
     `maker` names the pass that made the Body: then the fault is ours, else the kernel's author's.
@@ -138,7 +138,7 @@ class _Turn:
         return self.at > before
 
 
-def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) -> list[Finding]:
+def check_protocol(skeleton: Skeleton, scenario: Scenario, whole: bool = False) -> Findings:
     """Races, deadlock, fences, uninitialised places and the dependency wait of one scenario."""
     ranks, program = prod(skeleton.body.notes.get("cluster", (1,))), scenario.program
     first = program[0] // ranks * ranks if program else 0
@@ -210,7 +210,7 @@ class _State:
     counted: Node | None = None
 
 
-def check_handover(body: Body) -> list[Finding]:
+def check_handover(body: Body) -> Findings:
     """Counts without a fence or a meeting before them, and reads without a fence after one."""
     nodes = list(body.block.all_nodes())
     if not any(node.op.name == "atomic_add" for node in nodes):
@@ -267,7 +267,7 @@ ALL, SOME, NONE = "all", "some", "none"
 TELL = {"grid_dependency_wait", "wait", "named_sync"}  # what a role may know of the dependency by
 
 
-def check_dependent(skeleton: Skeleton) -> list[Finding]:
+def check_dependent(skeleton: Skeleton) -> Findings:
     """Waits that stand on some paths only."""
     body = skeleton.body
     waits = [(n, around) for n, around in walk(body.block) if n.op.name == "grid_dependency_wait"]
@@ -283,7 +283,7 @@ def check_dependent(skeleton: Skeleton) -> list[Finding]:
     return found + (early(skeleton) if waits else [])
 
 
-def early(skeleton: Skeleton) -> list[Finding]:
+def early(skeleton: Skeleton) -> Findings:
     """Accesses that only some programs come to, before the wait and before anything that another
     role could tell of it with."""
     block = skeleton.body.block
@@ -297,11 +297,9 @@ def early(skeleton: Skeleton) -> list[Finding]:
     return found
 
 
-def _early(
-    skeleton: Skeleton, block: Block, who: str, unsure: bool, told: list[Node]
-) -> list[Finding]:
+def _early(skeleton: Skeleton, block: Block, who: str, unsure: bool, told: list[Node]) -> Findings:
     """Walk a Block until something tells of the dependency; `told` holds what does."""
-    found: list[Finding] = []
+    found: Findings = []
     for node in block.nodes:
         name = node.op.name
         if name in TELL:
@@ -370,7 +368,7 @@ def varies(skeleton: Skeleton, node: Node) -> bool:
 MANY = 1 << 22  # elements of a place that are looked at one by one
 
 
-def check_initialised(body: Body) -> list[Finding]:
+def check_initialised(body: Body) -> Findings:
     """Reads of places that nothing has written."""
     walker = _Walker()
     walker.block(body.block, set(), set())

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
@@ -125,13 +126,13 @@ class BarrierStage(NamedTuple):
     stage: Size
 
 
+@dataclass(eq=False, repr=False)
 class BarrierValue:
     """An array of barriers, one per stage; `barrier[stage]` is where the bytes of a copy land."""
 
-    __slots__ = ("name", "node", "stages")
-
-    def __init__(self, name: str, node: Node, stages: int) -> None:
-        self.name, self.node, self.stages = name, node, stages
+    name: str
+    node: Node
+    stages: int
 
     def __repr__(self) -> str:
         return f"<barrier {self.name} x {self.stages}>"
@@ -163,17 +164,16 @@ def barrier(name: str, count: int, stages: int = 1) -> BarrierValue:
     return BarrierValue(name, node, stages)
 
 
+@dataclass(eq=False)
 class Pipeline:
     """A ring of stages: `full` is completed by the producer's copies, `empty` by consumers."""
 
-    __slots__ = ("empty", "full", "stages")
-
-    def __init__(self, full: BarrierValue, empty: BarrierValue) -> None:
-        self.full, self.empty, self.stages = full, empty, full.stages
+    full: BarrierValue
+    empty: BarrierValue
 
     def _turn(self, i: Any) -> tuple[Any, Any]:
-        at = index_of(size_of(i, "index"))
-        return at % self.stages, at // self.stages
+        at, stages = index_of(size_of(i, "index")), self.full.stages
+        return at % stages, at // stages
 
     def stage(self, i: Any) -> Any:
         """The stage of step i."""

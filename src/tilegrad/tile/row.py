@@ -22,7 +22,7 @@ import numpy as np
 from ..core.dtype import DType
 from ..core.errors import InternalError, user_location
 from ..ir.node import DIALECTS, Dialect, Infer, Node, Op
-from ..ir.types import Memory, Type
+from ..ir.types import Memory, Shape, Type
 
 tile = Dialect("tile")
 Scalar = Node | int
@@ -37,8 +37,8 @@ class Touch:
     memory: Node
     writes: bool
     index: tuple[Scalar, ...] = ()
-    shape: tuple[int, ...] = ()
-    axes: tuple[int, ...] = ()
+    shape: Shape = ()
+    axes: Shape = ()
     mask: Node | None = None
     offsets: Node | None = None
     pages: Node | None = None  # numbers added to the first index: a box for each, one below another
@@ -273,8 +273,8 @@ def box(
     memory: Node,
     writes: bool,
     index: tuple[Scalar, ...],
-    shape: tuple[int, ...],
-    axes: tuple[int, ...],
+    shape: Shape,
+    axes: Shape,
     *,
     mask: Node | None = None,
     clips: bool = False,

@@ -1,7 +1,7 @@
 """What elementary functions are written over: Elements of a Machine, and a dtype's coefficients.
 
-An `Element` has Python's operators, each of which is a Tile op; whose text, the Machine says. A
-`Scope` is the constants of a dtype, with the few combinations that many functions use.
+An `Element` has Python's operators, each of which is a Tile op; whose text, the Machine says. Its
+`table` is the constants of its dtype; its methods are the few combinations that many functions use.
 Invariant: an Element is computed with only by ops that Tile IR has.
 
 Every coefficient below was fitted for this file (Remez exchange, or rational interpolation at
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, Union
 
@@ -67,7 +68,7 @@ Number = Union["Element", float]
 INTEGERS = {32: int32, 64: int64}
 UNSIGNED = {32: uint32, 64: uint64}
 FLOATS = {32: float32, 64: float64}
-COMPARES = ("less", "less_equal", "equal")
+COMPARES = ("less", "less_equal", "equal", "not_equal")
 
 
 def _apply(name: str, like: Element, *values: Number) -> Element:
@@ -83,13 +84,13 @@ def _operator(name: str, mirrored: bool = False) -> Callable[[Element, Number], 
     return lambda self, other: _apply(name, self, self, other)
 
 
+@dataclass(slots=True, eq=False)
 class Element:
     """A value of one dtype that a Machine holds; a number beside it takes its dtype."""
 
-    __slots__ = ("dtype", "held", "machine")
-
-    def __init__(self, machine: Machine, held: Any, dtype: DType) -> None:
-        self.machine, self.held, self.dtype = machine, held, dtype
+    machine: Machine
+    held: Any
+    dtype: DType
 
     __add__, __radd__ = _operator("add"), _operator("add", True)
     __sub__, __rsub__ = _operator("subtract"), _operator("subtract", True)
@@ -100,6 +101,7 @@ class Element:
     __lt__, __gt__ = _operator("less"), _operator("less", True)
     __le__, __ge__ = _operator("less_equal"), _operator("less_equal", True)
     __eq__ = _operator("equal")  # type: ignore[assignment]
+    __ne__ = _operator("not_equal")  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
     def __neg__(self) -> Element:
@@ -144,10 +146,53 @@ class Element:
         """The float that has these bits."""
         return self.seen_as(FLOATS[self.dtype.bits])
 
+    def to(self, dtype: DType) -> Element:
+        """The nearest number of another dtype."""
+        return Element(self.machine, self.machine.convert(self.held, self.dtype, dtype), dtype)
+
     def to_float(self) -> Element:
         """The float nearest to an integer."""
-        to = FLOATS[self.dtype.bits]
-        return Element(self.machine, self.machine.convert(self.held, self.dtype, to), to)
+        return self.to(FLOATS[self.dtype.bits])
+
+    @property
+    def table(self) -> SimpleNamespace:
+        """The constants of floats of this width."""
+        return TABLES[self.dtype.bits]
+
+    def constant(self, value: float) -> Element:
+        """A number of the same dtype."""
+        return Element(self.machine, self.machine.constant(value, self.dtype), self.dtype)
+
+    def clamp(self, limits: tuple[float, float]) -> Element:
+        """Held within the limits; NaN stays NaN."""
+        return self.at_least(limits[0]).at_most(limits[1])
+
+    def copy_sign(self, x: Element) -> Element:
+        """What is not negative, with the sign of x."""
+        sign = x.bits & self.table.sign_bit
+        return (self.bits | sign).as_float()
+
+    def nearest_integer(self, factor: float, offset: int) -> tuple[Element, Element]:
+        """n = rint(x * factor): an integer whose low bits hold n + offset, and n as a float.
+
+        Adding 1.5 * 2**digits leaves the integer in the low bits of the mantissa.
+        """
+        magic = 1.5 * 2.0**self.table.digits + offset
+        shifted = multiply_add(self, factor, magic)
+        return shifted.bits, shifted - magic
+
+    def power_of_two(self) -> Element:
+        """2**n where the low bits of an integer hold n + bias."""
+        return (self << self.table.digits).as_float()
+
+    def scale_by_power(self, doubled: Element) -> Element:
+        """x * 2**n where the low bits of `doubled` hold n + 2 * bias, rounded once.
+
+        Two factors, 2**floor(n/2) and 2**ceil(n/2), reach subnormals and infinity.
+        """
+        half = doubled >> 1
+        rest = doubled - half
+        return self * half.power_of_two() * rest.power_of_two()
 
 
 def where(mask: Element, a: Number, b: Number) -> Element:
@@ -183,13 +228,13 @@ def polynomial(x: Element, coefficients: Coefficients) -> Element:
     return result
 
 
-def two_sum(a: Element, b: Element) -> tuple[Element, Element]:
+def two_sum(a: Number, b: Element) -> tuple[Element, Element]:
     """a + b as a rounded sum and its exact error, where |a| >= |b| or a is zero."""
     total = a + b
     return total, b - (total - a)
 
 
-def two_product(a: Element, b: Element) -> tuple[Element, Element]:
+def two_product(a: Element, b: Number) -> tuple[Element, Element]:
     """a * b as a rounded product and its exact error."""
     product = a * b
     return product, multiply_add(a, b, -product)
@@ -397,54 +442,4 @@ _FLOAT64 = SimpleNamespace(
 # fmt: on
 
 
-_CONSTANTS = {"float32": _FLOAT32, "float64": _FLOAT64}
-ANGLE_LIMITS = {name: table.angle_limit for name, table in _CONSTANTS.items()}
-
-
-class Scope:
-    """The constants of an argument's dtype, and what many functions do with them."""
-
-    def __init__(self, like: Element) -> None:
-        self.like, self.dtype = like, like.dtype.name
-        self.table = _CONSTANTS[self.dtype]
-
-    def constant(self, value: float) -> Element:
-        """A value of the argument's dtype."""
-        machine, dtype = self.like.machine, self.like.dtype
-        return Element(machine, machine.constant(value, dtype), dtype)
-
-    def integer(self, value: int) -> Element:
-        """An integer of the argument's width."""
-        machine, dtype = self.like.machine, INTEGERS[self.like.dtype.bits]
-        return Element(machine, machine.constant(value, dtype), dtype)
-
-    def clamp(self, x: Element, limits: tuple[float, float]) -> Element:
-        """x held within the limits; NaN stays NaN."""
-        return x.at_least(limits[0]).at_most(limits[1])
-
-    def copy_sign(self, magnitude: Element, x: Element) -> Element:
-        """magnitude (not negative) with the sign of x."""
-        sign = x.bits & self.table.sign_bit
-        return (magnitude.bits | sign).as_float()
-
-    def nearest_integer(self, x: Element, factor: float, offset: int) -> tuple[Element, Element]:
-        """n = rint(x * factor): an integer whose low bits hold n + offset, and n as a float.
-
-        Adding 1.5 * 2**digits leaves the integer in the low bits of the mantissa.
-        """
-        magic = 1.5 * 2.0**self.table.digits + offset
-        shifted = multiply_add(x, factor, magic)
-        return shifted.bits, shifted - magic
-
-    def power_of_two(self, biased: Element) -> Element:
-        """2**n where the low bits of the argument hold n + bias."""
-        return (biased << self.table.digits).as_float()
-
-    def scale_by_power(self, x: Element, doubled: Element) -> Element:
-        """x * 2**n where the low bits of `doubled` hold n + 2 * bias, rounded once.
-
-        Two factors, 2**floor(n/2) and 2**ceil(n/2), reach subnormals and infinity.
-        """
-        half = doubled >> 1
-        rest = doubled - half
-        return x * self.power_of_two(half) * self.power_of_two(rest)
+TABLES = {32: _FLOAT32, 64: _FLOAT64}  # by bits

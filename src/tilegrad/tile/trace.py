@@ -20,7 +20,7 @@ from ..core.errors import DTypeError, ShapeError, TraceError, UserError, user_lo
 from ..ir.block import argument
 from ..ir.node import Node, located
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, combine, high, low
-from ..ir.types import Memory
+from ..ir.types import Memory, Shape
 from . import ops
 from .build import Body, BodyBuilder
 from .plan import Plan
@@ -130,8 +130,8 @@ class Access:
     branches: tuple[tuple[Node, bool], ...]
     empty: tuple[Expr | Node, ...]
     index: tuple[Size, ...] | None
-    tile: tuple[int, ...]
-    axes: tuple[int, ...]
+    tile: Shape
+    axes: Shape
     offsets: Node | None = None
     mask: Node | None = None
     cut: bool = False
@@ -223,9 +223,7 @@ class Tracer:
             known = self.atoms[(wide, least, most)] = b.atom("at", wide, least, most)
         return known
 
-    def touch(
-        self, kind: str, memory: MemoryValue, box: Any, tile: tuple[int, ...], **facts: Any
-    ) -> None:
+    def touch(self, kind: str, memory: MemoryValue, box: Any, tile: Shape, **facts: Any) -> None:
         """Note the access of a result by the Node that was added last, with facts of an Access:
         at a Window or a Box, or (None) at offsets."""
         if any(memory.node is r.node for r in self.results):

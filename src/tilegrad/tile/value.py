@@ -15,6 +15,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..core import dtype as dtypes
@@ -22,7 +23,7 @@ from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, TraceError, UserError
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, combine, high, low
-from ..ir.types import Memory
+from ..ir.types import Memory, Shape
 from . import numeric
 from .row import memory_of
 
@@ -61,11 +62,12 @@ def named(op: str, function: Any) -> Any:
     return call
 
 
+@dataclass(eq=False)
 class Undefined:
     """What a variable holds before it is set, or after the loop that set it."""
 
-    def __init__(self, name: str, why: str = "is not set here") -> None:
-        self.name, self.why = name, why
+    name: str
+    why: str = "is not set here"
 
     def fail(self) -> UserError:
         """The error of using it."""
@@ -264,7 +266,7 @@ class TileValue(Operators):
         return repr(self.node.type)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Sizes, all static."""
         return self.node.shape
 
@@ -381,8 +383,8 @@ class Window(Operators):
         self,
         memory: MemoryValue,
         index: Sequence[Size],
-        shape: tuple[int, ...],
-        axes: tuple[int, ...],
+        shape: Shape,
+        axes: Shape,
     ) -> None:
         self.memory, self.index, self.shape, self.axes = memory, tuple(index), shape, axes
 

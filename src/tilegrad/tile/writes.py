@@ -32,8 +32,9 @@ from ..ir.symbol import (
     low,
     multiply,
 )
+from ..ir.types import Shape
 from .build import Body
-from .check import Finding, finding
+from .check import Findings, finding
 from .inside import extremes, lines_of, value_of
 from .trace import Access, Limit, Tracer
 
@@ -50,14 +51,14 @@ HINT = (
 class Judged:
     """What is known of the results of a kernel."""
 
-    findings: list[Finding]
+    findings: Findings
     partial: set[str]  # names of results that may not be written whole
 
 
 def judge(t: Tracer, body: Body) -> Judged:
     """Races between programs, and results that are not written whole."""
     live = set(body.block.all_nodes())
-    found: list[Finding] = []
+    found: Findings = []
     partial: set[str] = set()
     for result in t.results:
         here = [a for node, a in t.accesses.items() if node in live and a.memory is result.node]
@@ -78,7 +79,7 @@ def judge(t: Tracer, body: Body) -> Judged:
     return Judged(found, partial)
 
 
-def _unset(name: str, accesses: Sequence[Access]) -> list[Finding]:
+def _unset(name: str, accesses: Sequence[Access]) -> Findings:
     """Elements that are added to, or read before anything is stored, have a value before."""
     for access in accesses:
         if access.kind == "store":
@@ -118,7 +119,7 @@ def _same_box(store: Access, load: Access) -> bool:
 # ---- races -------------------------------------------------------------------------------------
 
 
-def races(t: Tracer, name: str, accesses: Sequence[Access]) -> list[Finding]:
+def races(t: Tracer, name: str, accesses: Sequence[Access]) -> Findings:
     """Elements that one program writes and another touches."""
     programs = [p for p in t.programs if isinstance(p, Expr)]
     writes = [a for a in accesses if a.writes]
@@ -305,7 +306,7 @@ class Cells:
             or 1
         )
 
-    def _starts(self, access: Access) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+    def _starts(self, access: Access) -> list[tuple[Shape, Shape]] | None:
         """(program, index) of every box of an access; None where data decides, or too many."""
         t, grid = self.t, self.t.grid or (1,)
         own = [a for at in access.index or () for a in atoms(at) if a not in t.programs]
@@ -347,9 +348,7 @@ class Cells:
             return [(n, 1) for n in access.tile]
         return [(access.length(axis), self.unit[axis]) for axis in access.axes]
 
-    def _touched(
-        self, access: Access, program: tuple[int, ...], at: tuple[int, ...], mask: Any
-    ) -> Any:
+    def _touched(self, access: Access, program: Shape, at: Shape, mask: Any) -> Any:
         """The cells that one box touches."""
         if access.offsets is not None:
             value = value_of(access.offsets, program)
@@ -368,7 +367,7 @@ class Cells:
             place += position * prod(self.sizes[axis + 1 :])
         return place[live & mask]
 
-    def element(self, cell: int) -> tuple[int, ...]:
+    def element(self, cell: int) -> Shape:
         """The first element of a cell."""
         at = np.unravel_index(cell, self.sizes)
         return tuple([int(i) * u for i, u in zip(at, self.unit)])
@@ -384,7 +383,7 @@ def _trips(t: Tracer, atom: Expr) -> Sequence[int] | None:
     return range(limit.lower, limit.upper + 1, limit.step)
 
 
-def _taken(access: Access, program: tuple[int, ...]) -> bool | None:
+def _taken(access: Access, program: Shape) -> bool | None:
     """Whether a program comes to an access; None where data decides."""
     unsure = bool(access.empty)
     for test, side in access.branches:
@@ -396,7 +395,7 @@ def _taken(access: Access, program: tuple[int, ...]) -> bool | None:
     return None if unsure else True
 
 
-def _mask(access: Access, program: tuple[int, ...]) -> Any:
+def _mask(access: Access, program: Shape) -> Any:
     """The mask of an access as a program has it; None where data or a loop decides."""
     if not access.cut or access.mask is None:
         return True
@@ -407,9 +406,7 @@ def _mask(access: Access, program: tuple[int, ...]) -> Any:
 # ---- coverage ----------------------------------------------------------------------------------
 
 
-def coverage(
-    t: Tracer, shape: Sequence[Size], accesses: Sequence[Access]
-) -> tuple[str, tuple[int, ...]]:
+def coverage(t: Tracer, shape: Sequence[Size], accesses: Sequence[Access]) -> tuple[str, Shape]:
     """'whole' if all elements are written, 'hole' (and where) if one is not, or 'unknown'."""
     stores = [a for a in accesses if a.kind == "store"]
     if any(s == 0 for s in shape) or any(whole(t, shape, a) for a in stores):

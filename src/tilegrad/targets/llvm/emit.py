@@ -48,29 +48,28 @@ def _is_near(node: Node) -> bool:
 
 def run(e: Emission, name: str) -> tuple[str, int]:
     """Emit the function."""
-    w = e.w
-    w.start("entry")
+    e.start("entry")
     for i, parameter in enumerate(e.body.parameters):
-        at = w.value(f"getelementptr ptr, ptr %args, i64 {i}")
-        e.values[parameter] = [w.value(f"load ptr, ptr {at}")]
+        at = e.value(f"getelementptr ptr, ptr %args, i64 {i}")
+        e.values[parameter] = [e.value(f"load ptr, ptr {at}")]
     for i, symbol in enumerate(body_symbols(e.body)):
-        at = w.value(f"getelementptr i64, ptr %scalars, i64 {i}")
-        e.symbols[symbol] = w.value(f"load i64, ptr {at}")
+        at = e.value(f"getelementptr i64, ptr %scalars, i64 {i}")
+        e.symbols[symbol] = e.value(f"load i64, ptr {at}")
     e.sites = {node: i + 1 for i, node in enumerate(body_sites(e.body))}
     if e.sites:
-        at = w.value(f"getelementptr ptr, ptr %args, i64 {len(e.body.parameters)}")
-        e.fault = w.value(f"load ptr, ptr {at}")
+        at = e.value(f"getelementptr ptr, ptr %args, i64 {len(e.body.parameters)}")
+        e.fault = e.value(f"load ptr, ptr {at}")
     program_loop(e)
-    w.line("ret void")
+    e.line("ret void")
     head = (
         f"define void @{name}(ptr noalias %args, ptr noalias %scalars, i64 %start, i64 %stop, "
         "ptr noalias align 64 %scratch) #0 {"
     )
-    entry, *lines = w.lines
-    text = "\n".join([head, entry, *w.stack, *lines, "}", *w.defined.values()])
-    declares = "\n".join(sorted(w.declared.values()))
+    entry, *lines = e.lines
+    text = "\n".join([head, entry, *e.stack, *lines, "}", *e.defined.values()])
+    declares = "\n".join(sorted(e.declared.values()))
     attributes = "attributes #0 = { nounwind }\n"
-    if w.defined:
+    if e.defined:
         attributes += "attributes #1 = { nounwind noinline }\n"
     return f"{text}\n{declares}\n{attributes}", e.scratch
 
@@ -92,8 +91,8 @@ def delinearize(e: Emission, number: str) -> list[str]:
     found: list[str] = []
     for size in reversed(grid[1:]):
         extent = size_text(e, size)
-        found.append(e.w.value(f"urem i64 {number}, {extent}"))
-        number = e.w.value(f"udiv i64 {number}, {extent}")
+        found.append(e.value(f"urem i64 {number}, {extent}"))
+        number = e.value(f"udiv i64 {number}, {extent}")
     return [number, *reversed(found)]
 
 
@@ -124,7 +123,7 @@ def elementwise(e: Emission, node: Node) -> Values:
     dtype = node.inputs[-1].dtype
     lanes = lanes_of(node.type)
     row = row_for(node.op.name, node.op.name in ANGLES and _is_near(node))
-    return [row(e.w, dtype, lanes, list(parts)) for parts in zip(*inputs)]
+    return [row(e, dtype, lanes, list(parts)) for parts in zip(*inputs)]
 
 
 def _program(e: Emission, node: Node) -> Values:
@@ -154,7 +153,7 @@ def _iota(e: Emission, node: Node) -> Values:
 
 def _cast(e: Emission, node: Node) -> Values:
     source, lanes = node.inputs[0].dtype, lanes_of(node.type)
-    return [convert(e.w, source, node.dtype, lanes, x) for x in e.values[node.inputs[0]]]
+    return [convert(e, source, node.dtype, lanes, x) for x in e.values[node.inputs[0]]]
 
 
 def _bitcast(e: Emission, node: Node) -> Values:
@@ -162,7 +161,7 @@ def _bitcast(e: Emission, node: Node) -> Values:
     a = type_of(node.inputs[0].dtype, lanes)
     b = type_of(node.dtype, lanes)
     found = e.values[node.inputs[0]]
-    return found if a == b else [e.w.value(f"bitcast {a} {x} to {b}") for x in found]
+    return found if a == b else [e.value(f"bitcast {a} {x} to {b}") for x in found]
 
 
 # ---- conditions -----------------------------------------------------------------------
@@ -170,20 +169,20 @@ def _bitcast(e: Emission, node: Node) -> Values:
 
 def _require(e: Emission, node: Node) -> None:
     """The first Site whose condition does not hold leaves its number."""
-    w, (whole, *rest) = e.w, e.values[node.inputs[0]]
+    whole, *rest = e.values[node.inputs[0]]
     lanes = lanes_of(node.inputs[0].type)
     mask = vector("i1", lanes)
     for other in rest:
-        whole = w.value(f"and {mask} {whole}, {other}")
+        whole = e.value(f"and {mask} {whole}, {other}")
     if lanes > 1:
         name = f"llvm.vector.reduce.and.v{lanes}i1"
-        whole = w.intrinsic(name, "i1", (mask, whole))
-    bad, after = w.fresh_label("fault"), w.fresh_label("held")
-    w.line(f"br i1 {whole}, label %{after}, label %{bad}")
-    w.start(bad)
-    w.value(f"cmpxchg ptr {e.fault}, i32 0, i32 {e.sites[node]} monotonic monotonic")
-    w.line(f"br label %{after}")
-    w.start(after)
+        whole = e.intrinsic(name, "i1", (mask, whole))
+    bad, after = e.fresh_label("fault"), e.fresh_label("held")
+    e.line(f"br i1 {whole}, label %{after}, label %{bad}")
+    e.start(bad)
+    e.value(f"cmpxchg ptr {e.fault}, i32 0, i32 {e.sites[node]} monotonic monotonic")
+    e.line(f"br label %{after}")
+    e.start(after)
 
 
 # ---- control --------------------------------------------------------------------------
@@ -206,11 +205,11 @@ def _loop(e: Emission, node: Node) -> Values:
     carried = [x for i in node.inputs[2:] for x in e.values[i]]
     unroll, step = node.attrs["unroll"], node.attrs["step"]
     if unroll > 1:
-        span = e.w.value(f"sub nsw i64 {upper}, {lower}")
+        span = e.value(f"sub nsw i64 {upper}, {lower}")
         wide = step * unroll
-        whole = e.w.value(f"sdiv i64 {span}, {wide}")
-        whole = e.w.value(f"mul nsw i64 {whole}, {wide}")
-        middle = e.w.value(f"add nsw i64 {lower}, {whole}")
+        whole = e.value(f"sdiv i64 {span}, {wide}")
+        whole = e.value(f"mul nsw i64 {whole}, {wide}")
+        middle = e.value(f"add nsw i64 {lower}, {whole}")
         carried = one_loop(e, node, lower, middle, wide, unroll, carried)
         lower = middle
     return one_loop(e, node, lower, upper, step, 1, carried)
@@ -226,7 +225,7 @@ def one_loop(
         place = index
         for copy in range(copies):
             if copy:
-                place = e.w.value(f"add nsw i64 {index}, {copy * node.attrs['step']}")
+                place = e.value(f"add nsw i64 {index}, {copy * node.attrs['step']}")
             carried = loop_body(e, block, place, carried)
         return carried
 
@@ -243,26 +242,26 @@ def counted(
     types: Sequence[str] = (),
 ) -> Values:
     """A loop over lower, upper and step; trip(index, carried) writes its body."""
-    w, (lower, upper, step) = e.w, span
-    head, inside, done = (w.fresh_label(n) for n in labels)
-    before = w.label
-    w.line(f"br label %{head}")
-    w.start(head)
-    index, following = w.name(), w.name()
-    phis = [w.name() for _ in carried]
-    line = len(w.lines)
-    w.lines.extend([""] * (1 + len(phis)))  # written when the last label is known
-    going = w.value(f"icmp slt i64 {index}, {upper}")
-    w.line(f"br i1 {going}, label %{inside}, label %{done}")
-    w.start(inside)
+    lower, upper, step = span
+    head, inside, done = (e.fresh_label(n) for n in labels)
+    before = e.label
+    e.line(f"br label %{head}")
+    e.start(head)
+    index, following = e.name(), e.name()
+    phis = [e.name() for _ in carried]
+    line = len(e.lines)
+    e.lines.extend([""] * (1 + len(phis)))  # written when the last label is known
+    going = e.value(f"icmp slt i64 {index}, {upper}")
+    e.line(f"br i1 {going}, label %{inside}, label %{done}")
+    e.start(inside)
     current = trip(index, list(phis))
-    w.line(f"{following} = add nsw i64 {index}, {step}")
-    w.lines[line] = f"  {index} = phi i64 [ {lower}, %{before} ], [ {following}, %{w.label} ]"
+    e.line(f"{following} = add nsw i64 {index}, {step}")
+    e.lines[line] = f"  {index} = phi i64 [ {lower}, %{before} ], [ {following}, %{e.label} ]"
     for i, (phi, first, last, type_) in enumerate(zip(phis, carried, current, types)):
-        pair = f"[ {first}, %{before} ], [ {last}, %{w.label} ]"
-        w.lines[line + 1 + i] = f"  {phi} = phi {type_} {pair}"
-    w.line(f"br label %{head}")
-    w.start(done)
+        pair = f"[ {first}, %{before} ], [ {last}, %{e.label} ]"
+        e.lines[line + 1 + i] = f"  {phi} = phi {type_} {pair}"
+    e.line(f"br label %{head}")
+    e.start(done)
     return phis
 
 
@@ -290,21 +289,20 @@ def loop_body(e: Emission, block: Block, index: str, carried: Values) -> Values:
 
 
 def _branch(e: Emission, node: Node) -> Values:
-    w = e.w
     condition = e.values[node.inputs[0]][0]
-    yes, no, join = (w.fresh_label(n) for n in ("then", "otherwise", "join"))
-    w.line(f"br i1 {condition}, label %{yes}, label %{no}")
+    yes, no, join = (e.fresh_label(n) for n in ("then", "otherwise", "join"))
+    e.line(f"br i1 {condition}, label %{yes}, label %{no}")
     ends = []
     for label, block in zip((yes, no), node.blocks):
-        w.start(label)
+        e.start(label)
         walk(e, block)
-        ends.append(([x for r in block.results for x in e.values[r]], w.label))
-        w.line(f"br label %{join}")
-    w.start(join)
+        ends.append(([x for r in block.results for x in e.values[r]], e.label))
+        e.line(f"br label %{join}")
+    e.start(join)
     types = register_types(e, node.blocks[0].results)
     (first, first_label), (second, second_label) = ends
     return [
-        w.value(f"phi {t} [ {a}, %{first_label} ], [ {b}, %{second_label} ]")
+        e.value(f"phi {t} [ {a}, %{first_label} ], [ {b}, %{second_label} ]")
         for t, a, b in zip(types, first, second)
     ]
 

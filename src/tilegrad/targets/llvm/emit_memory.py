@@ -14,7 +14,7 @@ from typing import Any
 from ...core import dtype as dtypes
 from ...core.dtype import DType
 from ...ir.node import Node
-from ...ir.types import unravel
+from ...ir.types import Shape, unravel
 from ...tile.numeric import SCATTER
 from ...tile.row import memory_of
 from .emit_shape import (
@@ -50,8 +50,8 @@ def offset_of(e: Emission, memory: Node, index: list[str]) -> str:
             continue
         term = position
         if stride != 1:
-            term = e.w.value(f"mul nsw i64 {position}, {size_text(e, stride)}")
-        total = term if total == "0" else e.w.value(f"add nsw i64 {total}, {term}")
+            term = e.value(f"mul nsw i64 {position}, {size_text(e, stride)}")
+        total = term if total == "0" else e.value(f"add nsw i64 {total}, {term}")
     return total
 
 
@@ -60,11 +60,11 @@ def address_of(e: Emission, memory: Node, offset: str) -> str:
     base = e.values[memory][0]
     if offset == "0":
         return base
-    return e.w.value(f"getelementptr {memory_type(memory.dtype)}, ptr {base}, i64 {offset}")
+    return e.value(f"getelementptr {memory_type(memory.dtype)}, ptr {base}, i64 {offset}")
 
 
 def offsets_of(
-    e: Emission, memory: Node, shape: tuple[int, ...], axes: tuple[int, ...], offset: str
+    e: Emission, memory: Node, shape: Shape, axes: Shape, offset: str
 ) -> tuple[list[str], str]:
     """Element offsets of each vector of a tile, and the stride along its lanes."""
     strides = [memory.type.element_strides()[a] for a in axes]  # type: ignore[union-attr]
@@ -78,7 +78,7 @@ def offsets_of(
         for position, stride in zip(unravel(number, split[:-1]), strides):
             if position:
                 step = size_text(e, stride * position)
-                total = e.w.value(f"add nsw i64 {total}, {step}")
+                total = e.value(f"add nsw i64 {total}, {step}")
         offsets.append(total)
     return offsets, size_text(e, strides[-1])
 
@@ -88,9 +88,9 @@ def from_memory(e: Emission, x: str, dtype: DType, lanes: int) -> str:
     if memory_type(dtype) == scalar_type(dtype):
         return x
     if dtype.kind != "bool":  # int4
-        return e.w.value(f"trunc {vector('i8', lanes)} {x} to {vector('i4', lanes)}")
+        return e.value(f"trunc {vector('i8', lanes)} {x} to {vector('i4', lanes)}")
     zero = splat_constant(0, dtypes.int8, lanes)
-    return e.w.value(f"icmp ne {vector('i8', lanes)} {x}, {zero}")
+    return e.value(f"icmp ne {vector('i8', lanes)} {x}, {zero}")
 
 
 def to_memory(e: Emission, x: str, dtype: DType, lanes: int) -> str:
@@ -99,7 +99,7 @@ def to_memory(e: Emission, x: str, dtype: DType, lanes: int) -> str:
     if memory_type(dtype) == own:
         return x
     wider = "zext" if dtype.kind == "bool" else "sext"
-    return e.w.value(f"{wider} {vector(own, lanes)} {x} to {vector('i8', lanes)}")
+    return e.value(f"{wider} {vector(own, lanes)} {x} to {vector('i8', lanes)}")
 
 
 def masks_of(
@@ -142,11 +142,11 @@ def load_vector(
     if lanes == 1:
         x = gather_vector(e, memory, offset, lanes, mask, dtype)
     elif stride == "1" and mask is None:
-        x = e.w.value(f"load {v}, ptr {address_of(e, memory, offset)}, align {align}")
+        x = e.value(f"load {v}, ptr {address_of(e, memory, offset)}, align {align}")
     elif stride == "1":
         where = (f"ptr align {align}", address_of(e, memory, offset))
         name = f"llvm.masked.load.{mangle(element, lanes)}.p0"
-        x = e.w.intrinsic(name, v, where, (f"<{lanes} x i1>", str(mask)), (v, "zeroinitializer"))
+        x = e.intrinsic(name, v, where, (f"<{lanes} x i1>", str(mask)), (v, "zeroinitializer"))
     else:
         offsets = lane_offsets(e, offset, stride, lanes)
         x = gather_vector(e, memory, offsets, lanes, mask, dtype)
@@ -157,14 +157,14 @@ def lane_offsets(e: Emission, offset: str, stride: str, lanes: int) -> str:
     """offset + lane * stride, as a vector."""
     v = f"<{lanes} x i64>"
     lane = "<" + ", ".join(f"i64 {i}" for i in range(lanes)) + ">"
-    steps = e.w.value(f"mul {v} {lane}, {splat(e, stride, 'i64', lanes)}")
-    return e.w.value(f"add {v} {steps}, {splat(e, offset, 'i64', lanes)}")
+    steps = e.value(f"mul {v} {lane}, {splat(e, stride, 'i64', lanes)}")
+    return e.value(f"add {v} {steps}, {splat(e, offset, 'i64', lanes)}")
 
 
 def addresses_of(e: Emission, memory: Node, offsets: str, lanes: int) -> tuple[str, str]:
     """Addresses of elements at a vector of offsets, as an operand."""
     element, base = memory_type(memory.dtype), e.values[memory][0]
-    where = e.w.value(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
+    where = e.value(f"getelementptr {element}, ptr {base}, <{lanes} x i64> {offsets}")
     return f"<{lanes} x ptr> align {memory.dtype.size}", where
 
 
@@ -176,16 +176,16 @@ def gather_vector(
     v = vector(element, lanes)
 
     def one() -> str:
-        return e.w.value(f"load {v}, ptr {address_of(e, memory, offsets)}, align {dtype.size}")
+        return e.value(f"load {v}, ptr {address_of(e, memory, offsets)}, align {dtype.size}")
 
     if lanes == 1 and mask is None:
         return one()
     if lanes == 1:
-        return e.w.only(mask or "", "read", one, v, "0.0" if v in ("float", "double") else "0")
+        return e.only(mask or "", "read", one, v, "0.0" if v in ("float", "double") else "0")
     name = f"llvm.masked.gather.{mangle(element, lanes)}.v{lanes}p0"
     where = addresses_of(e, memory, offsets, lanes)
     held = (f"<{lanes} x i1>", mask or "splat (i1 true)")
-    return e.w.intrinsic(name, v, where, held, (v, "zeroinitializer"))
+    return e.intrinsic(name, v, where, held, (v, "zeroinitializer"))
 
 
 def _gather(e: Emission, node: Node) -> Values:
@@ -216,16 +216,16 @@ def store_vector(
     v = vector(element, lanes)
 
     def plain() -> None:
-        e.w.line(f"store {v} {x}, ptr {address_of(e, memory, offset)}, align {dtype.size}")
+        e.line(f"store {v} {x}, ptr {address_of(e, memory, offset)}, align {dtype.size}")
 
     if mask is None and (lanes == 1 or stride == "1"):
         plain()
     elif lanes == 1:
-        e.w.only(mask or "", "write", plain)
+        e.only(mask or "", "write", plain)
     elif stride == "1":
         where = (f"ptr align {dtype.size}", address_of(e, memory, offset))
         name = f"llvm.masked.store.{mangle(element, lanes)}.p0"
-        e.w.intrinsic(name, "void", (v, x), where, (f"<{lanes} x i1>", str(mask)))
+        e.intrinsic(name, "void", (v, x), where, (f"<{lanes} x i1>", str(mask)))
     else:
         scatter_vector(e, memory, x, lane_offsets(e, offset, stride, lanes), lanes, mask)
 
@@ -238,7 +238,7 @@ def scatter_vector(
     name = f"llvm.masked.scatter.{mangle(element, lanes)}.v{lanes}p0"
     where = addresses_of(e, memory, offsets, lanes)
     held = (f"<{lanes} x i1>", mask or "splat (i1 true)")
-    e.w.intrinsic(name, "void", (vector(element, lanes), x), where, held)
+    e.intrinsic(name, "void", (vector(element, lanes), x), where, held)
 
 
 def lanes_apart(e: Emission, node: Node, *parts: str | None) -> Iterator[list[Any]]:
@@ -272,22 +272,22 @@ def combined(
         element = memory_type(dtype)
         new = x
         if mode != "set":
-            old = e.w.value(f"load {element}, ptr {where}, align {dtype.size}")
+            old = e.value(f"load {element}, ptr {where}, align {dtype.size}")
             old = from_memory(e, old, dtype, 1)
             name = SCATTER[mode]
             if dtype.is_float and dtype.bits < 32:
-                wide = [convert(e.w, dtype, dtypes.float32, 1, v) for v in (old, x)]
-                result = row_for(name)(e.w, dtypes.float32, 1, wide)
-                new = convert(e.w, dtypes.float32, dtype, 1, result)
+                wide = [convert(e, dtype, dtypes.float32, 1, v) for v in (old, x)]
+                result = row_for(name)(e, dtypes.float32, 1, wide)
+                new = convert(e, dtypes.float32, dtype, 1, result)
             else:
-                new = row_for(name)(e.w, dtype, 1, [old, x])
+                new = row_for(name)(e, dtype, 1, [old, x])
         new = to_memory(e, new, dtype, 1)
-        e.w.line(f"store {element} {new}, ptr {where}, align {dtype.size}")
+        e.line(f"store {element} {new}, ptr {where}, align {dtype.size}")
 
     if mask is None:
         act()
     else:
-        e.w.only(mask, "write", act)
+        e.only(mask, "write", act)
 
 
 def _atomic_add(e: Emission, node: Node) -> Values:
@@ -308,9 +308,9 @@ def added(e: Emission, memory: Node, dtype: DType, x: str, offset: str, mask: st
 
     def add() -> str:
         where = address_of(e, memory, offset)
-        return e.w.value(f"atomicrmw {name} ptr {where}, {element} {x} monotonic")
+        return e.value(f"atomicrmw {name} ptr {where}, {element} {x} monotonic")
 
-    return e.w.only(mask or "true", "add", add, element, literal(0, dtype))
+    return e.only(mask or "true", "add", add, element, literal(0, dtype))
 
 
 def _prefetch(e: Emission, node: Node) -> None:
@@ -319,24 +319,24 @@ def _prefetch(e: Emission, node: Node) -> None:
     where = address_of(e, memory, offset_of(e, memory, index))
     locality = "3" if node.attrs["to"] == "l1" else "2"
     hints = [("i32", hint) for hint in ("0", locality, "1")]
-    e.w.intrinsic("llvm.prefetch.p0", "void", ("ptr", where), *hints)
+    e.intrinsic("llvm.prefetch.p0", "void", ("ptr", where), *hints)
 
 
 def _sort(e: Emission, node: Node) -> None:
     from .sort import MEMCPY, sort_function
 
     name, text = sort_function(node.inputs[0].dtype, node.attrs["descending"])
-    e.w.declared[MEMCPY] = f"declare void @{MEMCPY}(ptr, ptr, i64, i1)"
-    e.w.declared[name] = text  # a helper in the same module
+    e.declared[MEMCPY] = f"declare void @{MEMCPY}(ptr, ptr, i64, i1)"
+    e.declared[name] = text  # a helper in the same module
     pointers = ", ".join(f"ptr {e.values[i][0]}" for i in node.inputs[:4])
-    e.w.line(f"call void @{name}({pointers}, i64 {e.values[node.inputs[4]][0]})")
+    e.line(f"call void @{name}({pointers}, i64 {e.values[node.inputs[4]][0]})")
 
 
 def _allocate(e: Emission, node: Node) -> Values:
     type_ = memory_of(node)
     size = type_.dtype.size * math.prod(type_.shape)
     start, e.scratch = e.scratch, e.scratch + (size + 63) // 64 * 64
-    return [e.w.value(f"getelementptr i8, ptr %scratch, i64 {start}")]
+    return [e.value(f"getelementptr i8, ptr %scratch, i64 {start}")]
 
 
 # ---- matrix unit (AMX) ----------------------------------------------------------------
@@ -346,8 +346,8 @@ def _matrix_zero(e: Emission, node: Node) -> Values:
     """Loaded from memory, through an address that nobody can compare: LLVM would make one zero
     of several, and tiles cannot be copied but through the stack."""
     zeros = "private unnamed_addr constant [1024 x i8] zeroinitializer, align 64"
-    e.w.declared["tile_zeros"] = f"@tile_zeros = {zeros}"
-    where = e.w.value('call ptr asm sideeffect "", "=r,0"(ptr @tile_zeros)')
+    e.declared["tile_zeros"] = f"@tile_zeros = {zeros}"
+    where = e.value('call ptr asm sideeffect "", "=r,0"(ptr @tile_zeros)')
     return [tile_from(e, node, where, str(node.shape[1] * node.dtype.size))]
 
 
@@ -359,7 +359,7 @@ def extents(node: Node) -> list[tuple[str, str]]:
 def tile_from(e: Emission, node: Node, where: str, pitch: str) -> str:
     """A tile of the unit from memory."""
     place = (("ptr", where), ("i64", pitch))
-    return e.w.intrinsic("llvm.x86.tileloadd64.internal", "x86_amx", *extents(node), *place)
+    return e.intrinsic("llvm.x86.tileloadd64.internal", "x86_amx", *extents(node), *place)
 
 
 def matrix_address(e: Emission, memory: Node, index: list[Node]) -> tuple[str, str]:
@@ -377,11 +377,11 @@ def _matrix_load(e: Emission, node: Node) -> Values:
 def _matrix_dot(e: Emission, node: Node) -> Values:
     acc, a, _ = node.inputs
     operands = [*extents(acc), extents(a)[1], *[("x86_amx", e.values[i][0]) for i in node.inputs]]
-    return [e.w.intrinsic(f"llvm.x86.{node.attrs['unit']}.internal", "x86_amx", *operands)]
+    return [e.intrinsic(f"llvm.x86.{node.attrs['unit']}.internal", "x86_amx", *operands)]
 
 
 def _matrix_store(e: Emission, node: Node) -> None:
     memory, value = node.inputs[:2]
     where, pitch = matrix_address(e, memory, list(node.inputs[2:]))
     place = (("ptr", where), ("i64", pitch), ("x86_amx", e.values[value][0]))
-    e.w.intrinsic("llvm.x86.tilestored64.internal", "void", *extents(value), *place)
+    e.intrinsic("llvm.x86.tilestored64.internal", "void", *extents(value), *place)

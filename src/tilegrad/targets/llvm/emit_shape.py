@@ -14,7 +14,7 @@ from typing import Any
 from ...core.dtype import DType
 from ...ir.node import Node
 from ...ir.symbol import Expr, Size, fold, low
-from ...ir.types import Tile, unravel
+from ...ir.types import Shape, Tile, unravel
 from ...tile.build import Body
 from ...tile.numeric import COMBINE
 from .rules import Writer, convert, literal, mangle, row_for, scalar_type, type_of, vector
@@ -40,7 +40,7 @@ def count_of(type_: Any) -> int:
     return math.prod(type_.shape[:-1]) * pieces_of(type_) if type_.shape else 1
 
 
-def split_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def split_shape(shape: Shape) -> Shape:
     """The shape with its last axis split into (pieces, lanes)."""
     if not shape:
         return (1, 1)
@@ -55,7 +55,7 @@ def in_matrix_unit(node: Node) -> bool:
     return node.op.category == "matrix"
 
 
-def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
+def ravel(index: Shape, shape: Shape) -> int:
     """The row-major number of an index."""
     number = 0
     for position, size in zip(index, shape):
@@ -63,12 +63,12 @@ def ravel(index: tuple[int, ...], shape: tuple[int, ...]) -> int:
     return number
 
 
-class Emission:
+class Emission(Writer):
     """One Body being emitted: its text, and what every value is called in it."""
 
     def __init__(self, body: Body, native: frozenset[str] = frozenset()) -> None:
+        super().__init__(native)
         self.body = body
-        self.w = Writer(native)
         self.values: dict[Node, Values] = {}
         self.symbols: dict[Expr, str] = {}
         self.programs: list[str] = []  # this program's numbers, by axes of the grid
@@ -82,7 +82,6 @@ Emit = Callable[[Emission, Node], Values | None]  # an op: the vectors of its va
 
 def size_text(e: Emission, value: Size) -> str:
     """An Expr over Symbols as an i64."""
-    w = e.w
     if isinstance(value, int):
         return str(value)
     if value in e.symbols:
@@ -90,12 +89,12 @@ def size_text(e: Emission, value: Size) -> str:
 
     def apply(name: str, a: str, b: str) -> str:
         if name in ("min", "max"):
-            test = w.value(f"icmp {'slt' if name == 'min' else 'sgt'} i64 {a}, {b}")
-            return w.value(f"select i1 {test}, i64 {a}, i64 {b}")
+            test = e.value(f"icmp {'slt' if name == 'min' else 'sgt'} i64 {a}, {b}")
+            return e.value(f"select i1 {test}, i64 {a}, i64 {b}")
         if name in ("div", "mod") and low(value.args[1]) < 1:
-            none = w.value(f"icmp eq i64 {b}, 0")
-            b = w.value(f"select i1 {none}, i64 1, i64 {b}")
-        return w.value(f"{OF_SIZES[name]} i64 {a}, {b}")
+            none = e.value(f"icmp eq i64 {b}, 0")
+            b = e.value(f"select i1 {none}, i64 1, i64 {b}")
+        return e.value(f"{OF_SIZES[name]} i64 {a}, {b}")
 
     return fold(value, str, lambda x: size_text(e, x), apply)
 
@@ -113,10 +112,8 @@ def splat(e: Emission, x: str, element: str, lanes: int) -> str:
     if not x.startswith("%"):
         return f"splat ({element} {x})"
     type_ = vector(element, lanes)
-    one = e.w.value(f"insertelement {type_} poison, {element} {x}, i64 0")
-    return e.w.value(
-        f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer"
-    )
+    one = e.value(f"insertelement {type_} poison, {element} {x}, i64 0")
+    return e.value(f"shufflevector {type_} {one}, {type_} poison, <{lanes} x i32> zeroinitializer")
 
 
 def _broadcast(e: Emission, node: Node) -> Values:
@@ -147,7 +144,7 @@ def flattened(e: Emission, node: Node) -> tuple[str, int]:
         if len(parts) % 2:
             parts = [*parts, "poison"]
         v, pairs = vector(element, lanes), zip(parts[::2], parts[1::2])
-        parts = [e.w.shuffle(v, a, b, range(2 * lanes)) for a, b in pairs]
+        parts = [e.shuffle(v, a, b, range(2 * lanes)) for a, b in pairs]
         lanes *= 2
     return parts[0], lanes
 
@@ -156,7 +153,7 @@ def packed(e: Emission, parts: Values, element: str) -> str:
     """Scalars into one vector."""
     type_, whole = vector(element, len(parts)), "poison"
     for i, part in enumerate(parts):
-        whole = e.w.value(f"insertelement {type_} {whole}, {element} {part}, i64 {i}")
+        whole = e.value(f"insertelement {type_} {whole}, {element} {part}, i64 {i}")
     return whole
 
 
@@ -172,9 +169,9 @@ def rearrange(e: Emission, node: Node, order: list[int]) -> Values:
     for start in range(0, len(order), lanes):
         part = order[start : start + lanes]
         if lanes == 1:
-            result.append(e.w.value(f"extractelement {v} {source}, i64 {part[0]}"))
+            result.append(e.value(f"extractelement {v} {source}, i64 {part[0]}"))
         else:
-            result.append(e.w.shuffle(v, source, "poison", part))
+            result.append(e.shuffle(v, source, "poison", part))
     return result
 
 
@@ -208,13 +205,13 @@ def transpose_groups(e: Emission, node: Node) -> Values:
     v = type_of(node.dtype, width)
     rows = []
     for start in range(0, width, size * count):
-        row = e.w.shuffle(v, flat, "poison", range(start, start + size * count))
-        rows.append(e.w.value(f"bitcast {narrow} {row} to {wide}"))
-    columns = [e.w.value(f"bitcast {wide} {r} to {narrow}") for r in turned(e, rows, "i32")]
+        row = e.shuffle(v, flat, "poison", range(start, start + size * count))
+        rows.append(e.value(f"bitcast {narrow} {row} to {wide}"))
+    columns = [e.value(f"bitcast {wide} {r} to {narrow}") for r in turned(e, rows, "i32")]
     lanes, result = node.shape[-1], []
     for row in columns:
         for start in range(0, size * count, lanes):
-            result.append(e.w.shuffle(narrow, row, "poison", range(start, start + lanes)))
+            result.append(e.shuffle(narrow, row, "poison", range(start, start + lanes)))
     return result
 
 
@@ -229,7 +226,7 @@ def turned(e: Emission, rows: Values, element: str) -> Values:
             if i & block:
                 continue
             a, b = rows[i], rows[i | block]
-            rows[i], rows[i | block] = (e.w.shuffle(v, a, b, mask) for mask in (first, second))
+            rows[i], rows[i | block] = (e.shuffle(v, a, b, mask) for mask in (first, second))
         block *= 2
     return rows
 
@@ -285,7 +282,7 @@ def in_turn(e: Emission, kind: str, dtype: DType, lanes: int, parts: Values) -> 
     """Vectors combined one after the other."""
     row, (total, *rest) = row_for(COMBINE[kind]), parts
     for part in rest:
-        total = row(e.w, dtype, lanes, [total, part])
+        total = row(e, dtype, lanes, [total, part])
     return total
 
 
@@ -298,8 +295,8 @@ def folded(e: Emission, rows: Values, combine: Any, dtype: DType) -> str:
         far = [(size if n & block else 0) + (n ^ block) for n in range(size)]
         folded = []
         for a, b in zip(rows[::2], rows[1::2]):
-            parts = [e.w.shuffle(v, a, b, mask) for mask in (own, far)]
-            folded.append(combine(e.w, dtype, size, parts))
+            parts = [e.shuffle(v, a, b, mask) for mask in (own, far)]
+            folded.append(combine(e, dtype, size, parts))
         rows, block = folded, 2 * block
     return rows[0]
 
@@ -308,7 +305,7 @@ def lane_of(e: Emission, x: str | None, element: str, lanes: int, lane: int) -> 
     """One lane of a vector."""
     if x is None or lanes == 1:
         return x
-    return e.w.value(f"extractelement {vector(element, lanes)} {x}, i64 {lane}")
+    return e.value(f"extractelement {vector(element, lanes)} {x}, i64 {lane}")
 
 
 def _cumulative(e: Emission, node: Node) -> Values:
@@ -322,13 +319,13 @@ def _cumulative(e: Emission, node: Node) -> Values:
         stride = math.prod(type_.shape[axis + 1 : -1]) * pieces
         for i in range(len(found)):
             if i // stride % type_.shape[axis]:
-                found[i] = row(e.w, dtype, lanes, [found[i - stride], found[i]])
+                found[i] = row(e, dtype, lanes, [found[i - stride], found[i]])
         return found
     for first in range(0, len(found), pieces):
         line = found[first : first + pieces]
         parts = [lane_of(e, x, element, lanes, n) for x in line for n in range(lanes)]
         for n in range(1, len(parts)):
-            parts[n] = row(e.w, dtype, 1, [parts[n - 1], parts[n]])
+            parts[n] = row(e, dtype, 1, [parts[n - 1], parts[n]])
         for i in range(pieces):
             own = parts[i * lanes : (i + 1) * lanes]
             found[first + i] = packed(e, own, element) if lanes > 1 else own[0]
@@ -344,8 +341,8 @@ def across(e: Emission, x: str, kind: str, dtype: DType, lanes: int) -> str:
     if dtype.is_float and kind in ("sum", "prod"):
         name, start = ("fadd", -0.0) if kind == "sum" else ("fmul", 1.0)
         full = f"llvm.vector.reduce.{name}.{m}"
-        e.w.declared[full] = f"declare {element} @{full}({element}, {v})"
-        return e.w.value(
+        e.declared[full] = f"declare {element} @{full}({element}, {v})"
+        return e.value(
             f"call reassoc {element} @{full}({element} {literal(start, dtype)}, {v} {x})"
         )
     names = {
@@ -355,7 +352,7 @@ def across(e: Emission, x: str, kind: str, dtype: DType, lanes: int) -> str:
         "bool": {"sum": "or", "prod": "and", "max": "or", "min": "and"},
     }
     name = names[dtype.kind][kind]
-    return e.w.intrinsic(f"llvm.vector.reduce.{name}.{m}", element, (v, x))
+    return e.intrinsic(f"llvm.vector.reduce.{name}.{m}", element, (v, x))
 
 
 def _dot(e: Emission, node: Node) -> Values:
@@ -367,13 +364,13 @@ def _dot(e: Emission, node: Node) -> Values:
     multiply_add = row_for("multiply_add")
     for p in range(k):
         own = right[p * pieces : (p + 1) * pieces]
-        line = [convert(e.w, b.dtype, dtype, n, x) for x in own]
+        line = [convert(e, b.dtype, dtype, n, x) for x in own]
         for i in range(m):
             one = element_of(e, left, i * k + p, a)
-            one = splat(e, convert(e.w, a.dtype, dtype, 1, one), element, n)
+            one = splat(e, convert(e, a.dtype, dtype, 1, one), element, n)
             for q, x in enumerate(line):
                 at = i * pieces + q
-                total[at] = multiply_add(e.w, dtype, n, [one, x, total[at]])
+                total[at] = multiply_add(e, dtype, n, [one, x, total[at]])
     return total
 
 

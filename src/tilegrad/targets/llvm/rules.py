@@ -9,8 +9,11 @@ file is long because it is one table.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...core import dtype as dtypes
@@ -18,9 +21,10 @@ from ...core.dtype import DType
 from ...core.errors import InternalError, UserError
 from ...tile import functions
 from ...tile.numeric import FUNCTIONS
-from ...tile.scope import Element, Rare
+from ...tile.scope import Element, Rare, where
 
 I16, I32, I64, F32 = dtypes.int16, dtypes.int32, dtypes.int64, dtypes.float32
+U16, U32, U64 = dtypes.uint16, dtypes.uint32, dtypes.uint64
 SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
 
@@ -149,14 +153,15 @@ class Writer:
         return self.value(f"call {result} @{name}({arguments})")
 
 
+@dataclass(eq=False)
 class Vectors:
     """What rows and `tile.functions` compute with: LLVM instructions on vectors of some lanes."""
 
-    clamps: frozenset[DType] = frozenset()
+    clamps = frozenset[DType]()
 
-    def __init__(self, writer: Writer, lanes: int, near: bool = False) -> None:
-        self.writer, self.lanes = writer, lanes
-        self.near = near  # no lane is ever far
+    writer: Writer
+    lanes: int
+    near: bool = False  # no lane is ever far
 
     def type(self, dtype: DType | str) -> str:
         """The LLVM type of a vector of a dtype, or of a scalar type of LLVM's."""
@@ -306,13 +311,12 @@ class Vectors:
 Row = Callable[..., str]  # of Vectors, the DType of the operands, and a value each
 
 
-def _function(name: str, of_integers: Row | None = None) -> Row:
-    """A row that expands `tile.functions.<name>`; integers may have a row of their own."""
+def _function(of_floats: Callable[..., Element], of_integers: Any = None) -> Row:
+    """A row that is written over Elements; integers may have one of their own."""
 
     def row(m: Vectors, d: DType, *inputs: str) -> str:
-        if of_integers is not None and not d.is_float:
-            return of_integers(m, d, *inputs)
-        return str(getattr(functions, name)(*[Element(m, i, d) for i in inputs]).held)
+        function = of_floats if d.is_float else of_integers or of_floats
+        return str(function(*[Element(m, i, d) for i in inputs]).held)
 
     return row
 
@@ -362,67 +366,63 @@ def _sign(m: Vectors, d: DType, x: str) -> str:
     return m.select(above, d, one, low)
 
 
-def _divide(m: Vectors, d: DType, a: str, b: str) -> str:
-    """Division; of integers truncated, and a zero divisor (a masked lane) gives 0, no trap."""
-    if d.is_float:
-        return m.do("fdiv", d, a, b)
-    quotient, _, _, zero_divisor = _division(m, d, a, b)
-    return m.select(zero_divisor, d, m.constant(0, d), quotient)
+def _divide(a: Element, b: Element) -> Element:
+    """Division of integers, truncated; a zero divisor (a masked lane) gives 0, no trap."""
+    quotient, _, _, none = _division(a, b)
+    return where(none, 0, quotient)
 
 
 def _unsigned_division(instruction: str) -> Row:
     """udiv or urem of operands seen as unsigned; a zero divisor gives 0."""
 
-    def row(m: Vectors, d: DType, a: str, b: str) -> str:
-        bad = m.number("icmp eq", d, b, 0)
-        result = m.do(instruction, d, a, m.select(bad, d, m.constant(1, d), b))
-        if instruction == "urem":
-            return result  # by 1, that is 0
-        return m.select(bad, d, m.constant(0, d), result)
+    def divide(a: Element, b: Element) -> Element:
+        none = b == 0
+        result = _raw(instruction, a, where(none, 1, b))
+        return result if instruction == "urem" else where(none, 0, result)  # by 1, a rest is 0
 
-    return row
+    return _function(divide)
 
 
-def _divide_floor(m: Vectors, d: DType, a: str, b: str) -> str:
+def _raw(instruction: str, a: Element, b: Element | int) -> Element:
+    """An instruction as it is."""
+    m, right = a.machine, b if isinstance(b, Element) else a.constant(b)
+    assert isinstance(m, Vectors)
+    return Element(m, m.do(instruction, a.dtype, a.held, right.held), a.dtype)
+
+
+def _divide_floor(a: Element, b: Element) -> Element:
     """Division of integers rounded down; a zero divisor gives 0."""
-    quotient, remainder, divisor, zero_divisor = _division(m, d, a, b)
-    if d.kind == "int":
-        adjust = _signs_differ(m, d, remainder, divisor)
-        quotient = m.select(adjust, d, m.number("sub", d, quotient, 1), quotient)
-    return m.select(zero_divisor, d, m.constant(0, d), quotient)
+    quotient, rest, divisor, none = _division(a, b)
+    if a.dtype.kind == "int":
+        quotient = where(_signs_differ(rest, divisor), quotient - 1, quotient)
+    return where(none, 0, quotient)
 
 
-def _division(m: Vectors, d: DType, a: str, b: str) -> tuple[str, str, str, str]:
+def _division(a: Element, b: Element) -> tuple[Element, Element, Element, Element]:
     """The truncated quotient, the remainder, a divisor that cannot trap, whether b is 0."""
-    one, letter = m.constant(1, d), "u" if d.kind == "uint" else "s"
-    zero_divisor = m.number("icmp eq", d, b, 0)
-    safe = m.select(zero_divisor, d, one, b)
+    none, letter = b == 0, "u" if a.dtype.kind == "uint" else "s"
+    safe = where(none, 1, b)
     if letter == "s":  # the smallest integer by -1 would trap: divide it by 1 instead
-        lowest = m.number("icmp eq", d, a, int(d.lowest))
-        overflows = m.do("and", "i1", lowest, m.number("icmp eq", d, safe, -1))
-        safe = m.select(overflows, d, one, safe)
-    quotient = m.do(f"{letter}div", d, a, safe)
-    remainder = m.do("sub", d, a, m.do("mul", d, quotient, safe))
-    return quotient, remainder, safe, zero_divisor
+        safe = where((a == int(a.dtype.lowest)) & (safe == -1), 1, safe)
+    quotient = _raw(f"{letter}div", a, safe)
+    return quotient, a - quotient * safe, safe, none
 
 
-def _signs_differ(m: Vectors, d: DType, remainder: str, divisor: str) -> str:
+def _signs_differ(remainder: Element, divisor: Element) -> Element:
     """Whether a non-zero remainder has another sign than the divisor."""
-    negative = m.number("icmp slt", d, m.do("xor", d, remainder, divisor), 0)
-    return m.do("and", "i1", negative, m.number("icmp ne", d, remainder, 0))
+    return ((remainder ^ divisor) < 0) & (remainder != 0)
 
 
-def _remainder(m: Vectors, d: DType, a: str, b: str) -> str:
-    _, remainder, divisor, zero_divisor = _division(m, d, a, b)
-    if d.kind == "int":
-        adjust = _signs_differ(m, d, remainder, divisor)
-        remainder = m.select(adjust, d, m.do("add", d, remainder, divisor), remainder)
-    return m.select(zero_divisor, d, m.constant(0, d), remainder)
+def _remainder(a: Element, b: Element) -> Element:
+    _, rest, divisor, none = _division(a, b)
+    if a.dtype.kind == "int":
+        rest = where(_signs_differ(rest, divisor), rest + divisor, rest)
+    return where(none, 0, rest)
 
 
-def _fmod(m: Vectors, d: DType, a: str, b: str) -> str:
+def _fmod(a: Element, b: Element) -> Element:
     """The remainder of integers with the sign of the dividend; 0 of a zero divisor."""
-    return _division(m, d, a, b)[1]  # a zero divisor was taken for 1
+    return _division(a, b)[1]  # a zero divisor was taken for 1
 
 
 def _shift(instruction: str) -> Row:
@@ -442,21 +442,18 @@ def _compare(name: str) -> Row:
     return _pick(f"fcmp {float_}", f"icmp {signed}", f"icmp {unsigned}", f"icmp {unsigned}")
 
 
-def _integer_power(m: Vectors, d: DType, a: str, b: str) -> str:
+def _integer_power(a: Element, b: Element) -> Element:
     """Integer power by squaring over all bits of the exponent; a negative one gives 0 (or +-1)."""
-    zero, one, minus = (m.constant(v, d) for v in (0, 1, -1))
-    base, exponent, result = a, b, one
+    base, exponent, result, d = a, b, a.constant(1), a.dtype
     for _ in range(d.bits - (d.kind == "int")):
-        odd = m.do("icmp ne", d, m.do("and", d, exponent, one), zero)
-        result = m.select(odd, d, m.do("mul", d, result, base), result)
-        base = m.do("mul", d, base, base)
-        exponent = m.do("lshr", d, exponent, one)
+        result = where((exponent & 1) != 0, result * base, result)
+        base = base * base
+        exponent = _raw("lshr", exponent, 1)
     if d.kind == "uint":
         return result
-    negative, small = m.do("icmp slt", d, b, zero), zero
-    for unit, value in ((one, one), (minus, result)):  # -1 to an odd or even power
-        small = m.select(m.do("icmp eq", d, a, unit), d, value, small)
-    return m.select(negative, d, small, result)
+    negative, small = b < 0, where(a == 1, a.constant(1), 0)
+    small = where(a == -1, result, small)  # -1 to an odd or even power
+    return where(negative, small, result)
 
 
 def _multiply_high(m: Vectors, d: DType, a: str, b: str) -> str:
@@ -540,10 +537,10 @@ def _byte_dot_pairs(m: Vectors, a: str, b: str, total: str, name: str) -> str:
     """Even and odd bytes as numbers of 16 bits; an instruction multiplies and adds two of them."""
     shorts, v, s = Vectors(m.writer, 2 * m.lanes), m.type(I32), vector("i16", 2 * m.lanes)
     short = m.writer.value(f"bitcast {v} {b} to {s}")
+    words = Element(m, a, U32)
     for shift in (0, 8):
-        left = m.number("lshr", I32, a, 8) if shift else a
-        left = m.number("and", I32, left, 0x00FF00FF)
-        left = m.writer.value(f"bitcast {v} {left} to {s}")
+        even = (words >> 8 if shift else words) & 0x00FF00FF
+        left = m.writer.value(f"bitcast {v} {even.held} to {s}")
         right = short if shift else shorts.number("shl", I16, short, 8)
         right = shorts.number("ashr", I16, right, 8)
         total = m.do("add", I32, total, m.writer.intrinsic(name, v, (s, left), (s, right)))
@@ -551,30 +548,24 @@ def _byte_dot_pairs(m: Vectors, a: str, b: str, total: str, name: str) -> str:
 
 
 def _byte_dot_plain(m: Vectors, a: str, b: str, total: str, signed: bool = False) -> str:
-    def byte(x: str, shift: int, down: str) -> str:
-        x = x if shift == 24 else m.number("shl", I32, x, 24 - shift)
-        return m.number(down, I32, x, 24)
-
-    for shift in (0, 8, 16, 24):
-        left, right = byte(a, shift, "ashr" if signed else "lshr"), byte(b, shift, "ashr")
-        total = m.do("add", I32, total, m.do("mul", I32, left, right))
-    return total
+    left, right = Element(m, a, I32 if signed else U32), Element(m, b, I32)
+    found = Element(m, total, I32)
+    for shift in (24, 16, 8, 0):
+        first, second = ((x << shift if shift else x) >> 24 for x in (left, right))
+        found = found + first * second
+    return str(found.held)
 
 
 def _byte_permute(m: Vectors, d: DType, a: str, b: str, chosen: str) -> str:
     """Four of eight bytes, one after the other."""
-    low, high = (m.cast_as("zext", x, I32, I64) for x in (a, b))
-    word, total = m.do("or", I64, low, m.number("shl", I64, high, 32)), ""
+    low, high, digits = (Element(m, x, U32) for x in (a, b, chosen))
+    low, high = low.to(U64), high.to(U64)
+    word, total = low | high << 32, low
     for place in range(4):
-        digit = m.number("lshr", I32, chosen, 4 * place) if place else chosen
-        digit = m.number("shl", I32, m.number("and", I32, digit, 7), 3)
-        by = m.cast_as("zext", digit, I32, I64)
-        byte = m.cast_as("trunc", m.do("lshr", I64, word, by), I64, I32)
-        byte = m.number("and", I32, byte, 255)
-        if place:
-            byte = m.number("shl", I32, byte, 8 * place)
-        total = m.do("or", I32, total, byte) if total else byte
-    return total
+        digit = ((digits >> 4 * place if place else digits) & 7) << 3
+        byte = (word >> digit.to(U64)).to(U32) & 255
+        total = total | byte << 8 * place if place else byte
+    return str(total.held)
 
 
 def _where(m: Vectors, d: DType, mask: str, a: str, b: str) -> str:
@@ -596,14 +587,14 @@ ROWS: dict[str, Row] = {
     "add": _pick("fadd", "add", boolean="or"),
     "subtract": _pick("fsub", "sub", boolean="xor"),
     "multiply": _pick("fmul", "mul", boolean="and"),
-    "divide": _divide,
-    "quick_divide": _divide,
-    "floor_divide": _function("floor_divide", _divide_floor),
-    "remainder": _function("remainder", _remainder),
-    "fmod": _function("fmod", _fmod),
+    "divide": _function(partial(_raw, "fdiv"), _divide),
+    "quick_divide": _function(partial(_raw, "fdiv"), _divide),
+    "floor_divide": _function(functions.floor_divide, _divide_floor),
+    "remainder": _function(functions.remainder, _remainder),
+    "fmod": _function(functions.fmod, _fmod),
     "unsigned_divide": _unsigned_division("udiv"),
     "unsigned_remainder": _unsigned_division("urem"),
-    "power": _function("power", _integer_power),
+    "power": _function(functions.power, _integer_power),
     "maximum": _intrinsic("maximum", "smax", "umax"),
     "minimum": _intrinsic("minimum", "smin", "umin"),
     "bit_and": _pick("and", "and"),
@@ -624,7 +615,7 @@ ROWS: dict[str, Row] = {
     "pair_multiply_add_bfloat16": _pair_multiply_add,
     "pair_multiply_add_float16": _pair_multiply_add,
 }
-ROWS |= {name: _function(name) for name in FUNCTIONS}
+ROWS |= {name: _function(getattr(functions, name)) for name in FUNCTIONS}
 ROWS["quick_exp"], ROWS["quick_exp2"] = ROWS["exp"], ROWS["exp2"]
 
 
@@ -671,22 +662,24 @@ def _float_to_integer(m: Vectors, source: DType, target: DType, x: str) -> str:
 
 def _from_float8(m: Vectors, source: DType, x: str) -> str:
     """Widen fp8: shift into a float16 (e5m2), or rebuild the exponent (e4m3)."""
-    bits = m.cast_as("zext", x, "i8", I16)
+    bits = Element(m, x, dtypes.uint8).to(U16)
     if source is dtypes.float8_e5m2:
-        return _half_bits(m, m.number("shl", I16, bits, 8))
+        return _half_bits(m, (bits << 8).held)
     # e4m3: sign | 4 exponent | 3 mantissa; as half with bias 15, value * 2**8
-    sign = m.number("and", I16, bits, 128)
-    rest = m.number("and", I16, bits, 127)
-    sign = m.number("shl", I16, sign, 8)
-    wide = _half_bits(m, m.do("or", I16, sign, m.number("shl", I16, rest, 7)))
-    scaled = m.number("fmul", F32, wide, 256)
-    is_nan = m.number("icmp eq", I16, rest, 127)
-    return m.select(is_nan, F32, m.constant(float("nan"), F32), scaled)
+    sign, rest = bits & 128, bits & 127
+    wide = _half_bits(m, (sign << 8 | rest << 7).held)
+    scaled = Element(m, wide, F32) * 256.0
+    return str(where(rest == 127, math.nan, scaled).held)
 
 
 def _half_bits(m: Vectors, bits: str) -> str:
     """The float32 of a float16 that has these bits."""
     return m.cast_as("fpext", m.cast_as("bitcast", bits, I16, "half"), "half", F32)
+
+
+def _test(m: Vectors, how: str, x: Element, limit: int) -> Element:
+    """A comparison of integers by its name."""
+    return Element(m, m.number(f"icmp {how}", x.dtype, x.held, limit), dtypes.bool_)
 
 
 NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a nan
@@ -700,8 +693,7 @@ NARROW = {  # mantissa bits, exponent bias, the first value past the largest, a 
 def _from_narrow(m: Vectors, source: DType, x: str) -> str:
     """Widen a 16-bit float to float32."""
     if source is dtypes.bfloat16:
-        bits = m.number("shl", I32, m.cast_as("zext", x, I16, I32), 16)
-        return m.cast_as("bitcast", bits, I32, F32)
+        return str((Element(m, x, U16).to(U32) << 16).as_float().held)
     return _half_bits(m, x) if m.writer.native & HALF else _from_half(m, x)
 
 
@@ -720,44 +712,36 @@ def _to_16(m: Vectors, target: DType, x: str) -> str:
 
 def _from_half(m: Vectors, x: str) -> str:
     """Widen float16 with integer operations: the exponent is moved by a product."""
-    bits = m.cast_as("zext", x, I16, I32)
-    sign = m.number("shl", I32, m.number("and", I32, bits, 0x8000), 16)
-    body = m.number("and", I32, bits, 0x7FFF)
-    shifted = m.number("shl", I32, body, 13)
-    scaled = m.number("fmul", F32, m.cast_as("bitcast", shifted, I32, F32), 2**112)
-    number = m.cast_as("bitcast", scaled, F32, I32)
-    special = m.number("icmp uge", I32, body, 0x7C00)
-    beyond = m.number("or", I32, shifted, 0x7F800000)
-    full = m.do("or", I32, m.select(special, I32, beyond, number), sign)
-    return m.cast_as("bitcast", full, I32, F32)
+    bits = Element(m, x, U16).to(U32)
+    sign = (bits & 0x8000) << 16
+    body = bits & 0x7FFF
+    shifted = body << 13
+    number = (shifted.as_float() * 2.0**112).bits
+    special = _test(m, "uge", body, 0x7C00)
+    full = where(special, shifted | 0x7F800000, number) | sign
+    return str(full.as_float().held)
 
 
 def _to_narrow(m: Vectors, target: DType, x: str) -> str:
     """Round float32 to a narrower float, half to even, with the rule of ml_dtypes (past the
     largest: infinity, or nan where there is none)."""
     mantissa, bias, top, nan = NARROW[target.name]
-    bits = m.cast_as("bitcast", x, F32, I32)
-    sign = m.number("lshr", I32, bits, 32 - target.bits)
-    sign = m.number("and", I32, sign, 1 << (target.bits - 1))
-    magnitude = m.number("and", I32, bits, 0x7FFFFFFF)
+    bits = Element(m, x, F32).seen_as(U32)
+    sign = (bits >> 32 - target.bits) & (1 << target.bits - 1)
+    magnitude = bits & 0x7FFFFFFF
     # normal: add half an ulp (to even), shift, rebias
     drop = 23 - mantissa
-    last = m.number("and", I32, m.number("lshr", I32, magnitude, drop), 1)
-    rounded = m.number("add", I32, magnitude, (1 << (drop - 1)) - 1)
-    normal = m.number("lshr", I32, m.do("add", I32, rounded, last), drop)
-    normal = m.number("sub", I32, normal, (127 - bias) << mantissa)
+    last = (magnitude >> drop) & 1
+    rounded = magnitude + ((1 << drop - 1) - 1)
+    normal = ((rounded + last) >> drop) - ((127 - bias) << mantissa)
     # subnormal: let the float adder round by adding a power of two of the right size
     magic = (127 + (1 - bias) + 23 - mantissa) << 23
-    as_float = m.cast_as("bitcast", magnitude, I32, F32)
-    shifted = m.do("fadd", F32, as_float, m.cast_as("bitcast", m.constant(magic, I32), I32, F32))
-    small = m.number("sub", I32, m.cast_as("bitcast", shifted, F32, I32), magic)
-    is_small = m.number("icmp ult", I32, magnitude, (127 - bias + 1) << 23)
-    value = m.select(is_small, I32, small, normal)
-    over = m.number("icmp uge", I32, value, top)
-    big = m.select(over, I32, m.constant(top, I32), value)
-    is_nan = m.number("icmp ugt", I32, magnitude, 0x7F800000)
-    big = m.select(is_nan, I32, m.constant(nan, I32), big)
-    return m.cast_as("trunc", m.do("or", I32, big, sign), I32, f"i{target.bits}")
+    shifted = magnitude.as_float() + magnitude.constant(magic).as_float()
+    small = shifted.seen_as(U32) - magic
+    value = where(magnitude < (128 - bias) << 23, small, normal)
+    big = where(_test(m, "uge", value, top), top, value)
+    big = where(_test(m, "ugt", magnitude, 0x7F800000), nan, big)
+    return str((big | sign).to(U16 if target.bits == 16 else dtypes.uint8).held)
 
 
 def row_for(name: str, near: bool = False) -> Callable[[Writer, DType, int, Sequence[str]], str]:

@@ -15,7 +15,7 @@ the chip's, and no two queues that touch a row without a token between them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from ...core.errors import UserError
 from ...tile.access import Clock, join
 from .arithmetic import FLOAT_KINDS
 from .front import CHANNELS, LEVELS, posts, waits, words
-from .instructions import EXECUTE, LOAD, QUEUES, STORE, Instruction, text
+from .instructions import EXECUTE, LOAD, QUEUES, STORE, Code, Instruction, text
 from .parameters import Parameters
 from .timing import Event, Queues, row_beats
 
@@ -125,7 +125,7 @@ def check_word(p: Parameters, one: Instruction) -> None:
         raise _bad(one, "queue", "load, execute or store", one["queue"])
 
 
-def check(p: Parameters, program: Sequence[Instruction]) -> None:
+def check(p: Parameters, program: Code) -> None:
     """A whole program, its loops run."""
     if len(program) > p.program_words:
         hint = f"program_words = {1 << (len(program) - 1).bit_length()}, or loops"
@@ -186,7 +186,7 @@ def touches(p: Parameters, one: Instruction) -> Iterator[tuple[str, Rows]]:
 class Order(Queues):
     """The same with what each queue knows of the others."""
 
-    def __init__(self, p: Parameters, program: Sequence[Instruction], timed: bool = True) -> None:
+    def __init__(self, p: Parameters, program: Code, timed: bool = True) -> None:
         super().__init__(p, program, timed)
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.tokens: list[deque[Clock]] = [deque() for _ in CHANNELS]
@@ -238,7 +238,7 @@ class Order(Queues):
                 self.last["DRAM", q][: len(known)] = known
 
 
-def prove(p: Parameters, program: Sequence[Instruction]) -> Order:
+def prove(p: Parameters, program: Code) -> Order:
     """That a program ends and that its queues do not race, whatever memory does to times."""
     made = Order(p, program)
     for _ in made.words():

@@ -66,6 +66,8 @@ class NpuDevice(Device):
         super().__init__(name)
         self.parameters = parameters
         self.host = device(HOST)
+        for name in ("put", "get", "copy_bytes", "memory_info", "trim", "loaded", "keep"):
+            setattr(self, name, getattr(self.host, name))  # memory and code are the host's
         self.alignment = self.host.alignment
         self.level = level
         self.clear()
@@ -86,40 +88,10 @@ class NpuDevice(Device):
             raise UserError("no such level", op="npu", expected=", ".join(LEVELS), got=repr(level))
         self._level = level
 
-    # ---- memory and code are the host's ----
-
     def allocate(self, bytes: int, label: str = "") -> Buffer:
         """Memory of this computer."""
         found = self.host.allocate(bytes, label)
         return Buffer(found.pointer, bytes, found, self.name, label=label)
-
-    def put(self, pointer: int, source: int, bytes: int) -> None:
-        """Copy host memory to an address here."""
-        self.host.put(pointer, source, bytes)
-
-    def get(self, target: int, pointer: int, bytes: int) -> None:
-        """Copy bytes at an address here to host memory."""
-        self.host.get(target, pointer, bytes)
-
-    def copy_bytes(self, target: int, source: int, bytes: int) -> None:
-        """Copy between addresses."""
-        self.host.copy_bytes(target, source, bytes)
-
-    def memory_info(self) -> tuple[int, int]:
-        """(free, total) bytes of this computer."""
-        return self.host.memory_info()
-
-    def trim(self) -> None:
-        """Give memory that nothing holds back to the system."""
-        self.host.trim()
-
-    def loaded(self, key: str) -> Any:
-        """Code of the CPU that is loaded."""
-        return self.host.loaded(key)
-
-    def keep(self, key: str, code: bytes) -> Any:
-        """Object code for the CPU, loaded."""
-        return self.host.keep(key, code)
 
     def launcher(self, recipe: Recipe, code: Mapping[str, Any]) -> NpuLauncher:
         """The host's loop, or one step by step where the array is simulated."""
@@ -288,13 +260,14 @@ class OnHost:
         self.launcher.launch(self.steps)
 
 
+@dataclass
 class OnArray:
     """A step that the array runs: by the CPU with the same values, or simulated."""
 
     empty = False
-
-    def __init__(self, device: NpuDevice, kernel: ArrayKernel, host: OnHost) -> None:
-        self.device, self.kernel, self.host = device, kernel, host
+    device: NpuDevice
+    kernel: ArrayKernel
+    host: OnHost
 
     def launch(self, pointers: Sequence[int]) -> None:
         """Run it at the Device's level."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 from ...core.errors import UserError
@@ -20,6 +21,7 @@ from .instructions import (
     POST_PREV,
     WAIT_NEXT,
     WAIT_PREV,
+    Code,
     Instruction,
     text,
 )
@@ -32,14 +34,14 @@ MOST_WORDS = 10_000_000  # that a program may run
 CHANNELS = ((0, 1), (1, 0), (1, 2), (2, 1))
 
 
+@dataclass
 class Queue:
     """Instructions that wait before a unit."""
 
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.items: deque[Instruction] = deque()
-        self.pushed: Instruction | None = None
-        self.popped = False
+    depth: int
+    items: deque[Instruction] = field(default_factory=deque)
+    pushed: Instruction | None = None
+    popped: bool = False
 
     @property
     def full(self) -> bool:
@@ -128,7 +130,7 @@ def moved(one: Instruction, offsets: Sequence[tuple[int, int]]) -> Instruction:
 class Sequencer:
     """Loops and offsets: the words of a program in the order they run."""
 
-    def __init__(self, program: Sequence[Instruction]) -> None:
+    def __init__(self, program: Code) -> None:
         self.program = program
         self.pc = 0
         self.offsets = [(0, 0)] * SETS
@@ -169,7 +171,7 @@ class Sequencer:
                 self.offsets = saved
 
 
-def words(program: Sequence[Instruction]) -> Iterator[Instruction]:
+def words(program: Code) -> Iterator[Instruction]:
     """The words of a program as queues get them, in the order they are sent."""
     sequencer, count = Sequencer(program), 0
     while (one := program[sequencer.pc]).op != "halt":
@@ -186,7 +188,7 @@ def words(program: Sequence[Instruction]) -> Iterator[Instruction]:
 class Front:
     """Fetch and decode."""
 
-    def __init__(self, p: Parameters, program: Sequence[Instruction], queues: list[Queue]) -> None:
+    def __init__(self, p: Parameters, program: Code, queues: list[Queue]) -> None:
         self.sequencer = Sequencer(program)
         self.queues = queues
         self.state = FETCH

@@ -7,7 +7,6 @@ simulator leaves, to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from ...core.errors import UserError
 from . import arithmetic
 from .check import Order, check
 from .dma import stored, unpack
-from .instructions import Instruction, text
+from .instructions import Code, Instruction, text
 from .parameters import Parameters
 from .timing import row_bytes
 
@@ -37,7 +36,7 @@ class Functional:
         self.mesh = np.zeros((p.rows, p.columns), kind)  # sums in place
         self.random = arithmetic.seeded(1, p.lanes)
 
-    def run(self, program: Sequence[Instruction]) -> None:
+    def run(self, program: Code) -> None:
         """A whole program."""
         check(self.p, program)
         order = Order(self.p, program, timed=False)

@@ -171,6 +171,10 @@ class Instruction:
         return next(name for name, n in KINDS[self.op].items() if n == self["kind"])
 
 
+Words = list[Instruction]
+Code = Sequence[Instruction]
+
+
 def instruction(op: str, tokens: str | int = "", **given: int | str) -> Instruction:
     """An Instruction of named fields: `instruction("move_in", "wait_next", rows=4, ...)`."""
     if op not in OPS:
@@ -241,7 +245,7 @@ def text(one: Instruction) -> str:
     return " ".join(parts)
 
 
-def disassemble(program: Sequence[Instruction]) -> str:
+def disassemble(program: Code) -> str:
     """The text of a program, loops indented."""
     lines, depth = [], 0
     for one in program:
@@ -251,7 +255,7 @@ def disassemble(program: Sequence[Instruction]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def assemble(source: str) -> list[Instruction]:
+def assemble(source: str) -> Words:
     """The program of a text; `;` begins a comment, errors name the line."""
     made = []
     for number, line in enumerate(source.splitlines(), 1):

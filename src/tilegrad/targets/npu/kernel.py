@@ -21,7 +21,7 @@ from ...graph.interpret import interpret
 from ...ir.text import parse_block
 from ...tile.array import HELD, LEFT, MIXED, RIGHT, SPARSE, ArrayWork, Operand
 from .functional import Functional
-from .instructions import Instruction, disassemble
+from .instructions import Words, disassemble
 from .layout import Narrow, Stored, Strides, VectorOperand
 from .machine import Machine
 from .parameters import Parameters
@@ -135,7 +135,7 @@ class ArrayKernel:
         """Cycles, bytes and energy by closed forms."""
         return counters_of(self.p, self.counts)
 
-    def programs(self) -> Iterator[list[Instruction]]:
+    def programs(self) -> Iterator[Words]:
         """The programs of one part of the batch."""
         return self.product.program()
 

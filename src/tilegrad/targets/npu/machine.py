@@ -8,7 +8,6 @@ before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from .check import check
 from .dma import IDLE, RUN, Dram, Load, Store
 from .execute import Execute
 from .front import HALT, Front, Queue, Tokens
-from .instructions import QUEUES, Instruction
+from .instructions import QUEUES, Code
 from .parameters import Parameters
 from .timing import Counters, Counts, counters_of
 
@@ -33,7 +32,7 @@ class Machine:
     def __init__(
         self,
         p: Parameters,
-        program: Sequence[Instruction],
+        program: Code,
         memory: np.ndarray,
         stalls: int | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from .check import prove
-from .instructions import Instruction, instruction
+from .instructions import Words, instruction
 from .layout import Layout, too_small
 from .machine import Machine
 from .result import Result
@@ -46,7 +46,7 @@ class Product(Layout):
         if found:
             yield found
 
-    def words(self, share: Sequence[ResultAt]) -> list[Instruction]:
+    def words(self, share: Sequence[ResultAt]) -> Words:
         """The program of some results: the loads of a step stand before the work of the one before
         it, so that a queue that is full does not hold them back."""
         per = max(1, len(self.parts()))
@@ -58,7 +58,7 @@ class Product(Layout):
             made += one.words(results[i + 1].loads(0) if i + 1 < len(results) else [])
         return [*made, HALT]
 
-    def program(self) -> Iterator[list[Instruction]]:
+    def program(self) -> Iterator[Words]:
         """Programs that the chip runs one after the other."""
         for share in self.shares():
             yield self.words(share)
@@ -80,7 +80,7 @@ class Product(Layout):
             tuple((o == last[0], c == last[1]) for o, c in share) for share in self.shares()
         )
 
-    def over_programs(self, measure: Callable[[list[Instruction]], Counts]) -> Counts:
+    def over_programs(self, measure: Callable[[Words], Counts]) -> Counts:
         """The sum of a measure of all programs; equal ones are measured once."""
         total = Counts()
         last = (self.outers - 1, self.columns - 1)
@@ -116,7 +116,7 @@ class Product(Layout):
     def counts(self) -> Counts:
         """Cycles and events by closed forms, of programs that are proved to end without races."""
 
-        def counted(words: list[Instruction]) -> Counts:
+        def counted(words: Words) -> Counts:
             return counts_of(self.p, words, prove(self.p, words).cycles)
 
         return self.over_programs(counted)

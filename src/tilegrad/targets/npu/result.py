@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...tile.array import ROWS, VectorStep
-from .instructions import Instruction, instruction
+from .instructions import Instruction, Words, instruction
 from .layout import BLOCK, HELD, LINE, Layout
 
 UNROLLED = 7  # steps of a result that are written out; more are a loop
@@ -30,9 +30,9 @@ class Result:
         self.parts = self.of.parts()
         self.count = self.of.count(self.outer)
 
-    def words(self, following: list[Instruction]) -> list[Instruction]:
+    def words(self, following: Words) -> Words:
         """All but the loads of its first step; `following` are those of the next result."""
-        made: list[Instruction] = []
+        made: Words = []
         last = max(len(self.parts), 1) - 1
 
         def step(i: int, sets: bool = False) -> None:
@@ -55,7 +55,7 @@ class Result:
                 step(i)
         return made + self._stores()
 
-    def _config(self) -> list[Instruction]:
+    def _config(self) -> Words:
         """What two steps of a loop add to addresses of DRAM."""
         of, rows = self.of, self.of.p.rows
         deep = 2 * of.deep if self._output else 2 * of.tiles * rows  # rows of the right operand
@@ -68,7 +68,7 @@ class Result:
         right = deep * (of.right_apart or of.right_row)
         return [instruction("config", set=1, dram=left), instruction("config", set=2, dram=right)]
 
-    def loads(self, i: int, sets: bool = False) -> list[Instruction]:
+    def loads(self, i: int, sets: bool = False) -> Words:
         """What step i brings in; from the third of a program on, its place must be free before."""
         free = "wait_next" if self.number + i >= 2 else ""
         made = []
@@ -80,9 +80,9 @@ class Result:
         made[-1] = _with(made[-1], "post_next")
         return made
 
-    def executes(self, i: int) -> list[Instruction]:
+    def executes(self, i: int) -> Words:
         """What step i computes; the last one goes on with the vector unit."""
-        made: list[Instruction] = []
+        made: Words = []
         if self.parts:
             made = self._matmul_output(i) if self._output else self._matmuls(i)
         tokens = "post_prev"
@@ -110,7 +110,7 @@ class Result:
         weights = 2 * of.tiles * of.tall + half * of.tiles * of.p.rows
         return half * of.tiles * of.tall, weights
 
-    def _load(self, i: int, free: str, sets: bool) -> list[Instruction]:
+    def _load(self, i: int, free: str, sets: bool) -> Words:
         of, p, (depth, tiles) = self.of, self.of.p, self.parts[i]
         inputs, weights = self._halves(i)
         one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
@@ -145,7 +145,7 @@ class Result:
         used = min(columns, of.n - self.column * columns)
         return _move("", local, rows, used, of.right_apart, at, **sets)
 
-    def _matmuls(self, i: int) -> list[Instruction]:
+    def _matmuls(self, i: int) -> Words:
         made, rows = [], self.of.p.rows
         inputs, weights = self._halves(i)
         depth, tiles = self.parts[i]
@@ -166,7 +166,7 @@ class Result:
 
     # ---- sums in place ----
 
-    def _load_output(self, i: int, free: str, sets: bool) -> list[Instruction]:
+    def _load_output(self, i: int, free: str, sets: bool) -> Words:
         of, p, (start, count) = self.of, self.of.p, self.parts[i]
         half = (self.number + i) % 2 * of.deep
         one, two = ({"set": 1}, {"set": 2}) if sets else ({}, {})
@@ -178,7 +178,7 @@ class Result:
             left = _move(free, half, count, of.wide, of.row, at, **one)
         return [left, self._load_right(p.bank_rows + half, start, count, **two)]
 
-    def _matmul_output(self, i: int) -> list[Instruction]:
+    def _matmul_output(self, i: int) -> Words:
         of, half = self.of, (self.number + i) % 2 * self.of.deep
         last = i == len(self.parts) - 1
         return [
@@ -207,7 +207,7 @@ class Result:
             at += of.across * of.planes(i) * (1 if held else of.tall)
         return found
 
-    def _load_vector_operands(self, free: str) -> list[Instruction]:
+    def _load_vector_operands(self, free: str) -> Words:
         of, made = self.of, []
         for i, local in enumerate(self._locals()):
             planes, held, apart = of.planes(i), of.held[i], of.vector_apart[i]
@@ -228,12 +228,12 @@ class Result:
     def _row(self, value: int, strip: int = 0) -> int:
         return self.of.row_of(self.result, self.of.rows_of.assigned[value], strip, self.count)
 
-    def _vector(self) -> list[Instruction]:
+    def _vector(self) -> Words:
         """Operands from the scratchpad as they are first used, then the steps."""
         of = self.of
         first = int(of.K > 0)
         given = first + len(of.vector_operands)
-        made: list[Instruction] = []
+        made: Words = []
         here = set(range(first))
 
         def need(value: int) -> None:
@@ -255,7 +255,7 @@ class Result:
             need(one.value)
         return made
 
-    def _step(self, number: int, step: VectorStep) -> list[Instruction]:
+    def _step(self, number: int, step: VectorStep) -> Words:
         """One word where all values are blocks or all lines, else one for each strip."""
         of = self.of
         used = [step.first] if step.number else [step.first, step.second]
@@ -276,7 +276,7 @@ class Result:
             made.append(instruction("vector", kind=step.kind, **at))
         return made
 
-    def _along(self, number: int, step: VectorStep, strip: int) -> list[Instruction]:
+    def _along(self, number: int, step: VectorStep, strip: int) -> Words:
         """A strip of rows to one number each, joined to those of the strips before it."""
         of, kind = self.of, ROWS[step.kind]
         result = self._row(number)
@@ -289,7 +289,7 @@ class Result:
             made.append(instruction("vector", kind="add" if kind == "sum" else kind, **at))
         return made
 
-    def _stores(self) -> list[Instruction]:
+    def _stores(self) -> Words:
         of, made = self.of, []
         row = self.outer * of.tall
         for i, one in enumerate(of.stored):

@@ -17,12 +17,12 @@ posts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
 from ...core.errors import UserError
 from .front import CHANNELS, Sequencer, posts, waits, words
-from .instructions import QUEUES, Instruction, text
+from .instructions import QUEUES, Code, Instruction, text
 from .parameters import BITS, Parameters
 
 
@@ -97,7 +97,7 @@ class Queues:
     """Three queues that wait for tokens: whatever can go on does, at the first cycle it may; not
     `timed`, as if no word took long."""
 
-    def __init__(self, p: Parameters, program: Sequence[Instruction], timed: bool = True) -> None:
+    def __init__(self, p: Parameters, program: Code, timed: bool = True) -> None:
         self.p, self.sequencer, self.timed = p, Sequencer(program), timed
         self.seed: int | None = None  # of stochastic rounding; none comes after a word that draws
         self.events: list[list[Event]] = [[] for _ in QUEUES]  # in the order of each queue
@@ -200,7 +200,7 @@ class Queues:
         return self.lengths[word]
 
 
-def timeline(p: Parameters, program: Sequence[Instruction]) -> Queues:
+def timeline(p: Parameters, program: Code) -> Queues:
     """When each instruction of a program runs, by closed forms."""
     made = Queues(p, program)
     for _ in made.words():
@@ -280,7 +280,7 @@ class _Tally:
             self.add("accumulator_reads", rows)
 
 
-def counts_of(p: Parameters, program: Sequence[Instruction], cycles: int) -> Counts:
+def counts_of(p: Parameters, program: Code, cycles: int) -> Counts:
     """The counts of a program that takes some cycles."""
     tally = _Tally(p)
     for one in words(program):

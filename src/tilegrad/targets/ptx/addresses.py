@@ -65,9 +65,9 @@ def element_address(e: Emission, memory: Node, offset: str, dtype: DType) -> str
     """The address of an element by its number."""
     size, pointer = memory.dtype.size, e.pointers[memory]
     if memory_of(memory).scope != "global":
-        return e.w.mad(e.values.resize(offset, dtype, int32), size, pointer)
+        return e.mad(e.values.resize(offset, dtype, int32), size, pointer)
     form = "mad.wide.s32" if dtype is int32 else "mad.lo.s64"
-    return e.w.value(form, offset, str(size), pointer)
+    return e.value(form, offset, str(size), pointer)
 
 
 def addresses_of(
@@ -98,8 +98,8 @@ def lead_address(e: Emission, place: Node, index: Sequence[Node], start: str = "
     type_, address = memory_of(place), start or e.pointers[place]
     for node, stride in zip(index, type_.element_strides()):
         if e.bounds.range(node) != (0, 0):
-            part = e.w.mul(e.values.index32(node), int(stride) * type_.dtype.size)
-            address = e.w.add(address, part)
+            part = e.mul(e.values.index32(node), int(stride) * type_.dtype.size)
+            address = e.add(address, part)
     return address
 
 
@@ -118,14 +118,14 @@ def uniform_address(e: Emission, memory: Node, index: Sequence[Node | None]) -> 
         else:
             form, at = "mad.lo.s64", values.index64(node)
             step = _step64(e, stride, type_.dtype.size)
-        address = e.w.value(form, at, step, address)
+        address = e.value(form, at, step, address)
     return address
 
 
 def _based_address(e: Emission, memory: Node, index: Sequence[Node], own: str) -> tuple[str, int]:
     """A 64-bit address and the bytes to add to it for an index, `own` bytes of the thread in
     the first: what differs from an index before by a constant shares that one's address."""
-    w, type_ = e.w, memory_of(memory)
+    type_ = memory_of(memory)
     strides = type_.element_strides()
     parts = [apart(n) if isinstance(s, int) else (n, 0) for n, s in zip(index, strides)]
     constant = sum(c * int(s) * type_.dtype.size for (_, c), s in zip(parts, strides) if c)
@@ -134,8 +134,8 @@ def _based_address(e: Emission, memory: Node, index: Sequence[Node], own: str) -
     def make() -> str:
         address = uniform_address(e, memory, [n for n, _ in parts])
         if own:
-            address = w.value("add.s64", address, w.value("cvt.s64.s32", own))
-        return w.value("add.s64", address, str(far)) if far else address
+            address = e.value("add.s64", address, e.value("cvt.s64.s32", own))
+        return e.value("add.s64", address, str(far)) if far else address
 
     key = ("address", memory, tuple(n for n, _ in parts), own, far)
     return e.memo.once(key, make), constant - far
@@ -147,7 +147,7 @@ def _step64(e: Emission, stride: Size, size: int) -> str:
         return str(stride * size)
     return e.memo.once(
         ("step", stride, size),
-        lambda: e.w.value("mul.lo.s64", e.values.size64(stride), str(size)),
+        lambda: e.value("mul.lo.s64", e.values.size64(stride), str(size)),
     )
 
 
@@ -186,16 +186,15 @@ def _far_address(
     strides: Sequence[Size],
 ) -> str:
     """Add coordinates along axes of long or symbolic strides."""
-    w = e.w
     for axis, coordinate in far:
         part = e.threads.part(spread.fields, axis)
         if part is None and not coordinate:
             continue
         if part is None:
-            place = w.copy("b64", coordinate)
+            place = e.copy("b64", coordinate)
         else:
-            place = w.value("cvt.s64.s32", w.add(part, coordinate) if coordinate else part)
-        address = w.value("mad.lo.s64", place, _step64(e, strides[axis], size), address)
+            place = e.value("cvt.s64.s32", e.add(part, coordinate) if coordinate else part)
+        address = e.value("mad.lo.s64", place, _step64(e, strides[axis], size), address)
     return address
 
 
@@ -241,7 +240,7 @@ def _held_runs(e: Emission, place: Node, base: str, spread: Spread) -> list[Plac
     known = e.placed.spreads.setdefault(place, spread)
     if known != spread or spread.copies(threads) or count * size % PIECE:
         raise InternalError("ptx.emit", f"{place!r} is held as {known}, and as {spread}")
-    own, each = e.w.mad(e.threads.number, PIECE, base), PIECE // size
+    own, each = e.mad(e.threads.number, PIECE, base), PIECE // size
     return [PlaceRun(f"[{own}+{at * size * threads}]", at, each) for at in range(0, count, each)]
 
 
@@ -250,7 +249,7 @@ def _swizzled_runs(
 ) -> list[PlaceRun]:
     """Runs in a swizzled place: the piece of a column is exchanged by the row. One address a
     thread does where registers only add and exchange."""
-    w, size, rows = e.w, type_.dtype.size, int(type_.shape[-2])
+    size, rows = type_.dtype.size, int(type_.shape[-2])
     span, turns = swizzle // size, swizzle // PIECE
     runs = runs_of(spread, [rows * span, 1], PIECE, size)
     starts = [spread.registers[start] for start, _ in runs]
@@ -263,20 +262,20 @@ def _swizzled_runs(
         row, column = (e.threads.part(spread.fields, a) or e.threads.constant(0) for a in (0, 1))
         return [
             PlaceRun(
-                _swizzled_address(e, base, w.add(row, r), w.add(column, c), type_), start, count
+                _swizzled_address(e, base, e.add(row, r), e.add(column, c), type_), start, count
             )
             for (start, count), (r, c) in zip(runs, starts)
         ]
 
     def make() -> str:
         row, column = (e.threads.part(spread.fields, a) or e.threads.constant(0) for a in (0, 1))
-        bytes_ = w.mul(column, size)
-        piece = w.shr(bytes_, 4)
-        rest = w.mask(bytes_, PIECE - 1)
-        return w.add(piece_offset(e, row, piece, swizzle, rows, turns), rest)
+        bytes_ = e.mul(column, size)
+        piece = e.shr(bytes_, 4)
+        rest = e.mask(bytes_, PIECE - 1)
+        return e.add(piece_offset(e, row, piece, swizzle, rows, turns), rest)
 
     own = e.memo.once(("run", e.threads.number, spread.fields, swizzle, rows, size), make)
-    near = Exchanged(e, w.add(base, own))
+    near = Exchanged(e, e.add(base, own))
     found = []
     for (start, count), (r, c) in zip(runs, starts):
         block, number = divmod(c * size // PIECE, turns)
@@ -287,34 +286,33 @@ def _swizzled_runs(
 
 def _swizzled_address(e: Emission, base: str, row: str, column: str, type_: Memory) -> str:
     """The address of an element of a swizzled place."""
-    w, size, swizzle = e.w, type_.dtype.size, SWIZZLES[type_.layout]
+    size, swizzle = type_.dtype.size, SWIZZLES[type_.layout]
     span = swizzle // size
-    block = w.shr(column, span.bit_length() - 1)
-    bytes_ = w.mul(w.mask(column, span - 1), size)
-    turn = w.mask(w.shr(w.mul(row, swizzle), 7), swizzle // PIECE - 1)
-    turned = w.xor(bytes_, w.shl(turn, 4))
-    place = w.mad(row, swizzle, turned)
-    place = w.mad(block, int(type_.shape[-2]) * swizzle, place)
-    return f"[{w.add(base, place)}+0]"
+    block = e.shr(column, span.bit_length() - 1)
+    bytes_ = e.mul(e.mask(column, span - 1), size)
+    turn = e.mask(e.shr(e.mul(row, swizzle), 7), swizzle // PIECE - 1)
+    turned = e.xor(bytes_, e.shl(turn, 4))
+    place = e.mad(row, swizzle, turned)
+    place = e.mad(block, int(type_.shape[-2]) * swizzle, place)
+    return f"[{e.add(base, place)}+0]"
 
 
 def piece_offset(e: Emission, row: str, piece: str, span: int, rows: int, turns: int) -> str:
     """The offset of a 16-byte piece of a row, in a place of so many rows."""
-    w = e.w
     if not turns:
-        return w.mad(row, span, w.shl(piece, 4))
-    block = w.shr(piece, turns.bit_length() - 1)
-    inner = w.mask(piece, turns - 1)
-    turn = w.mask(w.shr(w.mul(row, span), 7), turns - 1)
-    inner = w.shl(w.xor(inner, turn), 4)
-    return w.mad(block, rows * span, w.mad(row, span, inner))
+        return e.mad(row, span, e.shl(piece, 4))
+    block = e.shr(piece, turns.bit_length() - 1)
+    inner = e.mask(piece, turns - 1)
+    turn = e.mask(e.shr(e.mul(row, span), 7), turns - 1)
+    inner = e.shl(e.xor(inner, turn), 4)
+    return e.mad(block, rows * span, e.mad(row, span, inner))
 
 
 class Exchanged:
     """Addresses that differ from one by the exchange of pieces and by constants."""
 
     def __init__(self, e: Emission, base: str) -> None:
-        self.w, self.known = e.w, {0: base}
+        self.w, self.known = e, {0: base}
 
     def at(self, piece: int, bytes_: int) -> str:
         """The operand that addresses a piece, some bytes on."""
@@ -355,17 +353,17 @@ def matrix_rows(
     e: Emission, place: Node, index: Sequence[Node], spread: Spread, begin: str = ""
 ) -> list[tuple[str, int]]:
     """(address of this lane's row, first register) of an accumulator's blocks of 16 x 16."""
-    w, threads, type_ = e.w, e.threads, memory_of(place)
+    threads, type_ = e.threads, memory_of(place)
     rows, columns, span = int(type_.shape[-2]), spread.shape[1], SWIZZLES[type_.layout]
     base = lead_address(e, place, index, begin)
-    warp, lane = w.shr(threads.number, 5), threads.bits(0, 5)
-    row = w.mad(warp, 16, w.mask(lane, 15))
-    turn = w.mask(lane, 7)
+    warp, lane = e.shr(threads.number, 5), threads.bits(0, 5)
+    row = e.mad(warp, 16, e.mask(lane, 15))
+    turn = e.mask(lane, 7)
     if span == 64:
-        turn = w.value("bfe.u32", lane, "1", "2")
-    half = w.shr(lane, 4)
-    start = w.mad(row, span, base)
-    pieces = [w.mad(w.xor(w.add(half, 2 * j), turn), PIECE, start) for j in range(span // 32)]
+        turn = e.value("bfe.u32", lane, "1", "2")
+    half = e.shr(lane, 4)
+    start = e.mad(row, span, base)
+    pieces = [e.mad(e.xor(e.add(half, 2 * j), turn), PIECE, start) for j in range(span // 32)]
     per_block = columns // 2
     found = []
     for block in range(len(spread.registers) // per_block):
@@ -391,4 +389,4 @@ def row_address(e: Emission, place: Node, row: int) -> str:
     type_ = memory_of(place)
     if type_.layout == "held":
         raise InternalError("ptx.emit", f"no rows from {row} on are read of {place!r}")
-    return e.w.add(e.pointers[place], row_offsets(type_, row)[0])
+    return e.add(e.pointers[place], row_offsets(type_, row)[0])

@@ -37,17 +37,18 @@ class Placed:
     map_addresses: dict[TensorMap, str] = field(default_factory=dict)
 
 
-class Emission:
+class Emission(Writer):
     """The text, the threads, shared memory and values of one Body."""
 
     def __init__(self, body: Body, target: Target, walk: Callable[[Emission, Block], None]) -> None:
+        super().__init__()
         self.body, self.target, self._walk = body, target, walk
         self.nodes = list(body.block.all_nodes())
         self.warps = warps_of(body)
-        self.w, self.memo = Writer(), Memo()
+        self.memo = Memo()
         self.bounds = Bounds(body)
         self.plan = SpreadPlan(body, self.warps)
-        self.threads = Threads(self.w, self.memo, 32 * self.warps)
+        self.threads = Threads(self, self.memo, 32 * self.warps)
         self.shared = Shared(self.threads)
         self.values = Values(self.bounds, self.plan, self.shared)
         self.placed = Placed()

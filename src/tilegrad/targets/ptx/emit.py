@@ -42,7 +42,7 @@ from .moves import packed, unpacked
 from .plan_spread import ELEMENTWISE
 from .program import Entry
 from .spread import blocked
-from .write import Writer
+from .write import Registers, Writer
 
 VERSION = "8.5"
 
@@ -52,14 +52,14 @@ def emit(body: Body, name: str, target: Target) -> tuple[str, Entry]:
     e = Emission(body, target, walk)
     emit_copies.collect_maps(e)
     frame(e)
-    start = len(e.w.lines)
+    start = len(e.lines)
     if e.waits_before is not None:
-        e.w.put("griddepcontrol.launch_dependents")
+        e.put("griddepcontrol.launch_dependents")
     e.block(body.block)
-    e.w.put("ret")
-    written, e.w.lines = e.w.lines, []
+    e.put("ret")
+    written, e.lines = e.lines, []
     e.shared.frame()
-    e.w.lines = [*written[:start], *e.w.lines, *written[start:]]
+    e.lines = [*written[:start], *e.lines, *written[start:]]
     text = text_of(e, name)
     if target.cpu == "sm_80" and ("e4m3x2" in text or "e5m2x2" in text):
         raise UserError(
@@ -111,31 +111,30 @@ def text_of(e: Emission, name: str) -> str:
     resident = 1 if e.has("role") else body.notes.get("resident", 0)
     if resident:
         lines.append(f".minnctapersm {resident}")
-    return "\n".join([*lines, "{", *e.w.declarations(), *e.w.lines, "}", ""])
+    return "\n".join([*lines, "{", *e.declarations(), *e.lines, "}", ""])
 
 
 def frame(e: Emission) -> None:
     """Thread number, parameters, shared memory."""
-    w = e.w
 
     def pointer(name: str) -> str:
-        return w.value("cvta.to.global.u64", w.value("ld.param.u64", f"[{name}]"))
+        return e.value("cvta.to.global.u64", e.value("ld.param.u64", f"[{name}]"))
 
-    e.threads.number = w.value("mov.u32", "%tid.x")
+    e.threads.number = e.value("mov.u32", "%tid.x")
     for i, parameter in enumerate(e.body.parameters):
         e.pointers[parameter] = pointer(f"memory_{i}")
     for i, site in enumerate(body_sites(e.body)):
         e.sites[site] = i + 1
     e.fault = pointer("fault") if e.sites else ""
     for symbol in body_symbols(e.body):
-        e.values.symbols[symbol.name] = w.value("ld.param.s64", f"[symbol_{symbol.name}]")
+        e.values.symbols[symbol.name] = e.value("ld.param.s64", f"[symbol_{symbol.name}]")
     for map_, number in e.placed.maps.items():
-        address = w.value("mov.u64", f"map_{number}")
-        e.placed.map_addresses[map_] = w.value("cvta.param.u64", address)
+        address = e.value("mov.u64", f"map_{number}")
+        e.placed.map_addresses[map_] = e.value("cvta.param.u64", address)
     if e.has("allocate", "barrier"):
-        e.shared.base = w.value("mov.u32", "dynamic_shared")
+        e.shared.base = e.value("mov.u32", "dynamic_shared")
         if e.swizzled:
-            e.shared.base = w.mask(w.add(e.shared.base, 1023), -1024)
+            e.shared.base = e.mask(e.add(e.shared.base, 1023), -1024)
 
 
 # ---- Blocks -------------------------------------------------------------------------------------
@@ -148,7 +147,7 @@ def walk(e: Emission, block: Block) -> None:
     while number < len(nodes):
         last = number + 1
         if nodes[number] is e.waits_before:
-            e.w.put("griddepcontrol.wait")
+            e.put("griddepcontrol.wait")
         if (name := nodes[number].op.name) in ("role", "reduce"):
             while (
                 last < len(nodes)
@@ -170,15 +169,19 @@ def emit_node(e: Emission, node: Node) -> None:
     name, elementwise = node.op.name, node.op.category in ELEMENTWISE
     scalar = node.type is not None and getattr(node.type, "shape", None) == ()
     if scalar and name == "constant":
-        value = rules.constant(e.w, node.attrs["value"], e.values.dtype(node))
+        value = rules.constant(e, node.attrs["value"], e.values.dtype(node))
         e.values.held[node] = [value]
     elif scalar and elementwise:
         operands = tuple(e.values.scalar(i) for i in node.inputs)
         e.values.held[node] = [e.values.one(node, operands)]
     elif e.plan.free(node):
         return
-    elif elementwise:
-        e.values.held[node] = e.values.elementwise(node, e.plan.spread(node))
+    elif elementwise or name in ("broadcast", "transpose"):
+        e.values.held[node] = e.values.make(node, e.plan.spread(node))
+    elif name in PLAIN:
+        if e.overlaps or "griddepcontrol" not in PLAIN[name]:
+            guard = e.threads.first() if name == "commit_copies" else ""
+            e.put(PLAIN[name], *map(str, node.attrs.values()), guard=guard)
     elif name in OPS:
         found = OPS[name](e, node)
         if found is not None:
@@ -187,23 +190,23 @@ def emit_node(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", f"no lowering for tile.{name} ({node!r})")
 
 
-def program(e: Emission, node: Node) -> list[str]:
+def program(e: Emission, node: Node) -> Registers:
     """This program's number along an axis of the grid."""
-    w, axis, grid = e.w, node.attrs["axis"], e.body.grid
+    axis, grid = node.attrs["axis"], e.body.grid
     if not flat(e.body):
-        number = w.value("mov.u32", f"%ctaid.{'xyz'[axis]}")
+        number = e.value("mov.u32", f"%ctaid.{'xyz'[axis]}")
     else:
-        value = w.value("cvt.u64.u32", w.value("mov.u32", "%ctaid.x"))
+        value = e.value("cvt.u64.u32", e.value("mov.u32", "%ctaid.x"))
         below = product(grid[axis + 1 :])
         if below != 1:
-            value = w.value("div.u64", value, e.values.size64(below))
+            value = e.value("div.u64", value, e.values.size64(below))
         if axis:
-            value = w.value("rem.u64", value, e.values.size64(grid[axis]))
-        number = w.value("cvt.u32.u64", value)
+            value = e.value("rem.u64", value, e.values.size64(grid[axis]))
+        number = e.value("cvt.u32.u64", value)
     return [e.values.resize(number, int32, e.values.dtype(node))]
 
 
-def symbol(e: Emission, node: Node) -> list[str]:
+def symbol(e: Emission, node: Node) -> Registers:
     """A Size as a scalar."""
     size = e.values.size64(node.attrs["value"])
     return [e.values.resize(size, int64, e.values.dtype(node))]
@@ -212,15 +215,15 @@ def symbol(e: Emission, node: Node) -> list[str]:
 def require(e: Emission, node: Node) -> None:
     """A thread that holds an element for which the condition fails leaves the Site's number;
     of several any one is as good."""
-    condition, w = node.inputs[0], e.w
+    condition = node.inputs[0]
     spread = e.plan.spread(condition) if not e.plan.free(condition) else None
     # held by nobody: any way to share it out will do
     held = e.values.get(condition, spread or blocked(condition.shape, e.threads.count, 1))
     whole, *rest = dict.fromkeys(held)
     for other in rest:
-        whole = w.and_predicates(whole, other)
-    number = w.copy("b32", e.sites[node])
-    w.put("st.relaxed.sys.global.b32", f"[{e.fault}]", number, guard=f"!{whole}")
+        whole = e.and_predicates(whole, other)
+    number = e.copy("b32", e.sites[node])
+    e.put("st.relaxed.sys.global.b32", f"[{e.fault}]", number, guard=f"!{whole}")
 
 
 def hole(e: Emission, node: Node) -> None:
@@ -242,15 +245,15 @@ class Carried:
     """
 
     like: Node
-    registers: list[str]
+    registers: Registers
     kind: str
     paired: bool = False
 
-    def packed(self, w: Writer, registers: list[str]) -> list[str]:
+    def packed(self, w: Writer, registers: Registers) -> Registers:
         """A value as it is carried."""
         return packed(w, registers, self.like.dtype) if self.paired else registers
 
-    def held(self, w: Writer) -> list[str]:
+    def held(self, w: Writer) -> Registers:
         """A carried value as it is held."""
         if self.paired:
             return unpacked(w, self.registers, self.like.dtype)
@@ -269,7 +272,7 @@ class Counter:
 
 def loop(e: Emission, node: Node) -> None:
     """A Block in turns."""
-    w, values, step = e.w, e.values, node.attrs["step"]
+    values, step = e.values, node.attrs["step"]
     dtype = values.dtype(node.blocks[0].arguments[0])
     type_, kind = ("s32", "b32") if dtype is int32 else ("s64", "b64")
     start, stop = (values.resize(values.scalar(i), values.dtype(i), dtype) for i in node.inputs[:2])
@@ -277,13 +280,13 @@ def loop(e: Emission, node: Node) -> None:
         _carried(e, argument, given)
         for argument, given in zip(node.blocks[0].arguments[1:], node.inputs[2:])
     ]
-    counter = Counter(w.copy(kind, start), type_, kind, step)
+    counter = Counter(e.copy(kind, start), type_, kind, step)
     times = copies(e, node)
     if times > 1:
-        limit = w.value(f"sub.{type_}", stop, str((times - 1) * step))
+        limit = e.value(f"sub.{type_}", stop, str((times - 1) * step))
         turns(e, node.blocks[0], carried, counter, limit, times)
     turns(e, node.blocks[0], carried, counter, stop, 1)
-    give(e, node, [one.held(w) for one in carried])
+    give(e, node, [one.held(e) for one in carried])
 
 
 def copies(e: Emission, node: Node) -> int:
@@ -301,12 +304,12 @@ def _carried(e: Emission, argument: Node, given: Node) -> Carried:
     one = Carried(argument, [], rules.kind_of(e.values.dtype(argument)))
     if argument.dtype.size == 2 and count % 2 == 0:
         one.paired, one.kind, count = True, "b32", count // 2
-    one.registers = [e.w.new(one.kind) for _ in range(count)]
-    e.w.move(one.registers, one.packed(e.w, given_to(e, given, argument)), one.kind)
+    one.registers = [e.new(one.kind) for _ in range(count)]
+    e.move(one.registers, one.packed(e, given_to(e, given, argument)), one.kind)
     return one
 
 
-def given_to(e: Emission, value: Node, like: Node) -> list[str]:
+def given_to(e: Emission, value: Node, like: Node) -> Registers:
     """A value as another one is held."""
     registers = e.values.get(value, e.plan.spread(like))
     return e.values.sized(value, registers, e.values.dtype(like))
@@ -316,13 +319,13 @@ def turns(
     e: Emission, block: Block, carried: list[Carried], counter: Counter, stop: str, times: int
 ) -> None:
     """A loop of so many copies of a Block."""
-    w, held, type_ = e.w, e.values.held, counter.type
-    head, done, more = w.label("loop"), w.label("done"), w.new("pred")
-    w.put(f"setp.ge.{type_}", more, counter.register, stop)
-    w.put("bra.uni", done, guard=more)
-    w.place(head)
+    held, type_ = e.values.held, counter.type
+    head, done, more = e.label("loop"), e.label("done"), e.new("pred")
+    e.put(f"setp.ge.{type_}", more, counter.register, stop)
+    e.put("bra.uni", done, guard=more)
+    e.place(head)
     with e.shared.loop():
-        values = [one.held(w) for one in carried]
+        values = [one.held(e) for one in carried]
         index = counter.register
         for copy in range(times):
             with e.memo.inside():
@@ -331,16 +334,16 @@ def turns(
                 e.block(block)
                 values = [given_to(e, r, one.like) for r, one in zip(block.results, carried)]
             if copy + 1 < times:
-                index = w.value(f"add.{type_}", index, str(counter.step))
-        values = [one.packed(w, new) for one, new in zip(carried, values)]
-        swap(w, carried, values)
-    w.put(f"add.{type_}", counter.register, counter.register, str(counter.step * times))
-    w.put(f"setp.lt.{type_}", more, counter.register, stop)
-    w.put("bra.uni", head, guard=more)
-    w.place(done)
+                index = e.value(f"add.{type_}", index, str(counter.step))
+        values = [one.packed(e, new) for one, new in zip(carried, values)]
+        swap(e, carried, values)
+    e.put(f"add.{type_}", counter.register, counter.register, str(counter.step * times))
+    e.put(f"setp.lt.{type_}", more, counter.register, stop)
+    e.put("bra.uni", head, guard=more)
+    e.place(done)
 
 
-def swap(w: Writer, carried: list[Carried], values: list[list[str]]) -> None:
+def swap(w: Writer, carried: list[Carried], values: list[Registers]) -> None:
     """Set all carried registers at once: a value may be another's old register."""
     targets = {r for one in carried for r in one.registers}
     for one, new in zip(carried, values):
@@ -361,7 +364,7 @@ def get(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", f"{node!r} has no value")
 
 
-def give(e: Emission, node: Node, results: list[list[str]]) -> None:
+def give(e: Emission, node: Node, results: list[Registers]) -> None:
     """Hand the results of a loop or branch to the `get` Nodes that read them."""
     for user in e.gets.get(node, ()):
         e.values.held[user] = results[user.attrs["index"]]
@@ -369,15 +372,15 @@ def give(e: Emission, node: Node, results: list[list[str]]) -> None:
 
 def branch(e: Emission, node: Node) -> None:
     """One Block or the other."""
-    w, hazards = e.w, e.shared.hazards
-    otherwise, done = w.label("else"), w.label("end")
+    hazards = e.shared.hazards
+    otherwise, done = e.label("else"), e.label("end")
     results: list[Carried] = []
     for number, value in enumerate(node.blocks[0].results):
         sample = next((g for g in e.gets.get(node, ()) if g.attrs["index"] == number), value)
         kind = rules.kind_of(e.values.dtype(sample))
         count = len(e.plan.spread(sample).registers) if not e.plan.free(sample) else 0
-        results.append(Carried(sample, [w.new(kind) for _ in range(count)], kind))
-    w.put("bra.uni", otherwise, guard=f"!{e.values.scalar(node.inputs[0])}")
+        results.append(Carried(sample, [e.new(kind) for _ in range(count)], kind))
+    e.put("bra.uni", otherwise, guard=f"!{e.values.scalar(node.inputs[0])}")
     before, after = hazards.state(), []
     for number, block in enumerate(node.blocks):
         hazards.join(before)
@@ -385,16 +388,27 @@ def branch(e: Emission, node: Node) -> None:
             e.block(block)
             for one, value in zip(results, block.results):
                 if one.registers:
-                    w.move(one.registers, given_to(e, value, one.like), one.kind)
+                    e.move(one.registers, given_to(e, value, one.like), one.kind)
         after.append(hazards.state())
         if number == 0:
-            w.put("bra.uni", done)
-            w.place(otherwise)
-    w.place(done)
+            e.put("bra.uni", done)
+            e.place(otherwise)
+    e.place(done)
     hazards.join(*after)
     give(e, node, [one.registers for one in results])
 
 
+# Ops that are one instruction, on the numbers that they have as attrs.
+PLAIN = {
+    "matrix_fence": "wgmma.fence.sync.aligned",
+    "matrix_commit": "wgmma.commit_group.sync.aligned",
+    "matrix_wait": "wgmma.wait_group.sync.aligned",
+    "commit_copies": "cp.async.bulk.commit_group",
+    "commit_threads": "cp.async.commit_group",
+    "wait_threads": "cp.async.wait_group",
+    "grid_dependency_wait": "griddepcontrol.wait",
+    "grid_launch_dependents": "griddepcontrol.launch_dependents",
+}
 OPS: dict[str, Emit] = emitters(
     sys.modules[__name__],
     emit_memory,

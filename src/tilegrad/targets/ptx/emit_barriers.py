@@ -38,11 +38,11 @@ def barrier(e: Emission, node: Node) -> None:
 
 def barrier_address(e: Emission, barrier: Node, stage: Node) -> str:
     """The shared address of one barrier of an array."""
-    w, base, at = e.w, e.shared.base, e.placed.barriers[barrier]
+    base, at = e.shared.base, e.placed.barriers[barrier]
     low, high = e.bounds.range(stage)
     if low == high:
-        return w.add(base, at + 8 * int(low))
-    return w.add(w.add(w.shl(e.values.index32(stage), 3), base), at)
+        return e.add(base, at + 8 * int(low))
+    return e.add(e.add(e.shl(e.values.index32(stage), 3), base), at)
 
 
 def arrive(e: Emission, node: Node) -> None:
@@ -51,78 +51,64 @@ def arrive(e: Emission, node: Node) -> None:
     address = barrier_address(e, *node.inputs)
     alone = node in telling(e) and not e.threads.single
     guard = "" if alone else e.threads.one_lane()
-    e.w.put("mbarrier.arrive.shared::cta.b64", "_", f"[{address}]", guard=guard)
+    e.put("mbarrier.arrive.shared::cta.b64", "_", f"[{address}]", guard=guard)
 
 
 def arrive_remote(e: Emission, node: Node) -> None:
     """At the barrier of another program of the cluster."""
     address = barrier_address(e, *node.inputs[:2])
     rank = e.values.index32(node.inputs[2])
-    remote = e.w.value("mapa.shared::cluster.u32", address, rank)
+    remote = e.value("mapa.shared::cluster.u32", address, rank)
     guard = e.threads.one_lane()
-    e.w.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]", guard=guard)
+    e.put("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]", guard=guard)
 
 
 def expect(e: Emission, node: Node) -> None:
     """One thread arrives and says how many bytes will come."""
     where, bytes_ = f"[{barrier_address(e, *node.inputs)}]", str(node.attrs["bytes"])
     form = "mbarrier.arrive.expect_tx.shared::cta.b64"
-    e.w.put(form, "_", where, bytes_, guard=e.threads.first())
+    e.put(form, "_", where, bytes_, guard=e.threads.first())
 
 
 def wait(e: Emission, node: Node) -> None:
     """Until a phase of a barrier is over."""
-    w = e.w
     address = barrier_address(e, *node.inputs[:2])
     parity = e.values.index32(node.inputs[2])
-    head, done = w.label("wait"), w.new("pred")
-    w.place(head)
+    head, done = e.label("wait"), e.new("pred")
+    e.place(head)
     acquiring = e.memo.ever("acquiring", lambda: waits_for_sends(e.body))
     order = ".acquire.cluster" if node in acquiring else ""
-    w.put(f"mbarrier.try_wait.parity{order}.shared::cta.b64", done, f"[{address}]", parity)
-    w.put("bra", head, guard=f"!{done}")
+    e.put(f"mbarrier.try_wait.parity{order}.shared::cta.b64", done, f"[{address}]", parity)
+    e.put("bra", head, guard=f"!{done}")
 
 
 def named_sync(e: Emission, node: Node) -> None:
-    """Threads meet at a barrier of a number."""
-    e.w.put("bar.sync", str(node.attrs["number"] + 1), str(node.attrs["threads"]))
-    if node.attrs["threads"] == e.threads.count:  # all of this role and nobody else
+    """Threads meet at a barrier of a number; at `named_arrive` they tell others, and go on."""
+    waits, threads = node.op.name == "named_sync", node.attrs["threads"]
+    e.put("bar.sync" if waits else "bar.arrive", str(node.attrs["number"] + 1), str(threads))
+    if waits and threads == e.threads.count:  # all of this role and nobody else
         e.shared.hazards.meet()
 
 
-def named_arrive(e: Emission, node: Node) -> None:
-    """Threads tell others at a barrier of a number, and go on."""
-    e.w.put("bar.arrive", str(node.attrs["number"] + 1), str(node.attrs["threads"]))
+named_arrive = named_sync
 
 
 def fence(e: Emission, node: Node) -> None:
     """What was stored is seen by copies, or by other programs."""
     asynchronous = node.attrs["kind"] == "async"
-    e.w.put("fence.proxy.async.shared::cta" if asynchronous else "fence.acq_rel.gpu")
-
-
-def grid_dependency_wait(e: Emission, node: Node) -> None:
-    """Until the launch before is done."""
-    if e.overlaps:
-        e.w.put("griddepcontrol.wait")
-
-
-def grid_launch_dependents(e: Emission, node: Node) -> None:
-    """The launch behind may begin."""
-    if e.overlaps:
-        e.w.put("griddepcontrol.launch_dependents")
+    e.put("fence.proxy.async.shared::cta" if asynchronous else "fence.acq_rel.gpu")
 
 
 def cluster_rank(e: Emission, node: Node) -> list[str]:
     """This program's number in its cluster."""
-    rank = e.w.value("mov.u32", "%cluster_ctarank")
+    rank = e.value("mov.u32", "%cluster_ctarank")
     return [e.values.resize(rank, int32, e.values.dtype(node))]
 
 
 def cluster_meets(e: Emission) -> None:
     """All threads of all programs of a cluster meet."""
-    e.w.put("barrier.cluster.arrive.aligned")
-    e.w.put("barrier.cluster.wait.aligned")
+    e.put("barrier.cluster.arrive.aligned")
+    e.put("barrier.cluster.wait.aligned")
 
 
 # ---- counts -------------------------------------------------------------------------------------
@@ -131,26 +117,26 @@ def cluster_meets(e: Emission) -> None:
 def start_barriers(e: Emission, roles: list[tuple[Node, bool]]) -> None:
     """One thread sets the counts of all barriers; then the block meets. A role comes with whether
     one thread runs it."""
-    w, placed, cluster = e.w, e.placed, e.body.notes.get("cluster")
+    placed, cluster = e.placed, e.body.notes.get("cluster")
     if not placed.barriers and not placed.maps and not cluster:
         return
-    first = w.test("eq.s32", e.threads.number, 0)
-    skip = w.label("ready")
-    w.put("bra", skip, guard=f"!{first}")
+    first = e.test("eq.s32", e.threads.number, 0)
+    skip = e.label("ready")
+    e.put("bra", skip, guard=f"!{first}")
     for map_ in placed.maps:
-        w.put("prefetch.tensormap", f"[{placed.map_addresses[map_]}]")
+        e.put("prefetch.tensormap", f"[{placed.map_addresses[map_]}]")
     factors = barrier_factors(roles, telling(e))
     for node, at in placed.barriers.items():
         count = node.attrs["count"] * factors.get(node, 1)
-        address = w.add(e.shared.base, at)
+        address = e.add(e.shared.base, at)
         for stage in range(node.attrs["stages"]):
-            w.put("mbarrier.init.shared::cta.b64", f"[{address}+{8 * stage}]", str(count))
-    w.put("fence.mbarrier_init.release.cluster")
-    w.place(skip)
+            e.put("mbarrier.init.shared::cta.b64", f"[{address}+{8 * stage}]", str(count))
+    e.put("fence.mbarrier_init.release.cluster")
+    e.place(skip)
     if cluster:
         cluster_meets(e)
     else:
-        w.put("bar.sync", "0")
+        e.put("bar.sync", "0")
 
 
 def barrier_factors(roles: list[tuple[Node, bool]], alone: set[Node]) -> dict[Node, int]:
@@ -256,27 +242,27 @@ def dependent(e: Emission) -> bool:
 
 def roles(e: Emission, nodes: list[Node]) -> None:
     """Barriers are made ready; then every role is an arm of one branch over the warps."""
-    w, threads = e.w, e.threads
+    threads = e.threads
     start_barriers(e, [(node, one_thread(node)) for node in nodes])
     whole, count = threads.number, threads.count
-    warp = threads.alike(w.shr(whole, 5))
-    join, first = w.label("join"), 0
+    warp = threads.alike(e.shr(whole, 5))
+    join, first = e.label("join"), 0
     for number, node in enumerate(nodes):
         warps = node.attrs["warps"]
-        after = w.label("role")
+        after = e.label("role")
         if number + 1 < len(nodes):
-            w.put("bra", after, guard=w.test("ge.u32", warp, first + warps))
+            e.put("bra", after, guard=e.test("ge.u32", warp, first + warps))
         with e.memo.inside():
-            threads.number = w.sub(whole, 32 * first) if first else whole
+            threads.number = e.sub(whole, 32 * first) if first else whole
             threads.count, threads.role = 32 * warps, number
             e.shared.hazards = Hazards()
             role(e, node, join)
-        w.put("bra", join)
-        w.place(after)
+        e.put("bra", join)
+        e.place(after)
         first += warps
-    w.place(join)
+    e.place(join)
     if dependent(e):  # warps without work wait too
-        w.put("griddepcontrol.wait")
+        e.put("griddepcontrol.wait")
     if e.body.notes.get("cluster") and not ends_alone(e.body):
         cluster_meets(e)  # nobody leaves while another may still reach in
     threads.number, threads.count, threads.role, threads.single = whole, count, -1, False
@@ -284,13 +270,13 @@ def roles(e: Emission, nodes: list[Node]) -> None:
 
 def role(e: Emission, node: Node, join: str) -> None:
     """One role: its registers, then its Block."""
-    w, registers = e.w, node.attrs["registers"]
+    registers = node.attrs["registers"]
     if registers:
         way = "inc" if registers > entry_registers(e.warps) else "dec"
-        w.put(f"setmaxnreg.{way}.sync.aligned.u32", str(registers))
+        e.put(f"setmaxnreg.{way}.sync.aligned.u32", str(registers))
     e.threads.single = one_thread(node)
     if e.threads.single or one_warp(node):
-        w.put("bra", join, guard=w.test("ge.u32", e.threads.number, 32))
+        e.put("bra", join, guard=e.test("ge.u32", e.threads.number, 32))
     with e.memo.inside():
         e.block(node.blocks[0])
 

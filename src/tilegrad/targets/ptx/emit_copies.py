@@ -25,7 +25,7 @@ from .emission import Emission
 from .emit_barriers import barrier_address
 from .program import TensorMap
 from .shared import SWIZZLES
-from .write import braced
+from .write import Registers, braced
 
 WARP = 32
 CACHE_HINTS = {"first": "0x12F0000000000000"}  # what is read once leaves caches first
@@ -79,7 +79,7 @@ def box_at(e: Emission, boxes: Boxes, index: Sequence[Node], number: int) -> str
     """The operand of a copy's box of a number along the columns."""
     at = [e.values.index32(i) for i in index]
     if number:
-        at[-1] = e.w.add(at[-1], number * boxes.box[-1])
+        at[-1] = e.add(at[-1], number * boxes.box[-1])
     return source_at(e, boxes, at)
 
 
@@ -100,23 +100,23 @@ def copy_async(e: Emission, node: Node) -> None:
     for i in range(boxes.count):
         source, where = box_at(e, boxes, index, i), f"[{address}+{first + i * step}]"
         form = LOAD.format(len(index))
-        e.w.put(form, where, source, landing, guard=e.threads.first())
+        e.put(form, where, source, landing, guard=e.threads.first())
 
 
 def copy_multicast(e: Emission, node: Node) -> None:
     """A box into the same place of several programs of the cluster."""
-    w, (place, memory, barrier, stage) = e.w, node.inputs[:4]
+    place, memory, barrier, stage = node.inputs[:4]
     index, (*lead, row, first) = split(node, 4, memory)
     boxes = boxes_of(e, node)
     span, step = row_offsets(memory_of(place), 1)
-    address = w.mad(e.values.index32(row), span, lead_address(e, place, lead))
+    address = e.mad(e.values.index32(row), span, lead_address(e, place, lead))
     landing = f"[{barrier_address(e, barrier, stage)}]"
-    mask = w.shl(w.copy("b32", node.attrs["mask"]), e.values.index32(first))
-    mask = w.value("cvt.u16.u32", mask)
+    mask = e.shl(e.copy("b32", node.attrs["mask"]), e.values.index32(first))
+    mask = e.value("cvt.u16.u32", mask)
     for i in range(boxes.count):
         source, where = box_at(e, boxes, index, i), f"[{address}+{i * step}]"
         form = LOAD.format(len(index)) + ".multicast::cluster"
-        w.put(form, where, source, landing, mask, guard=e.threads.first())
+        e.put(form, where, source, landing, mask, guard=e.threads.first())
 
 
 def copy_store(e: Emission, node: Node) -> None:
@@ -129,13 +129,13 @@ def copy_store(e: Emission, node: Node) -> None:
     step = rows * SWIZZLES[memory_of(place).layout]
     for i in range(boxes.count):
         into, where = box_at(e, boxes, index, i), f"[{address}+{i * step}]"
-        e.w.put(STORE.format(len(index)), into, where, guard=e.threads.first())
+        e.put(STORE.format(len(index)), into, where, guard=e.threads.first())
 
 
 def copy_pages(e: Emission, node: Node) -> None:
     """A copy for each span of each page, issued by a lane of its own."""
     place, memory, barrier, stage, pages = node.inputs[:5]
-    w, values, threads, type_ = e.w, e.values, e.threads, memory_of(place)
+    values, threads, type_ = e.values, e.threads, memory_of(place)
     index, lead = split(node, 5, memory)
     boxes = boxes_of(e, node)
     spans, count = boxes.count, boxes.count * int(pages.shape[0])
@@ -147,31 +147,26 @@ def copy_pages(e: Emission, node: Node) -> None:
     form, hint = LOAD.format(len(index)), []
     if node.attrs["hint"]:
         form += ".L2::cache_hint"
-        hint = [w.copy("b64", CACHE_HINTS[node.attrs["hint"]])]
+        hint = [e.copy("b64", CACHE_HINTS[node.attrs["hint"]])]
     for first in range(0, count, WARP):
-        lane = w.add(threads.number, first) if first else threads.number
+        lane = e.add(threads.number, first) if first else threads.number
         page, span = lane, threads.constant(0) if spans == 1 else ""
         if spans > 1:
-            page = w.value("div.u32", lane, str(spans))
-            span = w.value("rem.u32", lane, str(spans))
+            page = e.value("div.u32", lane, str(spans))
+            span = e.value("rem.u32", lane, str(spans))
         at = list(found)
-        at[0] = w.add(w.value("shfl.sync.idx.b32", number, page, "31", "-1"), found[0])
-        at[-1] = w.mad(span, boxes.box[-1], found[-1])
-        address = w.mad(page, boxes.box[0] * bytes_, base)
-        address = w.mad(span, int(type_.shape[-2]) * bytes_, address)
-        mine = w.test("lt.s32", threads.number, min(WARP, count - first))
-        w.put(form, f"[{address}]", source_at(e, boxes, at), landing, *hint, guard=mine)
-
-
-def commit_copies(e: Emission, node: Node) -> None:
-    """The stores issued so far are a group."""
-    e.w.put("cp.async.bulk.commit_group", guard=e.threads.first())
+        at[0] = e.add(e.value("shfl.sync.idx.b32", number, page, "31", "-1"), found[0])
+        at[-1] = e.mad(span, boxes.box[-1], found[-1])
+        address = e.mad(page, boxes.box[0] * bytes_, base)
+        address = e.mad(span, int(type_.shape[-2]) * bytes_, address)
+        mine = e.test("lt.s32", threads.number, min(WARP, count - first))
+        e.put(form, f"[{address}]", source_at(e, boxes, at), landing, *hint, guard=mine)
 
 
 def wait_copies(e: Emission, node: Node) -> None:
     """Until all but some groups have been read."""
     pending = str(node.attrs["pending"])
-    e.w.put("cp.async.bulk.wait_group.read", pending, guard=e.threads.first())
+    e.put("cp.async.bulk.wait_group.read", pending, guard=e.threads.first())
     if not e.threads.single:
         e.threads.meet_role()
 
@@ -194,58 +189,48 @@ class Cover:
         return range(0, self.rounds * self.rows, self.rows)
 
 
-def commit_threads(e: Emission, node: Node) -> None:
-    """The copies issued so far are a group."""
-    e.w.put("cp.async.commit_group")
-
-
-def wait_threads(e: Emission, node: Node) -> None:
-    """Until all but some groups have landed."""
-    e.w.put("cp.async.wait_group", str(node.attrs["pending"]))
-
-
 def copy_threads(e: Emission, node: Node) -> None:
     """A box into a place."""
-    w, (place, memory) = e.w, node.inputs[:2]
+    place, memory = node.inputs[:2]
     index, lead = split(node, 2, memory)
     cover = cover_of(e, node.attrs["shape"], place)
     into = pieces_at(e, place, lead, cover, node.attrs["row"])
     source = pieces_of(e, memory, index, node.attrs["axes"], cover)
     inside = pieces_inside(e, memory, index, node, cover)
     for where, address, held in zip(into, source, inside):
-        size = [w.value("selp.b32", str(PIECE), "0", held)] if held else []
+        size = [e.value("selp.b32", str(PIECE), "0", held)] if held else []
         form = "cp.async.cg.shared.global.L2::128B"
-        w.put(form, where, address, str(PIECE), *size, guard=cover.guard)
+        e.put(form, where, address, str(PIECE), *size, guard=cover.guard)
 
 
 def store_threads(e: Emission, node: Node) -> None:
     """A place to a box."""
-    w, (memory, place) = e.w, node.inputs[:2]
+    memory, place = node.inputs[:2]
     index, lead = split(node, 2, memory)
     cover = cover_of(e, node.attrs["shape"], place)
     inside = pieces_inside(e, memory, index, node, cover)
     words = []
     for where in pieces_at(e, place, lead, cover, 0):
-        words.append(braced([w.new("b32") for _ in range(4)]))
-        w.put("ld.shared.v4.b32", words[-1], where, guard=cover.guard)
+        words.append(braced([e.new("b32") for _ in range(4)]))
+        e.put("ld.shared.v4.b32", words[-1], where, guard=cover.guard)
     into = pieces_of(e, memory, index, node.attrs["axes"], cover)
     for address, held, word in zip(into, inside, words):
-        guard = w.and_predicates(held, cover.guard) if held and cover.guard else held or cover.guard
-        w.put("st.global.v4.b32", address, word, guard=guard)
+        guard = e.and_predicates(held, cover.guard) if held and cover.guard else held or cover.guard
+        e.put("st.global.v4.b32", address, word, guard=guard)
 
 
 def clear_rows(e: Emission, node: Node) -> None:
     """Zeros to some rows of a place."""
     place, start, stop = node.inputs[:3]
-    w, and_guards, zero = e.w, e.threads.and_guards, e.threads.constant(0)
+    and_guards, zero = e.threads.and_guards, e.threads.constant(0)
     cover = cover_of(e, place.shape[-2:], place)
     row, _ = own_piece(e, cover)
     first, last = e.values.index32(start), e.values.index32(stop)
     pieces = pieces_at(e, place, node.inputs[3:], cover, 0)
     for step, where in zip(cover.starts, pieces):
-        at = w.add(row, step) if step else row
-        inside = and_guards(w.test("ge.s32", at, first), w.test("lt.s32", at, last))
-        w.put(
+        at = e.add(row, step) if step else row
+        inside = and_guards(e.test("ge.s32", at, first), e.test("lt.s32", at, last))
+        e.put(
             "st.shared.v4.b32",
             where,
             braced([zero] * 4),
@@ -261,7 +246,7 @@ def cover_of(e: Emission, shape: Sequence[int], place: Node) -> Cover:
         raise InternalError("ptx.emit", f"threads do not share rows of {columns} elements")
     at_once = threads // pieces
     if rows < at_once:
-        guard = e.w.test("lt.s32", e.threads.number, rows * pieces)
+        guard = e.test("lt.s32", e.threads.number, rows * pieces)
         return Cover(pieces, at_once, 1, guard)
     if rows % at_once or threads & (threads - 1):
         raise InternalError("ptx.emit", f"{threads} threads do not share {rows} rows")
@@ -274,15 +259,15 @@ def own_piece(e: Emission, cover: Cover) -> tuple[str, str]:
     return e.memo.once(
         ("own piece", number, cover.pieces),
         lambda: (
-            e.w.shr(number, cover.pieces.bit_length() - 1),
-            e.w.mask(number, cover.pieces - 1),
+            e.shr(number, cover.pieces.bit_length() - 1),
+            e.mask(number, cover.pieces - 1),
         ),
     )
 
 
 def pieces_at(
     e: Emission, place: Node, lead: Sequence[Node], cover: Cover, first: int
-) -> list[str]:
+) -> Registers:
     """Where this thread's pieces lie in a place, from row `first` on."""
     type_ = memory_of(place)
     rows, span, turns = int(type_.shape[-2]), span_of(type_), SWIZZLES[type_.layout] // PIECE
@@ -292,7 +277,7 @@ def pieces_at(
         ("piece", e.threads.number, cover.pieces, span, rows, turns),
         lambda: piece_offset(e, *own_piece(e, cover), span, rows, turns),
     )
-    near = Exchanged(e, e.w.add(lead_address(e, place, lead), own))
+    near = Exchanged(e, e.add(lead_address(e, place, lead), own))
     return [
         near.at((at * span >> 7) & (turns - 1) if turns else 0, (first + at) * span)
         for at in cover.starts
@@ -301,9 +286,9 @@ def pieces_at(
 
 def pieces_of(
     e: Emission, memory: Node, index: Sequence[Node], axes: Sequence[int], cover: Cover
-) -> list[str]:
+) -> Registers:
     """Where this thread's pieces lie in a Memory."""
-    type_, w = memory_of(memory), e.w
+    type_ = memory_of(memory)
     strides, size = type_.element_strides(), type_.dtype.size
     if strides[axes[1]] != 1 or any(divisor_of(s) * size % PIECE for s in strides if s != 1):
         raise InternalError("ptx.emit", f"no pieces of 16 bytes lie in {type_} along {axes}")
@@ -312,9 +297,9 @@ def pieces_of(
 
     def make() -> str:
         row, piece = own_piece(e, cover)
-        part = w.value("mul.wide.s32", piece, str(PIECE))
-        own = w.value("add.s64", scaled(e, row, step, size), part)
-        return w.value("add.s64", own, e.pointers[memory])
+        part = e.value("mul.wide.s32", piece, str(PIECE))
+        own = e.value("add.s64", scaled(e, row, step, size), part)
+        return e.value("add.s64", own, e.pointers[memory])
 
     base, further = summed(e, key, e.memo.once(key, make), index, strides, size)
     found = []
@@ -323,7 +308,7 @@ def pieces_of(
             found.append(f"[{base}+{at * step * size + further}]")
             continue
         part = scaled(e, e.threads.constant(at), step, size)
-        found.append(f"[{w.value('add.s64', base, part)}+{further}]")
+        found.append(f"[{e.value('add.s64', base, part)}+{further}]")
     return found
 
 
@@ -358,24 +343,23 @@ def summed(
 
 def _further(e: Emission, base: str, node: Node, stride: Size, size: int) -> str:
     """An address some bytes of an index on."""
-    return e.w.value("add.s64", base, scaled(e, e.values.index32(node), stride, size))
+    return e.value("add.s64", base, scaled(e, e.values.index32(node), stride, size))
 
 
 def scaled(e: Emission, index: str, stride: Size, size: int) -> str:
     """Bytes of an index along an axis, in 64 bits."""
-    w = e.w
     if isinstance(stride, int) and stride * size < 1 << 31:
-        return w.value("mul.wide.s32", index, str(stride * size))
-    wide = w.value("cvt.s64.s32", index)
-    part = w.value("mul.lo.s64", wide, e.values.size64(stride))
-    return w.value("mul.lo.s64", part, str(size))
+        return e.value("mul.wide.s32", index, str(stride * size))
+    wide = e.value("cvt.s64.s32", index)
+    part = e.value("mul.lo.s64", wide, e.values.size64(stride))
+    return e.value("mul.lo.s64", part, str(size))
 
 
 def pieces_inside(
     e: Emission, memory: Node, index: Sequence[Node], node: Node, cover: Cover
-) -> list[str]:
+) -> Registers:
     """For each piece a predicate that it lies inside of the Memory; '' where it must."""
-    type_, w = memory_of(memory), e.w
+    type_ = memory_of(memory)
     (rows, columns), (down, across) = node.attrs["shape"], node.attrs["axes"]
     each = PIECE // type_.dtype.size
     if divisor_of(type_.shape[across]) % each or e.bounds.divisor(index[across]) % each:
@@ -383,21 +367,21 @@ def pieces_inside(
     row, piece = own_piece(e, cover)
     held = ""
     if not fits(e, type_, index, across, columns):
-        at = w.mad(piece, each, e.values.index32(index[across]))
-        held = w.test("lt.u32", at, limit(e, type_, across))
+        at = e.mad(piece, each, e.values.index32(index[across]))
+        held = e.test("lt.u32", at, limit(e, type_, across))
     if fits(e, type_, index, down, rows):
         return [held] * cover.rounds
     first, end, test = e.values.index32(index[down]), limit(e, type_, down), "lt.u32"
     if node.op.name == "store_threads":  # in other words than of copies of the same rows: an
-        end = w.value("sub.s32", end, first)  # assembler keeps no answer until then
+        end = e.value("sub.s32", end, first)  # assembler keeps no answer until then
         first, test = row, "lt.s32"
     else:
-        first = w.add(first, row)
+        first = e.add(first, row)
     found = []
     for step in cover.starts:  # below 0 is far above, unsigned
-        at = w.add(first, step) if step else first
-        mine = w.test(test, at, end)
-        found.append(w.and_predicates(mine, held) if held else mine)
+        at = e.add(first, step) if step else first
+        mine = e.test(test, at, end)
+        found.append(e.and_predicates(mine, held) if held else mine)
     return found
 
 
@@ -413,4 +397,4 @@ def limit(e: Emission, type_: Memory, axis: int) -> str:
     size = type_.shape[axis]
     if isinstance(size, int):
         return e.threads.constant(size)
-    return e.w.value("cvt.u32.u64", e.values.size64(size))
+    return e.value("cvt.u32.u64", e.values.size64(size))

@@ -20,7 +20,7 @@ from .emission import Emission
 from .moves import read_run, runs_of
 from .plan_spread import by_matrix, dot_spread, warp_grid
 from .spread import Spread, accumulator_80
-from .write import Writer, braced
+from .write import Registers, Writer, braced
 
 PAD = 16  # bytes beyond each row
 UNROLLED = 2048  # products of one thread that are written out, not looped over
@@ -36,16 +36,16 @@ class Laid:
     turned: bool
 
 
-def dot(e: Emission, node: Node) -> list[str]:
+def dot(e: Emission, node: Node) -> Registers:
     """c + a @ b."""
-    w, values, (a, b, c) = e.w, e.values, node.inputs
+    values, (a, b, c) = e.values, node.inputs
     matrix = by_matrix(node)
     wide = float32 if node.dtype.is_float and node.dtype.bits < 32 else node.dtype
     dtype = a.dtype if matrix else wide
     to = e.plan.spread(node)
     if to not in [dot_spread(node, e.threads.count, rows) for rows in (False, True)]:
         to = dot_spread(node, e.threads.count)
-    totals = converted(w, values.get(c, to), values.dtype(c), wide)
+    totals = converted(e, values.get(c, to), values.dtype(c), wide)
     held = held_alike(e, a, to) if matrix else None
     sizes = [x.shape[0] * x.shape[1] * dtype.size + max(x.shape) * PAD for x in (b, a)]
     sizes = [-(-s // 16) * 16 for s in (sizes[:1] if held else sizes)]
@@ -53,16 +53,16 @@ def dot(e: Emission, node: Node) -> list[str]:
     right = lay(e, b, dtype, base, free_turn=matrix)
     left = Laid("", 0, False)
     if not held:
-        left = lay(e, a, dtype, w.add(base, sizes[0]), free_turn=matrix)
+        left = lay(e, a, dtype, e.add(base, sizes[0]), free_turn=matrix)
     e.shared.sync()
     if matrix:
         found = by_warps(e, node, to, left, right, totals, held)
     else:
         found = by_threads(e, to, left, right, totals, a.shape[1], dtype)
-    return values.planned(node, converted(w, found, wide, values.dtype(node)), to)
+    return values.planned(node, converted(e, found, wide, values.dtype(node)), to)
 
 
-def converted(w: Writer, registers: list[str], source: DType, to: DType) -> list[str]:
+def converted(w: Writer, registers: Registers, source: DType, to: DType) -> Registers:
     """Registers in another dtype."""
     return registers if source is to else [rules.convert(w, source, to, r) for r in registers]
 
@@ -71,17 +71,17 @@ def take_turn(e: Emission, node: Node, bytes_: int) -> str:
     """One of two buffers of a product's own; the other one next time."""
     bytes_ = -(-bytes_ // 128) * 128
     base = e.shared.base_of(("dot", node), 2 * bytes_)
-    turn = e.memo.ever(("turn", node), lambda: e.w.new("b32"))
+    turn = e.memo.ever(("turn", node), lambda: e.new("b32"))
     e.shared.toggles[turn] = 0
-    where = e.w.add(base, turn)
-    e.w.put("sub.s32", turn, str(bytes_), turn)
+    where = e.add(base, turn)
+    e.put("sub.s32", turn, str(bytes_), turn)
     return where
 
 
 def lay(e: Emission, x: Node, dtype: DType, base: str, free_turn: bool) -> Laid:
     """Write an operand to shared memory, along the axis its registers run along."""
     own = e.values.spread_of(x)
-    registers = converted(e.w, e.values.get(x, own), e.values.dtype(x), dtype)
+    registers = converted(e, e.values.get(x, own), e.values.dtype(x), dtype)
     rows, columns = x.shape
     ways = []
     for turned in (False, True) if free_turn else (False,):
@@ -102,15 +102,15 @@ def by_warps(
     to: Spread,
     left: Laid,
     right: Laid,
-    totals: list[str],
+    totals: Registers,
     a_held: Held | None,
-) -> list[str]:
+) -> Registers:
     """Each warp multiplies 16 x 16 by 16 x 8 pieces."""
-    w, (rows, columns), warps = e.w, node.shape, e.threads.count // 32
+    (rows, columns), warps = node.shape, e.threads.count // 32
     whole_rows = to == dot_spread(node, e.threads.count, True)
     down, across = warp_grid(rows, columns, warps, whole_rows)
     high, wide = rows // down, columns // across
-    held = [w.copy("b32", r) for r in totals]
+    held = [e.copy("b32", r) for r in totals]
     name = "bf16" if node.inputs[0].dtype is bfloat16 else "f16"
     form = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32"
     first_row = warp_start(e, 5 + across.bit_length() - 1, down, high)
@@ -119,20 +119,20 @@ def by_warps(
     b_start = matrix_start(e, right, first_column, not right.turned, True)
     for step in range(0, node.inputs[0].shape[1], 16):
         a = [
-            own_piece(w, a_held, i, step)
+            own_piece(e, a_held, i, step)
             if a_held
-            else braced(loaded(w, left, a_start, i, step, left.turned, 4))
+            else braced(loaded(e, left, a_start, i, step, left.turned, 4))
             for i in range(0, high, 16)
         ]
         b = []
         for j in range(0, wide, 16):
-            words = loaded(w, right, b_start, j, step, not right.turned, min(4, (wide - j) // 4))
+            words = loaded(e, right, b_start, j, step, not right.turned, min(4, (wide - j) // 4))
             b += [braced(words[i : i + 2]) for i in range(0, len(words), 2)]
         for i in range(high // 16):
             for j in range(wide // 8):
                 at = (i * (wide // 8) + j) * 4
                 sums = braced(held[at : at + 4])
-                w.put(form, sums, a[i], b[j], sums)
+                e.put(form, sums, a[i], b[j], sums)
     return held
 
 
@@ -168,7 +168,7 @@ def warp_start(e: Emission, shift: int, count: int, size: int) -> str:
     """The first row (or column) of this warp's part."""
     if count == 1:
         return ""
-    return e.w.mul(e.threads.bits(shift, count.bit_length() - 1), size)
+    return e.mul(e.threads.bits(shift, count.bit_length() - 1), size)
 
 
 def matrix_start(e: Emission, laid: Laid, first: str, k_rows: bool, right: bool) -> str:
@@ -178,22 +178,21 @@ def matrix_start(e: Emission, laid: Laid, first: str, k_rows: bool, right: bool)
     the left operand, and along k first for the right one; `k_rows` says that k runs down
     the rows of what was laid.
     """
-    w = e.w
     lane = e.threads.bits(0, 5)
-    row = w.mask(lane, 7)
-    low = w.mask(w.shr(lane, 3), 1)
-    high = w.shr(lane, 4)
+    row = e.mask(lane, 7)
+    low = e.mask(e.shr(lane, 3), 1)
+    high = e.shr(lane, 4)
     along_result, along_k = (high, low) if right else (low, high)
     down, across = (along_k, along_result) if k_rows else (along_result, along_k)
-    row = w.mad(down, 8, row)
-    address = w.mad(row, laid.stride, laid.base)
-    address = w.mad(across, 16, address)
-    return w.mad(first, 2 if k_rows else laid.stride, address) if first else address
+    row = e.mad(down, 8, row)
+    address = e.mad(row, laid.stride, laid.base)
+    address = e.mad(across, 16, address)
+    return e.mad(first, 2 if k_rows else laid.stride, address) if first else address
 
 
 def loaded(
     w: Writer, laid: Laid, start: str, along: int, step: int, k_rows: bool, count: int
-) -> list[str]:
+) -> Registers:
     """Registers of the 8 x 8 pieces at (place along the result, place along k)."""
     words = [w.new("b32") for _ in range(count)]
     form = f"ldmatrix.sync.aligned.m8n8.x{count}" + (".trans" if k_rows else "") + ".shared.b16"
@@ -206,34 +205,34 @@ def loaded(
 
 
 def by_threads(
-    e: Emission, to: Spread, left: Laid, right: Laid, totals: list[str], k: int, dtype: DType
-) -> list[str]:
+    e: Emission, to: Spread, left: Laid, right: Laid, totals: Registers, k: int, dtype: DType
+) -> Registers:
     """Each thread multiplies its rows by its columns."""
-    w, kind = e.w, rules.kind_of(dtype)
-    held = {at: w.copy(kind, r) for at, r in zip(to.registers, totals)}
+    kind = rules.kind_of(dtype)
+    held = {at: e.copy(kind, r) for at, r in zip(to.registers, totals)}
     a, b = left.base, right.base
     row, column = (e.threads.part(to.fields, axis) for axis in (0, 1))
     if row is not None:
-        a = w.mad(row, left.stride, a)
+        a = e.mad(row, left.stride, a)
     if column is not None:
-        b = w.mad(column, dtype.size, b)
+        b = e.mad(column, dtype.size, b)
     many = max(1, min(k, 16 // dtype.size))
     if len(held) * k <= UNROLLED:
         for step in range(0, k, many):
-            multiply_steps(w, held, a, b, left, right, step, many, dtype)
+            multiply_steps(e, held, a, b, left, right, step, many, dtype)
         return [held[at] for at in to.registers]
-    a, b = w.copy("b32", a), w.copy("b32", b)
-    count, more, head = w.copy("b32", 0), w.new("pred"), w.label("products")
-    w.place(head)
+    a, b = e.copy("b32", a), e.copy("b32", b)
+    count, more, head = e.copy("b32", 0), e.new("pred"), e.label("products")
+    e.place(head)
     with e.memo.inside():
         new = dict(held)
-        multiply_steps(w, new, a, b, left, right, 0, many, dtype)
-        w.move(list(held.values()), [new[at] for at in held], kind)
-    w.put("add.s32", a, a, str(many * dtype.size))
-    w.put("add.s32", b, b, str(many * right.stride))
-    w.put("add.s32", count, count, str(many))
-    w.put("setp.lt.s32", more, count, str(k))
-    w.put("bra", head, guard=more)
+        multiply_steps(e, new, a, b, left, right, 0, many, dtype)
+        e.move(list(held.values()), [new[at] for at in held], kind)
+    e.put("add.s32", a, a, str(many * dtype.size))
+    e.put("add.s32", b, b, str(many * right.stride))
+    e.put("add.s32", count, count, str(many))
+    e.put("setp.lt.s32", more, count, str(k))
+    e.put("bra", head, guard=more)
     return [held[at] for at in to.registers]
 
 

@@ -27,6 +27,7 @@ from .emission import Emission
 from .emit_memory import access
 from .moves import get_word, offsets_of, put_word, read_run, write_run
 from .spread import Spread, blocked, steps_of
+from .write import Registers
 
 ATOMS = {
     "int32": "s32",
@@ -42,17 +43,17 @@ ATOMS = {
 def element_at(e: Emission, memory: Node, at: str, dtype: DType, guard: str = "") -> str:
     """The element of a number, 0 where a guard does not hold."""
     where = f"[{element_address(e, memory, at, dtype)}]"
-    return read_run(e.w, where, load_form(memory), memory.dtype, guard=guard)[0]
+    return read_run(e, where, load_form(memory), memory.dtype, guard=guard)[0]
 
 
-def masks_of(e: Emission, node: Node, number: int, spread: Spread) -> list[str]:
+def masks_of(e: Emission, node: Node, number: int, spread: Spread) -> Registers:
     """The registers of an op's mask; '' where it has none."""
     if len(node.inputs) > number:
         return e.values.get(node.inputs[number], spread)
     return [""] * len(spread.registers)
 
 
-def gather(e: Emission, node: Node) -> list[str]:
+def gather(e: Emission, node: Node) -> Registers:
     """Elements at offsets."""
     memory, offset = node.inputs[0], node.inputs[1]
     spread = e.values.spread_of(node)
@@ -86,10 +87,10 @@ def scatter(e: Emission, node: Node) -> None:
         where = f"[{element_address(e, memory, at, e.values.dtype(offset))}]"
         guard = e.threads.and_guards(mask, owner)
         if node.attrs["mode"] != "set":
-            old = read_run(e.w, where, load_form(memory), memory.dtype, guard=guard)[0]
+            old = read_run(e, where, load_form(memory), memory.dtype, guard=guard)[0]
             name = SCATTER[node.attrs["mode"]]
-            register = rules.apply(e.w, name, memory.dtype, old, register)
-        write_run(e.w, where, store_form(memory), memory.dtype, [register], guard)
+            register = rules.apply(e, name, memory.dtype, old, register)
+        write_run(e, where, store_form(memory), memory.dtype, [register], guard)
 
 
 def differ(e: Emission, offset: Node) -> bool:
@@ -115,67 +116,67 @@ def differ(e: Emission, offset: Node) -> bool:
 
 def in_order(e: Emission, node: Node) -> None:
     """A scatter whose offsets may be equal."""
-    w, values = e.w, e.values
+    values = e.values
     memory, value, offset = node.inputs[:3]
     plain = blocked(offset.shape, e.threads.count, 1)
     registers = values.stored(value, plain)
     offsets = [values.resize(r, values.dtype(offset), int64) for r in values.get(offset, plain)]
     if len(node.inputs) > 3:
-        none = w.copy("b64", -1)
+        none = e.copy("b64", -1)
         masks = values.get(node.inputs[3], plain)
-        offsets = [w.value("selp.b64", o, none, m) for o, m in zip(offsets, masks)]
+        offsets = [e.value("selp.b64", o, none, m) for o, m in zip(offsets, masks)]
     count = math.prod(offset.shape)
     combined = node.attrs["mode"] != "set"
     base = e.shared.scratch(count * (16 if combined else 8))
     numbers = line_numbers(e, plain)
     owner = e.threads.owner(plain)
     for number, at, x in zip(numbers, offsets, registers):
-        address = w.mad(number, 8, base)
-        w.put("st.shared.b64", f"[{address}]", at, guard=owner)
+        address = e.mad(number, 8, base)
+        e.put("st.shared.b64", f"[{address}]", at, guard=owner)
         if combined:
-            put_word(w, f"[{address}+{8 * count}]", x, memory.dtype, owner)
+            put_word(e, f"[{address}+{8 * count}]", x, memory.dtype, owner)
     e.shared.written()
     for number, at, x in zip(numbers, offsets, registers):
-        live = e.threads.and_guards(w.test("ge.s64", at, 0), owner)
+        live = e.threads.and_guards(e.test("ge.s64", at, 0), owner)
         where = f"[{element_address(e, memory, at, int64)}]"
         if combined:
             first_combines(e, node, base, count, number, at, where, live)
         else:
-            alone = search(e, base, w.add(number, 1), str(count), at, live)
-            write_run(w, where, store_form(memory), memory.dtype, [x], alone)
+            alone = search(e, base, e.add(number, 1), str(count), at, live)
+            write_run(e, where, store_form(memory), memory.dtype, [x], alone)
 
 
-def line_numbers(e: Emission, spread: Spread) -> list[str]:
+def line_numbers(e: Emission, spread: Spread) -> Registers:
     """The place of every register's element in the Tile, row by row."""
     steps = steps_of(spread.shape)
     part = e.threads.offset(spread, steps) or e.threads.constant(0)
-    return [e.w.add(part, offset) for offset in offsets_of(spread, steps)]
+    return [e.add(part, offset) for offset in offsets_of(spread, steps)]
 
 
 def first_combines(
     e: Emission, node: Node, base: str, count: int, number: str, at: str, where: str, live: str
 ) -> None:
     """If an element is the first of its offset, it combines all of them."""
-    w, memory = e.w, node.inputs[0]
-    alone = search(e, base, w.copy("b32", 0), number, at, live)
+    memory = node.inputs[0]
+    alone = search(e, base, e.copy("b32", 0), number, at, live)
     kind = rules.kind_of(memory.dtype)
-    total = w.new(kind)
-    w.move([total], read_run(w, where, load_form(memory), memory.dtype, guard=alone), kind)
+    total = e.new(kind)
+    e.move([total], read_run(e, where, load_form(memory), memory.dtype, guard=alone), kind)
 
     def take(address: str, same: str) -> None:
-        other = get_word(w, f"[{address}+{8 * count}]", memory.dtype)
-        new = rules.apply(w, SCATTER[node.attrs["mode"]], memory.dtype, total, other)
-        w.move([total], [new], kind, same)
+        other = get_word(e, f"[{address}+{8 * count}]", memory.dtype)
+        new = rules.apply(e, SCATTER[node.attrs["mode"]], memory.dtype, total, other)
+        e.move([total], [new], kind, same)
 
-    over_offsets(e, base, w.copy("b32", number), str(count), at, take)
-    write_run(w, where, store_form(memory), memory.dtype, [total], alone)
+    over_offsets(e, base, e.copy("b32", number), str(count), at, take)
+    write_run(e, where, store_form(memory), memory.dtype, [total], alone)
 
 
 def search(e: Emission, base: str, start: str, stop: str, at: str, live: str) -> str:
     """`live`, unless the offset occurs again between two places."""
-    alone = e.w.copy("pred", live)
-    never = e.w.test("ne.s32", e.threads.constant(0), 0)
-    over_offsets(e, base, start, stop, at, lambda _, same: e.w.move([alone], [never], "pred", same))
+    alone = e.copy("pred", live)
+    never = e.test("ne.s32", e.threads.constant(0), 0)
+    over_offsets(e, base, start, stop, at, lambda _, same: e.move([alone], [never], "pred", same))
     return alone
 
 
@@ -183,29 +184,28 @@ def over_offsets(
     e: Emission, base: str, start: str, stop: str, at: str, each: Callable[[str, str], None]
 ) -> None:
     """A loop over places of the Tile; each(address, whether its offset is the same)."""
-    w = e.w
-    address = w.mad(start, 8, base)
-    head, done, more = w.label("look"), w.label("looked"), w.new("pred")
-    w.put("setp.ge.s32", more, start, stop)
-    w.put("bra", done, guard=more)
-    w.place(head)
+    address = e.mad(start, 8, base)
+    head, done, more = e.label("look"), e.label("looked"), e.new("pred")
+    e.put("setp.ge.s32", more, start, stop)
+    e.put("bra", done, guard=more)
+    e.place(head)
     with e.memo.inside():
-        same = w.test("eq.s64", w.value("ld.shared.b64", f"[{address}]"), at)
+        same = e.test("eq.s64", e.value("ld.shared.b64", f"[{address}]"), at)
         each(address, same)
-    w.put("add.s32", address, address, "8")
-    w.put("add.s32", start, start, "1")
-    w.put("setp.lt.s32", more, start, stop)
-    w.put("bra", head, guard=more)
-    w.place(done)
+    e.put("add.s32", address, address, "8")
+    e.put("add.s32", start, start, "1")
+    e.put("setp.lt.s32", more, start, stop)
+    e.put("bra", head, guard=more)
+    e.place(done)
 
 
 # ---- atomics ------------------------------------------------------------------------------------
 
 
-def atomic_add(e: Emission, node: Node) -> list[str]:
+def atomic_add(e: Emission, node: Node) -> Registers:
     """Elements added at offsets; what was there before."""
     memory, value, offset = node.inputs[:3]
-    dtype, values, w = memory.dtype, e.values, e.w
+    dtype, values = memory.dtype, e.values
     if dtype.name not in ATOMS:
         raise InternalError("ptx.emit", f"no atomic addition of {dtype}")
     spread = e.plan.spread(node)
@@ -217,16 +217,16 @@ def atomic_add(e: Emission, node: Node) -> list[str]:
     kind, owner, found = rules.kind_of(dtype), e.threads.owner(spread), []
     for at, register, mask in zip(values.get(offset, spread), registers, masks):
         address = element_address(e, memory, at, values.dtype(offset))
-        found.append(w.copy(kind, 0))
-        w.put(form, found[-1], f"[{address}]", register, guard=e.threads.and_guards(mask, owner))
+        found.append(e.copy(kind, 0))
+        e.put(form, found[-1], f"[{address}]", register, guard=e.threads.and_guards(mask, owner))
     if not owner:
         return found
     if spread.shape:
         return e.shared.exchange(found, spread, spread, dtype)
     base = e.shared.scratch(8)
-    put_word(w, f"[{base}]", found[0], dtype, owner)
+    put_word(e, f"[{base}]", found[0], dtype, owner)
     e.shared.written()
-    return [get_word(w, f"[{base}]", dtype)]
+    return [get_word(e, f"[{base}]", dtype)]
 
 
 # ---- sort ---------------------------------------------------------------------------------------
@@ -240,71 +240,69 @@ def sort(e: Emission, node: Node) -> None:
     keys, numbers, _, origins, count_node = node.inputs
     for memory in (keys, numbers, origins):
         e.shared.touch(memory, writes=True)
-    w, count = e.w, e.values.index32(count_node)
+    count = e.values.index32(count_node)
     each(
         e,
         count,
-        lambda at: leave_at(e, origins, at, rules.convert(w, int32, origins.dtype, at)),
+        lambda at: leave_at(e, origins, at, rules.convert(e, int32, origins.dtype, at)),
     )
     e.shared.sync()
-    log_half, half = w.copy("b32", 0), w.copy("b32", 1)
-    head, done, more = w.label("runs"), w.label("sorted"), w.new("pred")
-    w.place(head)
-    w.put("setp.ge.s32", more, half, count)
-    w.put("bra.uni", done, guard=more)
-    last = w.sub(w.shl(half, 1), 1)
-    step(e, node, log_half, count, lambda low: w.xor(low, last))
-    near = w.sub(log_half, 1)
-    nearer, rest, left = w.label("halves"), w.label("next"), w.new("pred")
-    w.place(nearer)
-    w.put("setp.lt.s32", left, near, "0")
-    w.put("bra.uni", rest, guard=left)
-    distance = w.shl("1", near)
-    step(e, node, near, count, lambda low: w.add(low, distance))
-    w.put("sub.s32", near, near, "1")
-    w.put("bra.uni", nearer)
-    w.place(rest)
-    w.put("add.s32", log_half, log_half, "1")
-    w.put("shl.b32", half, half, "1")
-    w.put("bra.uni", head)
-    w.place(done)
+    log_half, half = e.copy("b32", 0), e.copy("b32", 1)
+    head, done, more = e.label("runs"), e.label("sorted"), e.new("pred")
+    e.place(head)
+    e.put("setp.ge.s32", more, half, count)
+    e.put("bra.uni", done, guard=more)
+    last = e.sub(e.shl(half, 1), 1)
+    step(e, node, log_half, count, lambda low: e.xor(low, last))
+    near = e.sub(log_half, 1)
+    nearer, rest, left = e.label("halves"), e.label("next"), e.new("pred")
+    e.place(nearer)
+    e.put("setp.lt.s32", left, near, "0")
+    e.put("bra.uni", rest, guard=left)
+    distance = e.shl("1", near)
+    step(e, node, near, count, lambda low: e.add(low, distance))
+    e.put("sub.s32", near, near, "1")
+    e.put("bra.uni", nearer)
+    e.place(rest)
+    e.put("add.s32", log_half, log_half, "1")
+    e.put("shl.b32", half, half, "1")
+    e.put("bra.uni", head)
+    e.place(done)
 
 
 def each(e: Emission, count: str, function: Callable[[str], None]) -> None:
     """Numbers below a count, spread over the threads."""
-    w = e.w
-    at = w.copy("b32", e.threads.number)
-    head, done, more = w.label("each"), w.label("done"), w.new("pred")
-    w.place(head)
-    w.put("setp.ge.s32", more, at, count)
-    w.put("bra", done, guard=more)
+    at = e.copy("b32", e.threads.number)
+    head, done, more = e.label("each"), e.label("done"), e.new("pred")
+    e.place(head)
+    e.put("setp.ge.s32", more, at, count)
+    e.put("bra", done, guard=more)
     with e.memo.inside():
         function(at)
-    w.put("add.s32", at, at, str(e.threads.count))
-    w.put("bra", head)
-    w.place(done)
+    e.put("add.s32", at, at, str(e.threads.count))
+    e.put("bra", head)
+    e.place(done)
 
 
 def step(e: Emission, node: Node, shift: str, count: str, partner: Callable[[str], str]) -> None:
     """All pairs whose lower one has a zero digit at `shift`."""
-    w = e.w
     memories = node.inputs[0], node.inputs[1], node.inputs[3]
 
     def pair(number: str) -> None:
-        above = w.shr(number, shift)
-        inside = w.sub(number, w.shl(above, shift))
-        low = w.add(w.shl(w.shl(above, shift), 1), inside)
+        above = e.shr(number, shift)
+        inside = e.sub(number, e.shl(above, shift))
+        low = e.add(e.shl(e.shl(above, shift), 1), inside)
         high = partner(low)
-        skip = w.label("skip")
-        w.put("bra", skip, guard=w.test("ge.s32", high, count))
+        skip = e.label("skip")
+        e.put("bra", skip, guard=e.test("ge.s32", high, count))
         first, second = (
             tuple(element_at(e, memory, at, int32) for memory in memories) for at in (low, high)
         )
-        w.put("bra", skip, guard=f"!{before(e, node, second, first)}")
+        e.put("bra", skip, guard=f"!{before(e, node, second, first)}")
         for at, item in ((low, second), (high, first)):
             for memory, register in zip(memories, item):
                 leave_at(e, memory, at, register)
-        w.place(skip)
+        e.place(skip)
 
     each(e, count, pair)
     e.shared.sync()
@@ -313,19 +311,19 @@ def step(e: Emission, node: Node, shift: str, count: str, partner: Callable[[str
 def leave_at(e: Emission, memory: Node, at: str, register: str) -> None:
     """Write an element at a number."""
     where = f"[{element_address(e, memory, at, int32)}]"
-    write_run(e.w, where, store_form(memory), memory.dtype, [register], "")
+    write_run(e, where, store_form(memory), memory.dtype, [register], "")
 
 
 def before(e: Emission, node: Node, a: Item, b: Item) -> str:
     """Whether one item comes before another; nan is larger than all numbers."""
-    w, dtype = e.w, node.inputs[0].dtype
+    dtype = node.inputs[0].dtype
     small, large = (b[0], a[0]) if node.attrs["descending"] else (a[0], b[0])
-    less = rules.apply(w, "less", dtype, small, large)
-    same = rules.apply(w, "equal", dtype, a[0], b[0])
+    less = rules.apply(e, "less", dtype, small, large)
+    same = rules.apply(e, "equal", dtype, a[0], b[0])
     if dtype.is_float:
-        nan = [rules.apply(w, "not_equal", dtype, x, x) for x in (small, large)]
-        number = w.value("not.pred", nan[0])
-        less = w.value("or.pred", less, w.and_predicates(number, nan[1]))
-        same = w.value("or.pred", same, w.and_predicates(*nan))
-    sooner = rules.apply(w, "less", node.inputs[3].dtype, a[2], b[2])
-    return w.value("or.pred", less, w.and_predicates(same, sooner))
+        nan = [rules.apply(e, "not_equal", dtype, x, x) for x in (small, large)]
+        number = e.value("not.pred", nan[0])
+        less = e.value("or.pred", less, e.and_predicates(number, nan[1]))
+        same = e.value("or.pred", same, e.and_predicates(*nan))
+    sooner = rules.apply(e, "less", node.inputs[3].dtype, a[2], b[2])
+    return e.value("or.pred", less, e.and_predicates(same, sooner))

@@ -36,21 +36,6 @@ DEPTH = 16  # of one mma.sync
 Side = tuple[bool, tuple[int, int]]  # of an operand of mma.sync: whether right, the grid of warps
 
 
-def matrix_fence(e: Emission, node: Node) -> None:
-    """Registers of products are written from here on by them alone."""
-    e.w.put("wgmma.fence.sync.aligned")
-
-
-def matrix_commit(e: Emission, node: Node) -> None:
-    """The products issued so far are a group."""
-    e.w.put("wgmma.commit_group.sync.aligned")
-
-
-def matrix_wait(e: Emission, node: Node) -> None:
-    """Until all but some groups are done."""
-    e.w.put("wgmma.wait_group.sync.aligned", str(node.attrs["pending"]))
-
-
 def matrix_async(e: Emission, node: Node) -> None:
     """A product that a warpgroup issues: total += a @ b."""
     total, a, b, accumulate = node.inputs[:4]
@@ -84,14 +69,14 @@ def matrix_async(e: Emission, node: Node) -> None:
                 else:
                     given = left.at(block * 64 * groups, step, groups)
                 used = flags if depth == 16 else []
-                e.w.put(form, held, given, right.at(column, step), scale, "1", "1", *used)
+                e.put(form, held, given, right.at(column, step), scale, "1", "1", *used)
 
 
 def matrix_sparse(e: Emission, node: Node, kept: Node) -> None:
     """The same where two of every four of a are kept: an instruction has twice the depth, and each
     thread gives it a word that says which; of 16-bit elements a word is for two instructions, one
     for lanes 0 and 1 of every four and one for the others."""
-    (total, a, b, accumulate, _), w = node.inputs[:5], e.w
+    (total, a, b, accumulate, _), w = node.inputs[:5], e
     name, depth = WGMMA_TYPES[b.dtype]
     (m, n), half, ranks = total.shape, a.shape[-1], [len(x.shape) - 2 for x in (a, b)]
     index, trans_b = node.inputs[5:], not node.attrs["transpose_b"]
@@ -144,7 +129,7 @@ def operand_words(e: Emission, node: Node) -> list[str]:
     blocks, odd = divmod(rows, 16 * warps[right])
     if odd or depth != DEPTH or node.dtype not in MATRIX_TYPES:
         raise InternalError("ptx.emit", f"{node.type} is no operand of {warps} warps")
-    return [e.w.new("b32") for _ in range(4 * blocks)]
+    return [e.new("b32") for _ in range(4 * blocks)]
 
 
 def load_operand(e: Emission, node: Node) -> None:
@@ -163,14 +148,14 @@ def load_operand(e: Emission, node: Node) -> None:
     if not span or start % DEPTH:
         raise InternalError("ptx.emit", f"no operand comes from {type_} at {start}")
     base = lead_address(e, place, node.inputs[2:])
-    near = Exchanged(e, e.w.add(base, lane_start(e, (right, warps), span, rows, k_rows)))
+    near = Exchanged(e, e.add(base, lane_start(e, (right, warps), span, rows, k_rows)))
     form = "ldmatrix.sync.aligned.m8n8.x4" + (".trans" if k_rows else "") + ".shared.b16"
     for number in range(len(words) // 4):
         along = number * 16 * warps[right]
         row, column = (start, along) if k_rows else (along, start)
         block, piece = divmod(column * type_.dtype.size // PIECE, span // PIECE)
         where = near.at(piece, row * span + block * rows * span)
-        e.w.put(form, braced(words[4 * number : 4 * number + 4]), where)
+        e.put(form, braced(words[4 * number : 4 * number + 4]), where)
 
 
 def load_bytes(e: Emission, node: Node) -> None:
@@ -180,7 +165,7 @@ def load_bytes(e: Emission, node: Node) -> None:
     Along k a lane gets four neighbours of a row: two for each half of 16. Where k runs down the
     rows of the place it gets two neighbours of two rows, for rows of the operand 8 apart.
     """
-    (operand, place), index, w = node.inputs[:2], node.inputs[2:], e.w
+    (operand, place), index = node.inputs[:2], node.inputs[2:]
     start, turned, type_ = node.attrs["start"], node.attrs["transpose"], memory_of(place)
     words, span, rows = e.placed.registers[operand], SWIZZLES[type_.layout], int(type_.shape[-2])
     (m, k), warps = operand.shape, e.threads.count // 32
@@ -189,43 +174,43 @@ def load_bytes(e: Emission, node: Node) -> None:
 
     def make() -> str:
         lane = e.threads.bits(0, 5)
-        warp, row, matrix = w.shr(e.threads.number, 5), w.mask(lane, 7), w.shr(lane, 3)
+        warp, row, matrix = e.shr(e.threads.number, 5), e.mask(lane, 7), e.shr(lane, 3)
         if turned:
-            return piece_offset(e, w.mad(matrix, 8, row), warp, span, rows, span // PIECE)
-        row = w.add(w.mad(warp, 16, row), w.mul(w.mask(matrix, 1), 8))
-        return piece_offset(e, row, w.shr(matrix, 1), span, rows, span // PIECE)
+            return piece_offset(e, e.mad(matrix, 8, row), warp, span, rows, span // PIECE)
+        row = e.add(e.mad(warp, 16, row), e.mul(e.mask(matrix, 1), 8))
+        return piece_offset(e, row, e.shr(matrix, 1), span, rows, span // PIECE)
 
     own = e.memo.once(("bytes", e.threads.number, span, rows, turned), make)
-    near = Exchanged(e, w.add(lead_address(e, place, index), own))
+    near = Exchanged(e, e.add(lead_address(e, place, index), own))
     form = "ldmatrix.sync.aligned.m8n8.x4" + (".trans" if turned else "") + ".shared.b16"
     for number in range(m // (16 * warps)):
         for deep in range(0, k, 32):
             row, column = number * 16 * warps, start + deep
             row, column = (column, row) if turned else (row, column)
             block, piece = divmod(column // PIECE, span // PIECE)
-            found = [w.new("b32") for _ in range(4)]
-            w.put(form, braced(found), near.at(piece, row * span + block * rows * span))
+            found = [e.new("b32") for _ in range(4)]
+            e.put(form, braced(found), near.at(piece, row * span + block * rows * span))
             first = (number * k + deep) // 4
             for at, word in enumerate(found):
                 low = first + (2 * at if turned else at + 2 * (at // 2))
                 high = low + (1 if turned else 2)
-                widen_word(w, place.dtype, word, turned, words[low], words[high])
+                widen_word(e, place.dtype, word, turned, words[low], words[high])
 
 
 def lane_start(e: Emission, side: Side, span: int, rows: int, k_rows: bool) -> str:
     """The offset of the row that this lane gives to ldmatrix for the warp's first block."""
-    w, (right, warps) = e.w, side
+    right, warps = side
 
     def make() -> str:
         lane = e.threads.bits(0, 5)
-        low = w.mask(w.shr(lane, 3), 1)
-        high = w.shr(lane, 4)
+        low = e.mask(e.shr(lane, 3), 1)
+        high = e.shr(lane, 4)
         along, deep = (high, low) if right else (low, high)
         if warps[right] > 1:  # this warp's place along the operand's side of the grid
             shift = 5 if right else 5 + warps[1].bit_length() - 1
-            along = w.mad(e.threads.bits(shift, warps[right].bit_length() - 1), 2, along)
+            along = e.mad(e.threads.bits(shift, warps[right].bit_length() - 1), 2, along)
         down, piece = (deep, along) if k_rows else (along, deep)
-        row = w.mad(down, 8, w.mask(lane, 7))
+        row = e.mad(down, 8, e.mask(lane, 7))
         return piece_offset(e, row, piece, span, rows, span // PIECE)
 
     return e.memo.once(("lane start", e.threads.number, side, span, rows, k_rows), make)
@@ -243,7 +228,7 @@ def matrix_sync(e: Emission, node: Node) -> None:
     for i, j in serpentine(len(left) // 4, wide):
         at = (i * wide + j) * 4
         held = braced(sums[at : at + 4])
-        e.w.put(form, held, braced(left[4 * i : 4 * i + 4]), braced(right[2 * j : 2 * j + 2]), held)
+        e.put(form, held, braced(left[4 * i : 4 * i + 4]), braced(right[2 * j : 2 * j + 2]), held)
 
 
 def serpentine(high: int, wide: int) -> Iterator[tuple[int, int]]:
@@ -269,7 +254,7 @@ class Operand:
     def __init__(
         self, e: Emission, place: Node, lead: Sequence[Node], along_k: bool, depth: int
     ) -> None:
-        self.w, self.threads, self.along_k, self.depth = e.w, e.threads, along_k, depth
+        self.w, self.threads, self.along_k, self.depth = e, e.threads, along_k, depth
         type_ = memory_of(place)
         self.size = type_.dtype.size
         self.swizzle = SWIZZLES[type_.layout]
@@ -280,9 +265,9 @@ class Operand:
         leading = 1 if along_k else self.block >> 4
         high = (8 * self.swizzle >> 4) | SWIZZLE_CODES[self.swizzle] << 30
         # an address in a cluster has the rank of its program above the bits of the place
-        low = e.w.value("bfe.u32", lead_address(e, place, lead), "4", "14")
-        self.low = e.w.value("or.b32", low, str(leading << 16))
-        self.high = e.w.copy("b32", high)
+        low = e.value("bfe.u32", lead_address(e, place, lead), "4", "14")
+        self.low = e.value("or.b32", low, str(leading << 16))
+        self.high = e.copy("b32", high)
         self.known: dict[int, str] = {}
 
     def at(self, row: int, step: int, groups: int = 1) -> str:

@@ -23,7 +23,7 @@ from .addresses import addresses_of, load_form, store_form, uniform_address
 from .emission import Emission
 from .moves import Run, read_run, write_run
 from .spread import Spread
-from .write import vector
+from .write import Registers, vector
 
 READS, WRITES = ("load", "gather", "atomic_add"), ("store", "scatter", "atomic_add")
 PLAIN = ("load", "store")
@@ -89,35 +89,34 @@ def _share(e: Emission, node: Node, memory: Node) -> object:
 
 def load_runs(
     e: Emission,
-    addresses: list[str],
+    addresses: Registers,
     runs: list[Run],
     form: str,
     dtype: DType,
-    mask: list[str] | None,
+    mask: Registers | None,
     whole: bool = False,
-) -> list[str]:
+) -> Registers:
     """Load all registers of a Spread; 0 where a mask does not hold."""
-    w = e.w
     if mask is None or whole or all(n == 1 for _, n in runs):
         guards = mask or [""] * len(addresses)
-        return [r for at, n in runs for r in read_run(w, addresses[at], form, dtype, n, guards[at])]
+        return [r for at, n in runs for r in read_run(e, addresses[at], form, dtype, n, guards[at])]
     kind = rules.kind_of(dtype)
-    result = [w.new(kind) for _ in addresses]
+    result = [e.new(kind) for _ in addresses]
     with arms(e, mask) as otherwise:
-        w.move(result, load_runs(e, addresses, runs, form, dtype, None), kind)
+        e.move(result, load_runs(e, addresses, runs, form, dtype, None), kind)
         otherwise()
-        w.move(result, load_runs(e, addresses, _single(addresses), form, dtype, mask), kind)
+        e.move(result, load_runs(e, addresses, _single(addresses), form, dtype, mask), kind)
     return result
 
 
 def store_runs(
     e: Emission,
-    addresses: list[str],
+    addresses: Registers,
     runs: list[Run],
     form: str,
     dtype: DType,
-    registers: list[str],
-    mask: list[str] | None,
+    registers: Registers,
+    mask: Registers | None,
     owner: str,
     whole: bool = False,
 ) -> None:
@@ -125,7 +124,7 @@ def store_runs(
     if mask is None or whole or all(n == 1 for _, n in runs):
         for at, n in runs:
             guard = owner if mask is None else e.threads.and_guards(mask[at], owner)
-            write_run(e.w, addresses[at], form, dtype, registers[at : at + n], guard)
+            write_run(e, addresses[at], form, dtype, registers[at : at + n], guard)
         return
     with arms(e, mask) as otherwise:
         store_runs(e, addresses, runs, form, dtype, registers, None, owner)
@@ -133,34 +132,33 @@ def store_runs(
         store_runs(e, addresses, _single(addresses), form, dtype, registers, mask, owner)
 
 
-def _single(addresses: list[str]) -> list[Run]:
+def _single(addresses: Registers) -> list[Run]:
     return [(i, 1) for i in range(len(addresses))]
 
 
 @contextmanager
-def arms(e: Emission, mask: list[str]) -> Iterator[Callable[[], None]]:
+def arms(e: Emission, mask: Registers) -> Iterator[Callable[[], None]]:
     """One arm for threads whose mask holds everywhere, another for the rest."""
-    w = e.w
     whole, *rest = dict.fromkeys(mask)
     for other in rest:
-        whole = w.and_predicates(whole, other)
-    apart, done = w.label("apart"), w.label("done")
+        whole = e.and_predicates(whole, other)
+    apart, done = e.label("apart"), e.label("done")
 
     def otherwise() -> None:
         e.memo.scopes[-1].clear()
-        w.put("bra", done)
-        w.place(apart)
+        e.put("bra", done)
+        e.place(apart)
 
-    w.put("bra", apart, guard=f"!{whole}")
+    e.put("bra", apart, guard=f"!{whole}")
     with e.memo.inside():
         yield otherwise
-    w.place(done)
+    e.place(done)
 
 
 # ---- ops ------------------------------------------------------------------------------------
 
 
-def load(e: Emission, node: Node) -> list[str]:
+def load(e: Emission, node: Node) -> Registers:
     """A Tile at an index."""
     memory, index = node.inputs[0], list(node.inputs[1:])
     mask = index.pop() if node.attrs["masked"] else None
@@ -222,25 +220,25 @@ def store_add(e: Emission, node: Node) -> None:
     addresses, runs = addresses_of(e, memory, index, spread, node.attrs["axes"])
     for at, count in runs:
         form, given = vector("red.relaxed.gpu.global.add", "f32", registers[at : at + count])
-        e.w.put(form, addresses[at], given, guard=owner)
+        e.put(form, addresses[at], given, guard=owner)
 
 
 def prefetch(e: Emission, node: Node) -> None:
     """One thread asks for the line, where the index is inside."""
     memory, index = node.inputs[0], node.inputs[1:]
-    type_, w, and_guards = memory_of(memory), e.w, e.threads.and_guards
+    type_, and_guards = memory_of(memory), e.threads.and_guards
     if type_.scope != "global":
         return
-    guard = w.test("eq.s32", e.threads.number, 0)
+    guard = e.test("eq.s32", e.threads.number, 0)
     for at, size in zip(index, type_.shape):
         low, most = e.bounds.range(at)
         wide = e.values.index64(at)
         if low < 0:
-            guard = and_guards(guard, w.test("ge.s64", wide, 0))
+            guard = and_guards(guard, e.test("ge.s64", wide, 0))
         if not isinstance(size, int) or most >= high(size):
             limit = str(size) if isinstance(size, int) else e.values.size64(size)
-            guard = and_guards(guard, w.test("lt.s64", wide, limit))
-    w.put("prefetch.global.L2", f"[{uniform_address(e, memory, index)}]", guard=guard)
+            guard = and_guards(guard, e.test("lt.s64", wide, limit))
+    e.put("prefetch.global.L2", f"[{uniform_address(e, memory, index)}]", guard=guard)
 
 
 # ---- what masks cut -----------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from .emit_matrix import operand_words, operands_of
 from .moves import offsets_of, packed, read_run, runs_of, unpacked, write_run
 from .shared import SWIZZLES
 from .spread import Spread
-from .write import braced, vector
+from .write import Registers, braced, vector
 
 HELD = {"read_place", "write_place", "send"}  # what a place held by threads allows
 
@@ -40,7 +40,7 @@ def allocate(e: Emission, node: Node) -> None:
         raise InternalError("ptx.emit", f"{node!r} lies as threads hold it: read or write it")
     swizzle, bytes_ = SWIZZLES[type_.layout], int(product(type_.shape)) * type_.dtype.size
     at = e.shared.reserve(bytes_, 8 * swizzle if swizzle else 128)
-    e.pointers[node] = e.w.add(e.shared.base, at)
+    e.pointers[node] = e.add(e.shared.base, at)
 
 
 def register_tile(e: Emission, node: Node) -> None:
@@ -54,7 +54,7 @@ def register_tile(e: Emission, node: Node) -> None:
     if kind == "b16" and in_pairs(spread):
         e.placed.paired.add(node)
         kind, count = "b32", count // 2
-    e.placed.registers[node] = [e.w.new(kind) for _ in range(count)]
+    e.placed.registers[node] = [e.new(kind) for _ in range(count)]
 
 
 def in_pairs(spread: Spread) -> bool:
@@ -67,25 +67,25 @@ def in_pairs(spread: Spread) -> bool:
     )
 
 
-def read_place(e: Emission, node: Node) -> list[str]:
+def read_place(e: Emission, node: Node) -> Registers:
     """What a place holds."""
-    w, place, index = e.w, node.inputs[0], node.inputs[1:]
+    place, index = node.inputs[0], node.inputs[1:]
     if place in e.placed.registers:
         paired = place in e.placed.paired
         kind = "b32" if paired else rules.kind_of(place.dtype)
-        found = [w.copy(kind, r) for r in e.placed.registers[place]]
-        return unpacked(w, found, place.dtype) if paired else found
+        found = [e.copy(kind, r) for r in e.placed.registers[place]]
+        return unpacked(e, found, place.dtype) if paired else found
     spread = e.plan.spread(node)
     begin = row_address(e, place, node.attrs["rows"][0]) if node.attrs["rows"] else ""
     if by_matrix(e, place, spread):
         found = []
         for where, _ in matrix_rows(e, place, index, spread, begin):
-            words = [w.new("b32") for _ in range(4)]
-            w.put("ldmatrix.sync.aligned.m8n8.x4.shared.b16", braced(words), where)
-            found += unpacked(w, words, place.dtype)
+            words = [e.new("b32") for _ in range(4)]
+            e.put("ldmatrix.sync.aligned.m8n8.x4.shared.b16", braced(words), where)
+            found += unpacked(e, words, place.dtype)
         return found
     parts = {
-        run.first: read_run(w, run.where, "ld.shared", place.dtype, run.count)
+        run.first: read_run(e, run.where, "ld.shared", place.dtype, run.count)
         for run in place_runs(e, place, index, spread, begin)
     }
     return [r for first in sorted(parts) for r in parts[first]]
@@ -93,25 +93,25 @@ def read_place(e: Emission, node: Node) -> list[str]:
 
 def write_place(e: Emission, node: Node) -> None:
     """Set what a place holds."""
-    w, (place, value), index = e.w, node.inputs[:2], node.inputs[2:]
+    (place, value), index = node.inputs[:2], node.inputs[2:]
     if place in e.placed.registers:
         registers = e.values.get(value, e.plan.spread(place))
         if place in e.placed.paired:
-            w.move(e.placed.registers[place], packed(w, registers, place.dtype), "b32")
+            e.move(e.placed.registers[place], packed(e, registers, place.dtype), "b32")
         else:
-            w.move(e.placed.registers[place], registers, rules.kind_of(place.dtype))
+            e.move(e.placed.registers[place], registers, rules.kind_of(place.dtype))
         return
     spread = e.values.spread_of(value)
     registers = e.values.get(value, spread)
     if by_matrix(e, place, spread) and e.overlaps:  # sm_80 has no stmatrix
         for where, first in matrix_rows(e, place, index, spread):
-            words = packed(w, registers[first : first + 8], place.dtype)
-            w.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where, braced(words))
+            words = packed(e, registers[first : first + 8], place.dtype)
+            e.put("stmatrix.sync.aligned.m8n8.x4.shared.b16", where, braced(words))
         return
     owner = e.threads.owner(spread)
     for run in place_runs(e, place, index, spread):
         part = registers[run.first : run.first + run.count]
-        write_run(w, run.where, "st.shared", place.dtype, part, owner)
+        write_run(e, run.where, "st.shared", place.dtype, part, owner)
 
 
 # ---- stores to other programs -------------------------------------------------------------------
@@ -144,7 +144,7 @@ def send(e: Emission, node: Node) -> None:
 
 def send_shares(
     e: Emission,
-    registers: list[str],
+    registers: Registers,
     spread: Spread,
     base: str,
     landing: str,
@@ -152,7 +152,7 @@ def send_shares(
     each: int,
 ) -> None:
     """Rows to the programs that they belong to, `each` to a program."""
-    w, owner = e.w, e.threads.owner(spread)
+    owner = e.threads.owner(spread)
     if each & (each - 1) or steps[0] % 4:
         raise InternalError("ptx.emit", f"shares of {each} rows of {steps[0]} elements")
     row = e.threads.part(spread.fields, 0) or e.threads.constant(0)
@@ -160,32 +160,32 @@ def send_shares(
     base, offsets = e.threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
     for start, count in runs_of(spread, steps, 16, WORD):
         first = spread.registers[start][0]
-        mine = w.add(row, first) if first else row
-        rank = w.shr(mine, each.bit_length() - 1)
-        address = w.mad(w.mask(mine, each - 1), steps[0] * WORD, base)
-        address = w.add(address, offsets[start]) if offsets[start] else address
+        mine = e.add(row, first) if first else row
+        rank = e.shr(mine, each.bit_length() - 1)
+        address = e.mad(e.mask(mine, each - 1), steps[0] * WORD, base)
+        address = e.add(address, offsets[start]) if offsets[start] else address
         send_run(e, address, landing, rank, registers[start : start + count], owner)
 
 
 def send_whole(
-    e: Emission, registers: list[str], spread: Spread, base: str, landing: str, steps: list[int]
+    e: Emission, registers: Registers, spread: Spread, base: str, landing: str, steps: list[int]
 ) -> None:
     """All of a value to all programs."""
-    w, threads, bytes_ = e.w, e.threads, [s * WORD for s in steps]
+    threads, bytes_ = e.threads, [s * WORD for s in steps]
     programs, warps = int(e.body.notes["cluster"][0]), threads.count // WARP
     base, offsets = threads.after(base, spread, bytes_), offsets_of(spread, bytes_)
     ranks, owner = [threads.constant(r) for r in range(programs)], threads.owner(spread)
     if programs % warps == 0 and all(s + width <= 5 for s, width, _, _ in spread.fields):
-        warp = w.shr(threads.number, 5)
-        ranks = [w.add(warp, r) for r in range(0, programs, warps)]
-        owner = w.test("eq.s32", w.mask(threads.number, spread.copies(WARP)), 0)
+        warp = e.shr(threads.number, 5)
+        ranks = [e.add(warp, r) for r in range(0, programs, warps)]
+        owner = e.test("eq.s32", e.mask(threads.number, spread.copies(WARP)), 0)
     for start, count in runs_of(spread, steps, 16, WORD):
-        address = w.add(base, offsets[start]) if offsets[start] else base
+        address = e.add(base, offsets[start]) if offsets[start] else base
         for rank in ranks:
             send_run(e, address, landing, rank, registers[start : start + count], owner)
 
 
-def send_one(e: Emission, node: Node, registers: list[str], spread: Spread) -> None:
+def send_one(e: Emission, node: Node, registers: Registers, spread: Spread) -> None:
     """All of a value to one program."""
     place, _, barrier, stage, rank, *index = node.inputs
     owner, to = e.threads.owner(spread), e.values.index32(rank)
@@ -198,7 +198,7 @@ def send_one(e: Emission, node: Node, registers: list[str], spread: Spread) -> N
 
 def there(e: Emission, address: str, rank: str) -> str:
     """An address like this program's own in the program of a rank."""
-    return e.w.value("mapa.shared::cluster.u32", address, rank)
+    return e.value("mapa.shared::cluster.u32", address, rank)
 
 
 def send_run(
@@ -214,4 +214,4 @@ def store_async(
 ) -> None:
     """Neighbouring elements to an address of the cluster."""
     form, given = vector(STORE, "b32", registers)
-    e.w.put(form, where, given, f"[{barrier}]", guard=owner)
+    e.put(form, where, given, f"[{barrier}]", guard=owner)

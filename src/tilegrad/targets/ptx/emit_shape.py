@@ -11,17 +11,19 @@ so it is the same in every run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from ...core.dtype import DType, float32
 from ...core.errors import InternalError
 from ...ir.node import Node
+from ...ir.types import Shape
 from . import rules
 from .emission import Emission
 from .moves import get_word, put_word, shuffle
 from .spread import Spread, lines
-from .write import Writer
+from .write import Registers, Writer
 
 Part = tuple[list[str], str, DType]  # of a reduction: registers, its kind, their dtype
 
@@ -44,25 +46,25 @@ def reduces(e: Emission, nodes: Sequence[Node]) -> None:
 
 def in_warps(e: Emission, node: Node, source: Spread) -> Part:
     """What each warp knows of a reduction."""
-    w, values = e.w, e.values
+    values = e.values
     x, axis, kind = node.inputs[0], node.attrs["axis"], node.attrs["kind"]
     dtype, left = values.dtype(node), source.drop(axis).registers
     if kind == "sum" and dtype is float32 and is_product(e, x, source):
         factors = zip(*(values.get(i, source) for i in x.inputs))
         groups = grouped(source, axis, list(factors))
-        found = [fold_products(w, groups[at]) for at in left]
+        found = [fold_products(e, groups[at]) for at in left]
     else:
         registers = values.sized(x, values.get(x, source), dtype)
         groups = grouped(source, axis, registers)
-        found = [fold(w, groups[at], kind, dtype) for at in left]
+        found = [fold(e, groups[at], kind, dtype) for at in left]
     for bit in reduced_bits(source, axis)[0]:
-        found = [rules.combine(w, kind, dtype, r, shuffle(w, r, 1 << bit, dtype)) for r in found]
+        found = [rules.combine(e, kind, dtype, r, shuffle(e, r, 1 << bit, dtype)) for r in found]
     return found, kind, dtype
 
 
 def grouped(source: Spread, axis: int, values: list[Any]) -> dict[Any, list[Any]]:
     """What a thread holds, by the element of the result that it goes into."""
-    groups: dict[tuple[int, ...], list[Any]] = {}
+    groups: dict[Shape, list[Any]] = {}
     for at, value in zip(source.registers, values):
         groups.setdefault(at[:axis] + at[axis + 1 :], []).append(value)
     return groups
@@ -87,7 +89,7 @@ def fold_products(w: Writer, factors: list[tuple[str, str]]) -> str:
     return fold(w, chains, "sum", float32)
 
 
-def fold(w: Writer, registers: list[str], kind: str, dtype: DType) -> str:
+def fold(w: Writer, registers: Registers, kind: str, dtype: DType) -> str:
     """Registers of one thread combined, as a balanced tree."""
     while len(registers) > 1:
         pairs = [
@@ -113,27 +115,27 @@ def over_warps(
     e: Emission, parts: Sequence[Part], source: Spread, axis: int, bits: list[int]
 ) -> list[Part]:
     """Combine across warps: each leaves its parts, all read all parts of their group."""
-    w, warps = e.w, e.threads.count // 32
+    warps = e.threads.count // 32
     size = max(max(4, dtype.size) for _, _, dtype in parts)
     count = sum(len(registers) for registers, _, _ in parts)
     lanes = 32 if any(shift < 5 for shift, _, _, _ in source.drop(axis).fields) else 1
     base = e.shared.scratch(warps * count * lanes * size)
     lane = e.threads.bits(0, 5)
-    warp = w.shr(e.threads.number, 5)
+    warp = e.shr(e.threads.number, 5)
     step = lanes * size
     stride = count * step
-    address = w.mad(warp, stride, base)
+    address = e.mad(warp, stride, base)
     if lanes > 1:
-        address = w.mad(lane, size, address)
-    first = "" if lanes > 1 else w.test("eq.s32", lane, 0)
+        address = e.mad(lane, size, address)
+    first = "" if lanes > 1 else e.test("eq.s32", lane, 0)
     flat = [(r, dtype) for registers, _, dtype in parts for r in registers]
     for i, (register, dtype) in enumerate(flat):
-        put_word(w, f"[{address}+{i * step}]", register, dtype, first)
+        put_word(e, f"[{address}+{i * step}]", register, dtype, first)
     e.shared.written()
     kept = warp_bits(source) & ~sum(1 << (b - 5) for b in bits)
-    start = w.mad(w.mask(warp, kept), stride, base) if kept else base
+    start = e.mad(e.mask(warp, kept), stride, base) if kept else base
     if lanes > 1:
-        start = w.mad(lane, size, start)
+        start = e.mad(lane, size, start)
     turns = [0]
     for b in bits:
         turns += [t | 1 << (b - 5) for t in turns]
@@ -141,8 +143,8 @@ def over_warps(
     for registers, kind, dtype in parts:
         found = []
         for i in range(place, place + len(registers)):
-            read = [get_word(w, f"[{start}+{t * stride + i * step}]", dtype) for t in sorted(turns)]
-            found.append(fold(w, read, kind, dtype))
+            read = [get_word(e, f"[{start}+{t * stride + i * step}]", dtype) for t in sorted(turns)]
+            found.append(fold(e, read, kind, dtype))
         result.append((found, kind, dtype))
         place += len(registers)
     return result
@@ -151,12 +153,7 @@ def over_warps(
 # ---- shapes -------------------------------------------------------------------------------------
 
 
-def broadcast(e: Emission, node: Node) -> list[str]:
-    """A Tile repeated along axes."""
-    return e.values.broadcast(node, e.plan.spread(node))
-
-
-def reshape(e: Emission, node: Node) -> list[str]:
+def reshape(e: Emission, node: Node) -> Registers:
     """A Tile in another row-major shape."""
     x, to = node.inputs[0], e.plan.spread(node)
     if x.shape == ():
@@ -170,12 +167,7 @@ def reshape(e: Emission, node: Node) -> list[str]:
     return e.values.get(x, seen)
 
 
-def transpose(e: Emission, node: Node) -> list[str]:
-    """A Tile with axes in another order."""
-    return e.values.transpose(node, e.plan.spread(node))
-
-
-def extract(e: Emission, node: Node) -> list[str]:
+def extract(e: Emission, node: Node) -> Registers:
     """A row of a Tile, or an element of a line."""
     x, index = node.inputs[0], node.attrs["index"]
     if node.shape == ():
@@ -184,14 +176,12 @@ def extract(e: Emission, node: Node) -> list[str]:
     return cut(e, x, start, (1, *node.shape), e.plan.spread(node).stack(1))
 
 
-def part(e: Emission, node: Node) -> list[str]:
+def part(e: Emission, node: Node) -> Registers:
     """A rectangle of a Tile."""
     return cut(e, node.inputs[0], node.attrs["start"], node.shape, e.plan.spread(node))
 
 
-def cut(
-    e: Emission, x: Node, start: tuple[int, ...], shape: tuple[int, ...], to: Spread
-) -> list[str]:
+def cut(e: Emission, x: Node, start: Shape, shape: Shape, to: Spread) -> Registers:
     """A rectangle of a Tile: by renaming, else through shared memory."""
     own = e.values.spread_of(x)
     registers = e.values.get(x, own)
@@ -210,7 +200,7 @@ def cut(
     return e.shared.take(own.shape, start, to, e.values.dtype(x))
 
 
-def stack_rows(e: Emission, node: Node) -> list[str]:
+def stack_rows(e: Emission, node: Node) -> Registers:
     """Tiles as the rows of a Tile."""
     values = e.values
     own = values.spread_of(next((x for x in node.inputs if not e.plan.free(x)), node.inputs[0]))
@@ -221,29 +211,31 @@ def stack_rows(e: Emission, node: Node) -> list[str]:
 
 def pick(e: Emission, x: Node, index: int) -> str:
     """One element of a line, for all threads."""
-    w, own, dtype = e.w, e.values.spread_of(x), e.values.dtype(x)
+    own, dtype = e.values.spread_of(x), e.values.dtype(x)
     registers = e.values.get(x, own)
     if not own.fields:
         return registers[own.where[(index,)]]
     base = e.shared.scratch(8)
     for at, register in zip(own.registers, registers):
-        mine = w.test("eq.s32", e.threads.part(own.fields, 0) or "", index - at[0])
+        mine = e.test("eq.s32", e.threads.part(own.fields, 0) or "", index - at[0])
         owner = e.threads.owner(own)
         put_word(
-            w, f"[{base}+0]", register, dtype, w.and_predicates(mine, owner) if owner else mine
+            e, f"[{base}+0]", register, dtype, e.and_predicates(mine, owner) if owner else mine
         )
     e.shared.written()
-    return get_word(w, f"[{base}+0]", dtype)
+    return get_word(e, f"[{base}+0]", dtype)
 
 
 # ---- running sums -------------------------------------------------------------------------------
 
 
+@dataclass
 class Combining:
     """How values are combined, the earlier one first."""
 
-    def __init__(self, w: Writer, kind: str, dtype: DType) -> None:
-        self.w, self.kind, self.dtype = w, kind, dtype
+    w: Writer
+    kind: str
+    dtype: DType
 
     def combine(self, a: str, b: str) -> str:
         """Two values made one."""
@@ -254,10 +246,10 @@ class Combining:
         return rules.apply(self.w, "where", self.dtype, mask, a, b)
 
 
-def cumulative(e: Emission, node: Node) -> list[str]:
+def cumulative(e: Emission, node: Node) -> Registers:
     """The running combination along an axis."""
     x, axis, dtype = node.inputs[0], node.attrs["axis"], e.values.dtype(node)
-    one = Combining(e.w, node.attrs["kind"], dtype)
+    one = Combining(e, node.attrs["kind"], dtype)
     own = lines(node.shape, e.threads.count, axis)
     registers = e.values.sized(x, e.values.get(x, own), dtype)
     numbers = list(range(len(registers)))
@@ -278,8 +270,8 @@ def cumulative(e: Emission, node: Node) -> list[str]:
 
 
 def over_threads(
-    e: Emission, totals: list[str], own: Spread, axis: int, one: Combining
-) -> tuple[list[str], str]:
+    e: Emission, totals: Registers, own: Spread, axis: int, one: Combining
+) -> tuple[Registers, str]:
     """(what the threads before this one have, of each line; whether there are none)."""
     bits = sorted(
         (stride << i, shift + i)
@@ -287,20 +279,20 @@ def over_threads(
         if a == axis
         for i in range(width)
     )
-    w, earlier, none = e.w, list[str](), ""
+    earlier, none = list[str](), ""
     for _, bit in bits:
         if bit < 5:
-            other = [shuffle(w, t, 1 << bit, one.dtype) for t in totals]
+            other = [shuffle(e, t, 1 << bit, one.dtype) for t in totals]
         else:
             other = from_warp(e, totals, own, 1 << (bit - 5), one.dtype)
-        upper = w.test("ne.s32", e.threads.bits(bit, 1), 0)
+        upper = e.test("ne.s32", e.threads.bits(bit, 1), 0)
         if not earlier:
             earlier = other  # read only by threads that have some before
-            none = w.value("not.pred", upper)
+            none = e.value("not.pred", upper)
         else:
             grown = [one.pick(none, o, one.combine(o, b)) for o, b in zip(other, earlier)]
             earlier = [one.pick(upper, g, b) for g, b in zip(grown, earlier)]
-            none = w.and_predicates(none, w.value("not.pred", upper))
+            none = e.and_predicates(none, e.value("not.pred", upper))
         totals = [
             one.combine(one.pick(upper, o, t), one.pick(upper, t, o)) for o, t in zip(other, totals)
         ]
@@ -308,16 +300,16 @@ def over_threads(
 
 
 def from_warp(
-    e: Emission, registers: list[str], spread: Spread, distance: int, dtype: DType
-) -> list[str]:
+    e: Emission, registers: Registers, spread: Spread, distance: int, dtype: DType
+) -> Registers:
     """What the same lane of the warp whose number differs in one bit holds."""
-    w, threads, size = e.w, e.threads, 8 if dtype.size == 8 else 4
+    threads, size = e.threads, 8 if dtype.size == 8 else 4
     step = threads.count * size
     base = e.shared.scratch(len(registers) * step)
-    at = w.mad(threads.number, size, base)
+    at = e.mad(threads.number, size, base)
     for i, register in enumerate(registers):
-        put_word(w, f"[{at}+{i * step}]", register, dtype)
+        put_word(e, f"[{at}+{i * step}]", register, dtype)
     e.shared.written()
-    other = w.mask(threads.number, 31 | warp_bits(spread) << 5)
-    other = w.mad(w.xor(other, 32 * distance), size, base)
-    return [get_word(w, f"[{other}+{i * step}]", dtype) for i in range(len(registers))]
+    other = e.mask(threads.number, 31 | warp_bits(spread) << 5)
+    other = e.mad(e.xor(other, 32 * distance), size, base)
+    return [get_word(e, f"[{other}+{i * step}]", dtype) for i in range(len(registers))]

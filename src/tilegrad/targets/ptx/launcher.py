@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -198,11 +199,12 @@ class CudaCaptured(Captured):
         return Profile(name, device.name, how, records, median(whole))
 
 
+@dataclass
 class Directly:
     """Stands in for a graph that would be too large."""
 
-    def __init__(self, device: Context, operations: Sequence[Operation]) -> None:
-        self.device, self.operations = device, operations
+    device: Context
+    operations: Sequence[Operation]
 
     def launch(self) -> None:
         """Run the operations one by one."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ...core.dtype import DType, int4, int8
 from .element import kind_of, wrap
 from .spread import Spread
-from .write import Writer, braced, vector
+from .write import Registers, Writer, braced, vector
 
 Run = tuple[int, int]  # first register, count
 
@@ -47,7 +47,7 @@ def offsets_of(spread: Spread, steps: Sequence[int]) -> list[int]:
 
 def read_run(
     w: Writer, where: str, form: str, dtype: DType, count: int = 1, guard: str = ""
-) -> list[str]:
+) -> Registers:
     """Load `count` neighbouring elements."""
     bytes_ = dtype.size * count
     if bytes_ < 4:
@@ -83,7 +83,7 @@ def write_run(
     w.put(form, where, value, guard=guard)
 
 
-def packed(w: Writer, registers: Sequence[str], dtype: DType) -> list[str]:
+def packed(w: Writer, registers: Sequence[str], dtype: DType) -> Registers:
     """Elements in words of at least 32 bits."""
     if dtype.size >= 4:
         return list(registers)
@@ -91,14 +91,14 @@ def packed(w: Writer, registers: Sequence[str], dtype: DType) -> list[str]:
     return [join(w, registers[i : i + step], dtype) for i in range(0, len(registers), step)]
 
 
-def unpacked(w: Writer, words: Sequence[str], dtype: DType) -> list[str]:
+def unpacked(w: Writer, words: Sequence[str], dtype: DType) -> Registers:
     """The elements of words of at least 32 bits."""
     if dtype.size >= 4:
         return list(words)
     return [r for word in words for r in split(w, word, dtype, 4 // dtype.size)]
 
 
-def split(w: Writer, word: str, dtype: DType, count: int) -> list[str]:
+def split(w: Writer, word: str, dtype: DType, count: int) -> Registers:
     """The elements packed in a 32-bit word."""
     if dtype.size == 2:
         halves = [w.new("b16"), w.new("b16")]

@@ -20,7 +20,7 @@ from ...core.errors import InternalError
 from ...ir.block import Block
 from ...ir.node import Node
 from ...ir.symbol import high
-from ...ir.types import Memory, Tile, product
+from ...ir.types import Memory, Shape, Tile, product
 from ...tile.bounds import Bounds, divisor_of
 from ...tile.build import Body
 from ...tile.placed import apart
@@ -77,7 +77,7 @@ class Wish:
         self.reduced |= other.reduced
         self.scanned = max(self.scanned, other.scanned)
 
-    def spread(self, shape: tuple[int, ...], threads: int) -> Spread:
+    def spread(self, shape: Shape, threads: int) -> Spread:
         """The Spread that serves it."""
         if self.scanned >= 0:
             return lines(shape, threads, self.scanned)
@@ -386,7 +386,7 @@ class SpreadPlan:
         return relations
 
 
-def broadcast_source(spread: Spread, own: tuple[int, ...]) -> Spread:
+def broadcast_source(spread: Spread, own: Shape) -> Spread:
     """What a broadcast to this Spread reads of a Tile of the shape `own`."""
     extra = len(spread.shape) - len(own)
     found = spread

@@ -14,6 +14,7 @@ from ...core.dtype import DType, dtype_of
 from ...core.errors import InternalError
 from ...ir.literal import read_size, size_text
 from ...ir.symbol import Size
+from ...ir.types import Shape
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class TensorMap:
     dtype: DType
     sizes: tuple[Size, ...]
     strides: tuple[Size, ...]
-    box: tuple[int, ...]
+    box: Shape
     swizzle: int = 0
 
 
@@ -47,7 +48,7 @@ class Entry:
     grid: tuple[Size, ...]
     threads: int
     shared_bytes: int = 0
-    cluster: tuple[int, ...] = ()
+    cluster: Shape = ()
     dependent: bool = False
 
     def to_text(self) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ...core import dtype as dtypes
@@ -20,7 +21,7 @@ from ...core.dtype import DType
 from ...core.errors import InternalError
 from ...tile import functions
 from ...tile.numeric import COMBINE, FUNCTIONS
-from ...tile.scope import Element, Rare, where
+from ...tile.scope import Element, Rare, multiply_add, polynomial, where
 from . import division
 from .element import (
     bitcast,
@@ -87,14 +88,13 @@ def combine(w: Writer, kind: str, dtype: DType, a: str, b: str) -> str:
 # ---- functions over one register ------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Machine:
     """What `tile.functions` compute with, as PTX instructions on registers and literals."""
 
     clamps = frozenset({F32})
-
-    def __init__(self, writer: Writer, near: bool = False) -> None:
-        self.writer = writer
-        self.near = near  # no argument is ever far
+    writer: Writer
+    near: bool = False  # no argument is ever far
 
     def constant(self, value: float, dtype: DType) -> str:
         """A literal."""
@@ -216,40 +216,47 @@ def _mend(
     w.place(end)
 
 
-def _function(name: str, of_integers: Row | None = None, near: bool = False) -> Row:
-    """A row that expands `tile.functions.<name>`; integers may have a row of their own."""
+def _function(
+    function: Callable[..., Element], of_integers: Row | None = None, near: bool = False
+) -> Row:
+    """A row that is written over Elements; integers may have one of their own."""
 
     def row(w: Writer, d: DType, *inputs: str) -> str:
         if of_integers is not None and not d.is_float:
             return of_integers(w, d, *inputs)
         machine = Machine(w, near)
-        return str(getattr(functions, name)(*[Element(machine, i, d) for i in inputs]).held)
+        return str(function(*[Element(machine, i, d) for i in inputs]).held)
 
     return row
+
+
+def _raw(form: str, x: Element, *numbers: float) -> Element:
+    """An instruction as it is."""
+    m = x.machine
+    assert isinstance(m, Machine)
+    found = m.writer.value(form, x.held, *[literal(n, x.dtype) for n in numbers])
+    return Element(m, found, x.dtype)
 
 
 LOG2_E, LN2, LN2_LOW = 1.4426950408889634, 0.693147182464599609375, -1.9046542e-09
 EXP_HIGHEST = 88.722839  # the first float32 whose exponential is past the largest
 
 
-def _exp(w: Writer, d: DType, x: str) -> str:
+def _exp(x: Element) -> Element:
     """e**x = 2**t * (1 + r) where t = x * log2(e) is rounded and r = x - t * ln(2) is its error.
 
     Above the clamp 2**t is infinite and r, at its constant, positive: no nan arises.
     """
-    x = w.value("max.NaN.f32", x, literal(-104.0, F32))
-    x = w.value("min.NaN.f32", x, literal(EXP_HIGHEST, F32))
-    t = w.value("mul.rn.f32", x, literal(LOG2_E, F32))
-    rest = w.value("fma.rn.f32", t, literal(-LN2, F32), x)
-    rest = w.value("fma.rn.f32", t, literal(-LN2_LOW, F32), rest)
-    power = w.value("ex2.approx.f32", t)
-    return w.value("fma.rn.f32", power, rest, power)
+    x = _raw("min.NaN.f32", _raw("max.NaN.f32", x, -104.0), EXP_HIGHEST)
+    t = x * LOG2_E
+    rest = multiply_add(t, -LN2_LOW, multiply_add(t, -LN2, x))
+    power = _raw("ex2.approx.f32", t)
+    return multiply_add(power, rest, power)
 
 
-def _quick_exp(w: Writer, d: DType, x: str) -> str:
+def _quick_exp(x: Element) -> Element:
     """2**(x log2(e)) with the product rounded: off by |x| 2**-24 or so."""
-    t = w.value("mul.rn.f32", x, literal(LOG2_E, F32))
-    return w.value("ex2.approx.ftz.f32", t)
+    return _raw("ex2.approx.ftz.f32", x * LOG2_E)
 
 
 def _single(of_float32: Row | str, otherwise: Row) -> Row:
@@ -263,29 +270,21 @@ def _words(form: str) -> Row:
     return lambda w, d, *inputs: w.value(form, *inputs)
 
 
-_exp2 = _single("ex2.approx.f32", _function("exp2"))
+_exp2 = _single("ex2.approx.f32", _function(functions.exp2))
 
 
 TANH_SPLIT = 0.55
 TANH_NEAR = (0.01643758, -0.052671812, 0.13320725, -0.33332947)  # of x**2: tanh(x) / x - 1
 
 
-def _tanh(w: Writer, d: DType, x: str) -> str:
+def _tanh(x: Element) -> Element:
     """A polynomial near zero, then 1 - 2 / (e**(2|x|) + 1)."""
-    square = w.value("mul.rn.f32", x, x)
-    bend = literal(TANH_NEAR[0], F32)
-    for coefficient in TANH_NEAR[1:]:
-        bend = w.value("fma.rn.f32", bend, square, literal(coefficient, F32))
-    near = w.value("fma.rn.f32", w.value("mul.rn.f32", square, bend), x, x)
-    a = w.value("abs.f32", x)
-    grown = w.value("mul.rn.f32", a, literal(2 * LOG2_E, F32))
-    grown = w.value("ex2.approx.ftz.f32", grown)
-    grown = w.value("add.rn.f32", grown, literal(1.0, F32))
-    inverse = w.value("rcp.approx.ftz.f32", grown)
-    far = w.value("fma.rn.f32", inverse, literal(-2.0, F32), literal(1.0, F32))
-    result = select(w, F32, test(w, F32, "lt", a, literal(TANH_SPLIT, F32)), near, far)
-    sign = w.value("and.b32", x, "-2147483648")
-    return w.value("or.b32", result, sign)  # of -0.0 too
+    square = x * x
+    near = multiply_add(square * polynomial(square, TANH_NEAR), x, x)
+    a = abs(x)
+    grown = _raw("ex2.approx.ftz.f32", a * (2 * LOG2_E))
+    far = multiply_add(_raw("rcp.approx.ftz.f32", grown + 1.0), -2.0, 1.0)
+    return where(a < TANH_SPLIT, near, far).copy_sign(x)  # of -0.0 too
 
 
 # ---- arithmetic -----------------------------------------------------------------------------
@@ -468,12 +467,12 @@ ROWS: dict[str, Row] = {
     "subtract": _arithmetic("sub", boolean="xor"),
     "multiply": _arithmetic("mul", boolean="and", integer="mul.lo"),
     "divide": division.divide,
-    "floor_divide": _function("floor_divide", division.floor_divide),
-    "remainder": _function("remainder", division.remainder),
-    "fmod": _function("fmod", division.fmod),
+    "floor_divide": _function(functions.floor_divide, division.floor_divide),
+    "remainder": _function(functions.remainder, division.remainder),
+    "fmod": _function(functions.fmod, division.fmod),
     "unsigned_divide": division.unsigned_division("div"),
     "unsigned_remainder": division.unsigned_division("rem"),
-    "power": _function("power", _power),
+    "power": _function(functions.power, _power),
     "maximum": _extreme("max"),
     "minimum": _extreme("min"),
     "bit_and": _bitwise("and"),
@@ -493,17 +492,17 @@ ROWS: dict[str, Row] = {
     "byte_permute": _byte_permute,
     "pair_multiply_add_bfloat16": _words("fma.rn.bf16x2"),
     "pair_multiply_add_float16": _words("fma.rn.f16x2"),
-    "exp": _single(_exp, _function("exp")),
+    "exp": _single(_function(_exp), _function(functions.exp)),
     "exp2": _exp2,
-    "quick_exp": _single(_quick_exp, _function("exp")),
+    "quick_exp": _single(_function(_quick_exp), _function(functions.exp)),
     "quick_exp2": _single("ex2.approx.ftz.f32", _exp2),
     "quick_reciprocal": _single("rcp.approx.ftz.f32", _arithmetic("rcp")),
     # within 2 units of the last place over the whole range
     "quick_divide": _single("div.full.ftz.f32", division.divide),
-    "tanh": _single(_tanh, _function("tanh")),
+    "tanh": _single(_function(_tanh), _function(functions.tanh)),
 }
-ROWS = {**{name: _function(name) for name in FUNCTIONS}, **ROWS}
-NEAR = {name: _function(name, near=True) for name in ("sin", "cos", "tan")}
+ROWS = {**{name: _function(getattr(functions, name)) for name in FUNCTIONS}, **ROWS}
+NEAR = {f.__name__: _function(f, near=True) for f in (functions.sin, functions.cos, functions.tan)}
 RARE = frozenset({"sin", "cos", "tan", "fmod", "remainder", "floor_divide"})  # of floats
 COMPARES = frozenset({"equal", "not_equal", "less", "less_equal"})
 EXTREMES = frozenset({"maximum", "minimum"})

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.dtype import DType
+from ...ir.types import Shape
 from .moves import Run, offsets_of, read_run, runs_of, write_run
 from .spread import Field, Spread, steps_of
-from .write import Writer
+from .write import Registers, Writer
 
 SWIZZLES = {"": 0, "held": 0, "swizzle32": 32, "swizzle64": 64, "swizzle128": 128, "xor": 128}
 State = tuple[set[Hashable], set[Hashable], list[bool]]
@@ -184,7 +185,7 @@ class Shared:
 
     # ---- exchanges ------------------------------------------------------------------------
 
-    def exchange(self, registers: list[str], own: Spread, to: Spread, dtype: DType) -> list[str]:
+    def exchange(self, registers: Registers, own: Spread, to: Spread, dtype: DType) -> Registers:
         """Move a Tile between Spreads, row-major."""
         self.leave(registers, own, dtype)
         return self.take(own.shape, (0,) * len(own.shape), to, dtype)
@@ -204,9 +205,7 @@ class Shared:
         for at, count in runs:
             write_run(self.w, addresses[at], "st.shared", dtype, registers[at : at + count], owner)
 
-    def take(
-        self, shape: tuple[int, ...], start: tuple[int, ...], to: Spread, dtype: DType
-    ) -> list[str]:
+    def take(self, shape: Shape, start: Shape, to: Spread, dtype: DType) -> Registers:
         """Read a Tile, or a part of it from an index on, from scratch."""
         steps = steps_of(shape)
         first = sum(c * s for c, s in zip(start, steps))
@@ -227,7 +226,7 @@ class Shared:
         size: int,
         align: int,
         first: int = 0,
-    ) -> tuple[list[str], list[Run]]:
+    ) -> tuple[Registers, list[Run]]:
         """Where each register lies, `first` elements on, and the runs that move at once."""
         address = self.threads.after(base, spread, [s * size for s in steps])
         at = [(first + offset) * size for offset in offsets_of(spread, steps)]
@@ -276,14 +275,16 @@ class Memo:
         self.scopes.pop()
 
 
+@dataclass
 class Threads:
     """This thread's number within its role, how many there are, and what follows from that."""
 
-    def __init__(self, w: Writer, memo: Memo, count: int) -> None:
-        self.w, self.memo, self.count = w, memo, count
-        self.number = ""  # the register
-        self.role = -1  # the role's number; -1 outside of roles
-        self.single = False  # this role is one warp, one of whose threads acts
+    w: Writer
+    memo: Memo
+    count: int
+    number: str = ""  # the register
+    role: int = -1  # the role's number; -1 outside of roles
+    single: bool = False  # this role is one warp, one of whose threads acts
 
     def bits(self, shift: int, width: int) -> str:
         """Some bits of the thread's number."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...core.errors import InternalError
-from ...ir.types import row_major, unravel
+from ...ir.types import Shape, row_major, unravel
 
 Field = tuple[int, int, int, int]  # shift, width, axis, stride
 MOST_REGISTERS = 1024  # of one Tile in one thread
@@ -23,12 +23,12 @@ MOST_REGISTERS = 1024  # of one Tile in one thread
 class Spread:
     """The places of a Tile's elements; see the module's docstring."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     fields: tuple[Field, ...]
-    registers: tuple[tuple[int, ...], ...]
+    registers: tuple[Shape, ...]
 
     @cached_property
-    def where(self) -> dict[tuple[int, ...], int]:
+    def where(self) -> dict[Shape, int]:
         """The register of each register offset."""
         return {at: number for number, at in enumerate(self.registers)}
 
@@ -67,7 +67,7 @@ class Spread:
         made = tuple(tuple(c[a] for a in order) for c in self.registers)
         return Spread(tuple(self.shape[a] for a in order), fields, made)
 
-    def reshape(self, shape: tuple[int, ...]) -> Spread:
+    def reshape(self, shape: Shape) -> Spread:
         """The same elements in another row-major shape."""
         if shape == self.shape:
             return self
@@ -84,7 +84,7 @@ class Spread:
                 fields.append((shift + bit, 1, moving[0], at[moving[0]]))
         return Spread(shape, _merge(fields), made)
 
-    def part(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Spread:
+    def part(self, start: Shape, shape: Shape) -> Spread:
         """A rectangle; what the threads' numbers add must stay within it."""
         reach = [0] * len(shape)
         for _, width, axis, stride in self.fields:
@@ -100,15 +100,15 @@ class Spread:
                 made.append(moved)
         return Spread(shape, self.fields, tuple(made))
 
-    def whole(self, start: tuple[int, ...], shape: tuple[int, ...]) -> Spread:
+    def whole(self, start: Shape, shape: Shape) -> Spread:
         """A Tile of which this holds a part one element wide along some axes and whole along the
         others: threads hold all that lies along those axes."""
-        found: list[tuple[int, ...]] = []
+        found: list[Shape] = []
         cut = [size != own for size, own in zip(shape, self.shape)]
         if any(c and own != 1 for c, own in zip(cut, self.shape)):
             raise InternalError("ptx.spread", f"{self} is no line of {shape}")
         for at in self.registers:
-            lines: list[tuple[int, ...]] = [()]
+            lines: list[Shape] = [()]
             for axis, size in enumerate(shape):
                 coordinates = range(size) if cut[axis] else (at[axis],)
                 lines = [(*line, c) for line in lines for c in coordinates]
@@ -149,13 +149,11 @@ def _bits(shape: Sequence[int]) -> list[tuple[int, int]]:
     ]
 
 
-def _assigned(
-    shape: tuple[int, ...], thread_bits: Sequence[tuple[int, int]], fastest: int = -1
-) -> Spread:
+def _assigned(shape: Shape, thread_bits: Sequence[tuple[int, int]], fastest: int = -1) -> Spread:
     """The Spread in which a thread's binary digits are the given ones; all others are registers,
     whose coordinate along the axis `fastest` runs fastest."""
     fields = [(shift, 1, *bit) for shift, bit in enumerate(thread_bits)]
-    offsets: list[tuple[int, ...]] = [()]
+    offsets: list[Shape] = [()]
     for axis, size in enumerate(shape):
         taken = sum(bit[1] for bit in thread_bits if bit[0] == axis)
         coordinates = [c for c in range(size) if not c % (size & -size) & taken]
@@ -170,7 +168,7 @@ def _assigned(
 
 
 def blocked(
-    shape: tuple[int, ...], threads: int, vector: int, inner: int = -1, warps_along: int = -1
+    shape: Shape, threads: int, vector: int, inner: int = -1, warps_along: int = -1
 ) -> Spread:
     """Neighbouring threads hold neighbouring runs of `vector` elements, in rounds.
 
@@ -196,7 +194,7 @@ def lanes(count: int) -> Spread:
     return Spread((count,), fields, ((0,),))
 
 
-def lines(shape: tuple[int, ...], threads: int, axis: int) -> Spread:
+def lines(shape: Shape, threads: int, axis: int) -> Spread:
     """A thread holds neighbours along an axis, and neighbouring threads what follows."""
     wanted = threads.bit_length() - 1
     size = shape[axis]

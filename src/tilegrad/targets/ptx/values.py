@@ -13,6 +13,7 @@ from ...core.dtype import DType, float8_e4m3, float16, float32, int32, int64
 from ...core.errors import InternalError
 from ...ir.node import Node
 from ...ir.symbol import Size, fold
+from ...ir.types import Shape
 from ...tile.bounds import Bounds, near_angle
 from . import rules
 from .division import DIVISIONS
@@ -21,7 +22,7 @@ from .moves import split
 from .plan_spread import ELEMENTWISE, SpreadPlan, broadcast_source
 from .shared import Shared
 from .spread import SCALAR, Spread, blocked
-from .write import braced
+from .write import Registers, braced
 
 
 class Values:
@@ -30,7 +31,7 @@ class Values:
     def __init__(self, bounds: Bounds, plan: SpreadPlan, shared: Shared) -> None:
         self.bounds, self.plan, self.shared = bounds, plan, shared
         self.w, self.threads, self.memo = shared.w, shared.threads, shared.threads.memo
-        self.held: dict[Node, list[str]] = {}
+        self.held: dict[Node, Registers] = {}
         self.symbols: dict[str, str] = {}  # registers (s64) of Symbols
 
     # ---- types ----------------------------------------------------------------------------
@@ -49,13 +50,13 @@ class Values:
             return self.w.value("cvt.s64.s32", register)
         return self.w.value("cvt.u32.u64", register)
 
-    def sized(self, x: Node, registers: Sequence[str], to: DType) -> list[str]:
+    def sized(self, x: Node, registers: Sequence[str], to: DType) -> Registers:
         """Registers of a value for one held as `to`: int64 may be in 32 or 64 bits."""
         if x.dtype is not int64:
             return list(registers)
         return [self.resize(r, self.dtype(x), to) for r in registers]
 
-    def loaded(self, node: Node, registers: list[str]) -> list[str]:
+    def loaded(self, node: Node, registers: Registers) -> Registers:
         """Registers as memory gave them, in the width that a value is held in."""
         if node.dtype is not int64:
             return registers
@@ -77,7 +78,7 @@ class Values:
             return self.held[node][0]
         raise InternalError("ptx.emit", f"{node!r} was not emitted before its use")
 
-    def get(self, node: Node, spread: Spread) -> list[str]:
+    def get(self, node: Node, spread: Spread) -> Registers:
         """The registers of a Tile, held as `spread` says."""
         if node.shape == ():
             return [self.scalar(node)] * len(spread.registers)
@@ -90,7 +91,7 @@ class Values:
             (node, spread), lambda: self.change(registers, own, spread, self.dtype(node))
         )
 
-    def stored(self, node: Node, spread: Spread) -> list[str]:
+    def stored(self, node: Node, spread: Spread) -> Registers:
         """The registers of a Tile as memory takes them: int64 in 64 bits."""
         return self.sized(node, self.get(node, spread), int64)
 
@@ -102,13 +103,13 @@ class Values:
             return blocked(value.shape, self.threads.count, 16 // value.dtype.size)
         return self.plan.spread(value)
 
-    def change(self, registers: list[str], own: Spread, to: Spread, dtype: DType) -> list[str]:
+    def change(self, registers: Registers, own: Spread, to: Spread, dtype: DType) -> Registers:
         """The same Tile held otherwise: by renaming, else through shared memory."""
         if own.fields == to.fields and all(at in own.where for at in to.registers):
             return [registers[own.where[at]] for at in to.registers]
         return self.shared.exchange(registers, own, to, dtype)
 
-    def planned(self, node: Node, registers: list[str], own: Spread) -> list[str]:
+    def planned(self, node: Node, registers: Registers, own: Spread) -> Registers:
         """What an op gave in a Spread of its own, as the plan has it."""
         to = self.plan.spread(node)
         if own == to or node.shape == ():
@@ -117,7 +118,7 @@ class Values:
 
     # ---- free values ----------------------------------------------------------------------
 
-    def make(self, node: Node, spread: Spread) -> list[str]:
+    def make(self, node: Node, spread: Spread) -> Registers:
         """A free value in a Spread."""
         name = node.op.name
         if name == "constant":
@@ -137,7 +138,7 @@ class Values:
             return self.elementwise(node, spread)
         raise InternalError("ptx.emit", f"{name} is not free")
 
-    def positions(self, spread: Spread, axis: int, dtype: DType) -> list[str]:
+    def positions(self, spread: Spread, axis: int, dtype: DType) -> Registers:
         """The coordinate along an axis of every register."""
         part = self.threads.part(spread.fields, axis)
         found: dict[int, str] = {}
@@ -153,7 +154,7 @@ class Values:
             found[at[axis]] = register
         return [found[at[axis]] for at in spread.registers]
 
-    def broadcast(self, node: Node, spread: Spread) -> list[str]:
+    def broadcast(self, node: Node, spread: Spread) -> Registers:
         """A Tile repeated along axes: registers shared between elements."""
         x = node.inputs[0]
         if x.shape == ():
@@ -163,7 +164,7 @@ class Values:
         extra = len(spread.shape) - len(x.shape)
         flat = [a for a, size in enumerate(x.shape) if size == 1]
 
-        def of(at: tuple[int, ...]) -> tuple[int, ...]:
+        def of(at: Shape) -> Shape:
             inner = list(at[extra:])
             for a in flat:
                 inner[a] = 0
@@ -171,13 +172,13 @@ class Values:
 
         return [registers[source.where[of(at)]] for at in spread.registers]
 
-    def transpose(self, node: Node, spread: Spread) -> list[str]:
+    def transpose(self, node: Node, spread: Spread) -> Registers:
         """A Tile with axes in another order: the same registers."""
         order = node.attrs["order"]
         back = [order.index(i) for i in range(len(order))]
         return self.get(node.inputs[0], spread.permute(back))
 
-    def stack(self, node: Node, spread: Spread) -> list[str]:
+    def stack(self, node: Node, spread: Spread) -> Registers:
         """Scalars as a column: chosen by the row."""
         dtype = self.dtype(node)
         scalars = [self.sized(x, [self.scalar(x)], dtype)[0] for x in node.inputs]
@@ -194,11 +195,11 @@ class Values:
 
     # ---- elementwise ----------------------------------------------------------------------
 
-    def elementwise(self, node: Node, spread: Spread) -> list[str]:
+    def elementwise(self, node: Node, spread: Spread) -> Registers:
         """An elementwise op on every register; equal operands are computed once."""
         inputs = [self.get(i, spread) for i in node.inputs]
         seen: dict[tuple[str, ...], str] = {}
-        result: list[str] = []
+        result: Registers = []
         if node.op.name == "cast":
             pairs = self.cast_cut(node, spread) or self.cast_pairs(node, inputs[0])
             if pairs is not None:
@@ -214,7 +215,7 @@ class Values:
             result.append(seen[operands])
         return result
 
-    def cast_pairs(self, node: Node, registers: list[str]) -> list[str] | None:
+    def cast_pairs(self, node: Node, registers: Registers) -> Registers | None:
         """Neighbours converted two at a time, where the machine does that."""
         source, to = self.dtype(node.inputs[0]), self.dtype(node)
         if len(registers) % 2 or len(set(registers)) != len(registers):
@@ -224,9 +225,9 @@ class Values:
             return halves and [rules.convert(self.w, float16, to, half) for half in halves]
         return self.pairs_of(source, to, registers) if to.size == 2 else None
 
-    def pairs_of(self, source: DType, to: DType, registers: list[str]) -> list[str] | None:
+    def pairs_of(self, source: DType, to: DType, registers: Registers) -> Registers | None:
         """Neighbours as 16-bit registers, converted two at a time; None where one cannot be."""
-        result: list[str] = []
+        result: Registers = []
         for low, high in zip(registers[::2], registers[1::2]):
             packed = rules.convert_pair(self.w, source, to, low, high)
             if packed is None:
@@ -236,7 +237,7 @@ class Values:
             result += [first, second]
         return result
 
-    def cast_cut(self, node: Node, spread: Spread) -> list[str] | None:
+    def cast_cut(self, node: Node, spread: Spread) -> Registers | None:
         """Floats of 8 bits of what was cut at the largest of them: the instruction cuts by itself;
         four neighbours are a word."""
         to = self.dtype(node)
@@ -244,7 +245,7 @@ class Values:
         registers = [] if x is None else self.get(x, spread)
         if not registers or len(registers) % 4 or len(set(registers)) != len(registers):
             return None
-        found: list[str] = []
+        found: Registers = []
         for at in range(0, len(registers), 4):
             some = registers[at : at + 4]
             halves = [cut_pair(self.w, to, *some[i : i + 2]) for i in (0, 2)]
@@ -276,7 +277,7 @@ class Values:
         value = rules.apply(w, name, int64, *self.literal_divisor(node, int64, wide))
         return self.resize(value, int64, result) if node.dtype is int64 else value
 
-    def literal_divisor(self, node: Node, dtype: DType, operands: Sequence[str]) -> list[str]:
+    def literal_divisor(self, node: Node, dtype: DType, operands: Sequence[str]) -> Registers:
         """A constant to divide by as a literal, so that it becomes a multiplication."""
         found = list(operands)
         if node.op.name in DIVISIONS:
@@ -287,7 +288,7 @@ class Values:
                 found[1] = rules.literal(divisor.attrs["value"], dtype)
         return found
 
-    def widened(self, nodes: tuple[Node, ...], operands: tuple[str, ...]) -> list[str]:
+    def widened(self, nodes: tuple[Node, ...], operands: tuple[str, ...]) -> Registers:
         """Operands with int64 at full width."""
         return [r for n, o in zip(nodes, operands) for r in self.sized(n, [o], int64)]
 

@@ -14,6 +14,7 @@ KINDS = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%d"}
 TYPES = {f"{letter}{bits}": f"b{bits}" for letter in "bsuf" for bits in (16, 32, 64)}
 TYPES |= {"pred": "pred", "bf16": "b16", "e4m3x2": "b16", "e5m2x2": "b16"}
 TYPES |= {"f16x2": "b32", "bf16x2": "b32"}
+Registers = list[str]
 
 
 def braced(registers: Sequence[str]) -> str:
@@ -42,12 +43,12 @@ class Writer:
     """The body of one entry under construction."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        self.lines: Registers = []
         self.counts = dict.fromkeys(KINDS, 0)
         self._labels = 0
         self.halves: dict[str, tuple[str, int]] = {}  # words that 16-bit registers were cut from
         self.bytes: dict[str, tuple[str, int]] = {}  # likewise of elements of 8 bits
-        self._cut: dict[str, list[str]] = {}  # by word
+        self._cut: dict[str, Registers] = {}  # by word
 
     def new(self, kind: str) -> str:
         """A fresh register."""
@@ -144,7 +145,7 @@ class Writer:
         """Put a label here."""
         self.lines.append(f"{label}:")
 
-    def declarations(self) -> list[str]:
+    def declarations(self) -> Registers:
         """The `.reg` lines of all registers made."""
         return [
             f"\t.reg .{kind} {KINDS[kind]}<{count}>;"
