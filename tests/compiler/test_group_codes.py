@@ -223,7 +223,7 @@ class Layer:
                 parameter.node = self.weight(name, tuple(parameter.shape))
         for name in ("gate", "down"):
             self.experts.round_inputs(name, ROW if scale is None else TENSOR, scale)
-        for name, buffer in self.experts.named_buffers():
+        for _, buffer in self.experts.named_buffers():
             buffer.node = build.broadcast_to(build.constant(scale, float32), (1, 1))
         x = wrap(self.nodes[0])
         self.result = (x + self.experts(self.norm(x))).node

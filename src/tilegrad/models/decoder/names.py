@@ -269,11 +269,20 @@ class Names:
             _quantised(one) and one.format is found.format and one.shape == found.shape
             for one in map(self.given.__getitem__, others)
         )
-        fits = alike and getattr(found, "order", None) is None
-        if not fits or (found.format.apart and not self._multiplies(source)):
-            log.warning("experts %s of %s are unpacked: no kernel reads them", first, found.format)
+        if not alike or getattr(found, "order", None) is not None:
             return False
-        return len(found.shape) == (2 if others else 3)
+        read = self._multiplies(source) if found.format.apart else True
+        return read and len(found.shape) == (2 if others else 3)
+
+    def unpacked(self) -> Iterator[tuple[str, list[str]]]:
+        """Experts that a file has quantised and that are unpacked: ours, and the names there."""
+        for number in range(self.config.layers if self.config.experts else 0):
+            for part in (*GATED, "down"):
+                name = f"blocks.{number}.feed.{part}"
+                source = self.pick(name)
+                theirs = [] if source is None else self.given_names(source)
+                if theirs and _quantised(self.given[theirs[0]]) and not self.stays(source):
+                    yield name, theirs
 
     def _multiplies(self, source: Source) -> bool:
         """Whether the device multiplies experts' codes: rows of inputs are rounded alike for all,
@@ -417,6 +426,9 @@ def load(
     for name, rows in stay.items():
         _check(rows.stored.name, name, rows.shape, ours[name])
     rest = {n: s for n, s in picked.items() if n not in stay}
+    for _, (first, *_) in names.unpacked() if keep else ():
+        form = weights[first].format
+        log.warning("experts %s of %s are unpacked: no kernel reads them", first, form)
     with no_grad():
         for name, tensor in list(_checked(names, ours, rest)):
             ours[name].assign(tensor)
