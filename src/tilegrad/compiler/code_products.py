@@ -11,6 +11,7 @@ operands, up to the order and rounding of sums: nothing is rounded that was not.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..core.config import invariant
 from ..core.dtype import float8_e4m3, float32
@@ -32,8 +33,8 @@ LEAST_SCALE = 2.0**-126  # scale of a row
 def why_not(dot: Node, target: Target) -> str:
     """Why a product of something and unpacked weights is none of codes; '' where it is."""
     x, weight = dot.inputs[:2]
-    form, summed = format_of(weight.attrs["format"]), {"batch": ((), ())}
-    summed["contract"] = ((len(x.shape) - 1,), (1,))
+    form, last = format_of(weight.attrs["format"]), ((len(x.shape) - 1,), (1,))
+    summed: dict[str, Any] = {"batch": ((), ()), "contract": last}
     if dot.op is ops.grouped_dot:
         x, summed = source_of_rows(x), {"axis": 2}
         if form.sparse:

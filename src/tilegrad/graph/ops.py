@@ -601,7 +601,7 @@ def _grouped_dot(
     _offsets("grouped_dot", offsets, weights.shape[0])
     columns, dtype = weights.shape[3 - axis], x.dtype
     if listed and listed[-1].dtype is float32:
-        *listed, factors = listed
+        listed, factors = listed[:-1], listed[-1]
         dtype = factors.dtype
         if factors.shape != (weights.shape[0], columns):
             raise _fail("grouped_dot", f"{factors.type} are no factors of {weights.type}")

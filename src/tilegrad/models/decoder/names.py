@@ -288,9 +288,9 @@ class Names:
         """Whether the device multiplies experts' codes: rows of inputs are rounded alike for all,
         each by itself or by scales that the file has."""
         given = [self.given[name] for name in self.given_names(source)]
-        inputs = [getattr(one, "input", None) for one in given]
+        inputs: list[Any] = [getattr(one, "input", None) for one in given]
         first, shape = inputs[0], (len(given), *given[0].shape)[-3:]
-        if not self.device or first is None or any(i is None for i in inputs) or len(shape) < 3:
+        if not self.device or None in inputs or len(shape) < 3:
             return False
         own = format_of(first.format).grain.rows == 1
         if any(i.format != first.format or (i.scale is None) != own for i in inputs):
