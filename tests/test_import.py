@@ -51,10 +51,12 @@ def test_no_thread_is_started() -> None:
 
 
 def test_import_time_is_shown(capsys) -> None:
-    """Best of 10 with warm bytecode; the bar (0.25 s on a quiet machine) is the bench's to hold."""
+    """Best of 10 with warm bytecode. The bar (0.25 s on a quiet machine) is the bench's to hold;
+    what fails here is far from it on any machine."""
     best = min(fresh()["seconds"] for _ in range(10))
     with capsys.disabled():
         print(f"\nimport tilegrad: best of 10 {best:.3f} s")
+    assert best < 10
 
 
 READ = """

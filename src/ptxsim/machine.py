@@ -335,8 +335,8 @@ class Warp:
                     )
                 if read and read > engine.waited:
                     raise PendingError(
-                        "a register that a wgmma under way reads as A is written "
-                        "before wgmma.wait_group covers it"
+                        "a register that a wgmma under way reads (A, or what is kept of it) is "
+                        "written before wgmma.wait_group covers it"
                     )
         self.touched |= step.watched
 

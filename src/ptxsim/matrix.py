@@ -319,7 +319,7 @@ class Product:
         engine.open += 1
         for slot in self.slots:
             warp.accumulators[slot] = engine.issued
-        for slot in self.fragment_slots:
+        for slot in (*self.fragment_slots, *self.word_slots):
             warp.fragments[slot] = engine.issued
         left = [r(warp) for r in self.a] if self.fragment else uniform(self.a(warp), "descriptor")
         scale = bool(uniform(self.scale(warp), "scale-d"))

@@ -85,7 +85,7 @@ def test_map_a_model_onto_an_array(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     for word in ("bert-base on edge", "energy:", "Mappings seen", "area: 1.5 mm2", "busy"):
         assert word in result.output
-    record = json.loads(RUNNER.invoke(main.app, [*words, "--json"]).output)
+    record = json.loads(RUNNER.invoke(main.app, [*words, "--json"]).stdout)
     assert record["predicted"] and sum(row["count"] for row in record["products"]) == 96
     total = sum(row["count"] * row["energy_pj"] for row in record["products"])
     assert record["energy_pj"] == pytest.approx(total)
@@ -111,7 +111,7 @@ def test_explore_designs(tmp_path: Path) -> None:
     said = "weights of half the bits, two a step"
     narrow = RUNNER.invoke(main.app, [*words[:3], "--vary", "weights=int8,int4"])
     assert said in narrow.output and said not in result.output
-    record = json.loads(RUNNER.invoke(main.app, [*words, "--json"]).output)
+    record = json.loads(RUNNER.invoke(main.app, [*words, "--json"]).stdout)
     assert len(record["points"]) == 2 and record["front"] and record["predicted"]
     assert "yes" in RUNNER.invoke(main.app, [*words, "--all"]).output
     for bad in (["--vary", "rows"], ["--vary", "rows=0"], ["--vary", "speed=3"], ["--chip", "x"]):

@@ -35,6 +35,25 @@ def test_a_loop_written_twice_is_one_and_another_is_not():
     assert len(loops(lambda x, y: running(x)[0] + running(y)[0], (20, 3), (20, 3))) == 2
 
 
+def test_a_scan_and_its_derivative_run_it_once():
+    """Forward and backward: the carries that the way back reads come from the one forward scan."""
+
+    def both(x):
+        return tg.value_and_grad(lambda x: running(x)[1].sum())(x)
+
+    assert len(loops(both, (20, 3))) == 2
+    x = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+    value, gradient = tg.jit(both)(tg.tensor(x / 1e6))
+    c, total = np.zeros(3), 0.0
+    back = np.zeros((20, 3))
+    for step in range(20):
+        total += np.sin(c).sum()
+        back[:step] += np.cos(c) * 2.0 ** np.arange(step - 1, -1, -1)[:, None]
+        c = 2 * c + x[step] / 1e6
+    np.testing.assert_allclose(value.numpy(), total, rtol=1e-4)
+    np.testing.assert_allclose(gradient.numpy(), back, rtol=1e-4)
+
+
 def test_equal_loops_inside_of_a_loop():
     def outer(x):
         def body(c, y):

@@ -20,13 +20,12 @@ from tilegrad.compiler.breaks import breaks_of
 from tilegrad.compiler.compile import schedule_for
 from tilegrad.compiler.pipeline import run_pipeline
 from tilegrad.compiler.sparse_weights import Kept, parse_kept
-from tilegrad.core import target as targets
 from tilegrad.core.config import override
 from tilegrad.core.dtype import bfloat16, float32, int32
 from tilegrad.core.errors import UserError
 from tilegrad.core.format import format_of
 from tilegrad.core.kept import positions_of, spread_out
-from tilegrad.core.target import A100, Target, with_sparse_units
+from tilegrad.core.target import A100, H200, Target
 from tilegrad.graph import build, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.graph.sparse import weights_of
@@ -35,8 +34,6 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.schedule.schedule import Launch
 
 EIGHT, SIXTEEN = "E4M3_ROW_F32_SPARSE", "BF16_SPARSE"
-
-H200 = with_sparse_units(targets.H200)
 
 
 @pytest.mark.parametrize(

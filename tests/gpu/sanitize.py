@@ -328,7 +328,7 @@ def experts(x: tg.Tensor, scores: tg.Tensor, *weights: tg.Tensor) -> tg.Tensor:
     shares, picked = F.softmax(scores, -1).topk(4, -1)
     shares = shares / shares.sum(-1, keepdim=True)
 
-    def compute(rows: tg.Tensor, offsets: tg.Tensor) -> tg.Tensor:
+    def compute(rows: tg.Tensor, offsets: tg.Tensor, owners: tg.Tensor) -> tg.Tensor:
         a, b = (grouped_dot(rows, w, offsets) for w in (gate, up))
         return grouped_dot(F.silu(a) * b, down, offsets)
 

@@ -33,11 +33,10 @@ from tilegrad.kernels.attention.shape import AttentionShape, parameters
 from tilegrad.kernels.paged import prefill as paged_prefill
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
 from tilegrad.kernels.paged.attention import attend
-from tilegrad.kernels.paged.combine import combine_parts
-from tilegrad.kernels.paged.shape import PagedPlan, PagedShape, ShortPlan
+from tilegrad.kernels.paged.shape import PagedPlan, PagedShape
 from tilegrad.kernels.paged.shape import parameters as step_parameters
 from tilegrad.kernels.paged.short import step_attend
-from tilegrad.kernels.paged.work import work_list
+from tilegrad.kernels.paged.work import combine_parts, work_list
 from tilegrad.tile.build import Body
 
 Array = np.ndarray[Any, Any]
@@ -391,8 +390,8 @@ def attended(
 ) -> Steps:
     """The work list, attention, and the combining of parts."""
     given = cache(x, lengths, queries)
-    items, cuts = work_lists.work_list(x, plan, given["lengths"], given["query_starts"])
-    for name, type_ in step_parameters(x, ("items", "cuts", "out", "counters"), plan):
+    items = work_lists.work_list(x, plan, given["lengths"], given["query_starts"])
+    for name, type_ in step_parameters(x, ("items", "out", "counters"), plan):
         given[name] = np.zeros(type_.shape, type_.dtype.numpy)
     for name, type_ in step_parameters(x, ("partial", "sums"), plan):
         given[name] = np.full(type_.shape, np.nan, np.float32)
@@ -407,7 +406,7 @@ def attended(
         scales_of(x),
     )
     bodies = [work_list(x, plan), attend(x, plan)]
-    wanted = {"items": (items, 0.0), "cuts": (cuts, 0.0), "out": (out, 2 * STEP[x.dtype])}
+    wanted = {"items": (items, 0.0), "out": (out, 2 * STEP[x.dtype])}
     if plan.joined:
         wanted["counters"] = (np.zeros(given["counters"].shape), 0.0)
     else:
@@ -517,7 +516,7 @@ def normed(heads: Any, weight: Any, epsilon: float) -> Any:
 
 def stepped(
     x: PagedShape,
-    plan: ShortPlan,
+    plan: PagedPlan,
     rotary: Rotary,
     queries: Sequence[int],
     lengths: Sequence[int],
@@ -591,17 +590,21 @@ PAGED: dict[str, Callable[[], Steps]] = {
         (0, 70, 130),
     ),
     "one launch": lambda: stepped(
-        paged(8, 2, 16, ONES, FEW), ShortPlan(cluster=2), Rotary(64), ONES, FEW
+        paged(8, 2, 16, ONES, FEW), PagedPlan(8, 64, 2, 4, cluster=2), Rotary(64), ONES, FEW
     ),
     "one launch, clusters of 8": lambda: stepped(
-        paged(4, 1, 64, ONES, FEW, 128), ShortPlan(), Rotary(128), ONES, FEW
+        paged(4, 1, 64, ONES, FEW, 128), PagedPlan(8, 64, 2, 4, cluster=8), Rotary(128), ONES, FEW
     ),
     "one launch, 8 bits": lambda: stepped(
-        paged(4, 1, 16, ONES, FEW, cache=float8_e4m3), ShortPlan(cluster=4), Rotary(64), ONES, FEW
+        paged(4, 1, 16, ONES, FEW, cache=float8_e4m3),
+        PagedPlan(8, 64, 2, 4, cluster=4),
+        Rotary(64),
+        ONES,
+        FEW,
     ),
     "one launch, norms": lambda: stepped(
         paged(8, 2, 16, ONES, FEW, 128),
-        ShortPlan(cluster=2),
+        PagedPlan(8, 64, 2, 4, cluster=2),
         Rotary(128),
         ONES,
         FEW,

@@ -386,7 +386,7 @@ def test_wanted_gradients_are_only_those_asked_for() -> None:
 
 
 WRONG = [
-    ({"orders": ("bhdt",) * 4}, "not an order"),
+    ({"orders": ("bhdt",) * 4}, "not a layout"),
     ({"band": (0.5, None)}, "band is"),
     ({"dropout": 0.5}, "belong to dropout"),
     ({"softcap": -1.0}, "softcap"),

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from cases import CASES, LOOPS, Case, evaluate, inner, or_zeros, pieces, seeded, slope
 
+from tilegrad.compiler.share import share_scans
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.errors import UserError
 from tilegrad.graph import build, forward, grad, ops
 from tilegrad.ir.node import topological
+from tilegrad.ir.rewrite import Log
 
 
 def moved_inputs(wrt, given, tangents):
@@ -67,7 +69,7 @@ def test_scan_and_its_tangent_become_one() -> None:
     nodes, outputs, _, given, tangents = pieces(case)
     moved = moved_inputs(nodes, given, tangents)
     roots = [*outputs, *forward.tangents(outputs, nodes, moved)]
-    shared = grad.share_scans(roots)
+    shared = share_scans(nodes, roots, Log())
     assert sum(n.op is ops.scan for n in topological(shared)) == 1
     for a, b in zip(evaluate(shared, given), evaluate(roots, given)):
         np.testing.assert_allclose(a, b)

@@ -16,12 +16,14 @@ from cases import (
     slope,
 )
 
+from tilegrad.compiler.share import share_scans
 from tilegrad.core import dtype as dtypes
 from tilegrad.core.errors import UserError
 from tilegrad.graph import batch, build, grad, ops
 from tilegrad.graph.interpret import interpret
 from tilegrad.ir.callee import Callee
 from tilegrad.ir.node import topological
+from tilegrad.ir.rewrite import Log
 from tilegrad.ir.symbol import symbol
 
 
@@ -115,7 +117,7 @@ def test_share_scans() -> None:
     outputs = cumulative_mix(middle[0], middle[1], w)
     grads = grad.gradients(outputs, [build.like(o, 1) for o in outputs], [c, xs, w])
     roots = [*outputs, *grads]
-    shared = grad.share_scans(roots)
+    shared = share_scans((c, xs, w), roots, Log())
     given = dict(zip((c, xs, w), values))
     assert sum(n.op is ops.scan for n in topological(roots)) == 6
     assert sum(n.op is ops.scan for n in topological(shared)) == 4

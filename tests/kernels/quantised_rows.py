@@ -16,7 +16,10 @@ def random_rows(form: Format, rows: int, columns: int, seed: int = 0) -> np.ndar
     raw = draw.integers(0, 256, (rows, form.row_bytes(columns)), dtype=np.uint8)
     blocks = raw.reshape(rows, -1, form.block_bytes)
     for field in form.fields:
-        if field.dtype is float16:
+        if field.name == "zero":
+            whole = draw.integers(0, 17, blocks.shape[:2]).astype(np.float16)
+            blocks[..., field.offset : field.offset + 2] = whole[..., None].view(np.uint8)
+        elif field.dtype is float16:
             values = draw.standard_normal(blocks.shape[:2]) * 0.02
             bytes_ = values.astype(np.float16)[..., None].view(np.uint8)
             blocks[..., field.offset : field.offset + 2] = bytes_

@@ -32,9 +32,8 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.append import HeadNorms, Rotary, append
 from tilegrad.kernels.paged.attention import attend
 from tilegrad.kernels.paged.call import attention_callee, list_callee
-from tilegrad.kernels.paged.combine import combine_parts
-from tilegrad.kernels.paged.shape import CUT_FIELDS, FIELDS, PagedPlan, PagedShape, choose, why_not
-from tilegrad.kernels.paged.work import work_list
+from tilegrad.kernels.paged.shape import FIELDS, PagedPlan, PagedShape, choose, why_not
+from tilegrad.kernels.paged.work import combine_parts, work_list
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
 from tilegrad.targets.ptx.emit import emit
 from tilegrad.tile import interpret
@@ -233,14 +232,12 @@ def kernels(x: PagedShape, plan: PagedPlan) -> tuple[Body, Body, Body]:
 
 def run_step(
     step: Step, plan: PagedPlan, run: Any, bodies: tuple[Body, Body, Body] | None = None
-) -> tuple[Any, Any, Any]:
-    """(result, items, cuts) of the three kernels; run(body, memories) runs one."""
+) -> tuple[Any, Any]:
+    """(result, items) of the three kernels; run(body, memories) runs one."""
     x = step.x
-    items, records = (
-        np.zeros_like(a) for a in work_lists.work_list(x, plan, step.lengths, step.starts)
-    )
+    items = np.zeros_like(work_lists.work_list(x, plan, step.lengths, step.starts))
     work, main, combine = bodies or kernels(x, plan)
-    run(work, [step.lengths, step.starts, items, records])
+    run(work, [step.lengths, step.starts, items])
     out = np.full((x.tokens, x.heads, x.value_width), 7.0).astype(x.dtype.numpy)
     lead = (len(items), x.key_heads, plan.rows)
     partial = np.full((*lead, x.value_width), np.nan, np.float32)
@@ -263,15 +260,15 @@ def run_step(
         ],
     )
     if not plan.joined:
-        run(combine, [records, partial, sums, out])
+        run(combine, [items, partial, sums, out])
     assert not np.any(counters)
-    return out, items, records
+    return out, items
 
 
-def same_list(found: Sequence[Any], wanted: Sequence[Any]) -> None:
-    """Equal items and cuts."""
-    for a, b in zip(found, wanted):
-        np.testing.assert_array_equal(a, b)
+def same_list(step: Step, plan: PagedPlan, items: Any) -> None:
+    """Items as the reference has them."""
+    wanted = work_lists.work_list(step.x, plan, step.lengths, step.starts)
+    np.testing.assert_array_equal(items, wanted)
 
 
 def agree(step: Step, out: Any) -> None:
@@ -296,8 +293,8 @@ def test_interpreted(label: str) -> None:
         assert not found, found
     step = make_step(x, lengths, queries)
     seed = list(CASES).index(label)
-    out, items, records = run_step(step, plan, lambda b, m: interpret.run(b, m, seed=seed))
-    same_list((items, records), work_lists.work_list(x, plan, step.lengths, step.starts))
+    out, items = run_step(step, plan, lambda b, m: interpret.run(b, m, seed=seed))
+    same_list(step, plan, items)
     agree(step, out)
 
 
@@ -328,12 +325,12 @@ def test_simulated(label: str) -> None:
     """The emitted PTX on the simulator, which checks races and fences of its own."""
     x, plan, lengths, queries = CASES[label]
     step = make_step(x, lengths, queries)
-    out, items, records = run_step(
+    out, items = run_step(
         step,
         plan,
         lambda b, m: simulate(*emit(b, "kernel", target_of(plan)), m, policy="random", seed=1),
     )
-    same_list((items, records), work_lists.work_list(x, plan, step.lengths, step.starts))
+    same_list(step, plan, items)
     agree(step, out)
 
 
@@ -342,7 +339,7 @@ def test_large_logits() -> None:
     x, plan, lengths, queries = CASES["page 16"]
     step = make_step(x, lengths, queries)
     step.q = (step.q.astype(np.float32) * 200).astype(x.dtype.numpy)
-    out, _, _ = run_step(step, plan, lambda b, m: interpret.run(b, m))
+    out, _ = run_step(step, plan, lambda b, m: interpret.run(b, m))
     agree(step, out)
 
 
@@ -376,10 +373,10 @@ def test_work_list(number: int) -> None:
     """The kernel's list is the reference's, and no program has two blocks more than another."""
     x, plan, lengths, starts = list(draws())[number]
     wanted = work_lists.work_list(x, plan, lengths, starts)
-    found = [np.zeros_like(w) for w in wanted]
-    interpret.run(work_list(x, plan), [lengths, starts, *found])
-    same_list(found, wanted)
-    items, sizes, covered = found[0], [], 0
+    items = np.zeros_like(wanted)
+    interpret.run(work_list(x, plan), [lengths, starts, items])
+    np.testing.assert_array_equal(items, wanted)
+    sizes, covered = [], 0
     many = plan.ranges(x)
     for p in range(many):
         start, stop = int(items[p, START]), int(items[p, STOP])
@@ -393,7 +390,9 @@ def test_work_list(number: int) -> None:
     assert max(busy) - min(busy) <= 1
     there = items[items[:, BLOCKS] > 0]
     assert covered == len(there)
-    assert int(found[1][:, CUT_FIELDS.index("parts")].sum()) == int((there[:, PARTIAL] >= 0).sum())
+    leads = items[:many][items[:many, START] <= items[:many, STOP]]
+    seconds = leads[leads[:, PARTIAL] == leads[:, FIELDS.index("from")] + 1]
+    assert int(seconds[:, FIELDS.index("parts")].sum()) == int((there[:, PARTIAL] >= 0).sum())
 
 
 @pytest.mark.parametrize("joined", (True, False))
@@ -414,8 +413,8 @@ def test_symbols(joined: bool) -> None:
         lambda b, m: interpret.run(b, m, values),
         lambda b, m: simulate(*emit(b, "kernel", H200), m, values),
     ):
-        out, items, records = run_step(step, plan, run, kernels(x, plan))
-        same_list((items, records), work_lists.work_list(real, plan, step.lengths, step.starts))
+        out, items = run_step(step, plan, run, kernels(x, plan))
+        same_list(step, plan, items)
         agree(step, out)
 
 
@@ -432,10 +431,10 @@ def test_callees(label: str) -> None:
         makers = [list_callee(x, plan), attention_callee(x, plan)]
         if again:
             makers = [parse_callee(c.to_text()) for c in makers]
-        items, cuts = makers[0].interpret(step.lengths, step.starts)
-        last = np.zeros((len(items), x.key_heads), np.int32) if plan.joined else cuts
+        (items,) = makers[0].interpret(step.lengths, step.starts)
+        counters = [np.zeros((len(items), x.key_heads), np.int32)] if plan.joined else []
         given = (step.q, step.keys, step.values, *step.scales, step.table, *step.sinks)
-        given = (*given, items, last)
+        given = (*given, items, *counters)
         assert [t.shape for t in makers[1].types("read")] == [g.shape for g in given]
         agree(step, makers[1].interpret(*given)[0])
     for callee in makers:

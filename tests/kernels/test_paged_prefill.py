@@ -206,10 +206,9 @@ def test_called_by_a_graph(label: str) -> None:
     x = shape(4, 2, 32, lengths, queries, width=128, value_width=128)
     step = cleaned(make_step(x, lengths, queries))
     few = replace(choose_list(x, H200, below=FEW_NEW_TOKENS), programs=4)
-    items, last = work_list(x, few, step.lengths, step.starts)
-    if few.joined:
-        last = np.zeros((few.item_rows(x), x.key_heads), np.int32)
-    given = (step.q[None], step.keys, step.values, step.table, items, last)
+    items = work_list(x, few, step.lengths, step.starts)
+    counters = [np.zeros((len(items), x.key_heads), np.int32)] if few.joined else []
+    given = (step.q[None], step.keys, step.values, step.table, items, *counters)
     many = choose(x, H200)
     assert many is not None
     given = (*given, tiles_of(step, x, many, FEW_NEW_TOKENS))

@@ -31,11 +31,11 @@ from tilegrad.ir.symbol import symbol
 from tilegrad.kernels.paged.append import HeadNorms, Rotary
 from tilegrad.kernels.paged.call import short_callee
 from tilegrad.kernels.paged.shape import (
+    PagedPlan,
     PagedShape,
-    ShortPlan,
     choose_short,
     short_keys,
-    short_why_not,
+    why_not,
 )
 from tilegrad.kernels.paged.short import step_attend
 from tilegrad.targets.ptx.assemble import assemble_all, find_ptxas
@@ -170,8 +170,8 @@ def shape(
 
 ALL = (1, 2, 64, 65, 66, 130, 200, 340)  # places at the edges of pages and blocks, and within
 SOME = (1, 130, 65)
-SMALL = ShortPlan(8, 64, 2, 4, 2)
-CASES: dict[str, tuple[PagedShape, ShortPlan, Rotary, Sequence[int], Sequence[int]]] = {}
+SMALL = PagedPlan(8, 64, 2, 4, cluster=2)
+CASES: dict[str, tuple[PagedShape, PagedPlan, Rotary, Sequence[int], Sequence[int]]] = {}
 
 
 def case(
@@ -179,7 +179,7 @@ def case(
     heads: int,
     key_heads: int,
     page: int,
-    plan: ShortPlan = SMALL,
+    plan: PagedPlan = SMALL,
     lengths: Sequence[int] = SOME,
     queries: Sequence[int] = (),
     rotary: Rotary | None = None,
@@ -213,7 +213,7 @@ case(
     4,
     1,
     32,
-    ShortPlan(8, 128, 2, 8, 8),
+    PagedPlan(8, 128, 2, 8, cluster=8),
     lengths=(300, 1100, 1025),
     width=128,
     value_width=128,
@@ -223,7 +223,7 @@ case(
     8,
     2,
     64,
-    ShortPlan(8, 128, 2, 8, 2),
+    PagedPlan(8, 128, 2, 8, cluster=2),
     lengths=(300, 129),
     width=128,
     value_width=128,
@@ -254,7 +254,7 @@ case(
     4,
     1,
     64,
-    ShortPlan(8, 128, 2, 8, 2),
+    PagedPlan(8, 128, 2, 8, cluster=2),
     width=128,
     value_width=128,
     cache=float8_e4m3,
@@ -373,10 +373,10 @@ def test_callee(label: str) -> None:
         (replace(SMALL, warps=8), "share a block"),
     ],
 )
-def test_plans_that_cannot_be_kept(plan: ShortPlan, why: str) -> None:
+def test_plans_that_cannot_be_kept(plan: PagedPlan, why: str) -> None:
     """Each is refused with its reason."""
     x = CASES["page 16"][0]
-    assert why in short_why_not(x, plan)
+    assert why in why_not(x, plan)
     with pytest.raises(InternalError, match=why):
         step_attend(x, plan, Rotary(64))
 
@@ -429,7 +429,7 @@ def test_assembled() -> None:
     texts = {}
     for x in real_shapes():
         plan = choose_short(x, H200)
-        assert plan is not None and not short_why_not(x, plan), x
+        assert plan is not None and not why_not(x, plan), x
         body = step_attend(x, plan, Rotary(x.width))
         errors = [f for f in check_body(body, H200) if f.severity == "error"]
         assert not errors, (x, plan, errors)

@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 
 from tilegrad.ir.symbol import high
-from tilegrad.kernels.paged.shape import CUT, CUT_FIELDS, FIELDS, RECORD, PagedPlan, PagedShape
+from tilegrad.kernels.paged.shape import FIELDS, RECORD, PagedPlan, PagedShape
 
 Array = np.ndarray[Any, Any]
 
 
-def work_list(
-    x: PagedShape, plan: PagedPlan, lengths: Array, query_starts: Array
-) -> tuple[Array, Array]:
-    """(items, cuts) of a step; rows that nothing says anything of are 0."""
+def work_list(x: PagedShape, plan: PagedPlan, lengths: Array, query_starts: Array) -> Array:
+    """Items of a step; rows that nothing says anything of are 0."""
     many = plan.ranges(x)
     items = np.zeros((high(plan.item_rows(x)), RECORD), np.int32)
-    cuts = np.zeros((many, CUT), np.int32)
     found = _pairs(x, plan, lengths, query_starts)
     total = sum(one["blocks"] for one in found)
     busy = min(many, total)
@@ -52,17 +49,8 @@ def work_list(
             }
             for name, value in fields.items():
                 items[place, FIELDS.index(name)] = value
-        if len(pieces) > 1:
-            values = {
-                "partial": number,
-                "parts": len(pieces),
-                "token": one["token"],
-                "tokens": one["tokens"],
-            }
-            for name, value in values.items():
-                cuts[pieces[1][0], CUT_FIELDS.index(name)] = value
         unit, number = stop, number + len(pieces)
-    return items, cuts
+    return items
 
 
 def tile_list(

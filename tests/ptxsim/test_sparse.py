@@ -7,7 +7,7 @@ import pytest
 from ptx_text import run
 from wgmma_text import SMEM, accumulated, descriptor, kernel, lay_out, listed, product, random
 
-from ptxsim.errors import MatrixFenceError, SparsityError, TextError
+from ptxsim.errors import MatrixFenceError, PendingError, SparsityError, TextError
 
 PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 
@@ -49,6 +49,7 @@ def multiply(
     seed: int = 1,
     spoil: bool = False,
     fence: str = "wgmma.fence.sync.aligned;",
+    between: str = "",
 ) -> tuple[np.ndarray, np.ndarray]:
     """(what is accumulated over two instructions, what NumPy says)."""
     size = {"bf16": 2, "f16": 2, "e4m3": 1}[type_]
@@ -71,6 +72,7 @@ def multiply(
             f"{listed(columns // 2)}, %d10, %d11, %r{20 + number}, {selector}, "
             f"%p{1 if number else 2}{tail};",
         ]
+        lines += [between] if between and not number else []
         total = total + product(a, b, np.zeros((64, columns)), "f32")
     loads = ["ld.param.u64 %d20, [p2];", "mul.wide.u32 %d21, %r0, 4;", "add.s64 %d20, %d20, %d21;"]
     loads += [f"ld.global.b32 %r{20 + n}, [%d20+{512 * n}];" for n in range(2)]
@@ -106,3 +108,11 @@ def test_words_are_fenced() -> None:
     """An H200 may read the words of before."""
     with pytest.raises(MatrixFenceError, match="touched since the last wgmma"):
         multiply(8, "e4m3", 0, fence="")
+
+
+def test_words_are_kept() -> None:
+    """A product reads its words to its end: an H200 took others that were written meanwhile."""
+    with pytest.raises(PendingError, match="what is kept"):
+        multiply(8, "e4m3", 0, between="mov.b32 %r20, 0;")
+    found, wanted = multiply(8, "e4m3", 0, between="mov.b32 %r22, %r20;")  # to read them is no harm
+    np.testing.assert_array_equal(found, wanted)

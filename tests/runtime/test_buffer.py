@@ -182,6 +182,7 @@ def test_many_threads():
 
 
 def test_cycles_collected_inside_the_pool_do_not_deadlock():
+    before = memory_in_use()
     gc.set_threshold(1)
     try:
         for _ in range(300):
@@ -189,6 +190,9 @@ def test_cycles_collected_inside_the_pool_do_not_deadlock():
             cycle.append(cycle)
     finally:
         gc.set_threshold(700, 10, 10)
+    del cycle
+    gc.collect()
+    assert memory_in_use() == before
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,10 +1,13 @@
 """Long sums of floats are added in blocks: their error does not grow with their length.
 
 Equal values are the worst case, since every addition to one accumulator rounds the same way. The
-judge is float64; the error may be at most torch's own or 1e-6 of the result.
+judge is float64, and the error may be at most torch's own or 1e-6 of the result; of float64 it is
+`math.fsum`.
 """
 
 from __future__ import annotations
+
+import math
 
 import judge
 import numpy as np
@@ -55,6 +58,37 @@ def test_error_of_long_sums(name, value):
     theirs = error(function(torch, torch.from_numpy(x)), exact)
     ours = error(function(tg, tg.tensor(x)).numpy(), exact)
     assert ours <= max(theirs, 1e-6), (ours, theirs)
+
+
+DOUBLES = {  # shape, and the axes that are added up
+    "row": ((70_001,), (0,)),
+    "rows": ((3, 70_001), (1,)),
+    "columns": ((20_000, 5), (0,)),
+    "wide columns": ((3_001, 70), (0,)),
+    "middle": ((3, 20_000, 4), (1,)),
+    "ends": ((300, 3, 100), (0, 2)),
+    "lead": ((8, 13, 17, 3), (0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", DOUBLES)
+def test_error_of_doubles(name):
+    """Sums, means and variances of float64 beside exactly rounded sums."""
+    shape, axes = DOUBLES[name]
+    x = np.random.default_rng(0).random(shape)
+    kept = [a for a in range(x.ndim) if a not in axes]
+    count = int(np.prod([shape[a] for a in axes]))
+    lines_ = x.transpose(*kept, *axes).reshape(-1, count)
+    sums = np.array([math.fsum(line) for line in lines_])
+    squares = [math.fsum((line - total / count) ** 2) for line, total in zip(lines_, sums)]
+    spread = np.array(squares) / count
+    given = tg.tensor(x)
+    for found, exact in (
+        (given.sum(axes), sums),
+        (given.mean(axes), sums / count),
+        (tg.var(given, dim=axes, correction=0), spread),
+    ):
+        assert error(found.numpy().reshape(-1), exact) <= 12 * 2.0**-52
 
 
 def test_infinities_and_nans_stay():

@@ -321,7 +321,9 @@ def test_many_slots_and_large_scratch(kernels):
 
 
 def test_empty_table(pool):
-    run(pool, TableBuilder(), [np.zeros(1)])
+    untouched = np.full(1, 7.0)
+    run(pool, TableBuilder(), [untouched])
+    assert untouched.tolist() == [7.0]
 
 
 def test_several_python_threads(pool, kernels):

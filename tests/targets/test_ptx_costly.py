@@ -1,7 +1,8 @@
 """Costly expressions below what holds many elements a thread: no program spills or takes long.
 
 Reductions of every kind, scans and sorts hold many elements of a row in a thread's registers; an
-expression that takes hundreds of instructions is stored before them (schedule/cost.py).
+expression that takes hundreds of instructions is stored before them (schedule/cost.py), and a
+thread of an elementwise program has fewer elements of it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,20 @@ CASES = [(e, u, s) for e in EXPRESSIONS for u in USES for s in SHAPES if e[0] !=
 )
 def test_no_spills(expression: str, use: str, shape: tuple[int, int]) -> None:
     x = tg.tensor(np.ones(shape, np.float32))
-    lowered = tg.jit(lambda x: USES[use](EXPRESSIONS[expression](x))).lower(x)
+    fits(tg.jit(lambda x: USES[use](EXPRESSIONS[expression](x))).lower(x))
+
+
+def test_no_spills_beside_bytes() -> None:
+    """Bytes are read in vectors of many elements; of float64 a thread holds few of them."""
+
+    def gradient(x: Any, mask: Any) -> Any:
+        return tg.grad(lambda x: tg.where(mask, tg.lgamma(x.abs() + 1), 0.5).sum())(x)
+
+    fits(tg.jit(gradient).lower(tg.ones(7, 13, 4), tg.ones(7, 13, 4, dtype=tg.bool)))
+
+
+def fits(lowered: Any) -> None:
+    """Every program has all it holds in registers, and is assembled soon."""
     for target in (A100, H200):
         schedule = schedule_for(lowered.inputs, lowered.outputs, target, ())
         for step in (s for k in schedule.kernels for s in k.steps if isinstance(s, Launch)):

@@ -64,7 +64,7 @@ def test_words_of_halves() -> None:
 
 
 @tile.function
-def multiply(memories: list, columns: int, depth: int, steps: int) -> None:
+def multiply(memories: list, columns: int, depth: int, steps: int, pending: int) -> None:
     """A producer and a consumer over a ring of two stages."""
     (a, words, other, c), half = memories, depth // 2
     dtype = a.dtype
@@ -90,12 +90,18 @@ def multiply(memories: list, columns: int, depth: int, steps: int) -> None:
             tile.matrix_fence()
             tile.matrix_async(total, left[at], right[at].T, tile.less(0, s), kept[at])
             tile.matrix_commit()
+            tile.matrix_wait(pending)
+            if pending == 0:
+                ring.release(s)
+            elif tile.less(0, s):
+                ring.release(s - 1)
+        if pending:
             tile.matrix_wait(0)
-            ring.release(s)
+            ring.release(steps - 1)
         tile.store(c, (0, 0), tile.read(total))
 
 
-def product(kind: str, columns: int, depth: int, steps: int) -> Body:
+def product(kind: str, columns: int, depth: int, steps: int, pending: int = 0) -> Body:
     """64 rows times `columns`, in steps of `depth` columns of k."""
     dtype, k = KINDS[kind][0], depth * steps
     b = BodyBuilder(
@@ -108,7 +114,7 @@ def product(kind: str, columns: int, depth: int, steps: int) -> Body:
         ],
     )
     with tile.into(b):
-        multiply(list(map(tile.memory, b.parameters)), columns, depth, steps)
+        multiply(list(map(tile.memory, b.parameters)), columns, depth, steps, pending)
     return b.finish((1,), level="placed")
 
 
@@ -126,6 +132,14 @@ def test_a_product(kind: str, columns: int, depth: int) -> None:
     c = np.zeros((64, columns), np.float32)
     found = check_body(body, kept, words, b, c, policies=("round", "far"))[-1]
     np.testing.assert_array_equal(found, whole.astype(np.float64) @ b.astype(np.float64).T)
+
+
+def test_words_while_another_product_is_under_way() -> None:
+    """It would read the registers that they are loaded into."""
+    found = prove.check_body(product("bf16", 64, 64, 3, pending=1))
+    (fault,) = [f for f in found if f.severity == "error"]
+    assert fault.rule == "race" and "while another is under way" in fault.message
+    assert "matrix_wait(pending=0)" in fault.hint
 
 
 def test_spread_out() -> None:

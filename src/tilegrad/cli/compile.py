@@ -22,16 +22,17 @@ FUNCTION = re.compile(r"[\w./-]+:\w+\Z")
 
 def compile_(
     what: Annotated[str, typer.Argument(help="A model, or module:function, path.py:function.")],
+    out: Annotated[str, typer.Option(help="The folder to write.")],
     arguments: Annotated[
         list[str] | None, typer.Argument(help='Arguments of a function, as "float32[256,256]".')
     ] = None,
-    out: Annotated[str, typer.Option(help="The folder to write.", show_default=False)] = "",
     target: Annotated[
-        str, typer.Option(help="A Target: sm_90a, sm_80, x86-64-v4, aarch64, ...; else this CPU.")
+        str,
+        typer.Option(help="A Target: sm_90a, sm_80, x86-64-v4, aarch64 ...; by default, this CPU."),
     ] = "",
     requests: Annotated[
         int | None,
-        typer.Option(help="Requests of a model at once: 4.", min=1, show_default=False),
+        typer.Option(help="Requests that run at once (4).", min=1, show_default=False),
     ] = None,
     context: options.Context = None,
     dtype: options.DType = None,
@@ -44,8 +45,6 @@ def compile_(
     ] = None,
 ) -> None:
     """Compile ahead of time: tilegrad compile smollm2 --out smollm2.bundle"""
-    if not out:
-        raise typer.BadParameter("say where it goes: --out FOLDER")
     of_model = options.given(
         requests=requests,
         context=context,

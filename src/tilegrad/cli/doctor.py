@@ -6,6 +6,7 @@ missing optional part.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
@@ -87,6 +88,8 @@ def gpu_line() -> str:
     from ..targets.ptx.context import devices
     from ..targets.ptx.cuda_api import api
 
+    if importlib.util.find_spec("cuda") is None:
+        return "none: cuda-bindings is not installed"
     try:
         api()
         found = [

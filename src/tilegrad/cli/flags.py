@@ -1,4 +1,5 @@
-"""Commands whose help shows a flag as a flag, and whose errors end in a message.
+"""Commands whose help shows a flag as a flag and an argument in capitals, and whose errors end in a
+message.
 
 Invariant: every command and every group of commands is made of these classes, so that no option
 that takes no value is shown with one.
@@ -21,7 +22,12 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options and arguments."""
-        return [quick(p) for p in without_values(super().get_params(ctx))]
+        return [quick(p) for p in named(super().get_params(ctx))]
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of its usage; some versions of typer put what is required in braces."""
+        pieces: list[str] = super().collect_usage_pieces(ctx)
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]
 
 
 class Group(TyperGroup):
@@ -29,7 +35,7 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options."""
-        return [quick(p) for p in without_values(super().get_params(ctx))]
+        return [quick(p) for p in named(super().get_params(ctx))]
 
 
 class Commands(Group):
@@ -91,9 +97,11 @@ def quick(param: Any) -> Any:
     return param
 
 
-def without_values(params: list[Any]) -> list[Any]:
-    """Params, of which flags have no word for a value."""
+def named(params: list[Any]) -> list[Any]:
+    """Params, of which flags have no word for a value, and arguments their names in capitals."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        elif param.param_type_name == "argument" and param.metavar is None:
+            param.metavar = param.name.upper()
     return params

@@ -39,8 +39,9 @@ KvCacheDType = Annotated[
     Literal["auto", "fp8", "fp8_e4m3", "int8", "bfloat16", "float16", "float32"] | None,
     typer.Option(
         "--kv-cache-dtype",
-        help="What keys and values are kept in: fp8 is e4m3; auto, as the model's files say, else "
-        "as it computes. The dtype it computes in turns off what the files say.",
+        metavar="DTYPE",
+        help="What keys and values are kept in: auto, fp8 (e4m3), int8, bfloat16, float16 or "
+        "float32. By default, auto: what the model's files say, else what it computes in.",
         show_default=False,
     ),
 ]

@@ -24,7 +24,9 @@ Host = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is al
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")]
 Name = Annotated[
     str | None,
-    typer.Option(help="What clients call the model; its name as given, else.", show_default=False),
+    typer.Option(
+        help="What clients call the model; by default, as it is given here.", show_default=False
+    ),
 ]
 Keys = Annotated[
     list[str] | None,

@@ -90,6 +90,8 @@ GRAPH = [
     # Custom functions and ops no target has.
     Pass("inline", "compiler.rules:inline", needed=_NO_TARGET, on=_WRITTEN_OUT),
     Pass("share loops", "compiler.share:share_loops", on=(BLOCKS,)),
+    # A derivative repeats the scan that it derives, and reads more of it.
+    Pass("share scans", "compiler.share:share_scans", on=("scan",)),
     # Short scans of known length; inner ones first.
     Pass("unroll", "compiler.unroll:unroll_scans", on=("scan",)),
     Pass("simplify", "compiler.rules:simplify"),

@@ -2,8 +2,9 @@
 
 Pure Nodes are interned when they are built; those with Blocks are not, since each Block has
 arguments of its own. A derivative that computes its forward again, and several results of one
-custom function, give such copies. Invariant: no two Nodes that remain share an argument of their
-Blocks, and no value changes.
+custom function, give such copies; a derivative of a scan also repeats it and gives more out, and
+then the longer one is read for both. Invariant: no two Nodes that remain share an argument of
+their Blocks, and no value changes.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 from ..core.target import Target
 from ..graph import build, ops
 from ..ir.block import Block, pure_block
-from ..ir.node import Node, exact, topological
-from ..ir.rewrite import Log
+from ..ir.node import Node, exact, needs, topological
+from ..ir.rewrite import Log, rebuild
 
-NAME = "equal loops"
+NAME, REPEATED = "equal loops", "repeated scans"
 
 
 def share_loops(
@@ -88,3 +89,85 @@ def block_key(block: Block) -> tuple[Any, ...]:
         inner = tuple([block_key(b) for b in node.blocks])
         lines.append((node.op, inputs, _attrs(node), inner))
     return (*lines, tuple([numbers.get(r, r) for r in block.results]))
+
+
+# ---- one scan for two ---------------------------------------------------------------------------
+
+
+def _covers(small: Node, large: Node) -> list[int] | None:
+    """Which items of `large` are the items of `small`, if its steps do all that small's do."""
+    count, other = small.attrs["carries"], large.attrs["carries"]
+    if [small.attrs[k] for k in ("length", "reverse")] != [
+        large.attrs[k] for k in ("length", "reverse")
+    ]:
+        return None
+    matches = []
+    for i, (source, mine) in enumerate(zip(small.inputs, small.blocks[0].arguments)):
+        found = [
+            j
+            for j, (value, theirs) in enumerate(zip(large.inputs, large.blocks[0].arguments))
+            if value is source
+            and theirs.type == mine.type
+            and (i < count) == (j < other)
+            and j not in matches
+        ]
+        if not found:
+            return None
+        matches.append(found[0])
+    steps = build.inline(small.blocks[0], [large.blocks[0].arguments[j] for j in matches])
+    results = large.blocks[0].results
+    if any(results[matches[i]] is not step for i, step in enumerate(steps[:count])):
+        return None
+    if any(step not in results[other:] for step in steps[count:]):
+        return None
+    return matches[:count] + [other + results[other:].index(s) for s in steps[count:]]
+
+
+def share_scans(
+    arguments: Sequence[Node], results: Sequence[Node], log: Log, target: Target | None = None
+) -> list[Node]:
+    """The results with a scan that another scan repeats and extends read from that one.
+
+    Interning decides: a step of the first, built on the arguments of the second, must be among
+    its results (so scans whose steps own Blocks are left alone).
+    """
+    order = topological(results)
+    scans = sorted((n for n in order if n.op is ops.scan), key=lambda n: -len(n.blocks[0].nodes))
+    scans.sort(key=lambda n: -len(n.blocks[0].results))
+    chosen: dict[Node, tuple[Node, list[int]]] = {}
+    for i, large in enumerate(scans):
+        for small in scans[i + 1 :] if large not in chosen else ():
+            if small not in chosen and set(small.inputs) <= set(large.inputs):
+                items = _covers(small, large)
+                if items is not None:
+                    chosen[small] = (large, items)
+    if chosen:
+        log.fired[REPEATED] = log.fired.get(REPEATED, 0) + len(chosen)
+    return _read_from(results, chosen) if chosen else list(results)
+
+
+def _read_from(roots: Sequence[Node], chosen: dict[Node, tuple[Node, list[int]]]) -> list[Node]:
+    """The roots with items of each chosen scan read from the scan that covers it."""
+    done: dict[Node, Node] = {}
+    opened: set[Node] = set()
+    stack = list(reversed(roots))
+    while stack:
+        node = stack[-1]
+        covered = node.op is ops.get and node.inputs[0] in chosen
+        sources = (chosen[node.inputs[0]][0],) if covered else needs(node)
+        missing = [s for s in sources if s not in done]
+        if node in done:
+            stack.pop()
+        elif missing and node in opened:
+            return list(roots)  # the two wait for each other
+        elif missing:
+            opened.add(node)
+            stack.extend(missing)
+        else:
+            stack.pop()
+            if covered:
+                large, items = chosen[node.inputs[0]]
+                done[node] = ops.get(done[large], index=items[node.attrs["index"]])
+            else:
+                done[node] = rebuild(node, done)
+    return [done[r] for r in roots]

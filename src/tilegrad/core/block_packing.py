@@ -61,6 +61,16 @@ def pack_q4_1(blocks: Array) -> dict[str, Array]:
     return {"scale": scale, "minimum": minimum, "nibbles": folded(codes, 4, 16)}
 
 
+def pack_q4_z(blocks: Array) -> dict[str, Array]:
+    """d, z and nibbles: 0 is a value of its own."""
+    low = np.minimum(blocks.min(axis=-1, keepdims=True), 0)
+    high = np.maximum(blocks.max(axis=-1, keepdims=True), 0)
+    scale = ((high - low) / np.float32(15)).astype(np.float16).astype(np.float32)
+    zero = np.rint(-low * inverse(scale)).clip(0, 15)
+    codes = (np.rint(blocks * inverse(scale)) + zero).clip(0, 15)
+    return {"scale": scale, "zero": zero, "nibbles": folded(codes.astype(np.uint8), 4, 16)}
+
+
 def pack_q5_0(blocks: Array) -> dict[str, Array]:
     """d, fifth bits and nibbles."""
     scale, codes = _signed(blocks, 16)

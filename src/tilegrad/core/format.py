@@ -14,6 +14,7 @@ Fields (the table below); and `apart`: the codes of all blocks, then their scale
 |--------|-------|-------|----------------------------------------------------------------------|
 | Q4_0   | 32    | 18    | f16 d, 16 nibble bytes; d * (q - 8)                                  |
 | Q4_1   | 32    | 20    | f16 d, f16 m, 16 nibble bytes; d * q + m                             |
+| Q4_Z   | 32    | 20    | f16 d, f16 z, 16 nibble bytes; d * (q - z), z whole (AWQ, GPTQ)      |
 | Q5_0/1 | 32    | 22/24 | f16 d [f16 m], 4 bytes of fifth bits, 16 nibble bytes                |
 | Q8_0   | 32    | 34    | f16 d, 32 int8; d * q                                                |
 | Q2_K   | 256   | 84    | 16 scale and minimum nibbles, 64 bytes of 2 bits, f16 d, f16 dmin    |
@@ -24,6 +25,7 @@ Fields (the table below); and `apart`: the codes of all blocks, then their scale
 | MXFP4  | 32    | 17    | power of two (E8M0), 16 bytes of E2M1 nibbles                        |
 
 Nibbles: the low one of byte j is element j of its run, the high one comes a whole run later.
+Q4_Z is our own, the others are llama.cpp's.
 Invariant: unpacking gives the float32 values of the `gguf` package, bit for bit (which NaN a NaN
 is may differ); a Format never reads outside of the bytes of its block. The file is long because
 every layout has its few lines in this one place.
@@ -415,6 +417,11 @@ def _scale_minimum(operations: Operations, fields: Fields) -> tuple[Any, Any]:
     return _float(operations, fields["scale"]), _float(operations, fields["minimum"])
 
 
+def _scale_zero(operations: Operations, fields: Fields) -> tuple[Any, Any]:
+    scale, zero = (_float(operations, fields[name]) for name in ("scale", "zero"))
+    return scale, operations.apply("negative", operations.apply("multiply", scale, zero))
+
+
 def _nibbles(operations: Operations, fields: Fields) -> Any:
     return _spread(operations, fields["nibbles"], 4, 2, 16)
 
@@ -588,6 +595,15 @@ Q4_0 = _blocks("Q4_0", 32, 32, (_SCALE, _NIBBLES), _q4_0, _scale, packing.pack_q
 Q4_1 = _blocks(
     "Q4_1", 32, 32, (_SCALE, _MINIMUM, _NIBBLES), _q4_1, _scale_minimum, packing.pack_q4_1
 )
+Q4_Z = _blocks(
+    "Q4_Z",
+    32,
+    32,
+    (_SCALE, ("zero", float16, 1), _NIBBLES),
+    _q4_1,
+    _scale_zero,
+    packing.pack_q4_z,
+)
 Q5_0 = _blocks(
     "Q5_0", 32, 32, (_SCALE, ("fifth", uint8, 4), _NIBBLES), _q5_0, _scale, packing.pack_q5_0
 )
@@ -666,6 +682,7 @@ QUANTISED: tuple[Format, ...] = (
     Q5_K,
     Q6_K,
     MXFP4,
+    Q4_Z,
 )
 ALL: tuple[Format, ...] = (*PLAIN.values(), *QUANTISED)
 BY_NAME: dict[str, Format] = {f.name: f for f in ALL}

@@ -368,20 +368,10 @@ def _units(
             (left, right),
             accumulator,
             *scopes,
+            sparse=shared and left.is_float and left.bits < 32,
         )
         for name, (m, n, k, left, right, accumulator) in table.items()
     )
-
-
-def with_sparse_units(target: Target) -> Target:
-    """A GPU whose asynchronous units are said to take 2:4 operands. No Target says so by itself: on
-    an H200 sums were wrong before words were fenced, and nobody has looked there since
-    (docs/decisions/0054-sparse-weights.md)."""
-    units = [
-        replace(u, sparse=u.asynchronous and u.inputs[0].is_float and u.inputs[0].bits < 32)
-        for u in target.matrix
-    ]
-    return replace(target, matrix=tuple(units))
 
 
 MMA, WGMMA = _units("mma", _WARP, "register", 32), _units("wgmma", _WARPGROUP, "shared", 128)

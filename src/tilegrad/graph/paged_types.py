@@ -12,21 +12,34 @@ more score for each head, of a key that has no value. Invariant: what passes her
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.dtype import float32, int32
-from ..core.errors import DTypeError, InternalError, ShapeError, UserError
+from ..core.errors import InternalError, ShapeError, UserError
 from ..ir.node import Node
 from ..ir.symbol import combine
-from ..ir.types import Array, Tuple, Type
-from .attention_types import divided_heads
+from ..ir.types import Array, Tuple, Type, product
+from .attention_types import Row, check_inputs, divided_heads
 
 ATTEND = ("q", "keys", "values", "scales", "table", "lengths", "query_starts", "sinks")
 APPEND = ("q", "k", "v", "frequencies", *ATTEND[3:-1], "keys", "values")
 ATTEND_ATTRS = ("scale", "window", "softcap", "queries", "single", "most_keys")
 APPEND_ATTRS = ("width", "interleaved", "factor")
-RANKS = {"q": 3, "keys": 4, "values": 4, "table": 2, "lengths": 1, "query_starts": 1}
+CACHE = ("pages", "key heads", "page")
+INPUTS: dict[str, Row] = {
+    "q": (("tokens", "heads", "width"), None, "queries of all requests"),
+    "k": (("tokens", "key heads", "width"), "q", "new keys"),
+    "v": (("tokens", "key heads", "value width"), "q", "new values"),
+    "frequencies": (("pairs",), float32, "one for each pair of a head"),
+    "scales": (("2", "key heads"), float32, "of keys and of values"),
+    "table": (("requests", "most pages"), int32, "the pages of each request"),
+    "lengths": (("requests",), int32, "keys of each request"),
+    "query_starts": (("requests + 1",), int32, "a start for each request and the end of the last"),
+    "sinks": (("heads",), float32, "one for each head"),
+    "keys": ((*CACHE, "width"), "keys", "all pages"),
+    "values": ((*CACHE, "value width"), "keys", "all pages"),
+}
 
 
 def named(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
@@ -40,39 +53,11 @@ def named(names: Sequence[str], inputs: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(names, inputs))
 
 
-def _wanted_types(given: Mapping[str, Any]) -> dict[str, Array]:
-    """The type that each input must have, as the sizes of q, keys, values, table and lengths say;
-    these have as many axes as `RANKS` says."""
-    q, keys, values = (given[name] for name in ("q", "keys", "values"))
-    (tokens, _, width), (pages, key_heads, page, _) = q.shape, keys.shape
-    requests, lead = given["lengths"].shape[0], (pages, key_heads, page)
-    found = {
-        "keys": Array((*lead, width), keys.dtype),
-        "values": Array((*lead, values.shape[3]), keys.dtype),
-        "table": Array((requests, given["table"].shape[1]), int32),
-        "lengths": Array((requests,), int32),
-        "query_starts": Array((combine(requests, 1, 1),), int32),
-    }
-    if "k" in given:
-        found["k"] = Array((tokens, key_heads, width), q.dtype)
-        found["v"] = Array((tokens, key_heads, values.shape[3]), q.dtype)
-    if "scales" in given:
-        found["scales"] = Array((2, key_heads), float32)
-    if "sinks" in given:
-        found["sinks"] = Array((q.shape[1],), float32)
-    return found
-
-
 def _checked(op: str, names: Sequence[str], inputs: Sequence[Node]) -> dict[str, Node]:
     """Inputs by name, where they agree."""
     given: dict[str, Node] = named(names, inputs)
-    for name, rank in RANKS.items():
-        axes = len(given[name].shape)
-        if axes != rank:
-            got = str(given[name].type)
-            raise ShapeError(f"{name} has {axes} axes", op=op, expected=f"{rank} axes", got=got)
-    if not given["q"].dtype.is_float:
-        raise DTypeError("q needs floats", op=op, expected="a float dtype", got=given["q"].dtype)
+    requests = product(given["lengths"].shape)
+    check_inputs(op, given, INPUTS, {"2": 2, "requests + 1": combine(requests, 1, 1)})
     divided_heads(op, given["q"].shape[1], given["keys"].shape[1], least=1)
     if ("scales" in given) != (given["keys"].dtype.bits == 8):
         raise UserError(
@@ -81,12 +66,6 @@ def _checked(op: str, names: Sequence[str], inputs: Sequence[Node]) -> dict[str,
             expected="scales (2, key heads) with it, and none without",
             got=given["keys"].dtype,
         )
-    for name, wanted in _wanted_types(given).items():
-        type_ = given[name].type
-        if type_ != wanted:
-            if given[name].shape != wanted.shape:
-                raise ShapeError(f"{name} does not fit", op=op, expected=wanted, got=type_)
-            raise DTypeError(f"{name} has another dtype", op=op, expected=wanted, got=type_)
     return given
 
 

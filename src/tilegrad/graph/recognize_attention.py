@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core.dtype import DType, bfloat16, float16
+from ..core.dtype import bfloat16, float16
 from ..ir.block import Block, pure_block
 from ..ir.node import Node, is_shallow, located, needs, topological, users
 from ..ir.rewrite import Log, rebuild
@@ -113,7 +113,7 @@ def _matched(
     weights = [i for i in root.inputs if _near_sum([i])]
     if not is_shallow(weights, READ):
         raise NoMatch("the scores are computed by very many ops in a row", quiet=True)
-    match = Match(root, *_above(root, reads, ends), derived)
+    match = Match(root, _above(root, reads, ends), derived)
     made, dot = match.built(), match.scores.dot.node
     inside = _between(dot, root)
     for node in inside:
@@ -140,20 +140,14 @@ def _between(dot: Node, root: Node) -> set[Node]:
     return inside
 
 
-def _above(
-    root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]
-) -> tuple[list[Node], DType]:
-    """The movement that follows the dot at once, each the only use, and the dtype it is cast to."""
+def _above(root: Node, reads: dict[Node, list[Node]], ends: frozenset[Node]) -> list[Node]:
+    """The movement and the narrowing that follow the dot at once, each the only use."""
     above: list[Node] = []
-    dtype: DType = root.dtype
     node = root
     while node not in ends and len(reads.get(node, ())) == 1:
-        (user,) = reads[node]
-        if user.op is ops.cast and user.dtype in (float16, bfloat16) and dtype is root.dtype:
-            dtype = user.dtype
-        elif user.op not in (ops.permute, ops.reshape):
+        (node,) = reads[node]
+        narrows = node.op is ops.cast and node.dtype in (float16, bfloat16)
+        if not narrows and node.op not in (ops.permute, ops.reshape):
             break
-        else:
-            above.append(user)
-        node = user
-    return above, dtype
+        above.append(node)
+    return above

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..ir.node import Node, is_shallow
 from . import attention, build, ops
-from .attention_types import EXTRAS, Band, sizes, sum_dtype
+from .attention_types import EXTRAS, LEAST_SCORE, Band, sizes, sum_dtype
 from .axes import (
     FIRST,
     Atoms,
@@ -30,19 +30,8 @@ from .axes import (
     size_of,
     strip,
 )
-from .recognize_mask import (
-    Affine,
-    Condition,
-    always,
-    bounds,
-    comparisons,
-    conditions,
-    index_of,
-    meet,
-    position,
-    shows_all,
-)
-from .recognize_scores import LEAST_SCORE, NoMatch, Scores, Term, summed, terms, with_added
+from .recognize_mask import Affine, Condition, bands_of, index_of, meet, position, shows_all
+from .recognize_scores import NoMatch, Scores, Term, summed, terms, with_added
 from .recognize_softmax import Softmax
 
 
@@ -175,10 +164,12 @@ def _seen(
     """
     infinite = [h.condition for h in scores.hidden if h.number == -math.inf]
     finite = [h for h in scores.hidden if h.number > -math.inf]
-    bands, masks = _read(infinite, axes)
-    low, other = _read([h.condition for h in finite], axes)
+    bands, masks = bands_of(infinite, axes.difference, axes.keys[-1])
+    low, other = bands_of([h.condition for h in finite], axes.difference, axes.keys[-1])
     band = meet([*bands, *low])
-    slopes, bias = _slopes(scores.added, axes, band, sinks)
+    by_term = [(_slope(term, axes, band, sinks), term) for term in scores.added]
+    slopes = [slope for slope, _ in by_term if slope is not None]
+    bias = [term for slope, term in by_term if slope is None]
     shown = shows_all(band, size_of(axes.queries), size_of(axes.keys))
     if not finite or (shown and not other and not masks and not bias):
         return Extras(_named(axes, masks, bias, slopes), band)
@@ -203,28 +194,6 @@ def _as_added(scores: Scores) -> Scores:
     added = (*scores.added, *[h.added for h in chosen if h.added is not None])
     hidden = tuple([h for h in scores.hidden if h not in chosen])
     return replace(scores, added=added, hidden=hidden)
-
-
-def _slopes(
-    added: Sequence[Term], axes: Axes, band: Band, sinks: bool
-) -> tuple[list[Node], list[Term]]:
-    """Slopes, and terms that are none."""
-    found = [(_slope(term, axes, band, sinks), term) for term in added]
-    return [s for s, _ in found if s is not None], [t for s, t in found if s is None]
-
-
-def _read(found: Sequence[Condition], axes: Axes) -> tuple[list[Band], list[Condition]]:
-    """Bands, and conditions that are none."""
-    bands: list[Band] = []
-    general: list[Condition] = []
-    for part in [part for condition in found for part in conditions(condition)]:
-        functions = comparisons(part)
-        read = [bounds(f, axes.difference, axes.keys[-1]) for f in functions or () if not always(f)]
-        if functions is None or None in read:
-            general.append(part)
-        else:
-            bands += [b for b in read if b is not None]
-    return bands, general
 
 
 def _named(

@@ -33,37 +33,64 @@ class Condition(NamedTuple):
     truth: bool = True
 
 
-# ---- constants ------------------------------------------------------------------------------
+# ---- constants, and choices between two -----------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """`then` where the condition holds, else `otherwise`."""
+
+    condition: Condition
+    then: Any
+    otherwise: Any
 
 
 def known(node: Node, indices: Indices, given: Condition | None = None) -> Any:
     """The one value a Node has everywhere, under the condition given; None where it has more."""
+    found = _evaluated(node, indices, given)
+    return ops.constant_value(found) if isinstance(found, Node) else None
+
+
+def choice(node: Node, indices: Indices) -> Choice | None:
+    """A value that is one of two constants, by one condition."""
+    found = _evaluated(node, indices)
+    if not isinstance(found, Condition):
+        return None
+    then, otherwise = (known(node, indices, found._replace(truth=t)) for t in (True, False))
+    return None if then is None or otherwise is None else Choice(found, then, otherwise)
+
+
+def _evaluated(
+    node: Node, indices: Indices, given: Condition | None = None
+) -> Node | Condition | None:
+    """The constant a value is, or the one condition beside constants that it is made of."""
 
     @cache
-    def constant(node: Node, indices: Indices) -> Node | None:
-        if given is not None and node is given.node and indices == given.indices:
+    def visit(node: Node, indices: Indices) -> Node | Condition | None:
+        if given is not None and (node, indices) == given[:2]:
             return build.constant(given.truth, bool_)
         if ops.is_constant(node):
-            while node.op is not ops.constant:
-                node = node.inputs[0]
             return node
-        if node.op is ops.where:
-            test = constant(node.inputs[0], indices)
-            chosen = None if test is None else node.inputs[1 if test.attrs["value"] else 2]
-            return None if chosen is None else constant(chosen, indices)
-        if node.op.category in ELEMENTWISE:
-            values: list[Node] = []
-            for i in node.inputs:
-                value = constant(i, indices)
-                if value is None:
-                    return None
-                values.append(value)
-            return fold(node.op, values, node.attrs)
+        if node.op in COMPARES and _compares_positions(node, indices):
+            return Condition(node, indices)
         below = down(node, indices)
-        return None if below is None else constant(*below)
+        if below is not None:
+            return visit(*below)
+        if node.op.category not in ELEMENTWISE:
+            return Condition(node, indices) if node.dtype is bool_ else None
+        values: list[Node | Condition] = []
+        for i in node.inputs:
+            value = visit(i, indices)
+            if value is None:
+                return None
+            if node.op is ops.where and not values and isinstance(value, Node):
+                return visit(node.inputs[1 if ops.constant_value(value) else 2], indices)
+            values.append(value)
+        chosen = {v for v in values if isinstance(v, Condition)}
+        if chosen:
+            return chosen.pop() if len(chosen) == 1 else None
+        return fold(node.op, [v for v in values if isinstance(v, Node)], node.attrs)
 
-    found = constant(node, indices)
-    return None if found is None else found.attrs["value"]
+    return visit(node, indices)
 
 
 # ---- affine functions of positions ----------------------------------------------------------
@@ -121,49 +148,6 @@ def affine(node: Node, indices: Indices) -> Affine | None:
         return None if b.terms else a.times(b.constant)
     below = down(node, indices)
     return None if below is None else affine(*below)
-
-
-# ---- choices between two constants ----------------------------------------------------------
-
-
-class Choice(NamedTuple):
-    """`then` where the condition holds, else `otherwise`."""
-
-    condition: Condition
-    then: Any
-    otherwise: Any
-
-
-def choice(node: Node, indices: Indices) -> Choice | None:
-    """A value that is one of two constants, by one condition."""
-    leaves: dict[tuple[Node, Indices], None] = {}
-    if not _leaves(node, indices, leaves, set()) or len(leaves) != 1:
-        return None
-    (condition,) = (Condition(*leaf) for leaf in leaves)
-    then = known(node, indices, condition)
-    otherwise = known(node, indices, condition._replace(truth=False))
-    return None if then is None or otherwise is None else Choice(condition, then, otherwise)
-
-
-def _leaves(
-    node: Node, indices: Indices, leaves: dict[tuple[Node, Indices], None], seen: set[Any]
-) -> bool:
-    """Collect the conditions a value is made of; False where it is made of anything else."""
-    if (node, indices) in seen or ops.is_constant(node):
-        return True
-    seen.add((node, indices))
-    if node.op in COMPARES and _compares_positions(node, indices):
-        leaves[node, indices] = None
-        return len(leaves) < 2
-    below = down(node, indices)
-    if below is not None:
-        return _leaves(*below, leaves, seen)
-    if node.op.category in ELEMENTWISE:
-        return all(_leaves(i, indices, leaves, seen) for i in node.inputs)
-    if node.dtype is bool_:
-        leaves[node, indices] = None
-        return len(leaves) < 2
-    return False
 
 
 def _compares_positions(node: Node, indices: Indices) -> bool:
@@ -228,7 +212,7 @@ def comparisons(condition: Condition) -> list[Affine] | None:
     return [x.plus(right[0], -1).plus(margin) for x in left]
 
 
-def always(function: Affine) -> bool:
+def _always(function: Affine) -> bool:
     """Whether the bounds prove that it is <= 0 at every index."""
     most = function.constant
     for atom, c in function.terms.items():
@@ -252,7 +236,7 @@ def index_of(atoms: Atoms) -> Affine:
     return Affine(terms)
 
 
-def bounds(function: Affine, difference: Affine, last: Atom) -> Band | None:
+def _bounds(function: Affine, difference: Affine, last: Atom) -> Band | None:
     """The band of key - query (a `difference`, 1 for the last key's Atom) in which the function is
     <= 0, if it is a function of that."""
     factor = function.terms.get(last)
@@ -260,6 +244,22 @@ def bounds(function: Affine, difference: Affine, last: Atom) -> Band | None:
         return None
     limit = floor_divide(function.constant * -1, abs(factor))
     return (None, limit) if factor > 0 else (limit * -1, None)
+
+
+def bands_of(
+    found: Sequence[Condition], difference: Affine, last: Atom
+) -> tuple[list[Band], list[Condition]]:
+    """Bands of key - query in which conditions hold, and those conditions that are none."""
+    bands: list[Band] = []
+    general: list[Condition] = []
+    for part in [part for condition in found for part in conditions(condition)]:
+        functions = comparisons(part)
+        read = [_bounds(f, difference, last) for f in functions or () if not _always(f)]
+        if functions is None or None in read:
+            general.append(part)
+        else:
+            bands += [b for b in read if b is not None]
+    return bands, general
 
 
 def meet(bands: Sequence[Band]) -> Band:

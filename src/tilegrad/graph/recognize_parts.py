@@ -91,7 +91,7 @@ def _layouts(result: Indices, above: Sequence[Node]) -> list[Atoms]:
     for node in above:
         if node.op is ops.permute:
             axes = [axes[a] for a in node.attrs["order"]]
-        else:
+        elif node.op is ops.reshape:
             parts = split([a for axis in axes for a in axis], node.shape)
             if parts is None:
                 break
@@ -165,11 +165,12 @@ def _mean(v: Node, heads: Size) -> Node:
 
 class Match:
     """An attention that ends in a dot: its parts, which axes are what, the Node; NoMatch where
-    there is none. `above` is how the result is moved, `last` the dtype it gets; what is `derived`
-    afterwards has its derivatives."""
+    there is none. `above` is how the result is moved and cast; what is `derived` afterwards has
+    its derivatives."""
 
-    def __init__(self, root: Node, above: Sequence[Node], last: DType, derived: bool) -> None:
-        self.root, self.last, self.derived = root, last, derived
+    def __init__(self, root: Node, above: Sequence[Node], derived: bool) -> None:
+        self.root, self.derived = root, derived
+        self.last = next((n.dtype for n in above if n.op is ops.cast), root.dtype)
         self.result = fresh(root.shape)
         sides, inner = operand_indices(root, self.result)
         keys = tuple([a for p in inner for a in p.atoms])

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from ..ir.node import Node
 from . import build, ops
+from .attention_types import LEAST_SCORE
 from .axes import Atoms, Indices, below, depends, flat, on_atoms, strip
 from .recognize_mask import Condition, choice, known
 
-LEAST_SCORE = -1e38  # kernels multiply scores by log2(e): lower ones would be -inf
 LOWEST = -3e4  # a number this low in place of a score means: not seen
 
 

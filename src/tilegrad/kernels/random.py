@@ -6,7 +6,7 @@ depends on key, offset and index alone, never on the tiles of a kernel.
 
 from __future__ import annotations
 
-from ..core.dtype import int64, uint32
+from ..core.dtype import uint32
 from ..ir.node import Node
 from ..tile.build import BodyBuilder
 
@@ -16,13 +16,12 @@ MULTIPLIER, WEYL, ROUNDS = 0xD256D193, 0x9E3779B9, 10
 def random_bits(b: BodyBuilder, key: Node, offset: Node, linear: Node) -> Node:
     """Random bits (uint32) of linear indices (int64)."""
     x = b.cast(linear, uint32)
-    y = b.cast(b.apply("shift_right", linear, b.constant(32, int64)), uint32)
+    y = b.cast(b.apply("shift_right", linear, 32), uint32)
     y = b.apply("bit_xor", y, offset)
-    multiplier, weyl = b.constant(MULTIPLIER, uint32), b.constant(WEYL, uint32)
     for turn in range(ROUNDS):
-        top = b.apply("multiply_high", x, multiplier)
-        bottom = b.apply("multiply", x, multiplier)
+        top = b.apply("multiply_high", x, MULTIPLIER)
+        bottom = b.apply("multiply", x, MULTIPLIER)
         x, y = b.apply("bit_xor", b.apply("bit_xor", top, key), y), bottom
         if turn < ROUNDS - 1:
-            key = b.apply("add", key, weyl)
+            key = b.apply("add", key, WEYL)
     return x

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from math import prod
 from typing import Any
@@ -117,8 +117,8 @@ class PagedCache:
     ) -> Tensor:
         """Put a layer's new keys and values, rotated, into their pages; gives q rotated. How they
         turn (frequencies, interleaved, factor) is as `paged_append` says."""
-        given = (q, k, v, table, lengths, query_starts)
-        return self._changed("append", paged_append, layer, given, rotation)
+        where = (table, lengths, query_starts)
+        return self._changed(paged_append, layer, (q, k, v), where, rotation)
 
     def step(
         self,
@@ -132,22 +132,20 @@ class PagedCache:
         **how: Any,
     ) -> Tensor:
         """`append` and `attend` at once: attention of the new tokens; see `paged_step`."""
-        given = (q, k, v, table, lengths, query_starts)
-        return self._changed("step", paged_step, layer, given, how)
+        where = (table, lengths, query_starts)
+        return self._changed(paged_step, layer, (q, k, v), where, how)
 
-    def _changed(
-        self,
-        op: str,
-        function: Callable[..., tuple[Tensor, Tensor, Tensor]],
-        layer: int,
-        given: tuple[Any, ...],
-        how: dict[str, Any],
-    ) -> Tensor:
+    def _changed(self, function: Any, layer: int, new: Any, where: Any, how: Any) -> Tensor:
         """The first result of a function whose others are a layer's keys and values from now on."""
-        _in_step(op)
+        if mode.trace is None:
+            raise StateError(
+                "a cache is appended to within a jitted function only",
+                op=function.__name__,
+                expected="a step that is jitted and takes the cache as an argument",
+                hint="outside of one the whole cache would be copied",
+            )
         cache = self.keys[layer], self.values[layer]
-        new, pages = given[:3], given[3:]
-        found, *after = function(*new, *cache, *pages, scales=self.scales_of(layer), **how)
+        found, *after = function(*new, *cache, *where, scales=self.scales_of(layer), **how)
         for before, now in zip(cache, after):
             before.assign(now)
         return found
@@ -188,17 +186,6 @@ def _scales(given: Any, layers: int, key_heads: int) -> np.ndarray[Any, Any]:
             "a scale is no positive number", op="PagedCache", expected="above 0", got=found.min()
         )
     return found
-
-
-def _in_step(op: str) -> None:
-    """Refuse to write a cache where it would be copied."""
-    if mode.trace is None:
-        raise StateError(
-            "a cache is appended to within a jitted function only",
-            op=op,
-            expected="a step that is jitted and takes the cache as an argument",
-            hint="outside of one the whole cache would be copied",
-        )
 
 
 def _new(shape: Sequence[Any], dtype: DType, device: str) -> Tensor:

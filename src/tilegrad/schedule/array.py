@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.dtype import float16, float32
+from ..core.dtype import float16
 from ..core.target import MatrixUnit, Target
 from ..graph import build, ops
 from ..graph.interpret import interpret
@@ -184,8 +184,8 @@ class ArrayDot(DotLowering):
     def flushed(self, x: Node, least: float = TINY) -> Node:
         """x without subnormal numbers."""
         b = self.b
-        small = b.apply("less", b.apply("absolute", x), b.constant(least, float32, ()))
-        return b.apply("where", small, b.apply("multiply", x, b.constant(0, float32, ())), x)
+        small = b.apply("less", b.apply("absolute", x), least)
+        return b.apply("where", small, b.apply("multiply", x, 0), x)
 
     def multiplied(self, left: Node, line: Node, sums: Node) -> Node:
         """A product, then a sum, each rounded."""
@@ -200,7 +200,7 @@ class ArrayDot(DotLowering):
         unit = self.unit
         whole = unit.k if unit.k <= 2 * unit.m else 2 if self.rate else 1  # of k, without zeros
         if modulo(k, whole) != 0:
-            zero = b.apply("add", acc, b.constant(0, float32, ()))
+            zero = b.apply("add", acc, 0)
             acc = b.branch(b.less(k, at + unit.k), lambda: [zero], lambda: [acc])[0]
         return self.flushed(super().with_earlier(acc, at, rows, start))
 

@@ -87,6 +87,7 @@ def attention_flops(node: Node) -> Size:
 
 # ---- instructions --------------------------------------------------------------------------------
 
+DOUBLE = 8  # what one of float64 weighs: it takes twice the registers, and functions more steps
 EXACT = 96  # what an exactly rounded division or root weighs, in instructions that do not branch
 QUICK = {ops.divide, ops.reciprocal, ops.sigmoid}  # without a slow path where 16 bits are seen
 # (instructions; divisions, roots, branches) of a float32 element, for ops that take more than one
@@ -128,7 +129,7 @@ def instructions(stored: Iterable[Node], known: set[Node], rounded: set[Node]) -
         plain, exact = INSTRUCTIONS.get(node.op, (1, 0))
         short = node in rounded or node.dtype.bits <= 16
         quick = node.dtype.is_integer or (short and node.op in QUICK)
-        plain *= 2 if node.dtype is float64 else 1
+        plain *= DOUBLE if node.dtype is float64 else 1
         total += plain + EXACT * (0 if quick or product(node.shape) != size else exact)
     return total
 

@@ -239,7 +239,7 @@ class Evaluator:
         value = self.body.cast(self.value(node, index), int64)
         last = self.body.index(size - 1)  # out of range is clamped: never read there
         value = self.body.apply("minimum", value, last)
-        value = self.body.apply("maximum", value, self.body.constant(0, int64))
+        value = self.body.apply("maximum", value, 0)
         return self.atom("at", value, 0, max(1, high(size) - 1))
 
     # ---- loads and stores -----------------------------------------------------------------
@@ -334,11 +334,8 @@ def _in_range(e: Evaluator, node: Node, index: Index) -> Node:
     b, x = e.body, e.value(node.inputs[0], index)
     if symbolic(node, index, e.memories) is None:
         place, size = b.cast(x, int64), b.index(node.attrs["size"])
-        inside = b.apply(
-            "bit_and",
-            b.apply("less_equal", b.constant(0, int64), place),
-            b.apply("less", place, size),
-        )
+        least = b.apply("less_equal", 0, place)
+        inside = b.apply("bit_and", least, b.apply("less", place, size))
         b.require(inside, node.attrs["message"], node.attrs["place"], e.active(inside.shape))
     return x
 

@@ -175,7 +175,7 @@ class Accumulators:
         if x.dtype.is_float:
             is_new = b.apply("bit_and", b.apply("not_equal", x, x), b.apply("equal", best, best))
             better = b.apply("bit_or", better, is_new)
-        better = b.apply("bit_or", better, b.apply("equal", where, b.constant(FAR_OFF, int64)))
+        better = b.apply("bit_or", better, b.apply("equal", where, FAR_OFF))
         if mask is not None:
             better = b.apply("bit_and", better, mask)
         return [b.apply("where", better, x, best), b.apply("where", better, place, where)]
@@ -187,7 +187,6 @@ class Accumulators:
     def first_largest(self, x: Node, place: Node, mask: Node | None, axis: int) -> Node:
         """The first place of the largest value along an axis; nan is the largest."""
         b = self.b
-        none = b.constant(self.none, int64)
         if not x.shape:
             return place
         kept = b.where(mask, x, x.dtype.lowest)
@@ -197,7 +196,7 @@ class Accumulators:
             is_nan = b.apply("bit_and", b.apply("not_equal", top, top), b.apply("not_equal", x, x))
             best = b.apply("bit_or", best, is_nan)
         best = b.apply("bit_and", best, mask) if mask is not None else best
-        found = b.reduce(b.apply("where", best, place, none), axis, "min")
+        found = b.reduce(b.where(best, place, self.none), axis, "min")
         return self._kept(found, axis)
 
     def _kept(self, x: Node, axis: int) -> Node:

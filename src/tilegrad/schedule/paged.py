@@ -51,21 +51,13 @@ def shape_of(node: Node) -> PagedShape:
     return PagedShape(*of_heads, *counts, *how, "sinks" in given)
 
 
-def queries_of(node: Node) -> int:
-    """New tokens of a request: as the op says, or as its sizes tell."""
-    if node.attrs["single"]:
-        return 1
+def queries_of(node: Node, most: bool = False) -> int:
+    """New tokens of a request, as a rule or at most: as the op says, or as its sizes tell."""
     x = shape_of(node)
-    guess = 1 if x.single else max(1, high(x.tokens) // max(1, high(x.requests)))
-    return node.attrs["queries"] or guess
-
-
-def most_queries_of(node: Node) -> int:
-    """The most new tokens that a request may have: as the op says, or all of the step's."""
-    x = shape_of(node)
-    if node.attrs["single"] or x.single:
+    if node.attrs["single"] or (most and x.single):
         return 1
-    return node.attrs["queries"] or high(x.tokens)
+    requests = 1 if most else max(1, high(x.requests))
+    return node.attrs["queries"] or max(1, high(x.tokens) // requests)
 
 
 def seconds_of(node: Node, target: Target) -> float:
@@ -146,14 +138,13 @@ def _apart(x: PagedShape, inputs: Sequence[Node]) -> tuple[list[Node], Node, Nod
 def _work(
     x: PagedShape, plan: PagedPlan, lengths: Node, starts: Node, near: Surroundings
 ) -> list[Node]:
-    """The list of a step, and zeros that programs count in or row blocks that were cut; the same
-    Nodes for all layers that differ in nothing that the list depends on."""
+    """The list of a step, and zeros that programs count in if they join parts; the same Nodes for
+    all layers that differ in nothing that the list depends on."""
     from ..kernels.paged.call import list_callee
 
-    items, last = build.items(_listed(list_callee(_plain(x), plan), lengths, starts, near))
-    if plan.joined:
-        last = build.full((plan.item_rows(x), x.key_heads), 0, int32)
-    return [items, last]
+    items = _listed(list_callee(_plain(x), plan), lengths, starts, near)
+    counters = build.full((plan.item_rows(x), x.key_heads), 0, int32)
+    return [items, counters] if plan.joined else [items]
 
 
 def _plain(x: PagedShape) -> PagedShape:
@@ -191,7 +182,7 @@ class UnitPrefill(Attention):
 
         if invariant():
             return OTHER_SUMS
-        if most_queries_of(node) < prefill.LEAST_TOKENS:
+        if queries_of(node, most=True) < prefill.LEAST_TOKENS:
             return f"for {prefill.LEAST_TOKENS} new tokens and more"
         return prefill.why_not(x, target) or why_not(x, few) or write
 

@@ -174,7 +174,7 @@ def lower_tiled(region: Region, target: Target, name: str) -> Bodies:
     def operand(node: Node, index: Index) -> Node:  # 0 outside, in a dtype products are taken in
         x, inside = e.value(node, index), e.inside()
         if inside is not None and not _masked_load(x, e.full):
-            x = b.apply("where", inside, x, b.constant(0, x.dtype))
+            x = b.where(inside, x, 0)
         return b.cast(b.broadcast(x, e.full), product_dtype(node.dtype, accumulator))
 
     for at, whole in b.steps("k", 0, k, STEP, total):

@@ -124,7 +124,7 @@ def side_by_side(bodies: Sequence[Body]) -> Body:
         def here() -> None:
             own = program
             if start:
-                own = b.apply("subtract", program, b.constant(start, program.dtype))
+                own = b.apply("subtract", program, start)
             body = bodies[number]
             given = b.parameters[firsts[number] : firsts[number] + len(body.parameters)]
             copy_block(
@@ -135,7 +135,7 @@ def side_by_side(bodies: Sequence[Body]) -> Body:
         if number == len(bodies) - 1:
             here()
         else:
-            inside = b.apply("less", program, b.constant(end, program.dtype))
+            inside = b.apply("less", program, end)
             b.branch(inside, here, lambda: among(number + 1, end))
 
     among(0, 0)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.config import invariant
-from ..core.dtype import DType, float64
+from ..core.dtype import DType
 from ..core.errors import InternalError
 from ..core.target import Target
 from ..graph import ops
@@ -58,8 +58,7 @@ def reduce_index(node: Node, row: Size, column: Size) -> Index:
 def is_blocked(node: Node) -> bool:
     """Whether a long reduction is a sum whose error grows with each addition to one accumulator:
     it is added in blocks of `CHAIN` additions, whose totals are added in float64."""
-    dtype = node.inputs[0].dtype
-    return node.op is ops.sum_ and dtype.is_float and dtype is not float64
+    return node.op is ops.sum_ and node.inputs[0].dtype.is_float
 
 
 class Space:

@@ -15,7 +15,7 @@ from ..core.dtype import DType
 from ..core.errors import DTypeError, ShapeError, UserError
 from ..graph import attention as graph
 from ..graph import build, ops
-from ..graph.attention_types import EXTRAS, OP, Sizes, sum_dtype
+from ..graph.attention_types import EXTRAS, LEAST_SCORE, OP, SCORES, Sizes, sum_dtype
 from ..graph.attention_types import sizes as sizes_of
 from ..ir.block import argument_op
 from ..ir.node import Node
@@ -25,7 +25,6 @@ from .random import Generator, next_key_and_offset
 from .tensor import Tensor, lift, node_of, wrap
 
 Shape = tuple[Size, ...]
-LEAST_BIAS = -1e38  # of a mask that is added: kernels multiply it by log2(e)
 
 
 def attention(
@@ -64,16 +63,8 @@ def attention(
     parents = [q, k, v, bias, slopes, sinks]
     (q, k, v), order = _laid((q, k, v), layout)
     sizes = sizes_of((q, k, v), (order,) * 4)
-    extras = {
-        "bias": bias,
-        "mask": mask,
-        "slopes": slopes,
-        "sinks": sinks,
-        "key_lengths": key_lengths,
-        "query_starts": query_starts,
-        "key_starts": key_starts,
-    }
-    more = _extras(extras, sum_dtype(q.dtype))
+    extras = (bias, mask, slopes, sinks, key_lengths, query_starts, key_starts)
+    more = _extras(dict(zip(EXTRAS, extras)), sum_dtype(q.dtype))
     if not 0.0 <= dropout <= 1.0:
         raise ShapeError("not a probability", op=OP, expected="0 <= dropout <= 1", got=dropout)
     if not isinstance(softcap, (int, float)) or not 0.0 <= softcap < math.inf:
@@ -93,7 +84,7 @@ def attention(
     )
     if dropout == 1.0:
         out = build.multiply(out, 0.0)
-    if len(layout) == 3:
+    if order != layout:
         out, lse = build.squeeze(out, (order.index("b"),)), build.squeeze(lse, (0,))
     result = wrap(out, *parents)
     return (result, wrap(lse, *parents)) if return_lse else result
@@ -112,25 +103,9 @@ def _usual_scale(width: Size) -> float:
 
 
 def _laid(values: tuple[Any, ...], layout: str) -> tuple[list[Node], str]:
-    """Nodes with four axes each, and their order."""
-    if sorted(layout) not in (list("bdht"), list("dht")) or layout[-1] != "d":
-        raise UserError(
-            "not a layout",
-            op=OP,
-            got=repr(layout),
-            expected="b (may be left out), h and t in any order, then d",
-            hint='"bhtd", "bthd", or "thd" for packed sequences',
-        )
+    """Nodes with a batch, and the order of their axes."""
     nodes = [node_of(x) for x in values]
-    for name, x in zip("qkv", nodes):
-        if len(x.shape) != len(layout):
-            raise ShapeError(
-                f"{name} has not the axes of the layout",
-                op=OP,
-                expected=f"{len(layout)} axes, as in {layout!r}",
-                got=build.show(x.shape),
-            )
-    if len(layout) == 4:
+    if "b" in layout:
         return nodes, layout
     return [build.unsqueeze(x, 0) for x in nodes], "b" + layout
 
@@ -180,11 +155,11 @@ def _extras(given: dict[str, Any], wide: DType) -> dict[str, Node]:
     found = {name: node_of(x) for name, x in given.items() if x is not None}
     for name, x in found.items():
         axes, dtype, _ = EXTRAS[name]
-        if axes == "bhij":
+        if axes is SCORES:
             found[name] = _with_rank(x, 4)
         elif dtype is None and x.dtype.is_float:
             found[name] = build.cast(x, wide)
-        elif dtype is not None and x.dtype.is_integer:
+        elif isinstance(dtype, DType) and x.dtype.is_integer:
             found[name] = build.cast(x, dtype)
     return found
 
@@ -214,7 +189,7 @@ def scaled_dot_product_attention(
     nodes = [node_of(x) for x in tensors]
     given = None if mask is None else node_of(mask)
     if given is not None and given.dtype.is_float and is_data(given):
-        given = build.where(build.equal(given, -math.inf), given, build.maximum(given, LEAST_BIAS))
+        given = build.where(build.equal(given, -math.inf), given, build.maximum(given, LEAST_SCORE))
     rank = max(len(x.shape) for x in nodes)
     nodes = [_with_rank(x, rank) for x in nodes]
     bare = rank == 2 or not isinstance(nodes[0].shape[-3], int)  # no heads, but a batch

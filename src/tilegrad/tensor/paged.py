@@ -20,12 +20,13 @@ import numpy as np
 from ..core import dtype as dtypes
 from ..core.errors import DTypeError, ShapeError
 from ..graph import build, ops
-from ..graph.paged_types import APPEND, ATTEND, RANKS
+from ..graph.paged_types import APPEND, ATTEND
 from ..ir.node import Node
 from .maths import cast
 from .tensor import Tensor, lift, node_of, wrap
 
 Given = dict[str, Tensor]
+PLACED = ("q", "keys", "values", "table", "lengths", "query_starts")
 
 
 def paged_attention(
@@ -125,17 +126,14 @@ def paged_step(
     lengths: Any,
     query_starts: Any,
     *,
-    frequencies: Any = None,
-    interleaved: bool = False,
-    factor: float = 1.0,
     scales: Any = None,
     **how: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(attention of the new tokens, keys, values): `paged_append`, then `paged_attention`, whose
-    options `how` has."""
+    """(attention of the new tokens, keys, values): `paged_append`, then `paged_attention`; `how`
+    has the options of both."""
     pages = (table, lengths, query_starts)
-    rotation = {"frequencies": frequencies, "interleaved": interleaved, "factor": factor}
-    q_rotated, keys, values = paged_append(q, k, v, keys, values, *pages, **rotation, scales=scales)
+    turn = {n: how.pop(n) for n in ("frequencies", "interleaved", "factor") if n in how}
+    q_rotated, keys, values = paged_append(q, k, v, keys, values, *pages, **turn, scales=scales)
     return paged_attention(q_rotated, keys, values, *pages, scales=scales, **how), keys, values
 
 
@@ -143,7 +141,7 @@ def _given(
     q: Any, keys: Any, values: Any, table: Any, lengths: Any, query_starts: Any, scales: Any
 ) -> Given:
     """Arguments by the names that `graph.paged_types` has for them."""
-    given = dict(zip(RANKS, map(lift, (q, keys, values, table, lengths, query_starts))))
+    given = dict(zip(PLACED, map(lift, (q, keys, values, table, lengths, query_starts))))
     if scales is not None:
         found = cast(lift(scales), dtypes.float32)
         every = found.ndim == 1 and given["keys"].ndim == 4

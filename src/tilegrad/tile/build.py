@@ -123,10 +123,8 @@ class BodyBuilder:
     def bounded(self, name: str, node: Node, low: int, high: int) -> Size:
         """An `atom` for a number from memory, brought within its bounds: what is simplified
         relies on them."""
-        node = self.apply("maximum", node, self.constant(low, node.dtype))
-        return self.atom(
-            name, self.apply("minimum", node, self.constant(high, node.dtype)), low, high
-        )
+        node = self.apply("minimum", self.apply("maximum", node, low), high)
+        return self.atom(name, node, low, high)
 
     def program(self, axis: int, size: Size) -> Size:
         """This program's number along a grid axis."""
@@ -161,11 +159,11 @@ class BodyBuilder:
                 term = node if term is None else self.apply("multiply", term, node)
             assert term is not None
             if factor != 1:
-                term = self.apply("multiply", term, self.constant(factor, int64))
+                term = self.apply("multiply", term, factor)
             total = term if total is None else self.apply("add", total, term)
         assert total is not None
         if value.constant:
-            total = self.apply("add", total, self.constant(value.constant, int64))
+            total = self.apply("add", total, value.constant)
         return total
 
     def constant(self, value: Any, dtype: DType, shape: Shape = ()) -> Node:
@@ -188,13 +186,15 @@ class BodyBuilder:
         shape = tuple(max(sizes) for sizes in zip(*padded))
         return [self.broadcast(i, shape) for i in inputs]
 
-    def apply(self, name: str, *inputs: Node) -> Node:
-        """An elementwise op by name, shapes broadcast."""
-        return self.add(ops.ELEMENTWISE[name](*self._broadcast_all(inputs)))
+    def apply(self, name: str, *inputs: Node | float) -> Node:
+        """An elementwise op by name, shapes broadcast; numbers have the dtype of the last Node."""
+        dtype = [i.dtype for i in inputs if isinstance(i, Node)][-1]
+        nodes = [i if isinstance(i, Node) else self.constant(i, dtype) for i in inputs]
+        return self.add(ops.ELEMENTWISE[name](*self._broadcast_all(nodes)))
 
     def where(self, mask: Node | None, x: Node, other: Any) -> Node:
         """x where a mask holds, or everywhere without one; else a number."""
-        return x if mask is None else self.apply("where", mask, x, self.constant(other, x.dtype))
+        return x if mask is None else self.apply("where", mask, x, other)
 
     def cast(self, x: Node, dtype: DType) -> Node:
         """x converted."""

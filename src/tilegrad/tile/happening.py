@@ -129,6 +129,9 @@ def _land(order: Order, role: Role, node: Node, land: row.Land, values: Known) -
 
 def _work(order: Order, role: Role, node: Node, work: row.Work, values: Known) -> None:
     group = role.groups[work.engine]
+    if work.alone and group.issued > group.known:
+        text = f"{node.op.name} with words of what is kept while another is under way"
+        order.report("race", text, node, group.last, "put matrix_wait(pending=0) before it")
     group.issued += 1
     group.last = node
     for touch in work.touches:

@@ -143,7 +143,7 @@ def within(op: str, box: Window, mask: Node | None, masked: bool) -> tuple[tuple
         inside = _between(t, at, size, below, above)
         b.require(inside, message(op, name, size, axis), user_location(), mask)
         if op == "load" and low(size) > 0:
-            safe = b.apply("where", inside, b.index(at), b.constant(0, int64))
+            safe = b.where(inside, b.index(at), 0)
             index[axis] = b.atom("at", safe, 0, high(size) - 1)
         else:
             mask = b.logical_and(mask, inside)
@@ -250,13 +250,13 @@ def _guarded(
     if not t.guards:
         return offset, mask
     b = t.builder
-    inside = None if below else b.apply("less_equal", b.constant(0, int64), offset)
+    inside = None if below else b.apply("less_equal", 0, offset)
     if not above:
         inside = b.logical_and(inside, b.apply("less", offset, b.index(count)))
     assert inside is not None
     b.require(inside, message(op, memory.name, count), user_location(), mask)
     if op == "load" and mask is None and low(count) > 0:  # quicker than a mask
-        return b.apply("where", inside, offset, b.constant(0, int64)), None
+        return b.where(inside, offset, 0), None
     return offset, b.logical_and(mask, inside)
 
 
@@ -298,8 +298,7 @@ def bounded(t: Tracer, node: Node, least: int, most: int) -> Node:
     if not t.guards or (least <= own_least and own_most <= most):
         return node
     wide = b.cast(node, int64)
-    kept = b.apply("maximum", wide, b.constant(least, int64))
-    kept = b.apply("minimum", kept, b.constant(most, int64))
+    kept = b.apply("minimum", b.apply("maximum", wide, least), most)
     b.require(
         b.apply("equal", wide, kept),
         f"tile.index: a number is out of its bounds\n  expected: {least} <= number <= {most}",

@@ -508,7 +508,7 @@ def edge_mask(edge: Edge, size: int) -> Node:
     at = b.apply("add", b.index(edge.start), line)
     mask = b.apply("less", at, b.index(edge.limit))
     if low(edge.start) < 0:
-        mask = b.apply("bit_and", b.apply("less_equal", b.constant(0, dtypes.int64), at), mask)
+        mask = b.apply("bit_and", b.apply("less_equal", 0, at), mask)
     return mask
 
 

@@ -110,7 +110,7 @@ class Pieces:
         """start, start + stride, ... as a tile."""
         steps = self.b.add(ops.iota(size=lanes, dtype=int64))
         if stride != 1:
-            steps = self.b.apply("multiply", steps, self.b.constant(stride, int64))
+            steps = self.b.apply("multiply", steps, stride)
         return self.b.apply("add", self.b.index(start), steps)
 
     def iota(self, node: Node) -> Source:

@@ -339,7 +339,8 @@ def _product(node: Node) -> tuple[Work]:
         found.append(lead(place, False, tuple(rest[:count])))
         rest = rest[count:]
     old, new = read_and_write(found[0])
-    return (Work("matrix_async", (*found[1:], changed(old, when=accumulate), new)),)
+    touches = (*found[1:], changed(old, when=accumulate), new)
+    return (Work("matrix_async", touches, alone=bool(words)),)
 
 
 def _multiplied(node: Node, a: Any, b: Any, *rest: Any) -> Any:
@@ -378,7 +379,8 @@ def matrix_async(
     accumulate holds), of as many columns of b as the accumulator has; a transposed operand is
     stored (k, m) or (n, k); an a of int32 in registers has two elements of b's dtype in a word.
     Where a holds two of every four, the first of `index` is the place of the words (m / 16, k / 2)
-    that say which, as `kept` orders them, and its leading indices come last"""
+    that say which, as `kept` orders them, and its leading indices come last. Threads hold such
+    words in registers that a product reads to its end, so none may be under way then"""
     words = [memory_of(x) for x in index[:1] if isinstance(x.type, Memory)]
     operands = [*(memory_of(x) for x in (accumulator, a, b)), *words]
     if len(index) - len(words) != sum(len(p.shape) - 2 for p in operands):

@@ -61,6 +61,7 @@ class Work(NamedTuple):
 
     engine: str
     touches: tuple[Touch, ...]
+    alone: bool = False  # only once all before it is done
 
     @property
     def by_threads(self) -> bool:

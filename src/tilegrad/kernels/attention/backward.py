@@ -6,25 +6,36 @@ queries give dq. Both recompute the scores: 7 products instead of 5, no sums bet
 the same inputs give the same bits. A `fast` Plan has 5 products: programs of keys also add dq to
 float32 sums that a launch before clears and one after rounds; their order is nobody's.
 
-Invariant: any sizes do whose rows are a multiple of 16 bytes; a query that sees no key (lse is
--inf) adds exactly 0.
+A producer brings the tokens of one side that a program keeps and fills a ring with blocks of the
+other side; two consumers keep 64 tokens each. Programs of keys see scores transposed, so that p and
+ds are left operands in the registers they were made in. A consumer multiplies scores of a block and
+dout v^T first; p comes from the first while the second runs, then ds, and their products, which the
+next block waits for. Registers of a product that is under way are neither read nor written.
+
+Invariant: any sizes do whose rows are a multiple of 16 bytes; what is outside of the tokens, of the
+band or of a row without a seen key adds exactly 0; sums over blocks go in the order of the blocks,
+but for dq where a Plan is `fast`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ... import tile
 from ...core.dtype import float32
 from ...core.errors import InternalError
-from ...ir.symbol import Size, ceil_divide
+from ...ir.symbol import Size, ceil_divide, floor_divide, modulo
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ...tile.value import index_of
-from .backward_body import BackwardBody
-from .backward_plan import BackwardPlan, columns_of, why_not
-from .shape import AttentionShape, backward_parameters, tokens_of
-from .softmax import and_masks
+from ...tile.value import index_of, size_of
+from .backward_plan import OWN, ROWS, BackwardPlan, columns_of, why_not
+from .holes import Holes
+from .shape import AttentionShape, backward_parameters, memories, swizzled
+from .softmax import and_masks, first_of, line, times
+from .tile_order import block_at, block_count, corner
+
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240  # of a thread
 
 
 def attention_backward(
@@ -42,7 +53,7 @@ def attention_backward(
 
     def body(side: str, *gives: str) -> Body:
         known = [(n, m) for n, m in given.items() if m.use == "value" or n in gives]
-        return BackwardBody(x, plan, gives, known, f"{name}_{side}").build()
+        return BackwardBody(x, plan, gives, BodyBuilder(f"{name}_{side}", known)).build()
 
     if plan.fast:
         rounds = rounded(x, plan, given["dq"], f"{name}_round")
@@ -91,7 +102,396 @@ def rounded(x: AttentionShape, plan: BackwardPlan, dq: Memory, name: str) -> Bod
             mask = (tile.arange(64) + token < index_of(x.queries))[:, None]
         if x.width != columns_of(x, plan)[0]:
             mask = and_masks(mask, tile.arange(columns) + column < x.width)
-        at = (lane // x.heads, lane % x.heads, token)
-        target = tokens_of(out, x.orders[0], at, (64, columns), column)
+        holes = Holes(x, {"dq": out}, lane // x.heads, lane % x.heads)
+        target = holes.tokens("dq", token, (64, columns), column)
         tile.store(target, tile.cast(value, x.dtype), mask=mask)
     return b.finish(shape[:3])
+
+
+# ---- a launch -----------------------------------------------------------------------------------
+
+
+class BackwardBody:
+    """Writes one Body."""
+
+    def __init__(
+        self, x: AttentionShape, plan: BackwardPlan, gives: Sequence[str], b: BodyBuilder
+    ) -> None:
+        self.x, self.plan, self.gives, self.b = x, plan, gives, b
+        self.of_keys = "dq" not in gives
+        self.memory = memories(b)
+        self.fast = plan.fast and self.of_keys
+        self.with_changes = "dv" not in gives or "dk" in gives  # ds, and a product with it
+        self.columns = plan.queries if self.of_keys else plan.keys
+        self.stages = plan.query_stages if self.of_keys else plan.key_stages
+        self.heads, self.group = (x.key_heads, x.group) if self.of_keys else (x.heads, 1)
+        wide = columns_of(x, plan)
+        self.pieces = (2 if self.fast and wide[0] == 128 else 1, 1)  # columns of places, apart
+        self.wide = (wide[0] // self.pieces[0], wide[1])
+        self.packed = "query_starts" in x.extras
+        self.data_says = self.packed or "key_lengths" in x.extras  # how many tokens there are
+        tokens = x.keys if self.of_keys else x.queries
+        self.blocks = block_count(tokens, ROWS, self.memory, self.packed)
+
+    def build(self) -> Body:
+        """Places, then the roles beside each other."""
+        programs = self.x.batch * self.heads * self.blocks
+        with tile.into(self.b):
+            self.place()
+            self.locate(tile.grid(programs))
+            self.begin, self.end = self.seen_blocks()
+            with tile.role("producer", 4, PRODUCER_REGISTERS):
+                self.producer()
+            for own in range(2):
+                with tile.role(f"consumer{own}", 4, CONSUMER_REGISTERS):
+                    BackwardConsumer(self, own).run()
+        return self.b.finish((programs,), plan=self.plan)
+
+    def place(self) -> None:
+        """What is kept, the ring, what is known of each query; ds on its way to dq."""
+        dtype, pairs = self.x.dtype, list(zip(self.pieces, self.wide))
+        kept = pairs if self.with_changes else pairs[:1]
+        self.kept = [swizzled(dtype, 2, n, OWN, w) for n, w in kept]
+        self.ring = [swizzled(dtype, self.stages, n, self.columns, w) for n, w in pairs]
+        self.ready = tile.barrier("ready", 1)
+        full = [tile.barrier(f"full{i}", 1, self.stages) for i in range(2)]
+        empty = tile.barrier("empty", 2, self.stages)
+        self.come = [tile.Pipeline(one, empty) for one in full]
+        if self.of_keys:
+            self.known = tile.shared((self.stages, 2, self.columns))
+            self.told = tile.Pipeline(tile.barrier("told", 1, self.stages), empty)
+        if self.fast:  # (turn, keys, queries, ...)
+            self.passed = swizzled(dtype, 2, 2, self.columns // 64, OWN, 64)
+
+    # ---- which tokens -----------------------------------------------------------------------
+
+    def locate(self, program: Any) -> None:
+        """Batch, head and tokens of a program; blocks that see most begin first."""
+        x, hold = self.x, tile.hold
+        lane, block = corner(program, x.batch * self.heads, self.blocks, self.plan.section)
+        block = tile.minimum(block, self.blocks - 1)
+        if not self.of_keys and x.band[1] is not None:  # the last see most
+            block = self.blocks - 1 - block
+        block = hold(block, "block")
+        self.batch, self.head = hold(lane // self.heads, "batch"), hold(lane % self.heads, "head")
+        if not self.packed:
+            self.first = hold(block * ROWS, "first")
+            limit = Holes(x, self.memory, self.batch, 0).limit
+            spans = {"query": (0, index_of(x.queries)), "key": (0, limit)}
+        else:
+            of = "key" if self.of_keys else "query"
+            _, self.first, spans = block_at(x, self.memory, block, ROWS, of)
+        (self.query_start, self.queries), (self.key_start, self.limit) = spans.values()
+
+    def seen_blocks(self) -> tuple[Any, Any]:
+        """The blocks of the other side that tokens of this program see, or are seen by."""
+        before, after = self.x.sides(self.of_keys)
+        begin: Any = 0
+        if before is not None:
+            begin = tile.maximum(self.first + before, 0)
+        end = self.queries if self.of_keys else self.limit
+        if after is not None:
+            end = tile.maximum(tile.minimum(end, self.first + after + ROWS), 0)
+        if self.data_says:  # nothing is looped over for tokens past the last
+            count = self.limit if self.of_keys else self.queries
+            end = end * tile.minimum(tile.maximum(count - self.first, 0), 1)
+        first = tile.hold(begin // self.columns, "begin")
+        last = tile.ceil_divide(end, self.columns)
+        # stages are counted round for any number of blocks, whatever the lengths are
+        bounds = (0, tile.most(last) + 4 * self.stages) if self.data_says else None
+        return first, tile.hold(last, "end", bounds)
+
+    def count(self, member: Any, block: Any) -> Any:
+        """How many blocks came before."""
+        return member * (self.end - self.begin) + block - self.begin
+
+    def place_of(self, step: Any) -> Any:
+        """The block that a step takes. Where programs of a head add to one another's sums,
+        each begins elsewhere, so that they do not meet."""
+        if not self.fast or self.x.band != (None, None) or self.data_says:
+            return step
+        count = self.end
+        shift = (self.first // ROWS * count).size if not isinstance(self.first, int) else 0
+        place = step + index_of(floor_divide(shift, self.blocks))
+        past = tile.minimum(tile.maximum(place - count + 1, 0), 1)
+        return tile.hold(place - count * past, "place")
+
+    @tile.function
+    def for_blocks(self, body: Callable[[Any, Any], None]) -> None:
+        """body(member of the group, block) in order."""
+        for member in tile.range(self.group):
+            for block in tile.range(self.begin, self.end):
+                body(member, block)
+
+    def holes(self, member: Any) -> Holes:
+        """The holes of a query head of the group."""
+        head = self.head * self.group + member if self.of_keys else self.head
+        starts = (self.query_start, self.key_start)
+        return Holes(self.x, self.memory, self.batch, head, self.of_keys, *starts)
+
+    # ---- the producer -----------------------------------------------------------------------
+
+    def copy(self, number: int, at: Any, token: Any, member: Any, full: Any) -> None:
+        """Bring a box of tokens into what is kept (0, 1) or the ring (2, 3)."""
+        names = ("k", "v", "q", "dout") if self.of_keys else ("q", "dout", "k", "v")
+        place = self.kept[number] if number < 2 else self.ring[number - 2]
+        for piece in range(self.pieces[number % 2]):
+            part, column = place[at, piece], piece * self.wide[number % 2]
+            rows = self.holes(member).tokens(names[number], token, part.shape, column)
+            tile.copy_async(part, rows, full)
+
+    def producer(self) -> None:
+        """Bring what is kept, then fill the ring."""
+        self.ready.expect(0, sum(place.bytes for place in self.kept))
+        for number in range(len(self.kept)):
+            for half in range(2):
+                self.copy(number, half, self.first + OWN * half, 0, self.ready[0])
+
+        def one(member: Any, block: Any) -> None:
+            stage = self.come[0].acquire(self.count(member, block))
+            token = self.place_of(block) * self.columns
+            for number, (ring, come) in enumerate(zip(self.ring, self.come)):
+                come.full.expect(stage, ring[0].bytes)
+                self.copy(2 + number, stage, token, member, come.full[stage])
+            if self.of_keys:
+                for number, value in enumerate(self.facts(member, token, self.columns)):
+                    tile.write(self.known[stage, number], value)
+                self.told.full.arrive(stage)
+
+        self.for_blocks(one)
+
+    def facts(self, member: Any, token: Any, count: int) -> list[Any]:
+        """What is known of some queries."""
+        step = self.columns if self.of_keys else ROWS  # queries that are taken at once
+        inside = None
+        if not isinstance(self.queries, int) or self.queries % max(count, step):
+            inside = first_of(count, self.queries - token)
+        return self.holes(member).known(token, count, inside)
+
+
+class BackwardConsumer:
+    """Writes one consumer: 64 tokens, their sums over all blocks, the way out."""
+
+    def __init__(self, body: BackwardBody, own: int) -> None:
+        self.w, self.own, self.x, self.plan = body, own, body.x, body.plan
+        columns, dtype = body.columns, self.x.dtype
+        self.row = tile.hold(body.first + OWN * own, "row")
+        self.scores = tile.register((OWN, columns))
+        self.sums: list[Any] = []
+        if body.with_changes:
+            self.back = tile.register((OWN, columns))  # dout v^T
+            wide = (OWN, body.wide[0])
+            self.sums = [tile.register(wide, float32, 0.0) for _ in range(body.pieces[0])]
+            self.changes = tile.register((OWN, columns), dtype)
+        self.with_values = "dv" in body.gives
+        if self.with_values:
+            self.weights = tile.register((OWN, columns), dtype)
+            self.values = tile.register((OWN, body.wide[1]), float32, 0.0)
+        if body.fast:
+            self.turned = tile.register((64, body.wide[0]))
+        self.early = self.with_values and not self.plan.late
+        self.rows = [] if body.of_keys else [f[:, None] for f in body.facts(0, self.row, OWN)]
+
+    def run(self) -> None:
+        """Every block, then the results."""
+        self.w.ready.wait(0, 0)
+        self.w.for_blocks(self.block)
+        tile.matrix_wait(0)
+        if self.w.fast:  # the other's products read these keys too
+            tile.named_sync(2, 256)
+        self.write()
+
+    # ---- one block --------------------------------------------------------------------------
+
+    def block(self, member: Any, block: Any) -> None:
+        """Scores and dout v^T, p and ds, and their products, which the next block waits for."""
+        w, holes = self.w, self.w.holes(member)
+        count = w.count(member, block)
+        stage = self.against(0, self.scores, count)
+        tile.matrix_wait(1)  # the block before is done with its operands
+        self.release_before(count)
+        if w.with_changes:
+            self.against(1, self.back, count)
+        else:
+            w.come[1].wait(count)
+        if w.of_keys:
+            w.told.wait(count)
+        tile.matrix_wait(1 if w.with_changes else 0)
+        token = tile.hold(w.place_of(block) * w.columns, "token")
+        at = (token, self.row) if w.of_keys else (self.row, token)  # query, key
+        self.hide(holes, at)
+        far, delta = self.rows or [tile.read(w.known[stage, n]) for n in range(2)]
+        p, slope = self.weigh(holes, at, far)
+        keep = holes.kept(p.shape, *at)
+        given = times(p, keep)
+        if self.early:
+            tile.write(self.weights, tile.cast(given, self.x.dtype))
+            tile.matrix_fence()
+            self.add_values(stage)
+            tile.matrix_commit()
+        if not w.with_changes:
+            return
+        if not self.early:  # long over: it keeps p from being computed behind the wait for dout v^T
+            w.ready.wait(0, 0)
+        tile.matrix_wait(1 if self.early else 0)
+        change = times(p * (times(tile.read(self.back), keep) - delta), slope)
+        self.add_changes(holes, block, count, given, tile.cast(change, self.x.dtype))
+
+    def against(self, number: int, total: Any, count: Any) -> Any:
+        """What is kept times a block of the ring, transposed; gives its stage."""
+        w = self.w
+        stage = w.come[number].wait(count)
+        tile.matrix_fence()
+        for piece in range(w.pieces[number]):
+            left, right = w.kept[number][self.own, piece], w.ring[number][stage, piece]
+            tile.matrix_async(total, left, right.T, piece > 0)
+        tile.matrix_commit()
+        return stage
+
+    def add_values(self, stage: Any) -> None:
+        """dv += p^T dout."""
+        tile.matrix_async(self.values, self.weights, self.w.ring[1][stage, 0], True)
+
+    def add_changes(self, holes: Holes, block: Any, count: Any, p: Any, change: Any) -> None:
+        """dk += ds^T q, or dq += ds k; where they are added up here, dq of these queries."""
+        w, stage, turn = self.w, self.w.come[0].stage(count), count % 2
+        late = self.with_values and not self.early
+        if late:
+            tile.write(self.weights, tile.cast(p, self.x.dtype))
+        tile.write(self.changes, change)
+        if w.fast:
+            self.pass_on(turn, change)
+        tile.matrix_fence()
+        if w.fast:
+            half, piece = (0, self.own) if w.pieces[0] > 1 else (self.own, 0)
+            for keys in range(2):
+                passed, kept = w.passed[turn, keys, half], w.kept[0][keys, piece]
+                tile.matrix_async(self.turned, passed.T, kept, keys > 0)
+            tile.matrix_commit()
+        if late:
+            self.add_values(stage)
+            tile.matrix_commit()
+        for piece, total in enumerate(self.sums):
+            tile.matrix_async(total, self.changes, w.ring[0][stage, piece], True)
+        tile.matrix_commit()
+        if w.fast:
+            tile.matrix_wait(1 if self.early else 2)
+            self.add_dq(holes, w.place_of(block))
+            tile.matrix_wait(1)  # p has been read
+
+    def pass_on(self, turn: Any, change: Any) -> None:
+        """Let both consumers see ds of all keys."""
+        for half in range(self.w.columns // 64):
+            place = self.w.passed[turn, self.own, half]
+            tile.write(place, change[:, 64 * half : 64 * half + 64])
+        tile.fence("async")
+        tile.named_sync(2, 256)
+
+    @tile.function
+    def release_before(self, count: Any) -> None:
+        """Give back the stage of the block before: its products are done."""
+        stages = self.w.stages
+        before = index_of(modulo(size_of(count - 1 + stages, "count"), stages))
+        if tile.less(0, count):
+            self.w.come[0].empty.arrive(before)
+
+    # ---- p ----------------------------------------------------------------------------------
+
+    def weigh(self, holes: Holes, at: tuple[Any, Any], far: Any) -> tuple[Any, Any | None]:
+        """p, and the slope of the soft limit of scores if there is one."""
+        raw = tile.read(self.scores)
+        slope = holes.slope(raw)
+        s = tile.multiply_add(holes.score(raw, *at), holes.factor, far)
+        if "mask" in self.x.extras:
+            s = tile.where(holes.extra_block("mask", s.shape, *at), s, -tile.INF)
+        if self.x.softcap:  # what hides lies under the soft limit
+            seen = self.seen(holes, at)
+            s = s if seen is None else tile.where(seen, s, -tile.INF)
+        return tile.quick_exp2(s), slope
+
+    @tile.function
+    def hide(self, holes: Holes, at: tuple[Any, Any]) -> None:
+        """-inf where a query does not see a key, in blocks in which that can be."""
+        crossed = self.crossed(holes, at)
+        if crossed is not None and not self.x.softcap:
+            if crossed:
+                seen = self.seen(holes, at)
+                tile.write(self.scores, tile.where(seen, tile.read(self.scores), -tile.INF))
+
+    @property
+    def ends(self) -> bool:
+        """Whether blocks may hold keys beyond the last, which would add something."""
+        x, w = self.x, self.w
+        step = OWN if w.of_keys else w.columns
+        uneven = not isinstance(x.keys, int) or x.keys % step != 0
+        return w.data_says or (uneven and (w.fast or not w.of_keys))
+
+    def crossed(self, holes: Holes, at: tuple[Any, Any]) -> Any | None:
+        """Whether something of a block is not seen; None where all is."""
+        w, (least, most) = self.w, holes.sides(*at)
+        cuts = []
+        if least is not None:
+            cuts.append(tile.less(0, least + OWN - 1))
+        if most is not None:
+            cuts.append(tile.less(most, w.columns - 1))
+        if self.ends:
+            cuts.append(tile.less(w.limit, at[1] + (OWN if w.of_keys else w.columns)))
+        found = cuts[0] if cuts else None
+        for cut in cuts[1:]:
+            found = found | cut
+        return found
+
+    def seen(self, holes: Holes, at: tuple[Any, Any]) -> Any | None:
+        """Which elements of a block are seen; None where all are."""
+        end = self.w.limit - at[1] if self.ends else None
+        return holes.inside((OWN, self.w.columns), *at, end)
+
+    # ---- results ----------------------------------------------------------------------------
+
+    def add_dq(self, holes: Holes, block: Any) -> None:
+        """Add dq of a block of queries to what other programs add, as threads hold it."""
+        groups = self.w.wide[0] // 8
+        lines = tile.reshape(tile.read(self.turned), (4, 2, 8, groups, 4, 2))
+        held = tile.transpose(lines, (3, 0, 2, 4, 1, 5))
+        lane = self.w.batch * self.x.heads + holes.head
+        tile.store_add(self.w.memory["sums"][lane, block, self.own, ...], held)
+
+    def results(self) -> list[tuple[str, Any, int, Any]]:
+        """(whose gradient, the place of what was kept, first column, value)."""
+        x, w, found = self.x, self.w, []
+        scale = tile.full((), x.scale)
+        for piece, total in enumerate(self.sums):
+            value = tile.cast(tile.read(total) * scale, x.dtype)
+            place = w.kept[0][self.own, piece]
+            found.append(("dk" if w.of_keys else "dq", place, piece * w.wide[0], value))
+        if self.with_values:
+            place = w.kept[1 if w.with_changes else 0][self.own, 0]
+            found.append(("dv", place, 0, tile.cast(tile.read(self.values), x.dtype)))
+        return found
+
+    def write(self) -> None:
+        """Results go out through the places of what was kept; of a sequence in a row of others,
+        by threads, which stop at its end."""
+        w, found = self.w, self.results()
+        if w.packed or (not w.with_changes and w.wide[0] != w.wide[1]):
+            for name, _, column, value in found:
+                self.write_rows(name, column, value)
+            return
+        for _, place, _, value in found:
+            tile.write(place, value)
+        tile.fence("async")
+        tile.named_sync(self.own, 128)
+        for name, place, column, _ in found:
+            tile.copy_store(w.holes(0).tokens(name, self.row, place.shape, column), place)
+        tile.commit_copies()
+        tile.wait_copies(0)
+
+    def write_rows(self, name: str, column: int, value: Any) -> None:
+        """Rows of a result that are tokens of the sequence."""
+        w, columns = self.w, value.shape[1]
+        inside = first_of(OWN, (w.limit if w.of_keys else w.queries) - self.row)[:, None]
+        width = (self.x.value_width if name == "dv" else self.x.width) - column
+        if width < columns:
+            inside = and_masks(inside, line(columns) < width)
+        target = w.holes(0).tokens(name, self.row, value.shape, column)
+        tile.store(target, value, mask=inside)

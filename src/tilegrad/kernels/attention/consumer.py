@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import tile
-from ...core.dtype import float32, int32
+from ...core.dtype import float32
 from . import softmax
 from .holes import ADDED
 from .tile_order import Work
@@ -141,14 +141,13 @@ class ConsumerRows:
 
     def rows_inside(self, work: Work) -> Any:
         """Which rows are queries that there are, (64,)."""
-        count = tile.cast(work.queries - self.row(work), int32)
-        return softmax.line(64) < count
+        return softmax.first_of(64, work.queries - self.row(work))
 
     def write_rows(self, work: Work, result: Any) -> None:
         """Those rows of the results that are queries, from registers."""
         mask = self.rows_inside(work)[:, None]
         result = result[:, : self.x.value_width]
-        target = self.k.tokens(3, work.holes, self.row(work), result.shape)
+        target = work.holes.tokens("out", self.row(work), result.shape)
         tile.store(target, result, mask=mask)
 
     def write_out(self, work: Work, stage: Any, result: Any) -> None:
@@ -168,7 +167,7 @@ class ConsumerRows:
             tile.fence("async")
             tile.named_sync(k.halves + self.own, 128)
             for place, start in zip(staged, starts):
-                target = k.tokens(3, work.holes, self.row(work), place.shape, start)
+                target = work.holes.tokens("out", self.row(work), place.shape, start)
                 tile.copy_store(target, place)
             tile.commit_copies()
         if not plan.staged:

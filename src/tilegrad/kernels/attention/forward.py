@@ -28,7 +28,7 @@ from ...tile.build import Body, BodyBuilder
 from .consumer import ConsumerRows
 from .holes import Holes
 from .plan import REGISTERS, AttentionPlan, padded, why_not
-from .shape import AttentionShape, parameters, swizzled, tokens_of
+from .shape import AttentionShape, memories, parameters, swizzled
 from .tile_order import TileOrder, Work
 
 
@@ -54,7 +54,7 @@ class WideAttention:
         self.rows, self.keys = plan.tile
         self.halves = self.rows // 64
         self.width, self.value_width = padded(x.width), padded(x.value_width)
-        self.memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
+        self.memory = memories(b)
 
     def build(self) -> Body:
         """Places, then the roles beside each other."""
@@ -88,18 +88,7 @@ class WideAttention:
         if plan.staged:
             self.staged = swizzled(dtype, halves, plan.together, 64, plan.staged)
         self.tiles = tile.pipeline("query", plan.query_stages, halves)
-        full = [tile.barrier(f"{of}_full", 1, plan.stages) for of in ("key", "value")]
-        empty = [tile.barrier(f"{of}_empty", halves, plan.stages) for of in ("key", "value")]
-        self.blocks = [tile.Pipeline(*pair) for pair in zip(full, empty)]  # of keys, of values
-
-    def tokens(self, which: int, holes: Holes, token: Any, shape: Any, column: int = 0) -> Any:
-        """Tokens of q, k, v or the result."""
-        memory = self.memory[("q", "k", "v", "out")[which]]
-        head, start = holes.head, holes.query_start
-        if which in (1, 2):
-            head, start = head // self.x.group, holes.key_start
-        at = (holes.batch, head, token + start)
-        return tokens_of(memory, self.x.orders[which], at, shape, column)
+        self.blocks = [tile.pipeline(of, plan.stages, halves) for of in ("key", "value")]
 
     def load_queries(self, count: Any, work: Work) -> None:
         """The queries of a tile, 64 rows a copy."""
@@ -107,7 +96,7 @@ class WideAttention:
         self.tiles.full.expect(stage, self.rows * self.width * self.x.dtype.size)
         for own in range(self.halves):
             place = self.queries[stage, own]
-            rows = self.tokens(0, work.holes, work.first + 64 * own, place.shape)
+            rows = work.holes.tokens("q", work.first + 64 * own, place.shape)
             tile.copy_async(place, rows, self.tiles.full[stage])
 
     def load(self, which: int, work: Work, turn: Any, step: Any) -> None:
@@ -117,7 +106,7 @@ class WideAttention:
         blocks.full.expect(stage, ring[0].bytes)
         for piece in range(ring.shape[1]):
             place = ring[stage, piece]
-            rows = self.tokens(1 + which, work.holes, key + piece * place.shape[0], place.shape)
+            rows = work.holes.tokens("kv"[which], key + piece * place.shape[0], place.shape)
             tile.copy_async(place, rows, blocks.full[stage])
 
     # ---- the producer -----------------------------------------------------------------------
@@ -140,7 +129,8 @@ class WideAttention:
 
         count, turn = self.order.for_tiles(one)
         if self.plan.chained:  # consumers begin one tile more
-            nothing = Work(0, 1, 1, 1, Holes(self.x, {}, 0, 0), 0, self.x.queries, self.x.keys)
+            holes = Holes(self.x, self.memory, 0, 0)
+            nothing = Work(0, 1, 1, 1, holes, 0, self.x.queries, self.x.keys)
             self.load_queries(count, nothing)
             self.load(0, nothing, turn, 0)
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import tile
-from ...core.dtype import bool_, float32, int32, int64, uint32
+from ...core.dtype import bool_, float32, int64, uint32
 from ...ir.symbol import high
 from ...tile.trace import tracer
 from ...tile.value import TileValue, index_of
 from ..random import random_bits
 from .shape import AttentionShape
-from .softmax import LANES, LOG2_E, and_masks, line, within
+from .softmax import LANES, LOG2_E, and_masks, first_of, line, within
 
 ADDED = {"bias", "slopes"}  # what scores grow by
 
@@ -30,7 +30,7 @@ class Holes:
     """The holes of one attention, for one batch and head."""
 
     x: AttentionShape
-    extras: Mapping[str, Any]
+    memory: Mapping[str, Any]  # parameters of the kernel, the extras among them
     batch: Any
     head: Any
     turned: bool = False
@@ -60,18 +60,27 @@ class Holes:
         return bool(self.x.softcap) or self.summed
 
     @property
-    def everywhere(self) -> bool:
-        """Whether any block may be changed, not only those that the limits of keys cut."""
-        return self.changed or "mask" in self.x.extras
-
-    @property
     def limit(self) -> Any:
         """How many keys there are."""
-        if "key_lengths" not in self.extras:
+        if "key_lengths" not in self.memory:
             return index_of(self.x.keys)
-        length = tile.cast(tile.load(self.extras["key_lengths"], (self.batch,), ()), int64)
+        length = tile.cast(tile.load(self.memory["key_lengths"], (self.batch,), ()), int64)
         length = tile.maximum(tile.minimum(length, index_of(self.x.keys)), 0)
         return tile.index(length, 0, high(self.x.keys))
+
+    def tokens(self, name: str, token: Any, shape: tuple[int, int], column: int = 0) -> Any:
+        """Rows (tokens) and columns of q, k, v, the result or a gradient, from a token on."""
+        head, start = self.head, self.query_start
+        if name[-1] in "kv":
+            head, start = head // self.x.group, self.key_start
+        first = token + start
+        of = {
+            "b": self.batch,
+            "h": head,
+            "t": slice(first, first + shape[0]),
+            "d": slice(column, column + shape[1]),
+        }
+        return self.memory[name][tuple(of[axis] for axis in self.x.order(name))]
 
     # ---- scores -----------------------------------------------------------------------------
 
@@ -101,7 +110,7 @@ class Holes:
         elif self.summed:
             s = s * self.unit
         if "slopes" in more:
-            slope = tile.cast(tile.load(self.extras["slopes"], (self.head,), ()), dtype)
+            slope = tile.cast(tile.load(self.memory["slopes"], (self.head,), ()), dtype)
             s = tile.multiply_add(tile.cast(self.apart(s.shape, row, key), dtype), slope, s)
         return s
 
@@ -126,16 +135,14 @@ class Holes:
 
     def sides(self, row: Any, key: Any) -> tuple[Any | None, Any | None]:
         """The least and the most that column - row of a block may be; None is no limit."""
-        least, most = self.x.band
-        if self.turned:
-            least, most = (None if s is None else -s for s in (most, least))
         apart = key - row if self.turned else row - key
-        return tuple(None if s is None else apart + index_of(s) for s in (least, most))  # type: ignore[return-value]
+        sides = self.x.sides(self.turned)
+        return tuple(None if s is None else apart + index_of(s) for s in sides)  # type: ignore[return-value]
 
     # ---- weights ----------------------------------------------------------------------------
 
-    def kept(self, shape: tuple[int, ...], row: Any, key: Any) -> Any:
-        """Which weights dropout keeps: the same in every kernel; they are to grow by `grown`."""
+    def drawn(self, shape: tuple[int, ...], row: Any, key: Any) -> Any:
+        """Which weights dropout keeps: the same in every kernel."""
         x, keys = self.x, index_of(self.x.keys)
         row, key = row + self.query_start, key + self.key_start
         lane = self.batch * x.heads + self.head
@@ -143,7 +150,7 @@ class Holes:
         down, across = (tile.arange(size) for size in shape)
         pair = (down[:, None], across * keys) if self.turned else ((down * keys)[:, None], across)
         linear = pair[0] + pair[1] + start
-        seed, offset = (tile.load(self.extras[name], (), ()) for name in ("key", "offset"))
+        seed, offset = (tile.load(self.memory[name], (), ()) for name in ("key", "offset"))
         b = tracer().builder
         drawn = TileValue(random_bits(b, seed.node, offset.node, linear.node))
         least = int(float(float32.numpy.type(x.dropout)) * (1 << 24))  # the rate in 24 bits
@@ -151,7 +158,25 @@ class Holes:
 
     def weight(self, p: Any, row: Any, key: Any) -> Any:
         """Weights, 0 where dropout drops them."""
-        return tile.where(self.kept(p.shape, row, key), p, 0.0) if self.x.dropout else p
+        return tile.where(self.drawn(p.shape, row, key), p, 0.0) if self.x.dropout else p
+
+    def kept(self, shape: tuple[int, ...], row: Any, key: Any) -> Any | None:
+        """What weights are multiplied by, and what comes back to them; None for 1."""
+        if not self.x.dropout:
+            return None
+        grown = tile.full((), self.grown, self.x.sum_dtype)
+        return tile.where(self.drawn(shape, row, key), grown, 0.0)
+
+    def known(self, row: Any, count: int, inside: Any | None = None) -> list[Any]:
+        """-lse in units of log 2 and delta of some queries; exp2 of anything plus the first is 0
+        where a query is not `inside`, or sees no key."""
+        index = (self.batch, self.head, row + self.query_start)
+        lse, delta = (
+            tile.fill(tile.load(self.memory[name], index, (count,), mask=inside), 0.0)
+            for name in ("lse", "delta")
+        )
+        some = and_masks(inside, lse > -tile.INF)
+        return [tile.where(some, lse * -LOG2_E, -tile.INF), delta]
 
     @property
     def grown(self) -> float:
@@ -162,14 +187,14 @@ class Holes:
         """The exponent of 2 that every row's sum begins with; None where there are no sinks."""
         if "sinks" not in self.x.extras:
             return None
-        given = tile.load(self.extras["sinks"], (self.head,), ())
+        given = tile.load(self.memory["sinks"], (self.head,), ())
         return tile.cast(given, self.x.sum_dtype) * LOG2_E
 
     # ---- bias and mask ----------------------------------------------------------------------
 
     def extra_block(self, name: str, shape: tuple[int, ...], row: Any, key: Any) -> Any:
         """A block of the bias or mask, 0 beyond its ends."""
-        memory = self.extras[name]
+        memory = self.memory[name]
         whole = [isinstance(size, int) and size == 1 for size in memory.type.shape]
         starts = (self.batch, self.head, row + self.query_start, key + self.key_start)
         index = [0 if one else at for one, at in zip(whole, starts)]
@@ -186,9 +211,8 @@ class Holes:
                 left = index_of(memory.type.shape[axis]) - index[axis]
                 if self.exact and tile.most(size - left) <= 0:
                     continue
-                one = line(size) < tile.cast(left, int32)
-                one = one[:, None] if number + 1 < len(axes) else one
-                mask = and_masks(mask, one)
+                one = first_of(size, left)
+                mask = and_masks(mask, one[:, None] if number + 1 < len(axes) else one)
         found = tile.load(memory, tuple(index), sizes, axes=axes, mask=mask)
         for _ in sizes:
             found = tile.fill(found, 0)

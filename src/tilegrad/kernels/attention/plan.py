@@ -126,12 +126,6 @@ def sections(x: AttentionShape) -> list[int]:
     return sorted({*range(1, min(near, 8) + 1), *range(8, near + 1, 4), near, lanes})
 
 
-def even(x: AttentionShape, plan: AttentionPlan) -> AttentionPlan:
-    """The Plan with tiles mixed such that programs end together."""
-    tried = [replace(plan, section=n) for n in sections(x)]
-    return min(tried, key=lambda plan: cycles(x, plan))
-
-
 def blocks_of(x: AttentionShape, plan: AttentionPlan) -> np.ndarray:
     """Blocks of keys of each tile of one pair of batch and head, by the tiles' order."""
     rows, keys = plan.tile
@@ -176,8 +170,9 @@ def plans(x: AttentionShape, target: Target) -> Iterator[AttentionPlan]:
     for tile in tiles(x):
         for stages in rings:
             made = fitted(x, AttentionPlan(tile, stages, target.cores))
-            if made is not None:
-                yield even(x, made)
+            if made is not None:  # tiles are mixed such that programs end together
+                mixed = [replace(made, section=n) for n in sections(x)]
+                yield min(mixed, key=lambda plan: cycles(x, plan))
                 break
 
 

@@ -16,6 +16,7 @@ from ... import tile
 from ...core.dtype import DType, bfloat16, float16, float32, float64
 from ...ir.symbol import Size, high, low
 from ...ir.types import Memory
+from ...tile.build import BodyBuilder
 
 PLAIN = ("bhtd", "bhtd", "bhtd", "bhtd")
 STARTS = ("query_starts", "key_starts")  # extras of sequences that lie one after another
@@ -52,14 +53,24 @@ class AttentionShape:
         """The dtype of log-sum-exps and of sums."""
         return float64 if self.dtype is float64 else float32
 
+    def order(self, name: str) -> str:
+        """The axes of q, k, v, out or of a gradient, as they lie."""
+        return self.orders[("q", "k", "v", "out").index(name.removeprefix("d"))]
+
     def sizes(self, name: str) -> tuple[Size, ...]:
         """The shape of q, k, v or out, in its order."""
-        number = ("q", "k", "v", "out").index(name)
         tokens = self.keys if name in "kv" else self.queries
         heads = self.key_heads if name in "kv" else self.heads
         width = self.value_width if name in ("v", "out") else self.width
         of = {"b": self.batch, "h": heads, "t": tokens, "d": width}
-        return tuple(of[axis] for axis in self.orders[number])
+        return tuple(of[axis] for axis in self.order(name))
+
+    def sides(self, turned: bool) -> Band:
+        """Between which bounds key number - query number lies; the other way round if `turned`."""
+        least, most = self.band
+        if not turned:
+            return least, most
+        return None if most is None else -most, None if least is None else -least
 
     def ends(self, block: int) -> bool:
         """Whether some query that matters could see keys of a block past the last one."""
@@ -120,16 +131,6 @@ def swizzled(dtype: DType, *shape: int) -> Any:
     return tile.shared(shape, dtype, layout)
 
 
-def tokens_of(
-    memory: Any, order: str, at: tuple[Any, Any, Any], shape: tuple[int, int], column: int = 0
-) -> Any:
-    """Rows (tokens) and columns of an array whose axes lie in an order, from (batch, head, token)
-    on, in the tile language."""
-    batch, head, token = at
-    of = {
-        "b": batch,
-        "h": head,
-        "t": slice(token, token + shape[0]),
-        "d": slice(column, column + shape[1]),
-    }
-    return memory[tuple(of[axis] for axis in order)]
+def memories(b: BodyBuilder) -> dict[str, Any]:
+    """The parameters of a Body by name, in the tile language."""
+    return {p.attrs["name"]: tile.memory(p) for p in b.parameters}

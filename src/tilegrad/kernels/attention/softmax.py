@@ -27,6 +27,16 @@ def line(size: int, start: Any = 0) -> Any:
     return steps if isinstance(start, int) and start == 0 else steps + tile.cast(start, int32)
 
 
+def first_of(size: int, count: Any) -> Any:
+    """Which of `size` are among the first `count`."""
+    return line(size) < tile.cast(count, int32)
+
+
+def times(x: Any, factor: Any | None) -> Any:
+    """A product; None is a factor of 1."""
+    return x if factor is None else x * factor
+
+
 def within(
     shape: tuple[int, ...],
     lowest: Any | None,
@@ -66,8 +76,7 @@ def within(
             seen = and_masks(seen, across < limit(end, False))
         seen = tile.reshape(tile.broadcast(seen, pieces), shape)
     if turned and end is not None:
-        left = tile.cast(end, int32)
-        seen = and_masks(seen, tile.broadcast(line(rows)[:, None] < left, shape))
+        seen = and_masks(seen, tile.broadcast(first_of(rows, end)[:, None], shape))
     return seen
 
 
@@ -101,18 +110,24 @@ def weights(scores: Any, factor: float, top: Any) -> Any:
     return tile.quick_exp2(tile.multiply_add(scores, factor, minus))
 
 
-def finished(sums: Any, top: Any, begun: Any | None, grown: float) -> tuple[Any, Any, Any]:
+def finished(
+    sums: Any,
+    top: Any,
+    begun: Any | None,
+    grown: float = 1.0,
+    power: Callable[[Any], Any] = tile.quick_exp2,
+    inverse: Callable[[Any], Any] = tile.quick_reciprocal,
+) -> tuple[Any, Any, Any]:
     """(what sums over values are multiplied by, sums, tops) of rows at their end, from their sums
     and tops (-inf where nothing was seen); `begun` is the exponent of what each sum began with."""
     shrink = None
     if begun is not None:
         most = tile.maximum(top, begun)
         safe = finite(most)
-        shrink = tile.quick_exp2(top - safe)
-        extra = tile.quick_exp2(begun - safe)
+        shrink = power(top - safe)
+        extra = power(begun - safe)
         sums, top = tile.multiply_add(sums, shrink, extra), most
-    over = tile.quick_reciprocal(some_sum(sums))
-    over = over if shrink is None else over * shrink
+    over = times(inverse(some_sum(sums)), shrink)
     return over * grown if grown != 1.0 else over, sums, top
 
 
@@ -121,7 +136,7 @@ def some_sum(sums: Any) -> Any:
     return tile.where(sums > 0.0, sums, 1.0)
 
 
-def log_sums(sums: Any, top: Any) -> Any:
-    """The log-sum-exps of rows; -inf where nothing was seen."""
-    natural = (top + tile.log2(some_sum(sums))) * LN2
-    return tile.where(sums > 0.0, natural, -tile.INF)
+def log_sums(sums: Any, top: Any, unit: float | None = LN2) -> Any:
+    """The log-sum-exps of rows, natural or in another unit; -inf where nothing was seen."""
+    found = times(top + tile.log2(some_sum(sums)), unit)
+    return tile.where(sums > 0.0, found, -tile.INF)

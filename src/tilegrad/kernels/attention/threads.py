@@ -35,7 +35,7 @@ from ...tile.value import index_of
 from ..matmul.shape import swizzle_of
 from . import softmax
 from .holes import Holes
-from .shape import AttentionShape, Parameters, parameters, tokens_of, unit_why_not
+from .shape import AttentionShape, Parameters, parameters, unit_why_not
 from .tile_order import Seen, seen_by
 
 DEPTH = 16  # of one product of the matrix units
@@ -131,7 +131,6 @@ class ThreadBlocks:
     """A program's steps over blocks of the other side; `sees` is the attention as it sees them."""
 
     step: Any  # the method that takes a block: step(j, whether a mask cuts it)
-    batch: Any
     first: Any  # token that is kept
     holes: Holes
     limit: Any  # keys there are
@@ -139,23 +138,16 @@ class ThreadBlocks:
     last: Any  # block
 
     def __init__(
-        self,
-        x: AttentionShape,
-        plan: WarpPlan,
-        sees: AttentionShape,
-        other: Sequence[tuple[Any, int]],
+        self, x: AttentionShape, plan: WarpPlan, sees: AttentionShape, other: Sequence[str]
     ) -> None:
-        """`other` are pairs of an array and whose order it lies in, by number."""
+        """`other` are the names of both matrices of a block."""
         self.x, self.plan, self.sees, self.other = x, plan, sees, other
         self.rows, self.columns = plan.tile
         self.widths = padded(x.width), padded(x.value_width)
+        shapes = [(plan.stages, self.columns, width) for width in self.widths]
+        self.ring = [shared_place(x.dtype, *shape) for shape in shapes]
         self.most = max(0, -(-high(sees.keys) // self.columns) - 1)  # number of the last block
         self.past = x.ends(self.columns if sees is x else self.rows)  # blocks may reach past keys
-
-    def allocate_ring(self) -> None:
-        """Stages of both matrices of a block."""
-        shapes = [(self.plan.stages, self.columns, width) for width in self.widths]
-        self.ring = [shared_place(self.x.dtype, *shape) for shape in shapes]
 
     def look(self, limit: Any) -> None:
         """Find the blocks that are seen, of so many tokens."""
@@ -167,32 +159,20 @@ class ThreadBlocks:
         last = tile.minimum(self.seen.start + self.seen.count - 1, self.most)
         self.last = tile.index(last, 0, self.most)
 
-    @tile.function
     def steps(self, always: bool) -> None:
-        """Steps; those that a mask cuts in loops of their own, or all where one `always` may."""
-        seen = self.seen
-        for j in tile.range(0, seen.right):
-            self.step(j, True)
-        for j in tile.range(seen.right, seen.left):
-            self.step(j, always)
-        if self.sees.band[0] is not None:
-            for j in tile.range(seen.left, seen.count):
-                self.step(j, True)
+        """All steps, which a mask `always` may cut or only at their ends."""
+        self.seen.steps(self.step, 0, (True, self.sees.band[0] is not None), always)
 
-    def load(self, numbers: Sequence[int], head: Any, j: Any, later: bool = False) -> None:
+    def load(self, numbers: Sequence[int], j: Any, later: bool = False) -> None:
         """Matrices of step j, in a group of their own. Of a `later` one than the first no block
         reaches past the last token; past the last step nobody reads it."""
         end = max(0, self.most - 1) if later else self.most
         block = tile.index(tile.maximum(self.last - j, 0), 0, end)
         for number in numbers if self.most or not later else ():
             place = self.ring[number][j % self.plan.stages]
-            part = self.part(*self.other[number], head, block * self.columns, place.shape)
-            tile.copy_threads(place, part)
+            token = block * self.columns
+            tile.copy_threads(place, self.holes.tokens(self.other[number], token, place.shape))
         tile.commit_threads()
-
-    def part(self, memory: Any, order: int, head: Any, token: Any, shape: Any) -> Any:
-        """Tokens of an array that lies in the order of q, k, v or the result."""
-        return tokens_of(memory, self.x.orders[order], (self.batch, head, token), shape)
 
     def meet(self) -> None:
         """All that was copied is there, and nobody reads what was there before."""
@@ -228,8 +208,9 @@ def thread_attention(
     lse = tile.result(shapes[1], float32, name="lse", fill="none")
     if x.band[1] is not None:  # the last queries see most: they begin first
         block = blocks - 1 - block
-    holes = Holes(x, extras, lane // x.heads, lane % x.heads, lanes=DEPTH)
-    one = _Block(x, plan, (q, k, v, out, lse), holes, tile.hold(block) * rows)
+    memory = {"q": q, "k": k, "v": v, "out": out, "lse": lse, **extras}
+    holes = Holes(x, memory, lane // x.heads, lane % x.heads, lanes=DEPTH)
+    one = _Block(x, plan, holes, tile.hold(block) * rows)
     with tile.role("threads", plan.warps):
         one.begin()
         one.steps("mask" in extras)
@@ -239,17 +220,12 @@ def thread_attention(
 class _Block(ThreadBlocks):
     """A block of queries: its places, and the steps over blocks of keys."""
 
-    def __init__(
-        self, x: AttentionShape, plan: WarpPlan, memories: Any, holes: Holes, first: Any
-    ) -> None:
-        self.q, k, v, self.out, self.lse = memories
-        super().__init__(x, plan, x, ((k, 1), (v, 2)))
-        self.holes, self.batch, self.first = holes, holes.batch, first
-        self.key_head = holes.head // x.group
+    def __init__(self, x: AttentionShape, plan: WarpPlan, holes: Holes, first: Any) -> None:
+        super().__init__(x, plan, x, "kv")
+        self.holes, self.first = holes, first
         self.queries = self.staged = shared_place(x.dtype, self.rows, self.widths[0])
         if self.widths[0] != self.widths[1]:
             self.staged = shared_place(x.dtype, self.rows, self.widths[1])
-        self.allocate_ring()
 
     def begin(self) -> None:
         """Accumulators; the queries and the first block of keys are on their way."""
@@ -264,11 +240,10 @@ class _Block(ThreadBlocks):
         self.left, self.right, self.below = (
             tile.register((size, DEPTH), x.dtype) for size in (rows, keys, wide)
         )
-        part = self.part(self.q, 0, self.holes.head, self.first, self.queries.shape)
-        tile.copy_threads(self.queries, part)
-        self.load((0,), self.key_head, 0)
+        tile.copy_threads(self.queries, self.holes.tokens("q", self.first, self.queries.shape))
+        self.load((0,), 0)
         if self.plan.stages > 1:
-            self.load((1,), self.key_head, 0)
+            self.load((1,), 0)
 
     # ---- a step -----------------------------------------------------------------------------
 
@@ -277,17 +252,17 @@ class _Block(ThreadBlocks):
         stage, key = j % self.plan.stages, tile.hold((self.last - j) * self.columns)
         self.meet()
         if self.plan.stages > 1:
-            self.load((0,), self.key_head, j + 1, later=True)
-            self.load((1,), self.key_head, j + 1, later=True)
+            self.load((0,), j + 1, later=True)
+            self.load((1,), j + 1, later=True)
         else:
-            self.load((1,), self.key_head, j)
+            self.load((1,), j)
         keys, values = (ring[stage] for ring in self.ring)
         tile.write(self.scores, tile.zeros((self.rows, self.columns)))
         operands, warps = (self.left, self.right), self.plan.warps
         multiply(self.scores, operands, self.queries, keys, self.x.width, warps)
         if self.plan.stages == 1:
             self.meet()
-            self.load((0,), self.key_head, j + 1, later=True)
+            self.load((0,), j + 1, later=True)
         self.softmax(key, cut)
         self.add_weighed(self.total, self.weights, self.below, values)
 
@@ -306,7 +281,7 @@ class _Block(ThreadBlocks):
         for s in scores[1:]:
             most = tile.maximum(most, s)
         now = tile.maximum(before, tile.max(most, 1, keep=True))
-        top = softmax.top_of(now, factor, cut or "bias" in holes.extras)
+        top = softmax.top_of(now, factor, cut or "bias" in self.x.extras)
         shrink = softmax.weights(before, factor, top)
         tile.write(self.largest, now)
         tile.write(self.total, tile.read(self.total) * shrink)
@@ -328,12 +303,11 @@ class _Block(ThreadBlocks):
         top = tile.read(self.largest) * holes.factor  # -inf where nothing was seen
         over, sums, top = softmax.finished(sums, top, holes.begun(), holes.grown)
         at = (holes.batch, holes.head, self.first)
-        tile.store(self.lse, at, tile.reshape(softmax.log_sums(sums, top), (self.rows,)))
+        tile.store(holes.memory["lse"], at, tile.reshape(softmax.log_sums(sums, top), (self.rows,)))
         self.meet()
         tile.write(self.staged, tile.cast(tile.read(self.total) * over, self.x.dtype))
         tile.named_sync(0, 32 * self.plan.warps)
-        part = self.part(self.out, 3, holes.head, self.first, self.staged.shape)
-        tile.store_threads(part, self.staged)
+        tile.store_threads(holes.tokens("out", self.first, self.staged.shape), self.staged)
 
 
 def attend(x: AttentionShape, plan: WarpPlan, target: Target, more: Sequence[Memory] = ()) -> Body:

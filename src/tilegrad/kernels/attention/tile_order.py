@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import tile
@@ -22,6 +22,7 @@ from .plan import AttentionPlan
 from .shape import AttentionShape
 
 Memories = Mapping[str, Any]  # by the names of parameters
+Step = Callable[[Any, bool], None]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,19 @@ class Seen:
     count: Any  # at least one
     right: Any
     left: Any
+
+    @tile.function
+    def steps(self, one: Step, begin: Any, cuts: tuple[bool, bool], always: bool) -> None:
+        """one(step, whether a mask cuts it) for all steps from one on; those that it cuts at the
+        right and at the left end in loops of their own, or all where one `always` may."""
+        if cuts[0]:
+            for right in tile.range(begin, self.right):
+                one(right, True)
+        for step in tile.range(self.right, self.left):
+            one(step, always)
+        if cuts[1]:
+            for left in tile.range(self.left, self.count):
+                one(left, True)
 
 
 def seen_by(
@@ -152,11 +166,9 @@ class TileOrder:
         """Blocks of a head's queries."""
         return block_count(self.x.queries, self.rows, self.memory, self.packed)
 
-    def own_tiles(self) -> Any:
-        """How many tiles this program has."""
-        programs, tiles = self.plan.programs, self.lanes * self.blocks
-        rounds, rest = floor_divide(tiles, programs), modulo(tiles, programs)
-        return rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
+    def count(self) -> Any:
+        """How many tiles there are."""
+        return index_of(self.lanes * self.blocks)
 
     @tile.function
     def for_tiles(self, body: Callable[[Any, Work, Any], None]) -> tuple[Any, Any]:
@@ -165,24 +177,20 @@ class TileOrder:
         Programs take turns forth and back, so that each gets long tiles and short ones. Gives
         how many there were, and the steps.
         """
-        programs, laps = self.plan.programs, 2 * self.plan.stages
-        mine = self.own_tiles()
+        programs, laps, total = self.plan.programs, 2 * self.plan.stages, self.count()
+        rounds, rest = total // programs, total % programs
+        mine = rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
         begun = 2 * self.plan.query_stages
-        turn = tile.full((), 0, int64)
-        done = turn if self.gaps else 0
+        turn = done = tile.full((), 0, int64)
         for count in tile.range(mine):
             at = tile.hold(turn, "turn", (0, laps - 1))
             number = tile.maximum(count * programs + self.in_round(count), 0)
             work = self.locate(tile.hold(number, "number"))
-            if not self.gaps:
-                body(count, work, at)
+            before = tile.hold(done, "done", (0, begun - 1)) if self.gaps else count
+            if not self.gaps or tile.less(work.first, work.queries):
+                body(before, work, at)
                 turn = (at + work.count) % laps
-            else:
-                before = tile.hold(done, "done", (0, begun - 1))
-                if tile.less(work.first, work.queries):
-                    body(before, work, at)
-                    turn = (at + work.count) % laps
-                    done = (before + 1) % begun
+                done = (before + 1) % begun if self.gaps else done
         return mine, tile.hold(turn, "turn", (0, laps - 1))
 
     def in_round(self, round_: Any) -> Any:
@@ -209,20 +217,12 @@ class TileOrder:
 
     def locate_packed(self, number: Any) -> Work:
         """A tile of sequences that lie one after another."""
-        x, hold, rows = self.x, tile.hold, self.rows
-        place = hold(number // self.lanes, "place")
-        head = hold(number % self.lanes, "head")
-        starts = self.memory["query_starts"]
-        sequence = sequence_at(place, starts, x.queries, rows)
-        query_start, queries = span_of(starts, sequence, x.queries, "queries")
-        key_start, limit = span_of(self.memory["key_starts"], sequence, x.keys, "limit")
-        block = place - (query_start // rows + sequence)
-        if self.high is not None:  # the last queries see most
-            block = tile.ceil_divide(queries, rows) - 1 - block
-        # a place left over lies before the first tile or past the last one: no query is there
-        first = hold(block, "block") * rows
-        first = tile.where(tile.less(first, 0), tile.cast(queries, int64), first)
-        first = hold(first, "first", (0, high(x.queries) + rows))
+        x = self.x
+        place = tile.hold(number // self.lanes, "place")
+        head = tile.hold(number % self.lanes, "head")
+        back = self.high is not None  # the last queries see most
+        sequence, first, spans = block_at(x, self.memory, place, self.rows, back=back)
+        (query_start, queries), (key_start, limit) = spans["query"], spans["key"]
         holes = Holes(x, self.memory, 0, head, query_start=query_start, key_start=key_start)
         return self.blocks_seen(holes, first, queries, limit, sequence)
 
@@ -233,26 +233,19 @@ class TileOrder:
     ) -> Work:
         """The blocks of keys that the queries from `first` on see."""
         band, cuts = (self.low, self.high), self.most_right > 1
-        s = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
-        return Work(s.start, s.count, s.right, s.left, holes, first, queries, limit, sequence)
+        seen = seen_by(band, self.plan.tile, first, queries, limit, 1, cuts)
+        given = {"queries": queries, "limit": limit, "sequence": sequence}
+        return Work(**vars(seen), holes=holes, first=first, **given)
 
-    @tile.function
-    def steps(self, work: Work, one: Callable[[Any, bool], None], first: Any = 0) -> None:
-        """one(step, whether a mask cuts it) for all steps after the first; those that a mask cuts
-        in loops of their own."""
+    def steps(self, work: Work, one: Step, first: Any = 0) -> None:
+        """one(step, whether a mask cuts it) for all steps after the first."""
         begin = first + 1
         plain = tile.maximum(work.right, begin)
         last = tile.maximum(work.left, plain)
         if not isinstance(first, int):
             plain, last = tile.hold(plain, "right"), tile.hold(last, "left")
-        if self.most_right > 1:
-            for right in tile.range(begin, plain):
-                one(right, True)
-        for step in tile.range(plain, last):
-            one(step, "mask" in self.x.extras)
-        if self.low is not None:
-            for left in tile.range(last, work.count):
-                one(left, True)
+        cuts, always = (self.most_right > 1, self.low is not None), "mask" in self.x.extras
+        replace(work, right=plain, left=last).steps(one, begin, cuts, always)
 
     def key_of(self, work: Work, step: Any) -> Any:
         """The first key of a step's block."""
@@ -267,9 +260,7 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
     """(number of the batch and head, block of tokens) of a tile: blocks of some heads are mixed, so
     that what they loop over is near and all end together."""
     at = size_of(number, "number")
-    if section == 1:
-        lane, block = floor_divide(at, blocks), modulo(at, blocks)
-    elif isinstance(lanes, int) and section >= lanes:
+    if isinstance(lanes, int) and section >= lanes > 1:
         block, lane = floor_divide(at, lanes), modulo(at, lanes)
     else:
         each = section * blocks
@@ -282,18 +273,18 @@ def corner(number: Any, lanes: Size, blocks: Size, section: int) -> tuple[Any, A
     return index_of(lane), index_of(block)
 
 
-def bounded(value: Any, name: str, most: Size) -> Any:
+def bounded(value: Any, name: str, most: Size, least: int = 0) -> Any:
     """A number from memory, brought within its bounds: what is simplified relies on them."""
-    value = tile.minimum(tile.maximum(tile.cast(value, int64), 0), high(most))
-    return tile.hold(value, name, (0, high(most)))
+    value = tile.minimum(tile.maximum(tile.cast(value, int64), least), high(most))
+    return tile.hold(value, name, (least, high(most)))
 
 
-def block_count(tokens: Size, rows: int, memory: Memories, packed: bool, side: str = "") -> Size:
+def block_count(tokens: Size, rows: int, memory: Memories, packed: bool) -> Size:
     """Blocks of a head's tokens; sequence i of several has the places from start // rows + i on,
     which are enough for its blocks; those left over are empty."""
     if not packed:
         return floor_divide(tokens + (rows - 1), rows)
-    return floor_divide(tokens, rows) + memory[side or "query_starts"].type.shape[0] - 1
+    return floor_divide(tokens, rows) + memory["query_starts"].type.shape[0] - 1
 
 
 @tile.function
@@ -317,8 +308,35 @@ def start_of(starts: Any, sequence: Any, most: Size) -> Any:
     return bounded(tile.load(starts, (sequence,), ()), "start", most)
 
 
-def span_of(starts: Any, sequence: Any, most: Size, name: str) -> tuple[Any, Any]:
+def span_of(starts: Any, sequence: Any, most: Size) -> tuple[Any, Any]:
     """The first token of a sequence, and how many it has."""
     start = start_of(starts, sequence, most)
     stop = start_of(starts, sequence + 1, most)
-    return start, tile.hold(tile.maximum(stop - start, 0), name)
+    return start, tile.hold(tile.maximum(stop - start, 0), "count")
+
+
+def block_at(
+    x: AttentionShape,
+    memory: Memories,
+    place: Any,
+    rows: int,
+    of: str = "query",
+    back: bool = False,
+) -> tuple[Any, Any, dict[str, tuple[Any, Any]]]:
+    """The sequence that has a place, the first token of the place's block of queries or keys, and
+    (start, count) of both in the sequence. Blocks are taken from the first on, or `back` from the
+    last. A place left over lies before the first one or past the last one: no token is there."""
+    most = {"query": x.queries, "key": x.keys}
+    sequence = sequence_at(place, memory[f"{of}_starts"], most[of], rows)
+    spans = {
+        side: span_of(memory[f"{side}_starts"], sequence, n)
+        for side, n in most.items()
+        if f"{side}_starts" in memory
+    }
+    start, count = spans[of]
+    block = place - (start // rows + sequence)
+    if back:
+        block = tile.ceil_divide(count, rows) - 1 - block
+    first = tile.hold(block, "block") * rows
+    first = tile.where(tile.less(first, 0), tile.cast(count, int64), first)
+    return sequence, tile.hold(first, "first", (0, high(most[of]) + rows)), spans

@@ -189,7 +189,7 @@ class Decode(Rows):
     def keys_of(self) -> tuple[Any, Any]:
         """The keys of this part: lower <= j < upper."""
         n, source = self.lanes, self.source
-        lower, upper = self.keys_seen(self.first, self.first + self.queries, source.run)
+        lower, upper = self.seen(self.first, self.first + self.queries, source.run)
         if source.several:
             upper = upper * tile.minimum(self.queries, 1)
         if self.parts > 1:

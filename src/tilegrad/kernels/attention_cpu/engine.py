@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ... import tile
 from ...core.dtype import bfloat16
-from .source import Place, Source, below
+from .source import Source, below
 
 PAD = 16  # elements after each row of scratch: breaks power-of-two strides
 TILE = 16
@@ -90,6 +90,18 @@ class Product(NamedTuple):
     shift: Any = 0
 
 
+class Packing(NamedTuple):
+    """How tokens lie in tiles of 16 x 32: so many together, a piece of so many elements of each;
+    what is `made` of the pieces goes where `at` says, one piece after another in a loop if it
+    `turns`."""
+
+    tokens: int
+    wide: int
+    made: Callable[[Sequence[Any]], Any]
+    at: Callable[[Any, Any], tuple[Any, ...]]
+    turns: bool
+
+
 class Vectors:
     """Rows of a left operand times panels of columns of a right one."""
 
@@ -105,6 +117,12 @@ class Vectors:
     def whole(self, count: Any) -> Any:
         """Rows of scores that a product gives."""
         return count
+
+    @tile.function
+    def clear(self, place: Any, width: int) -> None:
+        """Zeros in the first columns of scratch."""
+        for row in tile.range(place.shape[0]):
+            place[row, 0:width] = tile.zeros((width,), self.sum)
 
     # ---- operands -------------------------------------------------------------------------
 
@@ -226,10 +244,11 @@ class TileUnit(Vectors):
         columns = self.tiles(-(-width // TILE), keys // PAIR) if turned else None
 
         def take(head: Any, first: Any, count: Any) -> None:
+            given = (name, head, first, first + count - 1, count)
             if plain:
-                self.pack_rows(name, head, first, count, rows)
+                self.pack(ROWS, *given, rows)
             if turned:
-                self.pack_turned(name, head, first, count, columns)
+                self.pack(TURNED, *given, columns)
 
         return TokenBlock(take, self.packed(rows), self.packed(columns))
 
@@ -240,9 +259,10 @@ class TileUnit(Vectors):
         rows = self.tiles(queries // PAIR, up(width, PAIR) // TILE) if deep else None
 
         def take(head: Any, first: Any, stop: Any) -> None:
-            self.pack_columns(name, head, first, across)
+            given = (name, head, first, self.source.queries - 1, queries)
+            self.pack(COLUMNS, *given, across)
             if deep:
-                self.pack_pairs(name, head, first, rows)
+                self.pack(PAIRS, *given, rows)
 
         return TokenBlock(
             take,
@@ -280,54 +300,22 @@ class TileUnit(Vectors):
             return Weights(put, lambda s, c: self.held(place, s * TILE, c * PAIR), 2)
         return Weights(put, lambda r, s: self.held(place, r * TILE, s * PAIR))
 
-    def locate(self, name: str, head: Any, first: Any, count: int, last: Any) -> list[Place]:
-        """Where tokens lie; past the last that one."""
-        tokens = [tile.minimum(first + r, last) for r in range(count)]
-        return [self.source.place(name, head, token) for token in tokens]
-
-    def lines(self, located: Sequence[Place], d: Any, size: int) -> list[Any]:
-        """Pieces of some tokens."""
-        return [self.source.line(place, d, size) for place in located]
-
     @tile.function
-    def pack_columns(self, name: str, head: Any, first: Any, place: Any) -> None:
-        """Pairs of d side by side, queries across; past the last it is repeated."""
-        last = self.source.queries - 1
-        for i in tile.range(self.plan.queries // TILE):
-            tokens = self.locate(name, head, first + i * TILE, TILE, last)
-            for step in tile.range(-(-self.source.width(name) // PAIR)):
-                rows = self.lines(tokens, step * PAIR, PAIR)
-                tile.store(place, (i, step, 0, 0), turned_pairs(rows))
-
-    @tile.function
-    def pack_pairs(self, name: str, head: Any, first: Any, place: Any) -> None:
-        """Queries in pairs side by side, d across."""
-        last = self.source.queries - 1
-        for i in tile.range(self.plan.queries // 2):
-            tokens = self.locate(name, head, first + i * 2, 2, last)
-            for t in range(-(-self.source.width(name) // TILE)):
-                pair = interleaved(*self.lines(tokens, t * TILE, TILE))
-                tile.store(place, (i // TILE, t, i % TILE, 0), pair)
-
-    @tile.function
-    def pack_rows(self, name: str, head: Any, first: Any, count: Any, place: Any) -> None:
-        """Keys or values, tile by tile; the last one is repeated."""
-        for r in tile.range(0, self.whole(count), bounds=(0, self.plan.keys - 1)):
-            token = self.locate(name, head, first + r, 1, first + count - 1)
-            for step in range(-(-self.source.width(name) // PAIR)):
-                (line,) = self.lines(token, step * PAIR, PAIR)
-                tile.store(place, (r // TILE, step, r % TILE, 0), line)
-
-    @tile.function
-    def pack_turned(self, name: str, head: Any, first: Any, count: Any, place: Any) -> None:
-        """Keys or values turned, in pairs of keys; the last one is repeated."""
-        most = self.plan.keys // PAIR - 1
-        for group in tile.range(0, tile.ceil_divide(count, PAIR), bounds=(0, most)):
-            tokens = self.locate(name, head, first + group * PAIR, PAIR, first + count - 1)
-            for t in tile.range(-(-self.source.width(name) // TILE)):
-                lines = self.lines(tokens, t * TILE, TILE)
-                rows = [interleaved(*lines[r : r + 2]) for r in range(0, PAIR, 2)]
-                tile.store(place, (t, group, 0, 0), turned_pairs(rows))
+    def pack(
+        self, how: Packing, name: str, head: Any, first: Any, last: Any, count: Any, place: Any
+    ) -> None:
+        """`count` tokens from the first on, up to whole pairs of tiles; past the last that one."""
+        source, width = self.source, self.source.width(name)
+        together = tile.ceil_divide(count, PAIR) * (PAIR // how.tokens)
+        for i in tile.range(0, together, bounds=(0, max(0, tile.most(together) - 1))):
+            number = first + i * how.tokens
+            tokens = [
+                source.place(name, head, tile.minimum(number + r, last)) for r in range(how.tokens)
+            ]
+            pieces = -(-width // how.wide)
+            for piece in tile.range(pieces) if how.turns else range(pieces):
+                lines = [source.line(token, piece * how.wide, how.wide) for token in tokens]
+                tile.store(place, how.at(i, piece), how.made(lines))
 
     # ---- products -------------------------------------------------------------------------
 
@@ -378,6 +366,18 @@ def turned_pairs(rows: Sequence[Any]) -> Any:
 def interleaved(first: Any, second: Any) -> Any:
     """Two vectors, element by element in turn."""
     return tile.reshape(tile.stack([first, second]).T, (2 * first.shape[0],))
+
+
+def turned_tokens(lines: Sequence[Any]) -> Any:
+    """32 tokens in pairs, with the pairs of an element in a row."""
+    return turned_pairs([interleaved(*lines[r : r + 2]) for r in range(0, PAIR, 2)])
+
+
+# keys as they are, and turned in pairs of keys; queries turned in pairs of d, and in pairs
+ROWS = Packing(1, PAIR, lambda lines: lines[0], lambda i, d: (i // TILE, d, i % TILE, 0), False)
+TURNED = Packing(PAIR, TILE, turned_tokens, lambda i, d: (d, i, 0, 0), True)
+COLUMNS = Packing(TILE, PAIR, turned_pairs, lambda i, d: (i, d, 0, 0), True)
+PAIRS = ROWS._replace(tokens=2, wide=TILE, made=lambda lines: interleaved(*lines))
 
 
 def engine_of(source: Source, plan: CpuPlan) -> Vectors:

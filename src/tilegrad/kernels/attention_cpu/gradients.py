@@ -17,10 +17,9 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body
-from ...tile.value import index_of
 from ..attention.holes import steepness
 from ..attention.shape import AttentionShape, backward_parameters
-from ..attention.softmax import LOG2_E
+from ..attention.softmax import times
 from .engine import PAIR, TILE, CpuPlan, Product, Vectors, Weights, up
 from .score_tiles import Scored, fitting, register_tile, unit_of
 from .source import Source, below
@@ -74,15 +73,7 @@ class Backward(Scored):
             block.take(self.head, self.first, self.stop)
         for i in tile.range(0, self.plan.queries, n):
             token = self.first + i
-            inside = below(token, n, self.stop)
-            index = (self.source.batch, self.head, self.source.query_start + token)
-            sums, delta = (
-                tile.load(self.memory[name], index, (n,), axes=(2,), mask=inside)
-                for name in ("lse", "delta")
-            )
-            base = tile.where(sums == -tile.INF, 0.0, sums * -LOG2_E)
-            if inside is not None:
-                base = tile.where(inside, base, -tile.INF)
+            base, delta = self.holes.known(token, n, below(token, n, self.stop))
             self.base[i : i + n], self.delta[i : i + n] = base, delta
 
     @tile.function
@@ -115,13 +106,12 @@ class Backward(Scored):
         the last key, where keys go deep."""
         width = self.plan.panel
         p, keep = self.probability(j, c, width, base), self.kept(j, c, width)
-        found = tile.load(self.change_of[j, c : c + width])
-        found = p * ((found if keep is None else found * keep) - delta)
+        found = p * (times(tile.load(self.change_of[j, c : c + width]), keep) - delta)
         if self.bends is not None:
             found = found * steepness(tile.load(self.bends[j, c : c + width]))
         if self.gradient.keys > 1:
             found = tile.where(tile.less(j, self.count), found, 0.0)
-        return (p if keep is None else p * keep), found
+        return times(p, keep), found
 
 
 class QueryGradient(Backward):
@@ -134,13 +124,10 @@ class QueryGradient(Backward):
         super().allocate_scratch(engine)
         self.result = engine.place(up(self.x.width, self.lanes), self.plan.queries, engine.pad)
 
-    @tile.function
     def prepare(self) -> None:
         """Queries; an empty sum."""
-        queries = self.plan.queries
         self.take_queries()
-        for row in tile.range(self.result.shape[0]):
-            self.result[row, 0:queries] = tile.zeros((queries,), self.sum)
+        self.engine.clear(self.result, self.plan.queries)
 
     def step(self) -> None:
         """What a block of keys adds: result^T += keys^T @ gradient of scores^T."""
@@ -153,13 +140,8 @@ class QueryGradient(Backward):
     @tile.function
     def finish(self) -> None:
         """Scale, turn, store."""
-        n, source = self.lanes, self.source
-        for i in tile.range(0, self.plan.queries, n):
-            token = self.first + i
-            inside, place = below(token, n, source.queries), source.place("dq", self.head, token)
-            for d in tile.range(0, self.x.width, n):
-                part = tile.load(self.result, (d, i), (n, n)) * self.x.scale
-                source.put(place, d, part.T, inside)
+        for i in tile.range(0, self.plan.queries, self.lanes):
+            self.put("dq", i, self.x.scale)
 
 
 class KeyGradient(Backward):
@@ -181,19 +163,14 @@ class KeyGradient(Backward):
     @tile.function
     def take(self, key: Any, stop: Any) -> None:
         """All blocks of queries that may see some key of the block, and the results."""
-        x, source, plan, (low, high_) = self.x, self.source, self.plan, self.x.band
+        x, source, plan = self.x, self.source, self.plan
         self.key, every = key, stop - key
         self.count = tile.maximum(0, tile.minimum(source.keys - key, every))
         for place in self.sums.values():
-            for row in tile.range(plan.keys):
-                tile.store(place, (row, 0), tile.zeros((place.shape[1],), self.sum), axes=(1,))
+            self.engine.clear(place, place.shape[1])
         for block in (self.k, self.v):
             block.take(self.key_head, key, self.count)
-        lower, upper = 0, source.queries
-        if high_ is not None:
-            lower = tile.maximum(0, key - index_of(high_))
-        if low is not None:
-            upper = tile.minimum(upper, stop - index_of(low))
+        lower, upper = self.seen(key, stop, of_keys=True)
         most = max(0, high(x.queries) - 1)
         for group in tile.range(x.group):
             self.head = self.key_head * x.group + group
@@ -202,7 +179,7 @@ class KeyGradient(Backward):
                 self.first, self.stop = first, tile.minimum(first + plan.queries, upper)
                 self.step()
         for name in self.sums:
-            self.put(name, every)
+            self.put_keys(name, every)
 
     def step(self) -> None:
         """What a block of queries adds."""
@@ -214,16 +191,15 @@ class KeyGradient(Backward):
             self.engine.product(Product(rows, width, depth, *operands, self.sums[name], True))
 
     @tile.function
-    def put(self, name: str, every: Any) -> None:
+    def put_keys(self, name: str, every: Any) -> None:
         """Store the sums of the block; 0 for keys that are never seen."""
-        n, source, width = self.lanes, self.source, self.source.width(name)
+        n, source, sums = self.lanes, self.source, self.sums[name]
         bounds, scale = (0, self.plan.keys - 1), self.x.scale if name == "dk" else 1.0
-        for r in tile.range(0, self.count, bounds=bounds):
-            place = source.place(name, self.key_head, self.key + r)
-            for d in range(0, width, n):
-                source.put(place, d, tile.load(self.sums[name], (r, d), (n,), axes=(1,)) * scale)
-        if "key_lengths" in self.x.extras:
-            for r in tile.range(self.count, every, bounds=bounds):
+        zeros = tile.zeros((n,), self.sum)
+        seen, unseen = (0, self.count, True), (self.count, every, False)
+        for first, stop, there in (seen, unseen) if "key_lengths" in self.x.extras else (seen,):
+            for r in tile.range(first, stop, bounds=bounds):
                 place = source.place(name, self.key_head, self.key + r)
-                for d in range(0, width, n):
-                    source.put(place, d, tile.zeros((n,), self.sum))
+                for d in range(0, source.width(name), n):
+                    line = tile.load(sums, (r, d), (n,), axes=(1,)) if there else zeros
+                    source.put(place, d, line * scale)

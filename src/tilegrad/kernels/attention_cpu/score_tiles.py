@@ -30,8 +30,8 @@ from ...ir.symbol import Size, high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
 from ...tile.value import index_of
-from ..attention.shape import AttentionShape, Parameters, parameters
-from ..attention.softmax import LN2, finite
+from ..attention.shape import AttentionShape, Parameters, memories, parameters
+from ..attention.softmax import finished, finite, log_sums, times
 from .engine import PAIR, TILE, CpuPlan, Product, Vectors, engine_of, up
 from .source import Source, below
 
@@ -66,8 +66,7 @@ class BodyWriter:
         self.source, self.x, self.plan = source, source.x, plan
         self.lanes, self.sum = plan.lanes, source.x.sum_dtype
         self.b = BodyBuilder(name, given)
-        self.memory = {n: tile.memory(p) for (n, _), p in zip(given, self.b.parameters)}
-        source.memory = self.memory
+        self.memory = source.memory = memories(self.b)
         self.factor = source.holes(0).factor
 
     def build(self) -> Body:
@@ -76,10 +75,11 @@ class BodyWriter:
             grid = self.write()
         return self.b.finish((grid,), plan=self.plan, **self.source.notes)
 
-    def keys_seen(self, first: Any, stop: Any, unit: int = 1) -> tuple[Any, Any]:
-        """The keys that some of the queries first <= i < stop may see: lower <= j < upper, from a
-        multiple of the `unit` on."""
-        lower, upper, (low, high_) = 0, self.source.keys, self.x.band
+    def seen(self, first: Any, stop: Any, unit: int = 1, of_keys: bool = False) -> tuple[Any, Any]:
+        """The keys that some of the queries first <= i < stop may see, or the queries that may see
+        some of these keys: lower <= j < upper, from a multiple of the `unit` on."""
+        low, high_ = self.x.sides(of_keys)
+        lower, upper = 0, self.source.queries if of_keys else self.source.keys
         if high_ is not None:
             upper = tile.minimum(upper, stop + index_of(high_))
         if low is not None:
@@ -109,17 +109,10 @@ class BodyWriter:
         return tile.bitcast(tile.bitcast(total, int32) + exponent, float32)
 
     def ended(self, most: Any, total: Any, begun: Any | None) -> tuple[Any, Any]:
-        """What sums over values are multiplied by (0 where nothing was seen), and the log-sum-exp
-        of rows; their sums began with an exponent of 2, if one is given."""
-        shrink: Any = 1.0
-        if begun is not None:
-            before, most = most, greater(begun, most)
-            base = finite(most)
-            shrink = self.power(before - base)
-            total = tile.multiply_add(total, shrink, self.power(begun - base))
-        none = total == 0.0
-        sums = tile.where(none, -tile.INF, most + tile.log2(total)) * LN2
-        return tile.where(none, 0.0, shrink / total), sums
+        """What sums over values are multiplied by, and the log-sum-exp of rows; their sums began
+        with an exponent of 2, if one is given."""
+        over, total, most = finished(total, most, begun, 1.0, self.power, lambda x: 1.0 / x)
+        return over, log_sums(total, most)
 
 
 class Scored(BodyWriter):
@@ -135,6 +128,7 @@ class Scored(BodyWriter):
     first: Any  # queries at work: first <= i < stop
     stop: Any
     scores: Any
+    result: Any  # sums of each query, turned
     bends: Any | None = None  # where scores under a soft limit are kept for their derivative
 
     def write(self) -> Size:
@@ -168,17 +162,18 @@ class Scored(BodyWriter):
         self.first, self.stop = first, stop
         self.holes = self.source.holes(self.head, True)
         self.prepare()
-        self.for_blocks(*self.keys_seen(first, stop))
+        self.for_blocks(*self.seen(first, stop))
         self.finish()
 
     @tile.function
     def change(self) -> None:
         """What the holes do to a block of scores: nothing where they only hide and all is seen."""
-        low, high_ = (None if side is None else index_of(side) for side in self.x.band)
-        hidden: Any = self.holes.everywhere
-        if not hidden and high_ is not None:
+        hidden: Any = self.holes.changed or "mask" in self.x.extras
+        band = (None, None) if hidden else self.x.band
+        low, high_ = (None if side is None else index_of(side) for side in band)
+        if high_ is not None:
             hidden = tile.less(self.first + high_, self.key + self.count - 1)
-        if not self.holes.everywhere and low is not None:
+        if low is not None:
             early = tile.less(self.key, self.stop - 1 + low)
             hidden = early if hidden is False else hidden | early
         if hidden:
@@ -201,6 +196,18 @@ class Scored(BodyWriter):
                     s = tile.where(seen, s, -tile.INF)
                 tile.store(self.scores, (j, i), s)
 
+    @tile.function
+    def put(self, name: str, i: Any, factor: Any) -> tuple[Any, Any | None]:
+        """Store what was summed for the queries from i on, times a factor, turned. Gives the first
+        of them, and which there are."""
+        n, source, token = self.lanes, self.source, self.first + i
+        inside = below(token, n, source.queries)
+        place = source.place(name, self.head, token)
+        for d in tile.range(0, source.width(name), n):
+            part = tile.load(self.result, (d, i), (n, n)) * factor
+            source.put(place, d, part.T, inside)
+        return token, inside
+
     def probability(self, j: Any, c: Any, width: int, base: Any) -> Any:
         """2**(factor * score + base)."""
         score = self.scores[j, c : c + width]
@@ -208,12 +215,8 @@ class Scored(BodyWriter):
 
     def kept(self, j: Any, c: Any, width: int) -> Any | None:
         """What probabilities of a key are multiplied by; None for 1."""
-        if not self.x.dropout:
-            return None
         keep = self.holes.kept((1, width), self.first + c, self.key + j)
-        return tile.where(
-            tile.reshape(keep, (width,)), tile.full((), self.holes.grown, self.sum), 0.0
-        )
+        return None if keep is None else tile.reshape(keep, (width,))
 
 
 # ---- forward ------------------------------------------------------------------------------------
@@ -293,8 +296,7 @@ class Forward(Scored):
         self.q.take(self.head, self.first, self.stop)
         self.most[0:queries] = tile.full((queries,), -tile.INF, self.sum)
         self.total[0:queries] = tile.zeros((queries,), self.sum)
-        for row in tile.range(self.result.shape[0]):
-            self.result[row, 0:queries] = tile.zeros((queries,), self.sum)
+        self.engine.clear(self.result, queries)
 
     @tile.function
     def step(self) -> None:
@@ -350,24 +352,20 @@ class Forward(Scored):
             unroll, bounds = 2 // together, (0, keys - together)
             for j in tile.range(0, rows, together, unroll=unroll, bounds=bounds):
                 found = [self.probability(j + n, c, width, base) for n in range(together)]
-                kept = [self.kept(j + n, c, width) for n in range(together)]
-                values = [p if keep is None else p * keep for p, keep in zip(found, kept)]
-                self.weights.put(j, c, values)
+                kept = [times(p, self.kept(j + n, c, width)) for n, p in enumerate(found)]
+                self.weights.put(j, c, kept)
                 total = total + reduce(add, found)
             self.total[at : at + width] = total
 
     @tile.function
     def finish(self) -> None:
         """Divide by the sums, turn, store; log-sum-exps."""
-        x, n, source = self.x, self.lanes, self.source
+        n, source = self.lanes, self.source
         for i in tile.range(0, self.plan.queries, n):
-            token, begun = self.first + i, self.holes.begun()
+            begun = self.holes.begun()
             most, total = (tile.load(place, (i,), (n,)) for place in (self.most, self.total))
             share, sums = self.ended(most, total, begun)
-            inside = below(token, n, source.queries)
-            for d in tile.range(0, x.value_width, n):
-                part = tile.load(self.result, (d, i), (n, n)) * share
-                source.put(source.place("out", self.head, token), d, part.T, inside)
+            token, inside = self.put("out", i, share)
             if "lse" in self.memory:
                 place = (source.batch, self.head, source.query_start + token)
                 tile.store(self.memory["lse"], place, sums, axes=(2,), mask=inside)

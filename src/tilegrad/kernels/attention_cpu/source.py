@@ -14,10 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from ... import tile
 from ...core.dtype import int64
-from ...ir.symbol import Size, ceil_divide, floor_divide, high, minimum, modulo
+from ...ir.symbol import Size, floor_divide, high, modulo
 from ...tile.value import index_of, size_of
 from ..attention.holes import Holes
 from ..attention.shape import AttentionShape
+from ..attention.tile_order import block_at, block_count
 
 LINE, ASKED = 64, 256  # bytes; of so many only the first line is asked for
 
@@ -33,11 +34,6 @@ def square_mask(rows: Any | None, columns: Any | None) -> Any | None:
     if rows is None or columns is None:
         return columns if rows is None else rows
     return rows & columns
-
-
-def row_blocks(tokens: Size, per: int, sequences: Size) -> Size:
-    """Blocks of `per` tokens of one sequence that there may be: one for each token at most."""
-    return minimum(tokens, tokens // per + sequences)
 
 
 class Place(NamedTuple):
@@ -69,13 +65,7 @@ class Source:
         of the other ones); this one's block, head and part."""
         x = self.x
         count = x.keys if of == "key" else x.queries
-        if self.several:
-            sequences = size_of(self.memory["query_starts"].shape[0], "size") - 1
-            blocks = row_blocks(count, per, sequences)
-            grid = blocks * heads * parts
-            p = tile.grid(grid)
-            return grid, p // parts // heads, p // parts % heads, p % parts
-        blocks = ceil_divide(count, per)
+        blocks = block_count(count, per, self.memory, self.several)
         grid = x.batch * heads * blocks * parts
         p = tile.grid(grid)
         rest = size_of(p // parts, "index")
@@ -87,44 +77,13 @@ class Source:
         """The tokens of a block: first <= i < stop, numbers within their sequence."""
         x = self.x
         if self.several:
-            number, first, tokens = self.sequence(self.memory[f"{of}_starts"], block, per)
-            self.query_start, self.queries = self.span("query_starts", number, x.queries)
-            self.key_start, self.keys = self.span("key_starts", number, x.keys)
-            return first, first + tokens
+            _, first, spans = block_at(x, self.memory, block, per, of)
+            (self.query_start, self.queries), (self.key_start, self.keys) = spans.values()
+            return first, tile.maximum(first, tile.minimum(first + per, spans[of][1]))
         if "key_lengths" in x.extras:
             self.keys = self.holes(0).limit
         first = block * per
         return first, tile.minimum(first + per, index_of(x.keys if of == "key" else x.queries))
-
-    @tile.function
-    def sequence(self, starts: Any, block: Any, per: int) -> tuple[Any, Any, Any]:
-        """The sequence that a block belongs to; its first token there, and how many it has: none
-        where there is no such block."""
-        before, number, first, tokens = (tile.full((), 0, int64) for _ in range(4))
-        for look in tile.range(starts.shape[0] - 1):
-            start, stop = (tile.cast(starts[look + i], int64) for i in range(2))
-            count = (stop - start + (per - 1)) // per
-            inside = block - before
-            own = (inside >= 0) & (inside < count)
-            number = tile.where(own, look, number)
-            tokens = tile.where(own, tile.minimum(stop - start - inside * per, per), tokens)
-            first = tile.where(own, inside * per, first)
-            before = before + count
-        most = max(0, high(size_of(starts.shape[0], "size")) - 2)
-        tokens_bound = max(high(self.x.queries), high(self.x.keys))
-        return (
-            tile.hold(number, "sequence", (0, most)),
-            tile.hold(first, "first", (0, tokens_bound)),
-            tile.hold(tokens, "tokens", (0, per)),
-        )
-
-    def span(self, name: str, number: Any, count: Size) -> tuple[Any, Any]:
-        """Where a sequence begins, and how many tokens it has, all within the array."""
-        start, stop = (tile.cast(self.memory[name][number + i], int64) for i in range(2))
-        start = tile.maximum(start, 0)
-        length = tile.maximum(tile.minimum(stop, index_of(count)) - start, 0)
-        bounds = (0, high(count))
-        return tile.hold(start, "start", bounds), tile.hold(length, "length", bounds)
 
     def holes(self, head: Any, turned: bool = False) -> Holes:
         """What stands in the holes for a head."""
@@ -137,17 +96,13 @@ class Source:
         """The width of q, k, v, out or of a gradient."""
         return self.x.width if name[-1] in "qk" else self.x.value_width
 
-    def order(self, name: str) -> str:
-        """Its axes."""
-        return self.x.orders[("q", "k", "v", "out").index(name.removeprefix("d"))]
-
     def place(self, name: str, head: Any, token: Any) -> Place:
         """Where tokens from one on lie."""
         start = self.key_start if name[-1] in "kv" else self.query_start
 
         def at(name: str, i: Any, d: Any) -> list[Any]:
             of = {"b": self.batch, "h": head, "t": start + token + i, "d": d}
-            return [of[axis] for axis in self.order(name)]
+            return [of[axis] for axis in self.x.order(name)]
 
         return Place(name, at)
 
@@ -173,7 +128,7 @@ class Source:
 
     def axes(self, name: str, count: int) -> tuple[int, ...]:
         """The axes that a tile has: tokens and d, or d alone."""
-        order = self.order(name)
+        order = self.x.order(name)
         return (order.index("t"), order.index("d"))[2 - count :]
 
     def put(self, place: Place, d: Any, part: Any, inside: Any | None = None) -> None:

@@ -222,10 +222,10 @@ class WideMatmul(Moving):
             stage = self.ring.wait(turn + step)
             tile.matrix_fence()
             for number, total in enumerate(totals):
-                left, right, *kept = self.at(number, own, stage)
+                left, right = self.at(number, own, stage)
                 left = left if self.x.a_along_k else left.T
                 right = right.T if self.x.b_along_k else right
-                tile.matrix_async(total, left, right, tile.less(0, step), *kept)
+                tile.matrix_async(total, left, right, tile.less(0, step))
             tile.matrix_commit()
             tile.matrix_wait(1)
             if tile.less(0, step):

@@ -12,7 +12,7 @@ Invariant: the order of a sum over k is that of k, whatever the Plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,9 +93,19 @@ class SparseMatmul(WideMatmul):
             source = box(self.words, (first // 16, step * half), (4, half))
             tile.copy_async(self.kept[stage, own], source, full)
 
-    def at(self, _: int, own: int, stage: Any) -> tuple[Any, ...]:
-        """Where operands lie, and the words of the first."""
-        return self.left[stage, own], self.right[stage], self.kept[stage, own]
+    @tile.function
+    def multiply(self, own: int, turn: Any, totals: Sequence[Any]) -> None:
+        """The products of a tile. A product reads its words to its end, so the next step's are read
+        then; meanwhile the other consumer multiplies."""
+        (total,) = totals
+        for step in tile.range(self.steps):
+            stage = self.ring.wait(turn + step)
+            tile.matrix_fence()
+            left, right = self.left[stage, own], self.right[stage].T
+            tile.matrix_async(total, left, right, tile.less(0, step), self.kept[stage, own])
+            tile.matrix_commit()
+            tile.matrix_wait(0)
+            self.release(turn + step)
 
 
 def step_bytes(x: Operands, plan: WidePlan) -> int:

@@ -30,7 +30,7 @@ from ...core.target import Target
 from ...ir.symbol import high
 from ...ir.types import Memory
 from ...tile.build import Body, BodyBuilder
-from ..attention.shape import Parameters
+from ..attention.shape import Parameters, memories
 from .shape import PagedShape, parameters
 
 CLEARED = 8  # rows that are written at once
@@ -98,9 +98,8 @@ def append(x: PagedShape, rotary: Rotary, each: int = 1, name: str = "paged_appe
     if rotary.width % 2 or rotary.width > x.width or (rotary.norms and not rotary.whole(x)):
         raise InternalError("kernels.paged.append", f"{rotary} for heads of {x.width}")
     b = BodyBuilder(name, append_parameters(x, rotary, "turned"))
-    memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
     with tile.into(b):
-        _Append(x, rotary, memory, each).run()
+        _Append(x, rotary, memories(b), each).run()
     return b.finish((x.tokens, x.key_heads // each), warps=4, distinct=True)
 
 

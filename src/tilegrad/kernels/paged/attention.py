@@ -5,7 +5,7 @@ blocks of keys are as many for each program; two warps bring keys and values int
 page, and the other warps multiply. Queries are few, so they are the short side of both products:
 scores^T (keys, rows) = K Q^T, and out^T (width, rows) += V^T P^T with P^T through shared memory.
 An item that is a whole row block writes its result, others leave a part; who counts the last part
-of one combines them, or another launch does (`combine`). Where matrix units belong to a warp,
+of one combines them, or another launch does (`work`). Where matrix units belong to a warp,
 threads copy themselves (`ThreadItems`).
 
 Costs of a block of 128 keys of width 128 in 16 bits, 8 rows, 8 warps: 64 KB through the ring
@@ -29,11 +29,12 @@ from ...core.dtype import int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..attention.softmax import finished
+from ..attention.softmax import finished, log_sums
 from ..attention.threads import DEPTH, multiply, shared_place
-from .combine import mixed
+from ..attention.tile_order import bounded
 from .shape import FIELDS, PagedPlan, PagedShape, padded, parameters, why_not
 from .steps import BARRIER, Blocks, Steps, counted, page_part, within
+from .work import mixed
 
 SCRATCH = ("partial", "sums")
 PRODUCER_FIELDS = ("request", "tokens", "sees", "first", "blocks")
@@ -55,8 +56,6 @@ def attend(x: PagedShape, plan: PagedPlan, name: str = "paged_attention") -> Bod
 
 class Items(Steps):
     """Builds one Body of `attend`."""
-
-    plan: PagedPlan
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
@@ -88,8 +87,7 @@ class Items(Steps):
         next record is asked for before an item is worked on."""
         stages, most = self.plan.stages, self.rows
         first, last, *loaded = [self.number(self.own_range, f) for f in ("start", "stop", *fields)]
-        start = tile.hold(within(first, 0, most), "start", (0, most))
-        stop = tile.hold(within(last, -1, most), "stop", (-1, most))
+        start, stop = bounded(first, "start", most), bounded(last, "stop", most, -1)
         found = [within(v, *self.bounds(f)) for f, v in zip(fields, loaded)]
         count = tile.maximum(tile.minimum(stop - start + 1, most), 0)
         # No field is negative, and to know that all must be here: they come at the same time.
@@ -110,8 +108,7 @@ class Items(Steps):
 
     def record(self, row: Any, fields: Sequence[str]) -> list[Any]:
         """Fields of a record that is not the program's first."""
-        last = self.rows - 1
-        row = tile.hold(tile.minimum(tile.maximum(row, 0), last), "row", (0, last))
+        row = tile.hold(within(row, 0, self.rows - 1), "row")
         return [within(self.number(row, f), *self.bounds(f)) for f in fields]
 
     def bounds(self, field: str) -> tuple[int, int]:
@@ -203,8 +200,7 @@ class Items(Steps):
         sums, begun = tile.sum(sums, 0, keep=True), self.sinks
         if begun is not None:  # they count in the first part of a row block
             begun = tile.where(tile.less_equal(of["partial"], of["from"]), begun, -tile.INF)
-        share, sums, best = finished(sums, best, begun, 1.0)
-        some = sums > 0.0
+        share, sums, best = finished(sums, best, begun)
         if self.factors:
             share = share * self.factors[1]
         result = tile.read(self.total) * share
@@ -214,19 +210,17 @@ class Items(Steps):
             offset, inside = self.offsets_of(of, shape, 1, self.x.value_width, at)
             tile.store(self.out, offset, result, mask=inside)
         else:
-            self.leave(of, result, best, sums, some)
+            self.leave(of, result, log_sums(sums, best, None))
 
     @tile.function
-    def leave(self, of: Item, result: Any, best: Any, sums: Any, some: Any) -> None:
+    def leave(self, of: Item, result: Any, log: Any) -> None:
         """A part of a row block; who counts the last one combines them."""
         x, rows, partial = self.x, self.plan.rows, tile.maximum(of["partial"], 0)
         at, row = self.at_value(counted(result.shape, 0)), counted(result.shape, 1)
         offset = (row + (partial * x.key_heads + self.head) * rows) * x.value_width + at
         inside = (at < x.value_width) & (row < self.per * x.group)
         tile.store(self.partial, offset, result, mask=inside)
-        log = best + tile.log2(tile.where(some, sums, 1.0))
-        log = tile.reshape(tile.where(some, log, -tile.INF), (rows,))
-        tile.store(self.sums, (partial, self.head, 0), log)
+        tile.store(self.sums, (partial, self.head, 0), tile.reshape(log, (rows,)))
         if self.counters is not None:
             tile.fence("global")
             tile.named_sync(BARRIER, self.threads)
@@ -309,14 +303,14 @@ class ThreadItems(Items):
         )
         first, last = (of["first"] + step) * plan.block // x.page, (keys - 1) // x.page
         entries = [tile.minimum(first + i, last) for i in range(max(1, plan.block // x.page))]
-        return [tile.cast(tile.load(self.table, (of["request"], p), ()), int64) for p in entries]
+        return [tile.load(self.table, (of["request"], p), ()) for p in entries]
 
     def load(self, of: Item, step: Any, pages: list[Any]) -> None:
         """A block of keys and one of values, page by page, in a group of their own."""
-        x, block, most = self.x, self.plan.block, high(self.x.pages) - 1
+        x, block = self.x, self.plan.block
         key, rows = (of["first"] + step) * block, min(x.page, block)
         for number, page in enumerate(pages):
-            at = tile.hold(within(page, 0, most), "page", (0, most))
+            at = bounded(page, "page", x.pages - 1)
             for ring, cache, width in zip(self.rings, self.cache, self.widths):
                 place = ring[step % self.plan.stages][number * rows : (number + 1) * rows, :]
                 tile.copy_threads(place, page_part(x, cache, at, self.head, key, (block, width)))

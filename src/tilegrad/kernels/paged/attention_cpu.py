@@ -31,10 +31,11 @@ from ...ir.symbol import high
 from ...tile.build import Body
 from ...tile.callee import KernelCallee
 from ..attention.shape import AttentionShape, Parameters
+from ..attention.tile_order import block_at
 from ..attention_cpu import score_tiles
 from ..attention_cpu.decode import LEAST_PART, PARTIAL, plan_of, streamed
 from ..attention_cpu.engine import CpuPlan
-from ..attention_cpu.source import Place, Source, row_blocks
+from ..attention_cpu.source import Place, Source
 from .shape import STEP, PagedShape, attention_of, parameters
 
 ROWS = 32  # of a program, about
@@ -87,7 +88,7 @@ def attend_parameters(x: PagedShape) -> Parameters:
 
 def attend(x: PagedShape, plan: CpuPlan, parts: int = 1) -> list[Body]:
     """The Bodies; parameters as `attend_parameters` has them, and what several parts leave."""
-    lead = row_blocks(x.tokens, plan.queries // x.group, x.requests)
+    lead = x.tokens // (plan.queries // x.group) + x.requests
     given, name = attend_parameters(x), "paged_attention"
     return streamed(lambda: Pages(x, plan), given, lead, plan, name, parts)
 
@@ -115,16 +116,15 @@ class Pages(Source):
 
     def find(self, block: Any, per: int, of: str = "query") -> tuple[Any, Any]:
         """See `Source`; the request, where its tokens begin, and how many keys it has."""
-        starts, tokens = self.memory["query_starts"], high(self.p.tokens)
-        self.request, first, count = self.sequence(starts, block, per)
-        start, stop = (tile.cast(starts[self.request + i], int64) for i in range(2))
+        self.request, first, spans = block_at(self.x, self.memory, block, per)
+        start, count = spans["query"]
         length = tile.cast(self.memory["lengths"][self.request], int64)
-        most = high(self.x.keys)
+        tokens, most = high(self.p.tokens), high(self.x.keys)
         self.keys = tile.hold(length, "length", (0, most))
-        self.query_start = tile.hold(stop - length, "shift", (-most, tokens))
-        first = tile.hold(start - self.query_start + first, "place", (-tokens, most))
-        self.queries = first + count
-        return first, self.queries
+        before = tile.hold(length - count, "before", (-tokens, most))
+        self.query_start = start - before
+        self.queries = before + tile.maximum(first, tile.minimum(first + per, count))
+        return before + first, self.queries
 
     def place(self, name: str, head: Any, token: Any) -> Place:
         """Where tokens lie; keys in one page."""

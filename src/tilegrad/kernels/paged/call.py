@@ -17,23 +17,22 @@ from ...tile.callee import KernelCallee
 from ..attention.plan import AttentionPlan
 from .append import Rotary, append
 from .attention import SCRATCH, attend
-from .combine import combine_parts
 from .prefill import prefill, tile_list
-from .shape import PagedPlan, PagedShape, ShortPlan
+from .shape import PagedPlan, PagedShape
 from .short import step_attend
-from .work import work_list
+from .work import combine_parts, work_list
 
 
 @functools.lru_cache(maxsize=64)
 def list_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
-    """(lengths, query_starts) -> (items, cuts)."""
-    return KernelCallee.named("paged_work", (work_list(x, plan),), ("items", "cuts"))
+    """(lengths, query_starts) -> items."""
+    return KernelCallee.named("paged_work", (work_list(x, plan),), ("items",))
 
 
 @functools.lru_cache(maxsize=64)
 def attention_callee(x: PagedShape, plan: PagedPlan) -> KernelCallee:
     """(q, keys, values, scales if of 8 bits, table, sinks if there are any, items, and counters if
-    parts are joined, else cuts) -> (out, partial, sums)."""
+    parts are joined) -> (out, partial, sums)."""
     return KernelCallee.named("paged_attention", _listed(x, plan), ("out", *SCRATCH))
 
 
@@ -50,7 +49,7 @@ def tiles_callee(x: PagedShape, plan: AttentionPlan, least: int) -> KernelCallee
 
 @functools.lru_cache(maxsize=64)
 def mixed_callee(x: PagedShape, plan: PagedPlan, many: AttentionPlan) -> KernelCallee:
-    """(q, keys, values, table, sinks if there are any, items, counters or cuts as
+    """(q, keys, values, table, sinks if there are any, items, counters as
     `attention_callee` has them, tiles) -> (out, partial, sums, lse): requests with fewer new tokens
     than the Plan says by the list, the others by `prefill`. Queries and results are of a batch of
     one."""
@@ -67,7 +66,7 @@ def append_callee(x: PagedShape, rotary: Rotary, each: int = 1) -> KernelCallee:
 
 
 @functools.lru_cache(maxsize=64)
-def short_callee(x: PagedShape, plan: ShortPlan, rotary: Rotary) -> KernelCallee:
+def short_callee(x: PagedShape, plan: PagedPlan, rotary: Rotary) -> KernelCallee:
     """(q, k, v, frequencies, weights of norms if they have some, scales if of 8 bits, table,
     lengths, query_starts, sinks if there are any, keys, values) -> (out, keys, values): append and
     attention of a step with one token a request at most."""

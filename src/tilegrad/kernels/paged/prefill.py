@@ -103,15 +103,11 @@ class _Listed(TileOrder):
 
     listed = True
 
-    def own_tiles(self) -> Any:
+    def count(self) -> Any:
         """See `TileOrder`."""
-        tiles, programs = self.memory["tiles"], self.plan.programs
+        tiles = self.memory["tiles"]
         most = tiles.type.shape[0] - 1
-        count = tile.load(tiles, (most, 0), ())
-        total = bounded(count, "listed", most) * self.lanes
-        rounds = tile.hold(total // programs, "rounds")
-        rest = total - rounds * programs
-        return rounds + tile.minimum(tile.maximum(rest - self.in_round(rounds), 0), 1)
+        return bounded(tile.load(tiles, (most, 0), ()), "listed", most) * self.lanes
 
     def locate(self, number: Any) -> Work:
         """See `TileOrder`."""

@@ -38,8 +38,6 @@ FIELDS = (*KNOWN, "partial", "start", "stop", "from", "parts")
 # sees: how many keys the item's first token sees; partial: where a part of a row block goes, -1 for
 # the whole of one; start, stop: numbers of the program's first and last item, in its first record;
 # from, parts: the first partial of the item's row block, and how many parts that has
-CUT = 8  # int32 of a row block that programs share
-CUT_FIELDS = ("partial", "parts", "token", "tokens")
 STEP = ("q", "keys", "values", "scales", "table", "lengths", "query_starts", "sinks")
 USES = {"keys": "state", "values": "state", "counters": "state", "out": "result"}  # as a rule
 
@@ -92,6 +90,8 @@ class PagedPlan:
     joined: bool = True  # who finishes the last part of one combines them, else another launch does
     threads: bool = False  # copies and products are the threads' own: `threads_attention`
     below: int = 0  # takes requests with fewer new tokens alone; 0: all
+    cluster: int = 0  # of `short`: programs that share the keys of a request and a key head
+    alone: bool = False  # and whether a core has one at most, so that all cores have some
 
     def per(self, x: PagedShape) -> int:
         """Tokens of a row block."""
@@ -114,18 +114,6 @@ class PagedPlan:
         return self.row_blocks(x) + self.ranges(x)
 
 
-@dataclass(frozen=True)
-class ShortPlan:
-    """Choices for few requests with one new token each: `short`."""
-
-    rows: int = 8  # query heads of a key head, the short side of a product: a multiple of 8
-    block: int = 64
-    stages: int = 2  # blocks of keys, and as many of values, under way
-    warps: int = 4  # that multiply: 4 or 8
-    cluster: int = 8  # programs that share the keys of a request and a key head
-    alone: bool = False  # whether a core has one program at most, so that all cores have some
-
-
 def attention_of(x: PagedShape, **more: Any) -> AttentionShape:
     """The tokens of a step over the keys that a request may have, as one attention."""
     sizes = (x.heads, x.key_heads, x.tokens, x.most_pages * x.page, x.width, x.value_width)
@@ -134,7 +122,7 @@ def attention_of(x: PagedShape, **more: Any) -> AttentionShape:
 
 def why_not(x: PagedShape, plan: PagedPlan) -> str:
     """Why no Body with a Plan can be right; '' where one can."""
-    widths = x.width, x.value_width
+    widths, many = (x.width, x.value_width), plan.cluster
     bytes_of, powers = x.cache.size, all(w & (w - 1) == 0 for w in map(padded, widths))
     return first_wrong(
         (plan.per(x) < 1, "the rows hold a token's query heads"),
@@ -153,17 +141,9 @@ def why_not(x: PagedShape, plan: PagedPlan) -> str:
         (plan.threads and plan.rows % 16, "threads multiply 16 rows"),
         (plan.threads and x.scaled, "a cache of 8 bits needs other matrix units"),
         (plan.threads and not powers, "threads copy rows of a power of two"),
+        (many == 1 or many & (many - 1), "a cluster is of a power of two of programs"),
+        (padded(x.value_width) % (8 * max(1, many)), "programs share the values' width in eights"),
     )
-
-
-def short_why_not(x: PagedShape, plan: ShortPlan) -> str:
-    """Why no Body of `short` with a Plan can be right; '' where one can."""
-    many, like = plan.cluster, (plan.rows, plan.block, plan.stages, plan.warps, x.key_heads)
-    why = first_wrong(
-        (many < 2 or many & (many - 1), "a cluster is of a power of two of programs"),
-        (padded(x.value_width) % (8 * many), "the programs share the values' width in eights"),
-    )
-    return why or why_not(x, PagedPlan(*like))
 
 
 def padded(width: int) -> int:
@@ -187,7 +167,7 @@ def choose(x: PagedShape, target: Target, queries: int = 1, below: int = 0) -> P
     return replace(plan, joined=queries == 1)
 
 
-def choose_short(x: PagedShape, target: Target, most: int | None = None) -> ShortPlan | None:
+def choose_short(x: PagedShape, target: Target, most: int | None = None) -> PagedPlan | None:
     """A Plan for one token a request at most; None where the work is better shared out evenly.
 
     A step takes as long as its longest request, so that none may have many keys: no more than the
@@ -204,7 +184,7 @@ def short_keys(x: PagedShape, target: Target) -> int:
     return max(FEW_REQUEST_KEYS, FEW_PROGRAM_KEYS * plan.cluster) if plan else 0
 
 
-def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:
+def _short_plan(x: PagedShape, target: Target) -> PagedPlan | None:
     """Programs take half of the target's cores and half of their shared memory, so that the next
     launch begins beside them; all of the cores at most."""
     if not x.single:
@@ -212,12 +192,13 @@ def _short_plan(x: PagedShape, target: Target) -> ShortPlan | None:
     cores, pairs = target.cores or 0, high(x.requests) * x.key_heads
     most = min(8, target.limits.get("cluster", 1))
     many = next((n for n in (8, 4, 2) if n <= most and pairs * n <= cores // 2), min(2, most))
-    plan = ShortPlan(-(-x.group // 8) * 8, cluster=many, alone=2 * pairs * many > cores)
-    fits = pairs * many <= cores and short_bytes(x, plan) <= SHARED
-    return plan if fits and not short_why_not(x, plan) else None
+    plan = PagedPlan(-(-x.group // 8) * 8, 64, 2, 4, x.key_heads, cluster=many)
+    plan = replace(plan, alone=2 * pairs * many > cores)
+    fits = many > 1 and pairs * many <= cores and short_bytes(x, plan) <= SHARED
+    return plan if fits and not why_not(x, plan) else None
 
 
-def short_bytes(x: PagedShape, plan: ShortPlan) -> int:
+def short_bytes(x: PagedShape, plan: PagedPlan) -> int:
     """Shared memory of a program, about."""
     wide, rows = padded(x.width) + padded(x.value_width), plan.rows
     ring = plan.stages * plan.block * wide * x.cache.size
@@ -262,10 +243,9 @@ def parameters(
 ) -> Parameters:
     """Arrays of a step by name, those that the shape and the Plan have; `uses` are of this kernel.
 
-    scales: what keys and values of each key head are multiplied with. items, cuts: the work list,
-    items that a program begins with first; row blocks that were cut, each in the row of the program
-    that has its second part. partial, sums: parts of row blocks, results and log2 of their sums of
-    weights. counters: 0 before and after, if parts are joined."""
+    scales: what keys and values of each key head are multiplied with. items: the work list, items
+    that a program begins with first. partial, sums: parts of row blocks, results and log2 of their
+    sums of weights. counters: 0 before and after, if parts are joined."""
     cache = (x.pages, x.key_heads, x.page)
     found = {
         "q": ((x.tokens, x.heads, x.width), x.dtype),
@@ -287,7 +267,6 @@ def parameters(
         items = plan.item_rows(x)
         rows = (items, x.key_heads, plan.rows)
         found["items"] = ((items, RECORD), int32)
-        found["cuts"] = ((plan.ranges(x), CUT), int32)
         found["partial"], found["sums"] = ((*rows, x.value_width), float32), (rows, float32)
         if plan.joined:
             found["counters"] = ((items, x.key_heads), int32)

@@ -29,19 +29,20 @@ from ...core.dtype import float32, int64
 from ...core.errors import InternalError
 from ...ir.symbol import high
 from ...tile.build import Body, BodyBuilder
-from ..attention.softmax import finite
+from ..attention.softmax import finite, some_sum
+from ..attention.tile_order import bounded
 from .append import Rotary, append_parameters, clear_rest, kept
-from .shape import PagedShape, ShortPlan, short_why_not
+from .shape import PagedPlan, PagedShape, why_not
 from .steps import BARRIER, Blocks, Steps, counted, within
 
 CLEARED = 16  # rows that are written at once
 
 
 def step_attend(
-    x: PagedShape, plan: ShortPlan, rotary: Rotary, name: str = "paged_attention_short"
+    x: PagedShape, plan: PagedPlan, rotary: Rotary, name: str = "paged_attention_short"
 ) -> Body:
     """The kernel."""
-    why = short_why_not(x, plan)
+    why = why_not(x, plan)
     if why:
         raise InternalError("kernels.paged.short", f"{why}: {plan} for {x}")
     return _Short(x, plan, rotary, BodyBuilder(name, append_parameters(x, rotary, "out"))).build()
@@ -50,9 +51,7 @@ def step_attend(
 class _Short(Steps):
     """Builds one Body of `step_attend`."""
 
-    plan: ShortPlan
-
-    def __init__(self, x: PagedShape, plan: ShortPlan, rotary: Rotary, b: BodyBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: PagedPlan, rotary: Rotary, b: BodyBuilder) -> None:
         super().__init__(x, plan, b)
         self.rotary, self.norms = rotary, rotary.norms
         self.reach = x.window - 1  # the new token sees itself
@@ -93,8 +92,7 @@ class _Short(Steps):
         self.sees = self.there & (zero < length)
         before = tile.where(self.there, within(length - 1, 0, self.most - 1), zero)
         self.before = tile.hold(before, "before", (0, self.most - 1))
-        last_token = high(x.tokens) - 1
-        self.token = tile.hold(within(first, 0, last_token), "token", (0, last_token))
+        self.token = bounded(first, "token", x.tokens - 1)
         self.first: Any = 0
         if x.window:
             self.first = tile.maximum(self.before + 1 - x.window, 0) // plan.block
@@ -123,14 +121,14 @@ class _Short(Steps):
         self.load_factors(self.head)
         self.find()
         place = tile.load(self.table, (self.request, self.before // x.page), ())
-        page = within(tile.cast(place, int64), 0, high(x.pages) - 1)
+        page = bounded(place, "page", x.pages - 1)
         best, sums = self.begin()
         for step in tile.range(self.blocks):
             best, sums = self.step(step, self.block(step), self.before, 1, best, sums)
         self.exchange(best, sums)
         self.finish()
         if self.owns & self.there:
-            self.append(tile.hold(page, "page", (0, high(x.pages) - 1)))
+            self.append(page)
 
     def begin(self) -> tuple[Any, Any]:
         """Queries into their place; (best, sums) and the total to begin with: those of the new
@@ -261,8 +259,7 @@ class _Short(Steps):
             total = more if total is None else total + more
             part = tile.read(self.parts[r]) * weight[None, :]
             result = part if result is None else result + part
-        one = tile.full((), 1.0)
-        share = one / tile.where(total > 0.0, total, one)
+        share = 1.0 / some_sum(total)
         if self.factors:
             share = share * self.factors[1]
         self.write(result * share[None, :])

@@ -28,9 +28,9 @@ from ...core.dtype import float16, int64
 from ...ir.symbol import ceil_divide, high
 from ...tile.build import BodyBuilder
 from ..attention.holes import Holes
-from ..attention.shape import swizzled
+from ..attention.shape import memories, swizzled
 from ..attention.softmax import LOG2_E, finite
-from .shape import PagedPlan, PagedShape, ShortPlan, attention_of, padded
+from .shape import PagedPlan, PagedShape, attention_of, padded
 
 BARRIER = 0  # at which the warps that multiply meet
 AHEAD = 4  # blocks whose pages are asked for at once, before they are needed
@@ -88,9 +88,9 @@ def page_part(
 class Steps:
     """The places of a program, and what happens with a block of keys."""
 
-    def __init__(self, x: PagedShape, plan: PagedPlan | ShortPlan, b: BodyBuilder) -> None:
+    def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.memory = {p.attrs["name"]: tile.memory(p) for p in b.parameters}
+        self.memory = memories(b)
         self.q, self.table, self.out = (self.memory[n] for n in ("q", "table", "out"))
         self.cache = (self.memory["keys"], self.memory["values"])
         self.factors: list[Any] = []  # of keys and values of 8 bits
@@ -275,14 +275,11 @@ class Steps:
     def seen(self, scores: Any, sees: Any, key: Any) -> Any:
         """Scores, -inf where a token does not see a key: as many keys as its place says, the
         last ones of them if there is a window."""
-        at = counted(scores.shape, 0, key)
         end = tile.cast(sees, int64)
         if self.per > 1:
             end = tile.unsigned_divide(counted(scores.shape, 1), self.x.group) + end
-        inside = at < end
-        if self.x.window:
-            inside = inside & (end - self.reach <= at)
-        return tile.where(tile.broadcast(inside, scores.shape), scores, -tile.INF)
+        begin = end - self.reach if self.x.window else 0
+        return self.between(scores, begin, end, key, -tile.INF)
 
     @tile.function
     def clear_unseen(self, turn: Any, sees: Any, tokens: Any, key: Any) -> None:
@@ -301,16 +298,17 @@ class Steps:
         """Zeros for the values of keys before `begin` and from `end` on, where they lie."""
         pieces = self.widths[1] * self.x.cache.size // 16
         if pieces & (pieces - 1):  # threads do not share rows of so many
-            tile.write(values, self.cleared(tile.read(values), begin, end, key))
+            tile.write(values, self.between(tile.read(values), begin, end, key, 0.0))
             return
         tile.clear_rows(values, end - key, self.plan.block)
         if self.x.window:
             tile.clear_rows(values, 0, begin - key)
 
-    def cleared(self, values: Any, begin: Any, end: Any, key: Any) -> Any:
-        """The same of a tile."""
+    def between(self, values: Any, begin: Any, end: Any, key: Any, other: float) -> Any:
+        """A tile of keys from one on; another number before `begin`, if there is a window, and
+        from `end` on."""
         at = counted(values.shape, 0, key)
         inside = at < end
         if self.x.window:
             inside = inside & (begin <= at)
-        return tile.where(tile.broadcast(inside, values.shape), values, 0.0)
+        return tile.where(tile.broadcast(inside, values.shape), values, other)

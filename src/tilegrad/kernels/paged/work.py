@@ -1,15 +1,17 @@
-"""The work list of a step over a paged cache: equal numbers of key blocks for every program.
+"""The work list of a step over a paged cache, and what becomes of row blocks that it cut.
 
-Row blocks of the requests that the Plan takes stand one after the other, each with the blocks of
-keys that its tokens see and with one at least, so that someone writes its result. All blocks are
-cut into `ranges` that differ by one at most; where a cut or the end of a row block lies an item
-ends. Item number g of range p stands in row p if it is the range's
+Every program gets as many blocks of keys, but for one. Row blocks of the requests that the Plan
+takes stand one after the other, each with the blocks of keys that its tokens see and with one at
+least, so that someone writes its result. All blocks are cut into `ranges`; where a cut or the end
+of a row block lies an item ends. Item number g of range p stands in row p if it is the range's
 first, else in row ranges + g - p - 1, so a program finds its first item at once and the others in
 a row. Parts of a row block that was cut go to partials g, which are neighbours.
 
 `work_list` is the kernel, one program that is run once a step. Costs about 20 dependent reads and
 three running sums, whatever the lengths.
-Invariant: the list depends on lengths, query starts and the Plan alone.
+Who counts the last part of a row block combines them (`mixed`), or another launch does
+(`combine_parts`). Invariant: the list depends on lengths, query starts and the Plan alone; parts
+are added in the order of their keys.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ from ... import tile
 from ...core.dtype import int32, int64
 from ...ir.symbol import Size, floor_divide, high
 from ...tile.build import Body, BodyBuilder
+from ..attention.shape import memories
+from ..attention.softmax import finite, some_sum
 from ..attention.tile_order import bounded
-from .shape import CUT, FIELDS, KNOWN, RECORD, PagedPlan, PagedShape, parameters
+from .shape import FIELDS, KNOWN, RECORD, PagedPlan, PagedShape, parameters
 
 CHUNK = 64  # row blocks whose requests are looked up at once, at most
 HELD = 1 << 14  # elements of a tile that the threads hold without spilling
+TOGETHER = 32  # parts that are read at once
 
 
 def work_list(x: PagedShape, plan: PagedPlan, name: str = "paged_work") -> Body:
     """The kernel that makes the list."""
-    names = ("lengths", "query_starts", "items", "cuts")
-    given = parameters(x, names, plan, items="result", cuts="result")
+    given = parameters(x, ("lengths", "query_starts", "items"), plan, items="result")
     return _Work(x, plan, BodyBuilder(name, given)).build()
 
 
@@ -86,7 +90,7 @@ class _Work:
 
     def __init__(self, x: PagedShape, plan: PagedPlan, b: BodyBuilder) -> None:
         self.x, self.plan, self.b = x, plan, b
-        self.lengths, self.starts, self.items, self.cuts = map(tile.memory, b.parameters)
+        self.lengths, self.starts, self.items = map(tile.memory, b.parameters)
         self.ranges = plan.ranges(x)
         self.count = max(CHUNK, power(plan.row_blocks(x)))
 
@@ -133,7 +137,6 @@ class _Work:
         first, last = self.program_of(start), self.program_of(stop - 1)
         parts = tile.where(size > 0, last - first + 1, 0)
         partials = tile.cumsum(parts) - parts
-        self.write_cuts(first, partials, parts, found)
         self.write_parts((first, start, stop, parts, partials), found)
         self.write_idle(total)
 
@@ -158,23 +161,6 @@ class _Work:
     def cut(self, program: Any) -> Any:
         """Where a program's units begin."""
         return program * self.total // self.programs
-
-    def write_cuts(self, first: Any, partials: Any, parts: Any, found: dict[str, Any]) -> None:
-        """What the combining kernel reads: a row block that was cut, in the row of the program that
-        has its second part; where there is none, no parts do."""
-        size = power(self.ranges)
-        values = (partials, parts, found["token"], found["tokens"])  # CUT_FIELDS
-        place = tile.shared((len(values), size), int32)
-        for field in range(len(values)):
-            tile.store(place, (field, 0), tile.full((size,), 0, int32))
-        cut = parts > 1
-        for field, value in enumerate(values):
-            tile.store(place, first + (1 + field * size), tile.cast(value, int32), mask=cut)
-        number = tile.arange(size)
-        inside = number < self.ranges
-        for field in range(len(values)):
-            at = number * CUT + field
-            tile.store(self.cuts, at, tile.load(place, (field, 0), (size,)), mask=inside)
 
     def write_part(self, k: Any, known: Sequence[Any], found: dict[str, Any]) -> None:
         """Part k of every row block that has so many."""
@@ -216,3 +202,70 @@ class _Work:
         for field, value in (("start", 0), ("stop", -1)):
             at = number * RECORD + FIELDS.index(field)
             tile.store(self.items, at, tile.full((size,), value, int32), mask=none)
+
+
+# ---- parts --------------------------------------------------------------------------------------
+
+
+def combine_parts(x: PagedShape, plan: PagedPlan, name: str = "paged_combine") -> Body:
+    """Parts of row blocks that were cut become results, weighted by their sums of weights in the
+    order of keys; whole row blocks are in `out` already. A program takes a row of one, which it
+    finds by its second part: that is the first item of a range. All parts, up to 32 at a time, are
+    read at once."""
+    given = parameters(x, ("items", "partial", "sums", "out"), plan, out="state")
+    b = BodyBuilder(name, given)
+    rows = plan.per(x) * x.group
+    with tile.into(b):
+        _combine(x, plan, *tile.grid(plan.programs, rows), memories(b))
+    return b.finish((plan.programs, rows), warps=4)
+
+
+@tile.function
+def _combine(x: PagedShape, plan: PagedPlan, own: Any, row: Any, memory: dict[str, Any]) -> None:
+    heads, parts_of = x.key_heads, (memory["partial"], memory["sums"])
+    range_, head, most = own // heads, own % heads, high(plan.item_rows(x)) - 1
+
+    def field(name: str, least: int, most: int) -> Any:
+        number = tile.load(memory["items"], (range_, FIELDS.index(name)), ())
+        return bounded(number, name, most, least)
+
+    begin, end = field("start", 0, most), field("stop", -1, most)
+    part, first, parts = field("partial", -1, most), field("from", 0, most), field("parts", 0, most)
+    token, tokens = field("token", 0, high(x.tokens) - 1), field("tokens", 0, plan.per(x))
+    second = tile.less_equal(begin, end) & (tile.cast(part, int64) == first + 1)
+    if second & tile.less(row // x.group, tokens):
+        shape, where = (TOGETHER, 1, x.value_width), (first, head, row)
+        place = (token + row // x.group, head * x.group + row % x.group, 0)
+        tile.store(memory["out"], place, mixed(parts_of, where, parts, shape, 1))
+
+
+@tile.function
+def mixed(
+    memories: tuple[Any, Any],
+    where: tuple[Any, Any, Any],
+    parts: Any,
+    shape: tuple[int, int, int],
+    real: int,
+) -> Any:
+    """Results (rows, width) of the parts from the first on: `memories` are partial and sums,
+    `where` is (first, key head, row), `shape` (parts at a time, rows, width); `real` rows count."""
+    (partial, sums), (first, *which), (together, rows, wide) = memories, where, shape
+    best, total = tile.full((rows,), -tile.INF), tile.zeros((rows,))
+    result = tile.zeros((rows, wide))
+    for part in tile.range(0, parts, together):
+        there = (tile.arange(together) + part < parts)[:, None]
+        if real < rows:
+            there = there & (tile.arange(rows) < real)[None, :]
+        there = tile.broadcast(there, (together, rows))
+        logs = tile.load(sums, (first + part, *which), (together, rows), axes=(0, 2), mask=there)
+        at = (first + part, *which, 0)
+        found = tile.load(partial, at, shape, axes=(0, 2, 3), mask=there[:, :, None])
+        logs = tile.where(there, logs, -tile.INF)
+        now = tile.maximum(best, tile.max(logs, 0))
+        base = finite(now)
+        weights, shrink = tile.exp2(logs - base), tile.exp2(best - base)
+        by_row, more = shrink[:, None], found * weights[:, :, None]
+        by_row = tile.broadcast(by_row, result.shape)
+        more = tile.multiply_add(result, by_row, tile.sum(more, 0))
+        best, total, result = now, tile.multiply_add(total, shrink, tile.sum(weights, 0)), more
+    return result / some_sum(total)[:, None]

@@ -118,6 +118,8 @@ class Weights:
         layout = self.layout
         at = step * STEP // layout.span if layout.span != STEP else step
         found = self.line(name, block, at).to(float32)
+        if layout.zero and name == "minimum":
+            return -(found * self.line("scale", block, at).to(float32))
         if layout.small is None:
             return found
         small = self.line("scales" if name == "scale" else "minima", block, group)

@@ -7,7 +7,8 @@ sign, `centre` above their value, as planes of 8, 4, 2 or 1 bits: in a plane of 
 shares vector j % 4 with quad j + 4, which has the upper half of the bytes, and so on. That is how
 files of Q4_0, Q4_1, Q5_0 and Q5_1 order nibbles anyway: only rows are interleaved.
 
-A value is scale * (code - centre) + minimum for each group of 16 or 32 columns. Formats of 256
+A value is scale * (code - centre) + minimum for each group of 16 or 32 columns, or
+scale * (code - zero). Formats of 256
 columns keep their two levels: `scale` and `minimum` for 256, whole numbers `scales` and `minima`
 for a group. Invariant: nothing is rounded; a Format's bytes grow by less than a fifth.
 """
@@ -40,6 +41,7 @@ class Layout:
     span: int = 32  # columns that share an entry of `scale`
     scale: DType = float16
     small: DType | None = None  # of `scales`, where there are two levels
+    zero: bool = False  # `minimum` holds what codes stand above 0, in scales
     doubled: bool = False  # codes stand for twice a float of 4 bits (E2M1)
 
     @property
@@ -51,6 +53,7 @@ class Layout:
 LAYOUTS: dict[str, Layout] = {
     "Q4_0": Layout((4,), 8),
     "Q4_1": Layout((4,), minimum=True),
+    "Q4_Z": Layout((4,), minimum=True, zero=True),
     "Q5_0": Layout((4, 1), 16),
     "Q5_1": Layout((4, 1), minimum=True),
     "Q8_0": Layout((8,), 128),
@@ -96,7 +99,7 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
     if layout.small is None:
         found["scale"] = _across(_power(fields) if layout.doubled else fields["scale"], 1)
         if layout.minimum:
-            found["minimum"] = _across(fields["minimum"], 1)
+            found["minimum"] = _across(fields["zero" if layout.zero else "minimum"], 1)
         return found
     small, minima = _small(form, fields)
     found |= {"scale": _across(fields["scale"], 1), "scales": _across(small, 1)}
@@ -113,7 +116,7 @@ def _across(x: Array, keep: int) -> Array:
 
 def _words(form: Format, layout: Layout, fields: dict[str, Array]) -> Array:
     """Codes (n, steps, vectors) as words of 32 bits."""
-    if form.name in ("Q4_0", "Q4_1", "MXFP4"):
+    if form.name in ("Q4_0", "Q4_1", "Q4_Z", "MXFP4"):
         return _whole(fields["nibbles"])
     if form.name == "Q8_0":
         return _whole(fields["codes"]) ^ np.int32(-0x7F7F7F80)  # 0x80 in each byte

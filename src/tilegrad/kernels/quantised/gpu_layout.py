@@ -15,7 +15,7 @@ for byte products.
 | pairs   | rows, groups, 2    | two bits more: of word 4 h + i in h, at bits 8 b + 2 i        |
 | bits    | rows, groups       | one bit more: of word i at bits 8 b + i                       |
 | small   | rows, groups       | scales (and minima) of a group or its halves, a byte each     |
-| scales  | rows, groups [/ 8] | float16 scale, with a float16 minimum above it where there is |
+| scales  | rows, groups [/ 8] | float16 scale; a float16 minimum or zero point above it        |
 
 Rows are padded to ROWS and groups to STEP with scales of 0. Bits for a weight: those of the file,
 but Q4_K and Q5_K an eighth more (scales of 6 bits take 8), Q3_K likewise.
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from ... import tile
-from ...core.dtype import float16, float32, int32, uint8, uint16
+from ...core.dtype import DType, float16, float32, int32, uint8, uint16
 from ...core.format import NUMPY
 from .shape import Part, QuantisedShape, padded
 
@@ -52,7 +52,7 @@ class Layout:
     codes: str  # 'nibbles', 'bytes' or 'pairs'
     offset: int  # that codes are above the Format's
     more: str = ""  # 'pairs' or 'bits': what lies above the codes
-    scales: str = "one"  # 'one' or 'two' float16, or a 'power' of two
+    scales: str = "one"  # a key of SCALES
     small: str = ""  # 'two' (scale, minimum), 'halves' (a scale each) or 'digits' (both each)
 
     @property
@@ -72,9 +72,17 @@ class Layout:
         return tuple(4 * word + i for i in range(4))
 
 
+# (its dtype, Fields of 16 bits that it holds, the first in the low half)
+SCALES: dict[str, tuple[DType, tuple[str, ...]]] = {
+    "one": (float16, ("scale",)),
+    "two": (int32, ("scale", "minimum")),
+    "zero": (int32, ("scale", "zero")),
+    "power": (uint8, ()),
+}
 LAYOUTS = {
     "Q4_0": Layout("nibbles", 8),
     "Q4_1": Layout("nibbles", 0, scales="two"),
+    "Q4_Z": Layout("nibbles", 0, scales="zero"),
     "Q5_0": Layout("nibbles", 16, "bits"),
     "Q5_1": Layout("nibbles", 0, "bits", "two"),
     "Q8_0": Layout("bytes", 128),
@@ -108,7 +116,7 @@ def parts(shape: QuantisedShape) -> list[Part]:
         made.append(("bits", (rows, groups), int32))
     if x.small:
         made.append(("small", (rows, groups), uint16))
-    kind = {"one": float16, "two": int32, "power": uint8}[x.scales]
+    kind, _ = SCALES[x.scales]
     made.append(("scales", (rows, groups // (BLOCK if x.small else 1)), kind))
     return made
 
@@ -128,7 +136,7 @@ def pack(shape: QuantisedShape, raw: Array) -> dict[str, Array]:
     assert form.codes is not None and form.scales is not None
     fields = form.split(raw)
     codes: Array
-    if form.name in ("Q4_0", "Q4_1"):  # as in the file, but for the order
+    if form.name in ("Q4_0", "Q4_1", "Q4_Z"):  # as in the file, but for the order
         codes = _split(fields["nibbles"]).reshape(len(raw), -1)
     else:
         codes = form.codes(NUMPY, fields).reshape(len(raw), -1)  # int8
@@ -204,9 +212,7 @@ def _codes(x: Layout, codes: Array) -> Array:
 def _scales(shape: QuantisedShape, x: Layout, fields: dict[str, Array], n: int) -> dict[str, Array]:
     if x.scales == "power":
         return {"scales": fields["power"].reshape(n, -1)}
-    given = [
-        fields[name].reshape(n, -1) for name in ("scale", "minimum")[: 1 + (x.scales == "two")]
-    ]
+    given = [fields[name].reshape(n, -1) for name in SCALES[x.scales][1]]
     words = [np.ascontiguousarray(b, np.float16).view(np.uint16).astype(np.uint32) for b in given]
     found = given[0] if x.scales == "one" else (words[0] | words[1] << np.uint32(16)).view(np.int32)
     made = {"scales": found}
@@ -307,8 +313,7 @@ class Groups:
             own = tile.broadcast(own[:, :, None], (rows, blocks, groups // blocks))
             own = tile.reshape(own, (rows, groups))
         own = own[:, :, None]
-        scale = own.to(float32) if x.scales == "one" else half(own, 0)
-        minimum = None if x.scales == "one" else half(own, 1)
+        scale, minimum = halves(own, x)
         if not x.small:
             return [(scale, minimum)]
         small = found["small"][:, :, None].to(int32)
@@ -378,6 +383,14 @@ def e2m1(digits: Any) -> Any:
 def half(word: Any, number: int) -> Any:
     """One of two float16 of a word, in float32."""
     return tile.bitcast((word >> 16 if number else word).to(uint16), float16).to(float32)
+
+
+def halves(found: Any, x: Layout) -> tuple[Any, Any]:
+    """(scale, minimum or None) of an entry of `scales`."""
+    if x.scales == "one":
+        return found.to(float32), None
+    scale, other = half(found, 0), half(found, 1)
+    return scale, -(scale * other) if x.scales == "zero" else other
 
 
 def power(exponent: Any) -> Any:

@@ -36,7 +36,7 @@ from ..matmul.plan import CLUSTERS
 from ..matmul.shape import Operands, WidePlan, among, box, exchanged, staged_rooms
 from ..matmul.wide import WideMatmul
 from .gpu_around import gate
-from .gpu_layout import BLOCK, GROUP, bytes_of, half, layout_of, parts
+from .gpu_layout import BLOCK, GROUP, bytes_of, halves, layout_of, parts
 from .shape import NOTHING, Around, QuantisedShape, padded, parameters
 
 DEPTH, PART = 256, 64  # columns of a step (8 groups), and those that are taken apart at once
@@ -385,9 +385,9 @@ def numbers(
 def scales_of(found: Any, shape: QuantisedShape) -> tuple[Any, Any]:
     """Scales as pairs, and what codes less 8 are above (None for nothing)."""
     unit = float(2 ** UNIT[shape.dtype])
-    if layout_of(shape).scales == "one":
-        return pairs(found.to(float32) * unit, shape.dtype), None
-    scale, minimum = half(found, 0), half(found, 1)
+    scale, minimum = halves(found, layout_of(shape))
+    if minimum is None:
+        return pairs(scale * unit, shape.dtype), None
     minimum = tile.multiply_add(scale, 8.0, minimum)
     return pairs(scale * unit, shape.dtype), pairs(minimum, shape.dtype)
 

@@ -84,8 +84,8 @@ class ExponentEvaluator(Evaluator):
         b, dtype = self.body, shift.dtype
         if dtype is not float32:
             return b.constant(1.0, dtype, shift.shape), shift
-        near = b.apply("less", b.apply("absolute", shift), b.constant(VAST, dtype))
-        factor = b.apply("where", near, b.constant(LOG2_E, dtype), b.constant(1.0, dtype))
+        near = b.apply("less", b.apply("absolute", shift), VAST)
+        factor = b.where(near, b.constant(LOG2_E, dtype), 1.0)
         return factor, b.apply("multiply", shift, factor)
 
     def power(self, x: Node) -> Node:

@@ -90,13 +90,12 @@ class Network:
         """
         b = self.b
         own = b.add(tile_ops.iota(size=self.size, dtype=int32))
-        zero = b.constant(0, int32)
         for memory, x in zip(shared, pair):
             b.store(memory, x, (0,), (0,))
         at = b.cast(b.apply("bit_xor", own, distance), int64)
         other = [b.gather(memory, at) for memory in shared]
-        lower = b.apply("equal", b.apply("bit_and", own, distance), zero)
-        rises = b.apply("equal", b.apply("bit_and", numbers, run), zero)
+        lower = b.apply("equal", b.apply("bit_and", own, distance), 0)
+        rises = b.apply("equal", b.apply("bit_and", numbers, run), 0)
         first = b.apply("equal", lower, rises)  # this place gets the earlier one
         keep = b.apply("equal", self.before(pair, other), first)
         return [b.apply("where", keep, x, y) for x, y in zip(pair, other)]
@@ -108,9 +107,7 @@ class Network:
 
     def power(self, exponent: Size) -> Node:
         """2 ** exponent."""
-        return self.b.apply(
-            "shift_left", self.b.constant(1, int32), self.b.cast(self.b.index(exponent), int32)
-        )
+        return self.b.apply("shift_left", 1, self.b.cast(self.b.index(exponent), int32))
 
     def sorted(self, pair: Pair, numbers: Node) -> Pair:
         """The tile sorted; it rises or falls by its place in the line."""
@@ -141,7 +138,7 @@ class Network:
         ends = [start, start + distance]
         one, other = ([b.load(m, (at,), (size,), (0,)) for m in memories] for at in ends)
         run = modulo(floor_divide(low, 1 << log_run), 2)  # the same for the whole tile
-        rises = b.broadcast(b.apply("equal", b.index(run), b.constant(0, int64)), (size,))
+        rises = b.broadcast(b.apply("equal", b.index(run), 0), (size,))
         keep = b.apply("equal", self.before(one, other), rises)
         for m, x, y in zip(memories, one, other):
             b.store(m, b.apply("where", keep, x, y), (ends[0],), (0,))

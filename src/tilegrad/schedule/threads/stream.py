@@ -181,10 +181,8 @@ class StreamedRows(Sweeper):
                 for number in lane_numbers(e, node, index)
             ]
         for number in numbers:
-            first, size = (b.constant(i, number.dtype) for i in (0, count * self.lanes))
-            inside = b.apply(
-                "bit_and", b.apply("less_equal", first, number), b.apply("less", number, size)
-            )
+            past = b.apply("less_equal", 0, number)
+            inside = b.apply("bit_and", past, b.apply("less", number, count * self.lanes))
             found = inside if found is None else b.apply("bit_or", found, inside)
         return found
 

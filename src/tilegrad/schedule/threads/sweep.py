@@ -346,9 +346,8 @@ class OnlineSums(ThreadPart):
         """The sum, its factor and scaled shift with some tiles taken in, whose largest is known."""
         b = self.b
         factor, after = self.e.exponent(largest)
-        most = b.constant(_most(after.dtype), after.dtype)
-        after = b.apply("maximum", after, b.apply("negative", most))
-        after = b.apply("minimum", after, most)
+        most = _most(after.dtype)
+        after = b.apply("minimum", b.apply("maximum", after, -most), most)
         columns = [b.reshape(x, (1, *x.shape, 1)) for x in (factor, after)]
         terms = []
         for x, _, mask in parts:
@@ -359,8 +358,7 @@ class OnlineSums(ThreadPart):
         grown = self._within(grown, "sum")
         shrink = self.e.power(b.apply("subtract", scaled_shift, after))
         if factor.dtype is float32:  # a vast largest has come: nothing before weighs
-            same, none = b.apply("equal", before, factor), b.constant(0.0, float32)
-            shrink = b.apply("where", same, shrink, none)
+            shrink = b.where(b.apply("equal", before, factor), shrink, 0.0)
         return [b.apply("multiply_add", total, shrink, grown), factor, after]
 
     def finish(

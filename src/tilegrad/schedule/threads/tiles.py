@@ -330,8 +330,8 @@ def lane_number(e: TileEvaluator, x: Node, other: Node, index: Index) -> Node | 
     wanted = e.value(other, index)
     if wanted.shape:
         return None
-    wanted = b.apply("maximum", wanted, b.constant(low(place) - 1, wanted.dtype))
-    wanted = b.apply("minimum", wanted, b.constant(high(place) + 1, wanted.dtype))
+    wanted = b.apply("maximum", wanted, low(place) - 1)
+    wanted = b.apply("minimum", wanted, high(place) + 1)
     first = b.cast(b.index(found[2] + e.base), int32)
     return b.apply("subtract", b.cast(wanted, int32), first)
 

@@ -127,9 +127,7 @@ class UpdateLowering(Update):
         found, inside = self.positions(number)
         linear = ravel([found[a] for a in self.axes], self.indexed)
         key = self.b.cast(self.b.index(linear), self.key_dtype)
-        if inside is None:
-            return key
-        return self.b.apply("where", inside, key, self.b.constant(-1, self.key_dtype))
+        return self.b.where(inside, key, -1)
 
     def inner(self, lane: Size, head: Size = 0) -> Index:
         """The index of an unindexed element, by its number in a span."""
@@ -194,11 +192,7 @@ class UpdateLowering(Update):
             )
             rival = rival if e.lane_mask is None else b.apply("bit_and", rival, e.lane_mask)
             lost = b.reduce(b.broadcast(rival, (size,)), 0, "max")
-        wins = b.apply(
-            "bit_and",
-            b.apply("bit_not", lost),
-            b.apply("less_equal", b.constant(0, key.dtype), key),
-        )
+        wins = b.apply("bit_and", b.apply("bit_not", lost), b.apply("less_equal", 0, key))
         positions, _ = self.positions(at)
         with b.when(wins), e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
             inner = self.inner(lane, head)
@@ -272,21 +266,19 @@ class UpdateLowering(Update):
         base = b.program(0, grid) * lanes
         with e.tile(0, 1, 1, base, lanes, self.count) as (_, lane):
             at = b.broadcast(b.index(lane), (lanes,))
-            one = b.constant(1, int64)
             key = e._load(memory["keys"], lane)
-            none = b.constant(0, int64)
-            left = b.apply("maximum", b.apply("subtract", at, one), none)
+            left = b.apply("maximum", b.apply("subtract", at, 1), 0)
             before = b.gather(memory["keys"], left, e.lane_mask)
-            first = b.apply("bit_or", b.apply("equal", at, none), b.apply("not_equal", before, key))
-            first = b.apply("bit_and", first, b.apply("less_equal", b.constant(0, key.dtype), key))
+            first = b.apply("bit_or", b.apply("equal", at, 0), b.apply("not_equal", before, key))
+            first = b.apply("bit_and", first, b.apply("less_equal", 0, key))
             ends = [at, b.broadcast(b.index(self.count), (lanes,))]  # keys[0] <= key < keys[1]
             for _ in b.each("halve", 0, high(self.count).bit_length(), 1, ends):
-                middle = b.apply("shift_right", b.apply("add", *ends), one)
+                middle = b.apply("shift_right", b.apply("add", *ends), 1)
                 there = b.gather(memory["keys"], middle, e.lane_mask)
                 same = b.apply("less_equal", there, key)
                 ends[0] = b.apply("where", same, middle, ends[0])
                 ends[1] = b.apply("where", same, ends[1], middle)
-            length = b.apply("where", first, b.apply("subtract", ends[1], at), none)
+            length = b.where(first, b.apply("subtract", ends[1], at), 0)
             e.store(memory["lengths"], b.cast(length, int32), lane)
         return self.sheet.end((grid,), warps=4)
 
@@ -311,7 +303,7 @@ class UpdateLowering(Update):
         grid, at, head, base = self.cut(lanes, self.count)
         length = b.cast(b.load(memory["lengths"], (at,)), int64)
         longest = b.atom("length", length, 0, high(self.count))
-        with b.when(b.apply("less", b.constant(0, int64), length)):
+        with b.when(b.apply("less", 0, length)):
             key = b.cast(b.load(memory["keys"], (at,)), int64)
             positions = self.split(key)
             with e.tile(0, 1, 1, base, lanes, self.span) as (_, lane):
@@ -340,9 +332,9 @@ class UpdateLowering(Update):
         with e.tile(0, 1, 1, base, lanes, total) as (_, lane):
             at, inner = floor_divide(lane, self.rest), self.inner(modulo(lane, self.rest))
             length = b.broadcast(b.cast(e._load(memory["lengths"], at), int64), (lanes,))
-            owns = b.apply("less", b.constant(0, int64), length)
+            owns = b.apply("less", 0, length)
             key = b.cast(e._load(memory["keys"], at), int64)
-            key = b.apply("maximum", key, b.constant(0, int64))
+            key = b.apply("maximum", key, 0)
             where = self.offset(self.split(key), inner)
             longest = b.atom("longest", b.reduce(length, 0, "max"), 0, high(self.count))
             old = b.cast(e._gathered(memory["state"], where, owns), wide(self.value.dtype))
@@ -351,7 +343,7 @@ class UpdateLowering(Update):
                 with e.scope():
                     live = b.apply("less", b.index(t), length)
                     spot = b.apply("add", b.index(at), b.index(t))
-                    spot = b.apply("where", live, spot, b.constant(0, int64))
+                    spot = b.where(live, spot, 0)
                     place = e.atom("spot", spot, 0, max(1, high(self.count) - 1))
                     new = self.combine(found[0], self.read(self.number(memory, place), inner))
                     found[0] = b.apply("where", live, new, found[0])
