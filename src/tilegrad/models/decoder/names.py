@@ -443,7 +443,7 @@ def load(
     return Keys(missing, unused)
 
 
-def _beside(name: str) -> list[str]:
+def _readers_alike(name: str) -> list[str]:
     """The experts' weights that read what some do: gate and up, or down alone."""
     path, _, part = name.rpartition(".")
     return [f"{path}.{other}" for other in (GATED if part in GATED else (part,))]
@@ -454,7 +454,7 @@ def _alike(name: str, stay: Mapping[str, Rows]) -> bool:
     rows = stay[name]
     if len(rows.shape) < 3 or not rows.inputs:
         return True
-    found = [stay[other].inputs if other in stay else [] for other in _beside(name)]
+    found = [stay[other].inputs if other in stay else [] for other in _readers_alike(name)]
     return all(found) and len({one.format for inputs in found for one in inputs}) == 1
 
 
@@ -462,9 +462,9 @@ def _round_inputs(model: Module, name: str, stay: Mapping[str, Rows]) -> None:
     """Let experts round what they read, where their weights ask for it: scales that a file gives
     are one for all, the largest."""
     if stay[name].inputs:
-        inputs = [one for other in _beside(name) for one in stay[other].inputs]
+        inputs = [one for other in _readers_alike(name) for one in stay[other].inputs]
         scale = max((one.scale for one in inputs if one.scale is not None), default=None)
-        path, _, which = _beside(name)[0].rpartition(".")
+        path, _, which = _readers_alike(name)[0].rpartition(".")
         model.get_submodule(path).round_inputs(which, inputs[0].format, scale)
 
 
