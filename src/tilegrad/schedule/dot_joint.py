@@ -214,7 +214,7 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
     """The joint problem, or None where there is none."""
     first, every = parts[0].operands, [p.operands for p in parts]
     batched = first is not None and first.batch != 1 and not (first.block and gated)
-    if first is None or batched or first.sparse or (first.block and not gated):
+    if first is None or batched or first.sparse or first.scaled or (first.block and not gated):
         return None
     row_groups = {(*p.dot.inputs[2:3], *ops.group_lists(p.dot)) for p in parts}  # ends, their list
     if any(p.left != parts[0].left for p in parts) or len(row_groups) > 1:
