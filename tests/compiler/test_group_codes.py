@@ -187,7 +187,7 @@ def test_invariant() -> None:
         (A100, (20, 3, 64, 128), ROW, "no matrix unit"),
         (AVX512.with_cores(2), (20, 3, 64, 128), ROW, "no matrix unit"),
         (H200, (20, 3, 64, 136), ROW, "no multiples of 16"),
-        (H200, (20, 3, 128, 128), "E4M3_128X128_F32", "more than one factor"),
+        (H200, (20, 3, 128, 128), "E4M3_128X128_F32", "one scale for each row"),
     ],
     ids=["a100", "avx512", "odd sizes", "blocks"],
 )

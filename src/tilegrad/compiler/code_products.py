@@ -39,8 +39,8 @@ def why_not(dot: Node, target: Target) -> str:
     summed: dict[str, Any] = {"batch": ((), ()), "contract": last}
     if dot.op is ops.grouped_dot:
         x, summed = source_of_rows(x), {"axis": 2}
-        if form.sparse:
-            return "two of every four are kept of weights of groups"
+        if form.sparse or form.grain.columns:
+            return "weights of groups are codes with one scale for each row"
     if not plain(dot) and not (x.op is ops.unpack and x.inputs[0].op is ops.pack):
         return "its other operand is not rounded to a format"
     if any(dot.attrs[name] != value for name, value in summed.items()):
