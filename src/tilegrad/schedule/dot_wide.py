@@ -199,18 +199,9 @@ class WideDot:
         if any(s == 0 for s in p.sizes) or not all(isinstance(s, int) for s in (batch, k, n)):
             return None
         at = [loop_index(name, s) for name, s in zip(("batch", "m", "k", "n"), p.sizes)]
-<<<<<<< HEAD
         row = loop_index("m", p.source.shape[0]) if p.gathered else at[1]
         a = matrix_of(p.source, p.index_a(at[0], row, at[2]), (at[0], row, at[2]), self.reads)
-        if sparse:  # what is kept, half as many columns
-            half = loop_index("k", k // 2)
-            b = matrix_of(self.dot.inputs[1], (at[3], half), (at[0], half, at[3]), self.reads)
-        else:
-            b = matrix_of(p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
-=======
-        a = matrix_of(p.source, p.index_a(*at[:3]), at[:3], self.reads)
         b = self._right(at)
->>>>>>> main
         result = self.stored[0]
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
         if b is None or not fits:
