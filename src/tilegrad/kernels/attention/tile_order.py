@@ -210,10 +210,8 @@ class TileOrder:
         lane = hold(lane, "lane")
         batch, head = hold(lane // x.heads, "batch"), lane % x.heads
         first = hold(tile.maximum(block, 0) * self.rows, "first")
-        limit = Holes(x, self.memory, batch, 0).limit
-        return self.blocks_seen(
-            Holes(x, self.memory, batch, hold(head, "head")), first, index_of(x.queries), limit
-        )
+        holes = Holes(x, self.memory, batch, hold(head, "head"))
+        return self.blocks_seen(holes, first, index_of(x.queries), holes.limit)
 
     def locate_packed(self, number: Any) -> Work:
         """A tile of sequences that lie one after another."""
