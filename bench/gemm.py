@@ -134,11 +134,14 @@ class Case:
             run()
         self.bench.stream.synchronize()
         torch.backends.cuda.matmul.allow_tf32 = False
-        wanted = self.x[number].float() @ self.w[number].float().t()
-        if self.eight:
-            wanted = wanted * self.scales[0] * self.scales[1].t()
+        wanted = self.wanted(number)
         torch.backends.cuda.matmul.allow_tf32 = True  # what cuBLAS is asked for with float32
         return float((result.float() - wanted).norm() / wanted.norm())
+
+    def wanted(self, number: int) -> torch.Tensor:
+        """The product in float32."""
+        found = self.x[number].float() @ self.w[number].float().t()
+        return found * self.scales[0] * self.scales[1].t() if self.eight else found
 
 
 def scaled_epilogue(x: Operands, more: Sequence[tuple[str, Memory]]) -> Any:

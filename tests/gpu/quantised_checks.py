@@ -3,9 +3,9 @@
     PYTHONPATH=src python tests/gpu/quantised_checks.py [--only Q4_1]
 
 Every Format, as Tensors over a file's bytes: products of 1, 3, 8 and 70 tokens, products with what
-is around them, rows by number; 2:4 weights with up to 2,048. Prints one row per Format and ends
-with a status other than 0 if any failed. Judged against float64 products with the Format's own
-values.
+is around them, rows by number; 2:4 weights, and fp8 in blocks of 128 x 128, with up to 2,048
+tokens. Prints one row per Format and ends with a status other than 0 if any failed. Judged against
+float64 products with the Format's own values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels"))
 from quantised_rows import random_rows
 
 ROWS, COLUMNS = 192, 1536
-SPARSE = ("BF16_SPARSE", "E4M3_ROW_F32_SPARSE")
+INPUTS = {  # what inputs are rounded to, of Formats whose codes matrix units multiply
+    "BF16_SPARSE": "",
+    "E4M3_ROW_F32_SPARSE": "E4M3_ROW_F32",
+    "E4M3_128X128_F32": "E4M3_G128_F32",
+}
 ALLOWED = 1.2e-2  # of the largest result: weights and results are rounded to bfloat16
 
 
@@ -98,23 +102,23 @@ def check(form: Format) -> dict[str, float]:
     return errors
 
 
-def check_sparse(form: Format) -> dict[str, float]:
-    """Errors of products with 2:4 weights, of inputs rounded to fp8 where the weights are."""
+def check_codes(form: Format) -> dict[str, float]:
+    """Errors of products of codes, with 2:4 weights or those of blocks."""
     rng = np.random.default_rng(0)
-    raw = form.pack(rng.standard_normal((ROWS, COLUMNS)) * COLUMNS**-0.5)
+    raw = form.pack(rng.standard_normal((256, COLUMNS)) * COLUMNS**-0.5)[:ROWS]
     weights, errors = stored(Stored(form, raw), bfloat16), {}
     w = form.to_float32(raw).astype(np.float64)
 
-    eight = form.name.startswith("E4M3")
+    given = INPUTS[form.name]
 
     def rounded(x: tg.Tensor) -> tg.Tensor:
-        return tg.quant.rounded(x, "E4M3_ROW_F32") if eight else x
+        return tg.quant.rounded(x, given) if given else x
 
-    for tokens in (1, 70, 300, 2048):
+    for tokens in (1, 20, 70, 128, 300, 2048):
         values = rng.standard_normal((tokens, COLUMNS))
-        if eight:  # what fp8 holds with a scale of 1 / 128, so that there is nothing to round
+        if given:  # what fp8 holds with a scale of 1 / 128, so that there is nothing to round
             values = values.clip(-3.5, 3.5).astype(ml_dtypes.float8_e4m3fn)
-            values[:, 0] = 3.5
+            values[:, ::128] = 3.5
         x = on_gpu(values)
         found = tg.jit(lambda x: rounded(x) @ weights.T)(x)
         errors[f"{tokens} tokens"] = off(found, x.numpy().astype(np.float64) @ w.T)
@@ -127,11 +131,11 @@ def main() -> int:
     parser.add_argument("--only", default="")
     given = parser.parse_args()
     failed = 0
-    for form in [*QUANTISED, *map(format_of, SPARSE)]:
+    for form in [*QUANTISED, *map(format_of, INPUTS)]:
         if given.only and form.name != given.only:
             continue
         try:
-            errors = check_sparse(form) if form.sparse else check(form)
+            errors = check_codes(form) if form.name in INPUTS else check(form)
             good = all(e < ALLOWED for e in errors.values())
             text = ", ".join(f"{name} {e:.1e}" for name, e in errors.items())
         except Exception:  # one Format that fails must not hide the others

@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from ..core.config import invariant
 from ..core.dtype import float8_e4m3, float32
 from ..core.errors import UserError
-from ..core.format import Format, format_of
+from ..core.format import Format, Grain, format_of
 from ..core.scaled import most_of
 from ..core.target import Target
 from ..graph import build, ops
 from ..graph.unpack import encoded
 from ..ir.node import Node
-from . import sparse_weights
+from ..ir.types import product
+from ..kernels.matmul.plan import BLOCK
+from . import block_weights, sparse_weights
 from .as_stored import stored_fields
 from .norms import norm_of
 
@@ -40,8 +42,8 @@ def why_not(dot: Node, target: Target) -> str:
     if plain(dot):
         return sparse_weights.why_not(form, weight.shape[-1], target) or _odd(weight)
     given = format_of(x.attrs["format"])
-    if not (factored(form) and factored(given)):
-        return "codes of a row have more than one factor"
+    if not (factored(form) and factored(given)) and not in_blocks(form, given):
+        return "codes of a row have more than one factor, and those of blocks are others"
     assert form.element is not None and given.element is not None
     kinds, pair = {unit.inputs for unit in target.asynchronous_units}, (given.element, form.element)
     if tuple(element.dtype for element in pair) not in kinds or not form.element.dtype.is_float:  # type: ignore[union-attr]
@@ -77,6 +79,14 @@ def factored(form: Format) -> bool:
     return plain and floats and names <= {"codes", "places", "scale"}
 
 
+def in_blocks(form: Format, given: Format) -> bool:
+    """Whether weights have a scale for each block of rows and columns, tokens for as many."""
+    plain = all(f.apart and f.element is not None and f.symmetric for f in (form, given))
+    named = [f.name for f in (*form.fields, *given.fields)] == ["codes", "scale"] * 2
+    fits = form.grain == Grain(BLOCK, BLOCK) and given.grain == Grain(1, BLOCK)
+    return plain and named and fits and given.fields[1].dtype.is_float and not given.row
+
+
 def of_codes(dot: Node, x: Node, raw: Node) -> Node:
     """The product, of `x` (what is packed, and its scale where it is given) and stored weights; of
     x itself where it is not packed."""
@@ -91,6 +101,12 @@ def of_codes(dot: Node, x: Node, raw: Node) -> Node:
     if form.sparse:
         total, fields = sparse_weights.product_of(codes, raw, form, dot)
         return with_scales(dot, total, given, fields)
+    if form.grain.columns:
+        flat = build.reshape(codes, (product(lead), columns))
+        scale = build.cast(given["scale"], float32)
+        scales = build.reshape(scale, (flat.shape[0], columns // form.grain.columns))
+        total = block_weights.product_of(flat, scales, raw, form, weight.shape[0])
+        return build.cast(build.reshape(total, dot.shape), dot.dtype)
     fields = stored_fields(form, raw, columns)
     rows = build.reshape(fields["codes"], weight.shape)
     total = build.dot(codes, rows, dot.attrs["batch"], dot.attrs["contract"], float32)
@@ -132,17 +148,22 @@ def _encoded(packed: Node, form: Format) -> dict[str, Node]:
     that their inverses are finite: rows of less have smaller codes."""
     kinds = {part.name: part.dtype for part in (*form.fields, *form.row)}
     x, *given = packed.inputs
-    if kinds.get("scale") is not float32 or not (given or form.grain.rows == 1):
+    width = form.grain.columns
+    if kinds.get("scale") is not float32 or (width if given else form.grain.rows != 1):
         return encoded(packed)
     if given:
         scale = build.broadcast_to(build.cast(given[0], float32), (*x.shape[:-1], 1))
         return {**_codes(x, scale, 1.0, packed), "scale": scale}
     norm = norm_of(x) if not invariant() else None
     x = norm.core if norm else x
+    if width:
+        x = build.reshape(x, (*x.shape[:-1], x.shape[-1] // width, width))
     largest = build.reduce(ops.max_, build.unary(ops.absolute, x), len(x.shape) - 1, True)
     largest = build.maximum(build.cast(largest, float32), most_of(form) * LEAST_SCALE)
     scale = build.multiply(largest, 1.0 / most_of(form))
-    scale = build.multiply(scale, norm.factor) if norm else scale
+    if norm:
+        factor = build.reshape(norm.factor, (*norm.factor.shape, 1)) if width else norm.factor
+        scale = build.multiply(scale, factor)
     return {**_codes(x, largest, most_of(form), packed), "scale": scale}
 
 
@@ -152,7 +173,9 @@ def _codes(x: Node, of: Node, most: float, packed: Node) -> dict[str, Node]:
     nothing = ops.equal(of, build.broadcast_to(zero, of.shape))
     inverse = build.where(nothing, one, build.divide(top, of))
     codes = build.multiply(build.cast(x, float32), build.broadcast_to(inverse, x.shape))
-    return encoded(ops.pack(codes, build.broadcast_to(one, of.shape), **packed.attrs))
+    shape = packed.inputs[0].shape
+    ones = build.broadcast_to(one, (*shape[:-1], product(of.shape[len(shape) - 1 :])))
+    return encoded(ops.pack(build.reshape(codes, shape), ones, **packed.attrs))
 
 
 __all__ = ["codes_of_rows", "factored", "of_codes", "plain", "why_not", "with_scales"]

@@ -341,10 +341,13 @@ def _layout(text: str) -> Any:
     from .array_weights import KIND as CODES
     from .array_weights import parse_codes
     from .as_stored import KIND, parse_as_stored
+    from .block_weights import KIND as BLOCKS
+    from .block_weights import parse_blocks
     from .sparse_weights import KIND as KEPT
     from .sparse_weights import parse_kept
 
     kinds = {KIND: parse_as_stored, CODES: parse_codes, KEPT: parse_kept}
+    kinds[BLOCKS] = parse_blocks
     known = [parse for kind, parse in kinds.items() if text.startswith(f'["{kind}"')]
     return known[0](text) if known else parse_preparation(text)
 

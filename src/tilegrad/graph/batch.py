@@ -429,6 +429,7 @@ BATCH: dict[Op, Rule] = {
     ops.route: _each,
     ops.grouped_dot: _each,
     ops.sparse_dot: _each,
+    ops.block_dot: _each,
     ops.grouped_outer: _each,
     ops.gather: _gather,
     ops.update: _update,

@@ -325,6 +325,7 @@ JVP: dict[Op, Rule] = {
     ops.add_listed: refused,
     ops.picked_dot: refused,
     ops.sparse_dot: refused,
+    ops.block_dot: refused,
     ops.route: refused,
     ops.gather: _linear,
     ops.update: _update,

@@ -349,6 +349,7 @@ VJP: dict[Op, Rule] = {
     ops.add_listed: refused,
     ops.picked_dot: refused,
     ops.sparse_dot: refused,
+    ops.block_dot: refused,
     ops.route: refused,
     ops.gather: transpose.gather,
     ops.update: transpose.update,

@@ -342,6 +342,14 @@ def _sparse_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
     return narrow(x.astype(wide) @ weights.astype(wide).T, attrs["dtype"].numpy)
 
 
+def _block_dot(inputs: list[Any], attrs: dict[str, Any]) -> Ndarray:
+    (x, weights), block = inputs[:2], attrs["block"]
+    wide = [np.repeat(s.astype(np.float64), block, axis=1)[:, : x.shape[1]] for s in inputs[2:]]
+    wide[1] = np.repeat(wide[1], attrs["rows"], axis=0)[: len(weights)]
+    left, right = (v.astype(np.float64) * s for v, s in zip((x, weights), wide))
+    return narrow(left @ right.T, attrs["dtype"].numpy)
+
+
 def _dot_dtype(a: DType, b: DType, result: DType) -> Any:
     if not (a.is_float or b.is_float):
         return np.int64
@@ -574,6 +582,7 @@ REFERENCE: dict[Op, Reference] = {
     ops.route: _route,
     ops.grouped_dot: _grouped_dot,
     ops.sparse_dot: _sparse_dot,
+    ops.block_dot: _block_dot,
     ops.grouped_outer: _grouped_outer,
     ops.attention: _decomposed(ops.attention),
     ops.attention_backward: _decomposed(ops.attention_backward),

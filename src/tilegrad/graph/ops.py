@@ -659,6 +659,31 @@ sparse_dot = Op(
     "as core.kept has them. Sums as those of dot; what is not kept may be left out of them",
 )
 
+
+def _block_dot(
+    x: Node, weights: Node, x_scale: Node, scale: Node, *, block: int, rows: int, dtype: DType
+) -> Type:
+    if len(x.shape) != 2 or len(weights.shape) != 2 or x.shape[1] != weights.shape[1]:
+        raise _fail("block_dot", f"{x.type} meets {weights.type}")
+    blocks = -(-weights.shape[1] // block)
+    wanted = [(x.shape[0], blocks), (-(-weights.shape[0] // rows), blocks)]
+    if [s.shape for s in (x_scale, scale)] != wanted:
+        raise _fail("block_dot", f"scales {x_scale.type} and {scale.type} are not {wanted}")
+    return Array((x.shape[0], weights.shape[0]), dtype)
+
+
+block_dot = Op(
+    graph,
+    "block_dot",
+    _block_dot,
+    attrs=("block", "rows", "dtype"),
+    category="dot",
+    meaning="(x, weights, x_scale, scale): x (m, k) times the transpose of weights (n, k), where "
+    "each `block` columns of a row of x have a scale, and those of `rows` rows of the weights: the "
+    "sum over blocks b of x_scale[m, b] scale[n // rows, b] times the block's own sum, as dot "
+    "adds up; blocks are added in float32",
+)
+
 # ---- attention ------------------------------------------------------------------------------
 
 attention = Op(

@@ -58,7 +58,7 @@ def _flops(node: Node) -> Size:
         for axis in node.attrs["contract"][0]:
             depth = depth * node.inputs[0].shape[axis]
         return product(node.shape) * depth * 2
-    if node.op in (ops.grouped_dot, ops.sparse_dot):
+    if node.op in (ops.grouped_dot, ops.sparse_dot, ops.block_dot):
         return product(node.shape) * node.inputs[0].shape[1] * 2
     if node.op.category in FREE:
         return 0

@@ -214,7 +214,7 @@ def joint_operands(parts: Sequence[WideDot], gated: bool) -> Operands | None:
     """The joint problem, or None where there is none."""
     first, every = parts[0].operands, [p.operands for p in parts]
     batched = first is not None and first.batch != 1 and not (first.block and gated)
-    if first is None or batched or first.sparse or (first.block and not gated):
+    if first is None or batched or first.sparse or first.scaled or (first.block and not gated):
         return None
     row_groups = parts[0].dot.inputs[2:]  # where they begin, and their list
     if any(p.left != parts[0].left or p.dot.inputs[2:] != row_groups for p in parts):

@@ -27,11 +27,12 @@ from ..kernels.grouped import COLUMNS
 from ..kernels.matmul.matvec import LINE, LONG, Matvec, MatvecPlan
 from ..kernels.matmul.matvec import choose as choose_matvec
 from ..kernels.matmul.matvec import why_not as matvec_why_not
-from ..kernels.matmul.plan import ranked, transposed, with_room
+from ..kernels.matmul.plan import BLOCK, ranked, transposed, with_room
 from ..kernels.matmul.shape import Choice, Operands, WidePlan, in_ring, rows_stay, tile_counts
 from ..kernels.matmul.table import PLAIN, for_any_rows, tuned
 from ..kernels.matmul.threads_matmul import ThreadMatmul, ThreadPlan, ranked_threads
 from ..kernels.matmul.wide import WideMatmul
+from ..kernels.matmul.wide_blocks import BlockMatmul
 from ..kernels.matmul.wide_grouped import GroupedMatmul, Grouping, choose_grouped
 from ..kernels.matmul.wide_sparse import SparseMatmul, choose_sparse
 from ..tile import ops as tile_ops
@@ -72,9 +73,10 @@ class Matrix:
 
 
 def matrix_of(
-    node: Node, index: Index, probes: Sequence[Size], reads: Container[Node]
+    node: Node, index: Index, probes: Sequence[Size], reads: Container[Node], copied: bool = True
 ) -> Matrix | None:
-    """How an operand lies, or None where it is no plain matrix."""
+    """How an operand lies, or None where it is no plain matrix (that a tensor map describes, where
+    it is copied)."""
     place = through(node, index, reads)
     lies = None if place is None else strides_of(offset_of(*place), probes)
     if place is None or lies is None or lies[1] != 0:
@@ -85,7 +87,7 @@ def matrix_of(
     step = -(-max(1 + high(p) for p in probes[1:]) // ALIGNMENT) * ALIGNMENT
     single = [isinstance(p, int) for p in probes[1:]]  # a row or column: any step will do
     found = Matrix(place[0], strides[0], *(step if x else s for x, s in zip(single, strides[1:])))
-    return found if found.aligned else None
+    return found if found.aligned or not copied else None
 
 
 class WideDot:
@@ -127,6 +129,8 @@ class WideDot:
             return choose_sparse(x, target)
         if invariant():
             return next(for_any_rows(x, target), None)
+        if x.scaled:
+            return next(iter(ranked(x, target)), None)
         if not self.asynchronous:
             return next(iter(ranked_threads(x, target)), None)
         if not self.block_sums and self._streams(x):
@@ -180,9 +184,10 @@ class WideDot:
     def _operands(self) -> Operands | None:
         p = self.problem
         batch, m, k, n = p.sizes
-        block, sparse = self.dot.attrs.get("block", 0), self.dot.op is ops.sparse_dot
+        block = self.dot.attrs.get("block", 0) if p.grouped else 0
+        sparse, scaled = (self.dot.op is op for op in (ops.sparse_dot, ops.block_dot))
         if (p.grouped and not block) or (
-            (p.grouped or sparse) and (self.block_sums or self.wholes)
+            (p.grouped or sparse or scaled) and (self.block_sums or self.wholes)
         ):
             return None
         dtype = self.dot.inputs[0].dtype
@@ -195,20 +200,17 @@ class WideDot:
             return None
         at = [loop_index(name, s) for name, s in zip(("batch", "m", "k", "n"), p.sizes)]
         a = matrix_of(p.source, p.index_a(*at[:3]), at[:3], self.reads)
-        if sparse:  # what is kept, half as many columns
-            half = loop_index("k", k // 2)
-            b = matrix_of(self.dot.inputs[1], (at[3], half), (at[0], half, at[3]), self.reads)
-        else:
-            b = matrix_of(p.b, p.index_b(at[0], at[2], at[3]), (at[0], at[2], at[3]), self.reads)
+        b = self._right(at)
         result = self.stored[0]
         fits = isinstance(n, int) and n * result.dtype.size % ALIGNMENT == 0
         if b is None or not fits:
             return None
         self.left, self.right = a or Matrix(p.a, 0, 0, 1), b
         along = self.left.columns == 1, b.rows == 1
-        found = Operands(m, n, k, dtype, result.dtype, *along, batch, block=block, sparse=sparse)
+        found = Operands(m, n, k, dtype, result.dtype, *along, batch, block=block)
+        found = replace(found, sparse=sparse, scaled=scaled)
         if a is None:  # computed by every program that reads it, if at all
-            alone = p.a not in self.reads and not block and not sparse
+            alone = p.a not in self.reads and not block and not sparse and not scaled
             return found if alone and not matvec_why_not(found, self.target) else None
         if not all(accepts(v, self.dot) for v in self.stored):
             return None
@@ -216,7 +218,28 @@ class WideDot:
             return None
         if block and not along[0] and (block % 64 or p.gathered):
             return None  # rows of shared tiles are whole spans
-        return None if sparse and not all(along) else found
+        self.scales = self._scales() if scaled else []
+        if scaled and len(self.scales) < 2:
+            return None
+        return None if (sparse or scaled) and not all(along) else found
+
+    def _right(self, at: Sequence[Size]) -> Matrix | None:
+        """How the right operand lies; of sparse weights what is kept, half as many columns."""
+        p, stored, (batch, _, k, n) = self.problem, self.dot.inputs[1], at
+        if self.dot.op is ops.sparse_dot:
+            half = loop_index("k", high(p.sizes[2]) // 2)
+            return matrix_of(stored, (n, half), (batch, half, n), self.reads)
+        right = stored if self.dot.op is ops.block_dot else p.b
+        return matrix_of(right, p.index_b(batch, k, n), (batch, k, n), self.reads)
+
+    def _scales(self) -> list[Matrix]:
+        """How the scales of both operands of blocks lie; none where the kernel has other blocks."""
+        units = self.dot.attrs["block"] == self.dot.attrs["rows"] == BLOCK and self.asynchronous
+        found = []
+        for scale in self.dot.inputs[2:] if units else ():
+            at = [loop_index(name, size) for name, size in zip(("r", "b"), scale.shape)]
+            found.append(matrix_of(scale, tuple(at), (0, *at), self.reads, False))
+        return [lies for lies in found if lies is not None]
 
     def _epilogue_class(self) -> str:
         """What is done to the products on their way out, as PlanTables tell it apart."""
@@ -250,7 +273,8 @@ class WideDot:
         costly = instructions(self.stored, known, self.region.rounded) > COSTLY
         self.near = [r for r in self.residual_reads() if in_ring(x, plan, r.dtype)]
         residuals = [self.like_result(self.e.memories[r]) for r in self.near]
-        kind = GroupedMatmul if x.block else SparseMatmul if x.sparse else WideMatmul
+        kinds = [(x.block, GroupedMatmul), (x.sparse, SparseMatmul), (x.scaled, BlockMatmul)]
+        kind = next((kind for fits, kind in kinds if fits), WideMatmul)
         self.kernel = kind(
             x,
             plan,
@@ -268,6 +292,12 @@ class WideDot:
             words = self.dot.inputs[2]
             memory = self.e.memories[base_of(words, self.reads)]
             kernel.words = tile.memory(self.b.matrix(memory, words.shape, (words.shape[1], 1)))
+        if isinstance(kernel, BlockMatmul):
+            found = [
+                self.b.matrix(self.e.memories[s.node], scale.shape, (s.rows, s.columns))
+                for s, scale in zip(self.scales, self.dot.inputs[2:])
+            ]
+            kernel.scales = list(map(tile.memory, found))
         if isinstance(kernel, Grouping):
             found = [
                 self.b.matrix(self.e.memories[base_of(n, self.reads)], n.shape, s)

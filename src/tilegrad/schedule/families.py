@@ -61,7 +61,7 @@ def asynchronous(target: Target) -> bool:
 
 
 _LOOPS, _DOTS, _ATTENTION = ("loops", "mixed", "pair"), ("dot",), ("attention",)
-_PRODUCTS = ("dot", "grouped_dot", "sparse_dot")
+_PRODUCTS = ("dot", "grouped_dot", "sparse_dot", "block_dot")
 _PICKED = ("picked_dot", "grouped_dot")
 _ATTEND = ("attention", "attention_backward")
 _APPEND, _PAGED, _UNPACK = ("paged_append",), ("paged_attention",), ("unpack",)

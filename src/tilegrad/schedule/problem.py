@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ..core.dtype import int64
 from ..graph import build, ops
+from ..graph.blocks import operand_of
 from ..graph.sparse import weights_of
 from ..ir.node import Node
 from ..ir.symbol import Expr, Size, atoms, ceil_divide, coefficient, floor_divide, high, modulo
@@ -195,6 +196,19 @@ class Sparse(OfMatrices):
         return n, k
 
 
+class Blocks(OfMatrices):
+    """One product of codes with a scale for each block: what kernels of others read is unpacked."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.source = node, node.inputs[0]
+        self.a, self.b = (operand_of(node, side) for side in range(2))
+        self.sizes = (1, *self.a.shape, node.shape[1])
+
+    def index_b(self, batch: Size, k: Size, n: Size) -> Index:
+        """Where b is read."""
+        return n, k
+
+
 def breaks_of_groups(node: Node, *rows: int) -> list[tuple[Size, int]]:
     """(Symbol, first value): where a grouped product comes to have more rows than so many times
     its groups; none for other products."""
@@ -210,8 +224,8 @@ def breaks_of_groups(node: Node, *rows: int) -> list[tuple[Size, int]]:
 
 
 def problem_of(node: Node) -> Problem:
-    """The problem of a dot, of a grouped one or of one with sparse weights."""
-    kinds = {ops.grouped_dot: Grouped, ops.sparse_dot: Sparse}
+    """The problem of a dot, of a grouped one, or of one with sparse weights or scales of blocks."""
+    kinds = {ops.grouped_dot: Grouped, ops.sparse_dot: Sparse, ops.block_dot: Blocks}
     return kinds.get(node.op, Problem)(node)
 
 

@@ -23,6 +23,9 @@ from ...ir.symbol import high
 from .shape import Choice, Operands, WidePlan, exchanged, staged_rooms, tile_counts, waves
 
 SPAN_BYTES = 128  # of a swizzled row
+BLOCK = 128  # columns of k, and rows of weights, that have one scale
+BLOCK_WIDE = {1: 128, 2: 128, 3: 128, 4: 32}  # columns of promoted sums, by consumers
+BLOCK_SECONDS = 9e-8  # of adding a block's sums to a total, and of waiting for them (not measured)
 SPARE_BYTES = 1024 + 512  # of shared memory: alignment and barriers
 READ_SHARE = 1.04  # a pure read runs faster than the copy rate the Target tells
 CACHE_RATE = 1.15e13  # bytes/s out of the L2 cache
@@ -85,8 +88,20 @@ def space(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     if high(x.m) > 32 or not x.a_along_k:
         found.append(many_tokens(x, target))
     for plan, turned in itertools.chain(*found):
-        if in_spans(transposed(x) if turned else x, plan):
+        own = transposed(x) if turned else x
+        if in_spans(own, plan) and (not x.scaled or in_blocks(own, plan)):
             yield plan, turned
+
+
+def in_blocks(x: Operands, plan: WidePlan) -> bool:
+    """Whether registers hold sums twice, and a consumer's weights have one scale a step."""
+    tm, tn, tk = plan.tile
+    return (x.turned or BLOCK % tn == 0) and tk == BLOCK and tn <= BLOCK_WIDE[tm // 64]
+
+
+def depth_of(x: Operands, rows: int) -> int:
+    """Columns of k of a step of so many rows of operands: a span or two; a block with a scale."""
+    return (2 if rows <= 160 and not x.scaled else 1) * SPAN_BYTES // x.dtype.size
 
 
 def in_spans(x: Operands, plan: WidePlan) -> bool:
@@ -100,11 +115,10 @@ def in_spans(x: Operands, plan: WidePlan) -> bool:
 def few_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     """Weights as rows of 64 to 256, all tokens as columns."""
     m = high(x.m)
-    size, cores = x.dtype.size, target.cores
+    cores = target.cores
     for rows, split in itertools.product((128, 256) if x.gated else (64, 128, 256), (1, 2, 3, 4)):
         wide = max(1, -(-m // (8 * split))) * 8 * split
-        depth = 128 if rows + wide <= 160 else 64
-        depth = depth * 2 // size
+        depth = depth_of(x, rows + wide)
         tiles = tiles_of(x, WidePlan((rows, wide, depth)), True)
         if split > 1 and tiles > CLUSTERS[split]:
             continue
@@ -149,7 +163,7 @@ def fitted_width(
     x: Operands, target: Target, tm: int, split: int, rounds: int, cluster: int
 ) -> Iterator[tuple[WidePlan, bool]]:
     """The narrowest tile of `tm` rows of which no core has more than `rounds`."""
-    size, each = x.dtype.size, max(8, 16 // x.result.size)  # rows of a copy are 16 bytes or more
+    each = max(8, 16 // x.result.size)  # rows of a copy are 16 bytes or more
     unit = each * split * (len(x.weights) if x.gated else 1)
     limit = CLUSTERS[split] if split > 1 else rounds * (target.cores // cluster)
     least = high(x.batch) * high(x.n) // max(1, limit * cluster) // unit * unit
@@ -160,7 +174,7 @@ def fitted_width(
         tiles = tiles_of(x, WidePlan((tm, tn, 64), cluster=cluster), False)
         if tiles > limit:
             continue
-        depth = (128 if tm + tn <= 160 else 64) * 2 // size
+        depth = depth_of(x, tm + tn)
         columns = x.span((tm, tn, depth))[1] // split
         staged = columns if columns % 32 or split > 1 else 32 if columns % 64 else 64
         staged = max(32, staged_of(x, staged, columns)) if columns % 32 == 0 else staged
@@ -177,11 +191,16 @@ def fitted_width(
 def many_tokens(x: Operands, target: Target) -> Iterator[tuple[WidePlan, bool]]:
     """Tiles of 128 rows of tokens."""
     m = high(x.m)
-    size, tm = x.dtype.size, 128
+    size = x.dtype.size
     depth = 128 // size
-    for tn, (cluster, across), split in itertools.product(
-        EFFICIENCY, ((1, False), (2, False), (2, True)), (1, 2, 3, 4)
+    for tm, tn, (cluster, across), split in itertools.product(
+        (128, 192) if x.scaled else (128,),
+        EFFICIENCY,
+        ((1, False), (2, False), (2, True)),
+        (1, 2, 3, 4),
     ):
+        if across and tm // 64 % cluster:
+            continue
         tile = (tm, tn, depth)
         tiles = tiles_of(x, WidePlan(tile, cluster=cluster, across=across), False)
         columns = x.span(tile)[1]
@@ -278,6 +297,12 @@ def expected(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float
     return (expected_few if few else expected_many)(x, plan, turned, target)
 
 
+def promoted(x: Operands, plan: WidePlan, seconds: float) -> float:
+    """Seconds of a step's products, where each consumer adds its sums before it goes on."""
+    own = 64 * seconds / plan.tile[0] + BLOCK_SECONDS
+    return max(seconds, own) if x.scaled else seconds
+
+
 def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> float:
     """Where tokens are few, all wait for the weights."""
     m, n, k, batch = (high(s) for s in (x.m, x.n, x.k, x.batch))
@@ -294,7 +319,7 @@ def expected_few(x: Operands, plan: WidePlan, turned: bool, target: Target) -> f
     through = tiles * together * steps * (weights + tokens) * tk * size
     ahead = once / (plan.programs * plan.stages * weights * tk * size) * FEW_MEMORY_SECONDS
     rate = matrix_rate(x, target) * EFFICIENCY.get(tn, 0.85) * (GATED if x.gated else 1.0)
-    product = waves(own, plan) * steps * 2 * tm * tn * tk / rate
+    product = waves(own, plan) * steps * promoted(x, plan, 2 * tm * tn * tk / rate)
     seconds = (memory**NORM + (through / FEW_CACHE) ** NORM + ahead**NORM) ** (1 / NORM)
     fits = m % 64 == 0 or (isinstance(x.m, int) and m < tm and plan.cluster == 1)
     boxes = waves(own, plan) * steps * tk * size / 128
@@ -318,7 +343,7 @@ def expected_many(x: Operands, plan: WidePlan, turned: bool, target: Target) -> 
     rounds = -(-tiles // clusters)
     steps = math.ceil(math.ceil(k / tk) / plan.split)
     rate = matrix_rate(x, target) * efficiency(tn) * (GATED if x.gated else 1.0)
-    product = 2 * tm * tn * tk / rate
+    product = promoted(x, plan, 2 * tm * tn * tk / rate)
     ingress = (tm + tn) * tk * size / INGRESS_RATE
     alone = NOT_SHARED if plan.cluster == 1 and m >= 2048 else 1.0
     tile = steps * (max(product, ingress) * alone + STEP_SECONDS)

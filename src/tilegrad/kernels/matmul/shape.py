@@ -68,6 +68,7 @@ class Operands:
     gated: bool = False  # the epilogue makes one result of the products with all weights
     block: int = 0  # rows of a block, where rows are in groups: a batch is a group's weights
     sparse: bool = False  # of the weights two of every four along k are stored
+    scaled: bool = False  # blocks of k have scales, and their sums are added to a total
 
     @property
     def parameters(self) -> list[tuple[str, Memory]]:

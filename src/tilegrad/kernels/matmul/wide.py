@@ -208,16 +208,16 @@ class WideMatmul(Moving):
         many, wide = (1, self.products) if self.joined else (self.products, 1)
         totals = [tile.register((64, wide * self.span[1])) for _ in range(many)]
         for count in tile.range(self.mine):
-            turn = tile.hold(count * self.turns, "turn")
-            self.multiply(own, turn, totals)
+            self.multiply(own, count, totals)
             self.write(own, count, totals)
         if plan.dependent and not plan.early:
             tile.grid_launch_dependents()
         tile.wait_copies(0)
 
     @tile.function
-    def multiply(self, own: int, turn: Any, totals: Sequence[Any]) -> None:
+    def multiply(self, own: int, count: Any, totals: Sequence[Any]) -> None:
         """The products of a tile, step by step along k."""
+        turn = tile.hold(count * self.turns, "turn")
         for step in tile.range(self.steps):
             stage = self.ring.wait(turn + step)
             tile.matrix_fence()
